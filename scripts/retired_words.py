@@ -14,7 +14,7 @@ RETIRED = [
     word(r"(?i:quant|initial|normal|synchron|token|vector|recogn|random|optim|serial)is(?:e[drs]?|ing|ation)(?![a-z])", "it with z", OLD_KEYS),
     word(r"(?i:colour|neighbour|honour|behaviour|favour)", "it with or"),
     word(r"(?i:labelled|cancelled|signalled|modelled|licence|centred|centre|artefact|judgement)", "it as in American"),
-    word(r"\b[mM]atrix products\b|\bmatrix product\b|\b(?:Packed|Linear|Tiled|Block)Product|\b\w+_products\b", "GEMM or matmul"),
+    word(r"\b[mM]atrix products\b|\bmatrix product\b|\b(?:Packed|Linear|Tiled|Block)Product|\b(?!native_products\b)\w+_products\b", "GEMM or matmul"),
     word(r"\brule\.choices\b|score_after_choice", "top_k, assignments", OLD_KEYS),
     word(r"[jJ]ourney", "AllToAllPlan"),
     word(r"ops/place\.h|\bSplit::(?:rows|columns)\b", "TensorParallel, column- or row-parallel"),

@@ -10,6 +10,7 @@
 #include "mantissa/json/json.h"
 #include "mantissa/plan/cost.h"
 #include "mantissa/plan/estimate.h"
+#include "mantissa/plan/gemm_table.h"
 #include "mantissa/plan/plan_table.h"
 #include "mantissa/plan/run_warnings.h"
 #include "mantissa/train/load_config.h"
@@ -22,15 +23,36 @@ struct ExplainArguments {
   ConfigSources sources;
   std::optional<int64_t> world;
   Rates rates;
+  std::string device;  // whose GEMMs are shown; empty: none
   bool json = false, wide = false;
 };
-
-// CPUs have no MX matrix units.
-constexpr const char* kEmulated = "emulated";
 
 bool quantizes_operands(const PrecisionPlan& plan) {
   const auto& modules = plan.modules();
   return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantizes_operands(); });
+}
+
+// "native" where all GEMMs of codes multiply them as codes, "emulated" where none does, or "partly native".
+const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
+  int64_t native = 0, emulated = 0;
+  for (const PlannedGemm& gemm : gemms) {
+    const bool codes = gemm.form.a.how || gemm.form.b.how;
+    if (codes) ++(is_native(gemm.route.path) ? native : emulated);
+  }
+  return native == 0 ? "emulated" : emulated == 0 ? "native" : "partly native";
+}
+
+// The device of the run, or another one whose GEMMs are asked about.
+GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& config) {
+  GemmDevice out;
+  if (arguments.device.empty() || arguments.device == "here") {
+    const DeviceChoice choice = arguments.device.empty() ? config.training.device : DeviceChoice::automatic;
+    if (backend_name(choice) == "cuda") out = make_backend(choice)->gemm_device();
+  } else {
+    out = gemm_device(arguments.device);
+  }
+  out.native = config.precision.native_products == NativeProducts::automatic;
+  return out;
 }
 
 // Everything that explain reports of a run.
@@ -43,6 +65,8 @@ struct Explanation {
   GatherBytes gather;
   Rates rates;
   StepTime time;
+  GemmDevice gemm_device;
+  std::vector<PlannedGemm> gemms;
 };
 
 Explanation explanation(const ExplainArguments& arguments) {
@@ -59,7 +83,10 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .bytes = step_bytes(config, plan),
                   .gather = gather_bytes(config, plan),
                   .rates = arguments.rates,
-                  .time = step_time(config, plan, arguments.rates)};
+                  .time = step_time(config, plan, arguments.rates),
+                  .gemm_device = gemm_device_of(arguments, config),
+                  .gemms = {}};
+  out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
   return out;
 }
 
@@ -91,8 +118,26 @@ Json json_of(const StepTime& time, const Rates& rates) {
           {"step", time.step}};
 }
 
+Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
+  Json::Entries entries;
+  for (const PlannedGemm& gemm : gemms) {
+    const GemmRoute& route = gemm.route;
+    entries.push_back(Json{{"module", gemm.module},
+                           {"gemm", gemm_name(gemm.role)},
+                           {"operands", gemm.operands},
+                           {"shape", {gemm.form.m, gemm.form.n, gemm.form.k}},
+                           {"path", gemm_path_name(route.path)},
+                           {"because", obstacle_text(route.obstacle, gemm.form, device)},
+                           {"dequantized", route.dequantized},
+                           {"transposed", route.transposed},
+                           {"scales", route.scales},
+                           {"bound", route.bound}});
+  }
+  return {{"device", gemm_device_text(device)}, {"of", entries}};
+}
+
 void print_json(const Explanation& of) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms] = of;
   Json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
@@ -104,7 +149,8 @@ void print_json(const Explanation& of) {
   }
   all["buffers"] = plan.buffers();
   all["device"] = device;
-  all["quantized_gemms"] = quantizes_operands(plan) ? Json(kEmulated) : Json();
+  all["quantized_gemms"] = quantizes_operands(plan) ? Json(quantized_gemms(gemms)) : Json();
+  all["gemms"] = json_of(gemms, gemm_device);
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
@@ -190,15 +236,17 @@ std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, cons
 }
 
 void print_text(const Explanation& of, PlanTable form) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms] = of;
   const bool together = config.parallel.world() > 1;
   const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
   print(text("device ", device, " | ", layout_text(config.parallel), " | precision.dtype ", dtype_name(config.precision.dtype),
              " | precision.recipe ", printable(config.precision.recipe)));
   if (quantizes_operands(plan)) {
-    print(text("quantized GEMMs are ", kEmulated,
-               " on this device: codes are dequantized, which is exact, and multiplied with fp32 accumulation"));
+    const std::string how = quantized_gemms(gemms);
+    print(text("quantized GEMMs are ", how, " on this device: ",
+               how == "emulated" ? "codes are dequantized, which is exact, and multiplied with fp32 accumulation"
+                                 : "explain --device here shows how each is multiplied"));
   }
   std::cout << '\n' << printable(plan_table(plan, form, config.parallel.ranks()), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
@@ -217,9 +265,16 @@ void print_text(const Explanation& of, PlanTable form) {
   print("plan " + plan.to_json().at("hash").string());
 }
 
+// Of a micro batch, what explain --device is asked for.
+void print_gemms(const Explanation& of, PlanTable form) {
+  std::cout << "GEMMs on " << gemm_device_text(of.gemm_device) << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
+            << printable(gemm_table(of.gemms, of.gemm_device, form), "\n");
+}
+
 ExitCode explain(const ExplainArguments& arguments) {
   const Explanation all = explanation(arguments);
-  arguments.json ? print_json(all) : print_text(all, arguments.wide ? PlanTable::wide : PlanTable::narrow);
+  const PlanTable form = arguments.wide ? PlanTable::wide : PlanTable::narrow;
+  arguments.json ? print_json(all) : arguments.device.empty() ? print_text(all, form) : print_gemms(all, form);
   return ExitCode::ok;
 }
 
@@ -236,13 +291,18 @@ Command explain_command() {
                      .target = &arguments->rates.link,
                      .description = "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"});
   options.push_back(
+      {.name = "--device",
+       .target = &arguments->device,
+       .description = "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120 or what is here"});
+  options.push_back(
       {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
   return {.name = "explain",
           .summary = "show what each module of a run computes, stores, sends and exports, and what the run needs",
           .example =
               "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8\n"
-              "mantissa explain configs/gpt2-124m.json --world 64 --flops 1e12 --link 3e9",
+              "mantissa explain configs/gpt2-124m.json --world 64 --flops 1e12 --link 3e9\n"
+              "mantissa explain configs/gpt2-124m.json --device sm_90",
           .options = options,
           .run = [arguments] { return explain(*arguments); }};
 }

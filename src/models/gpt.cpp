@@ -82,6 +82,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
       layout_{.heads = config.num_attention_heads / options.mesh.tensor.size(),
               .kv_heads = config.kv_heads() / options.mesh.tensor.size(),
               .head_dim = config.head_size()} {
+  device.allow_native_gemms(plan.native_gemms());
   const ModulePrecision* const output = plan.find("output");
   if (output) require_projection(output->recipe, config, options.mesh.tensor.size());
   require_plan_of(model_shape(config), plan);

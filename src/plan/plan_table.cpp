@@ -8,13 +8,10 @@
 
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
+#include "plan/columns.h"
 
 namespace mantissa {
 namespace {
-
-constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
-
-using Cells = std::vector<std::string>;
 
 std::string shape_text(const ModuleShape& module) {
   if (module.out == 0) return text("[?, ", module.in, ']');
@@ -44,7 +41,7 @@ Cells cells_of(const ModulePrecision& entry, PlanTable form, const ModelRanks& r
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
   Cells cells = {shape, entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
-  for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module.kind) ? gemm_text(entry.recipe, role) : "-");
+  for (const GemmRole role : kGemmRoles) cells.push_back(has_gemm(entry.module.kind) ? gemm_text(entry.recipe, role) : "-");
   for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
   if (form == PlanTable::wide && ranks.several()) cells.push_back(share_text(entry.module, ranks));
   return cells;
@@ -69,26 +66,6 @@ std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTabl
     groups[found->second].bytes += entry.bytes;
   }
   return groups;
-}
-
-std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const Cells& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  return widths;
-}
-
-constexpr size_t kGap = 2;  // between columns
-
-std::string aligned(const std::vector<Cells>& rows) {
-  const std::vector<size_t> widths = widths_of(rows);
-  std::string out;
-  for (const Cells& row : rows) {
-    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + kGap, ' ');
-    out += std::string(widths.back() - row.back().size(), ' ') + row.back() + '\n';  // numbers stand to the right
-  }
-  return out;
 }
 
 // Behind them in the wide table what a rank holds, if ranks share weights; then the bytes.

@@ -294,6 +294,7 @@ int64_t ModulePrecision::bytes_on_rank(const ModelRanks& ranks) const { return r
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
   plan.idle_keys_ = idle_keys(config, plan.modules_);
+  plan.native_gemms_ = config.native_products == NativeProducts::automatic;
   return plan;
 }
 

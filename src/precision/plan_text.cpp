@@ -13,8 +13,6 @@
 namespace mantissa {
 namespace {
 
-constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
-
 const char* kind_name(ModuleKind kind) {
   switch (kind) {
     case ModuleKind::embedding: return "embedding";
@@ -41,7 +39,7 @@ Json to_json(const ModulePrecision& entry) {
   const ModuleShape& module = entry.module;
   const Recipe& recipe = entry.recipe;
   Json gemms;
-  for (const GemmRole role : kRoles) {
+  for (const GemmRole role : kGemmRoles) {
     if (has_gemm(module.kind)) gemms[gemm_name(role)] = gemm_text(recipe, role);
   }
   Json::Entries parts;
@@ -111,7 +109,7 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
     unread("weight", recipe.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
     unread("input", recipe.input, recipe.gemms.fprop || recipe.gemms.wgrad);
     unread("output_grad", recipe.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
-    for (const GemmRole role : kRoles) {
+    for (const GemmRole role : kGemmRoles) {
       const GemmOperands operands = choose_operands(recipe, role);
       if (recipe.gemms.holds(role) && !operands.first.is_codes() && !operands.second.is_codes()) {
         warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized operand"));

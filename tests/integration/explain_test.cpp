@@ -217,7 +217,7 @@ TEST(Explain, TheNarrowTableDividesTheShapeByTheRanks) {
 TEST(Explain, HugeShapesOnManyRanksStayWithinAHundredColumns) {
   const TemporaryFolder folder;
   write_file(folder / "c.json",
-             R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 1000, "num_attention_heads": 4096,
+             R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 100, "num_attention_heads": 4096,
       "intermediate_size": 4194304, "moe": {"num_experts": 4096, "num_experts_per_tok": 2, "intermediate_size": 4194304}},
     "precision": {"recipe": "mxfp4_qat_mxfp8_act"}, "parallel": {"data": 1024, "tensor": 64, "expert": 1024},
     "training": {"seq_len": 512, "micro_batch_size": 1, "global_batch_size": 1024}, "data": {"path": "nowhere.txt"}})");
@@ -292,6 +292,46 @@ TEST(Explain, NamesTheDeviceThatTheRunAsksFor) {
   std::vector<std::string> as_json = command;
   as_json.emplace_back("--json");
   EXPECT_EQ(json::parse(run_mantissa(as_json, kGolden).output).at("device"), "cpu_reference");
+}
+
+TEST(Explain, ShowsHowADeviceMultiplies) {
+  const auto table = [](const char* device, const std::vector<std::string>& sets) {
+    std::vector<std::string> more = {"--device", device, "--set", "precision.recipe=fp8_block"};
+    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
+    return narrow("configs/gpt2-124m.json", MANTISSA_SOURCE_DIR, more);
+  };
+  EXPECT_THAT(table("sm_90", {}), HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  2 transposed, 2 of scales"));
+  EXPECT_THAT(table("sm_90", {"precision.native_products=never"}),
+              ::testing::AllOf(Not(HasSubstr("fp8_block")), HasSubstr("(1) precision.native_products is never")));
+  EXPECT_THAT(table("sm_89", {}), HasSubstr("(1) sm_89 has no FP8 products with scales per 128"));
+  EXPECT_THAT(table("cpu", {}), HasSubstr("GEMMs on cpu"));
+  EXPECT_THAT(table("here", {}), HasSubstr("GEMMs on "));
+  const ProcessResult refused = run_mantissa({"explain", "configs/gpt2-124m.json", "--device", "sm_91"}, MANTISSA_SOURCE_DIR);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.errors, HasSubstr("there is no device \"sm_91\""));
+}
+
+TEST(Explain, TellsMachinesHowADeviceMultiplies) {
+  const auto explained = [](const char* device) {
+    return json::parse(run_mantissa({"explain", "configs/gpt2-124m.json", "--json", "--device", device, "--set", "precision.recipe=mxfp8"},
+                                    MANTISSA_SOURCE_DIR)
+                           .output);
+  };
+  EXPECT_EQ(explained("sm_100").at("quantized_gemms"), "native");
+  EXPECT_EQ(explained("sm_90").at("quantized_gemms"), "emulated");
+  const json first = explained("sm_90").at("gemms").at("of").at(0);
+  EXPECT_EQ(first.at("path"), "bf16");
+  EXPECT_EQ(first.at("dequantized"), 2);
+  EXPECT_EQ(first.at("because"), "sm_90 has no FP8 products with scales per 32");
+}
+
+TEST(Explain, EveryShippedConfigurationOnEveryDeviceStaysWithinAHundredColumns) {
+  for (const std::filesystem::path& path : shipped_configs()) {
+    for (const char* const device : {"cpu", "sm_90", "sm_120"}) {
+      const std::vector<std::string> more = {"--device", device, "--set", "model.vocab_size=50304", "--set", "precision.recipe=mxfp8"};
+      EXPECT_THAT(narrow("configs/" + path.filename().string(), MANTISSA_SOURCE_DIR, more), HasSubstr("wgrad"));
+    }
+  }
 }
 
 TEST(Explain, ARuleWithATypoExitsWith2AndNamesTheRightOne) {

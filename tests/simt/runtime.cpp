@@ -8,9 +8,21 @@
 #include "mantissa/base/error.h"
 #include "simt/executor.h"
 
+namespace mantissa::simt {
+
+bool stands_for_a_chip() { return std::getenv("MANTISSA_SIMT_ARCHITECTURE") != nullptr; }
+int architecture() {
+  constexpr int kOldest = 80;
+  const char* const given = std::getenv("MANTISSA_SIMT_ARCHITECTURE");
+  return given ? static_cast<int>(std::strtol(given, nullptr, 10)) : kOldest;
+}
+
+}  // namespace mantissa::simt
+
 namespace mantissa::gpu {
 namespace {
 
+constexpr int64_t kMemory = int64_t{8} << 30;
 constexpr int kPoison = 0xff;  // NaN in all formats
 
 uint32_t next_seed() {
@@ -30,6 +42,7 @@ const Point& point_of(const Event& event) { return *static_cast<const Point*>(ev
 // Memory ends where it was asked to, so that AddressSanitizer knows the end.
 std::byte* aligned(int64_t bytes) {
   void* memory = nullptr;
+  if (bytes > kMemory) return nullptr;
   return posix_memalign(&memory, 256, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(memory) : nullptr;
 }
 
@@ -45,7 +58,7 @@ Gpus find_gpus() { return {.usable = false, .text = "an executor of the host in 
 
 Facts open_device(int index) {
   require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
-  return {.name = "host executor", .memory = int64_t{8} << 30, .multiprocessors = 2};
+  return {.name = "host executor", .memory = kMemory, .multiprocessors = 2, .architecture = simt::architecture()};
 }
 
 std::byte* take_memory(int64_t bytes) {
@@ -58,6 +71,7 @@ std::byte* take_staging(int64_t bytes) { return aligned(bytes); }
 void give_staging(std::byte* memory) noexcept { std::free(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
+void* handle_of(Stream& stream) { return &stream; }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
@@ -79,6 +93,7 @@ bool reached(const Event& event) {
 double seconds(const Event& from, const Event& to) { return point_of(from).at->seconds_until(*point_of(to).at); }
 void drain(Stream& stream) noexcept { stream.end(); }
 
+void submit(Stream& stream, std::function<void()> work) { stream.submit(std::move(work)); }
 void launch(Stream& stream, Grid grid, std::function<void()> body) {
   require(grid.blocks > 0, "a launch of ", grid.blocks, " blocks");
   stream.submit([=, seed = next_seed()] { simt::run_blocks(grid.blocks, grid.threads, seed, body); });

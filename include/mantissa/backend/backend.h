@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "mantissa/backend/contract.h"
+#include "mantissa/backend/gemm_path.h"
 #include "mantissa/backend/lane.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
@@ -780,6 +781,12 @@ class Backend {
   }
   // Every wait for the device calls `look` at least every 20 ms; it throws to end the wait.
   void set_interrupt(std::function<void()> look) { interrupt_ = std::move(look); }
+
+  // Says how GEMMs are routed (gemm_path.h), and how many took which path.
+  virtual GemmDevice gemm_device() const { return {}; }
+  virtual GemmCounts gemm_counts() const { return {}; }
+  // Whether codes may be multiplied as codes from now on, where the device can; else always as the values that they stand for.
+  virtual void allow_native_gemms(bool) {}
 
   // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_gemms() const { return 0; }

@@ -79,6 +79,12 @@ struct OutputProjectionConfig {
   }
 };
 
+// Whether a device multiplies codes as codes where its library can, or always as the values that they stand for, as a CPU does.
+enum class NativeProducts { automatic, never };
+constexpr auto choices(NativeProducts) {
+  return std::array{Choice{"auto", NativeProducts::automatic}, Choice{"never", NativeProducts::never}};
+}
+
 struct PrecisionConfig {
   Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
   std::string recipe = "high";
@@ -87,6 +93,7 @@ struct PrecisionConfig {
   OutputProjectionConfig fp8_output_proj;
   bool fp8_param_gather = false;
   bool quantized_dispatch = true;
+  NativeProducts native_products = NativeProducts::automatic;
   int64_t report_interval = 0;
 
   void fields(auto& v) {
@@ -98,6 +105,8 @@ struct PrecisionConfig {
     v("fp8_param_gather", fp8_param_gather, "MXFP8 codes are the weights, and what is gathered; masters live in the optimizer only");
     v("quantized_dispatch", quantized_dispatch,
       "tokens go to experts, and their gradients back, as codes where GEMMs there read codes; false: as values");
+    v("native_products", native_products,
+      "auto: a GPU multiplies codes as codes where its tensor cores can; never: always as the values that they stand for, as a CPU does");
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };

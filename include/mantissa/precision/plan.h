@@ -102,6 +102,7 @@ class PrecisionPlan {
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
   Dtype compute() const { return compute_; }  // of activations, and of what belongs to no module
+  bool native_gemms() const { return native_gemms_; }  // whether a device may multiply codes as codes
   const std::vector<ModulePrecision>& modules() const { return modules_; }
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
@@ -125,6 +126,7 @@ class PrecisionPlan {
 
  private:
   Dtype compute_;
+  bool native_gemms_ = true;
   std::vector<ModulePrecision> modules_;
   std::unordered_map<std::string, size_t> by_path_, by_parameter_;
   std::vector<std::string> idle_keys_;  // warnings about the config

@@ -1,6 +1,7 @@
 // A recipe is data: it gives each operand of a linear layer's three GEMMs a number format. Code asks for formats, never for a name.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace mantissa {
 
 // The GEMMs of y = x W^T: fprop gives y; dgrad dx = dy W; wgrad dW = dy^T x.
 enum class GemmRole { fprop, dgrad, wgrad };
+inline constexpr std::array kGemmRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
 const char* gemm_name(GemmRole role);
 
 struct GemmSet {

@@ -43,7 +43,7 @@ std::shared_ptr<gpu::ErrorWord> take_error_word() {
 
 }  // namespace
 
-CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), host_(make_backend("cpu")) {
+CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
   for (LaneParts& each : parts_) {
     each.stream = gpu::make_stream();
     each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>(facts_));

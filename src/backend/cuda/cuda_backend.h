@@ -6,12 +6,16 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "backend/caching_allocator.h"
 #include "backend/cuda/error_word.h"
+#include "backend/cuda/gemm_library.h"
 #include "gpu/runtime.h"
 #include "mantissa/backend/backend.h"
+#include "mantissa/backend/gemm_path.h"
 
 namespace mantissa {
 
@@ -33,6 +37,9 @@ class CudaBackend final : public Backend {
   void follow(const Mark& mark) override;
   bool reached(const Mark& mark) const override { return !mark || gpu::reached(mark); }
   double seconds(const Mark& from, const Mark& to) const override { return gpu::seconds(from, to); }
+  GemmDevice gemm_device() const override;
+  GemmCounts gemm_counts() const override { return gemm_counts_; }
+  void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
@@ -72,6 +79,22 @@ class CudaBackend final : public Backend {
   // Those that are refused stay: kernels must bear them.
   void check_segment_starts(const char* kernel, const Tensor& starts, int64_t length);
 
+  // What a GEMM of the library reads but its operands.
+  struct Scratch {
+    bool native;    // codes are multiplied as codes
+    Dtype values;   // where they are not
+    Tensor flag{};  // up where a block of codes that become values has an extreme scale
+    std::vector<Tensor> held{};
+  };
+  bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
+  gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
+  void multiply_plainly(const Gemm& k, const int32_t* only_if);  // with a flag that is down nothing is done
+  Tensor transposed_codes(const QuantizedTensor& x);
+  Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
+  void clear_where(const Tensor& flag, const Tensor& values);
+  void report_refused(const GemmForm& form);
+  void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
+
   // As many blocks as `items` of so many threads need; nothing where there is nothing to do.
   template <class... P>
   void launch(void (*kernel)(P...), gpu::Grid grid, std::type_identity_t<P>... arguments) {
@@ -79,6 +102,10 @@ class CudaBackend final : public Backend {
   }
 
   gpu::Facts facts_;
+  std::unique_ptr<gpu::GemmLibrary> library_;
+  bool native_gemms_ = true;
+  GemmCounts gemm_counts_{};
+  std::set<std::string> refused_;        // forms of GEMMs that the library has no algorithm for
   const std::unique_ptr<Backend> host_;  // for what the host computes
   std::array<LaneParts, 2> parts_;
 };

@@ -6,9 +6,11 @@ namespace {
 
 using namespace gpu;
 
-// A block has a tile of out.
+// A block has a tile of out. With a flag that is down nothing is done.
 template <class Out>
-__global__ void __launch_bounds__(kThreads, kGemmBlocks) gemm(GemmSide a, GemmSide b, int64_t depth, GemmTarget<Out> to) {
+__global__ void __launch_bounds__(kThreads, kGemmBlocks)
+    gemm(GemmSide a, GemmSide b, int64_t depth, GemmTarget<Out> to, const int32_t* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   a.outer.first = int64_t{index} * kTile;
@@ -19,14 +21,14 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks) gemm(GemmSide a, GemmSi
 
 }  // namespace
 
-void CudaBackend::execute(const Gemm& k) {
+void CudaBackend::multiply_plainly(const Gemm& k, const int32_t* only_if) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
   const GemmSide a{gemm_matrix(k.a.value), !k.a.transposed, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
   GemmBias bias;
   if (k.bias.defined()) bias = {k.bias.device_bytes(), k.bias.dtype() == Dtype::bf16};
   with_values(k.out.dtype(), [&]<class Out>() {
     launch(gemm<Out>, {ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, k.a.cols(),
-           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias});
+           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias}, only_if);
   });
 }
 

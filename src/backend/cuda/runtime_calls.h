@@ -15,6 +15,7 @@ struct Facts {
   std::string name;
   int64_t memory;  // bytes
   int multiprocessors;
+  int architecture;  // ten times the compute capability
 };
 Gpus find_gpus();
 // Makes the device that of this process. Throws Error(environment) that says what was found instead.
@@ -28,6 +29,7 @@ void give_staging(std::byte* memory) noexcept;
 
 class Stream;
 std::shared_ptr<Stream> make_stream();
+void* handle_of(Stream& stream);  // as libraries take it
 using Event = std::shared_ptr<const void>;
 
 // In the order of the stream. discard() says that nobody needs what the memory holds.

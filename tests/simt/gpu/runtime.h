@@ -7,8 +7,24 @@
 
 #include "backend/cuda/runtime_calls.h"
 
+namespace mantissa::simt {
+
+// MANTISSA_SIMT_ARCHITECTURE, the chip that the executor stands for: then GEMMs go to cuBLASLt as there, whose products
+// cublaslt_calls.cpp computes. Without it there is no such library, on 8.0.
+bool stands_for_a_chip();
+int architecture();
+
+// How many products that library was asked for in this process, by the scales of their operands.
+struct LibraryGemms {
+  int64_t of_values = 0, per_32 = 0, per_128 = 0;
+};
+LibraryGemms library_gemms();
+
+}  // namespace mantissa::simt
+
 namespace mantissa::gpu {
 
+void submit(Stream& stream, std::function<void()> work);
 void launch(Stream& stream, Grid grid, std::function<void()> body);
 template <class... P>
 void launch(Stream& stream, void (*kernel)(P...), Grid grid, std::type_identity_t<P>... arguments) {

@@ -79,7 +79,10 @@ Facts open_device(int index) {
   require(facts.major >= kOldest, ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
   check(cudaSetDevice(index), "the device cannot be used");
   set_span_hook(&kRanges);
-  return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .multiprocessors = facts.multiProcessorCount};
+  return {.name = facts.name,
+          .memory = static_cast<int64_t>(facts.totalGlobalMem),
+          .multiprocessors = facts.multiProcessorCount,
+          .architecture = facts.major * 10 + facts.minor};
 }
 
 std::byte* take_memory(int64_t bytes) {
@@ -98,6 +101,7 @@ std::byte* take_staging(int64_t bytes) {
 void give_staging(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
+void* handle_of(Stream& stream) { return stream.handle(); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.handle()), "a copy to the device");

@@ -1,0 +1,99 @@
+// Which code multiplies two matrices on which device, what is written before, and how far from the exact product the result may be. One
+// table for whoever runs GEMMs (the backend of CUDA), tells about them (explain --device) and holds them to their bounds (tests).
+//
+// cuBLASLt multiplies column-major, so that our row-major product is its product with the operands exchanged. It has these GEMMs (its
+// documentation, "cublasLtMatmul"):
+//
+//   operands                                      from              conditions
+//   fp32 (never TF32), bf16                       any version       none
+//   FP8, one fp32 scale per 128 or 128 x 128      12.9, on 9.0      TN: the contraction is contiguous in both; not 128 x 128 twice
+//   FP8, one E8M0 scale per 32                    12.8, on 10.x     scales in the swizzled layout
+//   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
+//
+// Everything else is multiplied as the values that codes stand for, which bf16 holds exactly but for extreme scales: codes are dequantized
+// before. That is told as "emulated".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+struct Gemm;
+
+// Versions of cuBLASLt as it numbers them itself: 120903 is 12.9.3. 0: there is no library.
+struct GemmDevice {
+  int architecture = 0;  // ten times the compute capability, 90 for 9.0; 0: a CPU
+  int library = 0;
+  bool native = true;  // whether codes may be multiplied as codes (precision.native_products)
+};
+
+// Takes "cpu" or "sm_80", with the library that explain supposes. Throws Error(usage) for another name.
+GemmDevice gemm_device(const std::string& name);
+inline constexpr int kSupposedLibrary = 130100;
+std::string gemm_library_text(int version);  // "cuBLASLt 13.1"
+
+// An operand as it lies in memory.
+struct GemmOperandForm {
+  Dtype dtype = Dtype::bf16;  // of values
+  Quantization how = {};      // of codes; none: values
+  bool transposed = false;    // as Operand::transposed
+  int64_t alignment = 256;    // bytes of which its address is a multiple
+};
+struct GemmForm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n]
+  GemmOperandForm a, b;
+  Dtype out = Dtype::bf16;
+  int64_t m = 0, n = 0, k = 0;
+};
+GemmForm form_of(const Gemm& gemm);
+std::string form_text(const GemmForm& form);  // "e4m3 1x32 * (e4m3 32x32)^T to bf16, 64 x 128 x 256"
+
+enum class GemmPath : uint8_t {
+  cpu,        // a GEMM of the CPU, in fp32
+  plain,      // our kernel: decodes operands as it loads them, products and sums in fp32
+  fp32,       // cuBLASLt
+  bf16,       // cuBLASLt, on tensor cores
+  fp8_block,  // cuBLASLt, codes with a scale per 128
+  mxfp8       // cuBLASLt, codes with a scale per 32
+};
+inline constexpr size_t kGemmPaths = 6;
+const char* gemm_path_name(GemmPath path);
+using GemmCounts = std::array<int64_t, kGemmPaths>;  // of each path, how many GEMMs took it
+constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
+
+// Why codes are not multiplied as codes, or nothing by the library.
+enum class GemmObstacle : uint8_t {
+  none,
+  switched_off,
+  no_library,
+  old_library,
+  architecture,
+  one_operand,  // the other one is values
+  element_format,
+  two_e5m2,
+  two_tiles,
+  sizes,
+  alignment,
+  grouped,  // rows of several groups, whose bounds are on the device
+  nothing   // an empty contraction, which the library refuses
+};
+// Returns a clause for "because ..."; empty for none.
+std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const GemmDevice& device);
+
+struct GemmRoute {
+  GemmPath path = GemmPath::cpu;
+  GemmObstacle obstacle = GemmObstacle::none;
+  int dequantized = 0;  // operands written as values before
+  int transposed = 0;   // operands whose codes are written transposed before
+  int scales = 0;       // operands whose scales are written in the layout of the library before
+  double bound = 0.0;   // of |error| / sum of |a b|, in fp32, before the result is rounded to its dtype
+
+  bool operator==(const GemmRoute& other) const = default;
+};
+GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
+GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device);
+
+}  // namespace mantissa

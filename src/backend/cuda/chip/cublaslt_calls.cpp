@@ -1,0 +1,35 @@
+#include <dlfcn.h>
+
+#include <string>
+
+#include "backend/cuda/cublaslt/calls.h"
+#include "mantissa/base/text.h"
+
+namespace mantissa::gpu {
+namespace {
+
+// As the loader finds it, or where toolkits are installed.
+void* open_library() {
+  const std::string name = text("libcublasLt.so.", CUBLAS_VER_MAJOR);
+  for (const std::string& path : {name, "/usr/local/cuda/lib64/" + name}) {
+    if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::optional<CublasLtCalls> load_cublaslt() {
+  void* const library = open_library();
+  if (library == nullptr) return std::nullopt;
+  CublasLtCalls calls{};
+  bool all = true;
+#define MANTISSA_CALL(name)                                                              \
+  calls.name = reinterpret_cast<decltype(calls.name)>(dlsym(library, "cublasLt" #name)); \
+  all = all && calls.name != nullptr;
+  MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
+#undef MANTISSA_CALL
+  return all ? std::optional(calls) : std::nullopt;
+}
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,200 @@
+// cuBLASLt is column-major: to it our row-major out is its transpose, which is op(b)^T op(a)^T. So its A is our b and its B our a, each
+// read as it lies, and a matrix that we transpose is one that it does not, for A, or does not either, for B.
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "backend/cuda/cublaslt/calls.h"
+#include "backend/cuda/gemm_library.h"
+#include "mantissa/base/error.h"
+#include "mantissa/base/text.h"
+
+namespace mantissa::gpu {
+namespace {
+
+constexpr int64_t kMostWorkspace = int64_t{32} << 20;  // as NVIDIA advises for Hopper
+
+void check(cublasStatus_t status, const char* what) {
+  require(status == CUBLAS_STATUS_SUCCESS, ExitCode::environment, "cuBLASLt: ", what, " failed with status ", static_cast<int>(status));
+}
+
+// Of the enumerators of scale modes, of which headers before 12.9 lack some, the numbers.
+int32_t scale_mode(ScaleLayout layout) {
+  switch (layout) {
+    case ScaleLayout::none: return 0;
+    case ScaleLayout::swizzled_e8m0: return 2;
+    case ScaleLayout::outer_fp32: return 4;
+    case ScaleLayout::tiles_fp32: return 5;
+  }
+  return 0;
+}
+
+cudaDataType type_of(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+cudaDataType type_of(const LibraryMatrix& matrix) {
+  if (matrix.format == Format::none) return type_of(matrix.dtype);
+  return matrix.format == Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+
+uint32_t alignment_of(const std::byte* address) {
+  const auto number = reinterpret_cast<uintptr_t>(address);
+  return static_cast<uint32_t>(std::min<uintptr_t>(number & -number, 256));
+}
+
+class MatmulDesc {
+ public:
+  explicit MatmulDesc(const CublasLtCalls& calls) : calls_(calls) {
+    check(calls.MatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a descriptor");
+  }
+  ~MatmulDesc() { calls_.MatmulDescDestroy(desc_); }
+  MatmulDesc(const MatmulDesc&) = delete;
+  MatmulDesc& operator=(const MatmulDesc&) = delete;
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+    check(calls_.MatmulDescSetAttribute(desc_, attribute, &value, sizeof value), "an attribute of a descriptor");
+  }
+  cublasLtMatmulDesc_t get() const { return desc_; }
+
+ private:
+  const CublasLtCalls& calls_;
+  cublasLtMatmulDesc_t desc_ = nullptr;
+};
+
+class MatrixLayout {
+ public:
+  MatrixLayout(const CublasLtCalls& calls, cudaDataType type, int64_t rows, int64_t row) : calls_(calls) {
+    check(calls.MatrixLayoutCreate(&layout_, type, static_cast<uint64_t>(row), static_cast<uint64_t>(rows), row), "a layout");
+  }
+  ~MatrixLayout() { calls_.MatrixLayoutDestroy(layout_); }
+  MatrixLayout(const MatrixLayout&) = delete;
+  MatrixLayout& operator=(const MatrixLayout&) = delete;
+  cublasLtMatrixLayout_t get() const { return layout_; }
+
+ private:
+  const CublasLtCalls& calls_;
+  cublasLtMatrixLayout_t layout_ = nullptr;
+};
+
+class Preference {
+ public:
+  explicit Preference(const CublasLtCalls& calls) : calls_(calls) { check(calls.MatmulPreferenceCreate(&preference_), "a preference"); }
+  ~Preference() { calls_.MatmulPreferenceDestroy(preference_); }
+  Preference(const Preference&) = delete;
+  Preference& operator=(const Preference&) = delete;
+  template <class T>
+  void set(cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+    check(calls_.MatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof value), "an attribute of a preference");
+  }
+  cublasLtMatmulPreference_t get() const { return preference_; }
+
+ private:
+  const CublasLtCalls& calls_;
+  cublasLtMatmulPreference_t preference_ = nullptr;
+};
+
+// What the library knows about a GEMM, but for addresses.
+struct Chosen {
+  Chosen(const CublasLtCalls& calls, const LibraryGemm& g)
+      : desc(calls),
+        a(calls, type_of(g.b), g.b.transposed ? g.n : g.k, g.b.transposed ? g.k : g.n),
+        b(calls, type_of(g.a), g.a.transposed ? g.k : g.m, g.a.transposed ? g.m : g.k),
+        d(calls, type_of(g.out_dtype), g.m, g.n) {}
+
+  MatmulDesc desc;
+  MatrixLayout a, b, d;
+  bool found = false;
+  cublasLtMatmulHeuristicResult_t result{};
+};
+
+class CublasLt final : public GemmLibrary {
+ public:
+  explicit CublasLt(const CublasLtCalls& calls) : calls_(calls) { check(calls_.Create(&handle_), "the library"); }
+  ~CublasLt() override {
+    chosen_.clear();
+    calls_.Destroy(handle_);
+  }
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  int version() const override { return static_cast<int>(calls_.GetVersion()); }
+
+  bool multiply(Stream& stream, const LibraryGemm& g, const Memory& workspace) override {
+    Chosen& chosen = choose(g);
+    if (!chosen.found) return false;
+    set_addresses(chosen.desc, g);
+    const auto bytes = static_cast<int64_t>(chosen.result.workspaceSize);
+    const std::shared_ptr<std::byte> memory = bytes > 0 ? workspace(bytes) : nullptr;
+    const float alpha = 1.0F, beta = g.accumulate ? 1.0F : 0.0F;
+    check(calls_.Matmul(handle_, chosen.desc.get(), &alpha, g.b.data, chosen.a.get(), g.a.data, chosen.b.get(), &beta, g.out,
+                        chosen.d.get(), g.out, chosen.d.get(), &chosen.result.algo, memory.get(), chosen.result.workspaceSize,
+                        static_cast<cudaStream_t>(handle_of(stream))),
+          "a GEMM");
+    return true;
+  }
+
+ private:
+  using Side = std::tuple<int, bool, ScaleLayout, uint32_t>;
+  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, bool, int64_t, int64_t, int64_t>;
+  static Side side_of(const LibraryMatrix& matrix) {
+    return {type_of(matrix), matrix.transposed, matrix.layout, alignment_of(matrix.data)};
+  }
+
+  Chosen& choose(const LibraryGemm& g) {
+    const Key key{side_of(g.a), side_of(g.b), g.out_dtype, alignment_of(g.out), g.accumulate, g.bias != nullptr, g.m, g.n, g.k};
+    std::unique_ptr<Chosen>& chosen = chosen_[key];
+    if (!chosen) {
+      chosen = std::make_unique<Chosen>(calls_, g);
+      describe(chosen->desc, g);
+      ask(*chosen, g);
+    }
+    return *chosen;
+  }
+
+  static void describe(MatmulDesc& desc, const LibraryGemm& g) {
+    desc.set(CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(g.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    desc.set(CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(g.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    if (g.bias) {
+      desc.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      desc.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(g.out_dtype)));
+    }
+    set_addresses(desc, g);
+    if (g.a.layout == ScaleLayout::none) return;
+    desc.set(static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfA), scale_mode(g.b.layout));
+    desc.set(static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfB), scale_mode(g.a.layout));
+  }
+  static constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
+
+  static void set_addresses(MatmulDesc& desc, const LibraryGemm& g) {
+    if (g.bias) desc.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+    if (g.a.layout == ScaleLayout::none) return;
+    desc.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b.scales);
+    desc.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a.scales);
+  }
+
+  void ask(Chosen& chosen, const LibraryGemm& g) {
+    Preference preference(calls_);
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kMostWorkspace));
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(g.b.data));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(g.a.data));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(g.out));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(g.out));
+    int found = 0;
+    const cublasStatus_t status = calls_.MatmulAlgoGetHeuristic(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(), chosen.d.get(),
+                                                                chosen.d.get(), preference.get(), 1, &chosen.result, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "the choice of an algorithm");
+    chosen.found = status == CUBLAS_STATUS_SUCCESS && found > 0 && chosen.result.state == CUBLAS_STATUS_SUCCESS;
+  }
+
+  const CublasLtCalls calls_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<Key, std::unique_ptr<Chosen>> chosen_;
+};
+
+}  // namespace
+
+std::unique_ptr<GemmLibrary> load_gemm_library() {
+  const std::optional<CublasLtCalls> calls = load_cublaslt();
+  return calls ? std::make_unique<CublasLt>(*calls) : nullptr;
+}
+
+}  // namespace mantissa::gpu

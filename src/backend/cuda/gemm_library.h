@@ -1,0 +1,55 @@
+// GEMMs of cuBLASLt, row-major. cublaslt/cublaslt.cpp has them where the toolkit has its header, else cublaslt/no_cublaslt.cpp; the library
+// is loaded when a device is opened.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "backend/cuda/runtime_calls.h"
+#include "mantissa/formats/format.h"
+#include "mantissa/tensor/tensor.h"
+
+namespace mantissa::gpu {
+
+// How the scales of codes lie, i being a row of op(a) or a column of op(b), and j a block along the contraction of k elements.
+enum class ScaleLayout : uint8_t {
+  none,
+  swizzled_e8m0,  // per 32: formats/swizzle.h
+  outer_fp32,     // per 128: at j * outer + i
+  tiles_fp32      // per 128 x 128: at i / 128 * round_up(ceil(k / 128), 4) + j
+};
+
+struct LibraryMatrix {
+  const std::byte* data = nullptr;
+  Dtype dtype = Dtype::bf16;     // of values
+  Format format = Format::none;  // of codes, e4m3 or e5m2
+  bool transposed = false;       // read as the transpose of what lies there
+  ScaleLayout layout = ScaleLayout::none;
+  const std::byte* scales = nullptr;
+};
+
+struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n]; no size is 0
+  LibraryMatrix a, b;
+  std::byte* out;
+  Dtype out_dtype;
+  bool accumulate;
+  const std::byte* bias;  // of out_dtype, at a multiple of 16 bytes; null: none
+  int64_t m, n, k;
+};
+
+class GemmLibrary {
+ public:
+  using Memory = std::function<std::shared_ptr<std::byte>(int64_t bytes)>;  // of the stream, in whose order it goes back
+
+  virtual ~GemmLibrary() = default;
+  virtual int version() const = 0;
+  // Returns whether it has an algorithm for this; then the stream has been asked for it. Sums are not split, so that the same GEMM has the
+  // same bits on the same device. Throws Error(environment) where it fails otherwise.
+  virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
+};
+
+// Null where there is none.
+std::unique_ptr<GemmLibrary> load_gemm_library();
+
+}  // namespace mantissa::gpu

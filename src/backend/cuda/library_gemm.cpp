@@ -1,0 +1,91 @@
+// GEMMs by the path that backend/gemm_path.h gives them. Codes that are multiplied as values become values in scratch. Where a block of
+// them has an extreme scale, a flag goes up on the device: then the scratch is zero, so that the library adds nothing, and our kernel
+// multiplies in fp32, which otherwise ends at once. The host reads nothing.
+#include "backend/cuda/cuda_backend.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
+
+namespace mantissa {
+namespace {
+
+using gpu::LibraryMatrix;
+using gpu::ScaleLayout;
+
+LibraryMatrix matrix_of(const Tensor& values, bool transposed) {
+  return {.data = values.device_bytes(), .dtype = values.dtype(), .transposed = transposed};
+}
+
+bool begins_at_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.device_bytes()) % 16 == 0; }
+
+}  // namespace
+
+GemmDevice CudaBackend::gemm_device() const {
+  return {.architecture = facts_.architecture, .library = library_ ? library_->version() : 0, .native = native_gemms_};
+}
+
+void CudaBackend::execute(const Gemm& k) {
+  if (k.out.elements() == 0) return;
+  const GemmForm form = form_of(k);
+  const GemmRoute route = route_gemm(form, gemm_device());
+  if (route.path != GemmPath::plain && multiply_by_library(k, form, route)) return;
+  count_gemm(GemmPath::plain);
+  multiply_plainly(k, nullptr);
+}
+
+bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
+  Scratch scratch{.native = is_native(route.path), .values = route.path == GemmPath::fp32 ? Dtype::f32 : Dtype::bf16};
+  if (route.path == GemmPath::bf16 && route.dequantized > 0) scratch.flag = zeros(*this, Dtype::i32, {1});
+  const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
+  const bool bias = k.bias.defined(), fused = bias && k.bias.dtype() == k.out.dtype() && begins_at_16_bytes(k.bias);
+  require(!bias || fused || !k.accumulate, "a sum is accumulated with a bias of ", k.bias.defined() ? k.bias.dtype() : k.out.dtype());
+  const Tensor out = bias && !fused ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
+  const gpu::LibraryGemm gemm{.a = a,
+                              .b = b,
+                              .out = out.device_bytes(),
+                              .out_dtype = out.dtype(),
+                              .accumulate = k.accumulate,
+                              .bias = fused ? k.bias.device_bytes() : nullptr,
+                              .m = form.m,
+                              .n = form.n,
+                              .k = form.k};
+  if (!library_->multiply(stream(), gemm, [this](int64_t bytes) { return allocate(bytes); })) {
+    report_refused(form);
+    return false;
+  }
+  count_gemm(route.path);
+  if (bias && !fused) execute(AddBias{.x = out, .bias = k.bias, .out = k.out});
+  if (scratch.flag.defined()) multiply_plainly(k, scratch.flag.device_data<int32_t>());
+  return true;
+}
+
+// Once for each form, because such a GEMM takes many times as long.
+void CudaBackend::report_refused(const GemmForm& form) {
+  const std::string what = form_text(form);
+  if (!refused_.insert(what).second) return;
+  log_warning("cuBLASLt has no algorithm for ", what, " on sm_", facts_.architecture, ": our kernel multiplies, which is slow");
+}
+
+// What the library reads of an operand. `left`: it is a, whose contraction lies along its rows unless it is transposed.
+gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch) {
+  const QuantizedTensor* const codes = operand.quantized();
+  if (codes == nullptr) return matrix_of(operand.dense(), operand.transposed);
+  if (!scratch.native) {
+    const Tensor& values = scratch.held.emplace_back(empty(*this, scratch.values, codes->shape));
+    execute(Dequantize{.x = *codes, .out = values, .extreme = scratch.flag});
+    if (scratch.flag.defined()) clear_where(scratch.flag, values);
+    return matrix_of(values, operand.transposed);
+  }
+  const bool along_rows = left != operand.transposed;
+  const ScaleLayout layout = route.path == GemmPath::mxfp8 ? ScaleLayout::swizzled_e8m0
+                             : codes->how.tiles()          ? ScaleLayout::tiles_fp32
+                                                           : ScaleLayout::outer_fp32;
+  LibraryMatrix out{.data = codes->codes.device_bytes(), .format = codes->how.format, .transposed = operand.transposed, .layout = layout};
+  if (route.path == GemmPath::fp8_block && !along_rows) {
+    out.data = scratch.held.emplace_back(transposed_codes(*codes)).device_bytes();
+    out.transposed = !out.transposed;
+  }
+  out.scales = scratch.held.emplace_back(scales_of_side(*codes, along_rows, layout)).device_bytes();
+  return out;
+}
+
+}  // namespace mantissa

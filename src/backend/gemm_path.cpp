@@ -1,0 +1,183 @@
+#include "mantissa/backend/gemm_path.h"
+
+#include <algorithm>
+#include <array>
+
+#include "mantissa/backend/backend.h"
+#include "mantissa/base/integers.h"
+#include "mantissa/base/text.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int kFirstWithMx = 120800, kFirstWithBlocks = 120900;
+
+bool is_codes(const GemmOperandForm& operand) { return static_cast<bool>(operand.how); }
+
+bool blackwell_of_servers(int architecture) { return architecture / 10 == 10; }
+
+// Products and sums in fp32, in any order: mx.md's 1e-6, which grows with the contraction.
+double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
+
+// A step of a tensor core aligns its products and the sum so far to the largest of them and cuts what is below some bits more than the 24
+// of fp32: 8 products and one bit on 8.x, 16 and two from 9.0 on (Khattak and Mikaitis 2025, arXiv 2512.07004). Each of its terms is off by
+// one unit of what is kept, at most.
+double bf16_bound(int64_t k, int architecture) {
+  const int products = architecture < 90 ? 8 : 16, bits = architecture < 90 ? 24 : 25;
+  return static_cast<double>(ceil_div(k, int64_t{products}) * (products + 1)) / static_cast<double>(1 << bits);
+}
+
+// FP8 on 9.0 keeps 13 bits below the largest of 32 products and of the sum so far, over 128 elements; these sums are added in fp32
+// (DeepSeek-V3, arXiv 2412.19437, 3.5.2).
+double fp8_bound_of_hopper(int64_t k) { return 4.0 * 33 / (1 << 13) + fp32_bound(k); }
+
+GemmObstacle obstacle_of_library(const GemmForm& form, const GemmDevice& device) {
+  if (device.library == 0) return GemmObstacle::no_library;
+  if (form.k == 0) return GemmObstacle::nothing;
+  return GemmObstacle::none;
+}
+
+// What the operands of a native product must be, whatever its blocks.
+GemmObstacle obstacle_of_operands(const GemmForm& form) {
+  const auto fp8 = [](const GemmOperandForm& o) { return o.how.format == Format::e4m3 || o.how.format == Format::e5m2; };
+  if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;
+  if (!fp8(form.a) || !fp8(form.b) || form.a.how.block() != form.b.how.block()) return GemmObstacle::element_format;
+  if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
+  const auto whole = [](int64_t size) { return size % 16 == 0; };
+  if (!whole(form.m) || !whole(form.n) || form.k % form.a.how.block() != 0) return GemmObstacle::sizes;
+  return std::min(form.a.alignment, form.b.alignment) % 16 == 0 ? GemmObstacle::none : GemmObstacle::alignment;
+}
+
+GemmObstacle obstacle_of_blocks(const GemmForm& form, const GemmDevice& device) {
+  if (form.a.how.block() == 32) {
+    if (!blackwell_of_servers(device.architecture)) return GemmObstacle::architecture;
+    return device.library < kFirstWithMx ? GemmObstacle::old_library : GemmObstacle::none;
+  }
+  if (form.a.how.block() != 128 || device.architecture != 90) return GemmObstacle::architecture;
+  if (device.library < kFirstWithBlocks) return GemmObstacle::old_library;
+  return form.a.how.tiles() && form.b.how.tiles() ? GemmObstacle::two_tiles : GemmObstacle::none;
+}
+
+GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
+  if (const GemmObstacle found = obstacle_of_operands(form); found != GemmObstacle::none) return found;
+  if (const GemmObstacle found = obstacle_of_blocks(form, device); found != GemmObstacle::none) return found;
+  return device.native ? GemmObstacle::none : GemmObstacle::switched_off;
+}
+
+int operands_of_codes(const GemmForm& form) { return (is_codes(form.a) ? 1 : 0) + (is_codes(form.b) ? 1 : 0); }
+
+GemmRoute on_cpu(const GemmForm& form) {
+  const GemmObstacle obstacle = operands_of_codes(form) > 0 ? GemmObstacle::architecture : GemmObstacle::none;
+  return {.path = GemmPath::cpu, .obstacle = obstacle, .dequantized = operands_of_codes(form), .bound = fp32_bound(form.k)};
+}
+
+GemmRoute plain(const GemmForm& form, GemmObstacle obstacle) {
+  return {.path = GemmPath::plain, .obstacle = obstacle, .bound = fp32_bound(form.k)};
+}
+
+GemmRoute native(const GemmForm& form, const GemmDevice& device) {
+  if (form.a.how.block() == 32) return {.path = GemmPath::mxfp8, .scales = 2, .bound = bf16_bound(form.k, device.architecture)};
+  const int transposed = (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1);
+  return {.path = GemmPath::fp8_block, .transposed = transposed, .scales = 2, .bound = fp8_bound_of_hopper(form.k)};
+}
+
+// Codes are written as values of the other operand's dtype, or as bf16 where both are codes.
+GemmRoute of_values(const GemmForm& form, const GemmDevice& device, GemmObstacle obstacle) {
+  const Dtype dtype = !is_codes(form.a) ? form.a.dtype : !is_codes(form.b) ? form.b.dtype : Dtype::bf16;
+  GemmRoute out{.path = dtype == Dtype::bf16 ? GemmPath::bf16 : GemmPath::fp32, .obstacle = obstacle};
+  out.dequantized = operands_of_codes(form);
+  out.bound = out.path == GemmPath::bf16 ? bf16_bound(form.k, device.architecture) : fp32_bound(form.k);
+  return out;
+}
+
+GemmOperandForm form_of(const Operand& operand) {
+  GemmOperandForm out{.transposed = operand.transposed};
+  const auto aligned_to = [](const void* address) {
+    const auto number = reinterpret_cast<uintptr_t>(address);
+    return static_cast<int64_t>(number == 0 ? 256 : std::min<uintptr_t>(number & -number, 256));
+  };
+  if (const QuantizedTensor* codes = operand.quantized()) {
+    out.how = codes->how;
+    out.alignment = aligned_to(codes->codes.device_bytes());
+  } else {
+    out.dtype = operand.dense().dtype();
+    out.alignment = aligned_to(operand.dense().device_bytes());
+  }
+  return out;
+}
+
+}  // namespace
+
+GemmForm form_of(const Gemm& gemm) {
+  return {
+      .a = form_of(gemm.a), .b = form_of(gemm.b), .out = gemm.out.dtype(), .m = gemm.out.dim(0), .n = gemm.out.dim(1), .k = gemm.a.cols()};
+}
+
+std::string form_text(const GemmForm& form) {
+  const auto side = [](const GemmOperandForm& o) {
+    const std::string what = o.how ? text(o.how) : text(o.dtype);
+    return o.transposed ? text('(', what, ")^T") : what;
+  };
+  return text(side(form.a), " * ", side(form.b), " to ", form.out, ", ", form.m, " x ", form.n, " x ", form.k);
+}
+
+GemmDevice gemm_device(const std::string& name) {
+  constexpr std::array kArchitectures = {80, 86, 89, 90, 100, 103, 120};
+  if (name == "cpu") return {};
+  for (const int architecture : kArchitectures)
+    if (name == text("sm_", architecture)) return {.architecture = architecture, .library = kSupposedLibrary};
+  fail(ExitCode::usage, "there is no device \"", name, "\"; there are cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103 and sm_120");
+}
+
+std::string gemm_library_text(int version) { return text("cuBLASLt ", version / 10000, '.', version / 100 % 100); }
+
+const char* gemm_path_name(GemmPath path) {
+  switch (path) {
+    case GemmPath::cpu: return "cpu";
+    case GemmPath::plain: return "plain";
+    case GemmPath::fp32: return "fp32";
+    case GemmPath::bf16: return "bf16";
+    case GemmPath::fp8_block: return "fp8_block";
+    case GemmPath::mxfp8: return "mxfp8";
+  }
+  return "unknown";
+}
+
+std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const GemmDevice& device) {
+  const std::string gpu = device.architecture == 0 ? "a CPU" : text("sm_", device.architecture),
+                    scales = text("scales per ", std::max(form.a.how.block(), form.b.how.block()));
+  switch (obstacle) {
+    case GemmObstacle::none: return "";
+    case GemmObstacle::switched_off: return "precision.native_products is never";
+    case GemmObstacle::no_library: return "there is no cuBLASLt";
+    case GemmObstacle::old_library:
+      return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", form.a.how.block() == 32 ? "12.8" : "12.9");
+    case GemmObstacle::architecture:
+      return device.architecture >= 120 && form.a.how.block() == 32 ? text("on ", gpu, " cuBLASLt has ", scales, " for some layouts only")
+                                                                    : text(gpu, " has no FP8 products with ", scales);
+    case GemmObstacle::one_operand: return "one operand is values";
+    case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length";
+    case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
+    case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
+    case GemmObstacle::sizes:
+      return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units of 16, and blocks along the contraction");
+    case GemmObstacle::alignment: return "codes do not begin at 16 bytes";
+    case GemmObstacle::grouped: return "rows of groups go to the kernel that reads their bounds on the device";
+    case GemmObstacle::nothing: return "there is nothing to sum";
+  }
+  return "unknown";
+}
+
+GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device) {
+  if (device.architecture == 0) return on_cpu(form);
+  if (const GemmObstacle found = obstacle_of_library(form, device); found != GemmObstacle::none) return plain(form, found);
+  if (!is_codes(form.a) && !is_codes(form.b)) return of_values(form, device, GemmObstacle::none);
+  const GemmObstacle found = obstacle_of_codes(form, device);
+  return found == GemmObstacle::none ? native(form, device) : of_values(form, device, found);
+}
+
+GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device) {
+  return device.architecture == 0 ? on_cpu(of_a_group) : plain(of_a_group, GemmObstacle::grouped);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,109 @@
+// The table of GEMM paths: what recipes ask of architectures and versions of cuBLASLt, held against a file.
+#include "mantissa/plan/gemm_table.h"
+
+#include <fstream>
+
+#include "mantissa/precision/config.h"
+#include "testing.h"
+
+namespace mantissa::test::gemm_table_test {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kFile = "/tests/plan/gemm_paths.txt";
+constexpr std::array<int, 3> kLibraries = {120800, 130100, 130400};
+
+std::string line_of(const std::string& what, const GemmForm& form, const GemmDevice& device) {
+  const GemmRoute route = route_gemm(form, device);
+  std::ostringstream out;
+  out << what << " | " << gemm_path_name(route.path) << " | dequantized " << route.dequantized << ", transposed " << route.transposed
+      << ", scales " << route.scales << " | " << std::scientific << std::setprecision(2) << route.bound;
+  if (route.obstacle != GemmObstacle::none) out << " | " << obstacle_text(route.obstacle, form, device);
+  return out.str() + '\n';
+}
+
+// Rows of 256 tokens, a weight of 512 x 1024.
+std::string table() {
+  std::string out = "# preset, GEMM, device | path | operands written before | bound | why codes are not multiplied as codes\n";
+  const ModuleShape weight{.path = "layers.0.mlp.up", .out = 512, .in = 1024};
+  for (const std::string& preset : preset_names()) {
+    for (const GemmRole role : kGemmRoles) {
+      const GemmForm form = gemm_form(preset_recipe(preset), role, weight, 256);
+      const std::string what = text(preset, ' ', gemm_name(role), ' ');
+      out += line_of(what + "cpu", form, {});
+      for (const int architecture : {80, 89, 90, 100, 120}) {
+        std::string before;
+        for (const int library : kLibraries) {  // later ones where they differ
+          const GemmDevice device{.architecture = architecture, .library = library};
+          const std::string line = line_of("", form, device);
+          if (line != before) out += text(what, "sm_", architecture, ' ', gemm_library_text(library)) + line;
+          before = line;
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// To write it anew: MANTISSA_WRITE_GOLDEN=1 plan_tests --gtest_filter='GemmTable.*'
+TEST(GemmTable, IsThatOfTheFile) {
+  const std::string path = std::string(MANTISSA_SOURCE_DIR) + kFile, found = table();
+  if (std::getenv("MANTISSA_WRITE_GOLDEN")) std::ofstream(path) << found;
+  EXPECT_EQ(found, read_file(path));
+}
+
+TEST(GemmTable, NeverMultipliesCodesAsCodesWhereItMayNot) {
+  const ModuleShape weight{.path = "w", .out = 512, .in = 1024};
+  for (const auto& [preset, architecture] : {std::pair{"fp8_block", 90}, {"mxfp8", 100}, {"mxfp8", 103}}) {
+    const GemmForm form = gemm_form(preset_recipe(preset), GemmRole::fprop, weight, 256);
+    const GemmDevice may{.architecture = architecture, .library = 130100},
+        may_not{.architecture = architecture, .library = 130100, .native = false};
+    EXPECT_TRUE(is_native(route_gemm(form, may).path)) << preset;
+    EXPECT_EQ(route_gemm(form, may_not).path, GemmPath::bf16) << preset;
+    EXPECT_EQ(route_gemm(form, may_not).obstacle, GemmObstacle::switched_off) << preset;
+  }
+}
+
+GemmRoute route_with(const std::function<void(GemmForm&, GemmDevice&)>& change) {
+  const ModuleShape weight{.path = "w", .out = 512, .in = 1024};
+  GemmForm form = gemm_form(preset_recipe("fp8_block"), GemmRole::fprop, weight, 256);
+  GemmDevice device{.architecture = 90, .library = 130100};
+  change(form, device);
+  return route_gemm(form, device);
+}
+
+TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
+  const std::vector<std::pair<GemmObstacle, std::function<void(GemmForm&, GemmDevice&)>>> changes = {
+      {GemmObstacle::none, [](GemmForm&, GemmDevice&) {}},
+      {GemmObstacle::no_library, [](GemmForm&, GemmDevice& d) { d.library = 0; }},
+      {GemmObstacle::old_library, [](GemmForm&, GemmDevice& d) { d.library = 120805; }},
+      {GemmObstacle::none, [](GemmForm&, GemmDevice& d) { d.library = 120900; }},
+      {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 89; }},
+      {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 100; }},
+      {GemmObstacle::one_operand, [](GemmForm& f, GemmDevice&) { f.a.how = {}; }},
+      {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
+      {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.block_cols = 32; }},
+      {GemmObstacle::two_e5m2, [](GemmForm& f, GemmDevice&) { f.a.how.format = f.b.how.format = Format::e5m2; }},
+      {GemmObstacle::none, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e5m2; }},
+      {GemmObstacle::two_tiles, [](GemmForm& f, GemmDevice&) { f.a.how = f.b.how; }},
+      {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.m = 255; }},
+      {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.n = 520; }},
+      {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.k = 1024 + 16; }},
+      {GemmObstacle::alignment, [](GemmForm& f, GemmDevice&) { f.b.alignment = 8; }},
+      {GemmObstacle::nothing, [](GemmForm& f, GemmDevice&) { f.k = 0; }},
+  };
+  for (const auto& [obstacle, change] : changes) {
+    const GemmRoute route = route_with(change);
+    EXPECT_EQ(route.obstacle, obstacle);
+    EXPECT_EQ(is_native(route.path), obstacle == GemmObstacle::none);
+    EXPECT_EQ(route.path == GemmPath::plain, obstacle == GemmObstacle::no_library || obstacle == GemmObstacle::nothing);
+  }
+}
+
+TEST(GemmTable, KnowsDevicesByName) {
+  EXPECT_EQ(gemm_device("cpu").architecture, 0);
+  EXPECT_EQ(gemm_device("sm_90").architecture, 90);
+  EXPECT_THAT(error_of([] { gemm_device("sm_91"); }).what(), HasSubstr("sm_91"));
+}
+
+}  // namespace mantissa::test::gemm_table_test

@@ -1,0 +1,300 @@
+// cuBLASLt without a device: its descriptors, layouts and preferences are those of the real library, which needs no GPU for them. The
+// choice of an algorithm refuses what the library refuses on an architecture; products are sums in fp64 of what the attributes say lies
+// there.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "backend/cuda/cublaslt/calls.h"
+#include "gpu/runtime.h"
+#include "mantissa/base/error.h"
+#include "mantissa/base/integers.h"
+#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/swizzle.h"
+
+namespace mantissa::simt {
+namespace {
+
+std::atomic<int64_t> of_values, per_32, per_128;
+
+}  // namespace
+
+LibraryGemms library_gemms() { return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128}; }
+
+}  // namespace mantissa::simt
+
+namespace mantissa::gpu {
+namespace {
+
+constexpr size_t kWorkspace = 4096;
+constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
+enum class ScaleMode : int32_t { scalar = 0, per_32 = 2, per_128 = 4, per_tile = 5 };
+
+CublasLtCalls& real() {
+  static CublasLtCalls calls{};
+  return calls;
+}
+
+template <class T>
+T attribute(cublasLtMatmulDesc_t desc, int which) {
+  T value{};
+  size_t written = 0;
+  const auto status =
+      real().MatmulDescGetAttribute(desc, static_cast<cublasLtMatmulDescAttributes_t>(which), &value, sizeof value, &written);
+  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a descriptor is not to be had");
+  return value;
+}
+template <class T>
+T attribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which) {
+  T value{};
+  size_t written = 0;
+  const auto status = real().MatrixLayoutGetAttribute(layout, which, &value, sizeof value, &written);
+  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a layout is not to be had");
+  return value;
+}
+template <class T>
+T attribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which) {
+  T value{};
+  size_t written = 0;
+  const auto status = real().MatmulPreferenceGetAttribute(preference, which, &value, sizeof value, &written);
+  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a preference is not to be had");
+  return value;
+}
+
+double power_of(uint8_t scale) { return scale == 255 ? std::nan("") : std::ldexp(1.0, scale - 127); }
+template <class E>
+double element_of(uint8_t code) {
+  return double{std::bit_cast<float>(E::decode(code, uint8_t{127}))};
+}
+
+// A column-major matrix as a layout says.
+struct Matrix {
+  explicit Matrix(cublasLtMatrixLayout_t layout)
+      : type(static_cast<cudaDataType>(attribute<uint32_t>(layout, CUBLASLT_MATRIX_LAYOUT_TYPE))),
+        rows(attribute<int64_t>(layout, CUBLASLT_MATRIX_LAYOUT_ROWS)),
+        cols(attribute<int64_t>(layout, CUBLASLT_MATRIX_LAYOUT_COLS)),
+        column(attribute<int64_t>(layout, CUBLASLT_MATRIX_LAYOUT_LD)) {
+    require(attribute<int32_t>(layout, CUBLASLT_MATRIX_LAYOUT_ORDER) == CUBLASLT_ORDER_COL, "a layout is not column-major");
+    require(column >= rows, "columns of ", rows, " elements lie ", column, " apart");
+  }
+  bool fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+  int64_t element_bytes() const { return fp8() ? 1 : type == CUDA_R_16BF ? 2 : 4; }
+
+  cudaDataType type;
+  int64_t rows, cols, column;
+};
+
+// A side of the product, op(A) [m, k] or op(B)^T [n, k].
+struct Side {
+  Side(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t layout, bool is_a)
+      : matrix(layout),
+        transposed(attribute<int32_t>(desc, is_a ? CUBLASLT_MATMUL_DESC_TRANSA : CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T),
+        by_column(transposed == is_a),
+        outer(by_column ? matrix.cols : matrix.rows),
+        depth(by_column ? matrix.rows : matrix.cols),
+        mode(static_cast<ScaleMode>(attribute<int32_t>(desc, is_a ? kScaleModeOfA : kScaleModeOfB))),
+        scales(attribute<const void*>(desc, is_a ? CUBLASLT_MATMUL_DESC_A_SCALE_POINTER : CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)) {}
+
+  double scale(int64_t i, int64_t k) const {
+    const auto* const values = static_cast<const float*>(scales);
+    switch (mode) {
+      case ScaleMode::scalar: return 1.0;
+      case ScaleMode::per_32: return power_of(static_cast<const uint8_t*>(scales)[swizzled_offset(i, k / 32, depth / 32)]);
+      case ScaleMode::per_128: return double{values[k / 128 * outer + i]};
+      case ScaleMode::per_tile: return double{values[i / 128 * round_up(ceil_div(depth, int64_t{128}), 4) + k / 128]};
+    }
+    return 0.0;
+  }
+  double element(const void* data, int64_t i, int64_t k) const {
+    const int64_t at = by_column ? i * matrix.column + k : k * matrix.column + i;
+    switch (matrix.type) {
+      case CUDA_R_32F: return double{static_cast<const float*>(data)[at]};
+      case CUDA_R_16BF: return double{to_float(static_cast<const bf16*>(data)[at])};
+      case CUDA_R_8F_E4M3: return element_of<E4M3>(static_cast<const uint8_t*>(data)[at]);
+      case CUDA_R_8F_E5M2: return element_of<E5M2>(static_cast<const uint8_t*>(data)[at]);
+      default: fail(ExitCode::internal, "a matrix of type ", static_cast<int>(matrix.type));
+    }
+  }
+  // Some kernels of the library read padding, which is therefore 0.
+  void require_padding() const {
+    if (mode != ScaleMode::per_32) return;
+    const int64_t inner = depth / 32;
+    for (int64_t i = 0; i < round_up(outer, 128); ++i) {
+      for (int64_t j = 0; j < round_up(inner, 4); ++j) {
+        const bool zero = static_cast<const uint8_t*>(scales)[swizzled_offset(i, j, inner)] == 0;
+        require(zero || (i < outer && j < inner), "the padding of scales is not 0 at ", i, ", ", j);
+      }
+    }
+  }
+  std::vector<double> values(const void* data) const {
+    require_padding();
+    std::vector<double> out;
+    out.reserve(static_cast<size_t>(outer * depth));
+    for (int64_t i = 0; i < outer; ++i)
+      for (int64_t k = 0; k < depth; ++k) out.push_back(element(data, i, k) * scale(i, k));
+    return out;
+  }
+
+  Matrix matrix;
+  bool transposed;
+  bool by_column;  // the contraction lies along the columns of the matrix
+  int64_t outer, depth;
+  ScaleMode mode;
+  const void* scales;
+};
+
+// What the library has for FP8 (its documentation, "cublasLtMatmul").
+bool has_fp8(const Side& a, const Side& b, int architecture) {
+  if (architecture < 89 || (a.matrix.type == CUDA_R_8F_E5M2 && b.matrix.type == CUDA_R_8F_E5M2)) return false;
+  const bool tn = a.by_column && b.by_column;
+  for (const Side* side : {&a, &b}) {
+    if (side->outer % 16 != 0 || side->depth % 16 != 0 || side->matrix.column % 16 != 0 || side->scales == nullptr) return false;
+    if (reinterpret_cast<uintptr_t>(side->scales) % 16 != 0) return false;
+  }
+  if (a.mode == ScaleMode::per_32 && b.mode == ScaleMode::per_32) return architecture / 10 == 10 && a.depth % 32 == 0;
+  const auto block = [](const Side& side) { return side.mode == ScaleMode::per_128 || side.mode == ScaleMode::per_tile; };
+  return architecture == 90 && tn && block(a) && block(b) && !(a.mode == ScaleMode::per_tile && b.mode == ScaleMode::per_tile);
+}
+
+bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const Matrix& d) {
+  if (attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE) != CUBLAS_COMPUTE_32F) return false;
+  if (attribute<int8_t>(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0) return false;
+  if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF) return false;
+  if (a.matrix.fp8() || b.matrix.fp8()) return a.matrix.fp8() && b.matrix.fp8() && has_fp8(a, b, simt::architecture());
+  if (a.mode != ScaleMode::scalar || b.mode != ScaleMode::scalar || a.scales || b.scales) return false;
+  return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+}
+
+// What an algorithm keeps of the choice: alignments that its addresses must have.
+struct Promised {
+  uint32_t a, b, c, d;
+};
+
+cublasStatus_t create(cublasLtHandle_t* handle) {
+  static int library = 0;
+  *handle = reinterpret_cast<cublasLtHandle_t>(&library);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t destroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int requested,
+                      cublasLtMatmulHeuristicResult_t* results, int* found) {
+  *found = 0;
+  const Side left(desc, a, true), right(desc, b, false);
+  const Matrix out(d), in(c);
+  require(requested > 0 && left.depth == right.depth && out.rows == left.outer && out.cols == right.outer, "layouts do not fit each other");
+  require(in.type == out.type && in.column == out.column, "C is not laid out as D");
+  require(attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) == CUBLASLT_REDUCTION_SCHEME_NONE,
+          "a sum may be split");
+  if (!is_supported(desc, left, right, out) || attribute<uint64_t>(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) < kWorkspace)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  const Promised promised{attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES),
+                          attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES),
+                          attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES),
+                          attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)};
+  std::memcpy(&results->algo, &promised, sizeof promised);
+  results->state = CUBLAS_STATUS_SUCCESS;
+  results->workspaceSize = kWorkspace;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+void require_aligned(const void* address, uint32_t promised, const Matrix& matrix, const char* what) {
+  const uint32_t least = matrix.fp8() ? 16 : static_cast<uint32_t>(matrix.element_bytes());
+  require(promised >= least && reinterpret_cast<uintptr_t>(address) % promised == 0, what, " is not aligned to the ", promised,
+          " bytes that its algorithm was chosen for");
+}
+
+// D = op(A) op(B) + beta C + bias of the row, in fp64, rounded once.
+struct Product {
+  Side a, b;
+  Matrix d;
+  const void *of_a, *of_b, *of_c, *bias;
+  void* out;
+  bool bias_is_fp32;
+  double beta;
+
+  double bias_at(int64_t i) const {
+    if (bias == nullptr) return 0.0;
+    return double{bias_is_fp32 ? static_cast<const float*>(bias)[i] : to_float(static_cast<const bf16*>(bias)[i])};
+  }
+  void compute() const {
+    const std::vector<double> left = a.values(of_a), right = b.values(of_b);
+    for (int64_t j = 0; j < d.cols; ++j) {
+      for (int64_t i = 0; i < d.rows; ++i) {
+        const double* const x = left.data() + i * a.depth;
+        const double* const y = right.data() + j * b.depth;
+        double sum = bias_at(i);
+        for (int64_t k = 0; k < a.depth; ++k) sum += x[k] * y[k];
+        write(j * d.column + i, sum);
+      }
+    }
+  }
+  void write(int64_t at, double sum) const {
+    if (d.type == CUDA_R_32F) {
+      const double before = beta == 0.0 ? 0.0 : beta * double{static_cast<const float*>(of_c)[at]};
+      static_cast<float*>(out)[at] = static_cast<float>(sum + before);
+    } else {
+      const double before = beta == 0.0 ? 0.0 : beta * double{to_float(static_cast<const bf16*>(of_c)[at])};
+      static_cast<bf16*>(out)[at] = to_bf16(static_cast<float>(sum + before));
+    }
+  }
+};
+
+cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a, cublasLtMatrixLayout_t layout_a,
+                        const void* b, cublasLtMatrixLayout_t layout_b, const void* beta, const void* c, cublasLtMatrixLayout_t, void* d,
+                        cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t bytes,
+                        cudaStream_t stream) {
+  const bool biased = attribute<uint32_t>(desc, CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BIAS;
+  const Product product{.a = Side(desc, layout_a, true),
+                        .b = Side(desc, layout_b, false),
+                        .d = Matrix(layout_d),
+                        .of_a = a,
+                        .of_b = b,
+                        .of_c = c,
+                        .bias = biased ? attribute<const void*>(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER) : nullptr,
+                        .out = d,
+                        .bias_is_fp32 = attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) == CUDA_R_32F,
+                        .beta = double{*static_cast<const float*>(beta)}};
+  Promised promised{};
+  std::memcpy(&promised, algorithm, sizeof promised);
+  require(*static_cast<const float*>(alpha) == 1.0F && is_supported(desc, product.a, product.b, product.d),
+          "this product has no algorithm");
+  require(bytes >= kWorkspace && workspace != nullptr, "the workspace is too small");
+  require_aligned(a, promised.a, product.a.matrix, "A");
+  require_aligned(b, promised.b, product.b.matrix, "B");
+  require_aligned(c, promised.c, product.d, "C");
+  require_aligned(d, promised.d, product.d, "D");
+  ++(product.a.mode == ScaleMode::scalar ? simt::of_values : product.a.mode == ScaleMode::per_32 ? simt::per_32 : simt::per_128);
+  submit(*reinterpret_cast<Stream*>(stream), [=] {
+    std::memset(workspace, 0xff, bytes);
+    product.compute();
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+// None unless the executor stands for an architecture.
+std::optional<CublasLtCalls> load_cublaslt() {
+  if (!simt::stands_for_a_chip()) return std::nullopt;
+  static void* const library = dlopen(MANTISSA_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+  require(library != nullptr, ExitCode::environment, "no cuBLASLt can be loaded");
+  CublasLtCalls& calls = real();
+#define MANTISSA_CALL(name)                                                              \
+  calls.name = reinterpret_cast<decltype(calls.name)>(dlsym(library, "cublasLt" #name)); \
+  require(calls.name != nullptr, ExitCode::environment, "cuBLASLt has no function ", #name);
+  MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
+#undef MANTISSA_CALL
+  CublasLtCalls out = calls;
+  out.Create = create, out.Destroy = destroy, out.MatmulAlgoGetHeuristic = choose, out.Matmul = multiply;
+  return out;
+}
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,168 @@
+// GEMMs that go to cuBLASLt on the chip that the executor stands for: they take the path of the table, and lie within its bound of the
+// exact product.
+#include <cstdlib>
+
+#include "kernel_operands.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
+#include "mantissa/precision/config.h"
+#include "mantissa/precision/operands.h"
+#include "quantized_matrices.h"
+
+namespace mantissa::test::library_gemm_test {
+
+class LibraryGemm : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    ::setenv("MANTISSA_SIMT_ARCHITECTURE", std::to_string(GetParam()).c_str(), 1);
+    device_ = make_backend("cuda");
+  }
+  void TearDown() override { ::unsetenv("MANTISSA_SIMT_ARCHITECTURE"); }
+  Backend& device() { return *device_; }
+  Backend& reference() { return *reference_; }
+
+ private:
+  std::unique_ptr<Backend> reference_ = make_backend("cpu_reference"), device_;
+};
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+// Operands as a recipe chooses them, on any backend; `spread` of their magnitudes.
+Operand operand_of(Operands& o, const OperandChoice& choice, Dtype compute, int64_t rows, int64_t cols, bool transposed, int spread) {
+  if (choice.is_codes()) return {.value = quantized_input(o, rows, cols, choice.how, spread), .transposed = transposed};
+  return {.value = o.given(compute, {rows, cols}, wide_values(rows, cols, 80, spread)), .transposed = transposed};
+}
+
+Gemm gemm_of(Operands& o, const Recipe& recipe, GemmRole role, const Sizes& s, int spread) {
+  const auto [first, second] = choose_operands(recipe, role);
+  const bool wgrad = role == GemmRole::wgrad, fprop = role == GemmRole::fprop;
+  return {.a = operand_of(o, first, recipe.compute, wgrad ? s.k : s.m, wgrad ? s.m : s.k, wgrad, spread),
+          .b = operand_of(o, second, recipe.compute, fprop ? s.n : s.k, fprop ? s.k : s.n, fprop, spread),
+          .out = wgrad ? o.gradient("dweight", {s.m, s.n}, kExact, true) : o.output_of(recipe.compute, "out", {s.m, s.n}, kExact),
+          .accumulate = wgrad};
+}
+
+std::vector<double> values_of(const Operand& operand) {
+  const QuantizedTensor* const codes = operand.quantized();
+  const std::vector<double> as_it_lies = values(codes ? dequantized(*codes) : operand.dense());
+  return operand.transposed && !as_it_lies.empty() ? transposed(as_it_lies, shape_of(operand.value)[1]) : as_it_lies;
+}
+
+// Holds `actual` against sums in fp64 of the operands' values, of a GEMM that is `before` in what it accumulates into.
+void expect_within(double bound, const Gemm& gemm, const std::vector<double>& before, const std::vector<double>& bias) {
+  const std::vector<double> a = values_of(gemm.a), b = values_of(gemm.b), found = values(gemm.out);
+  const int64_t n = gemm.out.dim(1), k = gemm.a.cols();
+  const double unit = gemm.out.dtype() == Dtype::bf16 ? 0x1p-8 : 0x1p-24;
+  for (int64_t at = 0; at < gemm.out.elements(); ++at) {
+    const auto index = static_cast<size_t>(at);
+    double sum = (gemm.accumulate ? before[index] : 0.0) + (bias.empty() ? 0.0 : bias[static_cast<size_t>(at % n)]), of_all = std::abs(sum);
+    for (int64_t i = 0; i < k; ++i) {
+      const double product = a[static_cast<size_t>(at / n * k + i)] * b[static_cast<size_t>(i * n + at % n)];
+      sum += product, of_all += std::abs(product);
+    }
+    ASSERT_LE(std::abs(found[index] - sum), bound * of_all + unit * std::abs(sum) + 0x1p-133) << "at " << at / n << ", " << at % n;
+  }
+}
+
+int64_t count_of(const Backend& device, GemmPath path) { return device.gemm_counts()[static_cast<size_t>(path)]; }
+
+TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
+  const int arch = GetParam();
+  for (const std::string& preset : preset_names()) {
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+      const Recipe recipe = preset_recipe(preset, dtype);
+      for (const GemmRole role : kGemmRoles) {
+        for (const Sizes& s : {Sizes{128, 256, 128}, recipe.block() == 128 ? Sizes{144, 128, 640} : Sizes{144, 160, 96}}) {
+          SCOPED_TRACE(text(preset, ' ', dtype, ' ', gemm_name(role), ' ', s.m, 'x', s.n, 'x', s.k));
+          Operands o(device(), dtype);
+          const Gemm gemm = gemm_of(o, recipe, role, s, 6);
+          const GemmRoute route = route_gemm(form_of(gemm), device().gemm_device());
+          const std::vector<double> before = values(gemm.out);
+          const int64_t taken = count_of(device(), route.path);
+          device().run(gemm);
+          device().synchronize();
+          EXPECT_NE(route.path, GemmPath::plain);
+          EXPECT_EQ(count_of(device(), route.path), taken + 1);
+          EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") || (arch == 100 && preset == "mxfp8") ||
+                                               (arch == 100 && preset == "mxfp4_qat_mxfp8_act" && role != GemmRole::dgrad));
+          expect_within(route.bound, gemm, before, {});
+          o.expect_margins_untouched();
+        }
+      }
+    }
+  }
+}
+
+// Nobody promises that operands are aligned or sizes round.
+TEST_P(LibraryGemm, OfAnySizeAndAlignmentIsThatOfTheReference) {
+  for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{3, 5, 7}, Sizes{33, 70, 65}, Sizes{64, 130, 1}, Sizes{0, 4, 8}, Sizes{4, 4, 0}}) {
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+      for (const bool biased : {false, true}) {
+        for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
+          for (int orientation = 0; orientation < 4; ++orientation) {
+            SCOPED_TRACE(text(s.m, 'x', s.n, 'x', s.k, ' ', dtype, biased ? " bias " : " ", orientation));
+            Operands o(device(), dtype, memory);
+            const bool ta = (orientation & 1) != 0, tb = (orientation & 2) != 0;
+            const Gemm gemm{.a = {.value = o.input(ta ? Shape{s.k, s.m} : Shape{s.m, s.k}), .transposed = ta},
+                            .b = {.value = o.input(tb ? Shape{s.n, s.k} : Shape{s.k, s.n}), .transposed = tb},
+                            .out = o.output("out", {s.m, s.n}, kExact),
+                            .accumulate = false,
+                            .bias = biased ? o.input({s.n}) : Tensor()};
+            device().run(gemm);
+            device().synchronize();
+            expect_within(route_gemm(form_of(gemm), device().gemm_device()).bound, gemm, {},
+                          biased ? values(gemm.bias) : std::vector<double>());
+            o.expect_margins_untouched();
+          }
+        }
+      }
+    }
+  }
+}
+
+// bf16 does not hold 2^-127 of a block times its element; fp32 does.
+TEST_P(LibraryGemm, OfExtremeScalesIsThatOfFp32) {
+  for (const Quantization& how : {rows_of(Format::e4m3, 32), tiles_of(Format::e4m3, 128)}) {
+    for (const bool native : {false, true}) {
+      for (const bool accumulate : {false, true}) {
+        for (const int exponent : {124, 20}) {
+          SCOPED_TRACE(text(how, native ? ", native " : " ", accumulate, ' ', exponent));
+          device().allow_native_gemms(native);
+          Operands o(device(), Dtype::bf16);
+          const auto codes = [&](const Quantization& by, uint32_t what, int scale) {
+            std::vector<double> from = wide_values(128, 128, what, 0);
+            for (double& value : from) value = std::ldexp(value, scale);
+            return quantized(tensor_of(device(), Dtype::bf16, {128, 128}, from), by);
+          };
+          const Gemm gemm{
+              .a = {.value = codes(rows_of(Format::e4m3, how.block()), 81, -exponent)},
+              .b = {.value = codes(how, 82, exponent - 10), .transposed = true},
+              .out = accumulate ? o.gradient("sum", {128, 128}, kExact, true) : o.output_of(Dtype::f32, "out", {128, 128}, kExact),
+              .accumulate = accumulate};
+          const std::vector<double> before = values(gemm.out);
+          device().run(gemm);
+          device().synchronize();
+          EXPECT_EQ(is_native(route_gemm(form_of(gemm), device().gemm_device()).path), native && GetParam() == (how.block() == 32    ? 100
+                                                                                                                : how.block() == 128 ? 90
+                                                                                                                                     : 0));
+          expect_within(1e-6, gemm, before, {});
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
+  const int64_t plain = count_of(device(), GemmPath::plain);
+  Operands o(device(), Dtype::bf16);
+  device().run(
+      Gemm{.a = {.value = o.input({3, 0})}, .b = {.value = o.input({0, 4})}, .out = o.output("out", {3, 4}, kExact), .accumulate = false});
+  EXPECT_EQ(count_of(device(), GemmPath::plain), plain + 1);
+  EXPECT_EQ(values(o.results()[0].tensor), std::vector<double>(12));
+}
+
+INSTANTIATE_TEST_SUITE_P(Chips, LibraryGemm, ::testing::Values(80, 90, 100), [](const auto& c) { return text("sm_", c.param); });
+
+}  // namespace mantissa::test::library_gemm_test
