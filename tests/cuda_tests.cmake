@@ -19,7 +19,8 @@ else()
   target_sources(simt_tests PRIVATE simt/training_test.cpp)
 endif()
 
-add_library(cuda_edge_tests OBJECT backend/contracts_test.cpp simt/error_word_test.cpp simt/kernel_edges_test.cpp simt/lanes_test.cpp)
+add_library(cuda_edge_tests OBJECT backend/contracts_test.cpp simt/error_word_test.cpp simt/kernel_edges_test.cpp simt/lanes_test.cpp
+  simt/mma_gemm_test.cpp)
 add_library(cuda_kernel_tests OBJECT simt/slow/training_matrix_test.cpp)
 foreach(name kernels moe_kernels moe_route quantization_bits attention_blocks gemm_shapes)
   target_sources(cuda_kernel_tests PRIVATE backend/${name}_test.cpp)

@@ -75,6 +75,17 @@ GemmRoute plain(const GemmForm& form, GemmObstacle obstacle) {
   return {.path = GemmPath::plain, .obstacle = obstacle, .bound = fp32_bound(form.k)};
 }
 
+// Rows in memory are copied by 16 bytes.
+GemmObstacle obstacle_of_mma(const GemmForm& form) {
+  const auto values = [](const GemmOperandForm& o) { return !is_codes(o); };
+  for (const GemmOperandForm& operand : {form.a, form.b}) {
+    if (values(operand) && operand.dtype != Dtype::bf16) return GemmObstacle::fp32_values;
+    if (values(operand) && operand.alignment % 16 != 0) return GemmObstacle::alignment;
+  }
+  const int64_t row_of_a = form.a.transposed ? form.m : form.k, row_of_b = form.b.transposed ? form.k : form.n;
+  return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::sizes;
+}
+
 GemmRoute native(const GemmForm& form, const GemmDevice& device) {
   if (form.a.how.block() == 32) return {.path = GemmPath::mxfp8, .scales = 2, .bound = bf16_bound(form.k, device.architecture)};
   const int transposed = (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1);
@@ -108,6 +119,18 @@ GemmOperandForm form_of(const Operand& operand) {
 
 }  // namespace
 
+GemmForm form_of(const GroupedGemm& gemm) {
+  return {
+      .a = form_of(gemm.a), .b = form_of(gemm.b), .out = gemm.out.dtype(), .m = gemm.out.dim(0), .n = gemm.out.dim(1), .k = gemm.a.cols()};
+}
+GemmForm form_of(const GroupedWeightGradient& gemm) {
+  return {.a = form_of(Operand{.value = gemm.a, .transposed = true}),
+          .b = form_of(Operand{.value = gemm.b}),
+          .out = gemm.out.dtype(),
+          .m = shape_of(gemm.a)[1],
+          .n = gemm.out.dim(1),
+          .k = shape_of(gemm.a)[0]};
+}
 GemmForm form_of(const Gemm& gemm) {
   return {
       .a = form_of(gemm.a), .b = form_of(gemm.b), .out = gemm.out.dtype(), .m = gemm.out.dim(0), .n = gemm.out.dim(1), .k = gemm.a.cols()};
@@ -135,6 +158,7 @@ const char* gemm_path_name(GemmPath path) {
   switch (path) {
     case GemmPath::cpu: return "cpu";
     case GemmPath::plain: return "plain";
+    case GemmPath::mma: return "mma";
     case GemmPath::fp32: return "fp32";
     case GemmPath::bf16: return "bf16";
     case GemmPath::fp8_block: return "fp8_block";
@@ -159,10 +183,10 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
     case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length";
     case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
-    case GemmObstacle::sizes:
-      return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units of 16, and blocks along the contraction");
+    case GemmObstacle::sizes: return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units");
     case GemmObstacle::alignment: return "codes do not begin at 16 bytes";
-    case GemmObstacle::grouped: return "rows of groups go to the kernel that reads their bounds on the device";
+    case GemmObstacle::grouped: return "groups of rows go to our kernel, which reads their bounds on the device";
+    case GemmObstacle::fp32_values: return "our kernel for groups multiplies bf16 on tensor cores";
     case GemmObstacle::nothing: return "there is nothing to sum";
   }
   return "unknown";
@@ -177,7 +201,12 @@ GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device) {
 }
 
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device) {
-  return device.architecture == 0 ? on_cpu(of_a_group) : plain(of_a_group, GemmObstacle::grouped);
+  if (device.architecture == 0) return on_cpu(of_a_group);
+  if (const GemmObstacle found = obstacle_of_mma(of_a_group); found != GemmObstacle::none) return plain(of_a_group, found);
+  GemmRoute out{
+      .path = GemmPath::mma, .dequantized = operands_of_codes(of_a_group), .bound = bf16_bound(of_a_group.k, device.architecture)};
+  if (out.dequantized > 0) out.obstacle = GemmObstacle::grouped;
+  return out;
 }
 
 }  // namespace mantissa

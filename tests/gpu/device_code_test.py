@@ -18,6 +18,7 @@ EXPECTED = {
     "quantize.o": ([], ["DADD", "DMUL", "DFMA", "DSETP"]),
     "gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "grouped_gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "mma_gemm.o": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "attention.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "dispatch.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
 }

@@ -208,6 +208,98 @@ std::string arithmetic(Operation what) {
                  static_cast<const uint32_t*>(dc.data()));
 }
 
+struct alignas(16) Chunks {
+  uint32_t at[kBlock][4];
+};
+// Two groups, of which the second is waited for later; every third copy is of nothing.
+__global__ void __launch_bounds__(kBlock) copy_beside(Result out, const uint32_t* from) {
+  auto& first = block_shared<Chunks>();
+  auto& second = block_shared<Numbers[4]>();
+  copy_async16(first.at[thread()], from + 4 * thread(), thread() % 3 != 0);
+  commit_copies();
+  copy_async16(&second[thread() / 32].at[thread() % 32 * 4], from + 4 * (kBlock - 1 - thread()), true);
+  commit_copies();
+  wait_copies<1>();
+  const uint32_t own = first.at[thread()][1];
+  wait_copies<0>();
+  barrier();
+  out.own() = own * 10000 + second[(thread() ^ 1U) / 32].at[(thread() ^ 1U) % 32 * 4 + 2];
+}
+std::string copies_beside() {
+  std::vector<uint32_t> numbers(4 * kBlock);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint32_t>(i);
+  const Words from(numbers);
+  return compare(
+      copy_beside, [](uint32_t, uint32_t t) { return (t % 3 == 0 ? 0 : 4 * t + 1) * 10000 + 4 * (kBlock - 1 - (t ^ 1U)) + 2; },
+      static_cast<const uint32_t*>(from.data()));
+}
+
+struct alignas(16) Matrices {
+  uint16_t at[4][8][8];
+};
+// Element c of row r of matrix m is 100 m + 10 r + c.
+__global__ void __launch_bounds__(kBlock) read_matrices(Result out, bool transposed, unsigned which) {
+  auto& matrices = block_shared<Matrices>();
+  for (unsigned i = thread(); i < 256; i += kBlock)
+    matrices.at[i / 64][i / 8 % 8][i % 8] = static_cast<uint16_t>(100 * (i / 64) + 10 * (i / 8 % 8) + i % 8);
+  barrier();
+  uint32_t found[4];
+  const void* const row = matrices.at[lane() / 8][lane() % 8];
+  if (transposed) load_matrices_transposed(found, row);
+  if (!transposed) load_matrices(found, row);
+  MANTISSA_UNROLL
+  for (unsigned m = 0; m < 4; ++m) {
+    if (m == which) out.own() = found[m];
+  }
+}
+std::string matrices() {
+  for (const bool transposed : {false, true}) {
+    for (uint32_t m = 0; m < 4; ++m) {
+      const auto wanted = [&](uint32_t, uint32_t t) {
+        const uint32_t row = t % 32 / 4, col = t % 4 * 2, step = transposed ? 10 : 1;
+        const uint32_t first = 100 * m + (transposed ? 10 * col + row : 10 * row + col);
+        return first | (first + step) << 16;
+      };
+      if (std::string wrong = compare(read_matrices, wanted, transposed, m); !wrong.empty()) return text("matrix ", m, ": ", wrong);
+    }
+  }
+  return {};
+}
+
+// One element of a is 3 and one of b is 5, and so one of d is 15 more than the 7 that is there.
+__global__ void __launch_bounds__(kBlock) multiply_one(Result out, unsigned row, unsigned k, unsigned col) {
+  constexpr uint32_t kThree = 0x4040, kFive = 0x40a0;
+  uint32_t a[4] = {}, b[2] = {};
+  const auto at = [](unsigned odd, uint32_t value) { return odd != 0 ? value << 16 : value; };
+  if (lane() == row % 8 * 4 + k % 8 / 2) {
+    MANTISSA_UNROLL
+    for (unsigned word = 0; word < 4; ++word) a[word] = word == row / 8 + k / 8 * 2 ? at(k % 2, kThree) : 0U;
+  }
+  if (lane() == col * 4 + k % 8 / 2) {
+    MANTISSA_UNROLL
+    for (unsigned word = 0; word < 2; ++word) b[word] = word == k / 8 ? at(k % 2, kFive) : 0U;
+  }
+  float d[4] = {7, 7, 7, 7};
+  mma_bf16(d, a, b);
+  out.own() = static_cast<uint32_t>(d[0] + 100 * d[1]) + (static_cast<uint32_t>(d[2] + 100 * d[3]) << 16);
+}
+std::string multiplications() {
+  for (uint32_t row = 0; row < 16; row += 5) {
+    for (uint32_t k = 0; k < 16; ++k) {
+      for (uint32_t col = 0; col < 8; ++col) {
+        const auto wanted = [&](uint32_t, uint32_t t) {
+          const auto d = [&](uint32_t r, uint32_t c) { return r == row && c == col ? 22U : 7U; };
+          const uint32_t r = t % 32 / 4, c = t % 4 * 2;
+          return d(r, c) + 100 * d(r, c + 1) + ((d(r + 8, c) + 100 * d(r + 8, c + 1)) << 16);
+        };
+        if (std::string wrong = compare(multiply_one, wanted, row, k, col); !wrong.empty())
+          return text("row ", row, ", depth ", k, ", column ", col, ": ", wrong);
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 const std::vector<Primitive>& primitives() {
@@ -219,6 +311,9 @@ const std::vector<Primitive>& primitives() {
                                              {"Votes", votes},
                                              {"Vectors", vectors},
                                              {"Atomics", atomics},
+                                             {"CopiesBeside", copies_beside},
+                                             {"Matrices", matrices},
+                                             {"Multiplications", multiplications},
                                              {"ProductsAndSums", [] { return arithmetic(Operation::contracted); }},
                                              {"Quotients", [] { return arithmetic(Operation::quotient); }},
                                              {"Roots", [] { return arithmetic(Operation::root); }},

@@ -74,6 +74,8 @@ struct Fiber {
   Sync kind{};
   unsigned mask = 0, from = 0;
   uint64_t value = 0;
+  std::vector<Copy> open;                // copies of no group yet
+  std::vector<std::vector<Copy>> ended;  // groups
 };
 
 // What the blocks of a launch have in common. Nothing orders one before another: the host learns of what all did when all are done.
@@ -93,7 +95,8 @@ class Block {
         orders_of_warps_(launch.threads / kWarp),
         by_turn_(launch.threads),
         turn_of_(launch.threads),
-        ready_(launch.threads / kWarp) {
+        ready_(launch.threads / kWarp),
+        exchanged_(launch.threads / kWarp) {
     for (unsigned t = 0; t < launch.threads; ++t) {
       fibers_[t].stack = stacks[t];
       Watcher::begin_stack(fibers_[t].stack, kStackBytes);
@@ -143,6 +146,12 @@ class Block {
     if (order) order->go(turn);
     return own.value;
   }
+
+  const uint64_t* exchange(uint64_t value) {
+    sync(Sync::exchange, ~0U, value, 0);
+    return exchanged_[running() / kWarp].data();
+  }
+  Fiber& running_fiber() { return *running_; }
 
   std::byte* shared(const void* key, size_t bytes) {
     std::unique_ptr<std::byte[]>& memory = shared_[key];
@@ -238,6 +247,8 @@ class Block {
     if (Order* const order = order_of(last)) order->next();
     if (last.kind == Sync::shuffle) shuffle(members, warp);
     if (last.kind == Sync::ballot) vote(members, warp);
+    if (last.kind == Sync::exchange) exchange(members, exchanged_[static_cast<size_t>(&last - fibers_.data()) / kWarp]);
+    if (last.kind == Sync::mma) multiply(members);
     for (Fiber* each : members) go_on(*each);
   }
   void go_on(Fiber& fiber) {
@@ -251,6 +262,31 @@ class Block {
       require(each->from < kWarp && (each->mask >> each->from & 1U) != 0, "block ", index_, ", thread ", each - fibers_.data(),
               ": a shuffle from lane ", each->from, ", which is not in mask ", each->mask);
       each->value = given[each->from];
+    }
+  }
+  static void exchange(std::span<Fiber*> members, std::array<uint64_t, kWarp>& values) {
+    for (size_t lane = 0; lane < kWarp; ++lane) values[lane] = members[lane]->value;
+  }
+  // Fragments as the PTX ISA has them (mma.m16n8k16).
+  static void multiply(std::span<Fiber*> members) {
+    std::array<std::array<float, 16>, 16> a{};
+    std::array<std::array<float, 16>, 8> b{};
+    const auto mma_of = [&](size_t lane) { return *std::bit_cast<const Mma*>(members[lane]->value); };
+    const auto half = [](uint32_t pair, size_t odd) { return std::bit_cast<float>((odd != 0 ? pair >> 16 : pair & 0xffffU) << 16); };
+    for (size_t lane = 0; lane < kWarp; ++lane) {
+      const Mma own = mma_of(lane);
+      const size_t row = lane / 4, col = lane % 4 * 2;
+      for (size_t odd = 0; odd < 2; ++odd) {
+        for (size_t word = 0; word < 4; ++word) a[row + word % 2 * 8][col + odd + word / 2 * 8] = half(own.a[word], odd);
+        for (size_t word = 0; word < 2; ++word) b[row][col + odd + word * 8] = half(own.b[word], odd);
+      }
+    }
+    for (size_t lane = 0; lane < kWarp; ++lane) {
+      const Mma own = mma_of(lane);
+      for (size_t i = 0; i < 4; ++i) {
+        const auto &left = a[lane / 4 + i / 2 * 8], &right = b[lane % 4 * 2 + i % 2];
+        for (size_t k = 0; k < 16; ++k) own.d[i] += left[k] * right[k];
+      }
     }
   }
   static void vote(std::span<Fiber*> members, std::span<Fiber> warp) {
@@ -271,7 +307,8 @@ class Block {
   }
   static std::string place(const Fiber& fiber) {
     if (fiber.state == Fiber::returned) return "have returned";
-    static constexpr const char* kNames[] = {"a barrier", "a barrier of a warp", "a shuffle", "a ballot"};
+    static constexpr const char* kNames[] = {"a barrier", "a barrier of a warp", "a shuffle",
+                                             "a ballot",  "an exchange",         "a multiplication"};
     const auto name = kNames[static_cast<size_t>(fiber.kind)];
     return fiber.kind == Sync::barrier ? text("at ", name) : text("at ", name, " with mask ", fiber.mask);
   }
@@ -284,6 +321,7 @@ class Block {
   std::vector<unsigned> by_turn_, turn_of_;  // threads in the order in which they would run
   std::vector<uint32_t> ready_;              // bits by turn
   size_t at_barrier_ = 0;
+  std::vector<std::array<uint64_t, kWarp>> exchanged_;  // of warps
   std::map<const void*, std::unique_ptr<std::byte[]>> shared_;
   Fiber* running_ = nullptr;
   Watcher host_;
@@ -305,6 +343,8 @@ void Block::begin(transfer_t from) {
   acquire(&block.begin_);
   try {
     block.launch_.body();
+    const bool all = own.open.empty() && std::ranges::all_of(own.ended, [](const std::vector<Copy>& group) { return group.empty(); });
+    require(all, "a thread ends before its copies into shared memory have come");
   } catch (...) {
     block.failure_ = std::current_exception();
   }
@@ -348,6 +388,19 @@ int64_t blocks() { return current->blocks(); }
 unsigned thread() { return current->running(); }
 unsigned threads() { return current->threads(); }
 uint64_t sync(Sync kind, unsigned mask, uint64_t value, unsigned from) { return current->sync(kind, mask, value, from); }
+const uint64_t* exchange(uint64_t value) { return current->exchange(value); }
+void mma(const Mma& own) { current->sync(Sync::mma, ~0U, std::bit_cast<uint64_t>(&own), 0); }
+void copy_later(const Copy& copy) { current->running_fiber().open.push_back(copy); }
+void commit() {
+  Fiber& own = current->running_fiber();
+  own.ended.push_back(std::exchange(own.open, {}));
+}
+std::vector<Copy> arrived(size_t left) {
+  auto& groups = current->running_fiber().ended;
+  std::vector<Copy> out;
+  for (; groups.size() > left; groups.erase(groups.begin())) out.insert(out.end(), groups.front().begin(), groups.front().end());
+  return out;
+}
 std::byte* block_shared(const void* key, size_t bytes) { return current->shared(key, bytes); }
 
 }  // namespace mantissa::simt

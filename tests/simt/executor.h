@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace mantissa::simt {
 
@@ -22,7 +23,7 @@ void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::func
 void fail_next_launch();
 
 // What a thread waits for. All lanes of the mask must come to the same one; all threads of a block to a barrier.
-enum class Sync : uint8_t { barrier, warp_barrier, shuffle, ballot };
+enum class Sync : uint8_t { barrier, warp_barrier, shuffle, ballot, exchange, mma };
 
 // Within device code.
 int64_t block();
@@ -31,6 +32,24 @@ unsigned thread();
 unsigned threads();
 // Returns when all have come: a shuffle the value of lane `from`, a ballot the lanes whose value is not 0, others 0.
 uint64_t sync(Sync kind, unsigned mask, uint64_t value = 0, unsigned from = 0);
+// Gives all 32 lanes the values of all, until the next one.
+const uint64_t* exchange(uint64_t value);
+// The fragments of a lane in a matrix multiply-accumulate m16n8k16 of bf16 into fp32, which sums in ascending order of the contraction.
+struct Mma {
+  float* d;
+  const uint32_t *a, *b;
+};
+void mma(const Mma& own);
+// A copy into shared memory that arrives where the thread waits for it: commit() ends a group, and arrived(n) takes all groups but the
+// latest n of those that have ended.
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+  size_t bytes;
+};
+void copy_later(const Copy& copy);
+void commit();
+std::vector<Copy> arrived(size_t left);
 // Returns the block's memory of this key, which is poisoned when the first thread asks for it.
 std::byte* block_shared(const void* key, size_t bytes);
 

@@ -23,6 +23,8 @@
 namespace mantissa {
 
 struct Gemm;
+struct GroupedGemm;
+struct GroupedWeightGradient;
 
 // Versions of cuBLASLt as it numbers them itself: 120903 is 12.9.3. 0: there is no library.
 struct GemmDevice {
@@ -49,17 +51,21 @@ struct GemmForm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n]
   int64_t m = 0, n = 0, k = 0;
 };
 GemmForm form_of(const Gemm& gemm);
+// Of a group that has all rows.
+GemmForm form_of(const GroupedGemm& gemm);
+GemmForm form_of(const GroupedWeightGradient& gemm);
 std::string form_text(const GemmForm& form);  // "e4m3 1x32 * (e4m3 32x32)^T to bf16, 64 x 128 x 256"
 
 enum class GemmPath : uint8_t {
   cpu,        // a GEMM of the CPU, in fp32
   plain,      // our kernel: decodes operands as it loads them, products and sums in fp32
+  mma,        // our kernel for bf16 on tensor cores, of groups of rows whose bounds are on the device
   fp32,       // cuBLASLt
   bf16,       // cuBLASLt, on tensor cores
   fp8_block,  // cuBLASLt, codes with a scale per 128
   mxfp8       // cuBLASLt, codes with a scale per 32
 };
-inline constexpr size_t kGemmPaths = 6;
+inline constexpr size_t kGemmPaths = 7;
 const char* gemm_path_name(GemmPath path);
 using GemmCounts = std::array<int64_t, kGemmPaths>;  // of each path, how many GEMMs took it
 constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
@@ -77,8 +83,9 @@ enum class GemmObstacle : uint8_t {
   two_tiles,
   sizes,
   alignment,
-  grouped,  // rows of several groups, whose bounds are on the device
-  nothing   // an empty contraction, which the library refuses
+  grouped,      // rows of several groups, whose bounds are on the device
+  fp32_values,  // for our kernel of tensor cores
+  nothing       // an empty contraction, which the library refuses
 };
 // Returns a clause for "because ..."; empty for none.
 std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const GemmDevice& device);

@@ -88,7 +88,16 @@ class CudaBackend final : public Backend {
   };
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
-  void multiply_plainly(const Gemm& k, const int32_t* only_if);  // with a flag that is down nothing is done
+  Scratch scratch_for(const GemmRoute& route);
+  Tensor values_of(const Value& value, Scratch& scratch);
+  // Of bf16, on tensor cores; b_by_depth: the matrices of b are transposed.
+  void multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out);
+  void multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate);
+  void clear_rows_of_no_group(const Tensor& out, const Tensor& offsets);
+  // Of any operands, in fp32; with a flag that is down nothing is done.
+  void multiply_plainly(const Gemm& k, const int32_t* only_if);
+  void multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, const int32_t* only_if);
+  void multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, const int32_t* only_if);
   Tensor transposed_codes(const QuantizedTensor& x);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
   void clear_where(const Tensor& flag, const Tensor& values);

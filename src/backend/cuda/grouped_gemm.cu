@@ -10,8 +10,9 @@ using namespace gpu;
 // A block has a tile of a group. The tiles of group g begin at index offsets[g] / kTile + g, where those of the groups before have ended:
 // so each finds its group, without the host knowing them, and at most one index a group is of no tile.
 template <class Out>
-__global__ void __launch_bounds__(kThreads, kGemmBlocks)
-    grouped_gemm(GemmSide a, GemmSide b, int64_t depth, int64_t matrix_rows, GroupOffsets groups, GemmTarget<Out> to) {
+__global__ void __launch_bounds__(kThreads, kGemmBlocks) grouped_gemm(GemmSide a, GemmSide b, int64_t depth, int64_t matrix_rows,
+                                                                      GroupOffsets groups, GemmTarget<Out> to, const int32_t* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   const auto first_tile = [&](int64_t g) { return groups.begin(g) / kTile + g; };
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kThreads) clear_rest(T* out, GroupOffsets grou
 
 // A block has a tile of a group's gradient, out_rows x cols.
 __global__ void __launch_bounds__(kThreads, kGemmBlocks)
-    grouped_weight_gradient(GemmSide a, GemmSide b, int64_t out_rows, GroupOffsets groups, GemmTarget<float> to) {
+    grouped_weight_gradient(GemmSide a, GemmSide b, int64_t out_rows, GroupOffsets groups, GemmTarget<float> to, const int32_t* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   a.outer.first = take_last(index, ceil_div(out_rows, int64_t{kTile})) * kTile;
@@ -45,27 +47,29 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks)
 
 }  // namespace
 
-void CudaBackend::execute(const GroupedGemm& k) {
+void CudaBackend::multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, const int32_t* only_if) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
-  const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, rows);
   const GroupOffsets groups = groups_of(offsets);
   const int64_t tiles = rows == 0 ? 0 : rows / kTile + groups.count;
   const GemmSide a{gemm_matrix(k.a.value), true, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
   with_values(k.out.dtype(), [&]<class Out>() {
-    Out* const out = k.out.device_data<Out>();
     launch(grouped_gemm<Out>, {tiles * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, k.a.cols(), shape_of(k.b.value)[0] / groups.count,
-           groups, GemmTarget<Out>{out, cols, false});
-    launch(clear_rest<Out>, {blocks_for(rows * cols), kThreads}, out, groups, rows, cols);
+           groups, GemmTarget<Out>{k.out.device_data<Out>(), cols, false}, only_if);
   });
 }
 
-void CudaBackend::execute(const GroupedWeightGradient& k) {
+void CudaBackend::clear_rows_of_no_group(const Tensor& out, const Tensor& offsets) {
+  with_values(out.dtype(), [&]<class T>() {
+    launch(clear_rest<T>, {blocks_for(out.elements()), kThreads}, out.device_data<T>(), groups_of(offsets), out.dim(0), out.dim(1));
+  });
+}
+
+void CudaBackend::multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, const int32_t* only_if) {
   const int64_t rows = shape_of(k.a)[1], cols = k.out.dim(1);
-  const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
   const GroupOffsets groups = groups_of(offsets);
   const GemmSide a{gemm_matrix(k.a), false, {0, rows}}, b{gemm_matrix(k.b), false, {0, cols}};
   launch(grouped_weight_gradient, {groups.count * ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, rows,
-         groups, GemmTarget<float>{k.out.device_data<float>(), cols, k.accumulate});
+         groups, GemmTarget<float>{k.out.device_data<float>(), cols, k.accumulate}, only_if);
 }
 
 }  // namespace mantissa

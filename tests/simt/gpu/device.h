@@ -76,6 +76,42 @@ void store(void* to, V value) {
 inline constexpr bool kMultiplyAddRoundsOnce = false;
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
 
+// Shared memory is read and written here, by the thread whose copy it is, so that sanitizers see it.
+inline void copy_async16(void* shared, const void* global, bool inside) {
+  require(std::bit_cast<uintptr_t>(shared) % 16 == 0 && (!inside || std::bit_cast<uintptr_t>(global) % 16 == 0), "thread ", thread(),
+          " of block ", block(), ": a copy of 16 bytes that are not aligned");
+  std::memset(shared, 0xff, 16);
+  simt::copy_later({.to = shared, .from = inside ? global : nullptr, .bytes = 16});
+}
+inline void commit_copies() { simt::commit(); }
+template <int kLeft>
+void wait_copies() {
+  for (const simt::Copy& copy : simt::arrived(kLeft)) {
+    if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+    if (!copy.from) std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+// The row at which a lane's address lies.
+struct RowsOfLanes {
+  const uint64_t* addresses;
+  explicit RowsOfLanes(const void* own) : addresses(simt::exchange(std::bit_cast<uint64_t>(own))) {
+    require(std::bit_cast<uintptr_t>(own) % 16 == 0, "thread ", thread(), " of block ", block(), ": a row of a matrix that is not aligned");
+  }
+  uint32_t at(unsigned row, unsigned col) const { return std::bit_cast<const uint16_t*>(addresses[row])[col]; }
+};
+inline void load_matrices(uint32_t (&out)[4], const void* row) {
+  const RowsOfLanes rows(row);
+  const unsigned own = lane() / 4, col = lane() % 4 * 2;
+  for (unsigned m = 0; m < 4; ++m) out[m] = rows.at(m * 8 + own, col) | rows.at(m * 8 + own, col + 1) << 16;
+}
+inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
+  const RowsOfLanes rows(row);
+  const unsigned own = lane() % 4 * 2, col = lane() / 4;
+  for (unsigned m = 0; m < 4; ++m) out[m] = rows.at(m * 8 + own, col) | rows.at(m * 8 + own + 1, col) << 16;
+}
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { simt::mma({.d = d, .a = a, .b = b}); }
+
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
 inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_or(value, std::memory_order_relaxed); }
 inline uint32_t fetch_max(uint32_t* at, uint32_t value) {

@@ -58,6 +58,42 @@ __device__ inline void store(void* to, V value) {
 inline constexpr bool kMultiplyAddRoundsOnce = true;
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 
+// Copies of 16 bytes into shared memory that a thread goes on beside: zeros where not `inside`. Those before a commit_copies() are a group;
+// wait_copies<n>() returns when all groups of this thread but the latest n are there.
+__device__ inline void copy_async16(void* shared, const void* global, bool inside) {
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// Four matrices of 8 x 8 elements of two bytes in shared memory: lane 8 m + i has the address of row i of matrix m, and gets elements 2 c
+// and 2 c + 1 of row r of matrix m in out[m], lane being 4 r + c. Transposed: rows 2 c and 2 c + 1 of column r.
+__device__ inline void load_matrices(uint32_t (&out)[4], const void* row) {
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(from)
+               : "memory");
+}
+// d [16, 8] += a [16, 16] * b [16, 8], of bf16 into fp32, with the fragments of mma.m16n8k16 in the PTX ISA: lane 4 r + c has d of rows r
+// and r + 8 and columns 2 c and 2 c + 1.
+__device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
 __device__ inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return atomicOr(at, value); }
 __device__ inline uint32_t fetch_max(uint32_t* at, uint32_t value) { return atomicMax(at, value); }

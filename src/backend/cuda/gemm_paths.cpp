@@ -32,9 +32,50 @@ void CudaBackend::execute(const Gemm& k) {
   multiply_plainly(k, nullptr);
 }
 
+void CudaBackend::execute(const GroupedGemm& k) {
+  const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
+  const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
+  count_gemm(route.path);
+  if (route.path == GemmPath::mma) {
+    Scratch scratch = scratch_for(route);
+    const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
+    multiply_groups(a, b, k.b.transposed, offsets, k.out);
+    if (scratch.flag.defined()) multiply_groups_plainly(k, offsets, scratch.flag.device_data<int32_t>());
+  } else {
+    multiply_groups_plainly(k, offsets, nullptr);
+  }
+  clear_rows_of_no_group(k.out, offsets);
+}
+
+void CudaBackend::execute(const GroupedWeightGradient& k) {
+  const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
+  const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
+  count_gemm(route.path);
+  if (route.path != GemmPath::mma) return multiply_groups_plainly(k, offsets, nullptr);
+  Scratch scratch = scratch_for(route);
+  const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
+  multiply_groups_for_weights(a, b, offsets, k.out, k.accumulate);
+  if (scratch.flag.defined()) multiply_groups_plainly(k, offsets, scratch.flag.device_data<int32_t>());
+}
+
+CudaBackend::Scratch CudaBackend::scratch_for(const GemmRoute& route) {
+  Scratch out{.native = is_native(route.path), .values = route.path == GemmPath::fp32 ? Dtype::f32 : Dtype::bf16};
+  if (route.dequantized > 0 && out.values == Dtype::bf16) out.flag = zeros(*this, Dtype::i32, {1});
+  return out;
+}
+
+// Values as they are, or of codes, in scratch.
+Tensor CudaBackend::values_of(const Value& value, Scratch& scratch) {
+  const auto* const codes = std::get_if<QuantizedTensor>(&value);
+  if (codes == nullptr) return std::get<Tensor>(value);
+  const Tensor& values = scratch.held.emplace_back(empty(*this, scratch.values, codes->shape));
+  execute(Dequantize{.x = *codes, .out = values, .extreme = scratch.flag});
+  if (scratch.flag.defined()) clear_where(scratch.flag, values);
+  return values;
+}
+
 bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
-  Scratch scratch{.native = is_native(route.path), .values = route.path == GemmPath::fp32 ? Dtype::f32 : Dtype::bf16};
-  if (route.path == GemmPath::bf16 && route.dequantized > 0) scratch.flag = zeros(*this, Dtype::i32, {1});
+  Scratch scratch = scratch_for(route);
   const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
   const bool bias = k.bias.defined(), fused = bias && k.bias.dtype() == k.out.dtype() && begins_at_16_bytes(k.bias);
   require(!bias || fused || !k.accumulate, "a sum is accumulated with a bias of ", k.bias.defined() ? k.bias.dtype() : k.out.dtype());
@@ -69,12 +110,7 @@ void CudaBackend::report_refused(const GemmForm& form) {
 gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch) {
   const QuantizedTensor* const codes = operand.quantized();
   if (codes == nullptr) return matrix_of(operand.dense(), operand.transposed);
-  if (!scratch.native) {
-    const Tensor& values = scratch.held.emplace_back(empty(*this, scratch.values, codes->shape));
-    execute(Dequantize{.x = *codes, .out = values, .extreme = scratch.flag});
-    if (scratch.flag.defined()) clear_where(scratch.flag, values);
-    return matrix_of(values, operand.transposed);
-  }
+  if (!scratch.native) return matrix_of(values_of(operand.value, scratch), operand.transposed);
   const bool along_rows = left != operand.transposed;
   const ScaleLayout layout = route.path == GemmPath::mxfp8 ? ScaleLayout::swizzled_e8m0
                              : codes->how.tiles()          ? ScaleLayout::tiles_fp32

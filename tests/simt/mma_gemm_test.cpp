@@ -1,0 +1,170 @@
+// Grouped GEMMs on tensor cores: groups of any size, in every orientation, of values and of codes.
+#include "kernel_operands.h"
+#include "mantissa/backend/functions.h"
+#include "quantized_matrices.h"
+
+namespace mantissa::test::mma_gemm_test {
+
+class MmaGemm : public ::testing::Test {
+ protected:
+  Backend& device() { return *device_; }
+  // That the GEMM takes the path, and then what it gives.
+  template <class Kernel>
+  std::vector<double> run(const Kernel& k, GemmPath path = GemmPath::mma) {
+    const auto count = [&] { return device().gemm_counts()[static_cast<size_t>(path)]; };
+    const int64_t before = count();
+    device().run(k);
+    EXPECT_EQ(count(), before + 1);
+    return values(k.out);
+  }
+  double bound_of(const auto& k) { return route_grouped_gemm(form_of(k), device().gemm_device()).bound; }
+  Tensor offsets_of(Operands& o, const std::vector<int64_t>& sizes) {
+    std::vector<double> offsets = {0};
+    for (const int64_t size : sizes) offsets.push_back(offsets.back() + static_cast<double>(size));
+    return o.given(Dtype::i32, {std::ssize(offsets)}, offsets);
+  }
+
+ private:
+  std::unique_ptr<Backend> device_ = make_backend("cuda");
+};
+
+// Sums in fp64 of what operands hold: a [.., k] row by row, b column by column of [.., n].
+struct Exact {
+  std::vector<double> a, b;
+  int64_t a_row, b_row;
+  bool a_transposed, b_transposed;
+  int64_t first_of_b = 0;
+
+  void expect(double found, int64_t i, int64_t j, int64_t first, int64_t end, double before, double bound, double unit) const {
+    double sum = before, of_all = std::abs(before);
+    for (int64_t k = first; k < end; ++k) {
+      const double x = a[static_cast<size_t>(a_transposed ? k * a_row + i : i * a_row + k)];
+      const double y = b[static_cast<size_t>(first_of_b + (b_transposed ? j * b_row + k : k * b_row + j))];
+      sum += x * y, of_all += std::abs(x * y);
+    }
+    ASSERT_LE(std::abs(found - sum), bound * of_all + unit * std::abs(sum)) << i << ", " << j;
+  }
+};
+
+const std::vector<int64_t> kSizes = {0, 1, 127, 0, 130, 33, 128, 0};
+
+TEST_F(MmaGemm, OfGroupsOfAnySizeIsTheirs) {
+  for (const bool transposed : {false, true}) {
+    for (const auto& [k, n] : {std::pair<int64_t, int64_t>{8, 8}, {40, 136}, {72, 24}}) {
+      for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+        SCOPED_TRACE(text(k, ", ", n, ' ', transposed, ' ', dtype));
+        Operands o(device(), Dtype::bf16);
+        const int64_t groups = std::ssize(kSizes), rows = 424;  // five of no group
+        const GroupedGemm gemm{.a = {.value = o.input({rows, k})},
+                               .b = {.value = o.input(transposed ? Shape{groups * n, k} : Shape{groups * k, n}), .transposed = transposed},
+                               .out = o.output_of(dtype, "out", {rows, n}, kExact),
+                               .offsets = offsets_of(o, kSizes)};
+        const std::vector<double> found = run(gemm);
+        Exact exact{values(gemm.a.dense()), values(gemm.b.dense()), k, gemm.b.dense().dim(1), false, transposed};
+        int64_t row = 0;
+        for (const int64_t size : kSizes) {
+          for (const int64_t end = row + size; row < end; ++row) {
+            for (int64_t col = 0; col < n; ++col)
+              exact.expect(found[static_cast<size_t>(row * n + col)], row, col, 0, k, 0.0, bound_of(gemm),
+                           dtype == Dtype::bf16 ? 0x1p-8 : 0x1p-24);
+          }
+          exact.first_of_b += n * k;
+        }
+        EXPECT_TRUE(std::all_of(found.begin() + row * n, found.end(), [](double value) { return value == 0.0; }));
+        o.expect_margins_untouched();
+      }
+    }
+  }
+}
+
+TEST_F(MmaGemm, OfWeightsSumsTheRowsOfAGroup) {
+  for (const bool accumulate : {false, true}) {
+    Operands o(device(), Dtype::bf16);
+    const int64_t groups = std::ssize(kSizes), rows = 424, m = 136, n = 24;
+    const GroupedWeightGradient gemm{.a = o.input({rows, m}),
+                                     .b = o.input({rows, n}),
+                                     .out = o.gradient("dweight", {groups * m, n}, kExact, accumulate),
+                                     .offsets = offsets_of(o, kSizes),
+                                     .accumulate = accumulate};
+    const std::vector<double> before = values(gemm.out), found = run(gemm);
+    const Exact exact{values(std::get<Tensor>(gemm.a)), values(std::get<Tensor>(gemm.b)), m, n, true, false};
+    int64_t row = 0, at = 0;
+    for (const int64_t size : kSizes) {
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j, ++at) {
+          const auto index = static_cast<size_t>(at);
+          exact.expect(found[index], i, j, row, row + size, accumulate ? before[index] : 0.0, bound_of(gemm), 0x1p-24);
+        }
+      }
+      row += size;
+    }
+    o.expect_margins_untouched();
+  }
+}
+
+// A token has the same bits whichever tokens are beside it in its group.
+TEST_F(MmaGemm, OfARowDoesNotDependOnItsGroup) {
+  Operands o(device(), Dtype::bf16);
+  const int64_t rows = 200, k = 72, n = 40;
+  const Tensor a = o.input({rows, k}), one = o.input({n, k});
+  std::vector<double> many;
+  for (int i = 0; i < 3; ++i) {
+    const std::vector<double> matrix = values(one);
+    many.insert(many.end(), matrix.begin(), matrix.end());
+  }
+  const Tensor b = o.given(Dtype::bf16, {3 * n, k}, many);
+  const auto with = [&](const std::vector<int64_t>& sizes) {
+    return run(GroupedGemm{.a = {.value = a},
+                           .b = {.value = b, .transposed = true},
+                           .out = o.output_of(Dtype::f32, "out", {rows, n}, kExact),
+                           .offsets = offsets_of(o, sizes)});
+  };
+  const std::vector<double> whole = with({0, 200, 0});
+  EXPECT_EQ(with({1, 130, 69}), whole);
+  EXPECT_EQ(with({77, 0, 123}), whole);
+}
+
+// Codes are multiplied as values, and in fp32 where bf16 does not hold these.
+TEST_F(MmaGemm, OfCodesIsThatOfTheirValues) {
+  for (const int exponent : {0, 124}) {
+    SCOPED_TRACE(exponent);
+    Operands o(device(), Dtype::bf16);
+    const std::vector<int64_t> sizes = {32, 0, 96};
+    const auto codes = [&](Shape shape, uint32_t what, int scale, const Quantization& how) {
+      std::vector<double> drawn = random_values(shape.elements(), what);
+      for (double& value : drawn) value = std::ldexp(value, scale);
+      return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), how);
+    };
+    const QuantizedTensor a = codes({128, 64}, 91, -exponent, rows_of(Format::e4m3, 32));
+    const QuantizedTensor b = codes({3 * 96, 64}, 92, exponent, tiles_of(Format::e4m3, 32));
+    const GroupedGemm gemm{.a = {.value = a},
+                           .b = {.value = b, .transposed = true},
+                           .out = o.output_of(Dtype::f32, "out", {128, 96}, kExact),
+                           .offsets = offsets_of(o, sizes)};
+    const std::vector<double> found = run(gemm);
+    Exact exact{values(dequantized(a)), values(dequantized(b)), 64, 64, false, true};
+    int64_t row = 0;
+    for (const int64_t size : sizes) {
+      for (const int64_t end = row + size; row < end; ++row)
+        for (int64_t col = 0; col < 96; ++col)
+          exact.expect(found[static_cast<size_t>(row * 96 + col)], row, col, 0, 64, 0.0, exponent == 0 ? bound_of(gemm) : 1e-6, 0x1p-24);
+      exact.first_of_b += 96 * 64;
+    }
+  }
+}
+
+// Rows that do not begin at 16 bytes, and fp32.
+TEST_F(MmaGemm, IsThePlainOneWhereItCannotBe) {
+  for (const auto& [dtype, k, memory] : {std::tuple{Dtype::f32, int64_t{16}, Operands::Memory::aligned},
+                                         {Dtype::bf16, 12, Operands::Memory::aligned},
+                                         {Dtype::bf16, 16, Operands::Memory::misaligned}}) {
+    Operands o(device(), dtype, memory);
+    run(GroupedGemm{.a = {.value = o.input({5, k})},
+                    .b = {.value = o.input({2 * 8, k}), .transposed = true},
+                    .out = o.output("out", {5, 8}, kExact),
+                    .offsets = offsets_of(o, {2, 3})},
+        GemmPath::plain);
+  }
+}
+
+}  // namespace mantissa::test::mma_gemm_test
