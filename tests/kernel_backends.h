@@ -12,7 +12,8 @@
 namespace mantissa::test {
 
 // Each is held against cpu_reference: that of the CPU, and in simt_tests that of CUDA on the executor of the host (simt/).
-inline std::vector<std::string> tested_backends() { return {MANTISSA_TESTED_BACKENDS}; }
+// The executable defines it.
+std::vector<std::string> tested_backends();
 
 // The same and the reference, for what is true of every backend.
 inline std::vector<std::string> all_backends() {
