@@ -1,6 +1,7 @@
 # Tests of the kernels of CUDA: on an executor of the host, where a thread of a block is a fiber, and on a GPU. Each is compiled once: the suite
 # has those that take seconds on the executor; what the kernels of the CPU are tested with, and training with every preset, is slow there.
-# Under ThreadSanitizer all but one case of each kernel take minutes.
+# Under AddressSanitizer they are among the unit tests, without training; under ThreadSanitizer, where more takes minutes, one case of each kernel
+# is among the tests of threads.
 add_library(cuda_case_tests OBJECT simt/one_case_test.cpp)
 add_library(cuda_training_tests OBJECT simt/training_test.cpp)
 add_library(cuda_matrix_tests OBJECT simt/slow/training_matrix_test.cpp)
@@ -8,10 +9,19 @@ add_library(cuda_edge_tests OBJECT backend/contracts_test.cpp simt/error_word_te
   simt/mma_gemm_test.cpp)
 foreach(name case training matrix edge)
   mantissa_test_settings(cuda_${name}_tests)
+endforeach()
+target_link_libraries(cuda_case_tests PRIVATE mantissa_backend)
+foreach(name training matrix edge)
   target_link_libraries(cuda_${name}_tests PRIVATE mantissa_train)
 endforeach()
 
-mantissa_tests(integration 300 simt_tests simt/tested_backends.cpp TEST_PREFIX simt.)
+set(label integration)
+if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
+  set(label threads)
+elseif(CMAKE_CXX_FLAGS MATCHES "-fsanitize=address")
+  set(label unit)
+endif()
+mantissa_tests(${label} 300 simt_tests simt/tested_backends.cpp TEST_PREFIX simt.)
 target_link_libraries(simt_tests PRIVATE simt_backend cuda_case_tests)
 target_include_directories(simt_tests PRIVATE simt)
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
