@@ -162,8 +162,9 @@ inline ::testing::AssertionResult gemms_agree(Backend& device, Backend& referenc
   reference.run(gemm(left, right, expected, c.accumulate, bias.defined() ? widened(reference, bias) : Tensor()));
   reference.run(gemm(magnitudes_of(left), magnitudes_of(right), magnitudes, false, {}));
   const std::vector<double> d = values(actual), e = values(expected), m = values(magnitudes);
+  const double relative = std::max(2e-6, route_gemm(form_of(gemm(a, b, actual, c.accumulate, bias)), device.gemm_device()).bound);
   for (size_t i = 0; i < d.size(); ++i) {
-    const double bound = 2e-6 * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8 * std::abs(e[i]) : 0.0);
+    const double bound = relative * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8 * std::abs(e[i]) : 0.0);
     if (std::abs(d[i] - e[i]) <= bound) continue;
     const auto at = static_cast<int64_t>(i);
     return ::testing::AssertionFailure() << c << " on " << device.name() << ": [" << at / c.n << ", " << at % c.n << "] is " << d[i]

@@ -16,6 +16,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 #include "mantissa/config/open_device.h"
+#include "mantissa/plan/gemm_table.h"
 #include "mantissa/train/equal_places.h"
 #include "tools/command.h"
 
@@ -70,7 +71,10 @@ ExitCode doctor() {
   line("other kernels", cpu_level_line());
   const Gpus gpus = find_gpus();
   line("GPUs", gpus.text);
-  if (gpus.usable) require(gemms_are_right("cuda"), ExitCode::environment, "a GEMM of the GPU differs from the reference");
+  if (gpus.usable) {
+    require(gemms_are_right("cuda"), ExitCode::environment, "a GEMM of the GPU differs from the reference");
+    line("GEMMs of a GPU", gemm_device_text(make_backend("cuda")->gemm_device()));
+  }
   line("devices", text("cpu, cpu_reference", gpus.usable ? ", cuda" : "", "; auto is ", backend_name(DeviceChoice::automatic)));
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {

@@ -42,14 +42,17 @@ const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
   return native == 0 ? "emulated" : emulated == 0 ? "native" : "partly native";
 }
 
-// The device of the run, or another one whose GEMMs are asked about.
+// Returns the device of the run, or another one whose GEMMs are asked about. A GPU is opened only where it is asked for as "here"; for a
+// run on GPUs, where there may be none, the one of this host is taken, or one of 8.0.
 GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& config) {
   GemmDevice out;
-  if (arguments.device.empty() || arguments.device == "here") {
-    const DeviceChoice choice = arguments.device.empty() ? config.training.device : DeviceChoice::automatic;
-    if (backend_name(choice) == "cuda") out = make_backend(choice)->gemm_device();
-  } else {
+  if (arguments.device == "here") {
+    out = make_backend(DeviceChoice::automatic)->gemm_device();
+  } else if (!arguments.device.empty()) {
     out = gemm_device(arguments.device);
+  } else if (backend_name(config.training.device) == "cuda") {
+    const int found = find_gpus().architecture;
+    out = {.architecture = found > 0 ? found : 80, .library = kSupposedLibrary};
   }
   out.native = config.precision.native_products == NativeProducts::automatic;
   return out;
@@ -290,10 +293,9 @@ Command explain_command() {
   options.push_back({.name = "--link",
                      .target = &arguments->rates.link,
                      .description = "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"});
-  options.push_back(
-      {.name = "--device",
-       .target = &arguments->device,
-       .description = "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120 or what is here"});
+  options.push_back({.name = "--device",
+                     .target = &arguments->device,
+                     .description = "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"});
   options.push_back(
       {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});

@@ -19,12 +19,13 @@ bool blackwell_of_servers(int architecture) { return architecture / 10 == 10; }
 // Products and sums in fp32, in any order: mx.md's 1e-6, which grows with the contraction.
 double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
-// A step of a tensor core aligns its products and the sum so far to the largest of them and cuts what is below some bits more than the 24
-// of fp32: 8 products and one bit on 8.x, 16 and two from 9.0 on (Khattak and Mikaitis 2025, arXiv 2512.07004). Each of its terms is off by
-// one unit of what is kept, at most.
+// A step of a tensor core aligns its products and the sum so far to the largest of them, cuts what is below some bits more than the 24 of
+// fp32, and cuts its result to these: 8 products and no bit more on 8.x, 16 and one from 9.0 on (Khattak and Mikaitis 2025, arXiv
+// 2512.07004). Each of its terms is off by one unit of what is kept, at most. That of FP8 on 10.x is supposed to be the same.
 double bf16_bound(int64_t k, int architecture) {
-  const int products = architecture < 90 ? 8 : 16, bits = architecture < 90 ? 24 : 25;
-  return static_cast<double>(ceil_div(k, int64_t{products}) * (products + 1)) / static_cast<double>(1 << bits);
+  const int products = architecture < 90 ? 8 : 16;
+  const double unit = architecture < 90 ? 0x1p-24 : 0x1p-25, of_result = 0x1p-23;
+  return static_cast<double>(ceil_div(k, int64_t{products})) * ((products + 1) * unit + of_result);
 }
 
 // FP8 on 9.0 keeps 13 bits below the largest of 32 products and of the sum so far, over 128 elements; these sums are added in fp32
@@ -43,6 +44,8 @@ GemmObstacle obstacle_of_operands(const GemmForm& form) {
   if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;
   if (!fp8(form.a) || !fp8(form.b) || form.a.how.block() != form.b.how.block()) return GemmObstacle::element_format;
   if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
+  const auto along = [](const Quantization& how, bool rows) { return how.tiles() || (rows ? how.rowwise() : how.columnwise()); };
+  if (!along(form.a.how, !form.a.transposed) || !along(form.b.how, form.b.transposed)) return GemmObstacle::blocks;
   const auto whole = [](int64_t size) { return size % 16 == 0; };
   if (!whole(form.m) || !whole(form.n) || form.k % form.a.how.block() != 0) return GemmObstacle::sizes;
   return std::min(form.a.alignment, form.b.alignment) % 16 == 0 ? GemmObstacle::none : GemmObstacle::alignment;
@@ -117,12 +120,14 @@ GemmOperandForm form_of(const Operand& operand) {
   return out;
 }
 
-}  // namespace
-
-GemmForm form_of(const GroupedGemm& gemm) {
+GemmForm form_of_sides(const auto& gemm) {
   return {
       .a = form_of(gemm.a), .b = form_of(gemm.b), .out = gemm.out.dtype(), .m = gemm.out.dim(0), .n = gemm.out.dim(1), .k = gemm.a.cols()};
 }
+
+}  // namespace
+
+GemmForm form_of(const GroupedGemm& gemm) { return form_of_sides(gemm); }
 GemmForm form_of(const GroupedWeightGradient& gemm) {
   return {.a = form_of(Operand{.value = gemm.a, .transposed = true}),
           .b = form_of(Operand{.value = gemm.b}),
@@ -131,10 +136,7 @@ GemmForm form_of(const GroupedWeightGradient& gemm) {
           .n = gemm.out.dim(1),
           .k = shape_of(gemm.a)[0]};
 }
-GemmForm form_of(const Gemm& gemm) {
-  return {
-      .a = form_of(gemm.a), .b = form_of(gemm.b), .out = gemm.out.dtype(), .m = gemm.out.dim(0), .n = gemm.out.dim(1), .k = gemm.a.cols()};
-}
+GemmForm form_of(const Gemm& gemm) { return form_of_sides(gemm); }
 
 std::string form_text(const GemmForm& form) {
   const auto side = [](const GemmOperandForm& o) {
@@ -149,10 +151,18 @@ GemmDevice gemm_device(const std::string& name) {
   if (name == "cpu") return {};
   for (const int architecture : kArchitectures)
     if (name == text("sm_", architecture)) return {.architecture = architecture, .library = kSupposedLibrary};
-  fail(ExitCode::usage, "there is no device \"", name, "\"; there are cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103 and sm_120");
+  fail(ExitCode::usage, "there is no device \"", name, "\"; there are cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120 and here");
 }
 
 std::string gemm_library_text(int version) { return text("cuBLASLt ", version / 10000, '.', version / 100 % 100); }
+
+std::string gemm_counts_text(const GemmCounts& counts) {
+  std::string out;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > 0) out += text(out.empty() ? "" : ", ", gemm_path_name(static_cast<GemmPath>(i)), ' ', counts[i]);
+  }
+  return out;
+}
 
 const char* gemm_path_name(GemmPath path) {
   switch (path) {
@@ -178,9 +188,10 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
       return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", form.a.how.block() == 32 ? "12.8" : "12.9");
     case GemmObstacle::architecture:
       return device.architecture >= 120 && form.a.how.block() == 32 ? text("on ", gpu, " cuBLASLt has ", scales, " for some layouts only")
-                                                                    : text(gpu, " has no FP8 products with ", scales);
-    case GemmObstacle::one_operand: return "one operand is values";
+                                                                    : text(gpu, " has no FP8 GEMMs with ", scales);
+    case GemmObstacle::one_operand: return "one operand is high-precision";
     case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length";
+    case GemmObstacle::blocks: return "blocks do not lie along the contraction";
     case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
     case GemmObstacle::sizes: return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units");

@@ -1,6 +1,6 @@
 #include "mantissa/plan/gemm_table.h"
 
-#include <array>
+#include <algorithm>
 #include <iomanip>
 #include <map>
 
@@ -13,7 +13,7 @@ namespace mantissa {
 namespace {
 
 GemmOperandForm operand_form(const Recipe& recipe, const OperandChoice& choice, bool transposed) {
-  return {.dtype = recipe.compute, .how = choice.is_codes() ? choice.how : Quantization{}, .transposed = transposed};
+  return {.dtype = recipe.compute, .how = codes_read(recipe, choice), .transposed = transposed};
 }
 
 // Of a micro batch; of one expert its share, if each gets as many.
@@ -99,7 +99,6 @@ std::vector<PlannedGemm> planned_gemms(const RunConfig& config, const PrecisionP
       out.push_back({.module = module.path,
                      .operands = gemm_text(recipe, role),
                      .role = role,
-                     .grouped = module.experts,
                      .form = form,
                      .route = module.experts ? route_grouped_gemm(form, device) : route_gemm(form, device)});
     }

@@ -53,6 +53,17 @@ GemmOperands choose_operands(const Recipe& recipe, GemmRole role) {
   fail(ExitCode::internal, "no such GEMM");
 }
 
+Quantization codes_read(const Recipe& recipe, const OperandChoice& choice) {
+  switch (choice.source) {
+    case OperandSource::high: return {};
+    case OperandSource::codes:
+    case OperandSource::requantized: return choice.how;
+    case OperandSource::fake:
+    case OperandSource::fake_codes: return recipe.weight_fake_quant;
+  }
+  return {};
+}
+
 bool saves_input_codes(const Recipe& recipe) { return recipe.input && recipe.gemms.fprop && recipe.gemms.wgrad; }
 
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {

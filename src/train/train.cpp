@@ -253,8 +253,13 @@ bool after_step(Run& run) {
   return due(run, run.config.checkpoint.interval) && save(run);
 }
 
+void log_gemms(const Backend& device) {
+  if (const std::string counts = gemm_counts_text(device.gemm_counts()); !counts.empty()) log_info("GEMMs by path: ", counts);
+}
+
 // Ends a run that has finished, or that was asked to stop.
 ExitCode finish(Run& run, bool saved) {
+  log_gemms(*run.device);
   await_exports(run, 0);
   if (!saved || run.exports.failed(run.state.step)) return ExitCode::storage;
   return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;

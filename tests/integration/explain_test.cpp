@@ -303,15 +303,17 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_THAT(table("sm_90", {}), HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  2 transposed, 2 of scales"));
   EXPECT_THAT(table("sm_90", {"precision.native_products=never"}),
               ::testing::AllOf(Not(HasSubstr("fp8_block")), HasSubstr("(1) precision.native_products is never")));
-  EXPECT_THAT(table("sm_89", {}), HasSubstr("(1) sm_89 has no FP8 products with scales per 128"));
+  EXPECT_THAT(table("sm_89", {}), HasSubstr("(1) sm_89 has no FP8 GEMMs with scales per 128"));
   EXPECT_THAT(table("cpu", {}), HasSubstr("GEMMs on cpu"));
   EXPECT_THAT(table("here", {}), HasSubstr("GEMMs on "));
+  // A run on GPUs is explained where there is none.
+  EXPECT_THAT(narrow("configs/gpt2-124m.json", MANTISSA_SOURCE_DIR, {"--set", "training.device=cuda"}), HasSubstr("device cuda |"));
   const ProcessResult refused = run_mantissa({"explain", "configs/gpt2-124m.json", "--device", "sm_91"}, MANTISSA_SOURCE_DIR);
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.errors, HasSubstr("there is no device \"sm_91\""));
 }
 
-TEST(Explain, TellsMachinesHowADeviceMultiplies) {
+TEST(Explain, ReportsHowADeviceMultipliesAsJson) {
   const auto explained = [](const char* device) {
     return json::parse(run_mantissa({"explain", "configs/gpt2-124m.json", "--json", "--device", device, "--set", "precision.recipe=mxfp8"},
                                     MANTISSA_SOURCE_DIR)
@@ -322,7 +324,7 @@ TEST(Explain, TellsMachinesHowADeviceMultiplies) {
   const json first = explained("sm_90").at("gemms").at("of").at(0);
   EXPECT_EQ(first.at("path"), "bf16");
   EXPECT_EQ(first.at("dequantized"), 2);
-  EXPECT_EQ(first.at("because"), "sm_90 has no FP8 products with scales per 32");
+  EXPECT_EQ(first.at("because"), "sm_90 has no FP8 GEMMs with scales per 32");
 }
 
 TEST(Explain, EveryShippedConfigurationOnEveryDeviceStaysWithinAHundredColumns) {

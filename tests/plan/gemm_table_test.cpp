@@ -1,8 +1,11 @@
 // The table of GEMM paths: what recipes ask of architectures and versions of cuBLASLt, held against a file.
 #include "mantissa/plan/gemm_table.h"
 
+#include <gmock/gmock.h>
+
 #include <fstream>
 
+#include "files.h"
 #include "mantissa/precision/config.h"
 #include "testing.h"
 
@@ -83,6 +86,8 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
       {GemmObstacle::one_operand, [](GemmForm& f, GemmDevice&) { f.a.how = {}; }},
       {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
       {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.block_cols = 32; }},
+      {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.transposed = true; }},
+      {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.how = f.a.how.transposed(); }},
       {GemmObstacle::two_e5m2, [](GemmForm& f, GemmDevice&) { f.a.how.format = f.b.how.format = Format::e5m2; }},
       {GemmObstacle::none, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e5m2; }},
       {GemmObstacle::two_tiles, [](GemmForm& f, GemmDevice&) { f.a.how = f.b.how; }},

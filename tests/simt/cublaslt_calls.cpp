@@ -35,9 +35,15 @@ constexpr size_t kWorkspace = 4096;
 constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
 enum class ScaleMode : int32_t { scalar = 0, per_32 = 2, per_128 = 4, per_tile = 5 };
 
-CublasLtCalls& real() {
-  static CublasLtCalls calls{};
-  return calls;
+// How attributes are read back.
+struct Reading {
+  decltype(&cublasLtMatmulDescGetAttribute) MatmulDescGetAttribute;
+  decltype(&cublasLtMatrixLayoutGetAttribute) MatrixLayoutGetAttribute;
+  decltype(&cublasLtMatmulPreferenceGetAttribute) MatmulPreferenceGetAttribute;
+};
+Reading& real() {
+  static Reading reading{};
+  return reading;
 }
 
 template <class T>
@@ -165,6 +171,8 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   if (attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE) != CUBLAS_COMPUTE_32F) return false;
   if (attribute<int8_t>(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0) return false;
   if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF) return false;
+  const bool biased = attribute<uint32_t>(desc, CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BIAS;
+  if (a.matrix.fp8() && biased && d.type == CUDA_R_32F) return false;
   if (a.matrix.fp8() || b.matrix.fp8()) return a.matrix.fp8() && b.matrix.fp8() && has_fp8(a, b, simt::architecture());
   if (a.mode != ScaleMode::scalar || b.mode != ScaleMode::scalar || a.scales || b.scales) return false;
   return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
@@ -286,15 +294,20 @@ std::optional<CublasLtCalls> load_cublaslt() {
   if (!simt::stands_for_a_chip()) return std::nullopt;
   static void* const library = dlopen(MANTISSA_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
   require(library != nullptr, ExitCode::environment, "no cuBLASLt can be loaded");
-  CublasLtCalls& calls = real();
+  CublasLtCalls calls{};
 #define MANTISSA_CALL(name)                                                              \
   calls.name = reinterpret_cast<decltype(calls.name)>(dlsym(library, "cublasLt" #name)); \
   require(calls.name != nullptr, ExitCode::environment, "cuBLASLt has no function ", #name);
   MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
 #undef MANTISSA_CALL
-  CublasLtCalls out = calls;
-  out.Create = create, out.Destroy = destroy, out.MatmulAlgoGetHeuristic = choose, out.Matmul = multiply;
-  return out;
+  const auto take = [](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+  };
+  take(real().MatmulDescGetAttribute, "cublasLtMatmulDescGetAttribute");
+  take(real().MatrixLayoutGetAttribute, "cublasLtMatrixLayoutGetAttribute");
+  take(real().MatmulPreferenceGetAttribute, "cublasLtMatmulPreferenceGetAttribute");
+  calls.Create = create, calls.Destroy = destroy, calls.MatmulAlgoGetHeuristic = choose, calls.Matmul = multiply;
+  return calls;
 }
 
 }  // namespace mantissa::gpu

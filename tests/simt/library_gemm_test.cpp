@@ -2,7 +2,7 @@
 // exact product.
 #include <cstdlib>
 
-#include "kernel_operands.h"
+#include "kernel_cases_quantized.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
 #include "mantissa/precision/config.h"
@@ -30,13 +30,14 @@ struct Sizes {
 };
 
 // Operands as a recipe chooses them, on any backend; `spread` of their magnitudes.
-Operand operand_of(Operands& o, const OperandChoice& choice, Dtype compute, int64_t rows, int64_t cols, bool transposed, int spread) {
-  if (choice.is_codes()) return {.value = quantized_input(o, rows, cols, choice.how, spread), .transposed = transposed};
+Operand operand_of(Operands& o, const Quantization& codes, Dtype compute, int64_t rows, int64_t cols, bool transposed, int spread) {
+  if (codes) return {.value = quantized_input(o, rows, cols, codes, spread), .transposed = transposed};
   return {.value = o.given(compute, {rows, cols}, wide_values(rows, cols, 80, spread)), .transposed = transposed};
 }
 
 Gemm gemm_of(Operands& o, const Recipe& recipe, GemmRole role, const Sizes& s, int spread) {
-  const auto [first, second] = choose_operands(recipe, role);
+  const auto operands = choose_operands(recipe, role);
+  const Quantization first = codes_read(recipe, operands.first), second = codes_read(recipe, operands.second);
   const bool wgrad = role == GemmRole::wgrad, fprop = role == GemmRole::fprop;
   return {.a = operand_of(o, first, recipe.compute, wgrad ? s.k : s.m, wgrad ? s.m : s.k, wgrad, spread),
           .b = operand_of(o, second, recipe.compute, fprop ? s.n : s.k, fprop ? s.k : s.n, fprop, spread),
@@ -86,7 +87,7 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
           EXPECT_NE(route.path, GemmPath::plain);
           EXPECT_EQ(count_of(device(), route.path), taken + 1);
           EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") || (arch == 100 && preset == "mxfp8") ||
-                                               (arch == 100 && preset == "mxfp4_qat_mxfp8_act" && role != GemmRole::dgrad));
+                                               (arch == 100 && preset == "mxfp4_qat_mxfp8_act" && role == GemmRole::wgrad));
           expect_within(route.bound, gemm, before, {});
           o.expect_margins_untouched();
         }
@@ -119,6 +120,69 @@ TEST_P(LibraryGemm, OfAnySizeAndAlignmentIsThatOfTheReference) {
         }
       }
     }
+  }
+}
+
+// What the library adds, and what it cannot: sums with a bias of another dtype, or at any address, and both with extreme scales.
+TEST_P(LibraryGemm, AddsABiasToWhatIsAccumulated) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
+      for (const int exponent : {0, 124}) {
+        SCOPED_TRACE(text(dtype, ' ', exponent));
+        device().allow_native_gemms(exponent == 0);
+        Operands o(device(), dtype, memory);
+        const auto codes = [&](uint32_t what, int scale) {
+          std::vector<double> from = wide_values(64, 64, what, 0);
+          for (double& value : from) value = std::ldexp(value, scale);
+          return quantized(tensor_of(device(), Dtype::bf16, {64, 64}, from), rows_of(Format::e4m3, 32));
+        };
+        const Gemm gemm{.a = {.value = codes(83, -exponent)},
+                        .b = {.value = codes(84, exponent), .transposed = true},
+                        .out = o.gradient("sum", {64, 64}, kExact, true),
+                        .accumulate = true,
+                        .bias = o.input_of(dtype, {64})};
+        const std::vector<double> before = values(gemm.out);
+        device().run(gemm);
+        device().synchronize();
+        expect_within(exponent == 0 ? route_gemm(form_of(gemm), device().gemm_device()).bound : 1e-6, gemm, before, values(gemm.bias));
+      }
+    }
+  }
+}
+
+// fp32 activations with biases: codes with an fp32 output and bias.
+TEST_P(LibraryGemm, OfCodesAddsABiasOfAnyDtype) {
+  for (const Dtype out : {Dtype::bf16, Dtype::f32}) {
+    for (const Dtype bias : {Dtype::bf16, Dtype::f32}) {
+      SCOPED_TRACE(text(bias, " to ", out));
+      Operands o(device(), Dtype::bf16);
+      const int64_t block = GetParam() == 90 ? 128 : 32;
+      const Gemm gemm{.a = {.value = quantized_input(o, 64, 128, rows_of(Format::e4m3, block), 6)},
+                      .b = {.value = quantized_input(o, 128, 128, tiles_of(Format::e4m3, block), 6), .transposed = true},
+                      .out = o.output_of(out, "out", {64, 128}, kExact),
+                      .accumulate = false,
+                      .bias = o.input_of(bias, {128})};
+      device().run(gemm);
+      device().synchronize();
+      expect_within(route_gemm(form_of(gemm), device().gemm_device()).bound, gemm, {}, values(gemm.bias));
+    }
+  }
+}
+
+// A block across the contraction has one scale for all of its rows or columns.
+TEST_P(LibraryGemm, OfBlocksAcrossTheContractionIsThatOfValues) {
+  for (const int64_t block : {32, 128}) {
+    Operands o(device(), Dtype::bf16);
+    const Quantization rows = rows_of(Format::e4m3, block);
+    const Gemm gemm{.a = {.value = quantized_input(o, 128, 128, rows, 6), .transposed = true},
+                    .b = {.value = quantized_input(o, 128, 128, rows, 6)},
+                    .out = o.output_of(Dtype::f32, "out", {128, 128}, kExact),
+                    .accumulate = false};
+    const GemmRoute route = route_gemm(form_of(gemm), device().gemm_device());
+    EXPECT_FALSE(is_native(route.path));
+    device().run(gemm);
+    device().synchronize();
+    expect_within(route.bound, gemm, {}, {});
   }
 }
 

@@ -785,10 +785,12 @@ class Backend {
   // Says how GEMMs are routed (gemm_path.h), and how many took which path.
   virtual GemmDevice gemm_device() const { return {}; }
   virtual GemmCounts gemm_counts() const { return {}; }
-  // Whether codes may be multiplied as codes from now on, where the device can; else always as the values that they stand for.
+  // Says whether codes may be multiplied as codes from now on, where the device can, or always as the values that they stand for. A model
+  // says it when it is made, so of several on a device the last decides.
   virtual void allow_native_gemms(bool) {}
 
-  // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16.
+  // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. 0 on GPUs,
+  // where only the device knows.
   virtual int64_t fp32_gemms() const { return 0; }
   // Measures whether bits of GEMMs depend on the position of a row or column of an operand or on zeros behind the depth: "fp32, rows: 40 of
   // 64 differ". Returns "" on every machine where a token has the same bits whichever tokens are beside it and whichever rank computes it.

@@ -1,5 +1,5 @@
 // Which code multiplies two matrices on which device, what is written before, and how far from the exact product the result may be. One
-// table for whoever runs GEMMs (the backend of CUDA), tells about them (explain --device) and holds them to their bounds (tests).
+// table for whoever runs GEMMs (the backend of CUDA), reports them (explain --device) and holds them to their bounds (tests).
 //
 // cuBLASLt multiplies column-major, so that our row-major product is its product with the operands exchanged. It has these GEMMs (its
 // documentation, "cublasLtMatmul"):
@@ -11,7 +11,8 @@
 //   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
 //
 // Everything else is multiplied as the values that codes stand for, which bf16 holds exactly but for extreme scales: codes are dequantized
-// before. That is told as "emulated".
+// before. That is reported as "emulated". Scales of
+// native GEMMs are given to the library as they are, also extreme ones: whether it honors 2^-127 no GPU has shown.
 #pragma once
 
 #include <array>
@@ -68,6 +69,7 @@ enum class GemmPath : uint8_t {
 inline constexpr size_t kGemmPaths = 7;
 const char* gemm_path_name(GemmPath path);
 using GemmCounts = std::array<int64_t, kGemmPaths>;  // of each path, how many GEMMs took it
+std::string gemm_counts_text(const GemmCounts& counts);  // "bf16 120, mma 48"; empty where nothing is counted, as on CPUs
 constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
 
 // Why codes are not multiplied as codes, or nothing by the library.
@@ -79,6 +81,7 @@ enum class GemmObstacle : uint8_t {
   architecture,
   one_operand,  // the other one is values
   element_format,
+  blocks,  // that do not lie along the contraction
   two_e5m2,
   two_tiles,
   sizes,

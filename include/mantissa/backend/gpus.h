@@ -6,8 +6,9 @@
 namespace mantissa {
 
 struct Gpus {
-  bool usable;       // make_backend("cuda") opens one
-  std::string text;  // driver, runtime and each GPU, or what is missing
+  bool usable;           // make_backend("cuda") opens one
+  std::string text;      // driver, runtime and each GPU, or what is missing
+  int architecture = 0;  // ten times the compute capability of the first GPU
 };
 Gpus find_gpus();
 

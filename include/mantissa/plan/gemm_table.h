@@ -17,8 +17,7 @@ GemmForm gemm_form(const Recipe& recipe, GemmRole role, const ModuleShape& held,
 struct PlannedGemm {
   std::string module, operands;
   GemmRole role;
-  bool grouped;  // by experts; the form is that of one of them, with its share of the tokens
-  GemmForm form;
+  GemmForm form;  // of experts, that of one of them, with its share of the tokens
   GemmRoute route;
 };
 // All of one micro batch, in the order of the model.
@@ -26,8 +25,8 @@ std::vector<PlannedGemm> planned_gemms(const RunConfig& config, const PrecisionP
 
 // "sm_90 with cuBLASLt 13.1", or "cpu".
 std::string gemm_device_text(const GemmDevice& device);
-// Takes equal layers together. What keeps codes from being multiplied as codes stands below, in the order of its numbers. A narrow one has no
-// operands, which the table of the plan has.
+// Takes equal layers together. What keeps codes from being multiplied as codes stands below, in the order of its numbers. A narrow one has
+// no operands, which the table of the plan has.
 std::string gemm_table(const std::vector<PlannedGemm>& gemms, const GemmDevice& device, PlanTable form);
 
 }  // namespace mantissa

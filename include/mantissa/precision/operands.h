@@ -34,6 +34,10 @@ struct GemmOperands {
 };
 GemmOperands choose_operands(const Recipe& recipe, GemmRole role);
 
+// Returns how the codes that the GEMM reads for this operand are quantized; none: it reads values. Of a fake-quantized weight these are the
+// resident codes, whose values are DQ(Q(w)).
+Quantization codes_read(const Recipe& recipe, const OperandChoice& choice);
+
 // Returns whether the input is kept for backward as its rowwise codes, else in the compute dtype; wgrad reads it.
 bool saves_input_codes(const Recipe& recipe);
 

@@ -121,7 +121,7 @@ CudaBackend::Staged CudaBackend::copy_out(LaneParts& lane, const std::byte* from
 
 // Also what is copied out: an interrupt may end the wait for it.
 const CudaBackend::Staged& CudaBackend::keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes) {
-  while (!lane.staged.empty() && gpu::reached(lane.staged.front().copied)) lane.staged.pop_front();
+  while (!lane.staged.empty() && has_come(lane.staged.front().copied)) lane.staged.pop_front();
   return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = gpu::record(*lane.stream)});
 }
 

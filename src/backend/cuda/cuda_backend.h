@@ -63,15 +63,15 @@ class CudaBackend final : public Backend {
   bool has_come(const gpu::Event& event) const;
   void wait(const gpu::Event& event) const;
 
-  static void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
-  static Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
-  static const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
+  void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
+  Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
+  const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
   // What kernels of a lane have said until then; and, when it is here, throws it and lets later ones speak.
-  static Staged ask_errors(LaneParts& lane) {
+  Staged ask_errors(LaneParts& lane) {
     return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord));
   }
-  static void heed_errors(LaneParts& lane, const Staged& answer);
-  static void clear_errors(LaneParts& lane);
+  void heed_errors(LaneParts& lane, const Staged& answer);
+  void clear_errors(LaneParts& lane);
   gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now
   gpu::CheckedIndices checked(const Tensor& indices, const IndexRule& rule) { return {indices.device_data<int32_t>(), rule, error_word()}; }
   // Offsets of groups of so many rows; where one is refused, no group has rows.

@@ -1,5 +1,5 @@
-// GEMMs of cuBLASLt, row-major. cublaslt/cublaslt.cpp has them where the toolkit has its header, else cublaslt/no_cublaslt.cpp; the library
-// is loaded when a device is opened.
+// GEMMs of cuBLASLt, row-major. cublaslt/cublaslt.cpp has them where CMake finds the library with its header, else
+// cublaslt/no_cublaslt.cpp; the library is loaded when a device is opened.
 #pragma once
 
 #include <cstdint>

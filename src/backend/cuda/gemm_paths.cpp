@@ -75,17 +75,21 @@ Tensor CudaBackend::values_of(const Value& value, Scratch& scratch) {
 }
 
 bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
+  // A bias is added in the dtype of out; FP8 adds none in fp32.
+  if (k.bias.defined() && k.bias.dtype() == Dtype::f32 && k.out.dtype() == Dtype::bf16) return false;
+  const Tensor bias = k.bias.defined() ? converted(k.bias, k.out.dtype()) : k.bias;
+  const bool fused = bias.defined() && (!is_native(route.path) || bias.dtype() == Dtype::bf16) && begins_at_16_bytes(bias);
+  const bool adds_later = bias.defined() && !fused;
+  if ((adds_later && k.accumulate) || (!refused_.empty() && refused_.contains(form_text(form)))) return false;
   Scratch scratch = scratch_for(route);
   const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
-  const bool bias = k.bias.defined(), fused = bias && k.bias.dtype() == k.out.dtype() && begins_at_16_bytes(k.bias);
-  require(!bias || fused || !k.accumulate, "a sum is accumulated with a bias of ", k.bias.defined() ? k.bias.dtype() : k.out.dtype());
-  const Tensor out = bias && !fused ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
+  const Tensor out = adds_later ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
   const gpu::LibraryGemm gemm{.a = a,
                               .b = b,
                               .out = out.device_bytes(),
                               .out_dtype = out.dtype(),
                               .accumulate = k.accumulate,
-                              .bias = fused ? k.bias.device_bytes() : nullptr,
+                              .bias = fused ? bias.device_bytes() : nullptr,
                               .m = form.m,
                               .n = form.n,
                               .k = form.k};
@@ -94,14 +98,21 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
     return false;
   }
   count_gemm(route.path);
-  if (bias && !fused) execute(AddBias{.x = out, .bias = k.bias, .out = k.out});
-  if (scratch.flag.defined()) multiply_plainly(k, scratch.flag.device_data<int32_t>());
+  if (adds_later) execute(AddBias{.x = out, .bias = bias, .out = k.out});
+  if (scratch.flag.defined()) {
+    Gemm rest = k;
+    if (k.accumulate) rest.bias = {};  // which the library has added
+    multiply_plainly(rest, scratch.flag.device_data<int32_t>());
+  }
   return true;
 }
 
-// Once for each form, because such a GEMM takes many times as long.
+// Once for each form, whatever its rows, because such a GEMM takes many times as long.
 void CudaBackend::report_refused(const GemmForm& form) {
-  const std::string what = form_text(form);
+  refused_.insert(form_text(form));
+  GemmForm any = form;
+  any.m = 0;
+  const std::string what = form_text(any);
   if (!refused_.insert(what).second) return;
   log_warning("cuBLASLt has no algorithm for ", what, " on sm_", facts_.architecture, ": our kernel multiplies, which is slow");
 }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "backend/cuda/cublaslt/calls.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa::gpu {
@@ -21,7 +22,11 @@ void* open_library() {
 
 std::optional<CublasLtCalls> load_cublaslt() {
   void* const library = open_library();
-  if (library == nullptr) return std::nullopt;
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    log_warning("cuBLASLt cannot be loaded (", why ? why : "no reason is known", "): GEMMs take our kernels, which are many times slower");
+    return std::nullopt;
+  }
   CublasLtCalls calls{};
   bool all = true;
 #define MANTISSA_CALL(name)                                                              \
@@ -29,6 +34,7 @@ std::optional<CublasLtCalls> load_cublaslt() {
   all = all && calls.name != nullptr;
   MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
 #undef MANTISSA_CALL
+  if (!all) log_warning("cuBLASLt lacks functions of its own header: GEMMs take our kernels, which are many times slower");
   return all ? std::optional(calls) : std::nullopt;
 }
 

@@ -58,14 +58,16 @@ Gpus find_gpus() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) return {.usable = false, .text = text(found, ": ", cudaGetErrorString(status))};
   bool usable = count > 0;
+  int architecture = 0;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp facts{};
     if (cudaGetDeviceProperties(&facts, i) != cudaSuccess) continue;
     usable &= facts.major >= kOldest;
+    if (i == 0) architecture = facts.major * 10 + facts.minor;
     found += text("; GPU ", i, ": ", facts.name, ", compute capability ", facts.major, '.', facts.minor, ", ", facts.totalGlobalMem >> 30,
                   " GiB", facts.major < kOldest ? " (too old: 8.0 is needed)" : "");
   }
-  return {.usable = usable, .text = found};
+  return {.usable = usable, .text = found, .architecture = architecture};
 }
 
 Facts open_device(int index) {

@@ -1,5 +1,5 @@
-// The functions of cuBLASLt that are used. load.cpp takes them from the library that this host has; tests/simt/cublaslt_calls.cpp computes
-// the products itself.
+// The functions of cuBLASLt that are used. chip/cublaslt_calls.cpp takes them from the library that this host has;
+// tests/simt/cublaslt_calls.cpp multiplies itself.
 #pragma once
 
 #include <cublasLt.h>
@@ -15,14 +15,11 @@ namespace mantissa::gpu {
   X(MatmulDescCreate)              \
   X(MatmulDescDestroy)             \
   X(MatmulDescSetAttribute)        \
-  X(MatmulDescGetAttribute)        \
   X(MatrixLayoutCreate)            \
   X(MatrixLayoutDestroy)           \
-  X(MatrixLayoutGetAttribute)      \
   X(MatmulPreferenceCreate)        \
   X(MatmulPreferenceDestroy)       \
   X(MatmulPreferenceSetAttribute)  \
-  X(MatmulPreferenceGetAttribute)  \
   X(MatmulAlgoGetHeuristic)        \
   X(Matmul)
 
@@ -32,7 +29,7 @@ struct CublasLtCalls {
 #undef MANTISSA_CALL
 };
 
-// None where the library is missing, or of another major version than its header.
+// None where the library is missing, of another major version than its header, or without one of the functions; the log says which.
 std::optional<CublasLtCalls> load_cublaslt();
 
 }  // namespace mantissa::gpu

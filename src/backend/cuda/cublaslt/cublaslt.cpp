@@ -1,7 +1,8 @@
-// cuBLASLt is column-major: to it our row-major out is its transpose, which is op(b)^T op(a)^T. So its A is our b and its B our a, each
-// read as it lies, and a matrix that we transpose is one that it does not, for A, or does not either, for B.
-#include <array>
+// cuBLASLt is column-major: to it a row-major matrix is its transpose, and our out is op(b)^T op(a)^T. So its A is our b and its B our a, and it
+// transposes those that we transpose.
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <tuple>
 
 #include "backend/cuda/cublaslt/calls.h"
@@ -18,7 +19,7 @@ void check(cublasStatus_t status, const char* what) {
   require(status == CUBLAS_STATUS_SUCCESS, ExitCode::environment, "cuBLASLt: ", what, " failed with status ", static_cast<int>(status));
 }
 
-// Of the enumerators of scale modes, of which headers before 12.9 lack some, the numbers.
+// Returns the number of an enumerator of scale modes, because headers before 12.9 lack some.
 int32_t scale_mode(ScaleLayout layout) {
   switch (layout) {
     case ScaleLayout::none: return 0;
@@ -91,7 +92,7 @@ class Preference {
   cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
-// What the library knows about a GEMM, but for addresses.
+// Holds what the library knows about a GEMM, but for addresses.
 struct Chosen {
   Chosen(const CublasLtCalls& calls, const LibraryGemm& g)
       : desc(calls),
@@ -133,13 +134,13 @@ class CublasLt final : public GemmLibrary {
 
  private:
   using Side = std::tuple<int, bool, ScaleLayout, uint32_t>;
-  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, bool, int64_t, int64_t, int64_t>;
+  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, uint32_t, int64_t, int64_t, int64_t>;
   static Side side_of(const LibraryMatrix& matrix) {
     return {type_of(matrix), matrix.transposed, matrix.layout, alignment_of(matrix.data)};
   }
 
   Chosen& choose(const LibraryGemm& g) {
-    const Key key{side_of(g.a), side_of(g.b), g.out_dtype, alignment_of(g.out), g.accumulate, g.bias != nullptr, g.m, g.n, g.k};
+    const Key key{side_of(g.a), side_of(g.b), g.out_dtype, alignment_of(g.out), g.accumulate, alignment_of(g.bias), g.m, g.n, g.k};
     std::unique_ptr<Chosen>& chosen = chosen_[key];
     if (!chosen) {
       chosen = std::make_unique<Chosen>(calls_, g);
