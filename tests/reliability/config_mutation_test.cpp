@@ -101,7 +101,7 @@ TEST(ConfigMutation, AMisspelledKeyIsNamedWithTheRightOne) {
 TEST(ConfigMutation, AValueOfAnotherTypeIsRefusedWithItsPlace) {
   RunConfig config;
   for (const Leaf& leaf : leaves(fields_of(config))) {
-    for (const char* const value : {"true", "7", "7.5", "\"seven\"", "[]", "{}", "null"}) {
+    for (const char* const value : {"true", "7", "7.5", "\"seventeen\"", "[]", "{}", "null"}) {
       const json parsed = json::parse(value);
       if (accepts(leaf.field, parsed) || (leaf.field.type->nullable && parsed.is_null())) continue;
       const std::string errors = errors_of(nested(leaf.key, leaf.name, value));
