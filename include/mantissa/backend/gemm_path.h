@@ -11,8 +11,8 @@
 //   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
 //
 // Everything else is multiplied as the values that codes stand for, which bf16 holds exactly but for extreme scales: codes are dequantized
-// before. That is reported as "emulated". Scales of
-// native GEMMs are given to the library as they are, also extreme ones: whether it honors 2^-127 no GPU has shown.
+// before. That is reported as "emulated". Scales of native GEMMs are given to the library as they are, also extreme ones: whether it honors
+// 2^-127 no GPU has shown.
 #pragma once
 
 #include <array>
