@@ -19,9 +19,9 @@ bool blackwell_of_servers(int architecture) { return architecture / 10 == 10; }
 // Products and sums in fp32, in any order: mx.md's 1e-6, which grows with the contraction.
 double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
-// A step of a tensor core aligns its products and the sum so far to the largest of them, cuts what is below the 24 bits of fp32 and one more
-// (8.x, 8 products) or two more (from 9.0 on, 16), and cuts its result to 24. Each of its terms is off by one unit of what is kept, at most.
-// arXiv 2512.07004 is about this; no chip has confirmed these numbers. FP8 on 10.x is supposed to do the same.
+// A step of a tensor core aligns its products and the sum so far to the largest of them, cuts what is below the 24 bits of fp32 and one
+// more (8.x, 8 products) or two more (from 9.0 on, 16), and cuts its result to 24. Each of its terms is off by one unit of what is kept, at
+// most. arXiv 2512.07004 is about this; no chip has confirmed these numbers. FP8 on 10.x is supposed to do the same.
 double bf16_bound(int64_t k, int architecture) {
   const int products = architecture < 90 ? 8 : 16;
   const double unit = architecture < 90 ? 0x1p-24 : 0x1p-25, of_result = 0x1p-23;

@@ -68,7 +68,7 @@ enum class GemmPath : uint8_t {
 };
 inline constexpr size_t kGemmPaths = 7;
 const char* gemm_path_name(GemmPath path);
-using GemmCounts = std::array<int64_t, kGemmPaths>;  // of each path, how many GEMMs took it
+using GemmCounts = std::array<int64_t, kGemmPaths>;      // of each path, how many GEMMs took it
 std::string gemm_counts_text(const GemmCounts& counts);  // "bf16 120, mma 48"; empty where nothing is counted, as on CPUs
 constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
 
