@@ -217,7 +217,7 @@ TEST(Explain, TheNarrowTableDividesTheShapeByTheRanks) {
 TEST(Explain, HugeShapesOnManyRanksStayWithinAHundredColumns) {
   const TemporaryFolder folder;
   write_file(folder / "c.json",
-             R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 100, "num_attention_heads": 4096,
+             R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 1000, "num_attention_heads": 4096,
       "intermediate_size": 4194304, "moe": {"num_experts": 4096, "num_experts_per_tok": 2, "intermediate_size": 4194304}},
     "precision": {"recipe": "mxfp4_qat_mxfp8_act"}, "parallel": {"data": 1024, "tensor": 64, "expert": 1024},
     "training": {"seq_len": 512, "micro_batch_size": 1, "global_batch_size": 1024}, "data": {"path": "nowhere.txt"}})");
