@@ -33,7 +33,7 @@ std::chrono::system_clock::time_point process_began();
 struct StoreOptions {
   double init_timeout_s = 300;      // parallel.init_timeout_s: until all ranks are there; also the limit of get() and barrier()
   double heartbeat_timeout_s = 10;  // parallel.heartbeat_timeout_s
-  double cause_timeout_s = 0.5;     // from the report that a rank does not answer until it is the cause, unless a rank is lost meanwhile
+  double cause_timeout_s = 5;       // from the report that a rank does not answer until it is the cause, unless a rank is lost meanwhile
   std::optional<std::string> secret = job_secret();
   // Rank 0 publishes a secret or a port that it chose here, to the ranks on this host; "": $XDG_RUNTIME_DIR, else the temporary folder.
   std::string folder = {};
