@@ -5,8 +5,8 @@
 add_library(cuda_case_tests OBJECT simt/one_case_test.cpp)
 add_library(cuda_training_tests OBJECT simt/training_test.cpp)
 add_library(cuda_matrix_tests OBJECT simt/slow/training_matrix_test.cpp)
-add_library(cuda_edge_tests OBJECT backend/contracts_test.cpp simt/error_word_test.cpp simt/kernel_edges_test.cpp simt/lanes_test.cpp
-  simt/mma_gemm_test.cpp)
+add_library(cuda_edge_tests OBJECT backend/contracts_test.cpp simt/attention_test.cpp simt/error_word_test.cpp simt/flash_attention_test.cpp
+  simt/kernel_edges_test.cpp simt/lanes_test.cpp simt/mma_gemm_test.cpp)
 foreach(name case training matrix edge)
   mantissa_test_settings(cuda_${name}_tests)
 endforeach()

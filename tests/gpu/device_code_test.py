@@ -20,6 +20,8 @@ EXPECTED = {
     "grouped_gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "mma_gemm.o": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "attention.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "flash_attention.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "flash_attention_backward.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "dispatch.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
 }
 # Kernels with a stack, which run once a step over little data.

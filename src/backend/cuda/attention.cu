@@ -2,27 +2,12 @@
 // these see. It has kTile channels of the values: where a head has more, several blocks compute the same scores.
 #include "backend/cuda/attention_tiles.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/flash_attention.h"
 
 namespace mantissa {
 namespace {
 
 using namespace gpu;
-
-constexpr float kNoScore = -INFINITY;  // exp gives 0
-
-// Queries, and the keys and values of their sequence or of a cache, which begin `ahead` of them.
-template <class T>
-struct Attention {
-  const T *queries, *keys, *values, *sinks;
-  int64_t query_stride, key_stride;  // of rows
-  int64_t queries_of_sequence, keys_of_sequence, ahead;
-  int64_t heads, group, head_dim;
-  const int32_t* segment_starts;
-  int64_t window;
-  float scale;
-  T* out;
-  float* lse;  // null: not wanted
-};
 
 // Of a thread's rows: the largest score so far, and the sum of exponentials beside it. All threads of a row have the same.
 struct Softmax {
@@ -85,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   for (float& largest : softmax.largest) largest = sink;
   for (float& sum : softmax.sum) sum = sink == kNoScore ? 0.0F : 1.0F;
   Sums mixed;
-  for (int64_t key = mask.first_of({own.first + k.ahead, end}) / kTile * kTile; key < end; key += kTile) {
+  for (int64_t key = first_of(mask, {own.first + k.ahead, end}) / kTile * kTile; key < end; key += kTile) {
     Sums scores;
     add_product(sides, ByChannels<T>{q, own}, ByChannels<T>{keys, {key, end}}, k.head_dim, scores);
     mask_scores(scores, mask, k.scale, own, key, k.ahead);
@@ -230,6 +215,9 @@ void CudaBackend::execute(const AttentionForward& k) {
                                  .scale = static_cast<float>(k.scale),
                                  .out = k.out.device_data<T>(),
                                  .lse = k.lse.device_data<float>()};
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (const auto flash = flash_forward(attention, k.batch); flash.kernel) return launch(flash.kernel, flash.grid, attention);
+    }
     launch(attend<T>, {blocks_of(attention, k.batch), kThreads}, attention);
   });
 }
@@ -262,6 +250,9 @@ void CudaBackend::execute(const CachedAttention& k) {
                                  .lse = nullptr};
     const auto of_row = rows < kLeastTileRows ? row_kernel<T>(d) : nullptr;
     if (of_row) return launch(of_row, {rows * layout.heads, kThreads}, attention);
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (const auto flash = flash_forward(attention, 1); flash.kernel) return launch(flash.kernel, flash.grid, attention);
+    }
     launch(attend<T>, {blocks_of(attention, 1), kThreads}, attention);
   });
 }

@@ -2,6 +2,7 @@
 // dv = sum p dout. One kernel gives dq, another one dk and dv; both compute p and ds, so that no two blocks add to one element.
 #include "backend/cuda/attention_tiles.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/flash_attention.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -23,29 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   if (lane() == 0) deltas[(row / length * heads + head) * length + row % length] = sum;
 }
 
-template <class T>
-struct AttentionGradient {
-  const T *qkv, *dout;
-  const float *lse, *deltas;
-  const int32_t* segment_starts;
-  int64_t window, length, heads, kv_heads, group, head_dim;
-  float scale;
-  T* dqkv;
-
-  MANTISSA_HOST_DEVICE int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
-  MANTISSA_HOST_DEVICE int64_t parts() const { return ceil_div(head_dim, int64_t{kTile}); }
-  MANTISSA_HOST_DEVICE int64_t tiles() const { return ceil_div(length, int64_t{kTile}); }
-  // A head of packed rows: of the queries first, then of the keys, then of the values.
-  template <class P>
-  __device__ HeadRows<P> packed(P* rows, int64_t sequence, int64_t head) const {
-    return {rows + sequence * length * row() + head * head_dim, row()};
-  }
-  __device__ HeadRows<const T> output(int64_t sequence, int64_t head) const {
-    return {dout + (sequence * length * heads + head) * head_dim, heads * head_dim};
-  }
-  __device__ Mask mask(int64_t sequence) const { return {segment_starts ? segment_starts + sequence * length : nullptr, window}; }
-  __device__ Range tile(int64_t first) const { return {first, first + kTile < length ? first + kTile : length}; }
-};
+MANTISSA_HOST_DEVICE int64_t tiles_of(int64_t count) { return ceil_div(count, int64_t{kTile}); }
 
 // What a block works on: a tile of rows of a head, and channels.
 struct Place {
@@ -55,8 +34,8 @@ struct Place {
 template <class T>
 __device__ Place place(const AttentionGradient<T>& k, int64_t heads) {
   auto index = static_cast<unsigned>(block());
-  const int64_t part = take_last(index, k.parts()), tile = take_last(index, k.tiles()), head = take_last(index, heads);
-  return {index, head, k.tile(tile * kTile), {part * kTile, k.head_dim}};
+  const int64_t part = take_last(index, tiles_of(k.head_dim)), tile = take_last(index, tiles_of(k.length)), head = take_last(index, heads);
+  return {index, head, k.part(tile * kTile, kTile), {part * kTile, k.head_dim}};
 }
 
 __device__ float probability(float score, float scale, float lse, bool seen) { return seen ? expf(score * scale - lse) : hidden_weight(); }
@@ -74,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<T>
   const ByChannels<T> queries{k.packed(k.qkv, at.sequence, at.head), at.rows}, douts{k.output(at.sequence, at.head), at.rows};
   const Mask mask = k.mask(at.sequence);
   Sums dq;
-  for (int64_t key = mask.first_of(at.rows) / kTile * kTile; key < at.rows.end; key += kTile) {
+  for (int64_t key = first_of(mask, at.rows) / kTile * kTile; key < at.rows.end; key += kTile) {
     const Range range{key, at.rows.end};
     Sums scores, dp;
     add_product(sides, queries, ByChannels<T>{keys, range}, k.head_dim, scores);
@@ -139,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) attention_dkv(AttentionGradient<T> k
   for (int64_t head = at.head * k.group; head < (at.head + 1) * k.group; ++head) {
     for (int64_t query = at.rows.first; query < k.length; query += kTile) {
       if (k.window > 0 && query - k.window + 1 >= at.rows.end) break;
-      const Range tile = k.tile(query);
-      if (mask.first_of(tile) < at.rows.end) add_queries(k, at, head, tile, dk, dv);
+      const Range tile = k.part(query, kTile);
+      if (first_of(mask, tile) < at.rows.end) add_queries(k, at, head, tile, dk, dv);
     }
   }
   write_rows(dk, k.packed(k.dqkv, at.sequence, k.heads + at.head), at.rows, at.channels);
@@ -185,7 +164,11 @@ void CudaBackend::execute(const AttentionBackward& k) {
                                         .head_dim = d,
                                         .scale = static_cast<float>(k.scale),
                                         .dqkv = k.dqkv.device_data<T>()};
-    const int64_t of_head = k.batch * gradient.tiles() * gradient.parts();
+    if constexpr (std::is_same_v<T, bf16>) {
+      const auto dq = flash_dq(gradient, k.batch), dkv = flash_dkv(gradient, k.batch);
+      if (dq.kernel) return launch(dq.kernel, dq.grid, gradient), launch(dkv.kernel, dkv.grid, gradient);
+    }
+    const int64_t of_head = k.batch * tiles_of(length) * tiles_of(d);
     launch(attention_dq<T>, {of_head * heads, kThreads}, gradient);
     launch(attention_dkv<T>, {of_head * k.layout.kv_heads, kThreads}, gradient);
   });

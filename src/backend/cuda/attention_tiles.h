@@ -1,18 +1,11 @@
-// Heads of packed rows as sides of tile products, and what attention asks of a tile of queries and keys.
+// Heads of packed rows as sides of tile products, and what attention asks of a tile of queries and keys: for values of any dtype.
 #pragma once
 
+#include "backend/cuda/attention_operands.h"
 #include "backend/cuda/reduce.h"
 #include "backend/cuda/tile_product.h"
-#include "mantissa/backend/backend.h"
 
 namespace mantissa::gpu {
-
-// Rows of one head, `stride` elements apart.
-template <class T>
-struct HeadRows {
-  T* first;
-  int64_t stride;
-};
 
 // Rows of a range, with channels as the depth.
 template <class T>
@@ -100,24 +93,12 @@ __device__ inline float join_row(float value, Join join) {
   return value;
 }
 
-// Which keys the queries of one sequence see: of a query at a position, [first(position), position].
-struct Mask {
-  const int32_t* segment_starts;  // of the sequence; null: none
-  int64_t window;                 // 0: none
-
-  // Never negative, whatever the starts are.
-  __device__ int64_t first(int64_t position) const {
-    const int64_t start = segment_starts ? segment_starts[position] : 0, oldest = window > 0 ? position - window + 1 : 0;
-    const int64_t first = start > oldest ? start : oldest;
-    return first > 0 ? first : 0;
-  }
-  // The least first key of a tile of queries. All threads of the block call it.
-  __device__ int64_t first_of(Range queries) const {
-    if (!segment_starts) return first(queries.first);
-    const int64_t own = queries.first + thread() % kTile;
-    return join_block(own < queries.end ? first(own) : INT64_MAX, int64_t{INT64_MAX}, Least<int64_t>());
-  }
-};
+// The least first key of a tile of queries. All threads of the block call it.
+__device__ inline int64_t first_of(const Mask& mask, Range queries) {
+  if (!mask.segment_starts) return mask.first(queries.first);
+  const int64_t own = queries.first + thread() % kTile;
+  return join_block(own < queries.end ? mask.first(own) : INT64_MAX, int64_t{INT64_MAX}, Least<int64_t>());
+}
 
 // Writes rounded sums to rows and channels of a range.
 template <class T>

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "mantissa/base/error.h"
+#include "mantissa/formats/bf16.h"
 #include "simt/executor.h"
 
 #define __global__
@@ -111,6 +112,8 @@ inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
   for (unsigned m = 0; m < 4; ++m) out[m] = rows.at(m * 8 + own, col) | rows.at(m * 8 + own + 1, col) << 16;
 }
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { simt::mma({.d = d, .a = a, .b = b}); }
+
+inline uint32_t pack_bf16(float low, float high) { return to_bf16(low).bits | uint32_t{to_bf16(high).bits} << 16; }
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
 inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_or(value, std::memory_order_relaxed); }

@@ -94,6 +94,13 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uin
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Two values that are rounded to bf16, to nearest, ties to even; the first is in the low half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
 __device__ inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return atomicOr(at, value); }
 __device__ inline uint32_t fetch_max(uint32_t* at, uint32_t value) { return atomicMax(at, value); }
