@@ -28,8 +28,8 @@ class TrainingOnChips : public TrainingOnCuda {
   TrainedRun run_on_cpu() const { return run_on_device("cpu", "cpu", kWhole); }
 
  private:
-  // Rows in whole units of 16, and a width of 128.
-  const Sets kWhole = {"training.seq_len=32", "model.max_position_embeddings=32", "model.hidden_size=128"};
+  // Rows in whole units of 16, a width of 128, and heads that tensor cores take.
+  const Sets kWhole = {"training.seq_len=32", "model.max_position_embeddings=32", "model.hidden_size=128", "model.head_dim=64"};
 };
 
 }  // namespace mantissa::test
