@@ -1,26 +1,45 @@
 // One case of every kernel of CUDA on the executor. Under ThreadSanitizer every thread of a block is one of its own, which only barriers
 // order.
+#include <functional>
+
 #include "kernel_backends.h"
 #include "kernel_cases.h"
 
 namespace mantissa::test::one_case_test {
 
-class OneCase : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(OneCase, IsThatOfTheReference) {
+void expect_as_reference(const std::function<void(Operands&)>& run, double tolerances = 1.0) {
   const auto reference = make_backend("cpu_reference"), cuda = make_backend("cuda");
-  const auto c = std::ranges::find(kernel_cases(), GetParam(), &KernelCase::kernel);
-  ASSERT_NE(c, kernel_cases().end());
   Operands expected(*reference, Dtype::bf16), actual(*cuda, Dtype::bf16);
-  c->run(expected);
-  c->run(actual);
+  run(expected);
+  run(actual);
   for (size_t i = 0; i < expected.results().size(); ++i) {
     const Operands::Result& e = expected.results()[i];
     const Operands::Result& a = actual.results()[i];
-    EXPECT_TRUE(close(a.tensor, e.tensor, a.tolerance.bf16)) << c->variant << ": " << e.name;
+    EXPECT_TRUE(close(a.tensor, e.tensor, tolerances * a.tolerance.bf16)) << e.name;
   }
 }
 
+class OneCase : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(OneCase, IsThatOfTheReference) {
+  const auto c = std::ranges::find(kernel_cases(), GetParam(), &KernelCase::kernel);
+  ASSERT_NE(c, kernel_cases().end());
+  SCOPED_TRACE(c->variant);
+  expect_as_reference(c->run);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, OneCase, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
+
+// Of heads that tensor cores take, with documents, in tiles that are not full. Weights and their gradients are rounded to bf16 there.
+constexpr double kOfTensorCores = 4.0;  // tolerances
+class OnTensorCores : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(OnTensorCores, AttentionIsThatOfTheReference) {
+  const HeadLayout layout{.heads = 2, .kv_heads = 1, .head_dim = GetParam()};
+  expect_as_reference([&](Operands& o) { attention_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, kOfTensorCores);
+  expect_as_reference([&](Operands& o) { attention_backward_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, kOfTensorCores);
+}
+
+INSTANTIATE_TEST_SUITE_P(Channels, OnTensorCores, ::testing::Values(64, 128), [](const auto& c) { return std::to_string(c.param); });
 
 }  // namespace mantissa::test::one_case_test

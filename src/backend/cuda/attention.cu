@@ -88,9 +88,14 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   write_rows(mixed, HeadRows<T>{k.out + sequence * k.queries_of_sequence * row + head * k.head_dim, row}, own, channels);
 }
 
+// The kernel for tiles of queries, of so many sequences.
 template <class T>
-int64_t blocks_of(const Attention<T>& k, int64_t sequences) {
-  return sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kTile}) * ceil_div(k.head_dim, int64_t{kTile});
+FlashLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, bool flash) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (flash) return flash_forward(k, sequences);
+  }
+  return {attend<T>,
+          {sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kTile}) * ceil_div(k.head_dim, int64_t{kTile}), kThreads}};
 }
 
 constexpr int64_t kLeastTileRows = 16;  // fewer queries leave most of a tile empty
@@ -196,8 +201,10 @@ void CudaBackend::execute(const AttentionForward& k) {
   const HeadLayout& layout = k.layout;
   const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
   check_segment_starts("attention", k.segment_starts, length);
+  const bool flash = takes_flash(k.qkv.dtype(), d);
+  const Tensor x = flash ? in_chunks(*this, k.qkv) : k.qkv, out = flash ? in_chunks(*this, k.out, true) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* qkv = k.qkv.device_data<T>();
+    const T* qkv = x.device_data<T>();
     const Attention<T> attention{.queries = qkv,
                                  .keys = qkv + layout.heads * d,
                                  .values = qkv + (layout.heads + layout.kv_heads) * d,
@@ -213,20 +220,21 @@ void CudaBackend::execute(const AttentionForward& k) {
                                  .segment_starts = k.segment_starts.defined() ? k.segment_starts.device_data<int32_t>() : nullptr,
                                  .window = k.window,
                                  .scale = static_cast<float>(k.scale),
-                                 .out = k.out.device_data<T>(),
+                                 .out = out.device_data<T>(),
                                  .lse = k.lse.device_data<float>()};
-    if constexpr (std::is_same_v<T, bf16>) {
-      if (const auto flash = flash_forward(attention, k.batch); flash.kernel) return launch(flash.kernel, flash.grid, attention);
-    }
-    launch(attend<T>, {blocks_of(attention, k.batch), kThreads}, attention);
+    const auto kernel = tile_kernel(attention, k.batch, flash);
+    launch(kernel.kernel, kernel.grid, attention);
   });
+  put_back(*this, out, k.out);
 }
 
 void CudaBackend::execute(const CachedAttention& k) {
   const HeadLayout& layout = k.layout;
   const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d, count = rows * channels;
+  const bool flash = rows >= kLeastTileRows && takes_flash(k.qkv.dtype(), d);
+  const Tensor x = flash ? in_chunks(*this, k.qkv) : k.qkv, out = flash ? in_chunks(*this, k.out, true) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* qkv = k.qkv.device_data<T>();
+    const T* qkv = x.device_data<T>();
     T *keys = k.keys.device_data<T>(), *values = k.values.device_data<T>();
     const Grid grid{blocks_for(count), kThreads};
     launch(copy_rows<T>, grid, qkv + layout.heads * d, layout.row(), channels, keys + k.first * channels, count);
@@ -246,15 +254,14 @@ void CudaBackend::execute(const CachedAttention& k) {
                                  .segment_starts = nullptr,
                                  .window = k.window,
                                  .scale = static_cast<float>(k.scale),
-                                 .out = k.out.device_data<T>(),
+                                 .out = out.device_data<T>(),
                                  .lse = nullptr};
     const auto of_row = rows < kLeastTileRows ? row_kernel<T>(d) : nullptr;
     if (of_row) return launch(of_row, {rows * layout.heads, kThreads}, attention);
-    if constexpr (std::is_same_v<T, bf16>) {
-      if (const auto flash = flash_forward(attention, 1); flash.kernel) return launch(flash.kernel, flash.grid, attention);
-    }
-    launch(attend<T>, {blocks_of(attention, 1), kThreads}, attention);
+    const auto kernel = tile_kernel(attention, 1, flash);
+    launch(kernel.kernel, kernel.grid, attention);
   });
+  put_back(*this, out, k.out);
 }
 
 }  // namespace mantissa

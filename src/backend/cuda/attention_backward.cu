@@ -148,10 +148,13 @@ void CudaBackend::execute(const AttentionBackward& k) {
   const int64_t rows = k.qkv.dim(0), length = rows / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
   check_segment_starts("attention backward", k.segment_starts, length);
   const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
+  const bool flash = takes_flash(k.qkv.dtype(), d);
+  const Tensor qkv = flash ? in_chunks(*this, k.qkv) : k.qkv, dy = flash ? in_chunks(*this, k.dout) : k.dout,
+               dqkv = flash ? in_chunks(*this, k.dqkv, true) : k.dqkv;
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* dout = k.dout.device_data<T>();
+    const T* dout = dy.device_data<T>();
     launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), dout, rows, heads, length, d, deltas.device_data<float>());
-    const AttentionGradient<T> gradient{.qkv = k.qkv.device_data<T>(),
+    const AttentionGradient<T> gradient{.qkv = qkv.device_data<T>(),
                                         .dout = dout,
                                         .lse = k.lse.device_data<float>(),
                                         .deltas = deltas.device_data<float>(),
@@ -163,15 +166,16 @@ void CudaBackend::execute(const AttentionBackward& k) {
                                         .group = heads / k.layout.kv_heads,
                                         .head_dim = d,
                                         .scale = static_cast<float>(k.scale),
-                                        .dqkv = k.dqkv.device_data<T>()};
+                                        .dqkv = dqkv.device_data<T>()};
     if constexpr (std::is_same_v<T, bf16>) {
-      const auto dq = flash_dq(gradient, k.batch), dkv = flash_dkv(gradient, k.batch);
-      if (dq.kernel) return launch(dq.kernel, dq.grid, gradient), launch(dkv.kernel, dkv.grid, gradient);
+      const auto of_queries = flash_dq(gradient, k.batch), of_keys = flash_dkv(gradient, k.batch);
+      if (flash) return launch(of_queries.kernel, of_queries.grid, gradient), launch(of_keys.kernel, of_keys.grid, gradient);
     }
     const int64_t of_head = k.batch * tiles_of(length) * tiles_of(d);
     launch(attention_dq<T>, {of_head * heads, kThreads}, gradient);
     launch(attention_dkv<T>, {of_head * k.layout.kv_heads, kThreads}, gradient);
   });
+  put_back(*this, dqkv, k.dqkv);
 }
 
 void CudaBackend::execute(const AttentionSinkGradient& k) {

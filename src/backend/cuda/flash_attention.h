@@ -1,27 +1,25 @@
-// Attention on tensor cores: of bf16 values in heads of 64 or 128 channels that lie at multiples of 16 bytes. Scores and sums are fp32, as
-// tensor cores add; weights and their gradients are rounded to bf16 before they are multiplied.
+// Attention on tensor cores: of bf16 values in heads of 64 or 128 channels. Scores and sums are fp32, as tensor cores add; weights and
+// their gradients are rounded to bf16 before they are multiplied.
 #pragma once
-
-#include <algorithm>
-#include <bit>
-#include <initializer_list>
 
 #include "backend/cuda/attention_operands.h"
 #include "gpu/runtime.h"
 
 namespace mantissa::gpu {
 
-// Whether each begins at a multiple of 16 bytes.
-inline bool starts_chunks(std::initializer_list<const bf16*> operands) {
-  return std::ranges::all_of(operands, [](const bf16* each) { return std::bit_cast<uintptr_t>(each) % 16 == 0; });
-}
+inline bool takes_flash(Dtype dtype, int64_t head_dim) { return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128); }
+
+// Tensor cores read rows from multiples of 16 bytes on. Returns the tensor, or a copy that begins there; unfinished: of its place alone.
+Tensor in_chunks(Backend& device, const Tensor& x, bool unfinished = false);
+// Copies what is in another place than `to` there.
+void put_back(Backend& device, const Tensor& from, const Tensor& to);
 
 template <class Operands>
 struct FlashLaunch {
-  void (*kernel)(Operands) = nullptr;  // null: none takes these operands
-  Grid grid{};
+  void (*kernel)(Operands);
+  Grid grid;
 };
-// For so many sequences.
+// Of operands that takes_flash() takes, in_chunks(), for so many sequences.
 FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
 // Kernels that give dq, and dk and dv.
 FlashLaunch<AttentionGradient<bf16>> flash_dq(const AttentionGradient<bf16>& k, int64_t sequences);

@@ -209,23 +209,16 @@ __global__ void __launch_bounds__(kThreads, 1) attention_dkv(AttentionGradient<b
   write_rows(out.dv, k.packed(k.dqkv, at.sequence, k.heads + k.kv_heads + at.head), at.rows);
 }
 
-using Kernel = void (*)(AttentionGradient<bf16>);
-FlashLaunch<AttentionGradient<bf16>> launch_of(const AttentionGradient<bf16>& k, int64_t heads, Kernel of_64, Kernel of_128) {
-  const Grid grid{heads * ceil_div(k.length, int64_t{kFlashRows}), kThreads};
-  if (!starts_chunks({k.qkv, k.dout, k.dqkv})) return {};
-  if (k.head_dim == 64) return {of_64, grid};
-  if (k.head_dim == 128) return {of_128, grid};
-  return {};
-}
+Grid grid_of(const AttentionGradient<bf16>& k, int64_t heads) { return {heads * ceil_div(k.length, int64_t{kFlashRows}), kThreads}; }
 
 }  // namespace
 
 FlashLaunch<AttentionGradient<bf16>> flash_dq(const AttentionGradient<bf16>& k, int64_t sequences) {
-  return launch_of(k, sequences * k.heads, attention_dq<64>, attention_dq<128>);
+  return {k.head_dim == 64 ? attention_dq<64> : attention_dq<128>, grid_of(k, sequences * k.heads)};
 }
 
 FlashLaunch<AttentionGradient<bf16>> flash_dkv(const AttentionGradient<bf16>& k, int64_t sequences) {
-  return launch_of(k, sequences * k.kv_heads, attention_dkv<64>, attention_dkv<128>);
+  return {k.head_dim == 64 ? attention_dkv<64> : attention_dkv<128>, grid_of(k, sequences * k.kv_heads)};
 }
 
 }  // namespace mantissa::gpu
