@@ -78,13 +78,14 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     expect_near_loads(expected, found);
     std::printf("\n");
   }
-  // Of later losses, which follow from weights that differ, ten times the bound of the first one, and at most 0.03: 0.011 was seen.
+  // Later losses follow from weights that differ, and from other choices of experts: 0.011 without them and 0.053 with them was seen.
   void expect_near_losses(const TrainedRun& expected, const TrainedRun& found) const {
     ASSERT_EQ(expected.losses.size(), size_t{kSteps});
     ASSERT_EQ(found.losses.size(), size_t{kSteps});
+    const double most = expected.steps[0].routing.empty() ? 0.03 : 0.1;
     for (size_t i = 0; i < kSteps; ++i) {
       const double bound = GetParam().loss * expected.losses[i], difference = std::abs(found.losses[i] - expected.losses[i]);
-      EXPECT_LE(difference, i == 0 ? bound : std::min(10 * bound, 0.03)) << "step " << i + 1;
+      EXPECT_LE(difference, i == 0 ? bound : std::min(10 * bound, most)) << "step " << i + 1;
       std::printf(" %.1e", difference);
     }
     EXPECT_NEAR(found.norms[0], expected.norms[0], 1e-2 * expected.norms[0]);
@@ -175,7 +176,7 @@ inline std::vector<CudaPreset> cuda_presets() {
           {"mxfp8_weights", 5e-3, 0.15, {"precision.recipe=mxfp8_weights", "model.tie_word_embeddings=true"}},
           {"fp8_block",
            5e-3,
-           0.15,
+           0.25,
            {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256", "model.num_key_value_heads=4",
             "model.head_dim=64"},
            "256"},
