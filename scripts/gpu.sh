@@ -2,14 +2,14 @@
 # Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
 #   scripts/gpu.sh pack         where it was built (scripts/test.sh, with the CUDA toolkit): packs what a GPU's machine runs
 #   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
-#                               primitives kernels formats conformance train ranks sanitizer bench
+#                               primitives kernels formats conformance train ranks sanitizer bench speed
 # A slice takes at most ten minutes and is passed over where this pack has passed it. Each writes a JSON line to build/gpu/results.jsonl.
 # Exit code 77: something is missing that the machine must have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=build/gpu pack=build/gpu/mantissa-gpu.tar.xz
-slices=(primitives kernels formats conformance train ranks sanitizer bench)
+slices=(primitives kernels formats conformance train ranks sanitizer bench speed)
 usage() { sed -n '2,7s/^# //p' "$0"; exit "$1"; }
 
 make_pack() {
@@ -61,8 +61,15 @@ run_slice() {
     sanitizer) sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
       [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer" >&2; return 77; }
       for tool in memcheck racecheck; do "$sanitizer" --tool "$tool" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*'; done ;;
-    bench) "$home/mantissa" bench train configs/gpt2-124m.json --set training.device=cuda --time-budget 60
-      "$home/mantissa" bench train configs/moe-tiny.json --set training.device=cuda --time-budget 60 ;;
+    bench) for each in kernels gemm attention moe; do
+        "$home/mantissa" bench "$each" --device cuda --time-budget 90 --json "$out/bench.jsonl"; done ;;
+    speed) # GPT-2 124M; a dense model of 1.3 billion parameters; a mixture of experts with 2.8 billion, of which a billion is active
+      steps() { "$home/mantissa" bench train "$@" --set training.device=cuda --time-budget 45 --json "$out/bench.jsonl"; }
+      steps configs/gpt2-124m.json --set training.micro_batch_size=16 --set training.global_batch_size=16
+      for recipe in high mxfp8 fp8_block; do
+        steps configs/dense-1.3b.json --set training.global_batch_size=8 --set precision.recipe=$recipe; done
+      steps configs/moe-8x1b.json --set model.num_layers=16 --set model.num_attention_heads=16 --set model.num_key_value_heads=16 \
+        --set model.moe.intermediate_size=3072 --set training.micro_batch_size=4 --set training.global_batch_size=4 ;;
   esac
 }
 

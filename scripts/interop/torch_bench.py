@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2, help="times each of the two trains")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of both")
     parser.add_argument("--experts", choices=["loop", "grouped"], default="loop", help="in PyTorch: one after the other, or by its grouped product")
     parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
     parser.add_argument("--start-lr", type=float, default=3e-2, help="of the steps before those that are compared; with experts large ones collapse the routers, for speed take 1e-3")
@@ -49,7 +50,7 @@ def arguments():
 
 def train(args, folder, *settings):
     """Runs mantissa; its step records and its checkpoint."""
-    common = [f"logging.dir={folder}", f"training.threads={args.threads}", f"precision.dtype={args.dtype}", f"training.steps={args.steps}"]
+    common = [f"logging.dir={folder}", f"training.device={args.device}", f"training.threads={args.threads}", f"precision.dtype={args.dtype}", f"training.steps={args.steps}"]
     quiet = ["eval.interval=0", "eval.iters=1", "eval.samples=null", "checkpoint.interval=0", "logging.interval=1", "logging.console=off", "logging.tensorboard=false"]
     command = [args.mantissa, "train", args.config]
     for setting in [*args.set, *common, *quiet, *settings]:
@@ -109,11 +110,12 @@ def verdict(args, worst, routing):
 def main():
     args = arguments()
     torch.set_num_threads(args.threads)
+    torch.set_default_device(args.device)
     with tempfile.TemporaryDirectory(prefix="torch-bench-") as work:
         start, ours, theirs, worst, routing = train_in_turn(args, Path(work))
     mantissa_ms, torch_ms = statistics.median(ours), statistics.median(theirs)
     training = start.config["training"]
-    print(json.dumps({"summary": args.config, "dtype": args.dtype, "threads": args.threads, "tokens_per_step": training["global_batch_size"] * training["seq_len"],
+    print(json.dumps({"summary": args.config, "dtype": args.dtype, "device": args.device, "threads": args.threads, "tokens_per_step": training["global_batch_size"] * training["seq_len"],
                       "steps": args.steps, "rounds": args.rounds, "mantissa_ms": round(mantissa_ms, 2), "torch_ms": round(torch_ms, 2),
                       "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst,
                       **(routing.summary() if routing else {}), "torch": torch.__version__}))

@@ -87,7 +87,8 @@ class Trainer:
     def __init__(self, model, weights, config, bf16):
         self.model, self.bf16 = model, bf16
         self.micro, self.clip = config["training"]["micro_batch_size"], config["optimizer"]["grad_clip"]
-        self.masters = {name: torch.from_numpy(value).clone().requires_grad_() for name, value in weights.items()}
+        self.device = torch.get_default_device()
+        self.masters = {name: torch.tensor(value, device=self.device).requires_grad_() for name, value in weights.items()}
         self.values = {name: m.detach().to(model.value_dtype(name)).requires_grad_() for name, m in self.masters.items()} if bf16 else self.masters
         o = config["optimizer"]
         matrices = [m for m in self.masters.values() if m.dim() >= 2]
@@ -98,7 +99,7 @@ class Trainer:
     def step(self, rows, lr):
         """One optimizer step on tokens [global batch, T + 1]: loss and milliseconds."""
         start = time.perf_counter()
-        tokens, loss = torch.from_numpy(rows), 0.0
+        tokens, loss = torch.from_numpy(rows).to(self.device), 0.0
         micro_batches = tokens.split(self.micro)
         for micro in micro_batches:
             part = self.model.loss(self.values, micro[:, :-1], micro[:, 1:]) / tokens[:, 1:].numel()
@@ -117,4 +118,6 @@ class Trainer:
         if self.bf16:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.values.values()), list(self.masters.values()))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return loss, (time.perf_counter() - start) * 1e3

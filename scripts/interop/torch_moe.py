@@ -52,7 +52,7 @@ class MoeGpt(Gpt):
 
     def __init__(self, config, vocab_size, buffers, experts="loop"):
         super().__init__(config, vocab_size)
-        self.biases = {int(name.split(".")[1]): torch.from_numpy(value).clone() for name, value in buffers.items()}
+        self.biases = {int(name.split(".")[1]): torch.tensor(value) for name, value in buffers.items()}
         self.moe, self.multiply = config["moe"], self.grouped if experts == "grouped" else self.loop
         self.routing, self.statistics = {}, []  # by layer: of the last loss(), and of each since the last take_statistics()
         if self.moe["n_group"] > 1 or self.moe["capacity_factor"] or self.moe["force_balance"]:

@@ -1,28 +1,29 @@
 #include "train/gemm_rate.h"
 
 #include <algorithm>
-#include <chrono>
-#include <string_view>
+#include <string>
 
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/moment.h"
 #include "mantissa/models/model_shape.h"
 
 namespace mantissa {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr int kGemms = 5;               // the best of them counts: the first makes its kernels, or chooses an algorithm
+constexpr double kWorthMeasuring = 20;  // times what the measurement takes
 
-constexpr int kGemms = 5;                 // the best of them counts: the first makes its kernels
-constexpr double kWorthMeasuring = 2e12;  // FLOPs of a rank, 20 times what the measurement takes
-
-double rate_of_rank(Dtype dtype) {
-  const auto cpu = make_backend("cpu");  // of its own, so that its matrices go
-  GemmCeiling gemm(*cpu, dtype);
+// By a backend of its own, so that its matrices go.
+double rate_of_rank(const std::string& name, Dtype dtype) {
+  const auto device = make_backend(name);
+  GemmCeiling gemm(*device, dtype);
   double best = 0.0;
   for (int i = 0; i < kGemms; ++i) {
-    const auto start = Clock::now();
+    const Moment began(*device);
     gemm.run();
-    best = std::max(best, gemm.flops() / std::chrono::duration<double>(Clock::now() - start).count());
+    const Moment ended(*device);
+    device->synchronize();
+    best = std::max(best, gemm.flops() / began.seconds_until(ended));
   }
   return best;
 }
@@ -32,9 +33,11 @@ double rate_of_rank(Dtype dtype) {
 std::optional<double> measured_gemm_rate(const RunConfig& config, const Backend& device, const Communicator& world) {
   const double per_token = training_flops_per_token(model_shape(config.model), config.training.seq_len);
   const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(config.training.steps);
-  if (device.name() != std::string_view("cpu") || per_token * tokens / world.size() < kWorthMeasuring) return {};
+  const std::string name = device.name();
+  if (name != "cpu" && name != "cuda") return {};
+  if (per_token * tokens / world.size() < kWorthMeasuring * kGemms * GemmCeiling::flops(device)) return {};
   double sum = 0.0;
-  for (const double rate : world.all(rate_of_rank(config.precision.dtype))) sum += rate;
+  for (const double rate : world.all(rate_of_rank(name, config.precision.dtype))) sum += rate;
   return sum;
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "closed_device.h"
+#include "mantissa/backend/ceilings.h"
 #include "train/gemm_rate.h"
 #include "training.h"
 
@@ -18,6 +19,19 @@ TEST_F(OwnDevice, IsNotComparedWithTheRateOfACpu) {
     EXPECT_FALSE(measured_gemm_rate(loaded.config, *plain, {}));
     EXPECT_TRUE(measured_gemm_rate(loaded.config, *cpu, {}));
   }
+}
+
+// Its memory is closed to the host.
+TEST_F(OwnDevice, HasCeilingsOfItsOwnKernels) {
+  test::ClosedDevice device;
+  GemmCeiling gemm(device, Dtype::bf16, 64);
+  CopyCeiling copy(device, 4096);
+  gemm.run();
+  copy.run();
+  device.synchronize();
+  EXPECT_EQ(gemm.dtype(), Dtype::bf16);
+  EXPECT_EQ(gemm.flops(), 2.0 * 64 * 64 * 64);
+  EXPECT_GT(GemmCeiling::flops(device), GemmCeiling::flops(*make_backend("cpu")));
 }
 
 // 150 TB of weights, gradients and moments.

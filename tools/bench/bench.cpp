@@ -22,6 +22,7 @@ namespace {
 struct BenchArguments {
   BenchOptions bench;
   int threads = 0;
+  std::string device = choice_name(DeviceChoice::automatic);
   ConfigSources config;
   std::vector<std::string> against;
   bool alone = false, without_update = false, subnormal = false;
@@ -198,7 +199,7 @@ void measure_training(const BenchArguments& arguments, const RunConfig& config, 
   const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute / result.seconds.median;
   std::printf("%s: %.3f of %s, %.1f ms %s, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
               reference.c_str(), result.seconds.median * 1e3, arguments.without_update ? "for forward and backward" : "a step",
-              workload.tokens / result.seconds.median, flops, gemm_instruction_set().c_str(),
+              workload.tokens / result.seconds.median, flops, machine_text(run.device()).c_str(),
               world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "", count_text(num_threads(), "thread").c_str());
 }
 
@@ -231,6 +232,7 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = bench_options(*arguments);
   options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
+  options.push_back(device_option(arguments->device));
   options.push_back(threads_option(arguments->threads));
   return {.name = name,
           .summary = summary,
@@ -238,7 +240,7 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
           .options = options,
           .run = [arguments, run] {
             use_threads(arguments->threads);
-            const auto device = make_backend("cpu");
+            const auto device = device_of(arguments->device);
             run(*device, arguments->bench);
             return ExitCode::ok;
           }};
@@ -325,8 +327,8 @@ Command bench_command() {
           .example =
               "mantissa bench kernels\nmantissa bench gemm --time-budget 20 --threads 2\n"
               "mantissa bench train configs/quickstart.json --time-budget 20",
-          .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
-                          device_bench("gemm", "matmuls of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
+          .subcommands = {device_bench("kernels", "row kernels against a memory copy", bench_kernels),
+                          device_bench("gemm", "matmuls of models' shapes against a large square one", bench_gemm),
                           device_bench("attention", "attention against the GEMM ceiling", bench_attention),
                           device_bench("moe", "GEMMs of groups of rows against one as large, and what moves the rows", bench_moe),
                           train_bench(), generate_bench(), comm_bench()}};

@@ -26,8 +26,39 @@ Workload linear_workload(Backend& device, Dtype dtype, GemmRole role, const Line
           .run = [&device, gemm] { device.run(gemm); }};
 }
 
-Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t batch, int64_t length) {
-  const HeadLayout layout{.heads = 12, .kv_heads = 12, .head_dim = 64};
+// A CPU takes GPT-2 124M's shapes and two of a small model, another device those of GPT-2 124M and of configs/dense-1.3b.json.
+std::vector<LinearShape> linear_shapes(const Backend& device) {
+  using Widths = std::vector<std::pair<int64_t, int64_t>>;
+  const Widths gpt2 = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}},
+               dense = {{2048, 6144}, {2048, 2048}, {2048, 11264}, {5632, 2048}, {2048, 50304}};
+  std::vector<LinearShape> out;
+  const auto add = [&](int64_t tokens, const Widths& widths) {
+    for (const auto& [in, wide] : widths) out.push_back({tokens, in, wide});
+  };
+  if (device.host_memory()) {
+    add(256, gpt2);
+    add(2048, gpt2);
+    add(768, {{128, 384}, {128, 512}});
+  } else {
+    add(16384, gpt2);
+    add(16384, dense);
+  }
+  return out;
+}
+
+struct AttentionShape {
+  int64_t batch, length;
+  HeadLayout layout{.heads = 12, .kv_heads = 12, .head_dim = 64};
+};
+
+std::vector<AttentionShape> attention_shapes(const Backend& device) {
+  if (device.host_memory()) return {{4, 64}, {8, 256}, {2, 1024}};
+  const HeadLayout dense{.heads = 16, .kv_heads = 16, .head_dim = 128};
+  return {{16, 1024}, {8, 2048, dense}, {2, 8192, dense}};
+}
+
+Workload attention_workload(Backend& device, Dtype dtype, bool backward, const AttentionShape& shape) {
+  const auto& [batch, length, layout] = shape;
   const int64_t rows = batch * length;
   const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
   const Shape heads{rows, layout.heads * layout.head_dim};
@@ -42,7 +73,7 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t
   const double pairs = static_cast<double>(batch * layout.heads) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
   const double flops = 4.0 * pairs * static_cast<double>(layout.head_dim) * (backward ? 2.5 : 1.0);
   return {.bench = backward ? "attention.backward" : "attention.forward",
-          .shape = text("B", batch, " T", length, " H12 D64"),
+          .shape = text("B", batch, " T", length, " H", layout.heads, " D", layout.head_dim),
           .dtype = dtype,
           .flops = flops,
           .run = backward ? std::function<void()>([&device, gradient] { device.run(gradient); })
@@ -53,14 +84,7 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t
 
 void bench_gemm(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
-  std::vector<LinearShape> shapes;
-  for (const int64_t tokens : {256, 2048}) {
-    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}}) {
-      shapes.push_back({tokens, in, out});
-    }
-  }
-  shapes.push_back({768, 128, 384});
-  shapes.push_back({768, 128, 512});
+  const std::vector<LinearShape> shapes = linear_shapes(device);
   harness.expect(static_cast<int>(shapes.size()) * 6);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     double flops = 0.0, seconds = 0.0;  // of all that were measured
@@ -78,11 +102,12 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
 
 void bench_attention(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
-  harness.expect(12);
+  const std::vector<AttentionShape> shapes = attention_shapes(device);
+  harness.expect(static_cast<int>(shapes.size()) * 4);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const auto& [batch, length] : {std::pair<int64_t, int64_t>{4, 64}, {8, 256}, {2, 1024}}) {
+    for (const AttentionShape& shape : shapes) {
       for (const bool backward : {false, true}) {
-        const Workload workload = attention_workload(device, dtype, backward, batch, length);
+        const Workload workload = attention_workload(device, dtype, backward, shape);
         if (harness.wants(workload.bench)) harness.measure(workload);
       }
     }
