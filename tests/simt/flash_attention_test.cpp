@@ -136,10 +136,11 @@ TEST_F(FlashAttention, OfScoresThatDifferByFarIsThatOfTheReference) {
   for (const double sharpness : {0.01, 12.0, 60.0}) expect_as_reference({.length = 200, .layout = {1, 1, 64}, .sharpness = sharpness});
 }
 
-// Rows behind those of a cache, of which keys behind the last row and one before the window are NaN.
+// Rows behind those of a cache, of which keys behind the last row and one before the window are NaN, and one value that all rows but the
+// first see.
 TEST_F(FlashAttention, OfACacheIsThatOfTheReference) {
   for (const auto& [first, rows, window, d] :
-       std::vector<std::array<int64_t, 4>>{{0, 16, 0, 64}, {62, 20, 0, 64}, {300, 40, 0, 64}, {33, 150, 70, 128}}) {
+       std::vector<std::array<int64_t, 4>>{{0, 16, 0, 64}, {30, 20, 0, 64}, {300, 40, 0, 64}, {33, 150, 70, 128}}) {
     const HeadLayout layout{.heads = 2, .kv_heads = 1, .head_dim = d};
     const auto rows_of = [&](Backend& device, Dtype dtype) {
       const auto cache = [&](uint32_t what) {
@@ -148,8 +149,10 @@ TEST_F(FlashAttention, OfACacheIsThatOfTheReference) {
         if (window > 0 && first >= window) std::fill_n(x.begin() + (first - window) * d, d, std::nan(""));
         return tensor_of(device, dtype, {first + rows + 3, d}, x);
       };
+      std::vector<double> x = rounded(random_values(rows * layout.row(), 5));
+      x[static_cast<size_t>(2 * layout.row() - 1)] = std::nan("");
       const Tensor out = empty(device, dtype, {rows, 2 * d});
-      device.run(CachedAttention{.qkv = tensor_of(device, dtype, {rows, layout.row()}, rounded(random_values(rows * layout.row(), 5))),
+      device.run(CachedAttention{.qkv = tensor_of(device, dtype, {rows, layout.row()}, x),
                                  .keys = cache(3),
                                  .values = cache(4),
                                  .out = out,
