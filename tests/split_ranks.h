@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <deque>
 #include <mutex>
 
 #include "mantissa/ops/ops.h"

@@ -5,6 +5,7 @@
 #include "async_device.h"
 #include "comm_cases.h"
 #include "mantissa/comm/comm_queue.h"
+#include "thread_links.h"
 #include "thread_ranks.h"
 
 namespace mantissa::test::device_collectives_test {
@@ -27,7 +28,7 @@ class DeviceCollectives : public ::testing::TestWithParam<Setting> {
  protected:
   using Body = std::function<void(Backend&, const Communicator&)>;
   static std::vector<std::string> errors_on_ranks(const Body& body) {
-    const auto messages = GetParam().kind == Kind::async ? DeviceMessages::directly : DeviceMessages::through_the_host;
+    ThreadLinks links;
     const auto on_rank = [&](const Communicator& world) {
       const Threads one(1);
       std::unique_ptr<Backend> device = std::make_unique<ClosedDevice>();
@@ -39,7 +40,7 @@ class DeviceCollectives : public ::testing::TestWithParam<Setting> {
         throw;
       }
     };
-    return run_ranks(GetParam().ranks, on_rank, {}, messages);
+    return run_ranks(GetParam().ranks, on_rank, {}, GetParam().kind == Kind::async ? links.maker() : MakeDeviceLink());
   }
   static void on_ranks(const Body& body) { EXPECT_THAT(errors_on_ranks(body), Each(IsEmpty())); }
 };

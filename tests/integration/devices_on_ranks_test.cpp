@@ -2,13 +2,13 @@
 // CPU, although the host cannot touch the memory and the kernels end later than they are asked for.
 #include "async_device.h"
 #include "mantissa/checkpoint/checkpoint_directory.h"
+#include "thread_links.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::devices_on_ranks_test {
 
 using test::AsyncDevice;
 using test::ClosedDevice;
-using test::DeviceMessages;
 using test::TrainedRun;
 using ::testing::Each;
 using ::testing::IsEmpty;
@@ -94,14 +94,14 @@ class DevicesOnRanks : public test::TrainingOnRanks, public ::testing::WithParam
                        "checkpoint.interval=3"};
     const LoadedConfig loaded = config(name, base + GetParam().layout.sets + GetParam().model.sets + more);
     TrainedRun out;
-    const DeviceMessages messages = kind == Kind::async ? DeviceMessages::directly : DeviceMessages::through_the_host;
+    test::ThreadLinks links;
     const auto errors = test::run_ranks(
         GetParam().layout.ranks,
         [&](const Communicator& world) {
           TrainedRun own = run(loaded, {}, world, [&] { return make_device(kind, world.rank()); });
           if (world.rank() == 0) out = std::move(own);
         },
-        {}, messages);
+        {}, kind == Kind::async ? links.maker() : MakeDeviceLink());
     EXPECT_THAT(errors, Each(IsEmpty()));
     return out;
   }

@@ -9,6 +9,7 @@
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/training_step.h"
+#include "thread_links.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -144,8 +145,8 @@ class StepOnDevice : public DevicesTest {
       out = {after.waits - before.waits, after.uploads - before.uploads};
     };
     const int ranks = static_cast<int>(config.parallel.data * config.parallel.tensor);
-    // A link through the host would wait in the communication lane.
-    EXPECT_THAT(test::run_ranks(ranks, on_rank, {}, test::DeviceMessages::directly), ::testing::Each(::testing::IsEmpty()));
+    test::ThreadLinks links;  // a link through the host would wait in the communication lane
+    EXPECT_THAT(test::run_ranks(ranks, on_rank, {}, links.maker()), ::testing::Each(::testing::IsEmpty()));
     return out;
   }
 

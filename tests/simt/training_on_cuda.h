@@ -54,15 +54,17 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
   }
 
   // Returns what rank 0 was told. What the run starts with is saved as step 0.
-  TrainedRun run_on_device(const std::string& device, const std::string& name, const Sets& more = {}) const {
+  TrainedRun run_on_device(const std::string& device, const std::string& name, const Sets& more = {},
+                           const MakeDeviceLink& make_link = {}) const {
     const LoadedConfig loaded = cuda_config(name, more);
     const int ranks = static_cast<int>(loaded.config.parallel.data * loaded.config.parallel.tensor);
     TrainedRun out;
-    const auto errors = run_ranks(ranks, [&](const Communicator& world) {
+    const auto on_rank = [&](const Communicator& world) {
       const auto save_at_once = [next = Request::save]() mutable { return std::exchange(next, Request::none); };
       TrainedRun own = run(loaded, save_at_once, world, [&] { return make_backend(device); });
       if (world.rank() == 0) out = std::move(own);
-    });
+    };
+    const auto errors = run_ranks(ranks, on_rank, {}, make_link);
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty())) << name;
     return out;
   }
