@@ -1,4 +1,5 @@
 #include "backend/make_cuda.h"
+#include "mantissa/backend/cuda_stream.h"
 #include "mantissa/backend/gpus.h"
 
 namespace mantissa {
@@ -8,5 +9,6 @@ std::unique_ptr<Backend> make_cuda_backend(int) {
 }
 
 Gpus find_gpus() { return {.usable = false, .text = "not looked for: this build was made without the CUDA toolkit"}; }
+int count_gpus() { return 0; }
 
 }  // namespace mantissa

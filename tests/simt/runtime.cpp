@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "backend/cuda/library_lane.h"
 #include "lane_thread.h"
 #include "mantissa/base/error.h"
 #include "simt/executor.h"
@@ -55,6 +56,7 @@ class Stream : public test::LaneThread, public std::enable_shared_from_this<Stre
 
 // Nobody takes an executor for a GPU who has not asked for it by name.
 Gpus find_gpus() { return {.usable = false, .text = "an executor of the host in place of a GPU"}; }
+int count_gpus() { return 1; }
 
 Facts open_device(int index) {
   require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
@@ -72,6 +74,7 @@ void give_staging(std::byte* memory) noexcept { std::free(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return &stream; }
+void* stream_of(const Event& event) { return handle_of(*point_of(event).stream); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <thread>
 
+#include "backend/cuda/library_lane.h"
 #include "backend/make_cuda.h"
+#include "mantissa/backend/cuda_stream.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa {
@@ -168,5 +170,12 @@ void CudaBackend::wait(const gpu::Event& event) const {
 std::unique_ptr<Backend> make_cuda_backend(int gpu) { return std::make_unique<CudaBackend>(gpu); }
 
 Gpus find_gpus() { return gpu::find_gpus(); }
+int count_gpus() { return gpu::count_gpus(); }
+void use_default_gpu() { gpu::open_device(default_gpu()); }
+
+void* cuda_stream(Backend& device) {
+  require(dynamic_cast<CudaBackend*>(&device) != nullptr, "a device of ", device.name(), " has no stream of CUDA");
+  return gpu::stream_of(device.mark());
+}
 
 }  // namespace mantissa

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include "backend/cuda/library_lane.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/text.h"
 #include "mantissa/base/trace.h"
@@ -24,16 +25,19 @@ std::string version(int number) { return text(number / 1000, '.', number % 1000 
 
 class Mark {
  public:
-  Mark() { check(cudaEventCreate(&event_), "no event"); }
+  explicit Mark(cudaStream_t stream) : stream_(stream) { check(cudaEventCreate(&event_), "no event"); }
   ~Mark() { cudaEventDestroy(event_); }
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   cudaEvent_t event() const { return event_; }
+  cudaStream_t stream() const { return stream_; }
 
  private:
+  cudaStream_t stream_;
   cudaEvent_t event_ = nullptr;
 };
-cudaEvent_t event_of(const Event& event) { return static_cast<const Mark*>(event.get())->event(); }
+const Mark& mark_of(const Event& event) { return *static_cast<const Mark*>(event.get()); }
+cudaEvent_t event_of(const Event& event) { return mark_of(event).event(); }
 
 }  // namespace
 
@@ -70,10 +74,14 @@ Gpus find_gpus() {
   return {.usable = usable, .text = found, .architecture = architecture};
 }
 
-Facts open_device(int index) {
+int count_gpus() {
   int count = 0;
-  const bool any = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-  require(any, ExitCode::environment, "no GPU can be used: ", find_gpus().text);
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+Facts open_device(int index) {
+  const int count = count_gpus();
+  require(count > 0, ExitCode::environment, "no GPU can be used: ", find_gpus().text);
   require(index < count, ExitCode::environment, "there is no GPU for local rank ", index, ": this host has ", count,
           "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
@@ -104,6 +112,7 @@ void give_staging(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return stream.handle(); }
+void* stream_of(const Event& event) { return mark_of(event).stream(); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.handle()), "a copy to the device");
@@ -114,7 +123,7 @@ void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t 
 void discard(Stream&, std::byte*, int64_t) {}
 
 Event record(Stream& stream) {
-  auto mark = std::make_shared<Mark>();
+  auto mark = std::make_shared<Mark>(stream.handle());
   check(cudaEventRecord(mark->event(), stream.handle()), "a mark");
   return mark;
 }
