@@ -1,0 +1,29 @@
+// Links between GPUs by NCCL: one communicator for each group of ranks, made together with the group. A group of one has none.
+// nccl/nccl_link.cpp has them where CMake finds the header of NCCL, else nccl/no_nccl.cpp; the library is opened at run time.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "mantissa/comm/device_link.h"
+
+namespace mantissa {
+
+struct Nccl {
+  bool usable;
+  std::string text;  // its version, or why it cannot be used
+};
+Nccl find_nccl();
+
+struct NcclOptions {
+  // Gives the id of a group, which lets whoever knows it join, to all its ranks: rank 0 brings it, the others bring "". Names of groups
+  // differ.
+  std::function<std::string(const std::string& name, const std::string& id)> share_id;
+  double init_timeout_s = 300;  // parallel.init_timeout_s: until a communicator is there
+};
+// Makes links between the default GPUs of the ranks (default_gpu()), of which no two are the same one. Throws Error(environment) where NCCL
+// cannot be used, and so does the maker where it refuses a communicator. The maker throws Error(peer_lost) after init_timeout_s, and links
+// do for what they report later, as a lost connection. Such errors name the rank and what NCCL says.
+MakeDeviceLink nccl_links(NcclOptions options);
+
+}  // namespace mantissa

@@ -1,0 +1,316 @@
+// Links by NCCL, over one whose ranks are threads (thread_nccl.h).
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/backend/gpus.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/comm/comm_queue.h"
+#include "simt/thread_nccl.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa::nccl_test {
+
+using simt::NcclResult;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+Tensor filled(Backend& device, double value, int64_t count = 1000) {
+  Tensor out = empty(device, Dtype::f32, {count});
+  device.run(Fill{.out = out, .value = value});
+  return out;
+}
+void require_all(const Tensor& x, double value) {
+  for (const double each : test::values(x)) require(each == value, each, " where ", value, " belongs");
+}
+
+using Body = std::function<void(Backend&, const Communicator&)>;
+std::vector<std::string> errors_on_ranks(int ranks, const MakeDeviceLink& links, const Body& body) {
+  const auto on_rank = [&](const Communicator& world) {
+    const test::Threads one(1);
+    const auto device = make_backend("cuda");
+    try {
+      body(*device, world);
+    } catch (...) {
+      world.stop();  // lanes of the device would wait for peers
+      throw;
+    }
+  };
+  return test::run_ranks(ranks, on_rank, {}, links);
+}
+
+TEST(NcclLink, BringsTheBytesOfEveryCollective) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(3, nccl.links(), [](Backend& device, const Communicator& world) {
+    const int rank = world.rank();
+    for (int round = 1; round <= 10; ++round) {
+      const Tensor x = filled(device, round * (rank + 1));
+      world.sum(x, Purpose::other);
+      require_all(x, 6 * round);
+      const Tensor all = filled(device, round * (rank + 1), 30);
+      const std::vector<int64_t> counts(3, 10 * 4);
+      world.all_gather(all, counts, Purpose::other);
+      for (int r = 0; r < 3; ++r) require_all(all.slice(10 * r, 10 * (r + 1)), round * (r + 1));
+      world.broadcast(x, round % 3, Purpose::other);
+      const Tensor out = empty(device, Dtype::f32, {30});
+      const Communicator::Exchange part{.in = all, .in_counts = counts, .out = out, .out_counts = counts};
+      world.all_to_all({&part, 1}, Purpose::other);
+      for (int r = 0; r < 3; ++r) require_all(out.slice(10 * r, 10 * (r + 1)), round * (rank + 1));
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(nccl.counts().destroyed, 3);
+  EXPECT_EQ(nccl.counts().aborted, 0);
+}
+
+// The compute lane goes on while the queue's work is in the other, and waits for it where it is told to.
+TEST(NcclLink, KeepsTheOrderOfLanes) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    for (int round = 1; round <= 30; ++round) {
+      const Tensor sums = filled(device, round), more = filled(device, 1);
+      const Work work = queue.submit([&world, sums] { world.sum(sums, Purpose::gradients); });
+      for (int i = 0; i < 5; ++i) device.run(Add{.a = more, .b = more, .out = more});
+      work.wait();
+      device.run(Add{.a = sums, .b = more, .out = sums});
+      require_all(sums, 2 * round + 32);
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclLink, EveryGroupHasACommunicator) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(4, nccl.links(), [](Backend& device, const Communicator& world) {
+    const Communicator pairs = world.split(world.rank() / 2), others = world.split(world.rank() % 2);
+    for (int round = 0; round < 10; ++round) {
+      const Tensor x = filled(device, 1);
+      pairs.sum(x, Purpose::activations);
+      others.sum(x, Purpose::activations);
+      require_all(x, 4);
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(nccl.counts().made, 12);
+  EXPECT_EQ(nccl.counts().destroyed, 12);
+}
+
+TEST(NcclLink, CallsThatDifferAreNamed) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
+    const Tensor x = filled(device, 1);
+    world.rank() == 0 ? world.sum(x, Purpose::other) : world.broadcast(x, 1, Purpose::other);
+    test::values(x);
+    world.barrier();
+  });
+  EXPECT_THAT(errors, ::testing::Contains(HasSubstr("make different calls")));
+}
+
+// ---- a peer that is lost
+
+class LostPeer : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_LT(std::chrono::steady_clock::now() - began_, std::chrono::seconds(10));
+    EXPECT_EQ(nccl_.counts().destroyed, 0);
+    EXPECT_EQ(nccl_.counts().aborted, nccl_.counts().made);
+  }
+
+  simt::ThreadNccl nccl_;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+};
+
+TEST_F(LostPeer, EndsTheLanesAndWaitsOfTheOthers) {
+  const auto errors = errors_on_ranks(3, nccl_.links(), [](Backend& device, const Communicator& world) {
+    const Communicator again = world.split(0);
+    const Tensor x = filled(device, 1);
+    world.sum(x, Purpose::other);
+    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    world.sum(x, Purpose::other);
+    test::values(x);
+    fail(ExitCode::internal, "nobody was missed");
+  });
+  EXPECT_THAT(errors[1], StartsWith("4: leaves"));
+  EXPECT_EQ(errors[0], "6: a peer was lost");
+  EXPECT_EQ(errors[2], "6: a peer was lost");
+}
+
+TEST_F(LostPeer, EndsTheMakingOfItsGroup) {
+  const MakeDeviceLink links = nccl_.links();
+  const auto maker = [&](const LinkRanks& of) {
+    require(of.rank != 1, ExitCode::data, "leaves");
+    return links(of);
+  };
+  const auto errors = errors_on_ranks(2, maker, [](Backend&, const Communicator&) {});
+  EXPECT_EQ(errors[0], "6: a peer was lost");
+  EXPECT_EQ(nccl_.counts().made, 1);
+}
+
+// One that is there, but does not come.
+TEST_F(LostPeer, EndsTheMakingOfItsGroupInTime) {
+  const MakeDeviceLink links = nccl_.links(0.2);
+  const auto maker = [&](const LinkRanks& of) {
+    while (of.rank == 1) of.look(), std::this_thread::yield();
+    return links(of);
+  };
+  const auto errors = errors_on_ranks(2, maker, [](Backend&, const Communicator&) {});
+  EXPECT_THAT(errors[0], AllOf(StartsWith("6: rank 0: NCCL has not connected 2 ranks"), HasSubstr("parallel.init_timeout_s")));
+}
+
+// What NCCL finds out by itself, while the host waits for the GPU. The other rank closes its link meanwhile.
+TEST_F(LostPeer, IsNamedAsNcclNamesIt) {
+  const auto errors = errors_on_ranks(2, nccl_.links(), [this](Backend& device, const Communicator& world) {
+    if (world.rank() == 0) return;
+    const Tensor x = filled(device, 1);
+    world.sum(x, Purpose::other);
+    nccl_.fail(1, NcclResult::remote_error, "socketProgress: Connection closed by remote peer");
+    test::values(x);
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_EQ(errors[1],
+            "6: rank 1: NCCL fails: remote process exited or there was a network error: socketProgress: Connection closed by remote peer");
+}
+
+TEST_F(LostPeer, EndsCallsBehindAnError) {
+  const auto errors = errors_on_ranks(2, nccl_.links(), [this](Backend& device, const Communicator& world) {
+    world.barrier();
+    if (world.rank() == 1) {
+      nccl_.fail(1, NcclResult::system_error, "a connection broke");
+      world.sum(filled(device, 1), Purpose::other);
+    }
+    world.barrier();
+  });
+  EXPECT_THAT(errors[1], AllOf(StartsWith("6: rank 1: NCCL fails: unhandled system error"), HasSubstr("a connection broke")));
+}
+
+TEST_F(LostPeer, IsNotWaitedForByALinkThatAnErrorCloses) {
+  const auto errors = errors_on_ranks(2, nccl_.links(), [](Backend&, const Communicator& world) {
+    const Communicator again = world.split(0);
+    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    world.barrier();
+  });
+  EXPECT_EQ(errors[0], "6: a peer was lost");
+}
+
+TEST_F(LostPeer, MayBeOneThatGivesUpTwiceOnAnyThread) {
+  const auto errors = errors_on_ranks(2, nccl_.links(), [](Backend& device, const Communicator& world) {
+    const Tensor x = filled(device, 1);
+    if (world.rank() == 0) world.sum(x, Purpose::other);
+    std::thread([&] { world.stop(), world.stop(); }).join();
+    world.sum(x, Purpose::other);
+  });
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("6: "), HasSubstr("gave up its communication"))));
+}
+
+// ---- a link by itself
+
+// Runs body with both links of a group of ranks 5 and 7, each on a thread, and a message from the first to the second. Returns what they
+// threw.
+std::vector<std::string> errors_of_two(simt::ThreadNccl& nccl,
+                                       const std::function<void(DeviceLink&, std::span<const DeviceMessage>)>& body) {
+  const MakeDeviceLink links = nccl.links();
+  std::vector<std::string> errors(2);
+  const auto on_rank = [&](int rank) {
+    const auto device = make_backend("cuda");
+    const Tensor x = filled(*device, 1);
+    const auto link = links({.ranks = {5, 7}, .rank = rank, .group = 1, .look = [] {}});
+    const DeviceMessage message{.peer = 1 - rank, .receives = rank == 1, .bytes = x};
+    try {
+      body(*link, {&message, 1});
+    } catch (const Error& error) {
+      errors[static_cast<size_t>(rank)] = text(static_cast<int>(error.code()), ": ", error.what());
+    }
+    link->give_up();
+  };
+  std::thread other([&] { on_rank(1); });
+  on_rank(0);
+  other.join();
+  return errors;
+}
+
+TEST(NcclLinkAlone, FailsBehindGivingUp) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_of_two(nccl, [](DeviceLink& link, std::span<const DeviceMessage> messages) {
+    link.check();
+    link.give_up();
+    link.give_up();
+    link.check();
+    link.exchange({});
+    link.exchange(messages);
+  });
+  EXPECT_THAT(errors, ::testing::ElementsAre("6: rank 5: NCCL was given up", "6: rank 7: NCCL was given up"));
+}
+
+TEST(NcclLinkAlone, TakesTheGpuOfItsRank) {
+  simt::ThreadNccl nccl;
+  set_default_gpu(1);
+  try {
+    nccl.links(0.1)({.ranks = {0, 1}, .rank = 0, .group = 1, .look = [] {}});
+    ADD_FAILURE() << "the executor has one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::environment) << error.what();
+  }
+  set_default_gpu(0);
+}
+
+TEST(NcclLinkAlone, LeavesNoGroupOpenBehindAnError) {
+  simt::ThreadNccl nccl({.refused_send = NcclResult::system_error});
+  const auto errors = errors_of_two(nccl, [](DeviceLink& link, std::span<const DeviceMessage> messages) {
+    if (messages.front().receives) return;
+    EXPECT_THROW(link.exchange(messages), Error);
+    link.exchange(messages);
+  });
+  EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error"));
+}
+
+TEST(NcclLinkAlone, EndsWhileItsMessagesHaveNotBegun) {
+  simt::ThreadNccl nccl({.stuck = true});
+  const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
+    world.barrier();
+    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    world.sum(filled(device, 1), Purpose::other);
+  });
+  EXPECT_EQ(errors[0], "6: a peer was lost");
+}
+
+// ---- a library that cannot be used
+
+TEST(NcclLibrary, RefusedCommunicatorsAreOfTheEnvironment) {
+  simt::ThreadNccl nccl({.refusal = NcclResult::invalid_usage});
+  const auto errors = errors_on_ranks(2, nccl.links(), [](Backend&, const Communicator&) {});
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL makes no communicator: invalid usage"))));
+}
+
+TEST(NcclLibrary, AnotherMajorVersionIsRefused) {
+  const auto found = [](int version) {
+    const simt::ThreadNccl nccl({.version = version});
+    return find_nccl();
+  };
+  EXPECT_EQ(found(22809).text, "2.28.9");
+  EXPECT_TRUE(found(22809).usable);
+  EXPECT_EQ(found(2804).text, "2.8.4");
+  EXPECT_TRUE(found(2804).usable);
+  EXPECT_FALSE(found(30102).usable);
+  EXPECT_EQ(found(30102).text, "NCCL over threads is version 3.1.2, and this build is for 2.x");
+}
+
+TEST(NcclLibrary, WithoutItThereAreNoLinks) {
+  EXPECT_FALSE(find_nccl().usable);
+  try {
+    nccl_links({});
+    FAIL() << "there are";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::environment);
+    EXPECT_THAT(error.what(), HasSubstr("NCCL cannot be used: " + find_nccl().text));
+  }
+}
+
+}  // namespace mantissa::nccl_test
