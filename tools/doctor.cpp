@@ -15,6 +15,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/nccl_link.h"
 #include "mantissa/config/open_device.h"
 #include "mantissa/plan/gemm_table.h"
 #include "mantissa/train/equal_places.h"
@@ -75,6 +76,7 @@ ExitCode doctor() {
     require(gemms_are_right("cuda"), ExitCode::environment, "a GEMM of the GPU differs from the reference");
     line("GEMMs of a GPU", gemm_device_text(make_backend("cuda")->gemm_device()));
   }
+  line("NCCL", find_nccl().text);
   line("devices", text("cpu, cpu_reference", gpus.usable ? ", cuda" : "", "; auto is ", backend_name(DeviceChoice::automatic)));
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/cuda_stream.h"
 #include "mantissa/backend/gpus.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/file.h"
@@ -18,6 +19,8 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/nccl_link.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/job/orphaned_segments.h"
 #include "mantissa/json/json.h"
 #include "tools/main_stack.h"
@@ -92,6 +95,28 @@ void free_shared_memory(const Launch& launch) {
              ") that killed processes left");
 }
 
+// Ranks take a GPU each. Where there is none to take, the device reports what was found instead.
+void require_gpus(const Launch& launch) {
+  const int gpus = count_gpus();
+  require(gpus == 0 || launch.local_size <= gpus, ExitCode::environment, count_text(launch.local_size, "rank"), " on this host for the ",
+          count_text(gpus, "GPU"), " that they see, and each needs one of its own: start at most ", gpus,
+          " here, let every rank see all GPUs of its host (CUDA_VISIBLE_DEVICES), or train with training.device cpu");
+}
+
+// Without NCCL there is no maker, and messages go through the memory of hosts.
+MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config, const Nccl& nccl, Store* store) {
+  if (launch.rank == 0 && nccl.usable) log_info("messages between GPUs go over NCCL ", nccl.text);
+  if (launch.rank == 0 && !nccl.usable)
+    log_warning("messages between GPUs go through the memory of hosts, which is many times slower: NCCL cannot be used: ", nccl.text);
+  if (!nccl.usable) return {};
+  const auto share_id = [store](const std::string& name, const std::string& id) {
+    if (id.empty()) return store->get(name);
+    store->set(name, id);
+    return id;
+  };
+  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s});
+}
+
 }  // namespace
 
 RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) : rank_(launch.rank) {
@@ -108,13 +133,21 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config, const st
 void RankSession::meet(const Launch& launch, const RunConfig& config) {
   // Tensor ranks compute some gradients alike, so they need the same kernels.
   const std::string kernels = config.parallel.tensor > 1 ? gemm_instruction_set() : "any";
+  const std::string device = backend_name(config.training.device);
+  const bool on_gpus = device == "cuda";
+  if (on_gpus) require_gpus(launch);
+  const Nccl nccl = on_gpus ? find_nccl() : Nccl{};
   std::vector<NamedHash> inputs = compared(config);
-  inputs.insert(inputs.end(), {{"build", build_fingerprint()}, {"executable", executable()}, {"instruction set", kernels}});
+  inputs.insert(inputs.end(), {{"build", build_fingerprint()},
+                               {"executable", executable()},
+                               {"instruction set", kernels},
+                               {"device", device},
+                               {"NCCL", nccl.usable ? nccl.text : "none"}});
   store_->compare(inputs);
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
-  world_ = Communicator(std::move(transport));
+  world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink());
 }
 
 // An error of one rank ends all, with its code.

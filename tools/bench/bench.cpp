@@ -259,6 +259,7 @@ Command comm_bench() {
                 const Launch launch = launch_from_environment();
                 RunConfig config;
                 config.training.threads = arguments->threads;
+                config.training.device = DeviceChoice::cpu;
                 share_host(launch);
                 use_threads(config.training.threads);
                 const auto device = make_backend("cpu");
