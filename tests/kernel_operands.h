@@ -149,8 +149,8 @@ inline constexpr Tolerance kStatSums{1e-5, 1e-5};
 // In fp32 of products whose factors differ by powers of two: |d - exact| <= 1e-6 sum |a b| in any order, and of 400 terms that sum is up to
 // 40 times the root mean square of the results.
 inline constexpr double kGemmSums = 4e-5;
-// Attention may round the probabilities and their gradients to bf16 before they are multiplied.
-inline constexpr Tolerance kAttention{1e-5, 0x1.8p-6};
+// Attention may round the probabilities to bf16 before the second GEMM; on tensor cores their gradients, too.
+inline constexpr Tolerance kAttention{1e-5, 0x1.8p-7}, kAttentionGradient{1e-5, 0x1.8p-6};
 
 inline std::string named(std::initializer_list<int64_t> dims) {
   std::string out;

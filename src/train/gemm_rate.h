@@ -10,7 +10,8 @@
 namespace mantissa {
 
 // Returns the FLOP/s of all ranks together, which run a GemmCeiling at the same time, as they will compute. None for
-// backends but "cpu" and "cuda", and for a run too short to be worth the time. All ranks call it together; model.vocab_size must be set.
+// backends but "cpu" and "cuda", for a run too short to be worth the time, and where a GPU has no memory for it, which the log says.
+// All ranks call it together; model.vocab_size must be set.
 std::optional<double> measured_gemm_rate(const RunConfig& config, const Backend& device, const Communicator& world);
 
 }  // namespace mantissa

@@ -76,7 +76,7 @@ TEST_F(SimtAttention, WhatIsNotSeenMayBeNaN) {
                                {"long window", 70, false, true},
                                {"documents", 0, true, true},
                                {"window of documents", 20, true, false}}) {
-    for (const int64_t row : {0, 39, 100}) {
+    for (const int64_t row : {39, 64, 149}) {
       for (const Fault fault : {Fault{row, 19, false, std::nan("")}, {row, 27, false, HUGE_VAL}, {row, 9, true, std::nan("")}}) {
         SCOPED_TRACE(text(hidden.name, ": row ", row, ", column ", fault.column, fault.of_dout ? " of dout" : "", ", ", fault.value));
         const Results expected = run(reference(), Dtype::f32, hidden, fault);

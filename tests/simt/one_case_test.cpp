@@ -7,15 +7,15 @@
 
 namespace mantissa::test::one_case_test {
 
-void expect_as_reference(const std::function<void(Operands&)>& run, double tolerances = 1.0) {
+void expect_as_reference(const std::function<void(Operands&)>& run, Operands::Memory memory = Operands::Memory::aligned) {
   const auto reference = make_backend("cpu_reference"), cuda = make_backend("cuda");
-  Operands expected(*reference, Dtype::bf16), actual(*cuda, Dtype::bf16);
+  Operands expected(*reference, Dtype::bf16), actual(*cuda, Dtype::bf16, memory);
   run(expected);
   run(actual);
   for (size_t i = 0; i < expected.results().size(); ++i) {
     const Operands::Result& e = expected.results()[i];
     const Operands::Result& a = actual.results()[i];
-    EXPECT_TRUE(close(a.tensor, e.tensor, tolerances * a.tolerance.bf16)) << e.name;
+    EXPECT_TRUE(close(a.tensor, e.tensor, a.tolerance.bf16)) << e.name;
   }
 }
 
@@ -30,14 +30,16 @@ TEST_P(OneCase, IsThatOfTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, OneCase, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
 
-// Of heads that tensor cores take, with documents, in tiles that are not full. Weights and their gradients are rounded to bf16 there.
-constexpr double kOfTensorCores = 4.0;  // tolerances
+// Of heads that tensor cores take, with documents and with a cache, in tiles that are not full, wherever operands begin.
 class OnTensorCores : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(OnTensorCores, AttentionIsThatOfTheReference) {
   const HeadLayout layout{.heads = 2, .kv_heads = 1, .head_dim = GetParam()};
-  expect_as_reference([&](Operands& o) { attention_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, kOfTensorCores);
-  expect_as_reference([&](Operands& o) { attention_backward_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, kOfTensorCores);
+  for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
+    expect_as_reference([&](Operands& o) { attention_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, memory);
+    expect_as_reference([&](Operands& o) { attention_backward_case(o, 1, 75, layout, {.segments = true, .window = 0}); }, memory);
+    expect_as_reference([&](Operands& o) { cached_attention_case(o, 30, 20, layout, {.segments = false, .window = 0}); }, memory);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Channels, OnTensorCores, ::testing::Values(64, 128), [](const auto& c) { return std::to_string(c.param); });

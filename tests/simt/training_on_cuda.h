@@ -80,11 +80,11 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     expect_near_loads(expected, found);
     std::printf("\n");
   }
-  // Later losses follow from weights that differ, and from other choices of experts: 0.011 without them and 0.053 with them was seen.
+  // Later losses follow from weights that differ, and from other choices of experts: 0.007 without them and 0.053 with them was seen.
   void expect_near_losses(const TrainedRun& expected, const TrainedRun& found) const {
     ASSERT_EQ(expected.losses.size(), size_t{kSteps});
     ASSERT_EQ(found.losses.size(), size_t{kSteps});
-    const double most = expected.steps[0].routing.empty() ? 0.03 : 0.1;
+    const double most = expected.steps[0].routing.empty() ? 0.015 : 0.1;
     for (size_t i = 0; i < kSteps; ++i) {
       const double bound = GetParam().loss * expected.losses[i], difference = std::abs(found.losses[i] - expected.losses[i]);
       EXPECT_LE(difference, i == 0 ? bound : std::min(10 * bound, most)) << "step " << i + 1;
@@ -178,7 +178,7 @@ inline std::vector<CudaPreset> cuda_presets() {
           {"mxfp8_weights", 5e-3, 0.15, {"precision.recipe=mxfp8_weights", "model.tie_word_embeddings=true"}},
           {"fp8_block",
            5e-3,
-           0.25,
+           0.15,
            {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256", "model.num_key_value_heads=4",
             "model.head_dim=64"},
            "256"},
@@ -198,6 +198,7 @@ inline CudaModel cuda_model(const CudaPreset& preset, Experts experts) {
     add({"model.moe.aux_loss_coef=0.01", "model.moe.z_loss_coef=0.001", "model.moe.seq_aux_loss_coef=0.01",
          "model.moe.shared_intermediate_size=" + preset.inner});
     out.layouts = {"ep2", "tp2sp"};
+    if (preset.name == "fp8_block") out.gradient = 0.25;  // 0.184 was seen, of a router
   } else {
     add({"model.moe.score=sigmoid", "model.moe.bias_update_rate=0.05", "model.moe.capacity_factor=1.1", "model.moe.dense_layers=[0]"});
     out.layouts = {"ep2"};

@@ -152,7 +152,7 @@ double Harness::timed_in_a_row(const std::function<void()>& run, int calls) cons
 double Harness::gemm_rate(Dtype dtype) {
   std::optional<GemmCeiling>& ceiling = gemm_[dtype == Dtype::bf16 ? 1 : 0];
   if (!ceiling) {
-    ceiling.emplace(device_, dtype);
+    ceiling.emplace(device_, dtype, GemmCeiling::usual_rows(device_));
     timed([&] { ceiling->run(); });
   }
   return world_.size() * ceiling->flops() / timed([&] { ceiling->run(); });

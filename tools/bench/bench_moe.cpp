@@ -141,8 +141,7 @@ Workload permuted_codes(Backend& device) {
 void bench_moe(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
   const std::vector<Load> all = loads();
-  for (const Load& load : all) {
-    if (!device.host_memory()) break;  // a device's kernel takes tiles of rows
+  for (const Load& load : device.host_memory() ? all : std::vector<Load>()) {  // a GPU's kernel takes tiles of rows
     std::printf("%s: %.3f rows computed for a row asked\n", load.name,
                 static_cast<double>(load.computed()) / static_cast<double>(load.asked()));
   }

@@ -9,15 +9,14 @@ namespace mantissa {
 
 class Matmul;
 
-// Multiplies two square matrices of normal data: on a CPU by oneDNN with its own threading, of 2048 rows; on another device by the
-// backend's GEMM, of 8192 rows, which comes to its end later. Where the CPU has no bf16 dot product, the fp32 GEMM stands for bf16 as well,
-// and dtype() says so.
+// Multiplies two square matrices of normal data: on a CPU by oneDNN with its own threading; on a GPU by the backend's GEMM, and run() may
+// return before the GPU has done it. Where the CPU has no bf16 dot product, the fp32 GEMM stands for bf16 as well, and dtype() says so.
 class GemmCeiling {
  public:
-  GemmCeiling(Backend& device, Dtype dtype, int64_t rows = 0);  // 0: as said
+  static int64_t usual_rows(const Backend& device);  // 2048 on a CPU, 8192 on a GPU
+  GemmCeiling(Backend& device, Dtype dtype, int64_t rows);
   Dtype dtype() const { return a_.dtype(); }
   double flops() const;  // of one run
-  static double flops(const Backend& device);
   void run();
 
  private:
@@ -26,7 +25,7 @@ class GemmCeiling {
   std::shared_ptr<const Matmul> gemm_;  // of a CPU
 };
 
-// Copies `bytes` bytes in parallel; on a device that is no CPU as GemmCeiling.
+// Copies `bytes` bytes: on a CPU by threads, on a GPU by the backend's Convert, and run() may return before the GPU has done it.
 class CopyCeiling {
  public:
   CopyCeiling(Backend& device, int64_t bytes);

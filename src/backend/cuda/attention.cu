@@ -202,7 +202,8 @@ void CudaBackend::execute(const AttentionForward& k) {
   const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
   check_segment_starts("attention", k.segment_starts, length);
   const bool flash = takes_flash(k.qkv.dtype(), d);
-  const Tensor x = flash ? in_chunks(*this, k.qkv) : k.qkv, out = flash ? in_chunks(*this, k.out, true) : k.out;
+  const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
+               out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* qkv = x.device_data<T>();
     const Attention<T> attention{.queries = qkv,
@@ -225,23 +226,26 @@ void CudaBackend::execute(const AttentionForward& k) {
     const auto kernel = tile_kernel(attention, k.batch, flash);
     launch(kernel.kernel, kernel.grid, attention);
   });
-  put_back(*this, out, k.out);
+  copy_back(*this, out, k.out);
 }
 
 void CudaBackend::execute(const CachedAttention& k) {
   const HeadLayout& layout = k.layout;
   const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d, count = rows * channels;
   const bool flash = rows >= kLeastTileRows && takes_flash(k.qkv.dtype(), d);
-  const Tensor x = flash ? in_chunks(*this, k.qkv) : k.qkv, out = flash ? in_chunks(*this, k.out, true) : k.out;
+  const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
+               out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* qkv = x.device_data<T>();
     T *keys = k.keys.device_data<T>(), *values = k.values.device_data<T>();
     const Grid grid{blocks_for(count), kThreads};
     launch(copy_rows<T>, grid, qkv + layout.heads * d, layout.row(), channels, keys + k.first * channels, count);
     launch(copy_rows<T>, grid, qkv + layout.heads * d + channels, layout.row(), channels, values + k.first * channels, count);
+    const Tensor key_rows = flash ? aligned(*this, k.keys, Contents::read) : k.keys,
+                 value_rows = flash ? aligned(*this, k.values, Contents::read) : k.values;
     const Attention<T> attention{.queries = qkv,
-                                 .keys = keys,
-                                 .values = values,
+                                 .keys = key_rows.device_data<T>(),
+                                 .values = value_rows.device_data<T>(),
                                  .sinks = k.sinks.defined() ? k.sinks.device_data<T>() : nullptr,
                                  .query_stride = layout.row(),
                                  .key_stride = channels,
@@ -261,7 +265,7 @@ void CudaBackend::execute(const CachedAttention& k) {
     const auto kernel = tile_kernel(attention, 1, flash);
     launch(kernel.kernel, kernel.grid, attention);
   });
-  put_back(*this, out, k.out);
+  copy_back(*this, out, k.out);
 }
 
 }  // namespace mantissa

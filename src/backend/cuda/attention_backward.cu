@@ -149,8 +149,8 @@ void CudaBackend::execute(const AttentionBackward& k) {
   check_segment_starts("attention backward", k.segment_starts, length);
   const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
   const bool flash = takes_flash(k.qkv.dtype(), d);
-  const Tensor qkv = flash ? in_chunks(*this, k.qkv) : k.qkv, dy = flash ? in_chunks(*this, k.dout) : k.dout,
-               dqkv = flash ? in_chunks(*this, k.dqkv, true) : k.dqkv;
+  const Tensor qkv = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv, dy = flash ? aligned(*this, k.dout, Contents::read) : k.dout,
+               dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv;
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* dout = dy.device_data<T>();
     launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), dout, rows, heads, length, d, deltas.device_data<float>());
@@ -168,14 +168,17 @@ void CudaBackend::execute(const AttentionBackward& k) {
                                         .scale = static_cast<float>(k.scale),
                                         .dqkv = dqkv.device_data<T>()};
     if constexpr (std::is_same_v<T, bf16>) {
-      const auto of_queries = flash_dq(gradient, k.batch), of_keys = flash_dkv(gradient, k.batch);
-      if (flash) return launch(of_queries.kernel, of_queries.grid, gradient), launch(of_keys.kernel, of_keys.grid, gradient);
+      if (flash) {
+        const auto of_queries = flash_dq(gradient, k.batch), of_keys = flash_dkv(gradient, k.batch);
+        launch(of_queries.kernel, of_queries.grid, gradient);
+        return launch(of_keys.kernel, of_keys.grid, gradient);
+      }
     }
     const int64_t of_head = k.batch * tiles_of(length) * tiles_of(d);
     launch(attention_dq<T>, {of_head * heads, kThreads}, gradient);
     launch(attention_dkv<T>, {of_head * k.layout.kv_heads, kThreads}, gradient);
   });
-  put_back(*this, dqkv, k.dqkv);
+  copy_back(*this, dqkv, k.dqkv);
 }
 
 void CudaBackend::execute(const AttentionSinkGradient& k) {

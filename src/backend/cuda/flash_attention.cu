@@ -9,16 +9,9 @@
 namespace mantissa::gpu {
 namespace {
 
-constexpr float kLog2e = std::numbers::log2e_v<float>;
-constexpr unsigned kKeys = 32;  // of a step
 // Blocks of a multiprocessor; the sums of 128 channels leave room for one.
 template <unsigned kChannels>
 constexpr unsigned kBlocks = kChannels == 64 ? 2 : 1;
-
-template <unsigned kChannels>
-struct KeyTiles {
-  HeadTile<kKeys, kChannels> keys[2], values[2];
-};
 
 // Of a thread's rows: the largest score so far, and this thread's part of the sum of exponentials beside it. Powers are of two.
 struct Softmax {
@@ -27,7 +20,7 @@ struct Softmax {
 
 // Scores become exponentials; what was summed before is scaled to the new largest score.
 template <unsigned kChannels>
-__device__ void softmax_step(float (&scores)[kKeys / 8][4], Softmax& rows, float (&mixed)[kChannels / 8][4]) {
+__device__ void softmax_step(float (&scores)[kStepKeys / 8][4], Softmax& rows, float (&mixed)[kChannels / 8][4]) {
   float factor[2];
   MANTISSA_UNROLL
   for (unsigned i = 0; i < 2; ++i) {
@@ -74,9 +67,9 @@ __device__ Queries place(const Attention<bf16>& k) {
   return {index, head, {tile * kFlashRows, end < k.queries_of_sequence ? end : k.queries_of_sequence}, k.ahead, {}};
 }
 
-__device__ void scale_scores(float (&scores)[kKeys / 8][4], const Queries& queries, int64_t key, bool hides, float scale) {
+__device__ void scale_scores(float (&scores)[kStepKeys / 8][4], const Queries& queries, int64_t key, bool hides, float scale) {
   MANTISSA_UNROLL
-  for (unsigned j = 0; j < kKeys / 8; ++j) {
+  for (unsigned j = 0; j < kStepKeys / 8; ++j) {
     MANTISSA_UNROLL
     for (unsigned e = 0; e < 4; ++e) {
       scores[j][e] = !hides || queries.sees(e / 2, key + j * 8 + own_col() + e % 2) ? scores[j][e] * scale : kNoScore;
@@ -121,30 +114,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kChannels>) flash_attend(Att
   Softmax softmax{{sink, sink}, {}};
   if (lane() % 4 == 0 && sink != kNoScore) softmax.sum[0] = softmax.sum[1] = 1.0F;
   float mixed[kChannels / 8][4] = {};
-  const auto copy = [&](int64_t key, unsigned to) {
-    if (key < end) {
-      copy_tile(tiles.keys[to], keys, {key, end});
-      copy_tile(tiles.values[to], values, {key, end});
-    }
-    commit_copies();
-  };
-  unsigned now = 0;
-  const int64_t begin = firsts.least / kKeys * kKeys;
-  copy(begin, now);
-  for (int64_t key = begin; key < end; key += kKeys, now ^= 1U) {
-    copy(key + kKeys, now ^ 1U);
-    wait_copies<1>();
-    barrier();  // the copies of all threads are there
-    float scores[kKeys / 8][4] = {};
-    add_scores<kKeys, kChannels>(
-        scores, [&](unsigned c) { return left[c]; }, tiles.keys[now]);
-    const bool hides = key < firsts.largest || key + kKeys - 1 > first_position;
+  for_each_step(tiles, keys, values, firsts.least / kStepKeys * kStepKeys, end, [&](int64_t key, auto& key_tile, auto& value_tile) {
+    float scores[kStepKeys / 8][4] = {};
+    add_scores<kStepKeys, kChannels>(
+        scores, [&](unsigned c) { return left[c]; }, key_tile);
+    const bool hides = key < firsts.largest || key + kStepKeys - 1 > first_position;
     scale_scores(scores, queries, key, hides, k.scale * kLog2e);
     softmax_step<kChannels>(scores, softmax, mixed);
-    if (hides) take_out_nonfinite(tiles.values[now], mixed, [&](unsigned i, unsigned row) { return queries.sees(i, key + row); });
-    add_weighted(mixed, scores, tiles.values[now]);
-    barrier();  // behind those that still read what the next step copies over
-  }
+    if (hides) take_out_nonfinite(value_tile, mixed, [&](unsigned i, unsigned row) { return queries.sees(i, key + row); });
+    add_weighted(mixed, scores, value_tile);
+  });
   finish<kChannels>(k, queries, softmax, mixed);
 }
 
@@ -155,14 +134,14 @@ FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t seq
   return {k.head_dim == 64 ? flash_attend<64> : flash_attend<128>, grid};
 }
 
-Tensor in_chunks(Backend& device, const Tensor& x, bool unfinished) {
+Tensor aligned(Backend& device, const Tensor& x, Contents contents) {
   if (std::bit_cast<uintptr_t>(x.device_bytes()) % 16 == 0) return x;
   const Tensor out = empty_like(x);
-  if (!unfinished) device.run(Convert{.x = x, .out = out});
+  if (contents == Contents::read) device.run(Convert{.x = x, .out = out});
   return out;
 }
 
-void put_back(Backend& device, const Tensor& from, const Tensor& to) {
+void copy_back(Backend& device, const Tensor& from, const Tensor& to) {
   if (from.device_bytes() != to.device_bytes()) device.run(Convert{.x = from, .out = to});
 }
 

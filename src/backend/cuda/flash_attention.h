@@ -9,17 +9,19 @@ namespace mantissa::gpu {
 
 inline bool takes_flash(Dtype dtype, int64_t head_dim) { return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128); }
 
-// Tensor cores read rows from multiples of 16 bytes on. Returns the tensor, or a copy that begins there; unfinished: of its place alone.
-Tensor in_chunks(Backend& device, const Tensor& x, bool unfinished = false);
-// Copies what is in another place than `to` there.
-void put_back(Backend& device, const Tensor& from, const Tensor& to);
+enum class Contents { read, overwritten };
+// Rows are read by 16 bytes. Returns the tensor if it begins at a multiple of 16 bytes, else a new one that does, with the same values if
+// they are read.
+Tensor aligned(Backend& device, const Tensor& x, Contents contents);
+// Copies to a tensor that aligned() has made another one for; else does nothing.
+void copy_back(Backend& device, const Tensor& from, const Tensor& to);
 
 template <class Operands>
 struct FlashLaunch {
   void (*kernel)(Operands);
   Grid grid;
 };
-// Of operands that takes_flash() takes, in_chunks(), for so many sequences.
+// Of operands that takes_flash() takes, aligned(), for so many sequences.
 FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
 // Kernels that give dq, and dk and dv.
 FlashLaunch<AttentionGradient<bf16>> flash_dq(const AttentionGradient<bf16>& k, int64_t sequences);

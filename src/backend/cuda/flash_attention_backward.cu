@@ -1,31 +1,24 @@
 // As attention_backward.cu, on tensor cores. dq goes over the keys that a block's queries see, dk and dv over the queries that see a
 // block's keys, whose scores are the transposed ones.
-#include <numbers>
-
 #include "backend/cuda/flash_attention.h"
 #include "backend/cuda/flash_tiles.h"
 
 namespace mantissa::gpu {
 namespace {
 
-constexpr float kLog2e = std::numbers::log2e_v<float>;
-constexpr unsigned kKeys = 32, kQueries = 16;  // of a step
+constexpr unsigned kQueries = 16;  // of a step over queries
 
 // What a block works on.
 struct Place {
   int64_t sequence, head;
   Range rows;
 };
-__device__ Place place(const AttentionGradient<bf16>& k, int64_t heads, bool last_first) {
+enum class Order { first_rows_first, last_rows_first };
+__device__ Place place(const AttentionGradient<bf16>& k, int64_t heads, Order order) {
   auto index = static_cast<unsigned>(block());
   const int64_t count = ceil_div(k.length, int64_t{kFlashRows}), at = take_last(index, count), head = take_last(index, heads);
-  return {index, head, k.part((last_first ? count - 1 - at : at) * kFlashRows, kFlashRows)};
+  return {index, head, k.part((order == Order::last_rows_first ? count - 1 - at : at) * kFlashRows, kFlashRows)};
 }
-
-template <unsigned kChannels>
-struct KeyTiles {
-  HeadTile<kKeys, kChannels> keys[2], values[2];
-};
 
 // What this thread's queries of a block see, and their statistics.
 struct Queries {
@@ -46,10 +39,10 @@ struct Queries {
 };
 
 // Scores become their gradients.
-__device__ void score_gradients(float (&scores)[kKeys / 8][4], const float (&dp)[kKeys / 8][4], const Queries& queries, int64_t key,
+__device__ void score_gradients(float (&scores)[kStepKeys / 8][4], const float (&dp)[kStepKeys / 8][4], const Queries& queries, int64_t key,
                                 bool hides, float scale) {
   MANTISSA_UNROLL
-  for (unsigned j = 0; j < kKeys / 8; ++j) {
+  for (unsigned j = 0; j < kStepKeys / 8; ++j) {
     MANTISSA_UNROLL
     for (unsigned e = 0; e < 4; ++e) {
       const bool seen = !hides || queries.sees(e / 2, key + j * 8 + own_col() + e % 2);
@@ -62,7 +55,7 @@ __device__ void score_gradients(float (&scores)[kKeys / 8][4], const float (&dp)
 template <unsigned kChannels>
 __global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<bf16> k) {
   auto& tiles = block_shared<KeyTiles<kChannels>>();
-  const Place at = place(k, k.heads, true);
+  const Place at = place(k, k.heads, Order::last_rows_first);
   const int64_t kv = k.heads + static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group);
   const HeadRows<const bf16> keys = k.packed(k.qkv, at.sequence, kv), values = k.packed(k.qkv, at.sequence, kv + k.kv_heads);
   Fragment left[kChannels / 16], douts[kChannels / 16];
@@ -71,32 +64,19 @@ __global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<bf
   const Mask mask = k.mask(at.sequence);
   const FirstKeys firsts = first_keys(mask, at.rows);
   const Queries queries(k, at, mask);
-  const auto copy = [&](int64_t key, unsigned to) {
-    if (key < at.rows.end) {
-      copy_tile(tiles.keys[to], keys, {key, at.rows.end});
-      copy_tile(tiles.values[to], values, {key, at.rows.end});
-    }
-    commit_copies();
-  };
   float dq[kChannels / 8][4] = {};
-  unsigned now = 0;
-  const int64_t begin = firsts.least / kKeys * kKeys;
-  copy(begin, now);
-  for (int64_t key = begin; key < at.rows.end; key += kKeys, now ^= 1U) {
-    copy(key + kKeys, now ^ 1U);
-    wait_copies<1>();
-    barrier();
-    float ds[kKeys / 8][4] = {}, dp[kKeys / 8][4] = {};
-    add_scores<kKeys, kChannels>(
-        ds, [&](unsigned c) { return left[c]; }, tiles.keys[now]);
-    add_scores<kKeys, kChannels>(
-        dp, [&](unsigned c) { return douts[c]; }, tiles.values[now]);
-    const bool hides = key < firsts.largest || key + kKeys - 1 > at.rows.first;
+  const int64_t begin = firsts.least / kStepKeys * kStepKeys;
+  for_each_step(tiles, keys, values, begin, at.rows.end, [&](int64_t key, auto& key_tile, auto& value_tile) {
+    float ds[kStepKeys / 8][4] = {}, dp[kStepKeys / 8][4] = {};
+    add_scores<kStepKeys, kChannels>(
+        ds, [&](unsigned c) { return left[c]; }, key_tile);
+    add_scores<kStepKeys, kChannels>(
+        dp, [&](unsigned c) { return douts[c]; }, value_tile);
+    const bool hides = key < firsts.largest || key + kStepKeys - 1 > at.rows.first;
     score_gradients(ds, dp, queries, key, hides, k.scale);
-    if (hides) take_out_nonfinite(tiles.keys[now], dq, [&](unsigned i, unsigned row) { return queries.sees(i, key + row); });
-    add_weighted(dq, ds, tiles.keys[now]);
-    barrier();
-  }
+    if (hides) take_out_nonfinite(key_tile, dq, [&](unsigned i, unsigned row) { return queries.sees(i, key + row); });
+    add_weighted(dq, ds, key_tile);
+  });
   write_rows(dq, k.packed(k.dqkv, at.sequence, at.head), at.rows);
 }
 
@@ -115,7 +95,7 @@ struct QueryWalk {
 
   __device__ QueryWalk(const AttentionGradient<bf16>& gradient, const Mask& of, const Place& at)
       : k(gradient), mask(of), keys(at.rows), head(at.head * k.group), end_head(head + k.group), query(keys.first), end_query(k.length) {
-    if (k.window > 0 && keys.end - 1 + k.window < end_query) end_query = keys.end - 1 + k.window;
+    if (k.window > 0 && k.window < end_query - keys.end + 1) end_query = keys.end - 1 + k.window;
   }
   __device__ bool done() const { return head == end_head; }
   __device__ Range tile() const { return k.part(query, kQueries); }
@@ -177,7 +157,7 @@ __device__ void add_queries(const QueryWalk& at, int64_t statistics, const Fragm
 template <unsigned kChannels>
 __global__ void __launch_bounds__(kThreads, 1) attention_dkv(AttentionGradient<bf16> k) {
   auto& tiles = block_shared<QueryTiles<kChannels>>();
-  const Place at = place(k, k.kv_heads, false);
+  const Place at = place(k, k.kv_heads, Order::first_rows_first);
   const Mask mask = k.mask(at.sequence);
   Fragment keys[kChannels / 16];
   load_left<kChannels>(keys, k.packed(k.qkv, at.sequence, k.heads + at.head), at.rows);

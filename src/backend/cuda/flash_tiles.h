@@ -3,12 +3,15 @@
 // others.
 #pragma once
 
+#include <numbers>
+
 #include "backend/cuda/attention_operands.h"
 #include "backend/cuda/reduce.h"
 
 namespace mantissa::gpu {
 
 inline constexpr unsigned kFlashRows = kThreads / kWarp * 16, kChunkOfHead = 8;  // a chunk has 16 bytes
+inline constexpr float kLog2e = std::numbers::log2e_v<float>;                    // powers are of two
 
 struct Fragment {  // of a left side, 16 x 16
   uint32_t at[4];
@@ -34,6 +37,34 @@ __device__ inline void copy_tile(HeadTile<kRows, kChannels>& tile, HeadRows<cons
     const unsigned row = i / kChunks, channel = i % kChunks * kChunkOfHead;
     const bool inside = rows.first + row < rows.end;
     copy_async16(tile.at(row, channel), head.first + (inside ? (rows.first + row) * head.stride + channel : 0), inside);
+  }
+}
+
+inline constexpr unsigned kStepKeys = 32;
+template <unsigned kChannels>
+struct KeyTiles {
+  HeadTile<kStepKeys, kChannels> keys[2], values[2];
+};
+// Calls body(key, tile of keys, tile of values) for the steps of keys [begin, end), of which the next one is copied meanwhile. All threads
+// of the block call it.
+template <unsigned kChannels, class Body>
+__device__ inline void for_each_step(KeyTiles<kChannels>& tiles, HeadRows<const bf16> keys, HeadRows<const bf16> values, int64_t begin,
+                                     int64_t end, Body body) {
+  const auto copy = [&](int64_t key, unsigned to) {
+    if (key < end) {
+      copy_tile(tiles.keys[to], keys, {key, end});
+      copy_tile(tiles.values[to], values, {key, end});
+    }
+    commit_copies();
+  };
+  unsigned now = 0;
+  copy(begin, now);
+  for (int64_t key = begin; key < end; key += kStepKeys, now ^= 1U) {
+    copy(key + kStepKeys, now ^ 1U);
+    wait_copies<1>();
+    barrier();  // the copies of all threads are there
+    body(key, tiles.keys[now], tiles.values[now]);
+    barrier();  // behind those that still read what the next step copies over
   }
 }
 

@@ -1,6 +1,8 @@
 #include "mantissa/backend/ceilings.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "backend/cpu/fast/gemm_engine.h"
 #include "mantissa/backend/functions.h"
@@ -9,38 +11,37 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kRows = 2048, kRowsOfDevice = 8192;
+constexpr int64_t kRowsDrawn = 256;
 
+// Rows are drawn on the host, so a large matrix has some of them again and again.
 Tensor normal_matrix(Backend& device, Dtype dtype, int64_t rows, uint32_t what) {
-  Tensor normal = empty(device, Dtype::f32, {rows, rows});
+  const int64_t drawn = std::min(rows, kRowsDrawn);
+  const Tensor normal = empty(device, Dtype::f32, {drawn, rows}), out = empty(device, dtype, {rows, rows});
   device.run(RandomNormal{.out = normal, .key = {.seed = 1, .stream = RngStream::test}, .what = what, .first_index = 0, .std = 1.0});
-  return converted(normal, dtype);
-}
-
-int64_t rows_of(const Backend& device) { return device.host_memory() ? kRows : kRowsOfDevice; }
-
-double flops_of(int64_t rows) {
-  const auto n = static_cast<double>(rows);
-  return 2.0 * n * n * n;
+  std::vector<int32_t> ids(static_cast<size_t>(rows));
+  for (int64_t i = 0; i < rows; ++i) ids[static_cast<size_t>(i)] = static_cast<int32_t>(i % drawn);
+  device.run(EmbeddingForward{.ids = from_host(device, Dtype::i32, {rows}, ids.data()), .weight = converted(normal, dtype), .out = out});
+  return out;
 }
 
 }  // namespace
 
+int64_t GemmCeiling::usual_rows(const Backend& device) { return device.host_memory() ? 2048 : 8192; }
+
 GemmCeiling::GemmCeiling(Backend& device, Dtype dtype, int64_t rows) : device_(device) {
   const bool cpu = device.host_memory();
   const Dtype measured = !cpu || (dtype == Dtype::bf16 && onednn_has_bf16()) ? dtype : Dtype::f32;
-  const int64_t size = rows > 0 ? rows : rows_of(device);
-  a_ = normal_matrix(device, measured, size, 0);
-  b_ = normal_matrix(device, measured, size, 1);
+  a_ = normal_matrix(device, measured, rows, 0);
+  b_ = normal_matrix(device, measured, rows, 1);
   out_ = empty_like(a_);
   if (!cpu) return;
   with_library_threads([&] {
-    gemm_ = make_matmul({.rows = size,
-                         .cols = size,
-                         .depth = size,
-                         .lda = size,
-                         .ldb = size,
-                         .ldc = size,
+    gemm_ = make_matmul({.rows = rows,
+                         .cols = rows,
+                         .depth = rows,
+                         .lda = rows,
+                         .ldb = rows,
+                         .ldc = rows,
                          .in = measured,
                          .out = measured,
                          .b_transposed = false,
@@ -49,8 +50,10 @@ GemmCeiling::GemmCeiling(Backend& device, Dtype dtype, int64_t rows) : device_(d
   });
 }
 
-double GemmCeiling::flops() const { return flops_of(a_.dim(0)); }
-double GemmCeiling::flops(const Backend& device) { return flops_of(rows_of(device)); }
+double GemmCeiling::flops() const {
+  const auto rows = static_cast<double>(a_.dim(0));
+  return 2.0 * rows * rows * rows;
+}
 
 void GemmCeiling::run() {
   if (!gemm_) return device_.run(Gemm{.a = {a_}, .b = {b_}, .out = out_, .accumulate = false});
