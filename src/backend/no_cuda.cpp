@@ -10,5 +10,6 @@ std::unique_ptr<Backend> make_cuda_backend(int) {
 
 Gpus find_gpus() { return {.usable = false, .text = "not looked for: this build was made without the CUDA toolkit"}; }
 int count_gpus() { return 0; }
+std::optional<Gpu> find_gpu(int) { return {}; }
 
 }  // namespace mantissa

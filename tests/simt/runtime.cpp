@@ -10,6 +10,11 @@
 #include "simt/executor.h"
 
 namespace mantissa::simt {
+namespace {
+
+constexpr int64_t kMemory = int64_t{8} << 30;
+
+}  // namespace
 
 bool stands_for_a_chip() { return std::getenv("MANTISSA_SIMT_ARCHITECTURE") != nullptr; }
 int architecture() {
@@ -17,13 +22,16 @@ int architecture() {
   const char* const given = std::getenv("MANTISSA_SIMT_ARCHITECTURE");
   return given ? static_cast<int>(std::strtol(given, nullptr, 10)) : kOldest;
 }
+Gpu& described_gpu() {
+  static Gpu gpu{.name = "host executor", .memory = kMemory, .free = kMemory, .place = 1};
+  return gpu;
+}
 
 }  // namespace mantissa::simt
 
 namespace mantissa::gpu {
 namespace {
 
-constexpr int64_t kMemory = int64_t{8} << 30;
 constexpr int kPoison = 0xff;  // NaN in all formats
 
 uint32_t next_seed() {
@@ -43,7 +51,7 @@ const Point& point_of(const Event& event) { return *static_cast<const Point*>(ev
 // Memory ends where it was asked to, so that AddressSanitizer knows the end.
 std::byte* aligned(int64_t bytes) {
   void* memory = nullptr;
-  if (bytes > kMemory) return nullptr;
+  if (bytes > simt::kMemory) return nullptr;
   return posix_memalign(&memory, 256, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(memory) : nullptr;
 }
 
@@ -58,9 +66,11 @@ class Stream : public test::LaneThread, public std::enable_shared_from_this<Stre
 Gpus find_gpus() { return {.usable = false, .text = "an executor of the host in place of a GPU"}; }
 int count_gpus() { return 1; }
 
+std::optional<Gpu> find_gpu(int index) { return index == 0 ? std::optional(simt::described_gpu()) : std::nullopt; }
+
 Facts open_device(int index) {
   require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
-  return {.name = "host executor", .memory = kMemory, .multiprocessors = 2, .architecture = simt::architecture()};
+  return {.name = "host executor", .memory = simt::kMemory, .multiprocessors = 2, .architecture = simt::architecture()};
 }
 
 std::byte* take_memory(int64_t bytes) {

@@ -177,5 +177,6 @@ void* cuda_stream(Backend& device) {
   require(dynamic_cast<CudaBackend*>(&device) != nullptr, "a device of ", device.name(), " has no stream of CUDA");
   return gpu::stream_of(device.mark());
 }
+std::optional<Gpu> find_gpu(int index) { return gpu::find_gpu(index); }
 
 }  // namespace mantissa

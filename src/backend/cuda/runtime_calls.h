@@ -18,6 +18,7 @@ struct Facts {
   int architecture;  // ten times the compute capability
 };
 Gpus find_gpus();
+std::optional<Gpu> find_gpu(int index);
 // Makes the device that of this process. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
 

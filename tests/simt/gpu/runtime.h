@@ -14,6 +14,9 @@ namespace mantissa::simt {
 bool stands_for_a_chip();
 int architecture();
 
+// What find_gpu(0) says of the executor; a test may change it while no other thread asks.
+Gpu& described_gpu();
+
 // How many products that library was asked for in this process, by the scales of their operands.
 struct LibraryGemms {
   int64_t of_values = 0, per_32 = 0, per_128 = 0;

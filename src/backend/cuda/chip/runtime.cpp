@@ -3,8 +3,11 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <span>
+
 #include "backend/cuda/library_lane.h"
 #include "mantissa/base/error.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/text.h"
 #include "mantissa/base/trace.h"
 
@@ -72,6 +75,21 @@ Gpus find_gpus() {
                   " GiB", facts.major < kOldest ? " (too old: 8.0 is needed)" : "");
   }
   return {.usable = usable, .text = found, .architecture = architecture};
+}
+
+std::optional<Gpu> find_gpu(int index) {
+  cudaDeviceProp facts{};
+  size_t free = 0, all = 0;
+  const bool usable = cudaGetDeviceProperties(&facts, index) == cudaSuccess && cudaSetDevice(index) == cudaSuccess &&
+                      cudaMemGetInfo(&free, &all) == cudaSuccess;
+  if (!usable) {
+    static_cast<void>(cudaGetLastError());  // forgotten: open_device() says it
+    return {};
+  }
+  return Gpu{.name = facts.name,
+             .memory = static_cast<int64_t>(all),
+             .free = static_cast<int64_t>(free),
+             .place = xxh64(std::as_bytes(std::span(facts.uuid.bytes))).value};
 }
 
 int count_gpus() {

@@ -1,5 +1,5 @@
-// cuBLASLt is column-major: to it a row-major matrix is its transpose, and our out is op(b)^T op(a)^T. So its A is our b and its B our a, and it
-// transposes those that we transpose.
+// cuBLASLt is column-major: to it a row-major matrix is its transpose, and our out is op(b)^T op(a)^T. So its A is our b and its B our a,
+// and it transposes those that we transpose.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -12,8 +12,6 @@
 
 namespace mantissa::gpu {
 namespace {
-
-constexpr int64_t kMostWorkspace = int64_t{32} << 20;  // as NVIDIA advises for Hopper
 
 void check(cublasStatus_t status, const char* what) {
   require(status == CUBLAS_STATUS_SUCCESS, ExitCode::environment, "cuBLASLt: ", what, " failed with status ", static_cast<int>(status));
@@ -173,7 +171,7 @@ class CublasLt final : public GemmLibrary {
 
   void ask(Chosen& chosen, const LibraryGemm& g) {
     Preference preference(calls_);
-    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kMostWorkspace));
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(g.b.data));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(g.a.data));
