@@ -227,6 +227,7 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   make_report(losses);
   finish_gradients(lr, losses, result);
   apply();
+  if (losses.meanwhile) losses.meanwhile();
   const bool alone = shards_.mesh().world.size() == 1;
   const int64_t read = report_.outcome.elements() + (alone ? report_.figures.elements() : 0);
   const std::vector<double> outcome = to_host<double>(report_.all.slice(0, read));

@@ -15,6 +15,7 @@
 #include "mantissa/train/training_step.h"
 #include "train/run_data.h"
 #include "train/run_exports.h"
+#include "train/step_batches.h"
 #include "train/stragglers.h"
 
 namespace mantissa {
@@ -36,6 +37,7 @@ struct Run {
   Gpt model;
   Optimizer optimizer;
   GradientAccumulator accumulator;
+  StepBatches batches;
   TrainState state;
   std::vector<TokenizerFile> files;  // of the model that it started from
   std::string resumed, newest_checkpoint;
@@ -65,6 +67,9 @@ struct Run {
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
+        batches(
+            *data.train, model,
+            {.sequences = *config.training.global_batch_size / config.parallel.data, .micro_batch_size = config.training.micro_batch_size}),
         exports(config, mesh.world, [this](const ExportEvent& event) { publish(*this, this->events.exported, event); }),
         trace(config, mesh.world.rank()) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer, files}; }

@@ -81,15 +81,26 @@ void take_request(Run& run, Request request) {
 
 Request own_request(const Run& run) { return run.events.request ? run.events.request() : Request::none; }
 
+// Counts sequences of the run: the first of this rank in the step before which so many were trained on.
+int64_t first_of_rank(const Run& run, int64_t samples) { return samples + run.mesh.data.rank() * run.batches.sequences(); }
+
+// Prepares the batch of the next step while the device computes this one. A CPU has no time to spare for it.
+void prefetch(Run& run) {
+  if (run.device->host_memory() || run.state.step + 1 >= run.config.training.steps) return;
+  run.batches.prefetch(first_of_rank(run, run.state.samples + *run.config.training.global_batch_size));
+}
+
 // Runs the step, and measures what it quantizes if the config asks for that.
-StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
+StepResult measured_step(Run& run, StepBatch batch, double lr, std::optional<PrecisionSummary>& precision) {
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
   const bool measures = interval > 0 && number % interval == 0,
              reports = measures || number % run.config.logging.interval == 0 || number == run.config.training.steps;
   const auto step = [&] {
-    const auto vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; };
-    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr, vote,
-                         reports ? RouterFigures::counts_and_losses : RouterFigures::counts);
+    return training_step(run.model, run.optimizer, run.accumulator, batch.rows, run.config.training.micro_batch_size, lr,
+                         {.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
+                          .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
+                          .uploaded = std::move(batch.uploaded),
+                          .meanwhile = [&run] { prefetch(run); }});
   };
   if (!measures) return step();
   StepResult result{};
@@ -109,11 +120,10 @@ void take_step(Run& run) {
   const auto start = Clock::now();
   run.set_phase("step");
   run.trace.begin_step(run.state.step + 1, [&run] { run.optimizer.shards().arrive(); });
-  const int64_t share = *training.global_batch_size / run.config.parallel.data;
-  const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
+  StepBatch batch = run.batches.take(first_of_rank(run, run.state.samples));
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
   std::optional<PrecisionSummary> precision;
-  const StepResult result = measured_step(run, batch, lr, precision);
+  const StepResult result = measured_step(run, std::move(batch), lr, precision);
   ++run.state.step;
   take_request(run, static_cast<Request>(result.vote));
   run.state.samples += *training.global_batch_size;

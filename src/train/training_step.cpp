@@ -55,27 +55,28 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 }
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr, const std::function<int()>& vote, RouterFigures routers) {
+                         double lr, StepOptions options) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
-  RouterStatistics routing(routers, model.config().expert_layers() * accumulator.losses().elements());
+  RouterStatistics routing(options.routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
   const Moment began(model.device());
-  accumulator.accumulate(
-      [&](int64_t i) {
-        return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets, routing);
-      },
-      optimizer.shards());
+  const auto micro_batch = [&](int64_t i) {
+    if (options.uploaded.empty()) return to_device(model, batch, i * micro_batch_size, micro_batch_size);
+    return std::exchange(options.uploaded.at(static_cast<size_t>(i)), {});
+  };
+  accumulator.accumulate([&](int64_t i) { return forward_and_backward(model, micro_batch(i), targets, routing); }, optimizer.shards());
   const Moment ended(model.device());
   communication.stop();
   const TraceSpan span(Track::compute, "optimizer");
   const UpdateResult update =
       optimizer.update(lr, {.losses = accumulator.losses(),
                             .pairwise = accumulator.pairwise(),
-                            .vote = vote ? vote() : 0,
+                            .vote = options.vote ? options.vote() : 0,
                             .seconds = [&] { return began.seconds_until(ended) - communication.seconds(); },
                             .figures = routing.figures(),
-                            .assignments = [&](auto figures) { return expert_assignments(model.parameters(), figures); }});
+                            .assignments = [&](auto figures) { return expert_assignments(model.parameters(), figures); },
+                            .meanwhile = options.meanwhile});
   if (!update.skipped && !update.assignments.empty()) {
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
   }
@@ -86,7 +87,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
           .vote = update.vote,
           .sent = update.sent,
           .seconds = update.seconds,
-          .routers = routers,
+          .routers = options.routers,
           .routing = update.figures};
 }
 

@@ -70,7 +70,7 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
     const Batch batch = data.train->batch(8 * step, 8);
     round_values_of_experts(high, how);
     const StepResult a = training_step(qat.model, qat.optimizer, qat.accumulator, batch, 8, 1e-2),
-                     b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2, {}, RouterFigures::counts);
+                     b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2, {.routers = RouterFigures::counts});
     EXPECT_EQ(a.loss, b.loss) << step;
     EXPECT_EQ(a.gradient_norm, b.gradient_norm) << step;
     EXPECT_EQ(a.routers, RouterFigures::counts_and_losses);

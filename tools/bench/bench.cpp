@@ -127,7 +127,7 @@ class TrainingRun {
 
   void step() {
     set_num_threads(config_.training.threads);
-    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {}, RouterFigures::counts);
+    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {.routers = RouterFigures::counts});
     device_->synchronize();
   }
 

@@ -22,6 +22,7 @@ struct StepLosses {
   Tensor figures = {};                   // fp64 (optional), which come to the host with the decision
   // Makes of these figures the assignments of experts in its micro batches: whole numbers, as many on all ranks.
   std::function<std::vector<double>(std::span<const double> figures)> assignments = {};
+  std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
 
   std::vector<double> assignments_of(std::span<const double> of) const { return assignments ? assignments(of) : std::vector<double>(); }
 };

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "mantissa/config/training_options.h"
 #include "mantissa/data/batch.h"
@@ -29,10 +30,17 @@ struct StepResult {
 // Adds the gradients of a micro batch to those that are there, and returns its loss, of so many targets of the whole batch.
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing);
 
+struct StepOptions {
+  std::function<int()> vote = {};  // returns what this rank asks for, at the end of its backward passes
+  RouterFigures routers = RouterFigures::counts_and_losses;
+  std::vector<DeviceBatch> uploaded = {};  // the micro batches of the batch: all, or none, which are then uploaded one by one
+  std::function<void()> meanwhile = {};    // called when all of the step is asked for, before the host waits for its result
+};
+
 // Splits `batch` into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a weight,
-// loss or norm is not finite, nothing is updated, neither weights nor expert biases. `vote` returns what this rank asks for, at the end of
-// its backward passes; `routers` selects the router statistics.
+// loss or norm is not finite, nothing is updated, neither weights nor expert biases. The memory of an uploaded micro batch goes with its
+// backward pass.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr, const std::function<int()>& vote = {}, RouterFigures routers = RouterFigures::counts_and_losses);
+                         double lr, StepOptions options = {});
 
 }  // namespace mantissa

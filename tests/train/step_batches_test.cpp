@@ -1,0 +1,236 @@
+// The next batch is read and uploaded while a device computes: which changes when data is read, and nothing that comes out.
+#include "train/step_batches.h"
+
+#include <gmock/gmock.h>
+
+#include "async_device.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/train/training_step.h"
+#include "training_on_ranks.h"
+
+namespace mantissa::step_batches_test {
+
+using test::TrainedRun;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Sets = std::vector<std::string>;
+
+// Writes down what it is asked for: u an upload, U an update of a parameter, d a download.
+class LoggedDevice final : public test::ClosedDevice {
+ public:
+  explicit LoggedDevice(std::string& log) : log_(log) {}
+  void upload(const void* from, const Tensor& to) override { log_ += 'u', ClosedDevice::upload(from, to); }
+  void download(const Tensor& from, void* to) override { log_ += 'd', ClosedDevice::download(from, to); }
+
+ protected:
+  using ClosedDevice::execute;
+  void execute(const AdamW& k) override { log_ += 'U', ClosedDevice::execute(k); }
+
+ private:
+  std::string& log_;
+};
+
+// Tokens of a file, which a test can cut.
+class StepBatchesTest : public test::TrainingOnRanks {
+ protected:
+  StepBatchesTest() {
+    std::vector<uint16_t> ids(2000);
+    for (size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<uint16_t>(random_words({.seed = 3, .stream = RngStream::test}, 1, i)[0] % 8);
+    test::write_file(folder_ / "tokens.bin", {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(uint16_t)});
+  }
+  void cut_tokens() const { std::filesystem::resize_file(folder_ / "tokens.bin", 2); }
+
+  LoadedConfig token_config(const std::string& name, Sets more = {}) const {
+    Sets sets = {"data.path=" + (folder_ / "tokens.bin"),
+                 "data.tokenizer=null",
+                 "data.format=nanogpt",
+                 "model.vocab_size=8",
+                 "training.steps=4",
+                 "eval.interval=0"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return config(name, std::move(sets));
+  }
+
+  // One of each kind, by name.
+  static std::unique_ptr<Backend> device(const std::string& name) {
+    if (name == "closed") return std::make_unique<test::ClosedDevice>();
+    if (name == "async") return std::make_unique<test::AsyncDevice>();
+    return make_backend(name);
+  }
+  static TrainedRun run_on_device(const std::string& name, const LoadedConfig& loaded, std::function<Request()> request = {}) {
+    return run(loaded, std::move(request), {}, [&] { return device(name); });
+  }
+
+  // Cuts the file when a step is reported. Returns the steps that were, and the error that ended the run.
+  std::pair<std::vector<StepEvent>, Error> run_with_cut(const std::string& on, int64_t step, const Sets& sets = {}) const {
+    std::vector<StepEvent> steps;
+    TrainEvents events;
+    events.step = [&](const StepEvent& event) {
+      steps.push_back(event);
+      if (event.step == step) cut_tokens();
+    };
+    const Error error = test::error_of([&] { train(token_config("cut", sets), {"test"}, events, {}, [&] { return device(on); }); });
+    return {steps, error};
+  }
+};
+
+TEST_F(StepBatchesTest, TheNextBatchIsUploadedWhenAllOfAStepIsAskedForAndBeforeTheHostWaits) {
+  std::string log;
+  std::vector<std::string> steps;
+  TrainEvents events;
+  events.step = [&](const StepEvent&) {
+    log.erase(std::unique(log.begin(), log.end(), [](char a, char b) { return a == 'U' && b == 'U'; }), log.end());
+    steps.push_back(std::exchange(log, ""));
+  };
+  train(token_config("logged"), {"test"}, events, {}, [&] { return std::make_unique<LoggedDevice>(log); });
+  ASSERT_EQ(steps.size(), 4U);
+  // Tokens, positions and targets of two micro batches; and what AdamW needs of a step.
+  EXPECT_THAT(steps[0], ::testing::EndsWith("uUuuuuuud"));
+  EXPECT_EQ(steps[1], "uUuuuuuud");
+  EXPECT_EQ(steps[2], "uUuuuuuud");
+  EXPECT_EQ(steps[3], "uUd") << "no step comes after the last";
+}
+
+TEST_F(StepBatchesTest, LossesAreThoseOfADeviceThatReadsNothingAhead) {
+  const Sets more{"training.steps=20", "eval.interval=7", "eval.iters=2", "checkpoint.interval=10"};  // 1.4 epochs
+  const TrainedRun cpu = run_on_device("cpu", token_config("cpu", more));
+  ASSERT_EQ(cpu.losses.size(), 20U);
+  expect_same_course(cpu, run_on_device("closed", token_config("closed", more)));
+  expect_same_course(cpu, run_on_device("async", token_config("async", more)));
+  EXPECT_EQ(state_of("async", 20), state_of("cpu", 20));
+}
+
+TEST_F(StepBatchesTest, AStopAndAResumeLoseAndRepeatNoSample) {
+  const TrainedRun whole = run_on_device("async", token_config("whole", {"training.steps=9"}));
+  int64_t asked = 0;
+  const auto stop = [&asked] { return ++asked > 4 ? Request::save_and_stop : Request::none; };  // behind step 4, with the next batch there
+  const TrainedRun first = run_on_device("async", token_config("parts", {"training.steps=9"}), stop);
+  EXPECT_EQ(first.summary.exit, ExitCode::stopped);
+  ASSERT_EQ(first.losses.size(), 4U);
+  const TrainedRun rest = run_on_device("async", token_config("parts", {"training.steps=9", "checkpoint.resume=auto"}));
+  std::vector<double> losses = first.losses;
+  losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
+  EXPECT_EQ(losses, whole.losses);
+  EXPECT_EQ(state_of("parts", 9), state_of("whole", 9));
+}
+
+TEST_F(StepBatchesTest, DataRanksReadTheirOwnSharesAhead) {
+  const Sets more{"training.accumulation=tree", "training.micro_batch_size=1", "training.grad_accum=null", "training.global_batch_size=8",
+                  "training.steps=6"};
+  const TrainedRun alone = run_on_device("cpu", token_config("alone", more));
+  Sets two = more;
+  two.push_back("parallel.data=2");
+  const LoadedConfig loaded = token_config("two", two);
+  TrainedRun together;
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+    TrainedRun own = run(loaded, {}, world, [&] { return device("async"); });
+    if (world.rank() == 0) together = std::move(own);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  ASSERT_EQ(together.losses.size(), 6U);
+  EXPECT_EQ(together.losses, alone.losses);
+}
+
+TEST_F(StepBatchesTest, ACutFileEndsTheRunWhenTheStepThatNeedsItBegins) {
+  const TrainedRun whole = run_on_device("cpu", token_config("whole", {"training.steps=10"}));
+  const Sets more{"training.steps=10", "checkpoint.interval=1", "checkpoint.keep_every=1"};
+  const auto [steps, error] = run_with_cut("closed", 2, more);
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("tokens.bin"));
+  ASSERT_EQ(steps.size(), 3U) << "the batch of step 3 was there, that of step 4 was not";
+  EXPECT_EQ(steps.back().loss, whole.losses[2]);
+  EXPECT_TRUE(std::filesystem::exists(checkpoint("cut", 3))) << "what the step has done is saved first";
+}
+
+TEST_F(StepBatchesTest, ACpuReadsNothingAhead) {
+  const auto [steps, error] = run_with_cut("cpu", 2);
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_EQ(steps.size(), 2U);
+}
+
+TEST_F(StepBatchesTest, AStopWinsOverAnErrorOfTheNextBatch) {
+  std::vector<int64_t> steps;
+  TrainEvents events;
+  events.step = [&](const StepEvent& event) {
+    steps.push_back(event.step);
+    if (event.step == 1) cut_tokens();
+  };
+  events.request = [&] { return steps.size() >= 2 ? Request::save_and_stop : Request::none; };
+  const TrainSummary summary = train(token_config("stopped"), {"test"}, events, {}, [&] { return std::make_unique<test::ClosedDevice>(); });
+  EXPECT_EQ(summary.exit, ExitCode::stopped);
+  EXPECT_THAT(steps, ElementsAre(1, 2));
+}
+
+// ---- batches alone
+
+class TakenBatches : public StepBatchesTest {
+ protected:
+  TakenBatches() : config_(token_config("run").config), data_(open_data(config_.data, {.seq_len = 16, .vocab_size = 8, .seed = 1})) {}
+
+  RunConfig config_;
+  Data data_;
+  test::ClosedDevice device_;
+  Gpt model_{config_.model, device_, resolve_plan(config_), {.gradients = false}};
+  StepBatches batches_{*data_.train, model_, {.sequences = 8, .micro_batch_size = 4}};
+};
+
+TEST_F(TakenBatches, OneThatWasPrefetchedIsThereOnce) {
+  batches_.prefetch(8);
+  const int64_t before = device_.uploads();
+  const StepBatch there = batches_.take(8);
+  EXPECT_EQ(device_.uploads(), before);
+  EXPECT_EQ(there.rows.tokens, data_.train->batch(8, 8).tokens);
+  ASSERT_EQ(there.uploaded.size(), 2U);
+  const auto begin = there.rows.targets.begin();
+  EXPECT_EQ(to_host<int32_t>(there.uploaded[0].targets), std::vector<int32_t>(begin, begin + 64));
+  EXPECT_EQ(to_host<int32_t>(there.uploaded[1].targets), std::vector<int32_t>(begin + 64, begin + 128));
+  EXPECT_THAT(batches_.take(8).uploaded, IsEmpty());
+}
+
+TEST_F(TakenBatches, AnotherOneIsReadAnew) {
+  batches_.prefetch(8);
+  const StepBatch other = batches_.take(0);
+  EXPECT_EQ(other.rows.tokens, data_.train->batch(0, 8).tokens);
+  EXPECT_THAT(other.uploaded, IsEmpty());
+}
+
+TEST_F(TakenBatches, AnErrorIsKeptForTheStepThatNeedsTheBatch) {
+  cut_tokens();
+  EXPECT_NO_THROW(batches_.prefetch(8));
+  const Error error = test::error_of([&] { batches_.take(8); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("tokens.bin"));
+}
+
+// An id beyond the vocabulary of the model.
+TEST_F(TakenBatches, IndicesAreCheckedAhead) {
+  RunConfig narrow = config_;
+  narrow.model.vocab_size = 3;
+  Gpt model(narrow.model, device_, resolve_plan(narrow), {.gradients = false});
+  StepBatches batches(*data_.train, model, {.sequences = 8, .micro_batch_size = 4});
+  batches.prefetch(0);
+  EXPECT_EQ(test::error_of([&] { batches.take(0); }).code(), ExitCode::data);
+}
+
+TEST_F(TakenBatches, MemoryOfAMicroBatchGoesWithItsBackwardPass) {
+  Gpt model(config_.model, device_, resolve_plan(config_), {.gradients = true});
+  Optimizer optimizer(model.parameters(), config_.optimizer);
+  optimizer.initialize(1);
+  GradientAccumulator accumulator(model.parameters(), Accumulation::running, 2);
+  StepBatches batches(*data_.train, model, {.sequences = 8, .micro_batch_size = 4});
+  const auto in_use = [&](StepBatch batch) {
+    int64_t out = 0;
+    training_step(model, optimizer, accumulator, batch.rows, 4, 1e-3,
+                  {.uploaded = std::move(batch.uploaded), .meanwhile = [&] { out = device_.allocator_stats().in_use; }});
+    return out;
+  };
+  in_use(batches.take(0));  // makes tables that stay
+  const int64_t of_one_by_one = in_use(batches.take(0));
+  batches.prefetch(0);
+  EXPECT_EQ(in_use(batches.take(0)), of_one_by_one);
+}
+
+}  // namespace mantissa::step_batches_test
