@@ -27,11 +27,6 @@ struct ExplainArguments {
   bool json = false, wide = false;
 };
 
-bool quantizes_operands(const PrecisionPlan& plan) {
-  const auto& modules = plan.modules();
-  return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantizes_operands(); });
-}
-
 // "native" where all GEMMs of codes multiply them as codes, "emulated" where none does, or "partly native".
 const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
   int64_t native = 0, emulated = 0;
@@ -152,7 +147,7 @@ void print_json(const Explanation& of) {
   }
   all["buffers"] = plan.buffers();
   all["device"] = device;
-  all["quantized_gemms"] = quantizes_operands(plan) ? Json(quantized_gemms(gemms)) : Json();
+  all["quantized_gemms"] = plan.quantizes_operands() ? Json(quantized_gemms(gemms)) : Json();
   all["gemms"] = json_of(gemms, gemm_device);
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
@@ -245,7 +240,7 @@ void print_text(const Explanation& of, PlanTable form) {
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
   print(text("device ", device, " | ", layout_text(config.parallel), " | precision.dtype ", dtype_name(config.precision.dtype),
              " | precision.recipe ", printable(config.precision.recipe)));
-  if (quantizes_operands(plan)) {
+  if (plan.quantizes_operands()) {
     const std::string how = quantized_gemms(gemms);
     print(text("quantized GEMMs are ", how, " on this device: ",
                how == "emulated" ? "codes are dequantized, which is exact, and multiplied with fp32 accumulation"

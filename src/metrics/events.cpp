@@ -21,6 +21,8 @@ std::string formatted(const char* format, Values... values) {
   return {buffer.data(), std::min(buffer.size() - 1, static_cast<size_t>(size))};
 }
 
+std::string gib_text(double gib) { return bytes_text(static_cast<int64_t>(gib * 0x1p30)); }
+
 constexpr size_t kBoxWidth = 96;  // characters of text in a line
 
 size_t characters(const std::string& text) {
@@ -92,10 +94,12 @@ std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ",
                                static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
                                event.lr, event.milliseconds, event.tokens_per_second);
-  line += event.mfu            ? formatted("mfu %.1f%%", 100.0 * *event.mfu)
+  line += event.mfu            ? formatted("mfu%s %.1f%%", event.quantized_gemms ? "(bf16)" : "", 100.0 * *event.mfu)
           : event.mfu_measured ? formatted("mfu_meas %.1f%%", 100.0 * *event.mfu_measured)
                                : "mfu n/a";
-  line += " | mem " + bytes_text(static_cast<int64_t>(event.memory_gib * 0x1p30)) + " | eta " + duration_text(event.remaining_seconds);
+  line += " | mem " + gib_text(event.memory_gib);
+  if (event.gpu_memory_gib) line += " | gpu " + gib_text(*event.gpu_memory_gib);
+  line += " | eta " + duration_text(event.remaining_seconds);
   if (!event.routing.empty()) line += routing_part(event.routing);
   if (event.precision) line += precision_part(*event.precision);
   return event.skipped ? line + " | skipped" : line;

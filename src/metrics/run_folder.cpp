@@ -141,6 +141,7 @@ void Metrics::write(const StepEvent& event) {
                                      {"train/lr", static_cast<float>(event.lr)},
                                      {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
                                      {"mem/peak_gib", static_cast<float>(event.memory_gib)}};
+  if (event.gpu_memory_gib) values.push_back({"mem/gpu_peak_gib", static_cast<float>(*event.gpu_memory_gib)});
   if (!event.routing.empty()) {
     const LayerRouting& worst = most_uneven(event.routing);
     values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});

@@ -336,6 +336,10 @@ int64_t PrecisionPlan::parameters() const {
   return sum;
 }
 
+bool PrecisionPlan::quantizes_operands() const {
+  return std::ranges::any_of(modules_, [](const ModulePrecision& entry) { return entry.recipe.quantizes_operands(); });
+}
+
 int64_t PrecisionPlan::buffers() const {
   int64_t sum = 0;
   for (const ModulePrecision& entry : modules_) sum += entry.module.buffer;

@@ -48,6 +48,7 @@ struct Run {
   RunExports exports;
   Throughput throughput;
   std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in GEMMs alone, measured at the start
+  std::optional<double> gpu_peak = {};   // FLOP/s of their GPUs by the data sheets
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
   Request pending = Request::none;                                 // asked for by any rank, and not yet met

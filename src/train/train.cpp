@@ -18,6 +18,7 @@
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/generate.h"
 #include "train/gemm_rate.h"
+#include "train/gpu_peak.h"
 #include "train/replicas.h"
 #include "train/run.h"
 
@@ -39,10 +40,15 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
-std::optional<double> measured_utilization(const Run& run) {
-  if (!run.gemm_rate) return {};
-  return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() /
-         *run.gemm_rate;
+// Of FLOP/s of all ranks.
+std::optional<double> utilization(const Run& run, const std::optional<double>& peak) {
+  if (!peak) return {};
+  return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() / *peak;
+}
+
+std::optional<double> device_memory_gib(const Backend& device) {
+  if (device.host_memory()) return {};
+  return static_cast<double>(device.allocator_stats().peak_in_use) * 0x1p-30;
 }
 
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
@@ -57,12 +63,14 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .lr = lr,
                         .milliseconds = 1e3 * seconds,
                         .tokens_per_second = run.throughput.tokens_per_second(),
-                        .mfu = {},
-                        .mfu_measured = measured_utilization(run),
+                        .mfu = utilization(run, run.gpu_peak),
+                        .mfu_measured = utilization(run, run.gemm_rate),
                         .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
+                        .gpu_memory_gib = device_memory_gib(*run.device),
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
+                        .quantized_gemms = run.plan.quantizes_operands(),
                         .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
                         .routing = routing_summary(result.routing, result.routers, run.config, run.mesh.data),
                         .precision = precision};
@@ -307,6 +315,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
   Run run(loaded, events, mesh, make_device);
   start(run);
   run.gemm_rate = measured_gemm_rate(run.config, *run.device, run.mesh.world);
+  run.gpu_peak = data_sheet_peak(*run.device, run.mesh.world);
   open_folder(run, arguments);
   return {.exit = loop(run),
           .steps = run.state.step,

@@ -119,6 +119,25 @@ TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
   EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_gemms\":3}\n"));
 }
 
+TEST_F(MetricsLines, AStepOnAGpuHasItsPeakMemory) {
+  metrics().write(StepEvent{.mfu = {}, .memory_gib = 4.5, .gpu_memory_gib = 34.5});
+  EXPECT_THAT(content(), HasSubstr("\"mem_gib\":4.5,"));
+  EXPECT_THAT(content(), EndsWith(",\"gpu_mem_gib\":34.5}\n"));
+}
+
+TEST_F(MetricsLines, TensorBoardHasThePeakMemoryOfAGpuAndItsUtilization) {
+  const auto tags = [&](const StepEvent& event) {
+    const TemporaryFolder folder;
+    Metrics({.run_name = {}, .dir = folder.path().string(), .jsonl = false}).write(event);
+    std::string out;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) out += read_file(entry.path());
+    return out;
+  };
+  EXPECT_THAT(tags({.mfu = 0.5, .gpu_memory_gib = 34.5}),
+              ::testing::AllOf(HasSubstr("perf/mfu"), HasSubstr("mem/peak_gib"), HasSubstr("mem/gpu_peak_gib")));
+  EXPECT_THAT(tags({.mfu = {}}), ::testing::AllOf(HasSubstr("mem/peak_gib"), ::testing::Not(HasSubstr("mem/gpu_peak_gib"))));
+}
+
 TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
   metrics().write(SaveEvent{.step = 7, .problem = "no space"});
   EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "problem"));

@@ -35,6 +35,21 @@ TEST(StepLine, UnknownPeakIsNotGuessed) {
   EXPECT_THAT(step_line(unknown), HasSubstr("| mfu_meas 31.4% |")) << "another peak is another name";
 }
 
+// The peak of the data sheet is that of bf16, whatever the GEMMs multiply.
+TEST(StepLine, OfQuantizedGemmsNamesThePeakThatTheyAreComparedWith) {
+  StepEvent quantized = report();
+  quantized.quantized_gemms = true;
+  EXPECT_THAT(step_line(quantized), HasSubstr(" | mfu(bf16) 46.9% | "));
+  quantized.mfu.reset();
+  EXPECT_THAT(step_line(quantized), HasSubstr(" | mfu n/a | "));
+}
+
+TEST(StepLine, OfAGpuHasItsMemoryBesideThatOfTheProcess) {
+  StepEvent gpu = report();
+  gpu.gpu_memory_gib = 34.5;
+  EXPECT_THAT(step_line(gpu), HasSubstr(" | mem 4.5 GiB | gpu 34.5 GiB | eta "));
+}
+
 TEST(StepLine, SkippedStepSaysSo) {
   StepEvent skipped = report();
   skipped.skipped = true;

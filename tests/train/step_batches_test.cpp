@@ -164,6 +164,33 @@ TEST_F(StepBatchesTest, AStopWinsOverAnErrorOfTheNextBatch) {
   EXPECT_THAT(steps, ElementsAre(1, 2));
 }
 
+TEST_F(StepBatchesTest, PeakMemoryOfADeviceIsReported) {
+  test::ClosedDevice* made = nullptr;
+  std::vector<double> reported, held;
+  TrainEvents events;
+  events.step = [&](const StepEvent& event) {
+    reported.push_back(event.gpu_memory_gib.value_or(-1));
+    held.push_back(static_cast<double>(made->allocator_stats().peak_in_use) * 0x1p-30);
+    EXPECT_FALSE(event.mfu) << "no data sheet knows it";
+  };
+  train(token_config("closed"), {"test"}, events, {}, [&] {
+    auto own = std::make_unique<test::ClosedDevice>();
+    made = own.get();
+    return own;
+  });
+  EXPECT_EQ(reported, held);
+  EXPECT_EQ(reported.size(), 4U);
+  for (const StepEvent& event : run_on_device("cpu", token_config("cpu")).steps) EXPECT_FALSE(event.gpu_memory_gib);
+}
+
+TEST_F(StepBatchesTest, OfQuantizedGemmsAreSaidToBe) {
+  const Sets wide{"model.hidden_size=64", "model.intermediate_size=64", "training.steps=1"};
+  Sets codes = wide;
+  codes.push_back("precision.recipe=mxfp8");
+  EXPECT_FALSE(run_on_device("cpu", token_config("high", wide)).steps.at(0).quantized_gemms);
+  EXPECT_TRUE(run_on_device("cpu", token_config("codes", codes)).steps.at(0).quantized_gemms);
+}
+
 // ---- batches alone
 
 class TakenBatches : public StepBatchesTest {

@@ -74,13 +74,15 @@ struct StepEvent {
   double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
-  std::optional<double> mfu;       // none: the data sheet's peak of the device is not known
+  std::optional<double> mfu;       // of the dense bf16 peak in the data sheets of all GPUs; none: a CPU, or a GPU that is not known
   // The same over the rate of GEMMs that was measured in this run; none: it is too short for that.
   std::optional<double> mfu_measured = {};
-  double memory_gib = 0.0;  // peak resident
+  double memory_gib = 0.0;                    // peak resident, of the process of rank 0
+  std::optional<double> gpu_memory_gib = {};  // peak of its tensors in the memory of its device; none: that is the host's
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
+  bool quantized_gemms = false;                    // whose peak may be another one than that of mfu
   std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
   std::vector<LayerRouting> routing = {};          // layers with experts
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
@@ -100,6 +102,7 @@ struct StepEvent {
     v("skipped", skipped, limits::later);
   }
   void last_fields(auto& v) {
+    if (gpu_memory_gib) v("gpu_mem_gib", *gpu_memory_gib);
     if (comm_bytes) v("comm_bytes", *comm_bytes);
     if (!routing.empty()) v("moe", routing);
     if (precision) precision->fields(v);
@@ -244,8 +247,8 @@ struct TrainEvents {
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
-// Where the peak is a measured rate it is "mfu_meas 46.9%". With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " |
-// fp32 GEMMs 12" unless there are none.
+// Where the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind
+// mem. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);

@@ -101,7 +101,8 @@ class PrecisionPlan {
   // Takes modules that are already resolved.
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
-  Dtype compute() const { return compute_; }  // of activations, and of what belongs to no module
+  Dtype compute() const { return compute_; }           // of activations, and of what belongs to no module
+  bool quantizes_operands() const;                     // of any GEMM
   bool native_gemms() const { return native_gemms_; }  // whether a device may multiply codes as codes
   const std::vector<ModulePrecision>& modules() const { return modules_; }
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
