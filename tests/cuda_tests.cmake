@@ -40,6 +40,7 @@ elseif(MANTISSA_NCCL)
   target_link_libraries(simt_tests PRIVATE cuda_training_tests)
 else()
   target_link_libraries(simt_tests PRIVATE cuda_training_tests)
+  target_sources(simt_tests PRIVATE simt/gpu_runs_test.cpp)
 endif()
 
 mantissa_tests(slow 7200 simt_kernels_tests simt/tested_backends.cpp TEST_PREFIX simt.slow.)

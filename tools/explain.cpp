@@ -153,6 +153,12 @@ void print_json(const Explanation& of) {
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
                    {"exchange", memory.exchange},   {"program", memory.program},         {"total", memory.total()}};
+  if (memory.on_gpu()) {
+    all["memory"]["inputs"] = memory.inputs;
+    all["memory"]["cuda_context"] = memory.cuda_context;
+    all["memory"]["cublaslt"] = memory.cublaslt;
+    all["memory"]["nccl"] = memory.nccl;
+  }
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
@@ -201,11 +207,19 @@ std::string bytes_line(const StepBytes& bytes, const Amount& amount) {
               count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank");
 }
 
+// What there is beside tensors, or only on a GPU.
+std::string rest_of_memory(const MemoryEstimate& memory, bool together, const Amount& amount) {
+  if (!memory.on_gpu()) return text(" | program ", amount(memory.program));
+  return text(" | inputs ", amount(memory.inputs), " | CUDA context ", amount(memory.cuda_context), " | cuBLASLt ", amount(memory.cublaslt),
+              together ? text(" | NCCL ", amount(memory.nccl)) : "");
+}
+
 std::string memory_line(const MemoryEstimate& memory, bool together, const Amount& amount) {
-  return text(together ? "memory of a rank | total " : "memory | total ", amount(memory.total()), " | masters ", amount(memory.masters),
-              " | weights beside them ", amount(memory.values), " | gradients ", amount(memory.gradients), " | optimizer ",
-              amount(memory.optimizer), " | activations ", amount(memory.activations), " | workspace ", amount(memory.workspace),
-              together ? text(" | exchange ", amount(memory.exchange)) : "", " | program ", amount(memory.program));
+  return text(memory.on_gpu() ? "GPU memory" : "memory", together ? " of a rank | total " : " | total ", amount(memory.total()),
+              " | masters ", amount(memory.masters), " | weights beside them ", amount(memory.values), " | gradients ",
+              amount(memory.gradients), " | optimizer ", amount(memory.optimizer), " | activations ", amount(memory.activations),
+              " | workspace ", amount(memory.workspace), together ? text(" | exchange ", amount(memory.exchange)) : "",
+              rest_of_memory(memory, together, amount));
 }
 
 std::string gather_line(const GatherBytes& gather) {

@@ -103,30 +103,41 @@ TrainEvents events_for(Console& console, LogLevel level, const ParallelConfig& p
   return events;
 }
 
-void print_preview(const RunPreview& preview) {
-  const TrainingConfig& training = preview.config.training;
-  const ParallelConfig& parallel = preview.config.parallel;
-  const bool together = parallel.world() > 1;
-  const MemoryEstimate& memory = preview.memory;
-  const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
-  std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
-            << *preview.config.model.vocab_size << '\n'
-            << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
-            << (together ? text("layout   ", layout_text(parallel), '\n') : "") << "step     "
-            << (parallel.data > 1 ? text(parallel.data, " data ranks x ") : "") << *training.grad_accum << " x "
-            << training.micro_batch_size << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
-            << count_text(training.steps, "step") << "\n"
-            << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
-            << step_flops * static_cast<double>(training.steps) << " in all\n"
-            << "memory   " << bytes_text(memory.total()) << (together ? " on each rank" : "") << '\n'
+void print_memory(const RunConfig& config, const MemoryEstimate& memory) {
+  const bool together = config.parallel.world() > 1;
+  std::cout << "memory   " << bytes_text(memory.total()) << (memory.on_gpu() ? " of GPU memory" : "") << (together ? " on each rank" : "")
+            << '\n'
             << "  master weights  " << bytes_text(memory.masters) << '\n'
             << "  weights beside  " << bytes_text(memory.values) << '\n'
             << "  gradients       " << bytes_text(memory.gradients) << '\n'
             << "  optimizer       " << bytes_text(memory.optimizer) << '\n'
-            << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(training.recompute) << ")\n"
+            << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(config.training.recompute) << ")\n"
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
   if (together) std::cout << "  exchange        " << bytes_text(memory.exchange) << " (gradients from other ranks)\n";
-  std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
+  if (!memory.on_gpu()) {
+    std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
+    return;
+  }
+  std::cout << "  inputs          " << bytes_text(memory.inputs) << " (the batch of a step)\n"
+            << "  CUDA context    " << bytes_text(memory.cuda_context) << " (supposed; with the code of kernels)\n"
+            << "  cuBLASLt        " << bytes_text(memory.cublaslt) << " (its workspace, at most)\n";
+  if (together) std::cout << "  NCCL            " << bytes_text(memory.nccl) << " (supposed)\n";
+}
+
+void print_preview(const RunPreview& preview) {
+  const TrainingConfig& training = preview.config.training;
+  const ParallelConfig& parallel = preview.config.parallel;
+  const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
+  std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
+            << *preview.config.model.vocab_size << '\n'
+            << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
+            << (parallel.world() > 1 ? text("layout   ", layout_text(parallel), '\n') : "") << "step     "
+            << (parallel.data > 1 ? text(parallel.data, " data ranks x ") : "") << *training.grad_accum << " x "
+            << training.micro_batch_size << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
+            << count_text(training.steps, "step") << "\n"
+            << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
+            << step_flops * static_cast<double>(training.steps) << " in all\n";
+  print_memory(preview.config, preview.memory);
 }
 
 // How many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/config/open_device.h"
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
@@ -45,7 +46,23 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.gradients = bytes(static_cast<double>(all.gradients) * static_cast<double>(buffers));
   estimate.optimizer = bytes(static_cast<double>(most.moments));
   estimate.exchange = bytes(static_cast<double>(largest));
-  estimate.program = kProgramBytes + (config.parallel.world() > 1 ? kTransportBytes : 0);
+}
+
+// Those that exchange what is on the device.
+int64_t groups_of_several_ranks(const ParallelConfig& parallel) {
+  const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1;
+  const int64_t sizes[] = {parallel.tensor, parallel.data, parallel.expert, expert_data};
+  return std::ranges::count_if(sizes, [](int64_t size) { return size > 1; });
+}
+
+void add_gpu(const RunConfig& config, MemoryEstimate& estimate) {
+  constexpr int64_t kLanes = 2, kBytesPerToken = 4 * 4;  // tokens, targets, positions and segment starts, i32
+  const double tokens =
+      static_cast<double>(config.training.tokens_per_step()) / static_cast<double>(std::max<int64_t>(1, config.parallel.data));
+  estimate.inputs = bytes(kBytesPerToken * tokens);
+  estimate.cuda_context = kCudaContext;
+  estimate.cublaslt = kLanes * kGemmWorkspace;
+  estimate.nccl = groups_of_several_ranks(config.parallel) * kNcclGroup;
 }
 
 }  // namespace
@@ -56,6 +73,11 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   add_parameters(config, plan, estimate);
   estimate.activations = pass.activations;
   estimate.workspace = pass.workspace;
+  if (backend_name(config.training.device) == "cuda") {
+    add_gpu(config, estimate);
+  } else {
+    estimate.program = kProgramBytes + (config.parallel.world() > 1 ? kTransportBytes : 0);
+  }
   return estimate;
 }
 

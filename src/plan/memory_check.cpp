@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "mantissa/backend/gpus.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/comm/agreement.h"
 #include "mantissa/comm/mesh.h"
@@ -31,21 +32,31 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
                                   {"optimizer", memory.optimizer, model},
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
-                                  {"exchange", memory.exchange, "parallel.data"}};
+                                  {"exchange", memory.exchange, "parallel.data"},
+                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"},
+                                  {"NCCL", memory.nccl, "parallel.data, parallel.tensor, parallel.expert"}};
   std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);
   std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
   return parts;
 }
 
-std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks) {
-  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(memory.tensors()) * static_cast<double>(ranks), 9e18));
-  std::string out = text("not enough memory: training needs ", bytes_text(all),
-                         ranks > 1 ? text(", ", bytes_text(memory.tensors()), " on each of ", ranks, " ranks here") : "", ", and ",
-                         bytes_text(free.bytes), " of ", free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "",
-                         " and what makes them smaller:");
+enum class Holder { host, gpu };
+
+// What a rank has yet to allocate there.
+int64_t needed(const MemoryEstimate& memory, Holder holder) {
+  return holder == Holder::host ? memory.tensors() : memory.total() - memory.cuda_context;
+}
+
+std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks, Holder holder) {
+  const int64_t each = needed(memory, holder);
+  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(each) * static_cast<double>(ranks), 9e18));
+  std::string out =
+      text("not enough memory: training needs ", bytes_text(all),
+           ranks > 1 ? text(", ", bytes_text(each), " on each of ", ranks, " ranks here") : "", ", and ", bytes_text(free.bytes), " of ",
+           free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "", " and what makes them smaller:");
   for (const NamedPart& part : largest_parts(config, memory)) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
-  if (ranks > 1) out += "\nor fewer ranks on one host";
+  if (ranks > 1) out += text("\nor fewer ranks on one ", holder == Holder::host ? "host" : "GPU");
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }
 
@@ -61,25 +72,45 @@ std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, co
   return out;
 }
 
-}  // namespace
-
-void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
-                         const std::vector<FreeMemory>& free) {
+void require_room(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world, const std::vector<FreeMemory>& free,
+                  Holder holder) {
   if (config.training.allow_memory_overcommit) return;
   const std::vector<std::vector<uint64_t>> all = places_of_ranks(world, free);
   agree(world, [&] {
     const MemoryEstimate memory = estimate_memory(config, plan);
+    const auto own = static_cast<double>(needed(memory, holder));
     double least = HUGE_VAL;
     std::string why;
     for (const FreeMemory& here : free) {
       const int64_t ranks = std::ranges::count_if(all, [&](const auto& places) { return std::ranges::count(places, here.place) > 0; });
       const double each = static_cast<double>(here.bytes) / static_cast<double>(ranks);
-      if (each >= static_cast<double>(memory.tensors()) || each >= least) continue;
+      if (each >= own || each >= least) continue;
       least = each;
-      why = refusal(config, memory, here, ranks);
+      why = refusal(config, memory, here, ranks, holder);
     }
     require(why.empty(), ExitCode::environment, why);
   });
+}
+
+}  // namespace
+
+void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                         const std::vector<FreeMemory>& free) {
+  require_room(config, plan, world, free, Holder::host);
+}
+
+void require_free_gpu_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                             const std::vector<FreeMemory>& free) {
+  require_room(config, plan, world, free, Holder::gpu);
+}
+
+std::vector<FreeMemory> free_gpu_memory(const Communicator& world) {
+  find_gpu(default_gpu());
+  world.barrier();  // all contexts are there
+  const std::optional<Gpu> gpu = find_gpu(default_gpu());
+  if (!gpu) return {};
+  return {
+      {.bytes = gpu->free, .of = text("GPU ", default_gpu(), ", ", gpu->name, " of ", bytes_text(gpu->memory), ","), .place = gpu->place}};
 }
 
 }  // namespace mantissa

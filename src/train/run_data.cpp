@@ -38,7 +38,11 @@ PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Co
 
 std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                                          const MakeBackend& own) {
-  require_free_memory(config, plan, world);
+  if (!own && backend_name(config.training.device) == "cuda") {
+    require_free_gpu_memory(config, plan, world, free_gpu_memory(world));
+  } else {
+    require_free_memory(config, plan, world);
+  }
   return own ? own() : make_backend(config.training.device);
 }
 

@@ -21,7 +21,8 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
 PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});
 
 // Opens the device that the run computes on: what `own` makes, or that of training.device. All ranks call it together; throws what
-// require_free_memory() does if the memory of the host is too small, whatever the device has.
+// require_free_gpu_memory() does if the memory of the GPU of training.device is too small, and for all other devices what
+// require_free_memory() does if that of the host is, whatever `own` has.
 std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                                          const MakeBackend& own);
 

@@ -8,6 +8,7 @@
 #include "mantissa/train/device_batch.h"
 #include "mantissa/train/load_config.h"
 #include "mantissa/train/training_step.h"
+#include "process.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -258,6 +259,103 @@ TEST(MemoryCheck, RanksWithAGroupEachNeedTheirMemoryInTheGroupAbove) {
               Each(AllOf(HasSubstr("on each of 2 ranks here"), HasSubstr("of control group job are free"))));
   EXPECT_THAT(refusals(config, ranks(each / 4, each)), Each(HasSubstr("of control group task0 are free"))) << "which leaves a rank least";
   EXPECT_THAT(refusals(config, ranks(each - 1, each)), Each(HasSubstr("of control group job are free"))) << "which leaves a rank least";
+}
+
+// ---- on a GPU
+
+// What each rank refuses of a run on GPUs, "" for nothing.
+std::vector<std::string> gpu_refusals(const RunConfig& config, const std::vector<FreeMemory>& gpus) {
+  return test::run_ranks(static_cast<int>(gpus.size()), [&](const Communicator& world) {
+    require_free_gpu_memory(config, resolve_plan(config), world, {gpus[static_cast<size_t>(world.rank())]});
+  });
+}
+
+FreeMemory gpu(int64_t free, uint64_t place) { return {.bytes = free, .of = text("GPU ", place, ", H100,"), .place = place}; }
+
+TEST(GpuMemory, HoldsWhatCudaTakesBesideTensorsAndTheHostNothing) {
+  const auto estimate = [](const Layout& layout, const std::string& device) {
+    const RunConfig config = config_of(qwen3(), layout, {"training.device=" + device, "training.grad_accum=2"});
+    return estimate_memory(config, resolve_plan(config));
+  };
+  const MemoryEstimate host = estimate({1, 1, false}, "cpu"), alone = estimate({1, 1, false}, "cuda");
+  EXPECT_FALSE(host.on_gpu());
+  EXPECT_TRUE(alone.on_gpu());
+  EXPECT_GT(host.program, 0);
+  EXPECT_EQ(host.total(), host.tensors() + host.program);
+  EXPECT_EQ(alone.program, 0);
+  EXPECT_EQ(alone.inputs, 2 * 4 * 64 * 16) << "two micro batches of 4 sequences of 64, four i32 each";
+  EXPECT_EQ(alone.tensors(), host.tensors() + alone.inputs);
+  EXPECT_EQ(alone.cublaslt, 64 << 20);
+  EXPECT_EQ(alone.nccl, 0);
+  EXPECT_EQ(alone.total(), alone.tensors() + kCudaContext + alone.cublaslt);
+  const MemoryEstimate shared = estimate({2, 2, false}, "cuda");
+  EXPECT_EQ(shared.inputs, alone.inputs) << "of a rank";
+  EXPECT_EQ(shared.nccl, 2 * kNcclGroup) << "tensor and data ranks";
+  EXPECT_EQ(shared.total(), shared.tensors() + kCudaContext + shared.cublaslt + shared.nccl);
+}
+
+TEST(GpuMemory, HoldsBuffersOfEachGroupOfExpertRanks) {
+  nlohmann::json model = qwen3();
+  model["moe"] = {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"intermediate_size", 256}};
+  const auto groups = [&](const Layout& layout) {
+    const RunConfig config = config_of(model, layout, {"training.device=cuda"});
+    return estimate_memory(config, resolve_plan(config)).nccl / kNcclGroup;
+  };
+  EXPECT_EQ(groups({2, 1, false, 1}), 1) << "data";
+  EXPECT_EQ(groups({2, 1, false, 2}), 2) << "data, expert";
+  EXPECT_EQ(groups({4, 1, false, 2}), 3) << "data, expert, and those that hold the same experts";
+}
+
+// The context is there already when free memory is asked for.
+TEST(GpuMemory, OfRanksThatShareAGpuIsNeededTogether) {
+  const RunConfig config = config_of(gpt2(), {2, 1, false}, {"training.device=cuda"});
+  const int64_t each = estimate_memory(config, resolve_plan(config)).total() - kCudaContext;
+  EXPECT_THAT(gpu_refusals(config, {gpu(2 * each, 1), gpu(2 * each, 1)}), Each(IsEmpty()));
+  EXPECT_THAT(gpu_refusals(config, {gpu(each, 1), gpu(each, 2)}), Each(IsEmpty())) << "a GPU each";
+  const std::vector<std::string> errors = gpu_refusals(config, {gpu(2 * each - 1, 1), gpu(2 * each - 1, 1)});
+  EXPECT_THAT(errors, Each(StartsWith("3: "))) << "all leave alike";
+  EXPECT_THAT(errors.front(), AllOf(HasSubstr("on each of 2 ranks here"), HasSubstr(" of GPU 1, H100, are free"),
+                                    HasSubstr("\nor fewer ranks on one GPU\n")));
+  EXPECT_THAT(gpu_refusals(config, {gpu(each, 1), gpu(each - 1, 2)}), Each(AllOf(StartsWith("3: "), HasSubstr("GPU 2"))));
+}
+
+TEST(GpuMemory, OfARefusalNamesTheLargestPartsAndTheKeysThatHelp) {
+  const auto refusal = [](const Layout& layout, const std::vector<std::string>& sets) {
+    std::vector<std::string> all{"training.device=cuda"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    return gpu_refusals(config_of(gpt2(), layout, all), std::vector(static_cast<size_t>(layout.ranks()), gpu(1000, 1))).front();
+  };
+  EXPECT_THAT(refusal({1, 1, false}, {"model.hidden_size=4096"}),
+              AllOf(HasSubstr("not enough memory: training needs "), HasSubstr(", and 1000 B of GPU 1, H100, are free"),
+                    HasSubstr("\noptimizer "), HasSubstr("training.allow_memory_overcommit=true trains all the same")));
+  EXPECT_THAT(refusal({2, 1, false}, {}), HasSubstr("\nNCCL 256.0 MiB: parallel.data, parallel.tensor, parallel.expert\n"));
+  EXPECT_EQ(refusal({1, 1, false}, {"training.allow_memory_overcommit=true"}), "");
+}
+
+TEST(GpuMemory, IsWhatExplainPrints) {
+  const auto explained = [](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"explain", MANTISSA_SOURCE_DIR "/configs/gpt2-124m.json", "--set", "training.device=cuda"};
+    words.insert(words.end(), more.begin(), more.end());
+    return test::run_mantissa(words, MANTISSA_SOURCE_DIR).output;
+  };
+  const nlohmann::json memory = nlohmann::json::parse(explained({"--json", "--world", "2"})).at("memory");
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : memory.items()) sum += name == "total" ? 0 : bytes.get<int64_t>();
+  EXPECT_EQ(memory.at("total"), sum);
+  EXPECT_EQ(memory.at("program"), 0);
+  EXPECT_EQ(memory.at("cuda_context"), kCudaContext);
+  EXPECT_EQ(memory.at("nccl"), kNcclGroup);
+  const std::string alone = explained({"--wide"});
+  EXPECT_THAT(alone, AllOf(HasSubstr("\nGPU memory | total "), HasSubstr(" | CUDA context 536870912 B | cuBLASLt 67108864 B\n")));
+  EXPECT_THAT(explained({"--wide", "--world", "2"}),
+              AllOf(HasSubstr("\nGPU memory of a rank | total "), HasSubstr(" | cuBLASLt 67108864 B | NCCL 268435456 B\n")));
+}
+
+TEST(GpuMemory, OfLibrariesIsNotNeededOnAHost) {
+  const RunConfig config = config_of(gpt2(), {1, 1, false}, {"training.device=cuda"});
+  const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
+  EXPECT_THAT(refusals(config, {{1, memory.tensors()}}), Each(IsEmpty())) << "a device of the caller, which may be the host";
+  EXPECT_THAT(gpu_refusals(config, {gpu(memory.tensors(), 1)}), Each(StartsWith("3: "))) << "cuBLASLt takes some";
 }
 
 TEST(MemoryCheck, NamesTheLargestPartsAndTheKeysThatHelp) {

@@ -7,8 +7,16 @@
 
 namespace mantissa {
 
-// Bytes of the rank that needs most, by purpose; each at most 1e18. Between steps the first four and the exchange are allocated: exactly,
-// except for scalars and sums of a few kilobytes. Experts are assumed to be chosen evenly; otherwise activations take more.
+// What CUDA takes of a GPU for each process: its context, with the code of kernels and of cuBLASLt. An assumption: 400 to 600 MiB are
+// usual.
+inline constexpr int64_t kCudaContext = int64_t{512} << 20;
+// What NCCL takes of a GPU for each group of several ranks that the process is in. An assumption: 100 to 500 MB are reported, by the number
+// of channels.
+inline constexpr int64_t kNcclGroup = int64_t{256} << 20;
+
+// Bytes of the rank that needs most, by purpose, in the memory where its tensors are: that of the host, or of its GPU if training.device is
+// one; each at most 1e18. Between steps the first four and the exchange are allocated: exactly, except for scalars and sums of a few
+// kilobytes. Experts are assumed to be chosen evenly; otherwise activations take more.
 struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights: the own ones, and those of others where forward reads them
   int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales; buffers
@@ -17,9 +25,16 @@ struct MemoryEstimate {
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
   int64_t workspace = 0;    // at most beyond these in forward and backward, with GEMMs as this CPU computes them
   int64_t exchange = 0;     // what comes from other ranks of the gradients of a bucket
-  int64_t program = 0;      // beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured
-  int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange; }
-  int64_t total() const { return tensors() + program; }
+  int64_t inputs = 0;       // of a GPU: the uploaded batch of a step
+  // Of the host, beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured. None of a GPU.
+  int64_t program = 0;
+  // Of a GPU, beside tensors; none of the host.
+  int64_t cuda_context = 0;  // kCudaContext
+  int64_t cublaslt = 0;      // its workspace, at most kGemmWorkspace in each lane
+  int64_t nccl = 0;          // kNcclGroup for each group of several ranks
+  bool on_gpu() const { return cuda_context > 0; }
+  int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange + inputs; }
+  int64_t total() const { return tensors() + program + cuda_context + cublaslt + nccl; }
 };
 
 // model.vocab_size must be set; `plan` is that of the config, on parallel.data ranks.

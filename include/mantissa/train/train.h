@@ -44,7 +44,8 @@ struct TrainSummary {
 // receives events. Under training.accumulation tree, results do not depend on the number of ranks, bit for bit.
 //
 // It computes on the device that training.device names, or on what `make_device` makes: a program can bring a backend of its own.
-// The memory of the host must hold what a rank needs in either case (require_free_memory).
+// The memory of the host must hold what a rank needs (require_free_memory), also with a device of its own; on the GPU of training.device,
+// that of the GPU (require_free_gpu_memory).
 using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
                    const Communicator& world = {}, const MakeBackend& make_device = {});
