@@ -94,7 +94,7 @@ std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ",
                                static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
                                event.lr, event.milliseconds, event.tokens_per_second);
-  line += event.mfu            ? formatted("mfu%s %.1f%%", event.quantized_gemms ? "(bf16)" : "", 100.0 * *event.mfu)
+  line += event.mfu            ? formatted("mfu%s %.1f%%", event.other_gemms ? "(bf16)" : "", 100.0 * *event.mfu)
           : event.mfu_measured ? formatted("mfu_meas %.1f%%", 100.0 * *event.mfu_measured)
                                : "mfu n/a";
   line += " | mem " + gib_text(event.memory_gib);

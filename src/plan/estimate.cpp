@@ -48,11 +48,11 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.exchange = bytes(static_cast<double>(largest));
 }
 
-// Those that exchange what is on the device.
+// Of all ranks, and of each kind that is not all of them.
 int64_t groups_of_several_ranks(const ParallelConfig& parallel) {
-  const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1;
+  const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1, world = parallel.world();
   const int64_t sizes[] = {parallel.tensor, parallel.data, parallel.expert, expert_data};
-  return std::ranges::count_if(sizes, [](int64_t size) { return size > 1; });
+  return (world > 1 ? 1 : 0) + std::ranges::count_if(sizes, [&](int64_t size) { return size > 1 && size < world; });
 }
 
 void add_gpu(const RunConfig& config, MemoryEstimate& estimate) {

@@ -33,8 +33,7 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
                                   {"exchange", memory.exchange, "parallel.data"},
-                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"},
-                                  {"NCCL", memory.nccl, "parallel.data, parallel.tensor, parallel.expert"}};
+                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
   std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);
   std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
@@ -43,9 +42,9 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
 
 enum class Holder { host, gpu };
 
-// What a rank has yet to allocate there.
+// What a rank has yet to allocate there: contexts and groups of ranks are made before free memory is asked for.
 int64_t needed(const MemoryEstimate& memory, Holder holder) {
-  return holder == Holder::host ? memory.tensors() : memory.total() - memory.cuda_context;
+  return holder == Holder::host ? memory.tensors() : memory.total() - memory.cuda_context - memory.nccl;
 }
 
 std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks, Holder holder) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "mantissa/base/trace.h"
+
 namespace mantissa {
 
 StepBatch StepBatches::take(int64_t first) {
@@ -12,6 +14,7 @@ StepBatch StepBatches::take(int64_t first) {
 }
 
 void StepBatches::prefetch(int64_t first) noexcept {
+  const TraceSpan span(Track::compute, "next batch");
   Prefetched& next = next_.emplace(Prefetched{.first = first});
   try {
     next.batch.rows = data_.batch(first, sizes_.sequences);

@@ -70,7 +70,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
-                        .quantized_gemms = run.plan.quantizes_operands(),
+                        .other_gemms = run.plan.quantizes_operands() || run.config.precision.dtype != Dtype::bf16,
                         .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
                         .routing = routing_summary(result.routing, result.routers, run.config, run.mesh.data),
                         .precision = precision};

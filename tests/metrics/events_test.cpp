@@ -38,7 +38,7 @@ TEST(StepLine, UnknownPeakIsNotGuessed) {
 // The peak of the data sheet is that of bf16, whatever the GEMMs multiply.
 TEST(StepLine, OfQuantizedGemmsNamesThePeakThatTheyAreComparedWith) {
   StepEvent quantized = report();
-  quantized.quantized_gemms = true;
+  quantized.other_gemms = true;
   EXPECT_THAT(step_line(quantized), HasSubstr(" | mfu(bf16) 46.9% | "));
   quantized.mfu.reset();
   EXPECT_THAT(step_line(quantized), HasSubstr(" | mfu n/a | "));

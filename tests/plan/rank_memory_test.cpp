@@ -290,7 +290,7 @@ TEST(GpuMemory, HoldsWhatCudaTakesBesideTensorsAndTheHostNothing) {
   EXPECT_EQ(alone.total(), alone.tensors() + kCudaContext + alone.cublaslt);
   const MemoryEstimate shared = estimate({2, 2, false}, "cuda");
   EXPECT_EQ(shared.inputs, alone.inputs) << "of a rank";
-  EXPECT_EQ(shared.nccl, 2 * kNcclGroup) << "tensor and data ranks";
+  EXPECT_EQ(shared.nccl, 3 * kNcclGroup) << "all, tensor and data ranks";
   EXPECT_EQ(shared.total(), shared.tensors() + kCudaContext + shared.cublaslt + shared.nccl);
 }
 
@@ -301,15 +301,15 @@ TEST(GpuMemory, HoldsBuffersOfEachGroupOfExpertRanks) {
     const RunConfig config = config_of(model, layout, {"training.device=cuda"});
     return estimate_memory(config, resolve_plan(config)).nccl / kNcclGroup;
   };
-  EXPECT_EQ(groups({2, 1, false, 1}), 1) << "data";
-  EXPECT_EQ(groups({2, 1, false, 2}), 2) << "data, expert";
-  EXPECT_EQ(groups({4, 1, false, 2}), 3) << "data, expert, and those that hold the same experts";
+  EXPECT_EQ(groups({2, 1, false, 1}), 1) << "all, which are the data ranks";
+  EXPECT_EQ(groups({2, 1, false, 2}), 1) << "all, which are the expert ranks, too";
+  EXPECT_EQ(groups({4, 1, false, 2}), 3) << "all, expert, and those that hold the same experts";
 }
 
-// The context is there already when free memory is asked for.
+// Contexts and groups are there already when free memory is asked for.
 TEST(GpuMemory, OfRanksThatShareAGpuIsNeededTogether) {
   const RunConfig config = config_of(gpt2(), {2, 1, false}, {"training.device=cuda"});
-  const int64_t each = estimate_memory(config, resolve_plan(config)).total() - kCudaContext;
+  const int64_t each = estimate_memory(config, resolve_plan(config)).total() - kCudaContext - kNcclGroup;
   EXPECT_THAT(gpu_refusals(config, {gpu(2 * each, 1), gpu(2 * each, 1)}), Each(IsEmpty()));
   EXPECT_THAT(gpu_refusals(config, {gpu(each, 1), gpu(each, 2)}), Each(IsEmpty())) << "a GPU each";
   const std::vector<std::string> errors = gpu_refusals(config, {gpu(2 * each - 1, 1), gpu(2 * each - 1, 1)});
@@ -328,7 +328,6 @@ TEST(GpuMemory, OfARefusalNamesTheLargestPartsAndTheKeysThatHelp) {
   EXPECT_THAT(refusal({1, 1, false}, {"model.hidden_size=4096"}),
               AllOf(HasSubstr("not enough memory: training needs "), HasSubstr(", and 1000 B of GPU 1, H100, are free"),
                     HasSubstr("\noptimizer "), HasSubstr("training.allow_memory_overcommit=true trains all the same")));
-  EXPECT_THAT(refusal({2, 1, false}, {}), HasSubstr("\nNCCL 256.0 MiB: parallel.data, parallel.tensor, parallel.expert\n"));
   EXPECT_EQ(refusal({1, 1, false}, {"training.allow_memory_overcommit=true"}), "");
 }
 

@@ -187,8 +187,8 @@ TEST_F(StepBatchesTest, OfQuantizedGemmsAreSaidToBe) {
   const Sets wide{"model.hidden_size=64", "model.intermediate_size=64", "training.steps=1"};
   Sets codes = wide;
   codes.push_back("precision.recipe=mxfp8");
-  EXPECT_FALSE(run_on_device("cpu", token_config("high", wide)).steps.at(0).quantized_gemms);
-  EXPECT_TRUE(run_on_device("cpu", token_config("codes", codes)).steps.at(0).quantized_gemms);
+  EXPECT_FALSE(run_on_device("cpu", token_config("high", wide)).steps.at(0).other_gemms);
+  EXPECT_TRUE(run_on_device("cpu", token_config("codes", codes)).steps.at(0).other_gemms);
 }
 
 // ---- batches alone

@@ -82,7 +82,7 @@ struct StepEvent {
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
-  bool quantized_gemms = false;                    // whose peak may be another one than that of mfu
+  bool other_gemms = false;                        // not of bf16, whose peak mfu refers to
   std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
   std::vector<LayerRouting> routing = {};          // layers with experts
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
