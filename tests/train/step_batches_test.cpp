@@ -183,12 +183,15 @@ TEST_F(StepBatchesTest, PeakMemoryOfADeviceIsReported) {
   for (const StepEvent& event : run_on_device("cpu", token_config("cpu")).steps) EXPECT_FALSE(event.gpu_memory_gib);
 }
 
-TEST_F(StepBatchesTest, OfQuantizedGemmsAreSaidToBe) {
-  const Sets wide{"model.hidden_size=64", "model.intermediate_size=64", "training.steps=1"};
-  Sets codes = wide;
-  codes.push_back("precision.recipe=mxfp8");
-  EXPECT_FALSE(run_on_device("cpu", token_config("high", wide)).steps.at(0).other_gemms);
-  EXPECT_TRUE(run_on_device("cpu", token_config("codes", codes)).steps.at(0).other_gemms);
+TEST_F(StepBatchesTest, OfOtherGemmsThanThoseOfBf16AreSaidToBe) {
+  const auto of_other_gemms = [&](const std::string& name, const std::string& dtype) {
+    const Sets sets{"model.hidden_size=64", "model.intermediate_size=64", "training.steps=1", "precision.recipe=" + name,
+                    "precision.dtype=" + dtype};
+    return run_on_device("cpu", token_config(name + dtype, sets)).steps.at(0).other_gemms;
+  };
+  EXPECT_FALSE(of_other_gemms("high", "bf16"));
+  EXPECT_TRUE(of_other_gemms("high", "fp32"));
+  EXPECT_TRUE(of_other_gemms("mxfp8", "bf16"));
 }
 
 // ---- batches alone
