@@ -24,7 +24,8 @@ class GpuRuns : public test::TrainingOnRanks {
   }
   // All but the context.
   static int64_t needed(const LoadedConfig& loaded) {
-    return estimate_memory(loaded.config, resolve_plan(loaded.config)).total() - kCudaContext;
+    const MemoryEstimate memory = estimate_memory(loaded.config, resolve_plan(loaded.config));
+    return memory.total() - memory.cuda_context - memory.nccl;  // which are there already
   }
 
  private:
