@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "backend/cuda/library_lane.h"
 #include "lane_thread.h"
 #include "mantissa/base/error.h"
 #include "simt/executor.h"
@@ -84,7 +83,6 @@ void give_staging(std::byte* memory) noexcept { std::free(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return &stream; }
-void* stream_of(const Event& event) { return handle_of(*point_of(event).stream); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });

@@ -7,7 +7,7 @@ namespace mantissa {
 
 int count_gpus();  // that this process sees; 0 in a build without CUDA
 
-// In cuda/cuda_backend.cpp alone. Makes the default GPU that of this thread, and returns the stream (cudaStream_t) of this thread's lane of
+// In cuda/cuda_stream.cpp alone. Makes the default GPU that of this thread, and returns the stream (cudaStream_t) of this thread's lane of
 // a device of CUDA. The first throws Error(environment) where there is no such GPU.
 void use_default_gpu();
 void* cuda_stream(Backend& device);

@@ -4,9 +4,7 @@
 #include <cstring>
 #include <thread>
 
-#include "backend/cuda/library_lane.h"
 #include "backend/make_cuda.h"
-#include "mantissa/backend/cuda_stream.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa {
@@ -170,13 +168,6 @@ void CudaBackend::wait(const gpu::Event& event) const {
 std::unique_ptr<Backend> make_cuda_backend(int gpu) { return std::make_unique<CudaBackend>(gpu); }
 
 Gpus find_gpus() { return gpu::find_gpus(); }
-int count_gpus() { return gpu::count_gpus(); }
-void use_default_gpu() { gpu::open_device(default_gpu()); }
-
-void* cuda_stream(Backend& device) {
-  require(dynamic_cast<CudaBackend*>(&device) != nullptr, "a device of ", device.name(), " has no stream of CUDA");
-  return gpu::stream_of(device.mark());
-}
 std::optional<Gpu> find_gpu(int index) { return gpu::find_gpu(index); }
 
 }  // namespace mantissa

@@ -40,6 +40,7 @@ class CudaBackend final : public Backend {
   GemmDevice gemm_device() const override;
   GemmCounts gemm_counts() const override { return gemm_counts_; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
+  gpu::Stream& stream() { return *part().stream; }  // of this thread's lane
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
@@ -59,7 +60,6 @@ class CudaBackend final : public Backend {
     std::shared_ptr<gpu::ErrorWord> error;
   };
   LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
-  gpu::Stream& stream() { return *part().stream; }
   bool has_come(const gpu::Event& event) const;
   void wait(const gpu::Event& event) const;
 
@@ -67,9 +67,7 @@ class CudaBackend final : public Backend {
   Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
   const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
   // What kernels of a lane have said until then; and, when it is here, throws it and lets later ones speak.
-  Staged ask_errors(LaneParts& lane) {
-    return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord));
-  }
+  Staged ask_errors(LaneParts& lane) { return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord)); }
   void heed_errors(LaneParts& lane, const Staged& answer);
   void clear_errors(LaneParts& lane);
   gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now

@@ -19,6 +19,7 @@ struct Facts {
 };
 Gpus find_gpus();
 std::optional<Gpu> find_gpu(int index);
+int count_gpus();
 // Makes the device that of this process. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
 

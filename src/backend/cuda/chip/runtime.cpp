@@ -5,7 +5,6 @@
 
 #include <span>
 
-#include "backend/cuda/library_lane.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/text.h"
@@ -28,19 +27,16 @@ std::string version(int number) { return text(number / 1000, '.', number % 1000 
 
 class Mark {
  public:
-  explicit Mark(cudaStream_t stream) : stream_(stream) { check(cudaEventCreate(&event_), "no event"); }
+  Mark() { check(cudaEventCreate(&event_), "no event"); }
   ~Mark() { cudaEventDestroy(event_); }
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   cudaEvent_t event() const { return event_; }
-  cudaStream_t stream() const { return stream_; }
 
  private:
-  cudaStream_t stream_;
   cudaEvent_t event_ = nullptr;
 };
-const Mark& mark_of(const Event& event) { return *static_cast<const Mark*>(event.get()); }
-cudaEvent_t event_of(const Event& event) { return mark_of(event).event(); }
+cudaEvent_t event_of(const Event& event) { return static_cast<const Mark*>(event.get())->event(); }
 
 }  // namespace
 
@@ -130,7 +126,6 @@ void give_staging(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return stream.handle(); }
-void* stream_of(const Event& event) { return mark_of(event).stream(); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.handle()), "a copy to the device");
@@ -141,7 +136,7 @@ void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t 
 void discard(Stream&, std::byte*, int64_t) {}
 
 Event record(Stream& stream) {
-  auto mark = std::make_shared<Mark>(stream.handle());
+  auto mark = std::make_shared<Mark>();
   check(cudaEventRecord(mark->event(), stream.handle()), "a mark");
   return mark;
 }
