@@ -105,7 +105,7 @@ class CommunicationTime {
 
 struct RankGroup {
   std::shared_ptr<Session> session;
-  std::shared_ptr<DeviceLink> link;
+  std::shared_ptr<DeviceLink> link;  // groups of the same ranks share one: their calls have an order
   std::vector<int> ranks;  // in the world, by rank within the group
   int rank = 0;            // within the group
   uint64_t hash = 0;

@@ -256,7 +256,11 @@ Communicator Communicator::split(int color) const {
   if (group->size() == 1) return {};
   group->hash = hash_of(identity);
   group->session = group_->session;
-  group->make_link();
+  if (group->size() == group_->size()) {
+    group->link = group_->link;
+  } else {
+    group->make_link();
+  }
   return Communicator(std::move(group));
 }
 

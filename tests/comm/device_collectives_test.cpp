@@ -334,7 +334,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
 // Moves nothing. Its exchanges have failed once `failed` is set.
 struct LateState {
   std::atomic<bool> failed{false};
-  std::atomic<int> given_up{0};
+  std::atomic<int> made{0}, given_up{0};
 };
 class LateLink final : public DeviceLink {
  public:
@@ -349,16 +349,19 @@ class LateLink final : public DeviceLink {
 
 class LateLinks : public ::testing::Test {
  protected:
-  // Runs body as two ranks over late links, all of the same one state.
-  std::vector<std::string> errors(const std::function<void(Backend&, const Communicator&)>& body) {
-    auto transports = thread_transports(2, [this] { require(!lost_, ExitCode::peer_lost, "a peer was lost"); });
-    std::vector<std::string> out(2);
+  // Runs body as ranks over late links, all of the same one state.
+  std::vector<std::string> errors(const std::function<void(Backend&, const Communicator&)>& body, int ranks = 2) {
+    auto transports = thread_transports(ranks, [this] { require(!lost_, ExitCode::peer_lost, "a peer was lost"); });
+    std::vector<std::string> out(transports.size());
     std::vector<std::thread> threads;
-    for (size_t r = 0; r < 2; ++r) {
+    for (size_t r = 0; r < out.size(); ++r) {
       threads.emplace_back([&, r] {
         const Threads one(1);
         AsyncDevice device;
-        const Communicator world(std::move(transports[r]), [this](const LinkRanks&) { return std::make_unique<LateLink>(link_state_); });
+        const Communicator world(std::move(transports[r]), [this](const LinkRanks&) {
+          ++link_state_.made;
+          return std::make_unique<LateLink>(link_state_);
+        });
         try {
           body(device, world);
         } catch (const std::exception& error) {
@@ -374,12 +377,12 @@ class LateLinks : public ::testing::Test {
   std::atomic<bool> lost_{false};
 };
 
-// Of the world and of a group within: two on each of two ranks.
+// Of the world and of a pair within: two on each of four ranks.
 TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
-  const auto found = errors([&](Backend& device, const Communicator& world) {
-    const Communicator again = world.split(0);
+  const auto body = [&](Backend& device, const Communicator& world) {
+    const Communicator pairs = world.split(world.rank() / 2);
     const Tensor x = filled(device, 1);
-    again.sum(x, Purpose::other);
+    pairs.sum(x, Purpose::other);
     world.barrier();
     link_state_.failed = true;
     EXPECT_THROW(
@@ -389,10 +392,21 @@ TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
         },
         Error);
     EXPECT_THROW(world.sum(filled(device, 1), Purpose::other), Error);
-    again.barrier();
-  });
-  EXPECT_THAT(found, Each(HasSubstr("the link lost a peer")));
-  EXPECT_GE(link_state_.given_up, 4);
+    pairs.barrier();
+  };
+  EXPECT_THAT(errors(body, 4), Each(HasSubstr("the link lost a peer")));
+  EXPECT_EQ(link_state_.made, 8);
+  EXPECT_GE(link_state_.given_up, 8);
+}
+
+TEST_F(LateLinks, GroupsOfTheSameRanksShareOne) {
+  const auto body = [&](Backend&, const Communicator& world) {
+    const Communicator same = world.split(0), pairs = same.split(world.rank() / 2), again = pairs.split(0);
+    world.barrier();
+    EXPECT_EQ(link_state_.made, 8);
+    EXPECT_EQ(again.size(), 2);
+  };
+  EXPECT_THAT(errors(body, 4), Each(IsEmpty()));
 }
 
 TEST_F(LateLinks, APeerThatAWaitMissesEndsThem) {

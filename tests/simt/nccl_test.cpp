@@ -130,7 +130,7 @@ class LostPeer : public ::testing::Test {
 
 TEST_F(LostPeer, EndsTheLanesAndWaitsOfTheOthers) {
   const auto errors = errors_on_ranks(3, nccl_.links(), [](Backend& device, const Communicator& world) {
-    const Communicator again = world.split(0);
+    const Communicator again = world.split(world.rank() / 2);
     const Tensor x = filled(device, 1);
     world.sum(x, Purpose::other);
     if (world.rank() == 1) fail(ExitCode::data, "leaves");
@@ -192,8 +192,8 @@ TEST_F(LostPeer, EndsCallsBehindAnError) {
 }
 
 TEST_F(LostPeer, IsNotWaitedForByALinkThatAnErrorCloses) {
-  const auto errors = errors_on_ranks(2, nccl_.links(), [](Backend&, const Communicator& world) {
-    const Communicator again = world.split(0);
+  const auto errors = errors_on_ranks(3, nccl_.links(), [](Backend&, const Communicator& world) {
+    const Communicator again = world.split(world.rank() / 2);
     if (world.rank() == 1) fail(ExitCode::data, "leaves");
     world.barrier();
   });
