@@ -118,9 +118,13 @@ void Session::check() {
 }
 
 void Session::end(std::exception_ptr why) noexcept {
-  const std::lock_guard lock(mutex);
-  if (!failure) failure = std::move(why);
-  for (const std::weak_ptr<DeviceLink>& each : links) {
+  std::vector<std::weak_ptr<DeviceLink>> all;
+  {
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = std::move(why);
+    all = links;
+  }
+  for (const std::weak_ptr<DeviceLink>& each : all) {
     if (const auto link = each.lock()) link->give_up();
   }
 }
@@ -177,13 +181,13 @@ void Collective::run_in_lane(RankGroup& group, const Call& call, const std::func
   const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],
                        call.header.count * dtype_bytes(call.header.dtype));
   session.rethrow();
+  Collective collective(group, call);
   try {
-    Collective collective(group, call);
     collective.begin(call);
     body(collective);
     collective.finish();
-    collective.over_ = true;
   } catch (...) {
+    session.transport->cancel();  // while the memory of its messages is there
     session.end(std::current_exception());
     session.deferred.clear();  // the transport has given up their messages
     session.settled.clear();
@@ -201,17 +205,11 @@ Collective::Collective(RankGroup& group, const Call& call)
   header_.group = group.hash;
   header_.sequence = group.sequence++;
   header_.on_device = device_ != nullptr;
-  ++group.session->calls;
-  remember(*group.session, header_);
-}
-
-Collective::~Collective() {
-  if (over_) return;
-  transport_.cancel();
-  if (device_) group_.link->give_up();  // while the memory of its messages is there
 }
 
 void Collective::begin(const Call& call) {
+  ++group_.session->calls;
+  remember(*group_.session, header_);
   const int size = group_.size();
   const int peers = call.to.empty() ? 1 : size - 1;
   headers_.announced.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements

@@ -73,7 +73,8 @@ struct Session {
   void look();  // LinkRanks::look
   // Throws what ended communication meanwhile: a lost peer, other calls of a neighbor, a message that failed. Waits for a device call it.
   void check();
-  // Ends communication: all links give up, and later calls throw. The first reason stays.
+  // Ends communication: all links give up, and later calls throw. The first reason stays. Links may take long, so it is called without the
+  // lock, and whoever needs that does not wait for them.
   void end(std::exception_ptr why) noexcept;
   void rethrow();  // what ended communication, if anything did
   // Makes waits for the device call check().
@@ -106,8 +107,8 @@ class CommunicationTime {
 struct RankGroup {
   std::shared_ptr<Session> session;
   std::shared_ptr<DeviceLink> link;  // groups of the same ranks share one: their calls have an order
-  std::vector<int> ranks;  // in the world, by rank within the group
-  int rank = 0;            // within the group
+  std::vector<int> ranks;            // in the world, by rank within the group
+  int rank = 0;                      // within the group
   uint64_t hash = 0;
   uint32_t sequence = 0;  // calls so far; belongs to whoever is busy
 
@@ -144,7 +145,6 @@ class Collective {
  private:
   static void run_in_lane(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
   Collective(RankGroup& group, const Call& call);
-  ~Collective();  // cancels what an exception left under way, while its memory is there
   void begin(const Call& call);
   void announce(int to, int64_t count);
   void expect(int from, int64_t count);
@@ -155,7 +155,6 @@ class Collective {
   Purpose purpose_;
   Backend* device_;
   uint64_t tag_;
-  bool over_ = false;
   std::vector<Tensor> kept_;
   std::vector<DeviceMessage> messages_;
   Headers headers_;

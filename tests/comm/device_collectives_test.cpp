@@ -2,6 +2,8 @@
 // bytes and sums as those of hosts, in the order of the lanes.
 #include <gmock/gmock.h>
 
+#include <future>
+
 #include "async_device.h"
 #include "comm_cases.h"
 #include "mantissa/comm/comm_queue.h"
@@ -335,13 +337,17 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
 struct LateState {
   std::atomic<bool> failed{false};
   std::atomic<int> made{0}, given_up{0};
+  std::function<void()> while_giving_up;
 };
 class LateLink final : public DeviceLink {
  public:
   explicit LateLink(LateState& state) : state_(state) {}
   void exchange(std::span<const DeviceMessage>) override {}
   void check() override { require(!state_.failed, ExitCode::peer_lost, "the link lost a peer"); }
-  void give_up() noexcept override { ++state_.given_up; }
+  void give_up() noexcept override {
+    ++state_.given_up;
+    if (state_.while_giving_up) state_.while_giving_up();
+  }
 
  private:
   LateState& state_;
@@ -397,6 +403,20 @@ TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
   EXPECT_THAT(errors(body, 4), Each(HasSubstr("the link lost a peer")));
   EXPECT_EQ(link_state_.made, 8);
   EXPECT_GE(link_state_.given_up, 8);
+}
+
+// Whoever gives up waits for them, but holds nothing that a report needs.
+TEST_F(LateLinks, AreGivenUpWhileReportsAreMade) {
+  const auto found = errors([&](Backend&, const Communicator& world) {
+    if (world.rank() == 1) return;
+    std::future<void> report;
+    link_state_.while_giving_up = [&] {
+      report = std::async(std::launch::async, [&] { world.latest_calls(), world.latest_kernels(); });
+      EXPECT_EQ(report.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    };
+    world.stop();
+  });
+  EXPECT_THAT(found, Each(IsEmpty()));
 }
 
 TEST_F(LateLinks, GroupsOfTheSameRanksShareOne) {

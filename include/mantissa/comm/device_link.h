@@ -26,7 +26,8 @@ class DeviceLink {
   virtual void exchange(std::span<const DeviceMessage> messages) = 0;
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
-  // Makes the exchange under way and all later ones fail: lanes that wait for a peer go on. Any thread may call it, more than once.
+  // Makes the exchange under way and all later ones fail, and returns when lanes do not wait for peers any more. Other links of the same
+  // maker may go with it. Any thread may call it, more than once; it may take long and is called under no lock.
   virtual void give_up() noexcept = 0;
 };
 
