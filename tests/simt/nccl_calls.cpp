@@ -1,7 +1,7 @@
 // NCCL without GPUs: ranks are threads, and a lane copies what it receives from the memory of the sender. Calls do not block, and what they
-// begin is under way until their communicator was asked a few times. What the real library leaves undefined is an error of a communicator
-// or, where that is gone, of the process: calls outside of a group, groups of several streams, messages whose sizes differ, an id that was
-// not made.
+// begin is under way until their communicator was asked a few times; an abort alone waits for all kernels of its process, a process being
+// the thread that made its communicators. What the real library leaves undefined is an error of a communicator or, where that is gone, of
+// the process: calls outside of a group, groups of several streams, messages whose sizes differ, an id that was not made.
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct ncclComm {
   int polls = 2;  // until what was begun is done
   std::vector<Operation> begun{};
   mantissa::gpu::Stream* stream = nullptr;
+  std::thread::id process = std::this_thread::get_id();
   int moving = 0;  // groups that its lanes have not moved
   bool finalized = false, aborted = false;
 };
@@ -65,6 +67,7 @@ struct State {
   int next_id = 1;
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by id; null: nobody has joined
   std::map<ncclComm_t, std::shared_ptr<ncclComm>> communicators;
+  std::map<std::thread::id, int> kernels;  // that lanes of a process have not moved
 };
 State& state() {
   static State one;
@@ -76,6 +79,7 @@ struct Group {
   ncclComm_t communicator = nullptr;
   cudaStream_t stream = nullptr;
   std::vector<Operation> operations{};
+  std::vector<ncclComm_t> aborted{};
 };
 thread_local Group group;
 
@@ -121,6 +125,8 @@ void move(ncclComm& self, const std::vector<Operation>& operations) {
     if (pair.first == self.rank) std::erase_if(queue, [&](const auto& offer) { return std::ranges::find(sent, offer) != sent.end(); });
   }
   --self.moving;
+  --state().kernels[self.process];
+  state().changed.notify_all();
 }
 
 // Returns whether what was begun is done, and hands messages to their lane when it is.
@@ -129,6 +135,7 @@ bool settled(const std::shared_ptr<ncclComm>& self) {
   if (!joined || (!self->begun.empty() && state().settings.stuck) || --self->polls > 0) return false;
   if (!self->begun.empty()) {
     ++self->moving;
+    ++state().kernels[self->process];
     gpu::submit(*self->stream, [self, operations = std::exchange(self->begun, {})] { move(*self, operations); });
   }
   return !self->finalized || (self->moving == 0 && self->clique->finalized == self->clique->ranks);
@@ -170,7 +177,16 @@ ncclResult_t finalize(ncclComm_t communicator) {
   self->polls = kPolls;
   return ncclInProgress;
 }
+void run_what_ends_wait_for() {
+  std::function<void()> body;
+  {
+    const std::lock_guard lock(state().mutex);
+    body = state().settings.while_ending;
+  }
+  if (body) body();
+}
 ncclResult_t destroy(ncclComm_t communicator) {
+  run_what_ends_wait_for();
   const std::lock_guard lock(state().mutex);
   const auto self = alive(communicator);
   require(self->finalized && self->moving == 0 && self->clique->finalized == self->clique->ranks, "NCCL: destroyed too early");
@@ -178,12 +194,23 @@ ncclResult_t destroy(ncclComm_t communicator) {
   state().communicators.erase(communicator);
   return ncclSuccess;
 }
-ncclResult_t abort_communicator(ncclComm_t communicator) {
-  const std::lock_guard lock(state().mutex);
-  alive(communicator)->aborted = true;
-  ++state().counts.aborted;
-  state().communicators.erase(communicator);
+ncclResult_t abort_all(const std::vector<ncclComm_t>& communicators) {
+  run_what_ends_wait_for();
+  std::unique_lock lock(state().mutex);
+  const std::thread::id process = alive(communicators.front())->process;
+  for (ncclComm_t each : communicators) {
+    alive(each)->aborted = true;
+    ++state().counts.aborted;
+    state().communicators.erase(each);
+  }
   state().changed.notify_all();
+  const auto idle = [&] { return state().kernels[process] == 0; };
+  if (!state().changed.wait_for(lock, std::chrono::seconds(5), idle)) ++state().counts.blocked;
+  return ncclSuccess;
+}
+ncclResult_t abort_communicator(ncclComm_t communicator) {
+  if (!group.open) return abort_all({communicator});
+  group.aborted.push_back(communicator);
   return ncclSuccess;
 }
 ncclResult_t get_state(ncclComm_t communicator, ncclResult_t* out) {
@@ -222,6 +249,7 @@ ncclResult_t receive_later(void* data, size_t size, ncclDataType_t type, int pee
 ncclResult_t group_end() {
   const Group ended = std::exchange(group, {});
   if (!ended.open) return ncclInvalidUsage;
+  if (!ended.aborted.empty()) return abort_all(ended.aborted);
   if (ended.operations.empty()) return ncclSuccess;
   const std::lock_guard lock(state().mutex);
   const auto self = alive(ended.communicator);
@@ -254,11 +282,18 @@ ThreadNccl::ThreadNccl(const NcclSettings& settings) {
   require(!std::exchange(state().found, true), "a second NCCL over threads");
   state().settings = settings;
   state().counts = {};
+  state().kernels.clear();
 }
 ThreadNccl::~ThreadNccl() {
   const std::lock_guard lock(state().mutex);
   state().found = false;
   state().cliques.clear();
+}
+
+void ThreadNccl::change(const NcclSettings& settings) {
+  const std::lock_guard lock(state().mutex);
+  state().settings = settings;
+  state().changed.notify_all();
 }
 
 void ThreadNccl::fail(int rank, NcclResult result, const std::string& message) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "mantissa/backend/functions.h"
@@ -122,6 +123,7 @@ class LostPeer : public ::testing::Test {
     EXPECT_LT(std::chrono::steady_clock::now() - began_, std::chrono::seconds(10));
     EXPECT_EQ(nccl_.counts().destroyed, 0);
     EXPECT_EQ(nccl_.counts().aborted, nccl_.counts().made);
+    EXPECT_EQ(nccl_.counts().blocked, 0);
   }
 
   simt::ThreadNccl nccl_;
@@ -130,7 +132,6 @@ class LostPeer : public ::testing::Test {
 
 TEST_F(LostPeer, EndsTheLanesAndWaitsOfTheOthers) {
   const auto errors = errors_on_ranks(3, nccl_.links(), [](Backend& device, const Communicator& world) {
-    const Communicator again = world.split(world.rank() / 2);
     const Tensor x = filled(device, 1);
     world.sum(x, Purpose::other);
     if (world.rank() == 1) fail(ExitCode::data, "leaves");
@@ -141,6 +142,35 @@ TEST_F(LostPeer, EndsTheLanesAndWaitsOfTheOthers) {
   EXPECT_THAT(errors[1], StartsWith("4: leaves"));
   EXPECT_EQ(errors[0], "6: a peer was lost");
   EXPECT_EQ(errors[2], "6: a peer was lost");
+}
+
+// A kernel of one group waits for it, and the abort of another group would wait for that kernel.
+TEST_F(LostPeer, EndsAllGroupsAtOnce) {
+  const auto errors = errors_on_ranks(4, nccl_.links(), [](Backend& device, const Communicator& world) {
+    const Communicator pairs = world.split(world.rank() / 2), others = world.split(world.rank() % 2);
+    if (world.rank() == 3) fail(ExitCode::data, "leaves");
+    for (const Communicator* each : {&world, &pairs, &others}) each->sum(filled(device, 1), Purpose::other);
+    test::values(filled(device, 1));
+    fail(ExitCode::internal, "nobody was missed");
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"6: a peer was lost", "6: a peer was lost", "6: a peer was lost", "4: leaves"}));
+}
+
+TEST_F(LostPeer, IsReportedWhileCommunicatorsEnd) {
+  std::future<void> report;
+  const auto errors = errors_on_ranks(2, nccl_.links(), [&](Backend& device, const Communicator& world) {
+    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    nccl_.change({.while_ending = [&, self = std::this_thread::get_id()] {
+      if (std::this_thread::get_id() != self) return;
+      report = std::async(std::launch::async, [&] { world.latest_calls(); });
+      EXPECT_EQ(report.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    }});
+    const Tensor x = filled(device, 1);
+    world.sum(x, Purpose::other);
+    test::values(x);
+  });
+  EXPECT_EQ(errors[0], "6: a peer was lost");
+  EXPECT_TRUE(report.valid());
 }
 
 TEST_F(LostPeer, EndsTheMakingOfItsGroup) {
@@ -214,9 +244,8 @@ TEST_F(LostPeer, MayBeOneThatGivesUpTwiceOnAnyThread) {
 
 // Runs body with both links of a group of ranks 5 and 7, each on a thread, and a message from the first to the second. Returns what they
 // threw.
-std::vector<std::string> errors_of_two(simt::ThreadNccl& nccl,
+std::vector<std::string> errors_of_two(const MakeDeviceLink& links,
                                        const std::function<void(DeviceLink&, std::span<const DeviceMessage>)>& body) {
-  const MakeDeviceLink links = nccl.links();
   std::vector<std::string> errors(2);
   const auto on_rank = [&](int rank) {
     const auto device = make_backend("cuda");
@@ -238,7 +267,7 @@ std::vector<std::string> errors_of_two(simt::ThreadNccl& nccl,
 
 TEST(NcclLinkAlone, FailsBehindGivingUp) {
   simt::ThreadNccl nccl;
-  const auto errors = errors_of_two(nccl, [](DeviceLink& link, std::span<const DeviceMessage> messages) {
+  const auto errors = errors_of_two(nccl.links(), [](DeviceLink& link, std::span<const DeviceMessage> messages) {
     link.check();
     link.give_up();
     link.give_up();
@@ -262,8 +291,9 @@ TEST(NcclLinkAlone, TakesTheGpuOfItsRank) {
 }
 
 TEST(NcclLinkAlone, LeavesNoGroupOpenBehindAnError) {
-  simt::ThreadNccl nccl({.refused_send = NcclResult::system_error});
-  const auto errors = errors_of_two(nccl, [](DeviceLink& link, std::span<const DeviceMessage> messages) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_of_two(nccl.links(), [&](DeviceLink& link, std::span<const DeviceMessage> messages) {
+    nccl.change({.refused_send = NcclResult::system_error});
     if (messages.front().receives) return;
     EXPECT_THROW(link.exchange(messages), Error);
     link.exchange(messages);
@@ -271,9 +301,40 @@ TEST(NcclLinkAlone, LeavesNoGroupOpenBehindAnError) {
   EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error"));
 }
 
+// A call that ends a communicator may take long; who looks at the links of the process meanwhile does not wait for it.
+TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
+  simt::ThreadNccl nccl;
+  const MakeDeviceLink links = nccl.links();
+  const auto other = [](uint64_t group) { return LinkRanks{.ranks = {5, 7}, .rank = 1, .group = group, .look = [] {}}; };
+  std::thread peer([&] {
+    auto a = links(other(1));
+    const auto b = links(other(2));
+    a.reset();
+    b->give_up();
+  });
+  LinkRanks of = other(1);
+  of.rank = 0;
+  auto ended = links(of);
+  of.group = 2;
+  const auto left = links(of);
+  std::vector<std::future<void>> looks;
+  nccl.change({.while_ending = [&, self = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() != self) return;
+    looks.push_back(std::async(std::launch::async, [&] { left->check(); }));
+    EXPECT_EQ(looks.back().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  }});
+  ended.reset();
+  left->give_up();
+  peer.join();
+  EXPECT_EQ(looks.size(), 2);
+  EXPECT_EQ(nccl.counts().destroyed, 2);
+  EXPECT_EQ(nccl.counts().aborted, 2);
+}
+
 TEST(NcclLinkAlone, EndsWhileItsMessagesHaveNotBegun) {
-  simt::ThreadNccl nccl({.stuck = true});
-  const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(2, nccl.links(), [&](Backend& device, const Communicator& world) {
+    nccl.change({.stuck = true});
     world.barrier();
     if (world.rank() == 1) fail(ExitCode::data, "leaves");
     world.sum(filled(device, 1), Purpose::other);
@@ -289,17 +350,21 @@ TEST(NcclLibrary, RefusedCommunicatorsAreOfTheEnvironment) {
   EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL makes no communicator: invalid usage"))));
 }
 
-TEST(NcclLibrary, AnotherMajorVersionIsRefused) {
+TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {
   const auto found = [](int version) {
     const simt::ThreadNccl nccl({.version = version});
     return find_nccl();
   };
   EXPECT_EQ(found(22809).text, "2.28.9");
   EXPECT_TRUE(found(22809).usable);
-  EXPECT_EQ(found(2804).text, "2.8.4");
-  EXPECT_TRUE(found(2804).usable);
-  EXPECT_FALSE(found(30102).usable);
-  EXPECT_EQ(found(30102).text, "NCCL over threads is version 3.1.2, and this build is for 2.x");
+  EXPECT_TRUE(found(22200).usable);
+  const auto refusal = [](const char* version) {
+    return text("NCCL over threads is version ", version, ", and 2.22 or a later 2.x is needed");
+  };
+  for (const auto& [version, name] : {std::pair(2804, "2.8.4"), std::pair(22105, "2.21.5"), std::pair(30102, "3.1.2")}) {
+    EXPECT_FALSE(found(version).usable);
+    EXPECT_EQ(found(version).text, refusal(name));
+  }
 }
 
 TEST(NcclLibrary, WithoutItThereAreNoLinks) {

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -19,10 +21,12 @@ struct NcclSettings {
   NcclResult refusal = NcclResult::success;       // of new communicators
   NcclResult refused_send = NcclResult::success;  // of messages
   bool stuck = false;                             // groups of messages never begin
+  std::function<void()> while_ending = {};        // runs in calls that destroy or abort communicators, before they do
 };
 struct NcclCounts {
   int made = 0, destroyed = 0, aborted = 0;  // communicators
   int groups = 0;                            // of messages
+  int blocked = 0;                           // aborts that a kernel of the same process has not let return in 5 s
 };
 
 // As long as one is there, it is the library.
@@ -33,10 +37,26 @@ class ThreadNccl {
   ThreadNccl(const ThreadNccl&) = delete;
   ThreadNccl& operator=(const ThreadNccl&) = delete;
 
-  // Of all ranks; outlives their groups.
+  void change(const NcclSettings& settings);
+  // Of all ranks of a new job, with a maker for each, as processes have; outlives their groups.
   MakeDeviceLink links(double init_timeout_s = 60) {
-    return nccl_links(
-        {.share_id = [this](const std::string& name, const std::string& id) { return share(name, id); }, .init_timeout_s = init_timeout_s});
+    {
+      const std::lock_guard lock(mutex_);
+      ids_.clear();
+    }
+    struct Makers {
+      std::mutex mutex;
+      std::map<int, MakeDeviceLink> of_rank;
+    };
+    return [this, init_timeout_s, makers = std::make_shared<Makers>()](const LinkRanks& of) {
+      std::unique_lock lock(makers->mutex);
+      MakeDeviceLink& maker = makers->of_rank[of.ranks[static_cast<size_t>(of.rank)]];
+      if (!maker)
+        maker = nccl_links({.share_id = [this](const std::string& name, const std::string& id) { return share(name, id); },
+                            .init_timeout_s = init_timeout_s});
+      lock.unlock();
+      return maker(of);
+    };
   }
   // The communicators of this rank of their groups have failed from now on.
   void fail(int rank, NcclResult result, const std::string& message);

@@ -23,7 +23,8 @@ struct NcclOptions {
 };
 // Makes links between the default GPUs of the ranks (default_gpu()), of which no two are the same one. Throws Error(environment) where NCCL
 // cannot be used, and so does the maker where it refuses a communicator. The maker throws Error(peer_lost) after init_timeout_s, and links
-// do for what they report later, as a lost connection. Such errors name the rank and what NCCL says.
+// do for what they report later, as a lost connection. Such errors name the rank and what NCCL says. The maker belongs to one rank: a link
+// that gives up, or that cannot be closed, ends all that it has made.
 MakeDeviceLink nccl_links(NcclOptions options);
 
 }  // namespace mantissa

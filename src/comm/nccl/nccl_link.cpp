@@ -1,5 +1,6 @@
-// Calls of NCCL do not block: what a call has begun is under way until its communicator says otherwise, which is asked for between looks at
-// the other ranks. A lock keeps the communicator from going while another thread uses it; nobody waits under it.
+// Calls of NCCL do not block, but those that end a communicator: what a call has begun is under way until its communicator says otherwise,
+// which is asked for between looks at the other ranks. A lock keeps communicators from going while a thread uses them; nobody waits under
+// it.
 #include "mantissa/comm/nccl_link.h"
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 namespace mantissa {
 namespace {
 
+constexpr int kOldestMinor = 22;      // earlier ones do not abort communicators as a group
 constexpr double kCloseTimeout = 60;  // seconds: then the messages of others are lost
 
 bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
@@ -31,45 +33,81 @@ ExitCode code_of(ncclResult_t error, bool connected) {
   return ours ? ExitCode::internal : ExitCode::environment;
 }
 
+// Of one maker, and so of a process. They are given up together: to abort one waits for the kernels of the GPU, and one of another
+// communicator may wait for the lost peer (NVIDIA/nccl#1013).
+struct Communicators {
+  explicit Communicators(const NcclCalls& of) : calls(of) {}
+
+  const NcclCalls calls;
+  std::mutex mutex;  // of the following, and of calls for communicators but those that end them
+  bool given_up = false;
+  std::vector<ncclComm_t> open;
+  std::mutex ending;  // whoever gives up as the second returns when the first has aborted all, too
+
+  void give_up() noexcept {
+    const std::lock_guard alone(ending);
+    std::vector<ncclComm_t> aborted;
+    {
+      const std::lock_guard lock(mutex);
+      given_up = true;
+      aborted.swap(open);
+    }
+    if (aborted.empty()) return;
+    calls.GroupStart();
+    for (ncclComm_t each : aborted) calls.CommAbort(each);
+    calls.GroupEnd();
+  }
+};
+
 class NcclLink final : public DeviceLink {
  public:
-  NcclLink(const NcclCalls& calls, LinkRanks of) : calls_(calls), of_(std::move(of)) {}
+  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of) : all_(std::move(all)), calls_(all_->calls), of_(std::move(of)) {}
   ~NcclLink() override { close(); }
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
 
   // Returns when all ranks of the group have called it.
   void connect(const ncclUniqueId& id, double timeout_s) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      refuse(calls_.CommInitRankConfig(&communicator_, static_cast<int>(of_.ranks.size()), id, of_.rank, &config));
-    }
-    wait(timeout_s);
+    join(id);
+    wait(limit_of(timeout_s, text("has not connected ", of_.ranks.size(), " ranks in the ", timeout_s,
+                                  " s of parallel.init_timeout_s; NCCL_DEBUG=INFO shows what it waits for")));
     connected_ = true;
   }
 
   void exchange(std::span<const DeviceMessage> messages) override {
     if (messages.empty()) return;
     ask_for(messages);
-    wait();  // until then the stream may be without them
+    wait({});  // until then the stream may be without them
   }
   void check() override {
-    const std::lock_guard lock(mutex_);
-    if (communicator_) refuse(state());
+    const std::lock_guard lock(all_->mutex);
+    if (!all_->given_up) refuse(state());
   }
-  void give_up() noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (communicator_) calls_.CommAbort(std::exchange(communicator_, nullptr));
-  }
+  void give_up() noexcept override { all_->give_up(); }
 
  private:
+  // Of a wait: a time of monotonic_now(), and what has not happened until then.
+  struct Limit {
+    double time = std::numeric_limits<double>::infinity();
+    std::string text{};
+  };
+  static Limit limit_of(double seconds, std::string text) { return {.time = monotonic_now() + seconds, .text = std::move(text)}; }
+
   std::string who() const { return text("rank ", of_.ranks[static_cast<size_t>(of_.rank)], ": NCCL "); }
 
+  void join(const ncclUniqueId& id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const std::lock_guard lock(all_->mutex);
+    require_open();
+    all_->open.reserve(all_->open.size() + 1);
+    const ncclResult_t result = calls_.CommInitRankConfig(&communicator_, static_cast<int>(of_.ranks.size()), id, of_.rank, &config);
+    if (communicator_) all_->open.push_back(communicator_);
+    refuse(result);
+  }
   void ask_for(std::span<const DeviceMessage> messages) {
     auto* const stream = static_cast<cudaStream_t>(cuda_stream(*messages.front().bytes.device));
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(all_->mutex);
     require_open();
     ncclResult_t error = calls_.GroupStart();
     for (const auto& [peer, receives, bytes] : messages) {
@@ -83,19 +121,18 @@ class NcclLink final : public DeviceLink {
   }
 
   // Waits until NCCL has begun what it was asked for: a moment, but where it connects ranks.
-  void wait(double timeout_s = std::numeric_limits<double>::infinity()) {
+  void wait(const Limit& limit) {
     constexpr double kSpin = 200e-6;
     const double began = monotonic_now();
     while (!settled()) {
       of_.look();
-      const double waited = monotonic_now() - began;
-      require(waited < timeout_s, ExitCode::peer_lost, who(), "has not connected ", of_.ranks.size(), " ranks in the ", timeout_s,
-              " s of parallel.init_timeout_s; NCCL_DEBUG=INFO shows what it waits for");
-      if (waited > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      const double now = monotonic_now();
+      require(now < limit.time, ExitCode::peer_lost, who(), limit.text);
+      if (now - began > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
   bool settled() {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(all_->mutex);
     require_open();
     const ncclResult_t found = state();
     refuse(found);
@@ -113,29 +150,41 @@ class NcclLink final : public DeviceLink {
     const std::string more = latest && *latest ? text(": ", latest) : "";
     fail(code_of(result, connected_), who(), connected_ ? "fails: " : "makes no communicator: ", calls_.GetErrorString(result), more);
   }
-  void require_open() const { require(communicator_ != nullptr, ExitCode::peer_lost, who(), "was given up"); }
+  void require_open() const { require(!all_->given_up, ExitCode::peer_lost, who(), "was given up"); }
 
   // Messages that have left a lane may still be on their way, which is over when all ranks have come here; behind an error nobody does.
   void close() noexcept {
+    if (is_given_up()) return;
+    if (std::uncaught_exceptions() > unwinding_) return give_up();
     try {
-      if (std::uncaught_exceptions() > unwinding_ || !communicator_ || !settled()) return give_up();
+      const Limit limit = limit_of(kCloseTimeout, text("has not ended its messages in ", kCloseTimeout, " s"));
+      wait(limit);
       {
-        const std::lock_guard lock(mutex_);
+        const std::lock_guard lock(all_->mutex);
+        require_open();
         refuse(calls_.CommFinalize(communicator_));
       }
-      wait(kCloseTimeout);
-      const std::lock_guard lock(mutex_);
-      calls_.CommDestroy(std::exchange(communicator_, nullptr));
-    } catch (...) {
+      wait(limit);
+      {
+        const std::lock_guard lock(all_->mutex);
+        require_open();
+        std::erase(all_->open, communicator_);
+      }
+      calls_.CommDestroy(communicator_);
+    } catch (const std::exception&) {
       give_up();
     }
   }
+  bool is_given_up() const {
+    const std::lock_guard lock(all_->mutex);
+    return all_->given_up;
+  }
 
-  const NcclCalls calls_;
+  const std::shared_ptr<Communicators> all_;
+  const NcclCalls& calls_;
   const LinkRanks of_;
   const int unwinding_ = std::uncaught_exceptions();
-  std::mutex mutex_;                   // of the communicator
-  ncclComm_t communicator_ = nullptr;  // null: given up
+  ncclComm_t communicator_ = nullptr;  // one of all that are open, until it is closed or they are given up
   bool connected_ = false;
 };
 
@@ -147,8 +196,10 @@ NcclLibrary usable_library() {
   library.calls->GetVersion(&version);
   const int major = version < 10000 ? version / 1000 : version / 10000;
   const std::string number = text(major, '.', version / 100 % (version < 10000 ? 10 : 100), '.', version % 100);
-  if (major == NCCL_MAJOR) return {.calls = library.calls, .text = number};
-  return {.calls = std::nullopt, .text = text(library.text, " is version ", number, ", and this build is for ", NCCL_MAJOR, ".x")};
+  if (major == NCCL_MAJOR && version >= NCCL_MAJOR * 10000 + kOldestMinor * 100) return {.calls = library.calls, .text = number};
+  return {.calls = std::nullopt,
+          .text = text(library.text, " is version ", number, ", and ", NCCL_MAJOR, '.', kOldestMinor, " or a later ", NCCL_MAJOR,
+                       ".x is needed")};
 }
 
 ncclUniqueId id_of_group(const NcclCalls& calls, const NcclOptions& options, const LinkRanks& of) {
@@ -176,10 +227,11 @@ Nccl find_nccl() {
 MakeDeviceLink nccl_links(NcclOptions options) {
   const NcclLibrary library = usable_library();
   require(library.calls.has_value(), ExitCode::environment, "NCCL cannot be used: ", library.text);
-  return [calls = *library.calls, options = std::move(options)](const LinkRanks& of) {
+  const auto all = std::make_shared<Communicators>(*library.calls);
+  return [all, options = std::move(options)](const LinkRanks& of) {
     use_default_gpu();
-    auto link = std::make_unique<NcclLink>(calls, of);
-    link->connect(id_of_group(calls, options, of), options.init_timeout_s);
+    auto link = std::make_unique<NcclLink>(all, of);
+    link->connect(id_of_group(all->calls, options, of), options.init_timeout_s);
     return link;
   };
 }
