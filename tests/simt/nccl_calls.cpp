@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ struct Operation {
 struct Clique {
   int ranks, joined = 0, finalized = 0;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Offer>>> offers{};  // by sender and receiver
+  std::set<std::pair<int, int>> connected{};
 };
 
 }  // namespace
@@ -111,8 +113,10 @@ void receive(ncclComm& self, const Operation& operation, std::unique_lock<std::m
 void move(ncclComm& self, const std::vector<Operation>& operations) {
   std::unique_lock lock(state().mutex);
   std::vector<std::shared_ptr<Offer>> sent;
+  state().changed.wait(lock, [&] { return self.aborted || !state().settings.mute; });
   for (const Operation& each : operations) {
     if (each.receives) continue;
+    if (self.clique->connected.emplace(self.rank, each.peer).second) ++state().counts.connections;
     sent.push_back(std::make_shared<Offer>(Offer{.data = each.data, .size = each.size}));
     self.clique->offers[{self.rank, each.peer}].push_back(sent.back());
   }

@@ -104,6 +104,23 @@ TEST(NcclLink, EveryGroupHasACommunicator) {
   EXPECT_EQ(nccl.counts().destroyed, 12);
 }
 
+// The first message of a pair makes its connection, and takes memory of the GPU for it.
+TEST(NcclLink, ConnectsAllPeersBeforeTheFirstCall) {
+  simt::ThreadNccl nccl;
+  const auto errors = errors_on_ranks(4, nccl.links(), [&](Backend& device, const Communicator& world) {
+    const Communicator pairs = world.split(world.rank() / 2);
+    world.barrier();
+    EXPECT_EQ(nccl.counts().connections, 4 * 3 + 4);
+    EXPECT_EQ(nccl.counts().groups, 8);
+    world.barrier();
+    world.sum(filled(device, 1), Purpose::other);
+    pairs.sum(filled(device, 1), Purpose::other);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_GT(nccl.counts().groups, 8);
+  EXPECT_EQ(nccl.counts().connections, 4 * 3 + 4);
+}
+
 TEST(NcclLink, CallsThatDifferAreNamed) {
   simt::ThreadNccl nccl;
   const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
@@ -193,6 +210,15 @@ TEST_F(LostPeer, EndsTheMakingOfItsGroupInTime) {
   };
   const auto errors = errors_on_ranks(2, maker, [](Backend&, const Communicator&) {});
   EXPECT_THAT(errors[0], AllOf(StartsWith("6: rank 0: NCCL has not connected 2 ranks"), HasSubstr("parallel.init_timeout_s")));
+}
+
+// A communicator is there, but not what it connects.
+TEST_F(LostPeer, EndsTheWaitForItsFirstByteInTime) {
+  for (const simt::NcclSettings& settings : {simt::NcclSettings{.stuck = true}, simt::NcclSettings{.mute = true}}) {
+    nccl_.change(settings);
+    const auto errors = errors_on_ranks(2, nccl_.links(0.2), [](Backend&, const Communicator&) {});
+    EXPECT_THAT(errors, ::testing::Contains(AllOf(StartsWith("6: rank "), HasSubstr("has not connected 2 ranks in the 0.2 s"))));
+  }
 }
 
 // What NCCL finds out by itself, while the host waits for the GPU. The other rank closes its link meanwhile.
@@ -347,7 +373,7 @@ TEST(NcclLinkAlone, EndsWhileItsMessagesHaveNotBegun) {
 TEST(NcclLibrary, RefusedCommunicatorsAreOfTheEnvironment) {
   simt::ThreadNccl nccl({.refusal = NcclResult::invalid_usage});
   const auto errors = errors_on_ranks(2, nccl.links(), [](Backend&, const Communicator&) {});
-  EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL makes no communicator: invalid usage"))));
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL does not connect: invalid usage"))));
 }
 
 TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {
@@ -370,7 +396,7 @@ TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {
 TEST(NcclLibrary, WithoutItThereAreNoLinks) {
   EXPECT_FALSE(find_nccl().usable);
   try {
-    nccl_links({});
+    nccl_links({.share_id = {}, .init_timeout_s = 1});
     FAIL() << "there are";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::environment);

@@ -21,11 +21,13 @@ struct NcclSettings {
   NcclResult refusal = NcclResult::success;       // of new communicators
   NcclResult refused_send = NcclResult::success;  // of messages
   bool stuck = false;                             // groups of messages never begin
+  bool mute = false;                              // lanes never come to their messages
   std::function<void()> while_ending = {};        // runs in calls that destroy or abort communicators, before they do
 };
 struct NcclCounts {
   int made = 0, destroyed = 0, aborted = 0;  // communicators
   int groups = 0;                            // of messages
+  int connections = 0;                       // from a rank to a peer in a communicator, made by the first message
   int blocked = 0;                           // aborts that a kernel of the same process has not let return in 5 s
 };
 

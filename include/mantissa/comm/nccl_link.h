@@ -19,12 +19,15 @@ struct NcclOptions {
   // Gives the id of a group, which lets whoever knows it join, to all its ranks: rank 0 brings it, the others bring "". Names of groups
   // differ.
   std::function<std::string(const std::string& name, const std::string& id)> share_id;
-  double init_timeout_s = 300;  // parallel.init_timeout_s: until a communicator is there
+  double init_timeout_s;  // parallel.init_timeout_s, for each group: from its id until a byte has come from every peer
 };
 // Makes links between the default GPUs of the ranks (default_gpu()), of which no two are the same one. Throws Error(environment) where NCCL
-// cannot be used, and so does the maker where it refuses a communicator. The maker throws Error(peer_lost) after init_timeout_s, and links
-// do for what they report later, as a lost connection. Such errors name the rank and what NCCL says. The maker belongs to one rank: a link
-// that gives up, or that cannot be closed, ends all that it has made.
+// cannot be used. The maker belongs to one rank: a link that gives up, or that cannot be closed, ends all that it has made. It returns when
+// all connections of the group and their memory are there; exchanges have no limit of time of their own.
+//
+// Errors name the rank and what NCCL says. The maker throws Error(environment) where NCCL does not connect the ranks, but Error(peer_lost)
+// where a peer reports that or init_timeout_s is over. Links throw Error(peer_lost) where a connection ended, a peer reported an error or
+// they were given up, else Error(environment), as for an error of CUDA, or Error(internal) where NCCL calls it ours.
 MakeDeviceLink nccl_links(NcclOptions options);
 
 }  // namespace mantissa

@@ -59,6 +59,13 @@ struct Communicators {
   }
 };
 
+struct Message {
+  int peer;
+  bool receives;
+  std::byte* data;
+  size_t size;
+};
+
 class NcclLink final : public DeviceLink {
  public:
   NcclLink(std::shared_ptr<Communicators> all, LinkRanks of) : all_(std::move(all)), calls_(all_->calls), of_(std::move(of)) {}
@@ -66,17 +73,30 @@ class NcclLink final : public DeviceLink {
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
 
-  // Returns when all ranks of the group have called it.
+  // Returns when all ranks of the group have called it and a byte of every peer is here: connections and their memory are made by the first
+  // message, and steps are not to wait for that.
   void connect(const ncclUniqueId& id, double timeout_s) {
-    join(id);
-    wait(limit_of(timeout_s, text("has not connected ", of_.ranks.size(), " ranks in the ", timeout_s,
-                                  " s of parallel.init_timeout_s; NCCL_DEBUG=INFO shows what it waits for")));
+    const Limit limit = limit_of(timeout_s, text("has not connected ", of_.ranks.size(), " ranks in the ", timeout_s,
+                                                 " s of parallel.init_timeout_s; NCCL_DEBUG=INFO shows what it waits for"));
+    CudaScratch bytes(2 * std::ssize(of_.ranks));  // stays until nobody writes it
+    try {
+      join(id);
+      wait(limit);
+      ask_for(a_byte_each(bytes.memory()), bytes.stream());
+      wait_until(limit, [&] { return settled() && bytes.finished(); });
+    } catch (...) {
+      give_up();
+      throw;
+    }
     connected_ = true;
   }
 
   void exchange(std::span<const DeviceMessage> messages) override {
     if (messages.empty()) return;
-    ask_for(messages);
+    std::vector<Message> parts;
+    for (const auto& [peer, receives, bytes] : messages)
+      parts.push_back({.peer = peer, .receives = receives, .data = bytes.data, .size = static_cast<size_t>(bytes.size)});
+    ask_for(parts, cuda_stream(*messages.front().bytes.device));
     wait({});  // until then the stream may be without them
   }
   void check() override {
@@ -105,15 +125,24 @@ class NcclLink final : public DeviceLink {
     if (communicator_) all_->open.push_back(communicator_);
     refuse(result);
   }
-  void ask_for(std::span<const DeviceMessage> messages) {
-    auto* const stream = static_cast<cudaStream_t>(cuda_stream(*messages.front().bytes.device));
+  // Two bytes of the memory belong to each rank.
+  std::vector<Message> a_byte_each(std::byte* memory) const {
+    std::vector<Message> messages;
+    for (int peer = 0; peer < static_cast<int>(of_.ranks.size()); ++peer, memory += 2) {
+      if (peer == of_.rank) continue;
+      messages.push_back({.peer = peer, .receives = true, .data = memory, .size = 1});
+      messages.push_back({.peer = peer, .receives = false, .data = memory + 1, .size = 1});
+    }
+    return messages;
+  }
+  void ask_for(std::span<const Message> messages, void* of_stream) {
+    auto* const stream = static_cast<cudaStream_t>(of_stream);
     const std::lock_guard lock(all_->mutex);
     require_open();
     ncclResult_t error = calls_.GroupStart();
-    for (const auto& [peer, receives, bytes] : messages) {
-      const auto size = static_cast<size_t>(bytes.size);
-      const ncclResult_t result = receives ? calls_.Recv(bytes.data, size, ncclUint8, peer, communicator_, stream)
-                                           : calls_.Send(bytes.data, size, ncclUint8, peer, communicator_, stream);
+    for (const auto& [peer, receives, data, size] : messages) {
+      const ncclResult_t result = receives ? calls_.Recv(data, size, ncclUint8, peer, communicator_, stream)
+                                           : calls_.Send(data, size, ncclUint8, peer, communicator_, stream);
       if (!is_error(error)) error = result;
     }
     const ncclResult_t end = calls_.GroupEnd();  // also after an error: the group is this thread's
@@ -122,9 +151,13 @@ class NcclLink final : public DeviceLink {
 
   // Waits until NCCL has begun what it was asked for: a moment, but where it connects ranks.
   void wait(const Limit& limit) {
+    wait_until(limit, [this] { return settled(); });
+  }
+  template <class Done>
+  void wait_until(const Limit& limit, Done done) {
     constexpr double kSpin = 200e-6;
     const double began = monotonic_now();
-    while (!settled()) {
+    while (!done()) {
       of_.look();
       const double now = monotonic_now();
       require(now < limit.time, ExitCode::peer_lost, who(), limit.text);
@@ -148,7 +181,7 @@ class NcclLink final : public DeviceLink {
     if (!is_error(result)) return;
     const char* const latest = calls_.GetLastError(communicator_);
     const std::string more = latest && *latest ? text(": ", latest) : "";
-    fail(code_of(result, connected_), who(), connected_ ? "fails: " : "makes no communicator: ", calls_.GetErrorString(result), more);
+    fail(code_of(result, connected_), who(), connected_ ? "fails: " : "does not connect: ", calls_.GetErrorString(result), more);
   }
   void require_open() const { require(!all_->given_up, ExitCode::peer_lost, who(), "was given up"); }
 
@@ -229,7 +262,6 @@ MakeDeviceLink nccl_links(NcclOptions options) {
   require(library.calls.has_value(), ExitCode::environment, "NCCL cannot be used: ", library.text);
   const auto all = std::make_shared<Communicators>(*library.calls);
   return [all, options = std::move(options)](const LinkRanks& of) {
-    use_default_gpu();
     auto link = std::make_unique<NcclLink>(all, of);
     link->connect(id_of_group(all->calls, options, of), options.init_timeout_s);
     return link;
