@@ -6,8 +6,10 @@
 #include <future>
 #include <thread>
 
+#include "files.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/backend/gpus.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/comm/comm_queue.h"
 #include "simt/thread_nccl.h"
@@ -355,6 +357,27 @@ TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   EXPECT_EQ(looks.size(), 2);
   EXPECT_EQ(nccl.counts().destroyed, 2);
   EXPECT_EQ(nccl.counts().aborted, 2);
+}
+
+TEST(NcclLinkAlone, LogsWhyItWasNotClosed) {
+  simt::ThreadNccl nccl;
+  const test::TemporaryFolder folder;
+  open_log({.console = false, .file = folder / "log.txt"});
+  const auto failed = errors_on_ranks(2, nccl.links(), [&](Backend&, const Communicator& world) {
+    world.barrier();
+    nccl.fail(world.rank(), NcclResult::system_error, "a connection broke");
+  });
+  const auto slow = errors_on_ranks(2, nccl.links(60, 0.2), [&](Backend&, const Communicator& world) {
+    while (world.rank() == 1 && nccl.counts().aborted < 3) std::this_thread::yield();
+  });
+  close_log();
+  EXPECT_THAT(failed, Each(IsEmpty()));
+  EXPECT_THAT(slow, Each(IsEmpty()));
+  const std::string log = test::read_file(folder / "log.txt");
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    EXPECT_THAT(log, HasSubstr(text(rank, ": NCCL is aborted, not closed: ", rank, ": NCCL fails: unhandled system error")));
+  }
+  EXPECT_THAT(log, HasSubstr("rank 0: NCCL is aborted, not closed: rank 0: NCCL has not ended its messages in 0.2 s"));
 }
 
 TEST(NcclLinkAlone, EndsWhileItsMessagesHaveNotBegun) {

@@ -41,7 +41,7 @@ class ThreadNccl {
 
   void change(const NcclSettings& settings);
   // Of all ranks of a new job, with a maker for each, as processes have; outlives their groups.
-  MakeDeviceLink links(double init_timeout_s = 60) {
+  MakeDeviceLink links(double init_timeout_s = 60, double close_timeout_s = 60) {
     {
       const std::lock_guard lock(mutex_);
       ids_.clear();
@@ -50,12 +50,13 @@ class ThreadNccl {
       std::mutex mutex;
       std::map<int, MakeDeviceLink> of_rank;
     };
-    return [this, init_timeout_s, makers = std::make_shared<Makers>()](const LinkRanks& of) {
+    return [this, init_timeout_s, close_timeout_s, makers = std::make_shared<Makers>()](const LinkRanks& of) {
       std::unique_lock lock(makers->mutex);
       MakeDeviceLink& maker = makers->of_rank[of.ranks[static_cast<size_t>(of.rank)]];
       if (!maker)
         maker = nccl_links({.share_id = [this](const std::string& name, const std::string& id) { return share(name, id); },
-                            .init_timeout_s = init_timeout_s});
+                            .init_timeout_s = init_timeout_s,
+                            .close_timeout_s = close_timeout_s});
       lock.unlock();
       return maker(of);
     };

@@ -15,14 +15,14 @@
 #include "comm/nccl/calls.h"
 #include "mantissa/backend/cuda_stream.h"
 #include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
 #include "mantissa/comm/progress.h"
 
 namespace mantissa {
 namespace {
 
-constexpr int kOldestMinor = 22;      // earlier ones do not abort communicators as a group
-constexpr double kCloseTimeout = 60;  // seconds: then the messages of others are lost
+constexpr int kOldestMinor = 22;  // earlier ones do not abort communicators as a group
 
 bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
@@ -68,7 +68,8 @@ struct Message {
 
 class NcclLink final : public DeviceLink {
  public:
-  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of) : all_(std::move(all)), calls_(all_->calls), of_(std::move(of)) {}
+  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of, double close_timeout_s)
+      : all_(std::move(all)), calls_(all_->calls), of_(std::move(of)), close_timeout_s_(close_timeout_s) {}
   ~NcclLink() override { close(); }
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -190,7 +191,7 @@ class NcclLink final : public DeviceLink {
     if (is_given_up()) return;
     if (std::uncaught_exceptions() > unwinding_) return give_up();
     try {
-      const Limit limit = limit_of(kCloseTimeout, text("has not ended its messages in ", kCloseTimeout, " s"));
+      const Limit limit = limit_of(close_timeout_s_, text("has not ended its messages in ", close_timeout_s_, " s"));
       wait(limit);
       {
         const std::lock_guard lock(all_->mutex);
@@ -204,7 +205,8 @@ class NcclLink final : public DeviceLink {
         std::erase(all_->open, communicator_);
       }
       calls_.CommDestroy(communicator_);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      log_warning(who(), "is aborted, not closed: ", error.what());
       give_up();
     }
   }
@@ -216,6 +218,7 @@ class NcclLink final : public DeviceLink {
   const std::shared_ptr<Communicators> all_;
   const NcclCalls& calls_;
   const LinkRanks of_;
+  const double close_timeout_s_;
   const int unwinding_ = std::uncaught_exceptions();
   ncclComm_t communicator_ = nullptr;  // one of all that are open, until it is closed or they are given up
   bool connected_ = false;
@@ -262,7 +265,7 @@ MakeDeviceLink nccl_links(NcclOptions options) {
   require(library.calls.has_value(), ExitCode::environment, "NCCL cannot be used: ", library.text);
   const auto all = std::make_shared<Communicators>(*library.calls);
   return [all, options = std::move(options)](const LinkRanks& of) {
-    auto link = std::make_unique<NcclLink>(all, of);
+    auto link = std::make_unique<NcclLink>(all, of, options.close_timeout_s);
     link->connect(id_of_group(all->calls, options, of), options.init_timeout_s);
     return link;
   };
