@@ -110,6 +110,11 @@ class Block {
     as(host_, fibers_.front().watcher, [this] {
       acquire(&launch_.end);
       shared_.clear();
+      decltype(exchanged_)().swap(exchanged_);
+      for (Fiber& fiber : fibers_) {
+        decltype(fiber.open)().swap(fiber.open);
+        decltype(fiber.ended)().swap(fiber.ended);
+      }
     });
     for (Fiber& fiber : fibers_) fiber.watcher.end_fiber();
   }
