@@ -150,12 +150,14 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink());
 }
 
-// An error of one rank ends all, with its code.
+// An error of one rank ends all, with its code. A message may fail before the store knows which rank was lost; the error is then that of
+// the lost rank, on the rank that missed its message too.
 void RankSession::reported_to_all(const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
     store_->fail_all(error.code(), error.what());
+    if (error.code() == ExitCode::peer_lost) throw_cause(error);
     throw;
   } catch (const std::bad_alloc&) {
     store_->fail_all(ExitCode::environment, "out of memory" + memory_limits());
@@ -164,6 +166,13 @@ void RankSession::reported_to_all(const std::function<void()>& body) {
     store_->fail_all(ExitCode::internal, error.what());
     throw;
   }
+}
+
+void RankSession::throw_cause(const Error& symptom) const {
+  const std::optional<Failure> cause = store_->failure();
+  if (!cause || cause->message == symptom.what()) return;
+  log_warning(symptom.what());
+  throw Error(cause->code, cause->message);
 }
 
 RankSession::~RankSession() {

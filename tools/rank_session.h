@@ -33,6 +33,7 @@ class RankSession {
  private:
   void meet(const Launch& launch, const RunConfig& config);
   void reported_to_all(const std::function<void()>& body);
+  void throw_cause(const Error& symptom) const;
   void watch_the_end();
 
   int rank_;
