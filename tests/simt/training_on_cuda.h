@@ -76,8 +76,11 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     std::printf("%s %s:", GetParam().name.c_str(), b.c_str());
     expect_same_checkpoints(a, b, 0, but);
     expect_near_losses(expected, found);
-    expect_near_gradients(a, b);
-    expect_near_loads(expected, found);
+    expect_near_gradients(a, b, GetParam().gradient + std::sqrt(other_choices(expected, found, 1)));
+    // A token that is near a tie may choose other experts, and more do so as weights part: up to one in six was seen.
+    const double others = other_choices(expected, found, kSteps);
+    EXPECT_LE(others, 0.2);
+    std::printf(", %.1e of the choices", others);
     std::printf("\n");
   }
   // Later losses follow from weights that differ, and from other choices of experts: 0.007 without them and 0.053 with them was seen.
@@ -93,29 +96,30 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     EXPECT_NEAR(found.norms[0], expected.norms[0], 1e-2 * expected.norms[0]);
     std::printf(", norm %.1e", std::abs(found.norms[0] / expected.norms[0] - 1));
   }
-  // Both moments of the first step: the gradient, and its square, which is off by twice as much.
-  void expect_near_gradients(const std::string& a, const std::string& b) const {
+  // Both moments of the first step: the gradient, and its square, which is off by twice as much. Of n tokens whose gradients are as long as
+  // each other and have nothing to do with each other, k that come or go make a distance of sqrt(k / n), so that k choices among n that
+  // were others may add as much.
+  void expect_near_gradients(const std::string& a, const std::string& b, double most) const {
     double farthest = 0.0;
     for (const std::string& parameter : parameters(a, 1)) {
       const auto distance_of = [&](const std::string& of) { return distance(tensor(a, 1, of + parameter), tensor(b, 1, of + parameter)); };
-      EXPECT_LE(distance_of("m."), GetParam().gradient) << parameter;
-      EXPECT_LE(distance_of("v."), 2 * GetParam().gradient) << parameter;
+      EXPECT_LE(distance_of("m."), most) << parameter;
+      EXPECT_LE(distance_of("v."), 2 * most) << parameter;
       farthest = std::max(farthest, distance_of("m."));
     }
     std::printf(", gradients %.1e", farthest);
   }
-  // A token that is near a tie may choose other experts, and more do so as weights part: up to one in six was seen.
-  static void expect_near_loads(const TrainedRun& expected, const TrainedRun& found) {
+  // Returns how far the loads of experts are apart in the first steps, as a share of all choices: one that is another counts twice.
+  static double other_choices(const TrainedRun& expected, const TrainedRun& found, size_t steps) {
     int64_t others = 0, all = 0;
-    for (size_t step = 0; step < expected.steps.size(); ++step) {
-      ASSERT_EQ(found.steps[step].routing.size(), expected.steps[step].routing.size());
+    for (size_t step = 0; step < steps; ++step) {
+      EXPECT_EQ(found.steps.at(step).routing.size(), expected.steps.at(step).routing.size());
       for (size_t layer = 0; layer < expected.steps[step].routing.size(); ++layer) {
-        const std::vector<int64_t>&a = expected.steps[step].routing[layer].load, &b = found.steps[step].routing[layer].load;
+        const std::vector<int64_t>&a = expected.steps[step].routing[layer].load, &b = found.steps[step].routing.at(layer).load;
         for (size_t e = 0; e < a.size(); ++e) others += std::abs(a[e] - b.at(e)), all += a[e];
       }
     }
-    EXPECT_LE(others, 0.2 * static_cast<double>(all));
-    std::printf(", %lld of %lld choices", static_cast<long long>(others), static_cast<long long>(all));
+    return all == 0 ? 0.0 : static_cast<double>(others) / static_cast<double>(all);
   }
   // The norm of the difference, in norms.
   static double distance(const std::vector<float>& expected, const std::vector<float>& found) {
@@ -193,7 +197,7 @@ inline CudaModel cuda_model(const CudaPreset& preset, Experts experts) {
   CudaModel out{preset.name + "_" + kinds[static_cast<size_t>(experts)], preset.loss, preset.gradient, preset.sets, {"dp2", "tp2"}};
   const auto add = [&](const std::vector<std::string>& sets) { out.sets.insert(out.sets.end(), sets.begin(), sets.end()); };
   if (experts == Experts::none) return out;
-  out.gradient *= 2;  // of the tokens that chose an expert, and a token near a tie chooses another one
+  out.gradient *= 2;  // each of fewer tokens
   add({"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=" + preset.inner});
   if (experts == Experts::softmax) {
     add({"model.moe.aux_loss_coef=0.01", "model.moe.z_loss_coef=0.001", "model.moe.seq_aux_loss_coef=0.01",
