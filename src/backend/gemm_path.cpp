@@ -89,6 +89,13 @@ GemmObstacle obstacle_of_mma(const GemmForm& form) {
   return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::sizes;
 }
 
+GemmRoute by_mma(const GemmForm& form, const GemmDevice& device, GemmObstacle obstacle) {
+  return {.path = GemmPath::mma,
+          .obstacle = obstacle,
+          .dequantized = operands_of_codes(form),
+          .bound = bf16_bound(form.k, device.architecture)};
+}
+
 GemmRoute native(const GemmForm& form, const GemmDevice& device) {
   if (form.a.how.block() == 32) return {.path = GemmPath::mxfp8, .scales = 2, .bound = bf16_bound(form.k, device.architecture)};
   const int transposed = (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1);
@@ -205,19 +212,21 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
 
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device) {
   if (device.architecture == 0) return on_cpu(form);
-  if (const GemmObstacle found = obstacle_of_library(form, device); found != GemmObstacle::none) return plain(form, found);
+  if (const GemmObstacle found = obstacle_of_library(form, device); found != GemmObstacle::none)
+    return route_without_library(form, device, found);
   if (!is_codes(form.a) && !is_codes(form.b)) return of_values(form, device, GemmObstacle::none);
   const GemmObstacle found = obstacle_of_codes(form, device);
   return found == GemmObstacle::none ? native(form, device) : of_values(form, device, found);
 }
 
+GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why) {
+  return form.k > 0 && obstacle_of_mma(form) == GemmObstacle::none ? by_mma(form, device, why) : plain(form, why);
+}
+
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device) {
   if (device.architecture == 0) return on_cpu(of_a_group);
   if (const GemmObstacle found = obstacle_of_mma(of_a_group); found != GemmObstacle::none) return plain(of_a_group, found);
-  GemmRoute out{
-      .path = GemmPath::mma, .dequantized = operands_of_codes(of_a_group), .bound = bf16_bound(of_a_group.k, device.architecture)};
-  if (out.dequantized > 0) out.obstacle = GemmObstacle::grouped;
-  return out;
+  return by_mma(of_a_group, device, operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none);
 }
 
 }  // namespace mantissa

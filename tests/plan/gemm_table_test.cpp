@@ -101,8 +101,26 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
     const GemmRoute route = route_with(change);
     EXPECT_EQ(route.obstacle, obstacle);
     EXPECT_EQ(is_native(route.path), obstacle == GemmObstacle::none);
-    EXPECT_EQ(route.path == GemmPath::plain, obstacle == GemmObstacle::no_library || obstacle == GemmObstacle::nothing);
+    EXPECT_EQ(route.path == GemmPath::mma, obstacle == GemmObstacle::no_library);
+    EXPECT_EQ(route.path == GemmPath::plain, obstacle == GemmObstacle::nothing);
   }
+}
+
+TEST(GemmTable, HasKernelsOfOursWithoutTheLibrary) {
+  const auto path = [](const std::function<void(GemmForm&)>& change) {
+    GemmForm form{.a = {}, .b = {}, .m = 24, .n = 32, .k = 40};
+    change(form);
+    return route_gemm(form, {.architecture = 90}).path;
+  };
+  EXPECT_EQ(path([](GemmForm&) {}), GemmPath::mma);
+  EXPECT_EQ(path([](GemmForm& f) { f.m = 21; }), GemmPath::mma);
+  EXPECT_EQ(path([](GemmForm& f) { f.m = 21, f.a.transposed = true; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.n = 31; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.n = 31, f.b.transposed = true; }), GemmPath::mma);
+  EXPECT_EQ(path([](GemmForm& f) { f.k = 44; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.a.alignment = 8; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.b.dtype = Dtype::f32; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.k = 0; }), GemmPath::plain);
 }
 
 TEST(GemmTable, KnowsDevicesByName) {

@@ -1,4 +1,4 @@
-// Grouped GEMMs on tensor cores: groups of any size, in every orientation, of values and of codes.
+// GEMMs on tensor cores by our kernels: in every orientation, of values and of codes, of groups of any size.
 #include "kernel_operands.h"
 #include "mantissa/backend/functions.h"
 #include "quantized_matrices.h"
@@ -17,6 +17,7 @@ class MmaGemm : public ::testing::Test {
     EXPECT_EQ(count(), before + 1);
     return values(k.out);
   }
+  double bound_of(const Gemm& k) { return route_gemm(form_of(k), device().gemm_device()).bound; }
   double bound_of(const auto& k) { return route_grouped_gemm(form_of(k), device().gemm_device()).bound; }
   Tensor offsets_of(Operands& o, const std::vector<int64_t>& sizes) {
     std::vector<double> offsets = {0};
@@ -122,6 +123,70 @@ TEST_F(MmaGemm, OfARowDoesNotDependOnItsGroup) {
   const std::vector<double> whole = with({0, 200, 0});
   EXPECT_EQ(with({1, 130, 69}), whole);
   EXPECT_EQ(with({77, 0, 123}), whole);
+}
+
+// Without the library.
+TEST_F(MmaGemm, OfTwoMatricesIsTheirs) {
+  for (const bool a_transposed : {false, true}) {
+    for (const bool b_transposed : {false, true}) {
+      for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+        for (const bool accumulate : {false, true}) {
+          SCOPED_TRACE(text(a_transposed, b_transposed, ' ', dtype, ' ', accumulate));
+          Operands o(device(), Dtype::bf16);
+          // What no row in memory has is of any size.
+          const int64_t m = a_transposed ? 136 : 131, n = b_transposed ? 37 : 136, k = a_transposed && !b_transposed ? 45 : 72;
+          Gemm gemm{.a = {.value = o.input(a_transposed ? Shape{k, m} : Shape{m, k}), .transposed = a_transposed},
+                    .b = {.value = o.input(b_transposed ? Shape{n, k} : Shape{k, n}), .transposed = b_transposed},
+                    .out = accumulate ? o.gradient("out", {m, n}, kExact, true) : o.output_of(dtype, "out", {m, n}, kExact),
+                    .accumulate = accumulate};
+          if (dtype == Dtype::f32) gemm.bias = o.input({n});
+          const std::vector<double> before = values(gemm.out), found = run(gemm);
+          const std::vector<double> bias = gemm.bias.defined() ? values(gemm.bias) : std::vector<double>(static_cast<size_t>(n));
+          const Exact exact{values(gemm.a.dense()), values(gemm.b.dense()), gemm.a.dense().dim(1),
+                            gemm.b.dense().dim(1),  a_transposed,           b_transposed};
+          for (int64_t i = 0; i < m; ++i) {
+            for (int64_t j = 0; j < n; ++j) {
+              const auto at = static_cast<size_t>(i * n + j);
+              exact.expect(found[at], i, j, 0, k, (accumulate ? before[at] : 0.0) + bias[static_cast<size_t>(j)], bound_of(gemm),
+                           gemm.out.dtype() == Dtype::bf16 ? 0x1p-8 : 0x1p-23);
+            }
+          }
+          o.expect_margins_untouched();
+        }
+      }
+    }
+  }
+}
+
+// Codes are multiplied as values, and in fp32 where bf16 does not hold these.
+TEST_F(MmaGemm, OfTwoMatricesOfCodesIsThatOfTheirValues) {
+  for (const int exponent : {0, 124}) {
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(text(exponent, ' ', accumulate));
+      Operands o(device(), Dtype::bf16);
+      const auto codes = [&](Shape shape, uint32_t what, int scale, const Quantization& how) {
+        std::vector<double> drawn = random_values(shape.elements(), what);
+        for (double& value : drawn) value = std::ldexp(value, scale);
+        return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), how);
+      };
+      const QuantizedTensor a = codes({64, 96}, 93, -exponent, rows_of(Format::e4m3, 32));
+      const QuantizedTensor b = codes({32, 96}, 94, exponent, tiles_of(Format::e4m3, 32));
+      const Gemm gemm{.a = {.value = a},
+                      .b = {.value = b, .transposed = true},
+                      .out = accumulate ? o.gradient("out", {64, 32}, kExact, true) : o.output_of(Dtype::f32, "out", {64, 32}, kExact),
+                      .accumulate = accumulate,
+                      .bias = o.input({32})};
+      const std::vector<double> before = values(gemm.out), found = run(gemm), bias = values(gemm.bias);
+      const Exact exact{values(dequantized(a)), values(dequantized(b)), 96, 96, false, true};
+      for (int64_t i = 0; i < 64; ++i) {
+        for (int64_t j = 0; j < 32; ++j) {
+          const auto at = static_cast<size_t>(i * 32 + j);
+          exact.expect(found[at], i, j, 0, 96, (accumulate ? before[at] : 0.0) + bias[static_cast<size_t>(j)],
+                       exponent == 0 ? bound_of(gemm) : 1e-6, 0x1p-23);
+        }
+      }
+    }
+  }
 }
 
 // Codes are multiplied as values, and in fp32 where bf16 does not hold these.

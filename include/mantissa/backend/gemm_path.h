@@ -60,7 +60,7 @@ std::string form_text(const GemmForm& form);  // "e4m3 1x32 * (e4m3 32x32)^T to 
 enum class GemmPath : uint8_t {
   cpu,        // a GEMM of the CPU, in fp32
   plain,      // our kernel: decodes operands as it loads them, products and sums in fp32
-  mma,        // our kernel for bf16 on tensor cores, of groups of rows whose bounds are on the device
+  mma,        // our kernel for bf16 on tensor cores: groups of rows whose bounds are on the device, and what the library has not
   fp32,       // cuBLASLt
   bf16,       // cuBLASLt, on tensor cores
   fp8_block,  // cuBLASLt, codes with a scale per 128
@@ -104,6 +104,8 @@ struct GemmRoute {
   bool operator==(const GemmRoute& other) const = default;
 };
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
+// Of our kernels, on a GPU where the library cannot multiply this because of `why`.
+GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why);
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device);
 
 }  // namespace mantissa

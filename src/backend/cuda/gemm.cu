@@ -24,11 +24,9 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks)
 void CudaBackend::multiply_plainly(const Gemm& k, const int32_t* only_if) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
   const GemmSide a{gemm_matrix(k.a.value), !k.a.transposed, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
-  GemmBias bias;
-  if (k.bias.defined()) bias = {k.bias.device_bytes(), k.bias.dtype() == Dtype::bf16};
   with_values(k.out.dtype(), [&]<class Out>() {
     launch(gemm<Out>, {ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, k.a.cols(),
-           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias}, only_if);
+           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias_of(k)}, only_if);
   });
 }
 

@@ -66,6 +66,10 @@ struct GemmBias {  // none where values is null
   }
 };
 
+inline GemmBias bias_of(const Gemm& k) {
+  return k.bias.defined() ? GemmBias{k.bias.device_bytes(), k.bias.dtype() == Dtype::bf16} : GemmBias{};
+}
+
 // Where a product goes, of which rows and columns begin at those of a tile and end with the product.
 template <class Out>
 struct GemmTarget {
@@ -74,6 +78,11 @@ struct GemmTarget {
   bool accumulate;
   GemmBias bias{};
 
+  __device__ void put(float sum, int64_t row, int64_t column) const {
+    const float value = bias.values ? sum + bias[column] : sum;
+    Out& to = out[row * cols + column];
+    to = rounded<Out>(accumulate ? value_of(to) + value : value);
+  }
   __device__ void write(const Sums& sums, Range rows, Range columns) const {
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kEach; ++i) {
@@ -81,10 +90,7 @@ struct GemmTarget {
       MANTISSA_UNROLL
       for (unsigned j = 0; j < kEach; ++j) {
         const int64_t column = columns.first + first_col() + j;
-        if (row >= rows.end || column >= columns.end) continue;
-        const float sum = bias.values ? sums.at[i][j] + bias[column] : sums.at[i][j];
-        Out& to = out[row * cols + column];
-        to = rounded<Out>(accumulate ? value_of(to) + sum : sum);
+        if (row < rows.end && column < columns.end) put(sums.at[i][j], row, column);
       }
     }
   }

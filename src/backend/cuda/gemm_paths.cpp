@@ -27,8 +27,11 @@ void CudaBackend::execute(const Gemm& k) {
   if (k.out.elements() == 0) return;
   const GemmForm form = form_of(k);
   const GemmRoute route = route_gemm(form, gemm_device());
-  if (route.path != GemmPath::plain && multiply_by_library(k, form, route)) return;
-  count_gemm(GemmPath::plain);
+  const bool ours = route.path == GemmPath::plain || route.path == GemmPath::mma;
+  if (!ours && multiply_by_library(k, form, route)) return;
+  const GemmRoute own = ours ? route : route_without_library(form, gemm_device(), GemmObstacle::none);
+  count_gemm(own.path);
+  if (own.path == GemmPath::mma) return multiply_on_tensor_cores(k, own);
   multiply_plainly(k, nullptr);
 }
 
@@ -99,12 +102,25 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   }
   count_gemm(route.path);
   if (adds_later) execute(AddBias{.x = out, .bias = bias, .out = k.out});
-  if (scratch.flag.defined()) {
-    Gemm rest = k;
-    if (k.accumulate) rest.bias = {};  // which the library has added
-    multiply_plainly(rest, scratch.flag.device_data<int32_t>());
-  }
+  add_extremes(k, scratch);
   return true;
+}
+
+void CudaBackend::multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route) {
+  Scratch scratch = scratch_for(route);
+  Gemm of_values = k;
+  of_values.a.value = values_of(k.a.value, scratch);
+  of_values.b.value = values_of(k.b.value, scratch);
+  multiply_values(of_values);
+  add_extremes(k, scratch);
+}
+
+// Multiplies in fp32 what has extreme scales.
+void CudaBackend::add_extremes(const Gemm& k, const Scratch& scratch) {
+  if (!scratch.flag.defined()) return;
+  Gemm rest = k;
+  if (k.accumulate) rest.bias = {};  // which has been added to zeros
+  multiply_plainly(rest, scratch.flag.device_data<int32_t>());
 }
 
 // Once for each form, whatever its rows, because such a GEMM takes many times as long.

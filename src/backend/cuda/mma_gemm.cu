@@ -9,6 +9,16 @@ using namespace gpu;
 
 constexpr unsigned kMmaBlocks = 2;  // of a multiprocessor, so that one copies while the other multiplies
 
+template <class Out>
+__global__ void __launch_bounds__(kThreads, kMmaBlocks) mma_gemm(MmaSide a, MmaSide b, int64_t rows, int64_t depth, GemmTarget<Out> to) {
+  auto index = static_cast<unsigned>(block());
+  const Range columns{take_last(index, ceil_div(to.cols, int64_t{kMmaTile})) * kMmaTile, to.cols};
+  const Range of_tile{int64_t{index} * kMmaTile, rows};
+  MmaSums sums;
+  add_mma(block_shared<MmaTiles>(), a, of_tile, b, columns, {0, depth}, sums);
+  write_mma(sums, to, of_tile, columns);
+}
+
 // As grouped_gemm.cu: the tiles of group g begin at index offsets[g] / kMmaTile + g.
 template <class Out>
 __global__ void __launch_bounds__(kThreads, kMmaBlocks)
@@ -21,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, kMmaBlocks)
   b.values += group * matrix_rows * b.row;
   MmaSums sums;
   if (rows.first < rows.end) add_mma(block_shared<MmaTiles>(), a, rows, b, columns, {0, depth}, sums);
-  write_mma(sums, out, cols, rows, columns, false);
+  write_mma(sums, GemmTarget<Out>{out, cols, false}, rows, columns);
 }
 
 // A block has a tile of a group's gradient, out_rows x cols.
@@ -34,12 +44,21 @@ __global__ void __launch_bounds__(kThreads, kMmaBlocks)
   const Range rows{first_row, out_rows}, columns{first_col, cols};
   MmaSums sums;
   add_mma(block_shared<MmaTiles>(), a, rows, b, columns, {groups.begin(group), groups.end(group)}, sums);
-  write_mma(sums, out + group * out_rows * cols, cols, rows, columns, accumulate);
+  write_mma(sums, GemmTarget<float>{out + group * out_rows * cols, cols, accumulate}, rows, columns);
 }
 
 MmaSide mma_side(const Tensor& values, bool by_depth) { return {values.device_data<bf16>(), values.dim(1), by_depth}; }
 
 }  // namespace
+
+void CudaBackend::multiply_values(const Gemm& k) {
+  const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
+  const MmaSide a = mma_side(k.a.dense(), !k.a.transposed), b = mma_side(k.b.dense(), k.b.transposed);
+  with_values(k.out.dtype(), [&]<class Out>() {
+    launch(mma_gemm<Out>, {ceil_div(rows, int64_t{kMmaTile}) * ceil_div(cols, int64_t{kMmaTile}), kThreads}, a, b, rows, k.a.cols(),
+           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias_of(k)});
+  });
+}
 
 void CudaBackend::multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out) {
   const int64_t rows = out.dim(0), cols = out.dim(1);

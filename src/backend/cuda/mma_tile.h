@@ -4,7 +4,7 @@
 // A warp has 32 x 64 of the sums, as 2 x 8 fragments of mma.m16n8k16.
 #pragma once
 
-#include "backend/cuda/tile_product.h"
+#include "backend/cuda/gemm_operand.h"
 
 namespace mantissa::gpu {
 
@@ -99,9 +99,8 @@ __device__ inline void add_mma(MmaTiles& tiles, const MmaSide& a, Range rows, co
   }
 }
 
-// Where sums go, of which rows and columns begin at those of a tile and end with the product.
 template <class Out>
-__device__ inline void write_mma(const MmaSums& sums, Out* out, int64_t pitch, Range rows, Range cols, bool accumulate) {
+__device__ inline void write_mma(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kWarpRows / 16; ++i) {
     MANTISSA_UNROLL
@@ -110,9 +109,7 @@ __device__ inline void write_mma(const MmaSums& sums, Out* out, int64_t pitch, R
       for (unsigned e = 0; e < 4; ++e) {
         const int64_t row = rows.first + warp_row() + i * 16 + lane() / 4 + e / 2 * 8,
                       col = cols.first + warp_col() + j * 8 + lane() % 4 * 2 + e % 2;
-        if (row >= rows.end || col >= cols.end) continue;
-        Out& to = out[row * pitch + col];
-        to = rounded<Out>(accumulate ? value_of(to) + sums.at[i][j][e] : sums.at[i][j][e]);
+        if (row < rows.end && col < cols.end) to.put(sums.at[i][j][e], row, col);
       }
     }
   }
