@@ -18,7 +18,7 @@ namespace {
 using simd::Floats;
 using steps::kSpan, steps::kSpans, steps::kStep, steps::kVectors;
 
-constexpr int64_t kPieceBytes = int64_t{32} << 10;  // of a weight: long against the start of a piece, short against a small GEMM
+constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a weight: long against its first bytes, which nothing fetches ahead
 
 // Rows of a weight, as values or as codes, and what they are multiplied with.
 template <class Scale>
@@ -45,8 +45,20 @@ template <class Steps>
 
 // Asks for what is read a few rows later: a step of codes takes so many instructions that the CPU by itself looks ahead too short a way.
 [[gnu::always_inline]] inline void prefetch(const std::byte* from) {
-  constexpr uintptr_t kAhead = 2048;
+  constexpr uintptr_t kAhead = 4096;
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kAhead));
+}
+
+template <class Part>
+[[gnu::always_inline]] inline Part load_part(const float* from) {
+  Part out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+[[gnu::always_inline]] inline Floats joined(const Floats (&parts)[2]) { return parts[0] + parts[1]; }
+[[gnu::always_inline]] inline Floats joined(const simd::TwoFloats (&both)[1]) {
+  return __builtin_shufflevector(both[0], both[0], 0, 1, 2, 3, 4, 5, 6, 7) +
+         __builtin_shufflevector(both[0], both[0], 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
 // Multiplies one row of the weight with kRows rows of x. Returns false if an element is NaN.
@@ -55,20 +67,22 @@ template <class Steps, int kRows>
                                                 const typename Steps::Scale* scales, const float* x, float* out) {
   Floats sums[size_t{kRows}] = {};
   bool numbers = true;
+  using Part = typename Steps::Part;
+  constexpr int64_t kParts = sizeof(Part) == sizeof(Floats) ? 2 : 1;
   const auto step = [&]<bool kPlain>(const std::byte* from, int64_t s) __attribute__((always_inline)) {
-    Floats parts[size_t{kRows}][2] = {};  // two, because each addition to one waits for that before
+    Part parts[size_t{kRows}][size_t{kParts}] = {};  // of two vectors, because each addition to one waits for that before
     const float* at = x + s * kStep;
-    if constexpr (Steps::kScaled) prefetch(from);
-    const auto take = [&](int64_t v, Floats w) __attribute__((always_inline)) {
+    for (int64_t line = 0; line < Steps::kBytes; line += 64) prefetch(from + line);
+    const auto take = [&](int64_t v, Part w) __attribute__((always_inline)) {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        Floats& part = parts[r][v % 2];
-        part = simd::fma(w, simd::load(at + r * piece.x_row + v * simd::kLanes), part);
+        Part& part = parts[r][v % kParts];
+        part = simd::fma(w, load_part<Part>(at + r * piece.x_row + v * simd::kLanes), part);
       }
     };
     numbers &= Steps::template read<kPlain>(from, scales + kSpans * s, take);
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r] = Steps::add(sums[r], parts[r][0] + parts[r][1], scales + kSpans * s);
+    for (int r = 0; r < kRows; ++r) sums[r] = Steps::add(sums[r], joined(parts[r]), scales + kSpans * s);
   };
   const int64_t whole = piece.depth / kStep, left = piece.row_bytes - whole * Steps::kBytes;
   if constexpr (Steps::kPlainSteps == 0) {
@@ -120,6 +134,11 @@ template <class Steps>
 template <class Steps>
 bool run(const Piece<typename Steps::Scale>& piece) {
   return cloned<multiply_rows<Steps>>(piece);
+}
+template <>
+bool run<steps::E4M3Codes<>>(const Piece<uint32_t>& piece) {
+  return cloned<multiply_rows<steps::E4M3Codes<false>>, multiply_rows<steps::E4M3Codes<false>>, multiply_rows<steps::E4M3Codes<true>>>(
+      piece);
 }
 template <>
 bool run<steps::E2M1Codes<>>(const Piece<float>& piece) {
@@ -234,7 +253,7 @@ class Run {
         depth_(shape_of(gemms.front().b)[1]),
         row_bytes_(depth_ * Steps::kBytes / kStep),
         x_row_(round_up(depth_, kStep)),
-        piece_(std::max<int64_t>(1, kPieceBytes / row_bytes_)) {}
+        piece_(piece_of(rows_, rows_ * row_bytes_)) {}
 
   bool run() {
     if (!lay_out()) return false;
@@ -249,6 +268,11 @@ class Run {
   }
 
  private:
+  // As many for each thread.
+  static int64_t piece_of(int64_t rows, int64_t bytes) {
+    const int64_t threads = num_threads(), each = std::max<int64_t>(1, bytes / (threads * kPieceBytes));
+    return std::max<int64_t>(1, ceil_div(rows, threads * each));
+  }
   bool lay_out() {
     int64_t rows = 0;
     for (const FewRowsGemm& k : gemms_) rows += k.a.dim(0);
@@ -306,7 +330,7 @@ bool multiply_few_rows(std::span<const FewRowsGemm> gemms) {
   if (const auto* dense = std::get_if<Tensor>(&b)) {
     return dense->dtype() == Dtype::bf16 ? Run<steps::Values<bf16>>(gemms).run() : Run<steps::Values<float>>(gemms).run();
   }
-  return std::get<QuantizedTensor>(b).how.format == Format::e4m3 ? Run<steps::E4M3Codes>(gemms).run()
+  return std::get<QuantizedTensor>(b).how.format == Format::e4m3 ? Run<steps::E4M3Codes<>>(gemms).run()
                                                                  : Run<steps::E2M1Codes<>>(gemms).run();
 }
 

@@ -16,6 +16,7 @@ namespace mantissa::simd {
 
 inline constexpr int64_t kLanes = 8;
 using Floats = float __attribute__((vector_size(32)));
+using TwoFloats = float __attribute__((vector_size(64)));  // for what runs with AVX-512 alone
 using Words = uint32_t __attribute__((vector_size(32)));
 using Doubles = double __attribute__((vector_size(32)));  // four lanes
 
@@ -123,6 +124,12 @@ template <class T, class Body>
   Floats out;
   for (int i = 0; i < kLanes; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return out;
+}
+
+// g++ 12 makes two halves of what is written out, and no clone could take an intrinsic.
+[[gnu::always_inline]] inline TwoFloats fma(TwoFloats a, TwoFloats b, TwoFloats c) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "vm"(b));
+  return c;
 }
 
 [[gnu::always_inline]] inline Floats sqrt(Floats a) {

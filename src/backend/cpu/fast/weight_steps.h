@@ -11,7 +11,8 @@
 //   zero(from)                     whether all elements of 32 columns are zero
 //   kPlainSteps                    where it is not 0: so many steps are looked at before they are read,
 //   plain(from, steps)             and this says whether read<true>() will do, which takes fewer instructions
-//   read<kPlain>(from, scales, take)  take(vector, lanes) for each of the eight, in a fixed order; false if an element is NaN
+//   Part                           what read() gives: a vector, or two beside each other, of which the first has an even number
+//   read<kPlain>(from, scales, take)  take(vector, part) for each of the eight, in a fixed order; false if an element is NaN
 //   add(sum, step, scales)         sum + step, step being a sum of products of what read() gave
 #pragma once
 
@@ -27,6 +28,9 @@ inline constexpr int64_t kStep = 64, kVectors = kStep / simd::kLanes, kSpan = 32
 namespace detail {
 using Words32 = uint32_t __attribute__((vector_size(32)));
 using Bytes = uint8_t __attribute__((vector_size(32)));
+using Words64 = uint32_t __attribute__((vector_size(64)));
+using Pairs64 = int16_t __attribute__((vector_size(64)));
+using Bytes64 = uint8_t __attribute__((vector_size(64)));
 
 template <class To, class From>
 [[gnu::always_inline]] inline To as(From from) {
@@ -54,7 +58,13 @@ template <class E>
   return any == 0;
 }
 
-// The lower and the upper bf16 of eight words, as vectors `low` and `high`.
+// The lower and the upper bf16 of eight words, as vectors `low` and `high`; of sixteen, as two vectors each.
+template <class Take>
+[[gnu::always_inline]] inline void widen(Pairs64 pairs, int64_t low, int64_t high, const Take& take) {
+  const auto words = as<Words64>(pairs);
+  take(low, as<simd::TwoFloats>(words << 16));
+  take(high, as<simd::TwoFloats>(words & 0xFFFF0000U));
+}
 template <class Pairs, class Take>
 [[gnu::always_inline]] inline void widen(Pairs pairs, int64_t low, int64_t high, const Take& take) {
   const auto words = as<Words32>(pairs);
@@ -69,6 +79,7 @@ struct NoScale {};
 template <class T>
 struct Values {
   using Scale = NoScale;
+  using Part = simd::Floats;
   static constexpr bool kScaled = false;
   static constexpr int64_t kPlainSteps = 0;
   static constexpr int64_t kBytes = kStep * static_cast<int64_t>(sizeof(T));
@@ -95,7 +106,9 @@ struct Values {
 
 // In 16-bit lanes a normal element becomes the bf16 of its value by one addition to its exponent, into which the scale goes as well.
 // Zeros and subnormal elements, rare but in blocks of zeros, take more instructions.
+template <bool kWide = false>  // for AVX-512: one instruction for two vectors
 struct E4M3Codes {
+  using Part = std::conditional_t<kWide, simd::TwoFloats, simd::Floats>;
   using Scale = uint32_t;  // twice what is added to the bits of an element to make them those of a bf16
   static constexpr bool kScaled = true;
   static constexpr int64_t kPlainSteps = 4;
@@ -107,13 +120,15 @@ struct E4M3Codes {
 
   // Doubled, a code has lost its sign. Two more: NaN is 0, zero 2, subnormal elements are 4 to 16, normal ones 18 to 254.
   [[gnu::always_inline]] static bool plain(const std::byte* from, int64_t steps) {
-    detail::Bytes least = ~detail::Bytes{};
+    using Bytes = std::conditional_t<kWide, detail::Bytes64, detail::Bytes>;
+    constexpr auto kEach = static_cast<int64_t>(sizeof(Bytes));
+    Bytes least = ~Bytes{};
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < steps * kSpans; ++i) {
-      const auto codes = detail::load<detail::Bytes>(from + i * kSpan), x = codes + codes + 2;
+    for (int64_t i = 0; i < steps * kStep / kEach; ++i) {
+      const auto codes = detail::load<Bytes>(from + i * kEach), x = codes + codes + 2;
       least = x < least ? x : least;
     }
-    return !lanes::any(detail::as<lanes::Words>(least < 18));
+    return !any_below_normal(least);
   }
 
   template <bool kPlain, class Take>
@@ -121,26 +136,53 @@ struct E4M3Codes {
     lanes::Words foreign{};
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kSpans; ++i) {
+      constexpr auto kFields = static_cast<int16_t>(0x87F0);
       const auto codes = detail::load<lanes::Words>(from + i * kSpan), scale = detail::as<lanes::Words>(detail::Words32{} + scales[i]);
-      if constexpr (kPlain) {
-        constexpr auto kFields = static_cast<int16_t>(0x87F0);
+      if constexpr (kPlain && kWide) {
+        const auto fields = (beside(codes, codes) << kLowOrHigh) >> 4 & kFields;
+        detail::widen(fields + detail::as<detail::Pairs64>(detail::Words64{} + scales[i]), 4 * i, 4 * i + 2, take);
+      } else if constexpr (kPlain) {
         detail::widen((((codes << 8) >> 4) & kFields) + scale, 4 * i, 4 * i + 2, take);
         detail::widen(((codes >> 4) & kFields) + scale, 4 * i + 1, 4 * i + 3, take);
       } else {
         const lanes::Words shift = scale - static_cast<int16_t>((127 - E4M3::bias) << 7);
-        detail::widen(lanes::decode<E4M3>(codes & 0xFF, shift, foreign), 4 * i, 4 * i + 2, take);
-        detail::widen(lanes::decode<E4M3>((codes >> 8) & 0xFF, shift, foreign), 4 * i + 1, 4 * i + 3, take);
+        const lanes::Words low = lanes::decode<E4M3>(codes & 0xFF, shift, foreign),
+                           high = lanes::decode<E4M3>((codes >> 8) & 0xFF, shift, foreign);
+        if constexpr (kWide) {
+          detail::widen(beside(low, high), 4 * i, 4 * i + 2, take);
+        } else {
+          detail::widen(low, 4 * i, 4 * i + 2, take);
+          detail::widen(high, 4 * i + 1, 4 * i + 3, take);
+        }
       }
     }
     return kPlain || !lanes::any(foreign);
   }
   [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale*) { return sum + step; }
+
+ private:
+  // What brings the even bytes of 32 codes to the upper half of 16-bit lanes, and leaves the odd ones there.
+  static constexpr detail::Pairs64 kLowOrHigh = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+
+  [[gnu::always_inline]] static detail::Pairs64 beside(lanes::Words low, lanes::Words high) {
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25,
+                                   26, 27, 28, 29, 30, 31);
+  }
+  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes least) { return lanes::any(detail::as<lanes::Words>(least < 18)); }
+  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes64 least) {
+    const auto pairs = detail::as<detail::Pairs64>(least);
+    const auto low = detail::as<detail::Bytes>(__builtin_shufflevector(pairs, pairs, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
+               high = detail::as<detail::Bytes>(
+                   __builtin_shufflevector(pairs, pairs, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+    return any_below_normal(low < high ? low : high);
+  }
 };
 
 // Twice the element, which is at least one: products are subnormal only where the other operand is. Sums of a step are scaled as a whole;
 // that is exact. Lanes 0 to 3 are of the first 32 columns, lanes 4 to 7 of the others.
 template <bool kShuffles = true>  // AVX2's
 struct E2M1Codes {
+  using Part = simd::Floats;
   using Scale = float;  // half of the block's
   static constexpr bool kScaled = true;
   static constexpr int64_t kPlainSteps = 0;
