@@ -53,6 +53,13 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
   return out;
 }
 
+std::vector<std::string> warnings_of(const ExplainArguments& arguments, const RunConfig& config, const PrecisionPlan& plan) {
+  std::vector<std::string> out = run_warnings(config, plan);
+  if (arguments.device.empty() && backend_name(config.training.device) == std::string("cuda") && find_gpus().architecture == 0)
+    out.emplace_back("there is no GPU here: GEMMs are those of sm_80; --device names another");
+  return out;
+}
+
 // Everything that explain reports of a run.
 struct Explanation {
   RunConfig config;
@@ -65,6 +72,7 @@ struct Explanation {
   StepTime time;
   GemmDevice gemm_device;
   std::vector<PlannedGemm> gemms;
+  std::vector<std::string> warnings;
 };
 
 Explanation explanation(const ExplainArguments& arguments) {
@@ -83,7 +91,8 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .rates = arguments.rates,
                   .time = step_time(config, plan, arguments.rates),
                   .gemm_device = gemm_device_of(arguments, config),
-                  .gemms = {}};
+                  .gemms = {},
+                  .warnings = warnings_of(arguments, config, plan)};
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
   return out;
 }
@@ -135,7 +144,7 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
 }
 
 void print_json(const Explanation& of) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms] = of;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = of;
   Json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
@@ -162,7 +171,7 @@ void print_json(const Explanation& of) {
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
-  all["warnings"] = run_warnings(config, plan);
+  all["warnings"] = warnings;
   std::cout << all.dump(1) << '\n';
 }
 
@@ -248,7 +257,7 @@ std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, cons
 }
 
 void print_text(const Explanation& of, PlanTable form) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms] = of;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = of;
   const bool together = config.parallel.world() > 1;
   const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
@@ -273,7 +282,7 @@ void print_text(const Explanation& of, PlanTable form) {
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
-  for (const std::string& warning : run_warnings(config, plan)) print("warning: " + printable(warning));
+  for (const std::string& warning : warnings) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").string());
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "mantissa/backend/gpus.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/plan/memory_check.h"
 #include "mantissa/train/device_batch.h"
@@ -329,6 +330,14 @@ TEST(GpuMemory, OfARefusalNamesTheLargestPartsAndTheKeysThatHelp) {
               AllOf(HasSubstr("not enough memory: training needs "), HasSubstr(", and 1000 B of GPU 1, H100, are free"),
                     HasSubstr("\noptimizer "), HasSubstr("training.allow_memory_overcommit=true trains all the same")));
   EXPECT_EQ(refusal({1, 1, false}, {"training.allow_memory_overcommit=true"}), "");
+}
+
+TEST(GpuMemory, SaysWhichGpuIsSupposedWhereThereIsNone) {
+  const test::ProcessResult result =
+      test::run_mantissa({"explain", MANTISSA_SOURCE_DIR "/configs/gpt2-124m.json", "--set", "training.device=cuda"}, MANTISSA_SOURCE_DIR);
+  EXPECT_EQ(result.exit_code, 0);
+  const bool supposed = result.output.find("warning: there is no GPU here: GEMMs are those of sm_80") != std::string::npos;
+  EXPECT_EQ(supposed, find_gpus().architecture == 0) << result.output;
 }
 
 TEST(GpuMemory, IsWhatExplainPrints) {
