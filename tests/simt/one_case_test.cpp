@@ -30,6 +30,21 @@ TEST_P(OneCase, IsThatOfTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, OneCase, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
 
+// Cases in which lanes hand over what others read, as the first ones of these kernels have not.
+class AmongLanes : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(AmongLanes, IsThatOfTheReference) {
+  const auto& [kernel, variant] = GetParam();
+  const auto found = std::ranges::find_if(kernel_cases(), [&](const KernelCase& c) { return c.kernel == kernel && c.variant == variant; });
+  ASSERT_NE(found, kernel_cases().end());
+  expect_as_reference(found->run);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AmongLanes,
+                         ::testing::Combine(::testing::Values("RouteForward", "RouteBackward"),
+                                            ::testing::Values("softmax_renormalized", "sigmoid_groups")),
+                         [](const auto& c) { return std::get<0>(c.param) + "_" + std::get<1>(c.param); });
+
 // Of heads that tensor cores take, with documents and with a cache, in tiles that are not full, wherever operands begin.
 class OnTensorCores : public ::testing::TestWithParam<int64_t> {};
 
