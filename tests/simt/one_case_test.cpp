@@ -1,6 +1,7 @@
 // One case of every kernel of CUDA on the executor. Under ThreadSanitizer every thread of a block is one of its own, which only barriers
 // order.
 #include <functional>
+#include <limits>
 
 #include "kernel_backends.h"
 #include "kernel_cases.h"
@@ -44,6 +45,17 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AmongLanes,
                          ::testing::Combine(::testing::Values("RouteForward", "RouteBackward"),
                                             ::testing::Values("softmax_renormalized", "sigmoid_groups")),
                          [](const auto& c) { return std::get<0>(c.param) + "_" + std::get<1>(c.param); });
+
+TEST(ManyThreads, FindNonfiniteValues) {
+  const auto cuda = make_backend("cuda");
+  Operands o(*cuda, Dtype::bf16);
+  const Tensor x = o.given(Dtype::bf16, {64, 64}, std::vector<double>(64 * 64, std::numeric_limits<double>::quiet_NaN()));
+  const Quantization how{.format = Format::e4m3, .block_rows = 1, .block_cols = 32};
+  const Tensor nonfinite = index_output(o, "nonfinite", {1});
+  cuda->run(Fill{.out = nonfinite, .value = 0.0});
+  cuda->run(Quantize{.x = x, .out = quantized_output(o, "codes", "scales", {64, 64}, how), .nonfinite = nonfinite});
+  EXPECT_EQ(values(nonfinite), std::vector{1.0});
+}
 
 // Of heads that tensor cores take, with documents and with a cache, in tiles that are not full, wherever operands begin.
 class OnTensorCores : public ::testing::TestWithParam<int64_t> {};
