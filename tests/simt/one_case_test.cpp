@@ -23,15 +23,19 @@ void expect_as_reference(const std::function<void(Operands&)>& run, Operands::Me
 class OneCase : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OneCase, IsThatOfTheReference) {
-  const auto c = std::ranges::find(kernel_cases(), GetParam(), &KernelCase::kernel);
-  ASSERT_NE(c, kernel_cases().end());
-  SCOPED_TRACE(c->variant);
-  expect_as_reference(c->run);
+  // Not the first, in which many a kernel has one element, and nothing to hand over.
+  const KernelCase* chosen = nullptr;
+  for (size_t i = 0, found = 0; i < kernel_cases().size() && found < 2; ++i) {
+    if (kernel_cases()[i].kernel == GetParam()) chosen = &kernel_cases()[i], ++found;
+  }
+  ASSERT_NE(chosen, nullptr);
+  SCOPED_TRACE(chosen->variant);
+  expect_as_reference(chosen->run);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, OneCase, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
 
-// Cases in which lanes hand over what others read, as the first ones of these kernels have not.
+// Lanes hand over whole rows of experts, groups of them, and weights.
 class AmongLanes : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(AmongLanes, IsThatOfTheReference) {
