@@ -81,14 +81,18 @@ TEST_F(FewRowsTest, AreTheExactProductsWithinTheRoundingOfTheirSums) {
   }
 }
 
-// A weight is read in pieces of 32 KiB, here rows that begin and end inside blocks.
+// A weight is read in pieces, as many for each thread, here of rows that begin and end inside blocks.
 TEST_F(FewRowsTest, OfBlocksThatPiecesShareAreExact) {
-  for (const auto& [how, depth] : {std::pair{kFormats[2], 544}, {kFormats[4], 384}, {kFormats[7], 1088}}) {
-    const Tensor a = tensor_of(fast(), Dtype::bf16, {2, depth}, wide_values(2, depth, 1, 12));
-    const Value b = weight(how, Dtype::bf16, 384, depth, 2);
-    SCOPED_TRACE(text(how));
-    expect_product(product(a, b, Dtype::f32), a, b, {});
+  for (const int threads : {2, 3}) {
+    set_num_threads(threads);
+    for (const auto& [how, rows, depth] : {std::tuple{kFormats[2], 352, 544}, {kFormats[4], 640, 384}, {kFormats[7], 352, 1088}}) {
+      const Tensor a = tensor_of(fast(), Dtype::bf16, {2, depth}, wide_values(2, depth, 1, 12));
+      const Value b = weight(how, Dtype::bf16, rows, depth, 2);
+      SCOPED_TRACE(text(how, ", ", threads));
+      expect_product(product(a, b, Dtype::f32), a, b, {});
+    }
   }
+  set_num_threads(0);
 }
 
 // A sum of one term is that term: every code at every scale that is not extreme.
@@ -103,6 +107,20 @@ TEST_F(FewRowsTest, DecodeEveryCodeExactly) {
       const std::vector<double> expected = transposed(values(dequantized(codes)), 256);
       ASSERT_EQ(values(product(one, codes, Dtype::f32)), expected) << how << " at scale " << scale;
     }
+  }
+}
+
+// Codes without zeros and subnormal elements, which take a shorter way: each in its place, which no neighbor's code has.
+TEST_F(FewRowsTest, DecodeNormalCodesInTheirPlaces) {
+  std::vector<double> identity(256 * 256);
+  for (size_t i = 0; i < 256; ++i) identity[i * 256 + i] = 1.0;
+  const Tensor one = tensor_of(fast(), Dtype::bf16, {256, 256}, identity);
+  for (const Quantization& how : {kFormats[1], kFormats[2], kFormats[4]}) {
+    const QuantizedTensor codes = empty_quantized(fast(), {128, 256}, how);
+    for (int64_t i = 0; i < codes.codes.elements(); ++i)
+      codes.codes.data<uint8_t>()[i] = static_cast<uint8_t>((8 + i * 37 % 119) | (i % 3 == 0 ? 0x80 : 0));
+    for (int64_t i = 0; i < codes.scales.elements(); ++i) codes.scales.data<uint8_t>()[i] = static_cast<uint8_t>(100 + i * 7 % 60);
+    EXPECT_EQ(values(product(one, codes, Dtype::f32)), transposed(values(dequantized(codes)), 256)) << how;
   }
 }
 
