@@ -71,7 +71,7 @@ TEST_P(OnTensorCores, AttentionIsThatOfTheReference) {
     if (memory == Operands::Memory::misaligned && GetParam() == 128) break;  // of which the kernels see nothing
     expect_as_reference([&](Operands& o) { attention_case(o, 1, 40, layout, {.segments = true, .window = 0}); }, memory);
     expect_as_reference([&](Operands& o) { attention_backward_case(o, 1, 40, layout, {.segments = true, .window = 0}); }, memory);
-    expect_as_reference([&](Operands& o) { cached_attention_case(o, 160, 12, layout, {.segments = false, .window = 0}); }, memory);
+    expect_as_reference([&](Operands& o) { cached_attention_case(o, 160, 20, layout, {.segments = false, .window = 0}); }, memory);
   }
 }
 
