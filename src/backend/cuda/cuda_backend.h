@@ -90,8 +90,9 @@ class CudaBackend final : public Backend {
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
   Tensor values_of(const Value& value, Scratch& scratch);
-  // Of bf16, on tensor cores; b_by_depth: the matrices of b are transposed.
+  // Of bf16, on tensor cores.
   void multiply_values(const Gemm& k);
+  // The same of groups of rows; b_by_depth: the matrices of b are transposed.
   void multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out);
   void multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate);
   void clear_rows_of_no_group(const Tensor& out, const Tensor& offsets);

@@ -43,7 +43,7 @@ template <class Steps>
   return extreme != 0;
 }
 
-// Asks for what is read a few rows later: a step of codes takes so many instructions that the CPU by itself looks ahead too short a way.
+// Asks for what is read a few rows later: by itself the CPU looks ahead too short a way.
 [[gnu::always_inline]] inline void prefetch(const std::byte* from) {
   constexpr uintptr_t kAhead = 4096;
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kAhead));
