@@ -203,7 +203,7 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
     case GemmObstacle::sizes: return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units");
     case GemmObstacle::alignment: return "codes do not begin at 16 bytes";
-    case GemmObstacle::grouped: return "groups of rows go to our kernel, which reads their bounds on the device";
+    case GemmObstacle::grouped: return "groups of rows are multiplied as values";
     case GemmObstacle::fp32_values: return "our kernel for groups multiplies bf16 on tensor cores";
     case GemmObstacle::nothing: return "there is nothing to sum";
   }
@@ -223,8 +223,10 @@ GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, 
   return form.k > 0 && obstacle_of_mma(form) == GemmObstacle::none ? by_mma(form, device, why) : plain(form, why);
 }
 
-GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device) {
+GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows) {
   if (device.architecture == 0) return on_cpu(of_a_group);
+  if (usual_rows >= kRowsForLibrary && obstacle_of_library(of_a_group, device) == GemmObstacle::none)
+    return of_values(of_a_group, device, operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none);
   if (const GemmObstacle found = obstacle_of_mma(of_a_group); found != GemmObstacle::none) return plain(of_a_group, found);
   return by_mma(of_a_group, device, operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none);
 }

@@ -204,6 +204,18 @@ Contract Permute::contract() const {
   return c.input("assignments", assignments, "i32 [R]").that(per_row > 0, "per_row is ", per_row);
 }
 
+namespace {
+
+Contract& known_groups(Contract& c, const HostGroups* host, int64_t rows) {
+  if (!host) return c;
+  const std::vector<int64_t>& offsets = host->offsets;
+  c.that(std::ssize(offsets) == c.size('P'), "the host knows ", offsets.size(), " offsets of ", c.size('P'));
+  return c.that(std::ranges::is_sorted(offsets) && (offsets.empty() || (offsets.front() >= 0 && offsets.back() <= rows)),
+                "the host knows offsets that are no groups of ", rows, " rows");
+}
+
+}  // namespace
+
 Contract GroupedGemm::contract() const {
   Contract c("grouped_gemm");
   matrix(c, "a", a.value, "[R, I]");
@@ -217,6 +229,7 @@ Contract GroupedGemm::contract() const {
   const int64_t depth = b.transposed ? grouped[1] : rows, cols = b.transposed ? rows : grouped[1];
   c.that(a.rows() == out.dim(0) && a.cols() == depth && out.dim(1) == cols, "out is ", out.shape(), ", a ", shape_of(a.value),
          ", op(b) of a group ", Shape{depth, cols});
+  known_groups(c, host.get(), out.dim(0));
   return gemm_dtypes(c, a, b, out);
 }
 
@@ -228,6 +241,7 @@ Contract GroupedWeightGradient::contract() const {
   const int64_t groups = c.size('P') - 1;
   c.that(shape_of(a)[0] == shape_of(b)[0] && groups > 0 && out.shape() == Shape{groups * shape_of(a)[1], shape_of(b)[1]}, "out is ",
          out.shape(), " of ", groups, " groups, a ", shape_of(a), ", b ", shape_of(b));
+  known_groups(c, host.get(), shape_of(a)[0]);
   return gemm_dtypes(c, {a}, {b}, out);
 }
 

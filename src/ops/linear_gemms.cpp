@@ -129,7 +129,7 @@ void LinearGemms::multiply(const Value& a, GemmRole role, const Tensor& out, con
   const Tensor gemm = same ? out : empty(out.device(), compute(), out.shape());
   if (groups_.offsets.defined()) {
     require(!bias.defined(), "GEMMs of experts have no bias");
-    out.device().run(GroupedGemm{.a = {a}, .b = b, .out = gemm, .offsets = groups_.offsets});
+    out.device().run(GroupedGemm{.a = {a}, .b = b, .out = gemm, .offsets = groups_.offsets, .host = groups_.host});
   } else {
     out.device().run(Gemm{.a = {a}, .b = b, .out = gemm, .accumulate = false, .bias = bias});
   }
@@ -154,8 +154,13 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
   const auto [dweight, accumulate] = weight_.leaf->target();
   const Value input = wgrad_input(x);
   if (groups_.offsets.defined()) {
-    const Tensor& offsets = groups_.gradient_offsets.defined() ? groups_.gradient_offsets : groups_.offsets;
-    return dweight.device().run(GroupedWeightGradient{.a = dy, .b = input, .out = dweight, .offsets = offsets, .accumulate = accumulate});
+    const bool own = groups_.gradient_offsets.defined();
+    return dweight.device().run(GroupedWeightGradient{.a = dy,
+                                                      .b = input,
+                                                      .out = dweight,
+                                                      .offsets = own ? groups_.gradient_offsets : groups_.offsets,
+                                                      .accumulate = accumulate,
+                                                      .host = own ? groups_.gradient_host : groups_.host});
   }
   const int64_t rows = std::max(rows_of(dy), rows_of(input));
   dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});

@@ -272,7 +272,10 @@ bool after_step(Run& run) {
 }
 
 void log_gemms(const Backend& device) {
-  if (const std::string counts = gemm_counts_text(device.gemm_counts()); !counts.empty()) log_info("GEMMs by path: ", counts);
+  const std::string counts = gemm_counts_text(device.gemm_counts());
+  if (counts.empty()) return;
+  const int64_t again = device.fp32_gemms();
+  log_info("GEMMs by path: ", counts, again > 0 ? text("; ", again, " of them in fp32 because of extreme scales") : "");
 }
 
 // Ends a run that has finished, or that was asked to stop.

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
 #include "testing.h"
@@ -65,6 +66,13 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const C
     return tensor_of(*device, of, {tokens.count, columns}, from);
   };
   const Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, gradients);
+  const auto expect_known = [&](const std::shared_ptr<const HostGroups>& host, const Tensor& offsets) {
+    ASSERT_TRUE(host);
+    EXPECT_EQ(std::vector<double>(host->offsets.begin(), host->offsets.end()), values(offsets));
+    EXPECT_EQ(host->usual_rows, ceil_div(tokens.count * kChoices * size, kExperts));
+  };
+  if (size > 1) expect_known(to.host, to.offsets);
+  if (to.gradient_offsets.defined()) expect_known(to.gradient_host, to.gradient_offsets);
   Tape tape;
   const Tape::Scope scope(&tape);
   const Var x = tape.input(tensor(dtype, kHidden, tokens.x)), weights = tape.input(tensor(Dtype::f32, kChoices, tokens.weights));

@@ -20,11 +20,15 @@
 namespace mantissa::simt {
 namespace {
 
-std::atomic<int64_t> of_values, per_32, per_128;
+std::atomic<int64_t> of_values, per_32, per_128, algorithms;
 
 }  // namespace
 
-LibraryGemms library_gemms() { return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128}; }
+LibraryGemms library_gemms() { return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128, .algorithms = algorithms}; }
+std::atomic<int64_t>& refused_columns() {
+  static std::atomic<int64_t> columns;
+  return columns;
+}
 
 }  // namespace mantissa::simt
 
@@ -210,6 +214,18 @@ cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatri
   results->state = CUBLAS_STATUS_SUCCESS;
   results->workspaceSize = kWorkspace;
   *found = 1;
+  ++simt::algorithms;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t*,
+                               cublasLtMatmulHeuristicResult_t* result) {
+  const Side left(desc, a, true), right(desc, b, false);
+  const Matrix out(d);
+  const bool fit = left.depth == right.depth && out.rows == left.outer && out.cols == right.outer;
+  if (!fit || !is_supported(desc, left, right, out) || out.cols == simt::refused_columns()) return CUBLAS_STATUS_NOT_SUPPORTED;
+  result->workspaceSize = kWorkspace;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -306,7 +322,8 @@ std::optional<CublasLtCalls> load_cublaslt() {
   take(real().MatmulDescGetAttribute, "cublasLtMatmulDescGetAttribute");
   take(real().MatrixLayoutGetAttribute, "cublasLtMatrixLayoutGetAttribute");
   take(real().MatmulPreferenceGetAttribute, "cublasLtMatmulPreferenceGetAttribute");
-  calls.Create = create, calls.Destroy = destroy, calls.MatmulAlgoGetHeuristic = choose, calls.Matmul = multiply;
+  calls.Create = create, calls.Destroy = destroy, calls.MatmulAlgoGetHeuristic = choose;
+  calls.MatmulAlgoCheck = check_algorithm, calls.Matmul = multiply;
   return calls;
 }
 

@@ -2,6 +2,7 @@
 // exact product.
 #include <cstdlib>
 
+#include "gpu/runtime.h"
 #include "kernel_cases_quantized.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
@@ -206,8 +207,11 @@ TEST_P(LibraryGemm, OfExtremeScalesIsThatOfFp32) {
               .out = accumulate ? o.gradient("sum", {128, 128}, kExact, true) : o.output_of(Dtype::f32, "out", {128, 128}, kExact),
               .accumulate = accumulate};
           const std::vector<double> before = values(gemm.out);
+          const int64_t extreme = device().fp32_gemms();
           device().run(gemm);
           device().synchronize();
+          EXPECT_EQ(device().fp32_gemms(),
+                    extreme + (exponent == 124 && !is_native(route_gemm(form_of(gemm), device().gemm_device()).path)));
           EXPECT_EQ(is_native(route_gemm(form_of(gemm), device().gemm_device()).path), native && GetParam() == (how.block() == 32    ? 100
                                                                                                                 : how.block() == 128 ? 90
                                                                                                                                      : 0));
@@ -225,6 +229,36 @@ TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
       Gemm{.a = {.value = o.input({3, 0})}, .b = {.value = o.input({0, 4})}, .out = o.output("out", {3, 4}, kExact), .accumulate = false});
   EXPECT_EQ(count_of(device(), GemmPath::plain), plain + 1);
   EXPECT_EQ(values(o.results()[0].tensor), std::vector<double>(12));
+}
+
+// All groups take the algorithm of the usual one, and all calls.
+TEST_P(LibraryGemm, OfGroupsHasOneAlgorithm) {
+  Operands o(device(), Dtype::bf16);
+  const Tensor a = o.input({200, 72}), b = o.input({3 * 40, 72});
+  const auto with = [&](const std::vector<int64_t>& sizes, int64_t usual_rows, GemmPath path) {
+    HostGroups host{.offsets = {0}, .usual_rows = usual_rows};
+    for (const int64_t size : sizes) host.offsets.push_back(host.offsets.back() + size);
+    const simt::LibraryGemms before = simt::library_gemms();
+    const int64_t taken = count_of(device(), path);
+    device().run(GroupedGemm{
+        .a = {.value = a},
+        .b = {.value = b, .transposed = true},
+        .out = o.output_of(Dtype::f32, "out", {200, 40}, kExact),
+        .offsets = o.given(Dtype::i32, {std::ssize(host.offsets)}, std::vector<double>(host.offsets.begin(), host.offsets.end())),
+        .host = std::make_shared<const HostGroups>(host)});
+    device().synchronize();
+    EXPECT_EQ(count_of(device(), path), taken + 1);
+    const simt::LibraryGemms after = simt::library_gemms();
+    return std::pair(after.algorithms - before.algorithms, after.of_values - before.of_values);
+  };
+  EXPECT_EQ(with({1, 130, 69}, 512, GemmPath::bf16), std::pair(int64_t{1}, int64_t{3}));
+  EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
+  EXPECT_EQ(with({77, 0, 123}, 511, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
+  // A group for which it is refused takes all of them to our kernel, from then on.
+  simt::refused_columns() = 77;
+  EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
+  simt::refused_columns() = 0;
+  EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Chips, LibraryGemm, ::testing::Values(80, 90, 100), [](const auto& c) { return text("sm_", c.param); });

@@ -1,4 +1,6 @@
 // GEMMs on tensor cores by our kernels: in every orientation, of values and of codes, of groups of any size.
+#include <cstdlib>
+
 #include "kernel_operands.h"
 #include "mantissa/backend/functions.h"
 #include "quantized_matrices.h"
@@ -7,10 +9,14 @@ namespace mantissa::test::mma_gemm_test {
 
 class MmaGemm : public ::testing::Test {
  protected:
-  Backend& device() { return *device_; }
+  Backend& device() {
+    if (!device_) device_ = make_backend("cuda");
+    return *device_;
+  }
   // That the GEMM takes the path, and then what it gives.
+  std::vector<double> run(const Gemm& k) { return run(k, route_gemm(form_of(k), device().gemm_device()).path); }
   template <class Kernel>
-  std::vector<double> run(const Kernel& k, GemmPath path = GemmPath::mma) {
+  std::vector<double> run(const Kernel& k, GemmPath path) {
     const auto count = [&] { return device().gemm_counts()[static_cast<size_t>(path)]; };
     const int64_t before = count();
     device().run(k);
@@ -26,8 +32,28 @@ class MmaGemm : public ::testing::Test {
   }
 
  private:
-  std::unique_ptr<Backend> device_ = make_backend("cuda");
+  std::unique_ptr<Backend> device_;
 };
+
+// Groups of rows by our kernel, or by the library where the host knows them.
+class GroupGemm : public MmaGemm, public ::testing::WithParamInterface<bool> {
+ protected:
+  GroupGemm() {
+    if (GetParam()) ::setenv("MANTISSA_SIMT_ARCHITECTURE", "90", 1);
+  }
+  ~GroupGemm() override { ::unsetenv("MANTISSA_SIMT_ARCHITECTURE"); }
+  void SetUp() override {
+    if (GetParam() && device().gemm_device().library == 0) GTEST_SKIP() << "there is no cuBLASLt";
+  }
+  GemmPath path() const { return GetParam() ? GemmPath::bf16 : GemmPath::mma; }
+  std::shared_ptr<const HostGroups> host_of(const std::vector<int64_t>& sizes, int64_t usual_rows = kRowsForLibrary) const {
+    if (!GetParam()) return nullptr;
+    HostGroups out{.offsets = {0}, .usual_rows = usual_rows};
+    for (const int64_t size : sizes) out.offsets.push_back(out.offsets.back() + size);
+    return std::make_shared<const HostGroups>(std::move(out));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Bool(), [](const auto& c) { return c.param ? "Library" : "Kernel"; });
 
 // Sums in fp64 of what operands hold: a [.., k] row by row, b column by column of [.., n].
 struct Exact {
@@ -49,7 +75,7 @@ struct Exact {
 
 const std::vector<int64_t> kSizes = {0, 1, 127, 0, 130, 33, 128, 0};
 
-TEST_F(MmaGemm, OfGroupsOfAnySizeIsTheirs) {
+TEST_P(GroupGemm, OfGroupsOfAnySizeIsTheirs) {
   for (const bool transposed : {false, true}) {
     for (const auto& [k, n] : {std::pair<int64_t, int64_t>{8, 8}, {40, 136}, {72, 24}}) {
       for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
@@ -59,8 +85,9 @@ TEST_F(MmaGemm, OfGroupsOfAnySizeIsTheirs) {
         const GroupedGemm gemm{.a = {.value = o.input({rows, k})},
                                .b = {.value = o.input(transposed ? Shape{groups * n, k} : Shape{groups * k, n}), .transposed = transposed},
                                .out = o.output_of(dtype, "out", {rows, n}, kExact),
-                               .offsets = offsets_of(o, kSizes)};
-        const std::vector<double> found = run(gemm);
+                               .offsets = offsets_of(o, kSizes),
+                               .host = host_of(kSizes)};
+        const std::vector<double> found = run(gemm, path());
         Exact exact{values(gemm.a.dense()), values(gemm.b.dense()), k, gemm.b.dense().dim(1), false, transposed};
         int64_t row = 0;
         for (const int64_t size : kSizes) {
@@ -78,7 +105,7 @@ TEST_F(MmaGemm, OfGroupsOfAnySizeIsTheirs) {
   }
 }
 
-TEST_F(MmaGemm, OfWeightsSumsTheRowsOfAGroup) {
+TEST_P(GroupGemm, OfWeightsSumsTheRowsOfAGroup) {
   for (const bool accumulate : {false, true}) {
     Operands o(device(), Dtype::bf16);
     const int64_t groups = std::ssize(kSizes), rows = 424, m = 136, n = 24;
@@ -86,8 +113,9 @@ TEST_F(MmaGemm, OfWeightsSumsTheRowsOfAGroup) {
                                      .b = o.input({rows, n}),
                                      .out = o.gradient("dweight", {groups * m, n}, kExact, accumulate),
                                      .offsets = offsets_of(o, kSizes),
-                                     .accumulate = accumulate};
-    const std::vector<double> before = values(gemm.out), found = run(gemm);
+                                     .accumulate = accumulate,
+                                     .host = host_of(kSizes)};
+    const std::vector<double> before = values(gemm.out), found = run(gemm, path());
     const Exact exact{values(std::get<Tensor>(gemm.a)), values(std::get<Tensor>(gemm.b)), m, n, true, false};
     int64_t row = 0, at = 0;
     for (const int64_t size : kSizes) {
@@ -104,7 +132,7 @@ TEST_F(MmaGemm, OfWeightsSumsTheRowsOfAGroup) {
 }
 
 // A token has the same bits whichever tokens are beside it in its group.
-TEST_F(MmaGemm, OfARowDoesNotDependOnItsGroup) {
+TEST_P(GroupGemm, OfARowDoesNotDependOnItsGroup) {
   Operands o(device(), Dtype::bf16);
   const int64_t rows = 200, k = 72, n = 40;
   const Tensor a = o.input({rows, k}), one = o.input({n, k});
@@ -118,14 +146,16 @@ TEST_F(MmaGemm, OfARowDoesNotDependOnItsGroup) {
     return run(GroupedGemm{.a = {.value = a},
                            .b = {.value = b, .transposed = true},
                            .out = o.output_of(Dtype::f32, "out", {rows, n}, kExact),
-                           .offsets = offsets_of(o, sizes)});
+                           .offsets = offsets_of(o, sizes),
+                           .host = host_of(sizes)},
+               path());
   };
   const std::vector<double> whole = with({0, 200, 0});
   EXPECT_EQ(with({1, 130, 69}), whole);
   EXPECT_EQ(with({77, 0, 123}), whole);
 }
 
-// Without the library.
+// Without the library, as on the executor; with it these are its GEMMs.
 TEST_F(MmaGemm, OfTwoMatricesIsTheirs) {
   for (const bool a_transposed : {false, true}) {
     for (const bool b_transposed : {false, true}) {
@@ -176,7 +206,10 @@ TEST_F(MmaGemm, OfTwoMatricesOfCodesIsThatOfTheirValues) {
                       .out = accumulate ? o.gradient("out", {64, 32}, kExact, true) : o.output_of(Dtype::f32, "out", {64, 32}, kExact),
                       .accumulate = accumulate,
                       .bias = o.input({32})};
-      const std::vector<double> before = values(gemm.out), found = run(gemm), bias = values(gemm.bias);
+      const std::vector<double> before = values(gemm.out), bias = values(gemm.bias);
+      const int64_t extreme = device().fp32_gemms();
+      const std::vector<double> found = run(gemm);
+      EXPECT_EQ(device().fp32_gemms(), extreme + (exponent == 0 ? 0 : 1));
       const Exact exact{values(dequantized(a)), values(dequantized(b)), 96, 96, false, true};
       for (int64_t i = 0; i < 64; ++i) {
         for (int64_t j = 0; j < 32; ++j) {
@@ -190,7 +223,7 @@ TEST_F(MmaGemm, OfTwoMatricesOfCodesIsThatOfTheirValues) {
 }
 
 // Codes are multiplied as values, and in fp32 where bf16 does not hold these.
-TEST_F(MmaGemm, OfCodesIsThatOfTheirValues) {
+TEST_P(GroupGemm, OfCodesIsThatOfTheirValues) {
   for (const int exponent : {0, 124}) {
     SCOPED_TRACE(exponent);
     Operands o(device(), Dtype::bf16);
@@ -205,8 +238,10 @@ TEST_F(MmaGemm, OfCodesIsThatOfTheirValues) {
     const GroupedGemm gemm{.a = {.value = a},
                            .b = {.value = b, .transposed = true},
                            .out = o.output_of(Dtype::f32, "out", {128, 96}, kExact),
-                           .offsets = offsets_of(o, sizes)};
-    const std::vector<double> found = run(gemm);
+                           .offsets = offsets_of(o, sizes),
+                           .host = host_of(sizes)};
+    const std::vector<double> found = run(gemm, path());
+    EXPECT_EQ(device().fp32_gemms(), exponent == 0 ? 0 : 1);
     Exact exact{values(dequantized(a)), values(dequantized(b)), 64, 64, false, true};
     int64_t row = 0;
     for (const int64_t size : sizes) {
@@ -214,6 +249,44 @@ TEST_F(MmaGemm, OfCodesIsThatOfTheirValues) {
         for (int64_t col = 0; col < 96; ++col)
           exact.expect(found[static_cast<size_t>(row * 96 + col)], row, col, 0, 64, 0.0, exponent == 0 ? bound_of(gemm) : 1e-6, 0x1p-24);
       exact.first_of_b += 96 * 64;
+    }
+  }
+}
+
+TEST_P(GroupGemm, OfCodesForWeightsIsThatOfTheirValues) {
+  for (const int exponent : {0, 124}) {
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(text(exponent, ' ', accumulate));
+      Operands o(device(), Dtype::bf16);
+      const std::vector<int64_t> sizes = {32, 0, 96};
+      const auto codes = [&](Shape shape, uint32_t what, int scale) {
+        std::vector<double> drawn = random_values(shape.elements(), what);
+        for (double& value : drawn) value = std::ldexp(value, scale);
+        return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), {Format::e4m3, 32, 1});
+      };
+      const QuantizedTensor a = codes({128, 64}, 95, -exponent), b = codes({128, 96}, 96, exponent);
+      const GroupedWeightGradient gemm{.a = a,
+                                       .b = b,
+                                       .out = o.gradient("dw", {int64_t{3} * 64, 96}, kExact, accumulate),
+                                       .offsets = offsets_of(o, sizes),
+                                       .accumulate = accumulate,
+                                       .host = host_of(sizes)};
+      const std::vector<double> before = values(gemm.out);
+      const int64_t extreme = device().fp32_gemms();
+      const std::vector<double> found = run(gemm, path());
+      EXPECT_EQ(device().fp32_gemms(), extreme + (exponent == 0 ? 0 : 1));
+      const Exact exact{values(dequantized(a)), values(dequantized(b)), 64, 96, true, false};
+      int64_t first = 0;
+      for (size_t g = 0; g < sizes.size(); ++g) {
+        for (int64_t i = 0; i < 64; ++i) {
+          for (int64_t j = 0; j < 96; ++j) {
+            const size_t at = (g * 64 + static_cast<size_t>(i)) * 96 + static_cast<size_t>(j);
+            exact.expect(found[at], i, j, first, first + sizes[g], accumulate ? before[at] : 0.0, exponent == 0 ? bound_of(gemm) : 1e-6,
+                         0x1p-23);
+          }
+        }
+        first += sizes[g];
+      }
     }
   }
 }

@@ -567,12 +567,19 @@ struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without th
   }
 };
 
+// What a host knows of groups of rows, and may therefore ask a library for: a GEMM of each.
+struct HostGroups {
+  std::vector<int64_t> offsets;  // what the tensor holds
+  int64_t usual_rows;  // of a group where all have as many, in every dispatch: what multiplies a row must not depend on the others
+};
+
 // Multiplies each group of rows with its matrix of a grouped weight, G matrices viewed as one below the other: out[r] = a[r] * op(b_g),
 // with b_g [I, O] or, transposed, [O, I]. Rows of no group become zeros. Operands are as in Gemm. A row's result does not depend on the
 // number of other rows.
 struct GroupedGemm {
   Operand a, b;
   Tensor out, offsets;
+  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
 
   Contract contract() const;
 };
@@ -583,6 +590,7 @@ struct GroupedWeightGradient {
   Value a, b;
   Tensor out, offsets;
   bool accumulate;
+  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
 
   Contract contract() const;
 };
@@ -789,8 +797,8 @@ class Backend {
   // says it when it is made, so of several on a device the last decides.
   virtual void allow_native_gemms(bool) {}
 
-  // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. 0 on GPUs,
-  // where only the device knows.
+  // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. A GPU counts them itself, a
+  // grouped one as one, and this is what it had counted by the latest wait of the host.
   virtual int64_t fp32_gemms() const { return 0; }
   // Measures whether bits of GEMMs depend on the position of a row or column of an operand or on zeros behind the depth: "fp32, rows: 40 of
   // 64 differ". Returns "" on every machine where a token has the same bits whichever tokens are beside it and whichever rank computes it.

@@ -86,7 +86,7 @@ enum class GemmObstacle : uint8_t {
   two_tiles,
   sizes,
   alignment,
-  grouped,      // rows of several groups, whose bounds are on the device
+  grouped,      // rows of several groups
   fp32_values,  // for our kernel of tensor cores
   nothing       // an empty contraction, which the library refuses
 };
@@ -106,6 +106,9 @@ struct GemmRoute {
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
 // Of our kernels, on a GPU where the library cannot multiply this because of `why`.
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why);
-GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device);
+// usual_rows: of a group, where the host knows groups (HostGroups), else 0. From kRowsForLibrary on, the library multiplies one after the
+// other.
+GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows = 0);
+inline constexpr int64_t kRowsForLibrary = 512;
 
 }  // namespace mantissa

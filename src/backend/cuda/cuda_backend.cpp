@@ -35,10 +35,10 @@ class PinnedMemory final : public MemorySource {
 };
 
 // Not of a pool: it is no memory of tensors.
-std::shared_ptr<gpu::ErrorWord> take_error_word() {
-  std::byte* const memory = gpu::take_memory(sizeof(gpu::ErrorWord));
+std::shared_ptr<gpu::LaneReport> take_report() {
+  std::byte* const memory = gpu::take_memory(sizeof(gpu::LaneReport));
   require(memory != nullptr, ExitCode::environment, "no memory of the device is left");
-  return {reinterpret_cast<gpu::ErrorWord*>(memory), [memory](gpu::ErrorWord*) { gpu::give_memory(memory); }};
+  return {reinterpret_cast<gpu::LaneReport*>(memory), [memory](gpu::LaneReport*) { gpu::give_memory(memory); }};
 }
 
 }  // namespace
@@ -48,8 +48,9 @@ CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu:
     each.stream = gpu::make_stream();
     each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>(facts_));
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
-    each.error = take_error_word();
-    clear_errors(each);
+    each.report = take_report();
+    const gpu::LaneReport nothing{};
+    copy_in(each, reinterpret_cast<const std::byte*>(&nothing), reinterpret_cast<std::byte*>(each.report.get()), sizeof nothing);
   }
 }
 
@@ -88,7 +89,7 @@ void CudaBackend::upload(const void* from, const Tensor& to) {
 
 void CudaBackend::download(const Tensor& from, void* to) {
   LaneParts& own = part();
-  const Staged errors = ask_errors(own);
+  const Staged report = ask_report(own);
   auto* bytes = static_cast<std::byte*>(to);
   for (int64_t at = 0; at < from.bytes(); at += kPieceBytes) {
     const int64_t count = std::min(kPieceBytes, from.bytes() - at);
@@ -96,14 +97,14 @@ void CudaBackend::download(const Tensor& from, void* to) {
     wait(piece.copied);
     std::memcpy(bytes + at, piece.bytes.get(), static_cast<size_t>(count));
   }
-  wait(errors.copied);
-  heed_errors(own, errors);
+  wait(report.copied);
+  heed_report(own, report);
 }
 
 void CudaBackend::synchronize() {
-  const std::array<Staged, 2> errors{ask_errors(parts_[0]), ask_errors(parts_[1])};
-  for (const Staged& each : errors) wait(each.copied);
-  for (size_t lane = 0; lane < parts_.size(); ++lane) heed_errors(parts_[lane], errors[lane]);
+  const std::array<Staged, 2> reports{ask_report(parts_[0]), ask_report(parts_[1])};
+  for (const Staged& each : reports) wait(each.copied);
+  for (size_t lane = 0; lane < parts_.size(); ++lane) heed_report(parts_[lane], reports[lane]);
 }
 
 void CudaBackend::copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes) {
@@ -125,17 +126,18 @@ const CudaBackend::Staged& CudaBackend::keep(LaneParts& lane, const std::shared_
   return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = gpu::record(*lane.stream)});
 }
 
-void CudaBackend::heed_errors(LaneParts& lane, const Staged& answer) {
-  gpu::ErrorWord error;
-  std::memcpy(&error, answer.bytes.get(), sizeof error);
-  if (error.taken == 0) return;
-  clear_errors(lane);
-  error.rule.refuse(error.index, error.value);
+void CudaBackend::heed_report(LaneParts& lane, const Staged& answer) {
+  gpu::LaneReport report;
+  std::memcpy(&report, answer.bytes.get(), sizeof report);
+  lane.fp32_gemms = report.fp32_gemms;
+  if (report.error.taken == 0) return;
+  clear_error(lane);
+  report.error.rule.refuse(report.error.index, report.error.value);
 }
 
-void CudaBackend::clear_errors(LaneParts& lane) {
+void CudaBackend::clear_error(LaneParts& lane) {
   const gpu::ErrorWord none{};
-  copy_in(lane, reinterpret_cast<const std::byte*>(&none), reinterpret_cast<std::byte*>(lane.error.get()), sizeof none);
+  copy_in(lane, reinterpret_cast<const std::byte*>(&none), reinterpret_cast<std::byte*>(&lane.report->error), sizeof none);
 }
 
 void CudaBackend::follow(const Mark& mark) {

@@ -39,6 +39,7 @@ class CudaBackend final : public Backend {
   double seconds(const Mark& from, const Mark& to) const override { return gpu::seconds(from, to); }
   GemmDevice gemm_device() const override;
   GemmCounts gemm_counts() const override { return gemm_counts_; }
+  int64_t fp32_gemms() const override { return int64_t{parts_[0].fp32_gemms} + parts_[1].fp32_gemms; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
   gpu::Stream& stream() { return *part().stream; }  // of this thread's lane
 
@@ -57,7 +58,8 @@ class CudaBackend final : public Backend {
     std::shared_ptr<gpu::Stream> stream;
     std::shared_ptr<CachingAllocator> memory, staging;
     std::deque<Staged> staged;
-    std::shared_ptr<gpu::ErrorWord> error;
+    std::shared_ptr<gpu::LaneReport> report;
+    uint32_t fp32_gemms = 0;  // as of the latest report
   };
   LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
   bool has_come(const gpu::Event& event) const;
@@ -66,11 +68,11 @@ class CudaBackend final : public Backend {
   void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
   Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
   const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
-  // What kernels of a lane have said until then; and, when it is here, throws it and lets later ones speak.
-  Staged ask_errors(LaneParts& lane) { return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord)); }
-  void heed_errors(LaneParts& lane, const Staged& answer);
-  void clear_errors(LaneParts& lane);
-  gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now
+  // What kernels of a lane have said until then; and, when it is here, throws the error and lets later ones speak.
+  Staged ask_report(LaneParts& lane) { return copy_out(lane, reinterpret_cast<std::byte*>(lane.report.get()), sizeof(gpu::LaneReport)); }
+  void heed_report(LaneParts& lane, const Staged& answer);
+  void clear_error(LaneParts& lane);
+  gpu::ErrorWord* error_word() { return &part().report->error; }  // for kernels that are launched now
   gpu::CheckedIndices checked(const Tensor& indices, const IndexRule& rule) { return {indices.device_data<int32_t>(), rule, error_word()}; }
   // Offsets of groups of so many rows; where one is refused, no group has rows.
   Tensor checked_offsets(const char* kernel, const Tensor& offsets, int64_t rows);
@@ -85,8 +87,13 @@ class CudaBackend final : public Backend {
     std::vector<Tensor> held{};
   };
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
+  bool multiply_groups_by_library(const GroupedGemm& k, const Tensor& offsets);
+  bool multiply_groups_by_library(const GroupedWeightGradient& k, const Tensor& offsets);
+  // Asks for them where the route is one of the library, `usual` being the form of a group that has the usual rows.
+  bool ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups, uint32_t alignment);
   void multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route);
   void add_extremes(const Gemm& k, const Scratch& scratch);
+  void add_extremes(const auto& groups, const Tensor& offsets, const Scratch& scratch);
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
   Tensor values_of(const Value& value, Scratch& scratch);
@@ -96,10 +103,11 @@ class CudaBackend final : public Backend {
   void multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out);
   void multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate);
   void clear_rows_of_no_group(const Tensor& out, const Tensor& offsets);
-  // Of any operands, in fp32; with a flag that is down nothing is done.
-  void multiply_plainly(const Gemm& k, const int32_t* only_if);
-  void multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, const int32_t* only_if);
-  void multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, const int32_t* only_if);
+  // Of any operands, in fp32.
+  void multiply_plainly(const Gemm& k, gpu::OnlyIf only_if = {});
+  void multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
+  void multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
+  gpu::OnlyIf only_if_extreme(const Scratch& scratch) { return {scratch.flag.device_data<int32_t>(), &part().report->fp32_gemms}; }
   Tensor transposed_codes(const QuantizedTensor& x);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
   void clear_where(const Tensor& flag, const Tensor& values);

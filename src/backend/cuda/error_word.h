@@ -1,14 +1,25 @@
-// What kernels say of an index that is out of range, in device memory of their lane: whoever waits for the lane throws it.
+// What kernels of a lane tell the host, in device memory: whoever waits for the lane reads it.
 #pragma once
 
 #include "backend/index_rule.h"
 
 namespace mantissa::gpu {
 
-struct ErrorWord {  // zeros, until the first such index fills it
+struct ErrorWord {  // zeros, until the first index that is out of range fills it; then the host throws
   uint32_t taken;
   int64_t value, index;
   IndexRule rule;
+};
+
+struct LaneReport {
+  ErrorWord error;
+  uint32_t fp32_gemms;  // that codes with extreme scales have led to
+};
+
+// What decides on the device whether a kernel does its work.
+struct OnlyIf {
+  const int32_t* flag = nullptr;   // down: no work; null: it is done in any case
+  uint32_t* fp32_gemms = nullptr;  // counts the times that the flag was up
 };
 
 struct CheckedIndices {  // an operand, which kernels read by checked()

@@ -6,11 +6,10 @@ namespace {
 
 using namespace gpu;
 
-// A block has a tile of out. With a flag that is down nothing is done.
+// A block has a tile of out.
 template <class Out>
-__global__ void __launch_bounds__(kThreads, kGemmBlocks)
-    gemm(GemmSide a, GemmSide b, int64_t depth, GemmTarget<Out> to, const int32_t* only_if) {
-  if (only_if != nullptr && *only_if == 0) return;
+__global__ void __launch_bounds__(kThreads, kGemmBlocks) gemm(GemmSide a, GemmSide b, int64_t depth, GemmTarget<Out> to, OnlyIf only_if) {
+  if (!is_up(only_if)) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   a.outer.first = int64_t{index} * kTile;
@@ -21,7 +20,7 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks)
 
 }  // namespace
 
-void CudaBackend::multiply_plainly(const Gemm& k, const int32_t* only_if) {
+void CudaBackend::multiply_plainly(const Gemm& k, OnlyIf only_if) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
   const GemmSide a{gemm_matrix(k.a.value), !k.a.transposed, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
   with_values(k.out.dtype(), [&]<class Out>() {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "backend/cuda/runtime_calls.h"
 #include "mantissa/formats/format.h"
@@ -36,6 +37,7 @@ struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n];
   bool accumulate;
   const std::byte* bias;  // of out_dtype, at a multiple of 16 bytes; null: none
   int64_t m, n, k;
+  uint32_t alignment = 0;  // of its addresses; 0: what they have
 };
 
 class GemmLibrary {
@@ -47,6 +49,9 @@ class GemmLibrary {
   // Returns whether it has an algorithm for this; then the stream has been asked for it. Sums are not split, so that the same GEMM has the
   // same bits on the same device. Throws Error(environment) where it fails otherwise.
   virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
+  // The same of values, one after the other, all of them or none. They differ from the usual one in addresses, and in m or in k along rows
+  // of operands; all take the algorithm that it has, so that the bits of a group do not depend on its rows.
+  virtual bool multiply_groups(Stream& stream, const LibraryGemm& usual, std::span<const LibraryGemm> groups, const Memory& workspace) = 0;
 };
 
 // Null where there is none.

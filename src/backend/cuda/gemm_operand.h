@@ -3,9 +3,18 @@
 #pragma once
 
 #include "backend/cuda/codes.h"
+#include "backend/cuda/error_word.h"
 #include "backend/cuda/tile_product.h"
 
 namespace mantissa::gpu {
+
+// All blocks of a kernel call it once, and the first one counts.
+__device__ inline bool is_up(OnlyIf only_if) {
+  if (only_if.flag == nullptr) return true;
+  if (*only_if.flag == 0) return false;
+  if (block() == 0 && thread() == 0) fetch_add(only_if.fp32_gemms, 1U);
+  return true;
+}
 
 // A matrix as it lies in memory, from first_row on.
 struct GemmMatrix {

@@ -15,6 +15,16 @@ LibraryMatrix matrix_of(const Tensor& values, bool transposed) {
   return {.data = values.device_bytes(), .dtype = values.dtype(), .transposed = transposed};
 }
 
+bool is_ours(const GemmRoute& route) { return route.path == GemmPath::plain || route.path == GemmPath::mma; }
+
+// Of the rows of all, wherever groups of them begin.
+uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
+  uintptr_t bits = 256;
+  for (const Tensor& each : all)
+    bits |= reinterpret_cast<uintptr_t>(each.device_bytes()) | static_cast<uintptr_t>(each.dim(1) * dtype_bytes(each.dtype()));
+  return static_cast<uint32_t>(bits & -bits);
+}
+
 bool begins_at_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.device_bytes()) % 16 == 0; }
 
 }  // namespace
@@ -27,38 +37,39 @@ void CudaBackend::execute(const Gemm& k) {
   if (k.out.elements() == 0) return;
   const GemmForm form = form_of(k);
   const GemmRoute route = route_gemm(form, gemm_device());
-  const bool ours = route.path == GemmPath::plain || route.path == GemmPath::mma;
-  if (!ours && multiply_by_library(k, form, route)) return;
-  const GemmRoute own = ours ? route : route_without_library(form, gemm_device(), GemmObstacle::none);
+  if (!is_ours(route) && multiply_by_library(k, form, route)) return;
+  const GemmRoute own = is_ours(route) ? route : route_without_library(form, gemm_device(), GemmObstacle::none);
   count_gemm(own.path);
   if (own.path == GemmPath::mma) return multiply_on_tensor_cores(k, own);
-  multiply_plainly(k, nullptr);
+  multiply_plainly(k);
 }
 
 void CudaBackend::execute(const GroupedGemm& k) {
   const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
+  if (k.host && multiply_groups_by_library(k, offsets)) return clear_rows_of_no_group(k.out, offsets);
   const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
   count_gemm(route.path);
   if (route.path == GemmPath::mma) {
     Scratch scratch = scratch_for(route);
     const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
     multiply_groups(a, b, k.b.transposed, offsets, k.out);
-    if (scratch.flag.defined()) multiply_groups_plainly(k, offsets, scratch.flag.device_data<int32_t>());
+    add_extremes(k, offsets, scratch);
   } else {
-    multiply_groups_plainly(k, offsets, nullptr);
+    multiply_groups_plainly(k, offsets);
   }
   clear_rows_of_no_group(k.out, offsets);
 }
 
 void CudaBackend::execute(const GroupedWeightGradient& k) {
   const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
+  if (k.host && multiply_groups_by_library(k, offsets)) return;
   const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
   count_gemm(route.path);
-  if (route.path != GemmPath::mma) return multiply_groups_plainly(k, offsets, nullptr);
+  if (route.path != GemmPath::mma) return multiply_groups_plainly(k, offsets);
   Scratch scratch = scratch_for(route);
   const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
   multiply_groups_for_weights(a, b, offsets, k.out, k.accumulate);
-  if (scratch.flag.defined()) multiply_groups_plainly(k, offsets, scratch.flag.device_data<int32_t>());
+  add_extremes(k, offsets, scratch);
 }
 
 CudaBackend::Scratch CudaBackend::scratch_for(const GemmRoute& route) {
@@ -106,6 +117,78 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   return true;
 }
 
+bool CudaBackend::multiply_groups_by_library(const GroupedGemm& k, const Tensor& offsets) {
+  GemmForm usual = form_of(k);
+  usual.m = k.host->usual_rows;
+  const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.m);
+  if (is_ours(route) || refused_.contains(form_text(usual))) return false;
+  Scratch scratch = scratch_for(route);
+  const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
+  const std::vector<int64_t>& ends = k.host->offsets;
+  const int64_t rows_of_b = b.dim(0) / (std::ssize(ends) - 1);
+  std::vector<gpu::LibraryGemm> groups;
+  for (size_t g = 0; g + 1 < ends.size(); ++g) {
+    if (ends[g] == ends[g + 1]) continue;
+    const int64_t first = static_cast<int64_t>(g) * rows_of_b;
+    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), k.a.transposed),
+                      .b = matrix_of(b.slice(first, first + rows_of_b), k.b.transposed),
+                      .out = k.out.slice(ends[g], ends[g + 1]).device_bytes(),
+                      .out_dtype = k.out.dtype(),
+                      .accumulate = false,
+                      .bias = nullptr,
+                      .m = ends[g + 1] - ends[g],
+                      .n = usual.n,
+                      .k = usual.k});
+  }
+  if (!ask_library(usual, route, groups, alignment_of_rows({a, b, k.out}))) return false;
+  add_extremes(k, offsets, scratch);
+  return true;
+}
+
+bool CudaBackend::multiply_groups_by_library(const GroupedWeightGradient& k, const Tensor& offsets) {
+  GemmForm usual = form_of(k);
+  usual.k = k.host->usual_rows;
+  const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.k);
+  if (is_ours(route) || refused_.contains(form_text(usual))) return false;
+  Scratch scratch = scratch_for(route);
+  const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
+  const std::vector<int64_t>& ends = k.host->offsets;
+  std::vector<gpu::LibraryGemm> groups;
+  for (size_t g = 0; g + 1 < ends.size(); ++g) {
+    const int64_t first = static_cast<int64_t>(g) * usual.m;
+    const Tensor out = k.out.slice(first, first + usual.m);
+    if (ends[g] == ends[g + 1]) {
+      if (!k.accumulate) execute(Fill{.out = out, .value = 0.0});
+      continue;
+    }
+    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), true),
+                      .b = matrix_of(b.slice(ends[g], ends[g + 1]), false),
+                      .out = out.device_bytes(),
+                      .out_dtype = out.dtype(),
+                      .accumulate = k.accumulate,
+                      .bias = nullptr,
+                      .m = usual.m,
+                      .n = usual.n,
+                      .k = ends[g + 1] - ends[g]});
+  }
+  if (!ask_library(usual, route, groups, alignment_of_rows({a, b, k.out}))) return false;
+  add_extremes(k, offsets, scratch);
+  return true;
+}
+
+bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups,
+                              uint32_t alignment) {
+  if (groups.empty()) return true;
+  gpu::LibraryGemm like = groups.front();
+  like.m = usual.m, like.k = usual.k, like.alignment = alignment;
+  if (!library_->multiply_groups(stream(), like, groups, [this](int64_t bytes) { return allocate(bytes); })) {
+    report_refused(usual);
+    return false;
+  }
+  count_gemm(route.path);
+  return true;
+}
+
 void CudaBackend::multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route) {
   Scratch scratch = scratch_for(route);
   Gemm of_values = k;
@@ -120,7 +203,11 @@ void CudaBackend::add_extremes(const Gemm& k, const Scratch& scratch) {
   if (!scratch.flag.defined()) return;
   Gemm rest = k;
   if (k.accumulate) rest.bias = {};  // which has been added to zeros
-  multiply_plainly(rest, scratch.flag.device_data<int32_t>());
+  multiply_plainly(rest, only_if_extreme(scratch));
+}
+
+void CudaBackend::add_extremes(const auto& groups, const Tensor& offsets, const Scratch& scratch) {
+  if (scratch.flag.defined()) multiply_groups_plainly(groups, offsets, only_if_extreme(scratch));
 }
 
 // Once for each form, whatever its rows, because such a GEMM takes many times as long.

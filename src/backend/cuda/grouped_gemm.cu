@@ -10,9 +10,9 @@ using namespace gpu;
 // A block has a tile of a group. The tiles of group g begin at index offsets[g] / kTile + g, where those of the groups before have ended:
 // so each finds its group, without the host knowing them, and at most one index a group is of no tile.
 template <class Out>
-__global__ void __launch_bounds__(kThreads, kGemmBlocks) grouped_gemm(GemmSide a, GemmSide b, int64_t depth, int64_t matrix_rows,
-                                                                      GroupOffsets groups, GemmTarget<Out> to, const int32_t* only_if) {
-  if (only_if != nullptr && *only_if == 0) return;
+__global__ void __launch_bounds__(kThreads, kGemmBlocks)
+    grouped_gemm(GemmSide a, GemmSide b, int64_t depth, int64_t matrix_rows, GroupOffsets groups, GemmTarget<Out> to, OnlyIf only_if) {
+  if (!is_up(only_if)) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   const auto first_tile = [&](int64_t g) { return groups.begin(g) / kTile + g; };
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kThreads) clear_rest(T* out, GroupOffsets grou
 
 // A block has a tile of a group's gradient, out_rows x cols.
 __global__ void __launch_bounds__(kThreads, kGemmBlocks)
-    grouped_weight_gradient(GemmSide a, GemmSide b, int64_t out_rows, GroupOffsets groups, GemmTarget<float> to, const int32_t* only_if) {
-  if (only_if != nullptr && *only_if == 0) return;
+    grouped_weight_gradient(GemmSide a, GemmSide b, int64_t out_rows, GroupOffsets groups, GemmTarget<float> to, OnlyIf only_if) {
+  if (!is_up(only_if)) return;
   auto index = static_cast<unsigned>(block());
   b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
   a.outer.first = take_last(index, ceil_div(out_rows, int64_t{kTile})) * kTile;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks)
 
 }  // namespace
 
-void CudaBackend::multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, const int32_t* only_if) {
+void CudaBackend::multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, OnlyIf only_if) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
   const GroupOffsets groups = groups_of(offsets);
   const int64_t tiles = rows == 0 ? 0 : rows / kTile + groups.count;
@@ -64,7 +64,7 @@ void CudaBackend::clear_rows_of_no_group(const Tensor& out, const Tensor& offset
   });
 }
 
-void CudaBackend::multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, const int32_t* only_if) {
+void CudaBackend::multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, OnlyIf only_if) {
   const int64_t rows = shape_of(k.a)[1], cols = k.out.dim(1);
   const GroupOffsets groups = groups_of(offsets);
   const GemmSide a{gemm_matrix(k.a), false, {0, rows}}, b{gemm_matrix(k.b), false, {0, cols}};

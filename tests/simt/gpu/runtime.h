@@ -2,6 +2,7 @@
 // freed memory are poisoned in the order of their stream. src/backend/cuda/chip/gpu/runtime.h is that of a chip.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <type_traits>
 
@@ -17,11 +18,12 @@ int architecture();
 // What find_gpu(0) says of the executor; a test may change it while no other thread asks.
 Gpu& described_gpu();
 
-// How many products that library was asked for in this process, by the scales of their operands.
+// How many products that library was asked for in this process, by the scales of their operands, and how many algorithms.
 struct LibraryGemms {
-  int64_t of_values = 0, per_32 = 0, per_128 = 0;
+  int64_t of_values = 0, per_32 = 0, per_128 = 0, algorithms = 0;
 };
 LibraryGemms library_gemms();
+std::atomic<int64_t>& refused_columns();  // of a product for which it refuses the algorithm that others have; 0: of none
 
 }  // namespace mantissa::simt
 

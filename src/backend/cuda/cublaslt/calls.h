@@ -17,10 +17,12 @@ namespace mantissa::gpu {
   X(MatmulDescSetAttribute)        \
   X(MatrixLayoutCreate)            \
   X(MatrixLayoutDestroy)           \
+  X(MatrixLayoutSetAttribute)      \
   X(MatmulPreferenceCreate)        \
   X(MatmulPreferenceDestroy)       \
   X(MatmulPreferenceSetAttribute)  \
   X(MatmulAlgoGetHeuristic)        \
+  X(MatmulAlgoCheck)               \
   X(Matmul)
 
 struct CublasLtCalls {

@@ -67,6 +67,9 @@ class MatrixLayout {
   MatrixLayout(const MatrixLayout&) = delete;
   MatrixLayout& operator=(const MatrixLayout&) = delete;
   cublasLtMatrixLayout_t get() const { return layout_; }
+  void set_rows(int64_t rows) {
+    check(calls_.MatrixLayoutSetAttribute(layout_, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows), "the size of a layout");
+  }
 
  private:
   const CublasLtCalls& calls_;
@@ -94,9 +97,17 @@ class Preference {
 struct Chosen {
   Chosen(const CublasLtCalls& calls, const LibraryGemm& g)
       : desc(calls),
-        a(calls, type_of(g.b), g.b.transposed ? g.n : g.k, g.b.transposed ? g.k : g.n),
-        b(calls, type_of(g.a), g.a.transposed ? g.k : g.m, g.a.transposed ? g.m : g.k),
+        a(calls, type_of(g.b), rows_of_b(g), g.b.transposed ? g.k : g.n),
+        b(calls, type_of(g.a), rows_of_a(g), g.a.transposed ? g.m : g.k),
         d(calls, type_of(g.out_dtype), g.m, g.n) {}
+
+  void set_rows(const LibraryGemm& g) {
+    a.set_rows(rows_of_b(g));
+    b.set_rows(rows_of_a(g));
+    d.set_rows(g.m);
+  }
+  static int64_t rows_of_a(const LibraryGemm& g) { return g.a.transposed ? g.k : g.m; }
+  static int64_t rows_of_b(const LibraryGemm& g) { return g.b.transposed ? g.n : g.k; }
 
   MatmulDesc desc;
   MatrixLayout a, b, d;
@@ -117,28 +128,54 @@ class CublasLt final : public GemmLibrary {
   int version() const override { return static_cast<int>(calls_.GetVersion()); }
 
   bool multiply(Stream& stream, const LibraryGemm& g, const Memory& workspace) override {
-    Chosen& chosen = choose(g);
+    Chosen& chosen = choose(g, false);
     if (!chosen.found) return false;
     set_addresses(chosen.desc, g);
-    const auto bytes = static_cast<int64_t>(chosen.result.workspaceSize);
-    const std::shared_ptr<std::byte> memory = bytes > 0 ? workspace(bytes) : nullptr;
-    const float alpha = 1.0F, beta = g.accumulate ? 1.0F : 0.0F;
-    check(calls_.Matmul(handle_, chosen.desc.get(), &alpha, g.b.data, chosen.a.get(), g.a.data, chosen.b.get(), &beta, g.out,
-                        chosen.d.get(), g.out, chosen.d.get(), &chosen.result.algo, memory.get(), chosen.result.workspaceSize,
-                        static_cast<cudaStream_t>(handle_of(stream))),
-          "a GEMM");
+    ask_for(stream, chosen, g, chosen.result.workspaceSize, workspace);
+    return true;
+  }
+
+  bool multiply_groups(Stream& stream, const LibraryGemm& usual, std::span<const LibraryGemm> groups, const Memory& workspace) override {
+    Chosen& chosen = choose(usual, true);
+    size_t bytes = 0;
+    const bool fits = chosen.found && std::ranges::all_of(groups, [&](const LibraryGemm& g) {
+                        chosen.set_rows(g);
+                        cublasLtMatmulHeuristicResult_t result{};
+                        const cublasStatus_t status = calls_.MatmulAlgoCheck(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(),
+                                                                             chosen.d.get(), chosen.d.get(), &chosen.result.algo, &result);
+                        bytes = std::max(bytes, result.workspaceSize);
+                        return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= static_cast<size_t>(kGemmWorkspace);
+                      });
+    if (!fits) return false;
+    for (const LibraryGemm& g : groups) {
+      chosen.set_rows(g);
+      ask_for(stream, chosen, g, bytes, workspace);
+    }
     return true;
   }
 
  private:
   using Side = std::tuple<int, bool, ScaleLayout, uint32_t>;
-  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, uint32_t, int64_t, int64_t, int64_t>;
-  static Side side_of(const LibraryMatrix& matrix) {
-    return {type_of(matrix), matrix.transposed, matrix.layout, alignment_of(matrix.data)};
+  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, uint32_t, int64_t, int64_t, int64_t, bool>;
+  static uint32_t alignment_in(const LibraryGemm& g, const std::byte* address) {
+    return g.alignment > 0 ? g.alignment : alignment_of(address);
+  }
+  static Side side_of(const LibraryGemm& g, const LibraryMatrix& matrix) {
+    return {type_of(matrix), matrix.transposed, matrix.layout, alignment_in(g, matrix.data)};
   }
 
-  Chosen& choose(const LibraryGemm& g) {
-    const Key key{side_of(g.a), side_of(g.b), g.out_dtype, alignment_of(g.out), g.accumulate, alignment_of(g.bias), g.m, g.n, g.k};
+  void ask_for(Stream& stream, const Chosen& chosen, const LibraryGemm& g, size_t bytes, const Memory& workspace) {
+    const std::shared_ptr<std::byte> memory = bytes > 0 ? workspace(static_cast<int64_t>(bytes)) : nullptr;
+    const float alpha = 1.0F, beta = g.accumulate ? 1.0F : 0.0F;
+    check(
+        calls_.Matmul(handle_, chosen.desc.get(), &alpha, g.b.data, chosen.a.get(), g.a.data, chosen.b.get(), &beta, g.out, chosen.d.get(),
+                      g.out, chosen.d.get(), &chosen.result.algo, memory.get(), bytes, static_cast<cudaStream_t>(handle_of(stream))),
+        "a GEMM");
+  }
+
+  Chosen& choose(const LibraryGemm& g, bool grouped) {
+    const Key key{side_of(g, g.a), side_of(g, g.b), g.out_dtype, alignment_in(g, g.out), g.accumulate, alignment_of(g.bias), g.m, g.n, g.k,
+                  grouped};
     std::unique_ptr<Chosen>& chosen = chosen_[key];
     if (!chosen) {
       chosen = std::make_unique<Chosen>(calls_, g);
@@ -173,10 +210,10 @@ class CublasLt final : public GemmLibrary {
     Preference preference(calls_);
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(g.b.data));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(g.a.data));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(g.out));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(g.out));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_in(g, g.b.data));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_in(g, g.a.data));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_in(g, g.out));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_in(g, g.out));
     int found = 0;
     const cublasStatus_t status = calls_.MatmulAlgoGetHeuristic(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(), chosen.d.get(),
                                                                 chosen.d.get(), preference.get(), 1, &chosen.result, &found);
