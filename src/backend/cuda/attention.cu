@@ -99,8 +99,6 @@ FlashLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, 
 }
 
 constexpr int64_t kLeastTileRows = 16;  // fewer queries leave most of a tile empty
-constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
-
 // What a warp makes of its keys for one query. A lane has every 32nd channel.
 template <unsigned kOfLane>
 struct RowSums {
@@ -209,7 +207,7 @@ void CudaBackend::execute(const AttentionForward& k) {
     const Attention<T> attention{.queries = qkv,
                                  .keys = qkv + layout.heads * d,
                                  .values = qkv + (layout.heads + layout.kv_heads) * d,
-                                 .sinks = k.sinks.defined() ? k.sinks.device_data<T>() : nullptr,
+                                 .sinks = data_or_null<T>(k.sinks),
                                  .query_stride = layout.row(),
                                  .key_stride = layout.row(),
                                  .queries_of_sequence = length,
@@ -218,7 +216,7 @@ void CudaBackend::execute(const AttentionForward& k) {
                                  .heads = layout.heads,
                                  .group = layout.heads / layout.kv_heads,
                                  .head_dim = d,
-                                 .segment_starts = k.segment_starts.defined() ? k.segment_starts.device_data<int32_t>() : nullptr,
+                                 .segment_starts = data_or_null<int32_t>(k.segment_starts),
                                  .window = k.window,
                                  .scale = static_cast<float>(k.scale),
                                  .out = out.device_data<T>(),
@@ -246,7 +244,7 @@ void CudaBackend::execute(const CachedAttention& k) {
     const Attention<T> attention{.queries = qkv,
                                  .keys = key_rows.device_data<T>(),
                                  .values = value_rows.device_data<T>(),
-                                 .sinks = k.sinks.defined() ? k.sinks.device_data<T>() : nullptr,
+                                 .sinks = data_or_null<T>(k.sinks),
                                  .query_stride = layout.row(),
                                  .key_stride = channels,
                                  .queries_of_sequence = rows,

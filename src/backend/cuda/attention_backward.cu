@@ -10,8 +10,6 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
-
 // deltas [B, H, T] = dout out, of rows that lie [B, T, H, D]. A warp has a row of a head.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -158,7 +156,7 @@ void CudaBackend::execute(const AttentionBackward& k) {
                                         .dout = dout,
                                         .lse = k.lse.device_data<float>(),
                                         .deltas = deltas.device_data<float>(),
-                                        .segment_starts = k.segment_starts.defined() ? k.segment_starts.device_data<int32_t>() : nullptr,
+                                        .segment_starts = data_or_null<int32_t>(k.segment_starts),
                                         .window = k.window,
                                         .length = length,
                                         .heads = heads,

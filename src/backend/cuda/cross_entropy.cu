@@ -1,10 +1,10 @@
 #include <limits>
 
-#include "backend/cpu/shared_loss.h"
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/reduce.h"
 #include "backend/cuda/values.h"
+#include "backend/shared_loss.h"
 
 namespace mantissa {
 namespace {
@@ -90,18 +90,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-T* gradient_of(const Tensor& dlogits) {
-  return dlogits.defined() ? dlogits.device_data<T>() : nullptr;
-}
-
 }  // namespace
 
 void CudaBackend::execute(const CrossEntropy& k) {
   const CheckedIndices targets = checked(k.targets, IndexRule::targets("cross_entropy", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
     launch(cross_entropy<T>, {k.logits.dim(0), kThreads}, k.logits.device_data<T>(), targets, k.loss.device_data<float>(),
-           gradient_of<T>(k.dlogits), k.vocab, k.logits.dim(1), static_cast<float>(k.scale));
+           data_or_null<T>(k.dlogits), k.vocab, k.logits.dim(1), static_cast<float>(k.scale));
   });
 }
 
@@ -125,7 +120,7 @@ void CudaBackend::execute(const CrossEntropyOfShares& k) {
                       .columns = columns};
   with_values(k.logits.dtype(), [&]<class T>() {
     launch(of_shares<T>, {rows, kThreads}, shares, k.logits.device_data<T>(), targets, k.loss.device_data<float>(),
-           gradient_of<T>(k.dlogits), static_cast<float>(k.scale));
+           data_or_null<T>(k.dlogits), static_cast<float>(k.scale));
   });
 }
 

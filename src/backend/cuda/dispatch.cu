@@ -11,8 +11,6 @@ namespace {
 
 using namespace gpu;
 
-constexpr int64_t kWarpsOfBlock = kThreads / kWarp;
-
 // The choices of one expert in the order of tokens: a block goes through all of them, a warp through its part of them.
 struct ChoicesOfExpert {
   const int32_t* experts;
@@ -22,7 +20,7 @@ struct ChoicesOfExpert {
   // Calls body(i, how many of the part are before it) for the choices of this thread. Returns how many the part of its warp has.
   template <class Body>
   __device__ int64_t each(Body body) const {
-    const int64_t part = ceil_div(ceil_div(total, kWarpsOfBlock), int64_t{kWarp}) * kWarp, first = warp() * part;
+    const int64_t part = ceil_div(ceil_div(total, int64_t{kWarpsOfBlock}), int64_t{kWarp}) * kWarp, first = warp() * part;
     int64_t found = 0;
     for (int64_t from = first; from < first + part; from += kWarp) {
       const int64_t i = from + lane();
@@ -180,7 +178,7 @@ void CudaBackend::execute(const ArrivalTable& k) {
   int64_t* const begins = first + groups;
   const int32_t* const counts = k.counts.device_data<int32_t>();
   launch(place_arrivals, {1, kThreads}, counts, ranks, experts, k.multiple, ArrivalRules(k), error_word(), first, begins,
-         k.offsets.device_data<int32_t>(), k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr);
+         k.offsets.device_data<int32_t>(), data_or_null<int32_t>(k.source_offsets));
   launch(list_arrivals, {groups, kThreads}, counts, ranks, experts, first, begins, k.rows.device_data<int32_t>(),
          k.assignments.device_data<int32_t>());
 }

@@ -7,8 +7,6 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
-
 // A block has a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -55,15 +53,13 @@ __global__ void __launch_bounds__(kThreads) grouped_bias_dot(const T* dy, const 
   if (thread() == 0) out[block()] = static_cast<float>(sum);
 }
 
-const float* weights_of_rows(const Tensor& row_weights) { return row_weights.defined() ? row_weights.device_data<float>() : nullptr; }
-
 }  // namespace
 
 void CudaBackend::execute(const AddGroupedBias& k) {
   const Tensor offsets = checked_offsets("add_grouped_bias", k.offsets, k.x.dim(0));
   with_values(k.out.dtype(), [&]<class T>() {
-    launch(add_grouped_bias<T>, {k.x.dim(0), kThreads}, k.x.device_data<float>(), k.bias.device_data<T>(), weights_of_rows(k.row_weights),
-           groups_of(offsets), k.out.device_data<T>(), k.x.dim(1));
+    launch(add_grouped_bias<T>, {k.x.dim(0), kThreads}, k.x.device_data<float>(), k.bias.device_data<T>(),
+           data_or_null<float>(k.row_weights), groups_of(offsets), k.out.device_data<T>(), k.x.dim(1));
   });
 }
 
@@ -73,7 +69,7 @@ void CudaBackend::execute(const GroupedBiasGradient& k) {
   const GroupOffsets groups = groups_of(offsets);
   with_values(k.dy.dtype(), [&]<class T>() {
     launch(grouped_bias_gradient<T>, {groups.count * ceil_div(columns, int64_t{kWarp}), kThreads}, k.dy.device_data<T>(),
-           weights_of_rows(k.row_weights), groups, k.dbias.device_data<float>(), columns, k.accumulate);
+           data_or_null<float>(k.row_weights), groups, k.dbias.device_data<float>(), columns, k.accumulate);
   });
 }
 

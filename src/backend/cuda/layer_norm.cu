@@ -75,9 +75,8 @@ struct BiasTerm {  // of the gradient of the bias
 
 void CudaBackend::execute(const LayerNormForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(layer_norm<T>, {k.x.dim(0), kThreads}, k.x.device_data<T>(), k.weight.device_data<T>(),
-           k.bias.defined() ? k.bias.device_data<T>() : nullptr, k.y.device_data<T>(), k.mean.device_data<float>(),
-           k.rstd.device_data<float>(), k.x.dim(1), static_cast<float>(k.eps));
+    launch(layer_norm<T>, {k.x.dim(0), kThreads}, k.x.device_data<T>(), k.weight.device_data<T>(), data_or_null<T>(k.bias),
+           k.y.device_data<T>(), k.mean.device_data<float>(), k.rstd.device_data<float>(), k.x.dim(1), static_cast<float>(k.eps));
   });
 }
 

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "backend/adamw_rule.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/ordered_sum.h"
 #include "backend/cuda/reduce.h"
@@ -11,42 +12,27 @@ namespace {
 using namespace gpu;
 
 struct Update {
+  AdamWRule<float> rule;
   float *master, *m, *v;
   const float *grad, *step;
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 
   explicit Update(const AdamW& k)
-      : master(k.master.device_data<float>()),
+      : rule(k),
+        master(k.master.device_data<float>()),
         m(k.m.device_data<float>()),
         v(k.v.device_data<float>()),
         grad(k.grad.device_data<float>()),
-        step(k.step.device_data<float>()),
-        beta1(static_cast<float>(k.beta1)),
-        one_minus_beta1(static_cast<float>(1.0 - k.beta1)),
-        beta2(static_cast<float>(k.beta2)),
-        one_minus_beta2(static_cast<float>(1.0 - k.beta2)),
-        eps(static_cast<float>(k.eps)),
-        weight_decay(static_cast<float>(k.weight_decay)) {}
-  __device__ float of_step(StepValue which) const { return step[static_cast<int>(which)]; }
-  // The reference's operations in the reference's order, each rounded: the same bits.
-  __device__ float apply(int64_t i) const {
-    const float g = grad[i] * of_step(StepValue::clip_factor);
-    const float new_m = beta1 * m[i] + one_minus_beta1 * g, new_v = beta2 * v[i] + one_minus_beta2 * g * g;
-    const float m_hat = new_m * of_step(StepValue::inverse_bias_correction1), v_hat = new_v * of_step(StepValue::inverse_bias_correction2);
-    const float before = master[i], update = m_hat / (sqrtf(v_hat) + eps) + weight_decay * before;
-    m[i] = new_m;
-    v[i] = new_v;
-    return master[i] = before - of_step(StepValue::lr) * update;
-  }
+        step(k.step.device_data<float>()) {}
 };
 
 // value may be null.
 template <class T>
 __global__ void __launch_bounds__(kThreads) adamw(Update k, T* value, int64_t count) {
-  const bool skip = k.of_step(StepValue::skip) != 0.0F;
+  const bool skip = k.step[static_cast<int>(StepValue::skip)] != 0.0F;
+  const AdamWStep<float> step(k.step);
   for_each_element(count, [=](int64_t i) {
-    const float master = skip ? k.master[i] : k.apply(i);
-    if (value != nullptr) value[i] = rounded<T>(master);
+    if (!skip) k.rule.apply(step, k.master[i], k.m[i], k.v[i], k.grad[i]);
+    if (value != nullptr) value[i] = rounded<T>(k.master[i]);
   });
 }
 

@@ -8,8 +8,6 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
-
 // A row of packed heads.
 struct Heads {
   int64_t queries, normed, all;  // the first ones, counted in heads

@@ -107,7 +107,7 @@ void CudaBackend::execute(const QuantizationError& k) {
                histogram_memory = empty(*this, Dtype::u8, {histograms * int64_t{sizeof(Histogram)}});
   auto* const sums = reinterpret_cast<Sums*>(sum_memory.device_bytes());
   auto* const counts = reinterpret_cast<Histogram*>(histogram_memory.device_bytes());
-  const int32_t* const rows = k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr;
+  const int32_t* const rows = data_or_null<int32_t>(k.rows);
   with_element(k.q.how.format, [&]<class E>() {
     with_values(k.x.dtype(), [&]<class T>() {
       launch(sum_pieces<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);

@@ -9,8 +9,6 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
-
 // Where the codes of a matrix go, and its blocks.
 struct Codes {
   uint8_t *codes, *scales;
@@ -162,7 +160,7 @@ void CudaBackend::execute(const Quantize& k) {
 }
 
 void CudaBackend::execute(const Dequantize& k) {
-  int32_t* const extreme = k.extreme.defined() ? k.extreme.device_data<int32_t>() : nullptr;
+  int32_t* const extreme = data_or_null<int32_t>(k.extreme);
   const int64_t count = k.out.elements();
   with_element(k.x.how.format, [&]<class E>() {
     with_values(k.out.dtype(), [&]<class T>() {

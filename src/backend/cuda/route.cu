@@ -140,7 +140,7 @@ void CudaBackend::execute(const RouteForward& k) {
   const Tensor group_values = empty(*this, Dtype::f32, {k.rule.groups > 1 ? tokens * k.rule.groups : 0});
   launch(route, {ceil_div(tokens, kTokensOfBlock), kThreads},
          Routing{.logits = k.logits.device_data<float>(),
-                 .bias = k.bias.defined() ? k.bias.device_data<float>() : nullptr,
+                 .bias = data_or_null<float>(k.bias),
                  .experts = k.experts.device_data<int32_t>(),
                  .counts = k.counts.device_data<int32_t>(),
                  .weights = k.weights.device_data<float>(),

@@ -1,3 +1,4 @@
+#include "backend/balance_rule.h"
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/route.h"
@@ -8,23 +9,10 @@ namespace {
 
 using namespace gpu;
 
-// The factor of the sum over tokens and experts of counts times P in a balance loss.
-double balance_factor(const RoutingRule& rule, int64_t experts, int64_t tokens) {
-  const double n = static_cast<double>(tokens);
-  return static_cast<double>(experts) / (static_cast<double>(rule.top_k) * n * n);
-}
-
 // out [S, E] is what P of a token of a sequence is multiplied by in the sum of both balance losses.
 __global__ void __launch_bounds__(kThreads)
     balance_coefficients(const int32_t* counts, int64_t sequences, int64_t experts, double all, double own, float* out) {
-  for_each_element(experts, [=](int64_t e) {
-    int64_t total = 0;
-    for (int64_t s = 0; s < sequences; ++s) total += counts[s * experts + e];
-    for (int64_t s = 0; s < sequences; ++s) {
-      const int64_t i = s * experts + e;
-      out[i] = static_cast<float>(all * static_cast<double>(total) + own * static_cast<double>(counts[i]));
-    }
-  });
+  for_each_element(experts, [=](int64_t e) { write_balance_coefficients(counts, sequences, experts, e, all, own, out); });
 }
 
 struct Gradient {

@@ -33,8 +33,14 @@ void with_values(Dtype dtype, Body&& body) {
   fail(ExitCode::internal, "the CUDA backend has no values of ", dtype);
 }
 
+// Of an operand that may be missing.
+template <class T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor.defined() ? tensor.device_data<T>() : nullptr;
+}
+
 // Threads of kernels that go through elements, and blocks for so many of them: enough to fill a device, each going on in strides of all.
-inline constexpr unsigned kThreads = 256;
+inline constexpr unsigned kThreads = 256, kWarpsOfBlock = kThreads / kWarp;
 inline int64_t blocks_for(int64_t elements) { return std::min<int64_t>(ceil_div(elements, int64_t{kThreads}), int64_t{1} << 16); }
 
 // Calls body(i) for the elements of [0, count) that belong to this thread of a grid of blocks_for(count).

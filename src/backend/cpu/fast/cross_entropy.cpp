@@ -8,7 +8,7 @@
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
-#include "backend/cpu/shared_loss.h"
+#include "backend/shared_loss.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {

@@ -5,7 +5,7 @@
 #include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
-#include "backend/cpu/shared_loss.h"
+#include "backend/shared_loss.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {

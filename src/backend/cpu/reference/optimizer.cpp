@@ -3,48 +3,21 @@
 #include <numeric>
 #include <span>
 
+#include "backend/adamw_rule.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
 
 namespace mantissa {
 namespace {
 
-// The order of operations is part of the contract: a fast path gives the same bits.
-template <class S>
-struct AdamWRule {
-  S beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
-  S lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor;
-
-  AdamWRule(const AdamW& k, const float* step)
-      : beta1(static_cast<S>(k.beta1)),
-        one_minus_beta1(static_cast<S>(1.0 - k.beta1)),
-        beta2(static_cast<S>(k.beta2)),
-        one_minus_beta2(static_cast<S>(1.0 - k.beta2)),
-        eps(static_cast<S>(k.eps)),
-        weight_decay(static_cast<S>(k.weight_decay)),
-        lr(static_cast<S>(step[static_cast<int>(StepValue::lr)])),
-        inverse_bias_correction1(static_cast<S>(step[static_cast<int>(StepValue::inverse_bias_correction1)])),
-        inverse_bias_correction2(static_cast<S>(step[static_cast<int>(StepValue::inverse_bias_correction2)])),
-        clip_factor(static_cast<S>(step[static_cast<int>(StepValue::clip_factor)])) {}
-
-  void apply(S& master, S& m, S& v, S grad) const {
-    const S g = grad * clip_factor;
-    m = beta1 * m + one_minus_beta1 * g;
-    v = beta2 * v + one_minus_beta2 * g * g;
-    const S m_hat = m * inverse_bias_correction1;
-    const S v_hat = v * inverse_bias_correction2;
-    const S update = m_hat / (std::sqrt(v_hat) + eps) + weight_decay * master;
-    master -= lr * update;
-  }
-};
-
 template <class S>
 void adamw(const AdamW& k) {
-  const AdamWRule<S> rule(k, k.step.device_data<float>());
+  const AdamWRule<S> rule(k);
+  const AdamWStep<S> step(k.step.device_data<float>());
   S *master = k.master.device_data<S>(), *m = k.m.device_data<S>(), *v = k.v.device_data<S>();
   const S* grad = k.grad.device_data<S>();
   const bool skip = k.step.device_data<float>()[static_cast<int>(StepValue::skip)] != 0.0F;
-  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) rule.apply(master[i], m[i], v[i], grad[i]);
+  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) rule.apply(step, master[i], m[i], v[i], grad[i]);
   if (!k.value.defined()) return;
   with_values(k.value.dtype(), [&]<class T>() {
     T* value = k.value.device_data<T>();

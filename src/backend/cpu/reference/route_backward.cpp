@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend/balance_rule.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/reference/route_rows.h"
@@ -8,12 +9,6 @@
 
 namespace mantissa {
 namespace {
-
-// The factor of the sum over tokens and experts of counts times P in a balance loss.
-double balance_factor(const RoutingRule& rule, int64_t experts, int64_t tokens) {
-  const double n = static_cast<double>(tokens);
-  return static_cast<double>(experts) / (static_cast<double>(rule.top_k) * n * n);
-}
 
 // [S, E]: what P of a token of a sequence is multiplied by in the sum of both balance losses.
 template <class S>
@@ -23,14 +18,7 @@ std::vector<S> balance_coefficients(const RouteBackward& k) {
   const double all = k.balance * balance_factor(k.rule, experts, tokens);
   const double own = k.sequence_balance * balance_factor(k.rule, experts, tokens / sequences) / static_cast<double>(sequences);
   std::vector<S> out(static_cast<size_t>(sequences * experts));
-  for (int64_t e = 0; e < experts; ++e) {
-    int64_t total = 0;
-    for (int64_t s = 0; s < sequences; ++s) total += counts[s * experts + e];
-    for (int64_t s = 0; s < sequences; ++s) {
-      const int64_t i = s * experts + e;
-      out[static_cast<size_t>(i)] = static_cast<S>(all * static_cast<double>(total) + own * static_cast<double>(counts[i]));
-    }
-  }
+  for (int64_t e = 0; e < experts; ++e) write_balance_coefficients(counts, sequences, experts, e, all, own, out.data());
   return out;
 }
 

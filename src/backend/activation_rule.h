@@ -1,0 +1,70 @@
+// SwiGLU and GELU of an element, and their derivatives: what all backends compute.
+#pragma once
+
+#include <cmath>
+#include <numbers>
+
+#include "mantissa/base/host_device.h"
+
+namespace mantissa {
+
+// What a gate and what it lets through become, and both derivatives.
+template <class S>
+struct Gated {
+  S value, dgate, dup;
+};
+
+template <class S>
+MANTISSA_HOST_DEVICE S sigmoid(S x) {
+  return S{1} / (S{1} + std::exp(-x));
+}
+
+// With s = sigmoid(gate): dgate = up s (1 + gate (1 - s)), dup = gate s.
+template <class S>
+MANTISSA_HOST_DEVICE Gated<S> plain_glu(S gate, S up) {
+  const S s = sigmoid(gate);
+  return {gate * s * up, up * s * (S{1} + gate * (S{1} - s)), gate * s};
+}
+
+// As torch's clamp, whose derivative is 1 at its bounds. NaN stays.
+template <class S>
+MANTISSA_HOST_DEVICE Gated<S> clamped_glu(S gate, S up, S limit) {
+  const S slope = static_cast<S>(1.702), g = gate > limit ? limit : gate, u = up > limit ? limit : (up < -limit ? -limit : up);
+  const S s = sigmoid(slope * g);
+  return {g * s * (u + S{1}), gate > limit ? S{0} : (u + S{1}) * s * (S{1} + slope * g * (S{1} - s)), std::abs(up) > limit ? S{0} : g * s};
+}
+
+template <class S>
+MANTISSA_HOST_DEVICE Gated<S> glu(S gate, S up, S limit) {
+  return limit > S{0} ? clamped_glu(gate, up, limit) : plain_glu(gate, up);
+}
+
+// The value and the derivative.
+template <class S>
+struct Slope {
+  S value, derivative;
+};
+
+// 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+struct TanhForm {
+  template <class S>
+  MANTISSA_HOST_DEVICE static Slope<S> at(S x) {
+    const S factor = static_cast<S>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi), cubic = static_cast<S>(0.044715),
+            half = static_cast<S>(0.5);
+    const S t = std::tanh(factor * (x + cubic * x * x * x)), du = factor * (S{1} + S{3} * cubic * x * x);
+    return {half * x * (S{1} + t), half * (S{1} + t) + half * x * (S{1} - t * t) * du};
+  }
+};
+
+// x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))).
+struct ErfForm {
+  template <class S>
+  MANTISSA_HOST_DEVICE static Slope<S> at(S x) {
+    const S half = static_cast<S>(0.5), root_half = static_cast<S>(1.0 / std::numbers::sqrt2);
+    const S density = static_cast<S>(std::numbers::inv_sqrtpi / std::numbers::sqrt2) * std::exp(-half * x * x);
+    const S phi = half * (S{1} + std::erf(x * root_half));
+    return {x * phi, phi + x * density};
+  }
+};
+
+}  // namespace mantissa
