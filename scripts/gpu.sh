@@ -2,15 +2,15 @@
 # Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
 #   scripts/gpu.sh pack         where it was built (scripts/test.sh, with the CUDA toolkit): packs what a GPU's machine runs
 #   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
-#                               primitives kernels formats conformance train ranks sanitizer bench speed
-# A slice takes at most ten minutes and is passed over where this pack has passed it. Each writes a JSON line to build/gpu/results.jsonl.
-# Exit code 77: something is missing that the machine must have.
+#                               primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed
+# A slice takes at most ten minutes and is passed over where this pack has passed it on such a GPU. Each writes a JSON line to
+# build/gpu/results.jsonl. cuBLASLt and NCCL are those of the machine. Exit code 77: something is missing that it must have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=build/gpu pack=build/gpu/mantissa-gpu.tar.xz
-slices=(primitives kernels formats conformance train ranks sanitizer bench speed)
-usage() { sed -n '2,7s/^# //p' "$0"; exit "$1"; }
+slices=(primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed)
+usage() { sed -n '2,8s/^# //p' "$0"; exit "$1"; }
 
 make_pack() {
   local bin=${BIN:-build/release/bin}
@@ -50,6 +50,11 @@ unpack() {
   tar -C "$home" -xJf "$pack"
 }
 
+# Speeds are told as ratios to its GEMMs.
+need_library() {
+  "$home/mantissa" doctor | grep -q 'with cuBLASLt' || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
+}
+
 run_slice() {
   case $1 in
     primitives) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Primitives*' ;;
@@ -58,12 +63,15 @@ run_slice() {
     conformance) "$home/mantissa" conformance tests/golden --device cuda ;;
     train) "$home/gpu_tests" --gtest_filter='*TrainingOnCudaMatrix*' ;;
     ranks) "$home/gpu_tests" --gtest_filter='*TrainingOnCuda.*' ;;
-    sanitizer) sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+    memcheck | racecheck | initcheck | synccheck)
+      sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
       [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer" >&2; return 77; }
-      for tool in memcheck racecheck; do "$sanitizer" --tool "$tool" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*:*OnTensorCores*'; done ;;
-    bench) for each in kernels gemm attention moe; do
+      "$sanitizer" --tool "$1" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*:*OnTensorCores*' ;;
+    bench) need_library
+      for each in kernels gemm attention moe; do
         "$home/mantissa" bench "$each" --device cuda --time-budget 90 --json "$out/bench.jsonl"; done ;;
-    speed) # GPT-2 124M; a dense model of 1.3 billion parameters; a mixture of experts with 2.8 billion, of which a billion is active
+    speed) need_library
+      # GPT-2 124M; a dense model of 1.3 billion parameters; a mixture of experts with 2.8 billion, of which a billion is active
       steps() { "$home/mantissa" bench train "$@" --set training.device=cuda --time-budget 45 --json "$out/bench.jsonl"; }
       steps configs/gpt2-124m.json --set training.micro_batch_size=16 --set training.global_batch_size=16
       for recipe in high mxfp8 fp8_block; do
@@ -76,13 +84,15 @@ run_slice() {
 # Runs a slice in a process of its own, with a time limit, and writes its line.
 try_slice() {
   local began=$SECONDS code=0 device
-  grep -qs "\"slice\": \"$1\", \"build\": \"$build\".*\"passed\"" "$out/results.jsonl" && { echo "gpu: $1 has passed"; return; }
-  export LD_LIBRARY_PATH=$PWD/$home/lib home out
-  timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
-  device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+  device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | sed -n 1p)
+  grep -s "\"slice\": \"$1\", \"build\": \"$build\", \"device\": \"$device\"" "$out/results.jsonl" | grep -q '"passed"' &&
+    { echo "gpu: $1 has passed"; return; }
+  LD_LIBRARY_PATH=$PWD/$home/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} home=$home out=$out \
+    timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice need_library)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
   case $code in 0) result=passed ;; 77) result=skipped ;; 124) result="took over ten minutes" ;; *) result=failed ;; esac
   printf '{"slice": "%s", "build": "%s", "device": "%s", "date": "%s", "seconds": %d, "result": "%s"}\n' \
     "$1" "$build" "$device" "$(date -u +%F)" $((SECONDS - began)) "$result" | tee -a "$out/results.jsonl"
+  [ "$code" != 77 ] || [ "$failed" != 0 ] || failed=$((${#wanted[@]} == 1 ? 77 : 0))
   [ "$code" = 0 ] || [ "$code" = 77 ] || { tail -40 "$out/$1.log"; failed=1; }
 }
 

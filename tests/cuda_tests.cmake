@@ -56,6 +56,8 @@ foreach(seed RANGE 2 10)
 endforeach()
 set_tests_properties(simt_seed_2 PROPERTIES LABELS integration)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+  add_test(NAME gpu_script COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/gpu_script_test.sh)
+  set_tests_properties(gpu_script PROPERTIES LABELS integration TIMEOUT 60 SKIP_RETURN_CODE 77)
   add_test(NAME simt_conformance COMMAND mantissa_simt conformance tests/golden --device cuda WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(simt_conformance PROPERTIES LABELS integration TIMEOUT 60)
   add_test(NAME simt_train COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/simt/train.py $<TARGET_FILE:mantissa_simt>
