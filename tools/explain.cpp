@@ -265,7 +265,8 @@ void print_text(const Explanation& of, PlanTable form) {
              " | precision.recipe ", printable(config.precision.recipe)));
   if (plan.quantizes_operands()) {
     const std::string how = quantized_gemms(gemms);
-    print(text("quantized GEMMs are ", how, " on this device: ",
+    const std::string where = gemm_device.architecture == 0 ? "this device" : text(gemm_device_text(gemm_device), " (supposed)");
+    print(text("quantized GEMMs are ", how, " on ", where, ": ",
                how == "emulated" ? "codes are dequantized, which is exact, and multiplied with fp32 accumulation"
                                  : "explain --device here shows how each is multiplied"));
   }

@@ -62,6 +62,12 @@ AllocatorStats CachingAllocator::stats() const {
 
 CachingAllocator::~CachingAllocator() { release_cached(); }
 
+// Two that run out of memory at once would wait for each other.
+void CachingAllocator::release_kept() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock) release_cached();
+}
+
 CachingAllocator::Block CachingAllocator::take(int64_t size) {
   for (auto kept = cached_.lower_bound(size); kept != cached_.end() && kept->first <= size + size / 2; ++kept) {
     if (kept->second.empty()) continue;
@@ -78,6 +84,7 @@ CachingAllocator::Block CachingAllocator::from_source(int64_t size) {
   std::byte* block = source_->take(size);
   if (!block) {
     release_cached();
+    source_->make_room();
     ++stats_.system_calls;
     block = source_->take(size);
     require(block != nullptr, ExitCode::environment, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use,

@@ -21,6 +21,7 @@ class MemorySource {
   virtual ~MemorySource() = default;
   virtual std::byte* take(int64_t bytes) = 0;  // aligned to CachingAllocator::kAlignment; null: there is no more
   virtual void give_back(std::byte* block) noexcept = 0;
+  virtual void make_room() {}                        // asks others that keep blocks of the same memory to give them back
   virtual std::string limits() const { return {}; }  // what decides how much there is, to end an error: "; ..." or empty
 };
 
@@ -37,14 +38,17 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // Returns at least `bytes` (zero gives a block too). When the source is exhausted, returns the kept blocks to it and asks again; then
-  // throws Error(environment) with the size.
+  // Returns at least `bytes` (zero gives a block too). When the source is exhausted, returns the kept blocks to it, has others do so, and
+  // asks again; then throws Error(environment) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
   // in_use counts what was asked for; reserved counts the whole blocks, in use and kept. A block is up to an eighth larger than the size
   // that it was taken for, and half as large again as the size class that it is lent to. A size that misses a block lent so takes another
   // from the source: of each size class there are at most as many as handles for sizes from two thirds of it lived at once.
   AllocatorStats stats() const;
+
+  // Returns the kept blocks to the source, unless another thread allocates just now.
+  void release_kept();
 
   // Rounds `bytes` up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.
   static int64_t size_class(int64_t bytes);

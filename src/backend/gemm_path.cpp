@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/integers.h"
@@ -67,6 +68,14 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
   return device.native ? GemmObstacle::none : GemmObstacle::switched_off;
 }
 
+// "n is 50257, no multiple of 16"
+std::string ragged_size(const GemmForm& form) {
+  for (const auto& [name, size, unit] : {std::tuple{'m', form.m, int64_t{16}}, {'n', form.n, 16}, {'k', form.k, form.a.how.block()}}) {
+    if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", no multiple of ", unit);
+  }
+  return "";
+}
+
 int operands_of_codes(const GemmForm& form) { return (is_codes(form.a) ? 1 : 0) + (is_codes(form.b) ? 1 : 0); }
 
 GemmRoute on_cpu(const GemmForm& form) {
@@ -86,7 +95,7 @@ GemmObstacle obstacle_of_mma(const GemmForm& form) {
     if (values(operand) && operand.alignment % 16 != 0) return GemmObstacle::alignment;
   }
   const int64_t row_of_a = form.a.transposed ? form.m : form.k, row_of_b = form.b.transposed ? form.k : form.n;
-  return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::sizes;
+  return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::rows;
 }
 
 GemmRoute by_mma(const GemmForm& form, const GemmDevice& device, GemmObstacle obstacle) {
@@ -201,7 +210,8 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
     case GemmObstacle::blocks: return "blocks do not lie along the contraction";
     case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
-    case GemmObstacle::sizes: return text(form.m, " x ", form.n, " x ", form.k, " is not in whole units");
+    case GemmObstacle::sizes: return ragged_size(form);
+    case GemmObstacle::rows: return "rows of an operand are no multiple of 8 elements";
     case GemmObstacle::alignment: return "codes do not begin at 16 bytes";
     case GemmObstacle::grouped: return "groups of rows are multiplied as values";
     case GemmObstacle::fp32_values: return "our kernel for groups multiplies bf16 on tensor cores";

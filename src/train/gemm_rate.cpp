@@ -17,10 +17,12 @@ constexpr int kGemms = 5;  // the best of them counts: the first makes its kerne
 // FLOPs of a rank whose run takes many times what the measurement takes.
 constexpr double kWorthMeasuringOnCpu = 2e12, kWorthMeasuringOnGpu = 5e15;
 
-// By a backend of its own, so that its matrices go. 0: they found no memory.
+// By a backend of its own, so that its matrices go. 0: they found no memory, or a GPU has no library.
 double rate_of_rank(const std::string& name, Dtype dtype) {
   try {
     const auto device = make_backend(name);
+    const GemmDevice gemms = device->gemm_device();
+    require(gemms.architecture == 0 || gemms.library > 0, ExitCode::environment, "there is no cuBLASLt");
     GemmCeiling gemm(*device, dtype, GemmCeiling::usual_rows(*device));
     double best = 0.0;
     for (int i = 0; i < kGemms; ++i) {

@@ -43,7 +43,12 @@ std::unique_ptr<Backend> open_run_device(const RunConfig& config, const Precisio
   } else {
     require_free_memory(config, plan, world);
   }
-  return own ? own() : make_backend(config.training.device);
+  if (own) return own();
+  try {
+    return make_backend(config.training.device);
+  } catch (const Error& error) {
+    fail(error.code(), "training.device: ", error.what());
+  }
 }
 
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {

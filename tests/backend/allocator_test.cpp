@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <map>
 #include <random>
 #include <thread>
 #include <vector>
@@ -155,6 +156,70 @@ TEST(CachingAllocator, ThreadsMayAllocateAndFreeAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(allocator->stats().in_use, 0);
+}
+
+// A source of so many bytes, which another one gives back.
+class Budget final : public MemorySource {
+ public:
+  explicit Budget(int64_t& left) : left_(left) {}
+  std::byte* take(int64_t bytes) override {
+    if (bytes > left_) return nullptr;
+    left_ -= bytes;
+    std::byte* const block = memory_->take(bytes);
+    sizes_[block] = bytes;
+    return block;
+  }
+  void give_back(std::byte* block) noexcept override {
+    left_ += sizes_[block];
+    memory_->give_back(block);
+  }
+  void make_room() override {
+    if (other) other->release_kept();
+  }
+  CachingAllocator* other = nullptr;
+
+ private:
+  int64_t& left_;
+  std::unique_ptr<MemorySource> memory_ = host_memory_source();
+  std::map<std::byte*, int64_t> sizes_;
+};
+
+TEST(CachingAllocator, TakesWhatOthersKeepWhereMemoryEnds) {
+  int64_t left = 1024;
+  std::array<std::shared_ptr<CachingAllocator>, 2> both;
+  std::array<Budget*, 2> sources{};
+  for (size_t i = 0; i < 2; ++i) {
+    auto source = std::make_unique<Budget>(left);
+    sources[i] = source.get();
+    both[i] = std::make_shared<CachingAllocator>(std::move(source));
+  }
+  sources[0]->other = both[1].get(), sources[1]->other = both[0].get();
+  const auto held = both[1]->allocate(256);
+  both[1]->allocate(512);
+  EXPECT_EQ(left, 256);
+  const auto taken = both[0]->allocate(768);
+  EXPECT_EQ(left, 0);
+  EXPECT_EQ(both[1]->stats().reserved, 256) << "what is in use stays";
+  EXPECT_THROW(both[1]->allocate(64), Error);
+}
+
+// Each asks the other for room while it allocates itself.
+TEST(CachingAllocator, TwoThatRunOutOfMemoryDoNotWaitForEachOther) {
+  int64_t none = 0;
+  std::array<std::shared_ptr<CachingAllocator>, 2> both;
+  std::array<Budget*, 2> sources{};
+  for (size_t i = 0; i < 2; ++i) {
+    auto source = std::make_unique<Budget>(none);
+    sources[i] = source.get();
+    both[i] = std::make_shared<CachingAllocator>(std::move(source));
+  }
+  sources[0]->other = both[1].get(), sources[1]->other = both[0].get();
+  const auto ask = [&](size_t i) {
+    for (int n = 0; n < 20'000; ++n) EXPECT_THROW(both[i]->allocate(64), Error);
+  };
+  std::thread other(ask, 1);
+  ask(0);
+  other.join();
 }
 
 }  // namespace mantissa::allocator_test

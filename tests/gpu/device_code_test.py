@@ -57,7 +57,8 @@ def wrong_opcodes(path):
 def kernels_without_bounds():
     return [
         f"{path}: a kernel without __launch_bounds__"
-        for path in Path("src/backend/cuda").glob("*.[cu]*")
+        for folder in ("src/backend/cuda", "tests/gpu")
+        for path in Path(folder).glob("*.[cu]*")
         for match in re.finditer(r"__global__\s+void\s+(\S+)", path.read_text())
         if not match[1].startswith("__launch_bounds__")
     ]

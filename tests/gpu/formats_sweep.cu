@@ -1,6 +1,6 @@
 // The number formats on a GPU against the same header on the host: every encoder over all 2^32 fp32 inputs, every scale rule over all
-// amaxes, every code at every scale, every exponent shift; and the GPU's own conversion instructions against the encoders. The slice formats of
-// scripts/gpu.sh. Exit code 0: equal; 1: not; 77: no device.
+// amaxes, every code at every scale, every exponent shift; and the GPU's own conversion instructions against the encoders. The slice
+// formats of scripts/gpu.sh. Exit code 0: equal; 1: not; 77: no device.
 #include <cuda_fp4.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
@@ -79,8 +79,10 @@ struct Shift {
   }
 };
 
+constexpr unsigned kThreads = 256;
+
 template <class Function>
-__global__ void evaluate(Function function, uint32_t begin, uint32_t count, typename Function::Result* out) {
+__global__ void __launch_bounds__(kThreads) evaluate(Function function, uint32_t begin, uint32_t count, typename Function::Result* out) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) out[i] = function(begin + i);
 }
@@ -128,7 +130,7 @@ bool sweep(const std::string& name, Function function, uint64_t cases) {
   uint32_t example = 0;
   for (uint64_t begin = 0; begin < cases; begin += chunk) {
     const auto first = static_cast<uint32_t>(begin);
-    evaluate<<<(chunk + 255) / 256, 256>>>(function, first, chunk, memory);
+    evaluate<<<(chunk + kThreads - 1) / kThreads, kThreads>>>(function, first, chunk, memory);
     check(cudaGetLastError(), "evaluate");
     check(cudaMemcpy(results.data(), memory, chunk * sizeof(Result), cudaMemcpyDeviceToHost), "cudaMemcpy");
     uint32_t found = 0;
@@ -149,7 +151,7 @@ __device__ uint8_t converted(float x) {
 }
 
 template <class E>
-__global__ void compare_conversion(uint32_t begin, unsigned long long* wrong, unsigned int* example) {
+__global__ void __launch_bounds__(kThreads) compare_conversion(uint32_t begin, unsigned long long* wrong, unsigned int* example) {
   const uint32_t x = begin + blockIdx.x * blockDim.x + threadIdx.x;
   if (converted<E>(__uint_as_float(x)) == E::encode(x, 127)) return;
   if (atomicAdd(wrong, 1ULL) == 0) *example = x;
@@ -163,7 +165,7 @@ bool sweep_conversion(const std::string& name) {
   check(cudaMallocManaged(&example, sizeof *example), "cudaMallocManaged");
   *wrong = 0, *example = 0;
   for (uint64_t begin = 0; begin < 1ULL << 32; begin += kChunk) {
-    compare_conversion<E><<<kChunk / 256, 256>>>(static_cast<uint32_t>(begin), wrong, example);
+    compare_conversion<E><<<kChunk / kThreads, kThreads>>>(static_cast<uint32_t>(begin), wrong, example);
     check(cudaGetLastError(), "compare_conversion");
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

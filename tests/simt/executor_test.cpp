@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "gpu/runtime.h"
 #include "testing.h"
 
 namespace mantissa::executor_test {
@@ -147,6 +148,23 @@ TEST(Executor, AWaitForALaunchThatFailedNamesTheLatestKernels) {
   }
 }
 
+// A host that runs ahead is told by what it asks for next.
+TEST(Executor, ALaunchBehindOneThatFailedNamesTheLatestKernels) {
+  const auto device = make_backend("cuda");
+  const Tensor x = empty(*device, Dtype::f32, {40}), y = empty(*device, Dtype::f32, {40});
+  simt::fail_next_launch();
+  std::string told;
+  try {
+    device->run(Fill{.out = x, .value = 1.0});
+    for (int i = 0; i < 100'000 && told.empty(); ++i) device->run(Convert{.x = x, .out = y}), device->run(Add{.a = x, .b = y, .out = x});
+  } catch (const Error& error) {
+    told = error.what();
+  }
+  EXPECT_THAT(told, HasSubstr("this launch was to fail; the latest kernels that were asked for: "));
+  EXPECT_THAT(told, HasSubstr("add"));
+  EXPECT_EQ(told.find("the latest kernels"), told.rfind("the latest kernels"));
+}
+
 TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
   const auto device = make_backend("cuda");
   const auto held = device->allocate(1000);
@@ -157,8 +175,32 @@ TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
     EXPECT_EQ(error.code(), ExitCode::environment);
     EXPECT_THAT(error.what(),
                 HasSubstr("cannot allocate 1152921504606846976 bytes for a tensor; 1000 bytes are in use, at most 1000 so far"));
-    EXPECT_THAT(error.what(), HasSubstr("; host executor has 8589934592 bytes: a smaller training.micro_batch_size"));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("; host executor has 8589934592 bytes, of which 8589934592 are free: in training a smaller training.micro_batch"));
   }
+}
+
+// What one lane keeps is given back where the other one finds no memory.
+TEST(Executor, LanesLeaveEachOtherTheMemoryThatTheyDoNotUse) {
+  const Gpu described = simt::described_gpu();
+  simt::described_gpu().memory = int64_t{100} << 20;
+  {
+    const auto device = make_backend("cuda");
+    const auto take = [&](int64_t megabytes) { return device->allocate(megabytes << 20); };
+    {
+      const LaneScope scope(Lane::communication);
+      take(60);
+    }
+    device->synchronize();
+    EXPECT_EQ(device->allocator_stats().reserved, int64_t{60} << 20);
+    const auto held = take(64);
+    EXPECT_EQ(device->allocator_stats().reserved, int64_t{64} << 20);
+    EXPECT_THROW(take(40), Error);
+    const LaneScope scope(Lane::communication);
+    EXPECT_NO_THROW(take(32));
+  }
+  simt::described_gpu() = described;
 }
 
 }  // namespace mantissa::executor_test

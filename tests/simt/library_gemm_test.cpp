@@ -2,6 +2,7 @@
 // exact product.
 #include <cstdlib>
 
+#include "files.h"
 #include "gpu/runtime.h"
 #include "kernel_cases_quantized.h"
 #include "mantissa/backend/functions.h"
@@ -229,6 +230,34 @@ TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
       Gemm{.a = {.value = o.input({3, 0})}, .b = {.value = o.input({0, 4})}, .out = o.output("out", {3, 4}, kExact), .accumulate = false});
   EXPECT_EQ(count_of(device(), GemmPath::plain), plain + 1);
   EXPECT_EQ(values(o.results()[0].tensor), std::vector<double>(12));
+}
+
+// What the library has no algorithm for as codes it multiplies as values, and the log reports it once.
+TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
+  const int64_t block = GetParam() == 90 ? 128 : 32;
+  Operands o(device(), Dtype::bf16);
+  const Gemm gemm{.a = {.value = quantized_input(o, 64, 256, rows_of(Format::e4m3, block), 6)},
+                  .b = {.value = quantized_input(o, 128, 256, tiles_of(Format::e4m3, block), 6), .transposed = true},
+                  .out = o.output_of(Dtype::f32, "out", {64, 128}, kExact),
+                  .accumulate = false};
+  const GemmRoute route = route_gemm(form_of(gemm), device().gemm_device());
+  const TemporaryFolder folder;
+  open_log({.console = false, .file = folder / "log.txt"});
+  simt::refuses_codes() = true;
+  for (int64_t i = 1; i <= 2; ++i) {
+    device().run(gemm);
+    device().synchronize();
+    EXPECT_EQ(count_of(device(), GemmPath::bf16), i);
+  }
+  simt::refuses_codes() = false;
+  close_log();
+  const std::string log = read_file(folder / "log.txt");
+  GemmDevice emulating = device().gemm_device();
+  emulating.native = false;
+  expect_within(route_gemm(form_of(gemm), emulating).bound, gemm, {}, {});
+  const std::string told = "no algorithm for e4m3";
+  EXPECT_EQ(log.find(told) != std::string::npos, is_native(route.path)) << log;
+  EXPECT_EQ(log.find(told), log.rfind(told)) << log;
 }
 
 // All groups take the algorithm of the usual one, and all calls.

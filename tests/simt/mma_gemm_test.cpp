@@ -291,6 +291,27 @@ TEST_P(GroupGemm, OfCodesForWeightsIsThatOfTheirValues) {
   }
 }
 
+// What a lane reports of an index does not touch what it counts.
+TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
+  const QuantizedTensor small = quantized(tensor_of(device(), Dtype::bf16, {32, 32}, std::vector<double>(1024, 0x1p-124)),
+                                          {Format::e4m3, 1, 32}),
+                        large = quantized(tensor_of(device(), Dtype::bf16, {32, 32}, std::vector<double>(1024, 0x1p120)),
+                                          {Format::e4m3, 1, 32});
+  const auto multiply = [&] {
+    device().run(Gemm{.a = {.value = small},
+                      .b = {.value = large, .transposed = true},
+                      .out = empty(device(), Dtype::f32, {32, 32}),
+                      .accumulate = false});
+  };
+  multiply();
+  const Tensor ids = tensor_of(device(), Dtype::i32, {1}, {7}), table = zeros(device(), Dtype::f32, {5, 4});
+  device().run(EmbeddingForward{.ids = ids, .weight = table, .out = empty(device(), Dtype::f32, {1, 4})});
+  EXPECT_THROW(device().synchronize(), Error);
+  multiply();
+  device().synchronize();
+  EXPECT_EQ(device().fp32_gemms(), 2);
+}
+
 // Rows that do not begin at 16 bytes, and fp32.
 TEST_F(MmaGemm, IsThePlainOneWhereItCannotBe) {
   for (const auto& [dtype, k, memory] : {std::tuple{Dtype::f32, int64_t{16}, Operands::Memory::aligned},

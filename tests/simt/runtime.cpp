@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "lane_thread.h"
 #include "mantissa/base/error.h"
@@ -12,6 +14,17 @@ namespace mantissa::simt {
 namespace {
 
 constexpr int64_t kMemory = int64_t{8} << 30;
+
+// Sizes of the blocks that are taken.
+struct Blocks {
+  std::mutex mutex;
+  std::map<std::byte*, int64_t> sizes;
+  int64_t taken = 0;
+};
+Blocks& blocks_taken() {
+  static Blocks blocks;
+  return blocks;
+}
 
 }  // namespace
 
@@ -50,7 +63,6 @@ const Point& point_of(const Event& event) { return *static_cast<const Point*>(ev
 // Memory ends where it was asked to, so that AddressSanitizer knows the end.
 std::byte* aligned(int64_t bytes) {
   void* memory = nullptr;
-  if (bytes > simt::kMemory) return nullptr;
   return posix_memalign(&memory, 256, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(memory) : nullptr;
 }
 
@@ -69,16 +81,29 @@ std::optional<Gpu> find_gpu(int index) { return index == 0 ? std::optional(simt:
 
 Facts open_device(int index) {
   require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
-  return {.name = "host executor", .memory = simt::kMemory, .multiprocessors = 2, .architecture = simt::architecture()};
+  return {.name = "host executor", .memory = simt::kMemory, .architecture = simt::architecture()};
 }
 
 std::byte* take_memory(int64_t bytes) {
+  simt::Blocks& all = simt::blocks_taken();
+  const std::lock_guard lock(all.mutex);
+  if (bytes > simt::described_gpu().memory - all.taken) return nullptr;
   std::byte* const memory = aligned(bytes);
-  if (memory) std::memset(memory, kPoison, static_cast<size_t>(bytes));
+  if (memory == nullptr) return nullptr;
+  std::memset(memory, kPoison, static_cast<size_t>(bytes));
+  all.sizes[memory] = bytes, all.taken += bytes;
   return memory;
 }
-void give_memory(std::byte* memory) noexcept { std::free(memory); }
-std::byte* take_staging(int64_t bytes) { return aligned(bytes); }
+void give_memory(std::byte* memory) noexcept {
+  simt::Blocks& all = simt::blocks_taken();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.sizes.find(memory);
+  if (found == all.sizes.end()) std::abort();
+  all.taken -= found->second;
+  all.sizes.erase(found);
+  std::free(memory);
+}
+std::byte* take_staging(int64_t bytes) { return bytes > simt::kMemory ? nullptr : aligned(bytes); }
 void give_staging(std::byte* memory) noexcept { std::free(memory); }
 
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
@@ -91,11 +116,18 @@ void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t 
   std::memset(to, kPoison, static_cast<size_t>(bytes));
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
+void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+}
 void discard(Stream& stream, std::byte* memory, int64_t bytes) {
   stream.submit([=] { std::memset(memory, kPoison, static_cast<size_t>(bytes)); });
 }
 
-Event record(Stream& stream) { return std::make_shared<const Point>(Point{.at = stream.mark(), .stream = stream.shared_from_this()}); }
+// As on a chip, what has failed is told by whatever is asked next.
+Event record(Stream& stream) {
+  stream.rethrow();
+  return std::make_shared<const Point>(Point{.at = stream.mark(), .stream = stream.shared_from_this()});
+}
 void follow(Stream& stream, const Event& event) { stream.LaneThread::follow(point_of(event).at); }
 bool reached(const Event& event) {
   point_of(event).stream->rethrow();
@@ -107,6 +139,7 @@ void drain(Stream& stream) noexcept { stream.end(); }
 void submit(Stream& stream, std::function<void()> work) { stream.submit(std::move(work)); }
 void launch(Stream& stream, Grid grid, std::function<void()> body) {
   require(grid.blocks > 0, "a launch of ", grid.blocks, " blocks");
+  stream.rethrow();
   stream.submit([=, seed = next_seed()] { simt::run_blocks(grid.blocks, grid.threads, seed, body); });
 }
 

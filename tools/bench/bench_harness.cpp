@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "mantissa/backend/gpus.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/host_name.h"
@@ -16,6 +17,7 @@
 #include "mantissa/base/version.h"
 #include "mantissa/comm/mesh.h"
 #include "mantissa/json/json.h"
+#include "mantissa/plan/gemm_table.h"
 
 namespace mantissa::tools {
 namespace {
@@ -77,7 +79,7 @@ double work_of(const Workload& workload) {
 double monotonic_seconds() { return clock_seconds(CLOCK_MONOTONIC); }
 
 std::string machine_text(const Backend& device) {
-  return device.host_memory() ? gemm_instruction_set() : text(device.name(), " sm_", device.gemm_device().architecture);
+  return device.host_memory() ? gemm_instruction_set() : text(device.name(), ' ', gemm_device_text(device.gemm_device()));
 }
 
 Spread spread_of(std::vector<double> values) {
@@ -152,6 +154,9 @@ double Harness::timed_in_a_row(const std::function<void()>& run, int calls) cons
 double Harness::gemm_rate(Dtype dtype) {
   std::optional<GemmCeiling>& ceiling = gemm_[dtype == Dtype::bf16 ? 1 : 0];
   if (!ceiling) {
+    const GemmDevice gemms = device_.gemm_device();
+    require(gemms.architecture == 0 || gemms.library > 0, ExitCode::environment,
+            "the ceiling of GEMMs on a GPU is that of cuBLASLt, which was not loaded: the log says why");
     ceiling.emplace(device_, dtype, GemmCeiling::usual_rows(device_));
     timed([&] { ceiling->run(); });
   }
@@ -223,6 +228,10 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line.add("slices", result.slices);
   line.add("disturbed", result.disturbed);
   line.add("device", {{"isa", machine_text(device_)}, {"threads", threads_}, {"ranks", world_.size()}});
+  if (const std::string counts = gemm_counts_text(device_.gemm_counts()); !counts.empty()) {
+    line.add("gpus", find_gpus().text);
+    line.add("gemms", counts);
+  }
   json_.append(line.dump(-1, Json::Order::keys));
 }
 

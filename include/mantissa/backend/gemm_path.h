@@ -84,7 +84,8 @@ enum class GemmObstacle : uint8_t {
   blocks,  // that do not lie along the contraction
   two_e5m2,
   two_tiles,
-  sizes,
+  sizes,  // of a GEMM of codes
+  rows,   // of our kernel's operands
   alignment,
   grouped,      // rows of several groups
   fp32_values,  // for our kernel of tensor cores

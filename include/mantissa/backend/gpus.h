@@ -8,9 +8,9 @@
 namespace mantissa {
 
 struct Gpus {
-  bool usable;           // make_backend("cuda") opens one
-  std::string text;      // driver, runtime and each GPU, or what is missing
-  int architecture = 0;  // ten times the compute capability of the first GPU
+  bool usable;           // make_backend("cuda") opens the default GPU
+  std::string text;      // driver, runtime and each GPU, with what keeps it from being used, or what is missing
+  int architecture = 0;  // ten times the compute capability of the default GPU
 };
 Gpus find_gpus();
 

@@ -15,7 +15,14 @@ inline std::string backend_name(DeviceChoice device) {
   return find_gpus().usable ? "cuda" : "cpu";
 }
 
-// Throws Error(environment) for a device that this build lacks.
-inline std::unique_ptr<Backend> make_backend(DeviceChoice device) { return make_backend(backend_name(device)); }
+// Throws Error(environment) for a device that this build or this host lacks.
+inline std::unique_ptr<Backend> make_backend(DeviceChoice device) {
+  try {
+    return make_backend(backend_name(device));
+  } catch (const Error& error) {
+    if (device != DeviceChoice::cuda || error.code() != ExitCode::environment) throw;
+    fail(error.code(), error.what(), "; the device cpu needs no GPU");
+  }
+}
 
 }  // namespace mantissa

@@ -12,19 +12,30 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{16} << 20;  // of a copy that is staged
 
+// Says how much memory the GPU has, and what needs less.
+std::string limits_of(const gpu::Facts& facts, int gpu) {
+  const std::optional<Gpu> now = gpu::find_gpu(gpu);
+  return text("; ", facts.name, " has ", facts.memory, " bytes, of which ", now ? now->free : 0,
+              " are free: in training a smaller training.micro_batch_size, training.recompute selective or full, or more ranks in "
+              "parallel.tensor or parallel.expert need less, elsewhere smaller batches and shorter texts");
+}
+
+// Of a lane; the pool of the other one has the same memory.
 class DeviceMemory final : public MemorySource {
  public:
-  explicit DeviceMemory(const gpu::Facts& facts) : facts_(facts) {}
+  DeviceMemory(const gpu::Facts& facts, int gpu) : facts_(facts), gpu_(gpu) {}
   std::byte* take(int64_t bytes) override { return gpu::take_memory(bytes); }
   void give_back(std::byte* block) noexcept override { gpu::give_memory(block); }
-  std::string limits() const override {
-    return text("; ", facts_.name, " has ", facts_.memory,
-                " bytes: a smaller training.micro_batch_size, training.recompute selective or "
-                "full, or more ranks in parallel.tensor or parallel.expert need less of them");
+  void make_room() override {
+    if (const auto other = other_.lock()) other->release_kept();
   }
+  std::string limits() const override { return limits_of(facts_, gpu_); }
+  void set_other(const std::shared_ptr<CachingAllocator>& other) { other_ = other; }
 
  private:
   const gpu::Facts facts_;
+  const int gpu_;
+  std::weak_ptr<CachingAllocator> other_;
 };
 
 class PinnedMemory final : public MemorySource {
@@ -34,21 +45,36 @@ class PinnedMemory final : public MemorySource {
   std::string limits() const override { return "; this is memory of the host that copies to and from the GPU go through"; }
 };
 
+// Returns a pool for each lane.
+std::array<std::shared_ptr<CachingAllocator>, 2> make_pools(const gpu::Facts& facts, int gpu) {
+  std::array<std::shared_ptr<CachingAllocator>, 2> pools;
+  std::array<DeviceMemory*, 2> sources{};
+  for (size_t i = 0; i < pools.size(); ++i) {
+    auto source = std::make_unique<DeviceMemory>(facts, gpu);
+    sources[i] = source.get();
+    pools[i] = std::make_shared<CachingAllocator>(std::move(source));
+  }
+  for (size_t i = 0; i < pools.size(); ++i) sources[i]->set_other(pools[1 - i]);
+  return pools;
+}
+
 // Not of a pool: it is no memory of tensors.
-std::shared_ptr<gpu::LaneReport> take_report() {
+std::shared_ptr<gpu::LaneReport> take_report(const gpu::Facts& facts, int gpu) {
   std::byte* const memory = gpu::take_memory(sizeof(gpu::LaneReport));
-  require(memory != nullptr, ExitCode::environment, "no memory of the device is left");
+  require(memory != nullptr, ExitCode::environment, "out of memory: there is none for what kernels report", limits_of(facts, gpu));
   return {reinterpret_cast<gpu::LaneReport*>(memory), [memory](gpu::LaneReport*) { gpu::give_memory(memory); }};
 }
 
 }  // namespace
 
 CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
-  for (LaneParts& each : parts_) {
+  const auto pools = make_pools(facts_, gpu);
+  for (size_t lane = 0; lane < parts_.size(); ++lane) {
+    LaneParts& each = parts_[lane];
     each.stream = gpu::make_stream();
-    each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>(facts_));
+    each.memory = pools[lane];
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
-    each.report = take_report();
+    each.report = take_report(facts_, gpu);
     const gpu::LaneReport nothing{};
     copy_in(each, reinterpret_cast<const std::byte*>(&nothing), reinterpret_cast<std::byte*>(each.report.get()), sizeof nothing);
   }
@@ -110,20 +136,24 @@ void CudaBackend::synchronize() {
 void CudaBackend::copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes) {
   const std::shared_ptr<std::byte> staged = lane.staging->allocate(bytes);
   std::memcpy(staged.get(), from, static_cast<size_t>(bytes));
-  gpu::copy_to_device(*lane.stream, to, staged.get(), bytes);
+  asked([&] { gpu::copy_to_device(*lane.stream, to, staged.get(), bytes); });
   keep(lane, staged);
 }
 
 CudaBackend::Staged CudaBackend::copy_out(LaneParts& lane, const std::byte* from, int64_t bytes) {
   const std::shared_ptr<std::byte> staged = lane.staging->allocate(bytes);
-  gpu::copy_to_host(*lane.stream, staged.get(), from, bytes);
+  asked([&] { gpu::copy_to_host(*lane.stream, staged.get(), from, bytes); });
   return keep(lane, staged);
+}
+
+void CudaBackend::copy(const Tensor& from, const Tensor& to) {
+  if (from.bytes() > 0) asked([&] { gpu::copy_on_device(stream(), to.device_bytes(), from.device_bytes(), from.bytes()); });
 }
 
 // Also what is copied out: an interrupt may end the wait for it.
 const CudaBackend::Staged& CudaBackend::keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes) {
   while (!lane.staged.empty() && has_come(lane.staged.front().copied)) lane.staged.pop_front();
-  return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = gpu::record(*lane.stream)});
+  return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = asked([&] { return gpu::record(*lane.stream); })});
 }
 
 void CudaBackend::heed_report(LaneParts& lane, const Staged& answer) {
@@ -141,17 +171,16 @@ void CudaBackend::clear_error(LaneParts& lane) {
 }
 
 void CudaBackend::follow(const Mark& mark) {
-  if (mark) gpu::follow(stream(), mark);
+  if (mark) asked([&] { gpu::follow(stream(), mark); });
 }
 
-// What fails on a device is told by a later call, which names no kernel.
 bool CudaBackend::has_come(const gpu::Event& event) const {
-  try {
-    return gpu::reached(event);
-  } catch (const Error& error) {
-    const std::vector<std::string> latest = kernel_log()->latest();
-    fail(error.code(), error.what(), latest.empty() ? "" : "; the latest kernels that were asked for: ", joined(latest));
-  }
+  return asked([&] { return gpu::reached(event); });
+}
+
+void CudaBackend::fail_with_kernels(const Error& error) const {
+  const std::vector<std::string> latest = kernel_log()->latest();
+  fail(error.code(), error.what(), latest.empty() ? "" : "; the latest kernels that were asked for: ", joined(latest));
 }
 
 // A spin of the host answers in microseconds, as most waits ask for; longer ones sleep between looks.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "backend/caching_allocator.h"
@@ -33,9 +34,11 @@ class CudaBackend final : public Backend {
   void upload(const void* from, const Tensor& to) override;
   void download(const Tensor& from, void* to) override;
   void synchronize() override;
-  Mark mark() override { return gpu::record(stream()); }
+  Mark mark() override {
+    return asked([this] { return gpu::record(stream()); });
+  }
   void follow(const Mark& mark) override;
-  bool reached(const Mark& mark) const override { return !mark || gpu::reached(mark); }
+  bool reached(const Mark& mark) const override { return !mark || has_come(mark); }
   double seconds(const Mark& from, const Mark& to) const override { return gpu::seconds(from, to); }
   GemmDevice gemm_device() const override;
   GemmCounts gemm_counts() const override { return gemm_counts_; }
@@ -62,6 +65,16 @@ class CudaBackend final : public Backend {
     uint32_t fp32_gemms = 0;  // as of the latest report
   };
   LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
+  // What fails on a device is told by a later call, which knows nothing of kernels: the latest ones join what it throws.
+  template <class Call>
+  std::invoke_result_t<Call> asked(const Call& call) const {
+    try {
+      return call();
+    } catch (const Error& error) {
+      fail_with_kernels(error);
+    }
+  }
+  [[noreturn]] void fail_with_kernels(const Error& error) const;
   bool has_come(const gpu::Event& event) const;
   void wait(const gpu::Event& event) const;
 
@@ -111,20 +124,23 @@ class CudaBackend final : public Backend {
   Tensor transposed_codes(const QuantizedTensor& x);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
   void clear_where(const Tensor& flag, const Tensor& values);
-  void report_refused(const GemmForm& form);
+  bool is_refused(const Gemm& k, const GemmForm& form, const GemmRoute& route) const;
+  void report_refused(const GemmForm& form, const GemmRoute& route);
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 
-  // As many blocks as `items` of so many threads need; nothing where there is nothing to do.
+  void copy(const Tensor& from, const Tensor& to);  // bytes as they are
+
+  // Nothing where a grid has no blocks: to launch none is an error.
   template <class... P>
   void launch(void (*kernel)(P...), gpu::Grid grid, std::type_identity_t<P>... arguments) {
-    if (grid.blocks > 0) gpu::launch(stream(), kernel, grid, arguments...);
+    if (grid.blocks > 0) asked([&] { gpu::launch(stream(), kernel, grid, arguments...); });
   }
 
   gpu::Facts facts_;
   std::unique_ptr<gpu::GemmLibrary> library_;
   bool native_gemms_ = true;
   GemmCounts gemm_counts_{};
-  std::set<std::string> refused_;        // forms of GEMMs that the library has no algorithm for
+  std::set<std::string> refused_;        // GEMMs that the library has no algorithm for, and forms that were reported
   const std::unique_ptr<Backend> host_;  // for what the host computes
   std::array<LaneParts, 2> parts_;
 };

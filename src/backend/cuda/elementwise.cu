@@ -17,11 +17,6 @@ __global__ void __launch_bounds__(kThreads) convert(const From* x, To* out, int6
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) copy(const T* x, T* out, int64_t count) {
-  for_each_element(count, [=](int64_t i) { out[i] = x[i]; });
-}
-
-template <class T>
 __global__ void __launch_bounds__(kThreads) add(const T* a, const T* b, T* out, int64_t count) {
   for_each_element(count, [=](int64_t i) { out[i] = rounded<T>(value_of(a[i]) + value_of(b[i])); });
 }
@@ -47,10 +42,7 @@ void CudaBackend::execute(const Fill& k) {
 
 void CudaBackend::execute(const Convert& k) {
   const int64_t count = k.x.elements();
-  if (k.x.dtype() == k.out.dtype()) {
-    auto* const from = reinterpret_cast<const uint8_t*>(k.x.device_bytes());
-    return launch(copy<uint8_t>, {blocks_for(k.x.bytes()), kThreads}, from, reinterpret_cast<uint8_t*>(k.out.device_bytes()), k.x.bytes());
-  }
+  if (k.x.dtype() == k.out.dtype()) return copy(k.x, k.out);
   with_values(k.x.dtype(), [&]<class From>() {
     with_values(k.out.dtype(), [&]<class To>() {
       launch(convert<From, To>, {blocks_for(count), kThreads}, k.x.device_data<From>(), k.out.device_data<To>(), count);

@@ -25,6 +25,16 @@ uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
   return static_cast<uint32_t>(bits & -bits);
 }
 
+// What the library's answer may depend on. Alignments of operands are in their form.
+std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
+  const auto alignment = [](const Tensor& t) { return t.defined() ? reinterpret_cast<uintptr_t>(t.device_bytes()) % 256 : 256; };
+  return text(gemm_path_name(route.path), ' ', form_text(form), ' ', form.a.alignment, ' ', form.b.alignment, ' ', alignment(k.out), ' ',
+              alignment(k.bias), k.accumulate ? " adds" : "");
+}
+std::string group_key(const GemmForm& usual, const GemmRoute& route) {
+  return text("groups ", gemm_path_name(route.path), ' ', form_text(usual));
+}
+
 bool begins_at_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.device_bytes()) % 16 == 0; }
 
 }  // namespace
@@ -36,9 +46,15 @@ GemmDevice CudaBackend::gemm_device() const {
 void CudaBackend::execute(const Gemm& k) {
   if (k.out.elements() == 0) return;
   const GemmForm form = form_of(k);
-  const GemmRoute route = route_gemm(form, gemm_device());
+  GemmDevice device = gemm_device();
+  GemmRoute route = route_gemm(form, device);
   if (!is_ours(route) && multiply_by_library(k, form, route)) return;
-  const GemmRoute own = is_ours(route) ? route : route_without_library(form, gemm_device(), GemmObstacle::none);
+  if (is_native(route.path)) {  // which the library refuses: as values it may have it
+    device.native = false;
+    route = route_gemm(form, device);
+    if (multiply_by_library(k, form, route)) return;
+  }
+  const GemmRoute own = is_ours(route) ? route : route_without_library(form, device, GemmObstacle::none);
   count_gemm(own.path);
   if (own.path == GemmPath::mma) return multiply_on_tensor_cores(k, own);
   multiply_plainly(k);
@@ -88,13 +104,17 @@ Tensor CudaBackend::values_of(const Value& value, Scratch& scratch) {
   return values;
 }
 
+bool CudaBackend::is_refused(const Gemm& k, const GemmForm& form, const GemmRoute& route) const {
+  return !refused_.empty() && refused_.contains(refusal_key(k, form, route));
+}
+
 bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
   // A bias is added in the dtype of out; FP8 adds none in fp32.
   if (k.bias.defined() && k.bias.dtype() == Dtype::f32 && k.out.dtype() == Dtype::bf16) return false;
   const Tensor bias = k.bias.defined() ? converted(k.bias, k.out.dtype()) : k.bias;
   const bool fused = bias.defined() && (!is_native(route.path) || bias.dtype() == Dtype::bf16) && begins_at_16_bytes(bias);
   const bool adds_later = bias.defined() && !fused;
-  if ((adds_later && k.accumulate) || (!refused_.empty() && refused_.contains(form_text(form)))) return false;
+  if ((adds_later && k.accumulate) || is_refused(k, form, route)) return false;
   Scratch scratch = scratch_for(route);
   const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
   const Tensor out = adds_later ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
@@ -108,7 +128,8 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
                               .n = form.n,
                               .k = form.k};
   if (!library_->multiply(stream(), gemm, [this](int64_t bytes) { return allocate(bytes); })) {
-    report_refused(form);
+    refused_.insert(refusal_key(k, form, route));
+    report_refused(form, route);
     return false;
   }
   count_gemm(route.path);
@@ -121,7 +142,7 @@ bool CudaBackend::multiply_groups_by_library(const GroupedGemm& k, const Tensor&
   GemmForm usual = form_of(k);
   usual.m = k.host->usual_rows;
   const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.m);
-  if (is_ours(route) || refused_.contains(form_text(usual))) return false;
+  if (is_ours(route) || refused_.contains(group_key(usual, route))) return false;
   Scratch scratch = scratch_for(route);
   const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
   const std::vector<int64_t>& ends = k.host->offsets;
@@ -149,7 +170,7 @@ bool CudaBackend::multiply_groups_by_library(const GroupedWeightGradient& k, con
   GemmForm usual = form_of(k);
   usual.k = k.host->usual_rows;
   const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.k);
-  if (is_ours(route) || refused_.contains(form_text(usual))) return false;
+  if (is_ours(route) || refused_.contains(group_key(usual, route))) return false;
   Scratch scratch = scratch_for(route);
   const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
   const std::vector<int64_t>& ends = k.host->offsets;
@@ -182,7 +203,8 @@ bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, con
   gpu::LibraryGemm like = groups.front();
   like.m = usual.m, like.k = usual.k, like.alignment = alignment;
   if (!library_->multiply_groups(stream(), like, groups, [this](int64_t bytes) { return allocate(bytes); })) {
-    report_refused(usual);
+    refused_.insert(group_key(usual, route));
+    report_refused(usual, route);
     return false;
   }
   count_gemm(route.path);
@@ -211,13 +233,12 @@ void CudaBackend::add_extremes(const auto& groups, const Tensor& offsets, const 
 }
 
 // Once for each form, whatever its rows, because such a GEMM takes many times as long.
-void CudaBackend::report_refused(const GemmForm& form) {
-  refused_.insert(form_text(form));
+void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
   GemmForm any = form;
   any.m = 0;
-  const std::string what = form_text(any);
-  if (!refused_.insert(what).second) return;
-  log_warning("cuBLASLt has no algorithm for ", what, " on sm_", facts_.architecture, ": our kernel multiplies, which is slow");
+  if (!refused_.insert(text(gemm_path_name(route.path), ' ', form_text(any))).second) return;
+  log_warning("cuBLASLt has no algorithm for ", form_text(form), " by ", gemm_path_name(route.path), " on sm_", facts_.architecture,
+              is_native(route.path) ? ": codes are multiplied as values" : ": our kernel multiplies, which is slow");
 }
 
 // What the library reads of an operand. `left`: it is a, whose contraction lies along its rows unless it is transposed.

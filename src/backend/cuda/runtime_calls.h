@@ -13,17 +13,17 @@ namespace mantissa::gpu {
 
 struct Facts {
   std::string name;
-  int64_t memory;  // bytes
-  int multiprocessors;
+  int64_t memory;    // bytes
   int architecture;  // ten times the compute capability
 };
 Gpus find_gpus();
 std::optional<Gpu> find_gpu(int index);
 int count_gpus();
-// Makes the device that of this process. Throws Error(environment) that says what was found instead.
+// Makes the device that of this thread: what this thread makes later is of it. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
 
-// Device memory, and pinned memory of the host; null: there is no more.
+// Device memory, and pinned memory of the host; null: there is no more. Memory that goes back may still be in use by what a stream was
+// asked for: to give it back waits for that.
 std::byte* take_memory(int64_t bytes);
 void give_memory(std::byte* memory) noexcept;
 std::byte* take_staging(int64_t bytes);
@@ -37,6 +37,7 @@ using Event = std::shared_ptr<const void>;
 // In the order of the stream. discard() says that nobody needs what the memory holds.
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
+void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
 void discard(Stream& stream, std::byte* memory, int64_t bytes);
 Event record(Stream& stream);
 void follow(Stream& stream, const Event& event);

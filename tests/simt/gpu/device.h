@@ -117,11 +117,5 @@ inline uint32_t pack_bf16(float low, float high) { return to_bf16(low).bits | ui
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
 inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_or(value, std::memory_order_relaxed); }
-inline uint32_t fetch_max(uint32_t* at, uint32_t value) {
-  std::atomic_ref<uint32_t> ref(*at);
-  uint32_t before = ref.load(std::memory_order_relaxed);
-  while (before < value && !ref.compare_exchange_weak(before, value, std::memory_order_relaxed)) continue;
-  return before;
-}
 
 }  // namespace mantissa::gpu

@@ -24,6 +24,7 @@ struct LibraryGemms {
 };
 LibraryGemms library_gemms();
 std::atomic<int64_t>& refused_columns();  // of a product for which it refuses the algorithm that others have; 0: of none
+std::atomic<bool>& refuses_codes();       // whatever their scales
 
 }  // namespace mantissa::simt
 

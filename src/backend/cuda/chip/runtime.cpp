@@ -4,6 +4,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <span>
+#include <string_view>
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/hash.h"
@@ -13,11 +14,46 @@
 namespace mantissa::gpu {
 namespace {
 
-void check(cudaError_t status, const char* what) {
-  require(status == cudaSuccess, ExitCode::environment, "CUDA: ", what, ": ", cudaGetErrorString(status));
+// What a host or its GPU is to blame for. All else is a bug.
+bool is_of_environment(cudaError_t status) {
+  switch (status) {
+    case cudaErrorMemoryAllocation:
+    case cudaErrorInitializationError:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorSystemNotReady:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorOperatingSystem: return true;
+    default: return false;
+  }
 }
 
-constexpr int kOldest = 8;  // major compute capability
+void check(cudaError_t status, const char* what) {
+  require(status == cudaSuccess, is_of_environment(status) ? ExitCode::environment : ExitCode::internal, "CUDA: ", what, ": ",
+          cudaGetErrorString(status));
+}
+
+constexpr int kOldest = 80;  // ten times the compute capability
+
+int architecture_of(const cudaDeviceProp& facts) { return facts.major * 10 + facts.minor; }
+
+// Returns why this build cannot run on a GPU, or nothing. One without machine code for it compiles PTX, which a driver older than the
+// toolkit does not know.
+std::string obstacle_of(const cudaDeviceProp& facts, int driver, int runtime) {
+  if (architecture_of(facts) < kOldest) return "too old: 8.0 is needed";
+  const bool compiled = std::string_view(MANTISSA_CUDA_CODE).find(text("sm_", architecture_of(facts))) != std::string_view::npos;
+  if (compiled || driver >= runtime) return "";
+  return "no machine code for it, and its driver is older than the PTX: a newer driver is needed";
+}
 
 // Spans as ranges of NVTX, which profilers show beside the kernels; nobody else is told.
 constexpr SpanHook kRanges{.begin = [](const char* name) { nvtxRangePushA(name); }, .end = [] { nvtxRangePop(); }};
@@ -60,17 +96,17 @@ Gpus find_gpus() {
   std::string found = text("driver of CUDA ", version(driver), ", runtime ", version(runtime), ", code for ", MANTISSA_CUDA_CODE);
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) return {.usable = false, .text = text(found, ": ", cudaGetErrorString(status))};
-  bool usable = count > 0;
-  int architecture = 0;
+  Gpus out{.usable = false, .text = ""};
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp facts{};
     if (cudaGetDeviceProperties(&facts, i) != cudaSuccess) continue;
-    usable &= facts.major >= kOldest;
-    if (i == 0) architecture = facts.major * 10 + facts.minor;
+    const std::string obstacle = obstacle_of(facts, driver, runtime);
+    if (i == default_gpu()) out.usable = obstacle.empty(), out.architecture = architecture_of(facts);
     found += text("; GPU ", i, ": ", facts.name, ", compute capability ", facts.major, '.', facts.minor, ", ", facts.totalGlobalMem >> 30,
-                  " GiB", facts.major < kOldest ? " (too old: 8.0 is needed)" : "");
+                  " GiB", obstacle.empty() ? "" : text(" (", obstacle, ')'));
   }
-  return {.usable = usable, .text = found, .architecture = architecture};
+  out.text = found;
+  return out;
 }
 
 std::optional<Gpu> find_gpu(int index) {
@@ -100,13 +136,10 @@ Facts open_device(int index) {
           "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, index), "the device does not say what it is");
-  require(facts.major >= kOldest, ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
+  require(architecture_of(facts) >= kOldest, ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
   check(cudaSetDevice(index), "the device cannot be used");
   set_span_hook(&kRanges);
-  return {.name = facts.name,
-          .memory = static_cast<int64_t>(facts.totalGlobalMem),
-          .multiprocessors = facts.multiProcessorCount,
-          .architecture = facts.major * 10 + facts.minor};
+  return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .architecture = architecture_of(facts)};
 }
 
 std::byte* take_memory(int64_t bytes) {
@@ -132,6 +165,9 @@ void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_
 }
 void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream.handle()), "a copy from the device");
+}
+void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream.handle()), "a copy on the device");
 }
 void discard(Stream&, std::byte*, int64_t) {}
 

@@ -13,8 +13,17 @@
 namespace mantissa::gpu {
 namespace {
 
-void check(cublasStatus_t status, const char* what) {
-  require(status == CUBLAS_STATUS_SUCCESS, ExitCode::environment, "cuBLASLt: ", what, " failed with status ", static_cast<int>(status));
+std::string status_text(cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return "no memory";
+  if (status == CUBLAS_STATUS_EXECUTION_FAILED) return "a kernel failed";
+  return text("status ", static_cast<int>(status));
+}
+
+void check(cublasStatus_t status, const auto&... what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const bool of_environment =
+      status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+  fail(of_environment ? ExitCode::environment : ExitCode::internal, "cuBLASLt: ", what..., " failed: ", status_text(status));
 }
 
 // Returns the number of an enumerator of scale modes, because headers before 12.9 lack some.
@@ -170,7 +179,7 @@ class CublasLt final : public GemmLibrary {
     check(
         calls_.Matmul(handle_, chosen.desc.get(), &alpha, g.b.data, chosen.a.get(), g.a.data, chosen.b.get(), &beta, g.out, chosen.d.get(),
                       g.out, chosen.d.get(), &chosen.result.algo, memory.get(), bytes, static_cast<cudaStream_t>(handle_of(stream))),
-        "a GEMM");
+        "a GEMM of ", g.m, " x ", g.n, " x ", g.k);
   }
 
   Chosen& choose(const LibraryGemm& g, bool grouped) {

@@ -103,6 +103,5 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
 
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
 __device__ inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return atomicOr(at, value); }
-__device__ inline uint32_t fetch_max(uint32_t* at, uint32_t value) { return atomicMax(at, value); }
 
 }  // namespace mantissa::gpu
