@@ -13,6 +13,7 @@
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
+#include "mantissa/base/host_name.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
@@ -103,6 +104,14 @@ void require_gpus(const Launch& launch) {
           " here, let every rank see all GPUs of its host (CUDA_VISIBLE_DEVICES), or train with training.device cpu");
 }
 
+// Returns the host of every rank as a number.
+std::vector<int> hosts_of_ranks(Store& store) {
+  const std::vector<std::string> names = store.gather("host", host_name());
+  std::vector<int> out;
+  for (const std::string& name : names) out.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
+  return out;
+}
+
 // Without NCCL there is no maker, and messages go through the memory of hosts.
 MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config, const Nccl& nccl, Store* store) {
   if (launch.rank == 0 && nccl.usable) log_info("messages between GPUs go over NCCL ", nccl.text);
@@ -114,7 +123,7 @@ MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config,
     store->set(name, id);
     return id;
   };
-  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s});
+  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s, .hosts = hosts_of_ranks(*store)});
 }
 
 }  // namespace

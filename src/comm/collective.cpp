@@ -251,6 +251,12 @@ void Collective::receive(int from, const Bytes& bytes) {
   transport_.receive(group_.ranks[static_cast<size_t>(from)], tag_, bytes.host());
 }
 
+void Collective::gather(int root, const Bytes& bytes) {
+  if (bytes.size == 0) return;  // of a share
+  shares_.push_back({.root = root, .bytes = bytes});
+  if (root == group_.rank) group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size * (group_.size() - 1);
+}
+
 void Collective::keep(const Bytes& from, const Bytes& to) {
   if (from.size == 0) return;
   if (device_) return device_->run(Convert{.x = from.tensor(), .out = to.tensor()});
@@ -268,6 +274,7 @@ void Collective::finish() {
   }
   // A link through host memory settles what it waits for.
   group_.link->exchange(std::exchange(messages_, {}));
+  if (!shares_.empty()) group_.link->gather(std::exchange(shares_, {}));
 }
 
 }  // namespace mantissa

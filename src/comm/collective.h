@@ -137,6 +137,9 @@ class Collective {
   void send(int to, const Bytes& bytes);
   void receive(int from, const Bytes& bytes);
   void keep(const Bytes& from, const Bytes& to);  // what this rank sends to itself
+  // Sends what is at `bytes` of rank `root` to all other ranks, which call it, too. Only where gathers().
+  void gather(int root, const Bytes& bytes);
+  bool gathers() const { return device_ != nullptr && group_.link->gathers(); }
   // Memory of messages, made here or lent; it stays until no message can touch it any more.
   Tensor keep(Tensor scratch) { return kept_.emplace_back(std::move(scratch)); }
   // Waits for all messages so far, and compares headers; on a device, the lane does so, and headers are deferred.
@@ -157,6 +160,7 @@ class Collective {
   uint64_t tag_;
   std::vector<Tensor> kept_;
   std::vector<DeviceMessage> messages_;
+  std::vector<DeviceShare> shares_;
   Headers headers_;
 };
 

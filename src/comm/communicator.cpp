@@ -47,10 +47,14 @@ void each_peer(const RankGroup& group, Body body) {
   for (int distance = 1; distance < group.size(); ++distance) body((group.rank + distance) % group.size());
 }
 
-// Gathers directly: every rank sends its bytes to all peers in one step. It sends as much as a ring does, and unequal shares do not delay
-// each other.
+// Gathers directly, unless the link has its own way: every rank sends its bytes to all peers in one step. It sends as much as a ring does,
+// and unequal shares do not delay each other.
 void post_gather(Collective& collective, const RankGroup& group, const Bytes& bytes, const std::vector<int64_t>& boundaries,
                  int64_t element_bytes = 1) {
+  if (collective.gathers()) {
+    for (int root = 0; root < group.size(); ++root) collective.gather(root, share(bytes, boundaries, root, element_bytes));
+    return;
+  }
   each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, boundaries, peer, element_bytes)); });
   each_peer(group, [&](int peer) { collective.send(peer, share(bytes, boundaries, group.rank, element_bytes)); });
 }

@@ -73,6 +73,42 @@ TEST(NcclLink, BringsTheBytesOfEveryCollective) {
   EXPECT_EQ(nccl.counts().aborted, 0);
 }
 
+// Among hosts gathers are broadcasts, in groups that have ranks of several.
+TEST(NcclLink, GathersAmongHostsByBroadcasts) {
+  simt::ThreadNccl nccl;
+  const std::vector<int> hosts = {0, 0, 1, 1};
+  const auto errors = errors_on_ranks(4, nccl.links(60, 60, hosts), [&](Backend& device, const Communicator& world) {
+    const int rank = world.rank();
+    const Communicator within = world.split(hosts[static_cast<size_t>(rank)]), across = world.split(rank % 2);
+    const auto broadcasts_of = [&](const std::function<void()>& body) {
+      world.barrier();
+      const int before = nccl.counts().broadcasts;
+      world.barrier();
+      body();
+      world.barrier();
+      return nccl.counts().broadcasts - before;
+    };
+    const std::vector<int64_t> counts = {12 * 4, 0, 5 * 4, 13 * 4};
+    const Tensor all = filled(device, rank + 1, 30);
+    const int64_t sent = world.traffic().other;
+    EXPECT_EQ(broadcasts_of([&] { world.all_gather(all, counts, Purpose::other); }), 3 * 4);
+    EXPECT_EQ(world.traffic().other - sent, 3 * counts[static_cast<size_t>(rank)]);
+    require_all(all.slice(0, 12), 1);
+    require_all(all.slice(12, 17), 3);
+    require_all(all.slice(17, 30), 4);
+    const Tensor x = filled(device, rank + 1);
+    EXPECT_EQ(broadcasts_of([&] { world.sum(x, Purpose::other); }), 4 * 4);
+    require_all(x, 10);
+    EXPECT_EQ(broadcasts_of([&] { within.sum(x, Purpose::other); }), 0);
+    require_all(x, 20);
+    EXPECT_EQ(broadcasts_of([&] { across.sum(x, Purpose::other); }), 2 * 2 * 2);
+    require_all(x, 40);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(nccl.counts().destroyed, 12);
+  EXPECT_EQ(nccl.counts().aborted, 0);
+}
+
 // The compute lane goes on while the queue's work is in the other, and waits for it where it is told to.
 TEST(NcclLink, KeepsTheOrderOfLanes) {
   simt::ThreadNccl nccl;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mantissa/backend/bytes.h"
+#include "mantissa/base/error.h"
 
 namespace mantissa {
 
@@ -18,12 +19,22 @@ struct DeviceMessage {
   Bytes bytes;
 };
 
+// What every rank of the group gets from one of them, which has it there already.
+struct DeviceShare {
+  int root;
+  Bytes bytes;
+};
+
 class DeviceLink {
  public:
   virtual ~DeviceLink() = default;
   // Moves the messages of one call as one group, in this thread's lane of the device, which is the same one for all of them; may return
   // before they have moved. Messages of a pair of ranks arrive in the order in which they are sent.
   virtual void exchange(std::span<const DeviceMessage> messages) = 0;
+  // Whether gathers are calls of gather(), the same on all ranks; else they are messages between all ranks.
+  virtual bool gathers() const { return false; }
+  // As exchange(); all ranks call it with shares of the same sizes in the same order.
+  virtual void gather(std::span<const DeviceShare>) { fail(ExitCode::internal, "a link that exchanges messages only"); }
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
   // Makes the exchange under way and all later ones fail, and returns when lanes do not wait for peers any more. Other links of the same

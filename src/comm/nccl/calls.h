@@ -22,6 +22,7 @@ namespace mantissa {
   X(GroupEnd)                  \
   X(Send)                      \
   X(Recv)                      \
+  X(Broadcast)                 \
   X(GetErrorString)            \
   X(GetLastError)
 

@@ -65,11 +65,25 @@ struct Message {
   std::byte* data;
   size_t size;
 };
+struct Share {
+  int root;
+  std::byte* data;
+  size_t size;
+};
+
+bool are_on_several(const std::vector<int>& hosts, const std::vector<int>& ranks) {
+  const auto host_of = [&](int rank) { return hosts[static_cast<size_t>(rank)]; };
+  return !hosts.empty() && std::ranges::any_of(ranks, [&](int rank) { return host_of(rank) != host_of(ranks.front()); });
+}
 
 class NcclLink final : public DeviceLink {
  public:
-  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of, double close_timeout_s)
-      : all_(std::move(all)), calls_(all_->calls), of_(std::move(of)), close_timeout_s_(close_timeout_s) {}
+  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of, const NcclOptions& options)
+      : all_(std::move(all)),
+        calls_(all_->calls),
+        of_(std::move(of)),
+        gathers_(are_on_several(options.hosts, of_.ranks)),
+        close_timeout_s_(options.close_timeout_s) {}
   ~NcclLink() override { close(); }
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -84,6 +98,10 @@ class NcclLink final : public DeviceLink {
       join(id);
       wait(limit);
       ask_for(a_byte_each(bytes.memory()), bytes.stream());
+      if (gathers_) {
+        wait(limit);
+        ask_for_shares(a_byte_of_each(bytes.memory()), bytes.stream());
+      }
       wait_until(limit, [&] { return settled() && bytes.finished(); });
     } catch (...) {
       give_up();
@@ -99,6 +117,13 @@ class NcclLink final : public DeviceLink {
       parts.push_back({.peer = peer, .receives = receives, .data = bytes.data, .size = static_cast<size_t>(bytes.size)});
     ask_for(parts, cuda_stream(*messages.front().bytes.device));
     wait({});  // until then the stream may be without them
+  }
+  bool gathers() const override { return gathers_; }
+  void gather(std::span<const DeviceShare> shares) override {
+    std::vector<Share> parts;
+    for (const auto& [root, bytes] : shares) parts.push_back({.root = root, .data = bytes.data, .size = static_cast<size_t>(bytes.size)});
+    ask_for_shares(parts, cuda_stream(*shares.front().bytes.device));
+    wait({});
   }
   void check() override {
     const std::lock_guard lock(all_->mutex);
@@ -136,14 +161,31 @@ class NcclLink final : public DeviceLink {
     }
     return messages;
   }
-  void ask_for(std::span<const Message> messages, void* of_stream) {
-    auto* const stream = static_cast<cudaStream_t>(of_stream);
+  // In memory that each of these messages of a byte has touched before.
+  std::vector<Share> a_byte_of_each(std::byte* memory) const {
+    std::vector<Share> shares;
+    for (int root = 0; root < static_cast<int>(of_.ranks.size()); ++root)
+      shares.push_back({.root = root, .data = memory + root, .size = 1});
+    return shares;
+  }
+  void ask_for(std::span<const Message> messages, void* stream) {
+    ask_for_group(messages, [this, stream = static_cast<cudaStream_t>(stream)](const Message& m) {
+      return m.receives ? calls_.Recv(m.data, m.size, ncclUint8, m.peer, communicator_, stream)
+                        : calls_.Send(m.data, m.size, ncclUint8, m.peer, communicator_, stream);
+    });
+  }
+  void ask_for_shares(std::span<const Share> shares, void* stream) {
+    ask_for_group(shares, [this, stream = static_cast<cudaStream_t>(stream)](const Share& s) {
+      return calls_.Broadcast(s.data, s.data, s.size, ncclUint8, s.root, communicator_, stream);
+    });
+  }
+  template <class Part, class Call>
+  void ask_for_group(std::span<const Part> parts, Call call) {
     const std::lock_guard lock(all_->mutex);
     require_open();
     ncclResult_t error = calls_.GroupStart();
-    for (const auto& [peer, receives, data, size] : messages) {
-      const ncclResult_t result = receives ? calls_.Recv(data, size, ncclUint8, peer, communicator_, stream)
-                                           : calls_.Send(data, size, ncclUint8, peer, communicator_, stream);
+    for (const Part& part : parts) {
+      const ncclResult_t result = call(part);
       if (!is_error(error)) error = result;
     }
     const ncclResult_t end = calls_.GroupEnd();  // also after an error: the group is this thread's
@@ -218,6 +260,7 @@ class NcclLink final : public DeviceLink {
   const std::shared_ptr<Communicators> all_;
   const NcclCalls& calls_;
   const LinkRanks of_;
+  const bool gathers_;
   const double close_timeout_s_;
   const int unwinding_ = std::uncaught_exceptions();
   ncclComm_t communicator_ = nullptr;  // one of all that are open, until it is closed or they are given up
@@ -265,7 +308,7 @@ MakeDeviceLink nccl_links(NcclOptions options) {
   require(library.calls.has_value(), ExitCode::environment, "NCCL cannot be used: ", library.text);
   const auto all = std::make_shared<Communicators>(*library.calls);
   return [all, options = std::move(options)](const LinkRanks& of) {
-    auto link = std::make_unique<NcclLink>(all, of, options.close_timeout_s);
+    auto link = std::make_unique<NcclLink>(all, of, options);
     link->connect(id_of_group(all->calls, options, of), options.init_timeout_s);
     return link;
   };
