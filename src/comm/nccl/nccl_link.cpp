@@ -179,13 +179,13 @@ class NcclLink final : public DeviceLink {
       return calls_.Broadcast(s.data, s.data, s.size, ncclUint8, s.root, communicator_, stream);
     });
   }
-  template <class Part, class Call>
-  void ask_for_group(std::span<const Part> parts, Call call) {
+  template <class Each, class Call>
+  void ask_for_group(std::span<const Each> all, Call call) {
     const std::lock_guard lock(all_->mutex);
     require_open();
     ncclResult_t error = calls_.GroupStart();
-    for (const Part& part : parts) {
-      const ncclResult_t result = call(part);
+    for (const Each& each : all) {
+      const ncclResult_t result = call(each);
       if (!is_error(error)) error = result;
     }
     const ncclResult_t end = calls_.GroupEnd();  // also after an error: the group is this thread's
