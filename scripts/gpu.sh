@@ -52,7 +52,9 @@ unpack() {
 
 # Speeds are told as ratios to its GEMMs.
 need_library() {
-  "$home/mantissa" doctor | grep -q 'with cuBLASLt' || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
+  local report
+  report=$("$home/mantissa" doctor)
+  grep -q 'with cuBLASLt' <<<"$report" || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
 }
 
 run_slice() {
@@ -65,7 +67,7 @@ run_slice() {
     ranks) "$home/gpu_tests" --gtest_filter='*TrainingOnCuda.*' ;;
     memcheck | racecheck | initcheck | synccheck)
       sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
-      [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer" >&2; return 77; }
+      [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer in PATH, \$CUDA_HOME/bin or /usr/local/cuda/bin (package cuda-sanitizer)" >&2; return 77; }
       "$sanitizer" --tool "$1" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*:*OnTensorCores*' ;;
     bench) need_library
       for each in kernels gemm attention moe; do
@@ -93,6 +95,7 @@ try_slice() {
   printf '{"slice": "%s", "build": "%s", "device": "%s", "date": "%s", "seconds": %d, "result": "%s"}\n' \
     "$1" "$build" "$device" "$(date -u +%F)" $((SECONDS - began)) "$result" | tee -a "$out/results.jsonl"
   [ "$code" != 77 ] || [ "$failed" != 0 ] || failed=$((${#wanted[@]} == 1 ? 77 : 0))
+  [ "$code" != 77 ] || tail -1 "$out/$1.log" >&2
   [ "$code" = 0 ] || [ "$code" = 77 ] || { tail -40 "$out/$1.log"; failed=1; }
 }
 

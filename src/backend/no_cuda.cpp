@@ -5,7 +5,7 @@
 namespace mantissa {
 
 std::unique_ptr<Backend> make_cuda_backend(int) {
-  fail(ExitCode::environment, "this build has no backend cuda; there are cpu and cpu_reference");
+  fail(ExitCode::environment, "this build has no backend cuda; there are cpu and cpu_reference: it was made without the CUDA toolkit (12.8 or later)");
 }
 
 Gpus find_gpus() { return {.usable = false, .text = "not looked for: this build was made without the CUDA toolkit"}; }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "comm/collective.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/trace.h"
 
 namespace mantissa {
@@ -57,7 +58,11 @@ CommQueue::CommQueue(Communicator world, Backend* device)
 
 CommQueue::~CommQueue() {
   if (std::uncaught_exceptions() > unwinding_) world_.stop();
-  for (const auto& state : on_device_) device_->follow(state->mark);
+  try {
+    for (const auto& state : on_device_) device_->follow(state->mark);
+  } catch (const Error& error) {  // of a device that has failed: nothing runs there any more, and whoever waits for it is told
+    log_warning("the lane of communication is left as it is: ", error.what());
+  }
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);

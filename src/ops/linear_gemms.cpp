@@ -160,7 +160,7 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
                                                       .out = dweight,
                                                       .offsets = own ? groups_.gradient_offsets : groups_.offsets,
                                                       .accumulate = accumulate,
-                                                      .host = own ? groups_.gradient_host : groups_.host});
+                                                      .host = own ? nullptr : groups_.host});
   }
   const int64_t rows = std::max(rows_of(dy), rows_of(input));
   dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});

@@ -101,16 +101,13 @@ int64_t group_rows(const Counts& arriving, int64_t multiple) {
   return rows;
 }
 
-// Where the rows of each group end: of an expert, or of an expert and a source.
-std::shared_ptr<const HostGroups> known_groups(const Counts& arriving, ExpertGradients gradients, int64_t multiple, int64_t usual_rows) {
+// Where the rows of each expert end.
+std::shared_ptr<const HostGroups> known_groups(const Counts& arriving, int64_t multiple, int64_t usual_rows) {
   HostGroups out{.offsets = {0}, .usual_rows = usual_rows};
-  const size_t ranks = arriving.of.size() / arriving.experts;
   for (size_t e = 0; e < arriving.experts; ++e) {
     int64_t end = out.offsets.back();
-    for (size_t r = 0; r < ranks; ++r) {
-      end += round_up(arriving.rank(r)[e], multiple);
-      if (gradients == ExpertGradients::by_source || r + 1 == ranks) out.offsets.push_back(end);
-    }
+    for (size_t r = 0; r < arriving.of.size() / arriving.experts; ++r) end += round_up(arriving.rank(r)[e], multiple);
+    out.offsets.push_back(end);
   }
   return std::make_shared<const HostGroups>(std::move(out));
 }
@@ -156,9 +153,9 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
                     .arrived = by_rank(arriving)};
   Dispatch out = arranged(experts.device(), arriving, sum(plan.arrived), gradients, multiple);
   out.per_row = all.per_row;
-  const int64_t usual_rows = ceil_div(experts.elements() * ranks.size(), num_experts);
-  out.host = known_groups(arriving, ExpertGradients::summed, multiple, usual_rows);
-  if (gradients == ExpertGradients::by_source) out.gradient_host = known_groups(arriving, gradients, multiple, usual_rows);
+  // By source, all numbers of ranks have the bits of one, which knows no groups. The usual rows are of as many tokens as this rank has.
+  if (gradients == ExpertGradients::summed)
+    out.host = known_groups(arriving, multiple, ceil_div(experts.elements() * ranks.size(), num_experts));
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;
 }

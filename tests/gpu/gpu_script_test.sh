@@ -13,7 +13,7 @@ program() { { echo '#!/usr/bin/env bash'; cat; } >"$1"; chmod +x "$1"; }
 program "$work/bin/nvidia-smi" <<<'echo "GPU of the test, 570.1"'
 program "$work/stage/mantissa" <<<'
 case $1 in
-  doctor) echo "GEMMs of a GPU  ${LIBRARY:-sm_90 with cuBLASLt 13.1}" ;;
+  doctor) echo "GEMMs of a GPU  ${LIBRARY:-sm_90 with cuBLASLt 13.1}"; exit "${DOCTOR_ENDS_WITH:-0}" ;;
   *) echo "$@ $LD_LIBRARY_PATH" ;;
 esac'
 program "$work/stage/gpu_tests" <<<'echo "$@"; exit "${TESTS_END_WITH:-0}"'
@@ -36,6 +36,7 @@ TESTS_END_WITH=1 ends_with 1 run kernels
 grep -q '"slice": "kernels".*"failed"' "$results" || fail "no line of a slice that failed"
 LIBRARY='sm_90 without cuBLASLt' ends_with 77 run bench
 grep -q '"slice": "bench".*"skipped"' "$results" || fail "figures without the library that they are ratios to"
+DOCTOR_ENDS_WITH=3 ends_with 1 run bench
 ends_with 0 run bench
 ends_with 2 run nothing
 rm "$work/build/gpu/mantissa-gpu.tar.xz"

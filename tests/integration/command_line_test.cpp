@@ -272,7 +272,7 @@ TEST_F(CommandLine, MistakesOfLaunchAreRefusedBeforeAnythingRuns) {
     EXPECT_THAT(run.output, Not(HasSubstr("ran")));
   };
   for (const std::string count : {"0", "-1", "x", "1.5", "65537", ""}) refused({"--nproc-per-node", count}, "--nproc-per-node");
-  refused({"--nproc-per-node", "gpu"}, "this build runs on CPUs only", 3);
+  refused({"--nproc-per-node", "gpu"}, "no GPU can be used", 3);
   refused({"--nnodes", "0"}, "--nnodes: must be 1 to");
   refused({"--nnodes", "2"}, "--nnodes=2 needs --master-addr");
   refused({"--nnodes", "2", "--node-rank", "2", "--master-addr", "a"}, "--node-rank: must be below --nnodes=2");

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "lane_thread.h"
 #include "mantissa/base/error.h"
@@ -70,7 +71,32 @@ std::byte* aligned(int64_t bytes) {
 
 class Stream : public test::LaneThread, public std::enable_shared_from_this<Stream> {
  public:
-  Stream() : LaneThread(next_seed()) {}
+  Stream() : LaneThread(next_seed()) {
+    const std::lock_guard lock(all().mutex);
+    all().streams.insert(this);
+  }
+  ~Stream() {
+    const std::lock_guard lock(all().mutex);
+    all().streams.erase(this);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  // Frees memory when no stream can use it any more.
+  static void free_behind_all(std::byte* memory) {
+    const std::shared_ptr<std::byte> held(memory, std::free);
+    const std::lock_guard lock(all().mutex);
+    for (Stream* each : all().streams) each->submit([held] {});
+  }
+
+ private:
+  struct All {
+    std::mutex mutex;
+    std::set<Stream*> streams;
+  };
+  static All& all() {
+    static All all;
+    return all;
+  }
 };
 
 // Nobody takes an executor for a GPU who has not asked for it by name.
@@ -101,7 +127,7 @@ void give_memory(std::byte* memory) noexcept {
   if (found == all.sizes.end()) std::abort();
   all.taken -= found->second;
   all.sizes.erase(found);
-  std::free(memory);
+  Stream::free_behind_all(memory);
 }
 std::byte* take_staging(int64_t bytes) { return bytes > simt::kMemory ? nullptr : aligned(bytes); }
 void give_staging(std::byte* memory) noexcept { std::free(memory); }
@@ -109,10 +135,13 @@ void give_staging(std::byte* memory) noexcept { std::free(memory); }
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return &stream; }
 
+// As on a chip, what has failed is told by whatever is asked next.
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  stream.rethrow();
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  stream.rethrow();
   std::memset(to, kPoison, static_cast<size_t>(bytes));
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
@@ -123,12 +152,14 @@ void discard(Stream& stream, std::byte* memory, int64_t bytes) {
   stream.submit([=] { std::memset(memory, kPoison, static_cast<size_t>(bytes)); });
 }
 
-// As on a chip, what has failed is told by whatever is asked next.
 Event record(Stream& stream) {
   stream.rethrow();
   return std::make_shared<const Point>(Point{.at = stream.mark(), .stream = stream.shared_from_this()});
 }
-void follow(Stream& stream, const Event& event) { stream.LaneThread::follow(point_of(event).at); }
+void follow(Stream& stream, const Event& event) {
+  stream.rethrow();
+  stream.LaneThread::follow(point_of(event).at);
+}
 bool reached(const Event& event) {
   point_of(event).stream->rethrow();
   return point_of(event).at->is_reached();

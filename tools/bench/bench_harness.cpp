@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "mantissa/backend/gpus.h"
 #include "mantissa/base/file.h"
@@ -228,9 +229,11 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line.add("slices", result.slices);
   line.add("disturbed", result.disturbed);
   line.add("device", {{"isa", machine_text(device_)}, {"threads", threads_}, {"ranks", world_.size()}});
-  if (const std::string counts = gemm_counts_text(device_.gemm_counts()); !counts.empty()) {
+  if (!device_.host_memory()) {
+    GemmCounts own = device_.gemm_counts();
+    for (size_t path = 0; path < own.size(); ++path) own[path] -= std::exchange(counted_[path], own[path]);
     line.add("gpus", find_gpus().text);
-    line.add("gemms", counts);
+    line.add("gemms", gemm_counts_text(own));
   }
   json_.append(line.dump(-1, Json::Order::keys));
 }

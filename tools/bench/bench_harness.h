@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/gemm_path.h"
 #include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
 
@@ -91,6 +92,7 @@ class Harness {
   int threads_;
   int remaining_ = 1;
   std::optional<GemmCeiling> gemm_[2];  // fp32, bf16
+  GemmCounts counted_{};                // by the line before
   std::optional<CopyCeiling> copy_;
 };
 

@@ -17,6 +17,8 @@
 #include <memory>
 #include <utility>
 
+#include "mantissa/backend/cuda_stream.h"
+#include "mantissa/backend/gpus.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/host_name.h"
@@ -51,7 +53,10 @@ int number_in(const std::string& option, const std::string& value, int64_t least
 }
 
 int worker_count(const std::string& value) {
-  require(value != "gpu", ExitCode::environment, "--nproc-per-node gpu: this build runs on CPUs only; say cpu or a number");
+  const int gpus = value == "gpu" ? count_gpus() : 0;
+  require(value != "gpu" || gpus > 0, ExitCode::environment, "--nproc-per-node gpu: no GPU can be used: ", find_gpus().text,
+          "; say cpu or a number");
+  if (gpus > 0) return gpus;
   return value == "auto" || value == "cpu" ? num_threads() : number_in("--nproc-per-node", value, 1, kMostRanks);
 }
 
@@ -320,7 +325,7 @@ Command launch_command(std::vector<std::string> subcommands) {
       .options =
           {{.name = "--nproc-per-node,--nproc_per_node",
             .target = &a->workers,
-            .description = "ranks on this node: a number; cpu or auto: the cores"},
+            .description = "ranks on this node: a number; gpu: its GPUs; cpu or auto: its cores"},
            {.name = "--nnodes", .target = &a->nodes, .description = "nodes; this command runs on each of them"},
            {.name = "--node-rank,--node_rank", .target = &a->node_rank, .description = "which of the nodes this one is"},
            {.name = "--master-addr,--master_addr", .target = &a->address, .description = "host of rank 0 (127.0.0.1)"},

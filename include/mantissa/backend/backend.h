@@ -570,7 +570,7 @@ struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without th
 // What a host knows of groups of rows, and may therefore ask a library for: a GEMM of each.
 struct HostGroups {
   std::vector<int64_t> offsets;  // what the tensor holds
-  int64_t usual_rows;  // of a group where all have as many, in every dispatch: what multiplies a row must not depend on the others
+  int64_t usual_rows;            // of a group where all have as many: by it, and not by what they have, a device decides how it multiplies
 };
 
 // Multiplies each group of rows with its matrix of a grouped weight, G matrices viewed as one below the other: out[r] = a[r] * op(b_g),

@@ -100,9 +100,8 @@ class CudaBackend final : public Backend {
     std::vector<Tensor> held{};
   };
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
-  bool multiply_groups_by_library(const GroupedGemm& k, const Tensor& offsets);
-  bool multiply_groups_by_library(const GroupedWeightGradient& k, const Tensor& offsets);
-  // Asks for them where the route is one of the library, `usual` being the form of a group that has the usual rows.
+  std::vector<gpu::LibraryGemm> groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b);
+  // Returns whether the library multiplies them, `usual` being the form of a group that has the usual rows.
   bool ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups, uint32_t alignment);
   void multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route);
   void add_extremes(const Gemm& k, const Scratch& scratch);

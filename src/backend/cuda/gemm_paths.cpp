@@ -25,14 +25,32 @@ uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
   return static_cast<uint32_t>(bits & -bits);
 }
 
+// A GEMM for each group that has rows.
+std::vector<gpu::LibraryGemm> groups_of_rows(const GroupedGemm& k, const Tensor& a, const Tensor& b) {
+  const std::vector<int64_t>& ends = k.host->offsets;
+  const int64_t rows_of_b = b.dim(0) / (std::ssize(ends) - 1);
+  std::vector<gpu::LibraryGemm> groups;
+  for (size_t g = 0; g + 1 < ends.size(); ++g) {
+    if (ends[g] == ends[g + 1]) continue;
+    const int64_t first = static_cast<int64_t>(g) * rows_of_b;
+    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), false),
+                      .b = matrix_of(b.slice(first, first + rows_of_b), k.b.transposed),
+                      .out = k.out.slice(ends[g], ends[g + 1]).device_bytes(),
+                      .out_dtype = k.out.dtype(),
+                      .accumulate = false,
+                      .bias = nullptr,
+                      .m = ends[g + 1] - ends[g],
+                      .n = k.out.dim(1),
+                      .k = a.dim(1)});
+  }
+  return groups;
+}
+
 // What the library's answer may depend on. Alignments of operands are in their form.
 std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
   const auto alignment = [](const Tensor& t) { return t.defined() ? reinterpret_cast<uintptr_t>(t.device_bytes()) % 256 : 256; };
   return text(gemm_path_name(route.path), ' ', form_text(form), ' ', form.a.alignment, ' ', form.b.alignment, ' ', alignment(k.out), ' ',
               alignment(k.bias), k.accumulate ? " adds" : "");
-}
-std::string group_key(const GemmForm& usual, const GemmRoute& route) {
-  return text("groups ", gemm_path_name(route.path), ' ', form_text(usual));
 }
 
 bool begins_at_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.device_bytes()) % 16 == 0; }
@@ -60,13 +78,24 @@ void CudaBackend::execute(const Gemm& k) {
   multiply_plainly(k);
 }
 
+// What the library refuses our kernels take, for this call: which groups there are is of the data.
 void CudaBackend::execute(const GroupedGemm& k) {
   const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
-  if (k.host && multiply_groups_by_library(k, offsets)) return clear_rows_of_no_group(k.out, offsets);
-  const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
-  count_gemm(route.path);
-  if (route.path == GemmPath::mma) {
-    Scratch scratch = scratch_for(route);
+  const GemmForm form = form_of(k);
+  GemmForm usual = form;
+  usual.m = k.host ? k.host->usual_rows : 0;
+  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual.m);
+  Scratch scratch = scratch_for(route);
+  if (!is_ours(route)) {
+    const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
+    if (ask_library(usual, route, groups_of_rows(k, a, b), alignment_of_rows({a, b, k.out}))) {
+      add_extremes(k, offsets, scratch);
+      return clear_rows_of_no_group(k.out, offsets);
+    }
+    scratch = scratch_for(own);
+  }
+  count_gemm(own.path);
+  if (own.path == GemmPath::mma) {
     const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
     multiply_groups(a, b, k.b.transposed, offsets, k.out);
     add_extremes(k, offsets, scratch);
@@ -78,11 +107,18 @@ void CudaBackend::execute(const GroupedGemm& k) {
 
 void CudaBackend::execute(const GroupedWeightGradient& k) {
   const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
-  if (k.host && multiply_groups_by_library(k, offsets)) return;
-  const GemmRoute route = route_grouped_gemm(form_of(k), gemm_device());
-  count_gemm(route.path);
-  if (route.path != GemmPath::mma) return multiply_groups_plainly(k, offsets);
+  const GemmForm form = form_of(k);
+  GemmForm usual = form;
+  usual.k = k.host ? k.host->usual_rows : 0;
+  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual.k);
   Scratch scratch = scratch_for(route);
+  if (!is_ours(route)) {
+    const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
+    if (ask_library(usual, route, groups_of_weights(k, a, b), alignment_of_rows({a, b, k.out}))) return add_extremes(k, offsets, scratch);
+    scratch = scratch_for(own);
+  }
+  count_gemm(own.path);
+  if (own.path != GemmPath::mma) return multiply_groups_plainly(k, offsets);
   const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
   multiply_groups_for_weights(a, b, offsets, k.out, k.accumulate);
   add_extremes(k, offsets, scratch);
@@ -127,7 +163,8 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
                               .m = form.m,
                               .n = form.n,
                               .k = form.k};
-  if (!library_->multiply(stream(), gemm, [this](int64_t bytes) { return allocate(bytes); })) {
+  const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+  if (!asked([&] { return library_->multiply(stream(), gemm, memory); })) {
     refused_.insert(refusal_key(k, form, route));
     report_refused(form, route);
     return false;
@@ -138,46 +175,13 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   return true;
 }
 
-bool CudaBackend::multiply_groups_by_library(const GroupedGemm& k, const Tensor& offsets) {
-  GemmForm usual = form_of(k);
-  usual.m = k.host->usual_rows;
-  const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.m);
-  if (is_ours(route) || refused_.contains(group_key(usual, route))) return false;
-  Scratch scratch = scratch_for(route);
-  const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
-  const std::vector<int64_t>& ends = k.host->offsets;
-  const int64_t rows_of_b = b.dim(0) / (std::ssize(ends) - 1);
-  std::vector<gpu::LibraryGemm> groups;
-  for (size_t g = 0; g + 1 < ends.size(); ++g) {
-    if (ends[g] == ends[g + 1]) continue;
-    const int64_t first = static_cast<int64_t>(g) * rows_of_b;
-    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), k.a.transposed),
-                      .b = matrix_of(b.slice(first, first + rows_of_b), k.b.transposed),
-                      .out = k.out.slice(ends[g], ends[g + 1]).device_bytes(),
-                      .out_dtype = k.out.dtype(),
-                      .accumulate = false,
-                      .bias = nullptr,
-                      .m = ends[g + 1] - ends[g],
-                      .n = usual.n,
-                      .k = usual.k});
-  }
-  if (!ask_library(usual, route, groups, alignment_of_rows({a, b, k.out}))) return false;
-  add_extremes(k, offsets, scratch);
-  return true;
-}
-
-bool CudaBackend::multiply_groups_by_library(const GroupedWeightGradient& k, const Tensor& offsets) {
-  GemmForm usual = form_of(k);
-  usual.k = k.host->usual_rows;
-  const GemmRoute route = route_grouped_gemm(usual, gemm_device(), usual.k);
-  if (is_ours(route) || refused_.contains(group_key(usual, route))) return false;
-  Scratch scratch = scratch_for(route);
-  const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
+// As groups_of_rows(); gradients of groups without rows are written.
+std::vector<gpu::LibraryGemm> CudaBackend::groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b) {
   const std::vector<int64_t>& ends = k.host->offsets;
   std::vector<gpu::LibraryGemm> groups;
   for (size_t g = 0; g + 1 < ends.size(); ++g) {
-    const int64_t first = static_cast<int64_t>(g) * usual.m;
-    const Tensor out = k.out.slice(first, first + usual.m);
+    const int64_t first = static_cast<int64_t>(g) * a.dim(1);
+    const Tensor out = k.out.slice(first, first + a.dim(1));
     if (ends[g] == ends[g + 1]) {
       if (!k.accumulate) execute(Fill{.out = out, .value = 0.0});
       continue;
@@ -188,13 +192,11 @@ bool CudaBackend::multiply_groups_by_library(const GroupedWeightGradient& k, con
                       .out_dtype = out.dtype(),
                       .accumulate = k.accumulate,
                       .bias = nullptr,
-                      .m = usual.m,
-                      .n = usual.n,
+                      .m = a.dim(1),
+                      .n = b.dim(1),
                       .k = ends[g + 1] - ends[g]});
   }
-  if (!ask_library(usual, route, groups, alignment_of_rows({a, b, k.out}))) return false;
-  add_extremes(k, offsets, scratch);
-  return true;
+  return groups;
 }
 
 bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups,
@@ -202,8 +204,8 @@ bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, con
   if (groups.empty()) return true;
   gpu::LibraryGemm like = groups.front();
   like.m = usual.m, like.k = usual.k, like.alignment = alignment;
-  if (!library_->multiply_groups(stream(), like, groups, [this](int64_t bytes) { return allocate(bytes); })) {
-    refused_.insert(group_key(usual, route));
+  const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+  if (!asked([&] { return library_->multiply_groups(stream(), like, groups, memory); })) {
     report_refused(usual, route);
     return false;
   }

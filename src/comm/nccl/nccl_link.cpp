@@ -161,7 +161,7 @@ class NcclLink final : public DeviceLink {
     }
     return messages;
   }
-  // In memory that each of these messages of a byte has touched before.
+  // What the bytes are does not matter: they make connections.
   std::vector<Share> a_byte_of_each(std::byte* memory) const {
     std::vector<Share> shares;
     for (int root = 0; root < static_cast<int>(of_.ranks.size()); ++root)

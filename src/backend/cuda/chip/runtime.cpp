@@ -136,7 +136,10 @@ Facts open_device(int index) {
           "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, index), "the device does not say what it is");
-  require(architecture_of(facts) >= kOldest, ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  require(obstacle_of(facts, driver, runtime).empty(), ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
   check(cudaSetDevice(index), "the device cannot be used");
   set_span_hook(&kRanges);
   return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .architecture = architecture_of(facts)};
