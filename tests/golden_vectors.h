@@ -78,7 +78,8 @@ inline void add(GoldenFiles& files, nlohmann::json& manifest, const Case& c) {
     swizzled = slow_swizzle(result.scales, columnwise ? c.columns : rows, columnwise ? rows / 32 : c.columns / 32, columnwise);
   append(payload, swizzled);
   const auto word = [](auto value) { return static_cast<uint32_t>(value); };
-  const uint32_t rule = c.rule == ScaleRule::floor ? 0 : c.rule == ScaleRule::rceil ? 1 : 2;
+  constexpr std::array kOfFile{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer, ScaleRule::even, ScaleRule::ceil};
+  const auto rule = static_cast<uint32_t>(std::ranges::find(kOfFile, c.rule) - kOfFile.begin());
   const std::string bytes = golden_file("MXG1",
                                         {1, word(c.format) - 1, rule, word(c.fp32), tiles ? 2U : word(columnwise), word(rows),
                                          word(c.columns), word(c.dequantized) + 2 * word(c.swizzled) + 4 * word(nonfinite),
@@ -210,6 +211,12 @@ inline nlohmann::json worked_examples() {
   nlohmann::json out;
   out.push_back(worked_example(Format::e4m3, ScaleRule::floor, "above the largest element: floor saturates", {464, 448, -1, 0.25}));
   out.push_back(worked_example(Format::e4m3, ScaleRule::rceil, "above the largest element: rceil doubles the scale", {464, 448, -1, 0.25}));
+  out.push_back(worked_example(Format::e4m3, ScaleRule::even, "below 1.9375: even is floor and saturates", {494, -1, 0.25}));
+  out.push_back(worked_example(Format::e4m3, ScaleRule::even, "from 1.9375 on even doubles the scale", {496, -1, 0.25}));
+  out.push_back(worked_example(Format::e2m1, ScaleRule::even, "from 1.75 on even doubles the scale", {3.5, 1, -0.25}));
+  out.push_back(worked_example(Format::e5m2, ScaleRule::even, "from 1.875 on even doubles the scale", {0x1.Ep5, 1, -0.25}));
+  out.push_back(worked_example(Format::e2m1, ScaleRule::ceil, "a power of two keeps its scale under ceil", {4, 1, -0.25}));
+  out.push_back(worked_example(Format::e2m1, ScaleRule::ceil, "what is larger doubles it", {4.5, 1, -0.25}));
   out.push_back(worked_example(Format::e5m2, ScaleRule::rceil, "ties to even", {57344, -1.125, 1.375, 0x1p-17, 0x3p-17}));
   out.push_back(worked_example(Format::e2m1, ScaleRule::rceil, "one NaN poisons its block", {kNan, 3, -6}));
   out.push_back(worked_example(Format::e2m1, ScaleRule::flashinfer, "NaN takes no part", {kNan, 3, -6}));
@@ -222,7 +229,7 @@ inline GoldenFiles golden_files() {
   nlohmann::json manifest{{"files", nlohmann::json::array()}};
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     const auto number = static_cast<uint32_t>(format);
-    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+    for (const ScaleRule rule : kAllRules) {
       if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
       add(files, manifest, {"ties", format, rule, 1, 32, 32, ties(slow(format)), false, false});
       add(files, manifest, {"special", format, rule, 1, 32, 32, special(slow(format))});

@@ -59,7 +59,7 @@ struct QuantizedCase {
 inline std::vector<QuantizedCase> quantized_shapes() {
   std::vector<QuantizedCase> out;
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
-    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor}) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil}) {
       for (const int64_t block : {32, 128}) {
         for (const auto& [rows, cols, spread] : {std::tuple<int64_t, int64_t, int>{block, 3 * block, 120}, {2 * block, block, 2}}) {
           out.push_back({rows, cols, {format, 1, block, rule}, spread});

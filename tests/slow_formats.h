@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,10 @@ namespace mantissa::test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
+// All but flashinfer, which is for one format.
+inline constexpr std::array kUsualRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil};
+inline constexpr std::array kAllRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil, ScaleRule::flashinfer};
+
 struct SlowFormat {
   Format format;
   std::vector<double> magnitudes;  // of the finite codes, in order
@@ -26,6 +31,7 @@ struct SlowFormat {
 
   double max() const { return magnitudes.back(); }
   bool packed() const { return minus_zero == 8; }
+  int mantissa_bits() const { return packed() ? 1 : inf < 0 ? 3 : 2; }
 };
 
 inline SlowFormat slow_format(Format format) {
@@ -82,6 +88,15 @@ inline uint8_t slow_scale(const SlowFormat& format, double amax, ScaleRule rule)
   if (rule == ScaleRule::floor) {
     const auto fitting = std::upper_bound(format.powers.begin(), format.powers.end(), amax) - format.powers.begin();
     return static_cast<uint8_t>(std::max<int64_t>(fitting - 1, 0));
+  }
+  if (rule == ScaleRule::ceil)
+    return static_cast<uint8_t>(std::lower_bound(format.powers.begin(), format.powers.end(), amax) - format.powers.begin());
+  if (rule == ScaleRule::even) {  // rounded to the mantissa of an element amax may become the next power
+    const double to_next = 2 - std::ldexp(1.0, -format.mantissa_bits() - 1);
+    const auto below = [&](double power, double x) { return power * to_next / 2 <= x; };
+    int64_t scale = std::upper_bound(format.powers.begin(), format.powers.end(), amax) - format.powers.begin() - 1;
+    if (scale + 1 < std::ssize(format.powers) && below(format.powers[static_cast<size_t>(scale + 1)], amax)) ++scale;
+    return static_cast<uint8_t>(std::max<int64_t>(scale, 0));
   }
   return static_cast<uint8_t>(std::lower_bound(format.tops.begin(), format.tops.end(), amax) - format.tops.begin());
 }

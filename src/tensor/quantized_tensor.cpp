@@ -17,6 +17,8 @@ const char* scale_rule_name(ScaleRule rule) {
     case ScaleRule::rceil: return "rceil";
     case ScaleRule::floor: return "floor";
     case ScaleRule::flashinfer: return "flashinfer";
+    case ScaleRule::even: return "even";
+    case ScaleRule::ceil: return "ceil";
   }
   return "unknown";
 }

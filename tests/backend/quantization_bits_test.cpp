@@ -11,7 +11,7 @@
 namespace mantissa::test::quantization_bits_test {
 
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr std::array kRules{ScaleRule::rceil, ScaleRule::floor};
+constexpr auto& kRules = kUsualRules;
 
 struct Sized {
   int64_t rows, cols;  // of the input; the output has whole blocks
@@ -136,7 +136,7 @@ TEST_F(QuantizationBits, ScalesAreThoseOfBlockScaleForEveryAmaxBelowNan) {
     x[static_cast<size_t>(i * kBlock + i % kBlock)].bits = static_cast<uint16_t>(i | (i / kBlock % 2 == 0 ? 0 : 0x8000));
   }
   for (const Format format : kFormats) {
-    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+    for (const ScaleRule rule : kAllRules) {
       if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
       for (Backend* device : devices()) {
         const QuantizedTensor out = stale(*device, {kInf + 1, kBlock}, rows_of(format, kBlock, rule));

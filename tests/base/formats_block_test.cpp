@@ -72,7 +72,7 @@ const std::vector<Example> kExamples = {
     {Format::e4m3, kRceil, {kNan, 3}, 255, {0x7F, 0x7F}, {kNan, kNan}},
     {Format::e5m2, kRceil, {57344, -1.125, 1.375, 0x1p-17, 0x3p-17}, 127, {0x7B, 0xBC, 0x3E, 0x00, 0x02}, {57344, -1, 1.5, 0, 0x1p-15}},
     {Format::e2m1,
-     {ScaleRule::rceil, ScaleRule::floor},
+     {ScaleRule::rceil, ScaleRule::floor, ScaleRule::even},
      {6, .25, .75, 1.25, 1.75, 2.5, 3.5, 5, -.25, -.75, -5},
      127,
      {7, 0, 2, 2, 4, 4, 6, 6, 8, 0xA, 0xE},
@@ -134,10 +134,10 @@ TEST(Block, EveryBf16InABlockOfEveryScaleHasTheCodeOfItsRule) {
   }
 }
 
-TEST(Block, OneNonFiniteElementPoisonsItsBlockUnderRceilAndFloor) {
+TEST(Block, OneNonFiniteElementPoisonsItsBlockButUnderFlashinfer) {
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     for (const uint32_t nonfinite : {0x7F800000U, 0xFF800000U, 0x7FC00000U, 0xFF800001U}) {
-      for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor}) {
+      for (const ScaleRule rule : test::kUsualRules) {
         Block block{};
         block.fill(test::fp32_bits(-1.5)), block[17] = nonfinite;
         const Quantized quantized = quantize(format, block, rule);
@@ -222,8 +222,10 @@ bool finite(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](uint32_t bits) { return (bits & 0x7F800000U) != 0x7F800000U; });
 }
 
-// Whether the maximum of a block, between half of the largest element and all of it when scaled, is rounded down to half.
-bool drops(Format format, double significand) {
+// Whether the maximum of a block is rounded down to what the next smaller scale is for: half of the largest element, or under ceil half of
+// the largest power of two.
+bool drops(Format format, ScaleRule rule, double significand) {
+  if (rule == ScaleRule::ceil) return significand > 1 && significand <= 1 + std::ldexp(0.5, -test::slow(format).mantissa_bits());
   if (format == Format::e2m1) return significand > 1.5 && significand < 1.75;
   return significand > 1.75 && (format == Format::e4m3 ? significand <= 1.8125 : significand < 1.875);
 }
@@ -236,7 +238,7 @@ void check_requantization(Format format, uint32_t amax, ScaleRule rule, bool bf1
   ASSERT_EQ(r.once, r.twice);
   int exact_from = 0;
   if (bf16) exact_from = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 10 : 0;
-  if (rule == ScaleRule::floor) {
+  if (rule == ScaleRule::floor || rule == ScaleRule::even) {
     if (r.first.scale >= exact_from) {
       ASSERT_EQ(r.first, r.second);
     }
@@ -244,7 +246,7 @@ void check_requantization(Format format, uint32_t amax, ScaleRule rule, bool bf1
   }
   const double significand = std::ldexp(value_of_bits(amax), 127 - static_cast<int>(amax >> 23));
   if (r.first.scale < exact_from) return;  // the block maximum itself may round
-  ASSERT_EQ(r.second.scale, r.first.scale - (r.first.scale > 0 && drops(format, significand) ? 1 : 0));
+  ASSERT_EQ(r.second.scale, r.first.scale - (r.first.scale > 0 && drops(format, rule, significand) ? 1 : 0));
   ASSERT_EQ(r.third, r.second) << "a fixed point";
 }
 
@@ -252,7 +254,7 @@ TEST(Requantization, KeepsEveryValueAndLowersAScaleByExactlyOneWhereTheMaximumRo
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     with_element(format, [&]<class E>() {
       for (uint32_t amax = 1; amax < 0x7F80; ++amax) {
-        for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+        for (const ScaleRule rule : test::kAllRules) {
           if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
           for (const bool bf16 : {true, false}) {
             check_requantization<E>(format, amax << 16 | (bf16 ? 0U : amax * 40503U & 0xFFFFU), rule, bf16);

@@ -14,7 +14,7 @@ namespace mantissa::formats_test {
 using test::kInf, test::kNan, test::slow, test::SlowFormat, test::value_of_bits;
 
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr std::array kRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer};
+constexpr auto& kRules = test::kAllRules;
 
 uint32_t bits_of(double value) { return test::fp32_bits(value); }
 bool is_nan(uint32_t bits) { return (bits & 0x7FFFFFFFU) > 0x7F800000U; }
@@ -270,8 +270,34 @@ TEST(BlockScale, TheLargestInputsHaveTheseScales) {
       EXPECT_EQ(block_scale<E>(nonfinite, ScaleRule::floor), 255);
       EXPECT_EQ(block_scale<E>(nonfinite, ScaleRule::rceil), 255);
     }
+    for (const ScaleRule rule : {ScaleRule::even, ScaleRule::ceil}) {
+      EXPECT_EQ(block_scale<E>(largest, rule), block_scale<E>(largest, ScaleRule::floor) + 1);
+      EXPECT_EQ(block_scale<E>(0x7F800000U, rule), 255);
+      EXPECT_EQ(block_scale<E>(0, rule), 0);
+    }
     EXPECT_EQ(block_scale<E>(0, ScaleRule::rceil), 0);
     EXPECT_EQ(block_scale<E>(0x007FFFFFU, ScaleRule::rceil), 0) << "subnormal";
+  });
+}
+
+// 1.9375, 1.875 and 1.75.
+TEST(BlockScale, UnderEvenGoesUpFromHalfOfTheLastBitBelowTwo) {
+  const auto check = [](auto element, double threshold) {
+    using E = decltype(element);
+    for (const int power : {-20, 0, 30}) {
+      const uint32_t at = bits_of(std::ldexp(threshold, power));
+      EXPECT_EQ(block_scale<E>(at, ScaleRule::even), 127 + power - E::emax + 1);
+      EXPECT_EQ(block_scale<E>(at - 1, ScaleRule::even), 127 + power - E::emax);
+    }
+  };
+  check(E4M3{}, 1.9375), check(E5M2{}, 1.875), check(E2M1{}, 1.75);
+}
+
+TEST(BlockScale, UnderCeilPowersOfTwoAloneKeepTheirScale) {
+  for_each_format([](auto element, const SlowFormat&) {
+    using E = decltype(element);
+    EXPECT_EQ(block_scale<E>(bits_of(16), ScaleRule::ceil), 131 - E::emax);
+    EXPECT_EQ(block_scale<E>(bits_of(16) + 1, ScaleRule::ceil), 132 - E::emax);
   });
 }
 

@@ -181,6 +181,8 @@ bool sweep_format(const std::string& name, bool flashinfer) {
   same &= sweep(name + " encode in poisoned and other blocks", EncodeInBlock<E>{ScaleRule::rceil}, all);
   same &= sweep(name + " scale, rceil", Scale<E>{ScaleRule::rceil}, all / 2);
   same &= sweep(name + " scale, floor", Scale<E>{ScaleRule::floor}, all / 2);
+  same &= sweep(name + " scale, even", Scale<E>{ScaleRule::even}, all / 2);
+  same &= sweep(name + " scale, ceil", Scale<E>{ScaleRule::ceil}, all / 2);
   same &= sweep(name + " decode", Decode<E>{ScaleRule::rceil}, codes * 256);
   same &= sweep(name + " decode to bf16", DecodeBf16<E>{}, codes * 256);
   same &= sweep(name + " shift", Shift<E>{}, codes << 16);

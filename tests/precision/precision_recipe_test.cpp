@@ -134,7 +134,7 @@ TEST(Recipe, WhatCannotBeIsRefusedWithItsKeyAndPlace) {
       {R"({"weights": null})", "precision.recipes.own.weights: unknown key; did you mean 'weight'?"},
       {R"({"base": "mxfp8", "weight": {"format": "e2m1"}})",
        "precision.recipes.own.weight.format: must be e4m3 or e5m2: e2m1 is for weight_fake_quant"},
-      {R"({"base": "mxfp8", "input": {"rule": "flashinfer"}})", "precision.recipes.own.input.rule: must be rceil or floor"},
+      {R"({"base": "mxfp8", "input": {"rule": "flashinfer"}})", "precision.recipes.own.input.rule: must be rceil, floor, even or ceil"},
       {R"({"base": "mxfp8", "weight": {"block": [1, 64]}})",
        "precision.recipes.own.weight.block: must be [1, b] or [b, b] with b = 32 or 128, got [1, 64]"},
       {R"({"base": "mxfp8", "weight": {"block": [32, 1]}})", "precision.recipes.own.weight.block: must be [1, b] or [b, b]"},

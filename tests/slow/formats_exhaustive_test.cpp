@@ -41,7 +41,7 @@ TEST_P(Exhaustive, EveryFp32IsEncodedToTheNearestElementAtScaleOne) {
 TEST_P(Exhaustive, EveryFp32AmaxGivesTheScaleOfTheDefinitionUnderEveryRule) {
   const test::SlowFormat& reference = test::slow(GetParam());
   with_element(GetParam(), [&]<class E>() {
-    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+    for (const ScaleRule rule : test::kAllRules) {
       int64_t example = 0;
       const int64_t failed = failures(int64_t{1} << 31, example, [&](uint32_t x) {
         return block_scale<E>(x, rule) == test::slow_scale(reference, test::value_of_bits(x), rule);

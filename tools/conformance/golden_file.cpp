@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kHeaderBytes = 64;
 constexpr uint32_t kDequantized = 1, kSwizzled = 2, kNonfinite = 4;
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer};
+constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer, ScaleRule::even, ScaleRule::ceil};
 constexpr std::array<const char*, 3> kOrientations{"row", "col", "tile"};
 
 using Header = std::array<uint32_t, 16>;  // word 0 is the magic
@@ -41,8 +41,8 @@ int64_t size_in(uint32_t word, const char* what) {
   return word;
 }
 
-template <class T>
-T choice(const std::array<T, 3>& from, uint32_t word, size_t count, const char* what) {
+template <class T, size_t kCount>
+T choice(const std::array<T, kCount>& from, uint32_t word, size_t count, const char* what) {
   expect(word < count, "header: ", what, " is ", word, ", expected less than ", count);
   return from[word];
 }
@@ -120,7 +120,7 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   out.how = {.format = choice(kFormats, words[2], 3, "format"),
              .block_rows = words[5] == 0 ? 1 : 32,
              .block_cols = words[5] == 1 ? 1 : 32,
-             .rule = choice(kRules, words[3], 3, "rule")};
+             .rule = choice(kRules, words[3], kRules.size(), "rule")};
   expect(words[4] < 2, "header: input is ", words[4], ", expected 0 or 1");
   out.input_dtype = words[4] == 0 ? Dtype::bf16 : Dtype::f32;
   expect(out.how.rule != ScaleRule::flashinfer || (out.how.format == Format::e2m1 && words[4] == 0),

@@ -1,7 +1,7 @@
 // What elements of one block have in common: the E8M0 scale that follows from the block's amax, and encoding and decoding under the rules
 // for non-finite blocks. Integer-only, as element.h. Formulas: OCP Microscaling Formats v1.0 (floor), Transformer Engine and cuBLAS
-// (rceil), FlashInfer >= 0.3.1 `fp4_quantize` with UE8M0 scales and `mxfp4_dequantize_host` (flashinfer; its bf16 input is rounded by the
-// caller).
+// (rceil), compressed-tensors `utils/mxfp_utils.py` (even), torchao `ScaleCalculationMode` (ceil), FlashInfer >= 0.3.1 `fp4_quantize` with
+// UE8M0 scales and `mxfp4_dequantize_host` (flashinfer; its bf16 input is rounded by the caller).
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,33 @@ MANTISSA_HOST_DEVICE inline uint32_t amax_key(uint32_t x, ScaleRule rule) {
 // fp32 bits of the amax behind the largest key; NaN if no element took part.
 MANTISSA_HOST_DEVICE inline uint32_t amax_of_key(uint32_t key) { return key == 0 ? kFp32Nan : key - 1U; }
 
-// The scale code for fp32 bits `amax`, sign clear. rceil is 2^ceil(log2(amax / largest element)), floor 2^(floor(log2 amax) - emax), both
-// clamped to 0..254; Inf and NaN give 255. flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126.
+// Largest fraction of amax, in fp32 bits, with which the scale is 2^(floor(log2 amax) - emax); above it is twice that.
+template <class E>
+MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::floor: return kFp32HiddenBit - 1U;
+    case ScaleRule::even: return kFp32HiddenBit - (1U << (22 - E::mantissa_bits)) - 1U;
+    case ScaleRule::ceil: return 0U;
+    case ScaleRule::rceil:
+    case ScaleRule::flashinfer: break;
+  }
+  return E::max_fraction;
+}
+
+// The scale code for fp32 bits `amax`, sign clear: what the rule says of numbers (ScaleRule), clamped to 0..254; Inf and NaN give 255.
+// flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126.
 template <class E>
 MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule) {
   constexpr uint32_t flushed_below = (static_cast<uint32_t>(E::emax + 1) << 23) | E::max_fraction;
   if (rule == ScaleRule::flashinfer && amax <= kFp32Inf && (amax == kFp32Inf || amax < flushed_below)) return amax == kFp32Inf ? 254 : 0;
   if (amax >= kFp32Inf) return kScaleNan;
   const uint32_t fraction = amax & (kFp32HiddenBit - 1U);
-  const int32_t up = rule != ScaleRule::floor && fraction > E::max_fraction ? 1 : 0;
+  const int32_t up = fraction > largest_kept_fraction<E>(rule) ? 1 : 0;
   const int32_t scale = static_cast<int32_t>(amax >> 23) - E::emax + up;
   return static_cast<uint8_t>(scale > 0 ? scale : 0);  // at most 254 - emax + 1
 }
 
-// The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: under rceil and floor it holds no numbers, whatever
+// The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: but under flashinfer it holds no numbers, whatever
 // x is. flashinfer: NaN and Inf give nan_code without a sign, and elements become zero that are subnormal or in a block of scale 0 or 254.
 template <class E>
 MANTISSA_HOST_DEVICE uint8_t encode_in_block(uint32_t x, uint8_t scale, ScaleRule rule) {
@@ -57,7 +70,7 @@ MANTISSA_HOST_DEVICE uint16_t decode_in_block_bf16(uint8_t code, uint8_t scale, 
   return bf16_bits_from_fp32_bits(decode_in_block<E>(code, scale, rule));
 }
 
-// The code at scale `to` of what `code` is at scale `from`, as encode_in_block gives it for the fp32 value under rceil and floor.
+// The code at scale `to` of what `code` is at scale `from`, as encode_in_block gives it for the fp32 value, but under flashinfer.
 template <class E>
 MANTISSA_HOST_DEVICE uint8_t shift_in_block(uint8_t code, uint8_t from, uint8_t to) {
   return to == kScaleNan ? static_cast<uint8_t>(E::poison_code) : E::shift(code, from, to);

@@ -10,7 +10,9 @@ namespace mantissa {
 enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
 
 // How a block's E8M0 scale follows from its largest magnitude. rceil: 2^ceil(log2(amax / largest element)), as Transformer Engine and
-// cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only.
-enum class ScaleRule : uint8_t { rceil, floor, flashinfer };
+// cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only; even: floor of amax
+// rounded to the bits of an element, half up, as compressed-tensors, Quark and torchao's EVEN; ceil: 2^(ceil(log2 amax) - emax), as
+// torchao's CEIL.
+enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil };
 
 }  // namespace mantissa

@@ -17,7 +17,8 @@ constexpr auto choices(Format) {
   return std::array{Choice{"e4m3", Format::e4m3}, Choice{"e5m2", Format::e5m2}, Choice{"e2m1", Format::e2m1}};
 }
 constexpr auto choices(ScaleRule) {
-  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor}, Choice{"flashinfer", ScaleRule::flashinfer}};
+  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor}, Choice{"even", ScaleRule::even},
+                    Choice{"ceil", ScaleRule::ceil}, Choice{"flashinfer", ScaleRule::flashinfer}};
 }
 constexpr auto choices(GemmRole) {
   return std::array{Choice{"fprop", GemmRole::fprop}, Choice{"dgrad", GemmRole::dgrad}, Choice{"wgrad", GemmRole::wgrad}};

@@ -26,7 +26,7 @@ struct Quantization {
   Quantization transposed() const { return {format, block_cols, block_rows, rule}; }
 };
 const char* format_name(Format format);                                // "none", "e4m3", "e5m2", "e2m1"
-const char* scale_rule_name(ScaleRule rule);                           // "rceil", "floor", "flashinfer"
+const char* scale_rule_name(ScaleRule rule);                           // "rceil", "floor", ...
 std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil"
 
 // Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8

@@ -239,8 +239,8 @@ template <class E>
 // block_scale() of bf16 amax bits below Inf.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule) {
-  Words scale = (amax >> 7) - static_cast<int16_t>(E::emax);
-  if (rule != ScaleRule::floor) scale -= (amax & 0x7F) > static_cast<int16_t>(E::max_fraction >> 16);
+  const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);
+  const Words scale = (amax >> 7) - static_cast<int16_t>(E::emax) - ((amax & 0x7F) > kept);
   return max(scale, Words{});
 }
 
