@@ -236,19 +236,20 @@ TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
 TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
   const int64_t block = GetParam() == 90 ? 128 : 32;
   Operands o(device(), Dtype::bf16);
-  const Gemm gemm{.a = {.value = quantized_input(o, 64, 256, rows_of(Format::e4m3, block), 6)},
-                  .b = {.value = quantized_input(o, 128, 256, tiles_of(Format::e4m3, block), 6), .transposed = true},
-                  .out = o.output_of(Dtype::f32, "out", {64, 128}, kExact),
-                  .accumulate = false};
+  const auto gemm_of_rows = [&](int64_t rows) {
+    return Gemm{.a = {.value = quantized_input(o, rows, 256, rows_of(Format::e4m3, block), 6)},
+                .b = {.value = quantized_input(o, 128, 256, tiles_of(Format::e4m3, block), 6), .transposed = true},
+                .out = o.output_of(Dtype::f32, "out", {rows, 128}, kExact),
+                .accumulate = false};
+  };
+  const Gemm gemm = gemm_of_rows(64), larger = gemm_of_rows(80);
   const GemmRoute route = route_gemm(form_of(gemm), device().gemm_device());
   const TemporaryFolder folder;
   open_log({.console = false, .file = folder / "log.txt"});
   simt::refuses_codes() = true;
-  for (int64_t i = 1; i <= 2; ++i) {
-    device().run(gemm);
-    device().synchronize();
-    EXPECT_EQ(count_of(device(), GemmPath::bf16), i);
-  }
+  for (const Gemm& each : {gemm, larger, gemm}) device().run(each);
+  device().synchronize();
+  EXPECT_EQ(count_of(device(), GemmPath::bf16), 3);
   simt::refuses_codes() = false;
   close_log();
   const std::string log = read_file(folder / "log.txt");
