@@ -6,7 +6,10 @@
 
 #include "gpu/device.h"
 #include "gpu/runtime.h"
+#include "mantissa/backend/ceilings.h"
+#include "mantissa/comm/comm_queue.h"
 #include "testing.h"
+#include "thread_ranks.h"
 
 namespace mantissa::executor_test {
 
@@ -163,6 +166,29 @@ TEST(Executor, ALaunchBehindOneThatFailedNamesTheLatestKernels) {
   EXPECT_THAT(told, HasSubstr("this launch was to fail; the latest kernels that were asked for: "));
   EXPECT_THAT(told, HasSubstr("add"));
   EXPECT_EQ(told.find("the latest kernels"), told.rfind("the latest kernels"));
+}
+
+// A GPU has cuBLASLt, or its speed is no ratio.
+TEST(Executor, IsNoCeilingOfGemmsWithoutTheLibrary) {
+  const auto device = make_backend("cuda");
+  EXPECT_THROW(GemmCeiling(*device, Dtype::bf16, 64), Error);
+}
+
+// The error of the device ends the rank, not the process: the queue is destroyed while it unwinds.
+TEST(Executor, AQueueOfADeviceThatHasFailedEndsWithItsError) {
+  const auto errors = test::run_ranks(2, [](const Communicator& world) {
+    const test::Threads one(1);
+    const auto device = make_backend("cuda");
+    CommQueue queue(world, device.get());
+    const Tensor x = zeros(*device, Dtype::f32, {40});
+    queue.submit([&world, x] { world.sum(x, Purpose::gradients); }).wait();
+    device->synchronize();
+    world.barrier();
+    if (world.rank() == 1) return;
+    simt::fail_next_launch();
+    for (int i = 0; i < 100'000; ++i) device->run(Add{.a = x, .b = x, .out = x});
+  });
+  EXPECT_THAT(errors[0], HasSubstr("this launch was to fail"));
 }
 
 TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
