@@ -184,8 +184,8 @@ class Budget final : public MemorySource {
   std::map<std::byte*, int64_t> sizes_;
 };
 
-TEST(CachingAllocator, TakesWhatOthersKeepWhereMemoryEnds) {
-  int64_t left = 1024;
+// Two that give each other what they keep.
+std::array<std::shared_ptr<CachingAllocator>, 2> two_of(int64_t& left) {
   std::array<std::shared_ptr<CachingAllocator>, 2> both;
   std::array<Budget*, 2> sources{};
   for (size_t i = 0; i < 2; ++i) {
@@ -194,6 +194,12 @@ TEST(CachingAllocator, TakesWhatOthersKeepWhereMemoryEnds) {
     both[i] = std::make_shared<CachingAllocator>(std::move(source));
   }
   sources[0]->other = both[1].get(), sources[1]->other = both[0].get();
+  return both;
+}
+
+TEST(CachingAllocator, TakesWhatOthersKeepWhereMemoryEnds) {
+  int64_t left = 1024;
+  const auto both = two_of(left);
   const auto held = both[1]->allocate(256);
   both[1]->allocate(512);
   EXPECT_EQ(left, 256);
@@ -206,14 +212,7 @@ TEST(CachingAllocator, TakesWhatOthersKeepWhereMemoryEnds) {
 // Each asks the other for room while it allocates itself.
 TEST(CachingAllocator, TwoThatRunOutOfMemoryDoNotWaitForEachOther) {
   int64_t none = 0;
-  std::array<std::shared_ptr<CachingAllocator>, 2> both;
-  std::array<Budget*, 2> sources{};
-  for (size_t i = 0; i < 2; ++i) {
-    auto source = std::make_unique<Budget>(none);
-    sources[i] = source.get();
-    both[i] = std::make_shared<CachingAllocator>(std::move(source));
-  }
-  sources[0]->other = both[1].get(), sources[1]->other = both[0].get();
+  const auto both = two_of(none);
   const auto ask = [&](size_t i) {
     for (int n = 0; n < 20'000; ++n) EXPECT_THROW(both[i]->allocate(64), Error);
   };
