@@ -83,6 +83,7 @@ struct Launch {
   int64_t blocks;
   unsigned threads;
   const std::function<void()>& body;
+  size_t shared;
   char end = 0;  // a tag
 };
 
@@ -136,6 +137,7 @@ class Block {
   int64_t index() const { return index_; }
   int64_t blocks() const { return launch_.blocks; }
   unsigned threads() const { return launch_.threads; }
+  size_t launched_bytes() const { return launch_.shared; }
   unsigned running() const { return static_cast<unsigned>(running_ - fibers_.data()); }
 
   uint64_t sync(Sync kind, unsigned mask, uint64_t value, unsigned from) {
@@ -362,7 +364,7 @@ void Block::begin(transfer_t from) {
 
 void fail_next_launch() { next_launch_fails = true; }
 
-void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body) {
+void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body, size_t shared) {
   require(!next_launch_fails.exchange(false), "this launch was to fail");
   require(blocks > 0 && threads > 0 && threads % kWarp == 0 && threads <= kMostThreads, "a launch of ", blocks, " blocks of ", threads,
           " threads");
@@ -371,7 +373,7 @@ void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::func
   std::vector<int64_t> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), int64_t{0});
   std::ranges::shuffle(order, random);
-  Launch launch{.blocks = blocks, .threads = threads, .body = body};
+  Launch launch{.blocks = blocks, .threads = threads, .body = body, .shared = shared};
   struct Leave {
     Launch& launch;
     ~Leave() {
@@ -392,6 +394,7 @@ int64_t block() { return current->index(); }
 int64_t blocks() { return current->blocks(); }
 unsigned thread() { return current->running(); }
 unsigned threads() { return current->threads(); }
+size_t launched_bytes() { return current->launched_bytes(); }
 uint64_t sync(Sync kind, unsigned mask, uint64_t value, unsigned from) { return current->sync(kind, mask, value, from); }
 const uint64_t* exchange(uint64_t value) { return current->exchange(value); }
 void mma(const Mma& own) { current->sync(Sync::mma, ~0U, std::bit_cast<uint64_t>(&own), 0); }

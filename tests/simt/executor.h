@@ -15,9 +15,9 @@ namespace mantissa::simt {
 
 inline constexpr unsigned kWarp = 32;
 
-// Calls `body` as each of `threads` threads of each block. Throws Error(internal) with the place of every thread where a block stands
-// still, and what the first thread that throws has thrown; the block ends there.
-void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body);
+// Calls `body` as each of `threads` threads of each block, which has so many bytes of shared memory by its launch. Throws Error(internal)
+// with the place of every thread where a block stands still, and what the first thread that throws has thrown; the block ends there.
+void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body, size_t shared = 0);
 
 // Makes the next launch of this process fail instead.
 void fail_next_launch();
@@ -30,6 +30,7 @@ int64_t block();
 int64_t blocks();
 unsigned thread();
 unsigned threads();
+size_t launched_bytes();  // of shared memory, by the launch
 // Returns when all have come: a shuffle the value of lane `from`, a ballot the lanes whose value is not 0, others 0.
 uint64_t sync(Sync kind, unsigned mask, uint64_t value = 0, unsigned from = 0);
 // Gives all 32 lanes the values of all, until the next one.

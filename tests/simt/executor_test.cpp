@@ -59,6 +59,17 @@ TEST(Executor, BarriersHandOver) {
   for (const auto& values : found([] { return neighbor(true, true); })) EXPECT_THAT(values, ::testing::Each(6));
 }
 
+TEST(Executor, MemoryOfALaunchHasTheSizeThatTheLaunchGives) {
+  const auto sum = [] {
+    auto& shared = launched_shared<Values>();
+    shared.values[thread()] = static_cast<int>(thread());
+    barrier();
+    EXPECT_EQ(shared.values[kWarp - 1 - thread()], static_cast<int>(kWarp - 1 - thread()));
+  };
+  simt::run_blocks(2, kWarp, 1, sum, sizeof(Values));
+  EXPECT_THROW(simt::run_blocks(2, kWarp, 1, sum, sizeof(Values) - 1), Error);
+}
+
 TEST(Executor, AMissingBarrierMeetsOtherValues) {
   for (const auto& values : found([] { return neighbor(false, true); })) EXPECT_THAT(values, ::testing::Contains(::testing::Ne(6)));
   for (const auto& values : found([] { return neighbor(true, false); })) EXPECT_THAT(values, ::testing::Contains(::testing::Ne(6)));

@@ -171,7 +171,7 @@ void submit(Stream& stream, std::function<void()> work) { stream.submit(std::mov
 void launch(Stream& stream, Grid grid, std::function<void()> body) {
   require(grid.blocks > 0, "a launch of ", grid.blocks, " blocks");
   stream.rethrow();
-  stream.submit([=, seed = next_seed()] { simt::run_blocks(grid.blocks, grid.threads, seed, body); });
+  stream.submit([=, seed = next_seed()] { simt::run_blocks(grid.blocks, grid.threads, seed, body, grid.shared); });
 }
 
 }  // namespace mantissa::gpu

@@ -49,6 +49,7 @@ void drain(Stream& stream) noexcept;  // returns when the stream uses no memory 
 struct Grid {
   int64_t blocks;
   unsigned threads;
+  size_t shared = 0;  // bytes of a block's launched_shared()
 };
 
 }  // namespace mantissa::gpu

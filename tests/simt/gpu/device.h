@@ -36,6 +36,15 @@ T& block_shared() {
   return *reinterpret_cast<T*>(simt::block_shared(&key, sizeof(T)));
 }
 
+template <class T>
+T& launched_shared() {
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16 && sizeof(T) <= size_t{99} << 10);
+  require(sizeof(T) == simt::launched_bytes(), "a block has ", simt::launched_bytes(), " bytes of shared memory by its launch, and uses ",
+          sizeof(T));
+  static const char key = 0;
+  return *reinterpret_cast<T*>(simt::block_shared(&key, sizeof(T)));
+}
+
 inline void barrier() { simt::sync(simt::Sync::barrier, kAllLanes); }
 inline void warp_barrier(unsigned mask = kAllLanes) { simt::sync(simt::Sync::warp_barrier, mask); }
 

@@ -192,9 +192,16 @@ double seconds(const Event& from, const Event& to) {
 }
 void drain(Stream& stream) noexcept { cudaStreamSynchronize(stream.handle()); }
 
+constexpr size_t kSharedOfEveryKernel = size_t{48} << 10;  // bytes; more has to be asked for
+
 void launch(Stream& stream, const void* kernel, Grid grid, void** arguments) {
   require(grid.blocks > 0 && grid.blocks <= 0x7fffffff, "a launch of ", grid.blocks, " blocks");
-  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), arguments, 0, stream.handle()), "a launch");
+  if (grid.shared > kSharedOfEveryKernel) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)),
+          "shared memory of a launch");
+  }
+  check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), arguments, grid.shared, stream.handle()),
+        "a launch");
 }
 
 }  // namespace mantissa::gpu

@@ -3,6 +3,7 @@
 // No block waits for another one, no thread returns before a barrier of its block, and what lanes hand over goes through a barrier.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -26,6 +27,14 @@ __device__ inline T& block_shared() {
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
   __shared__ __align__(16) unsigned char memory[sizeof(T)];
   return *reinterpret_cast<T*>(memory);
+}
+
+// The memory of the block whose size its launch gives, up to 99 KiB, which every GPU of 8.0 or later has.
+template <class T>
+__device__ inline T& launched_shared() {
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16 && sizeof(T) <= size_t{99} << 10);
+  extern __shared__ __align__(16) unsigned char launched_memory[];
+  return *reinterpret_cast<T*>(launched_memory);
 }
 
 __device__ inline void barrier() { __syncthreads(); }
