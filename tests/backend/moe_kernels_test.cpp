@@ -148,7 +148,8 @@ TEST_P(MoeKernels, GroupsMayBeginAtAnyRow) {
   for (int64_t g = 0; g < 4; ++g) {
     if (begins[g] == begins[g + 1]) continue;
     const Tensor alone = empty(device(), Dtype::f32, {begins[g + 1] - begins[g], 17});
-    device().run(Gemm{.a = {a.slice(begins[g], begins[g + 1])}, .b = {b.slice(24 * g, 24 * (g + 1))}, .out = alone, .accumulate = false});
+    const Tensor all = tensor_of(device(), Dtype::i32, {2}, {0, static_cast<double>(begins[g + 1] - begins[g])});
+    device().run(GroupedGemm{.a = {a.slice(begins[g], begins[g + 1])}, .b = {b.slice(24 * g, 24 * (g + 1))}, .out = alone, .offsets = all});
     EXPECT_TRUE(same_elements(values(out.slice(begins[g], begins[g + 1])), values(alone))) << "group " << g;
   }
   EXPECT_EQ(values(out.slice(99, 100)), std::vector<double>(17, 0.0));
