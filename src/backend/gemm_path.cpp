@@ -92,7 +92,6 @@ GemmObstacle obstacle_of_mma(const GemmForm& form) {
   const auto values = [](const GemmOperandForm& o) { return !is_codes(o); };
   for (const GemmOperandForm& operand : {form.a, form.b}) {
     if (values(operand) && operand.dtype != Dtype::bf16) return GemmObstacle::fp32_values;
-    if (values(operand) && operand.alignment % 16 != 0) return GemmObstacle::alignment;
   }
   const int64_t row_of_a = form.a.transposed ? form.m : form.k, row_of_b = form.b.transposed ? form.k : form.n;
   return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::rows;
@@ -131,7 +130,6 @@ GemmOperandForm form_of(const Operand& operand) {
     out.alignment = aligned_to(codes->codes.device_bytes());
   } else {
     out.dtype = operand.dense().dtype();
-    out.alignment = aligned_to(operand.dense().device_bytes());
   }
   return out;
 }

@@ -314,15 +314,14 @@ TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
 
 // Rows that do not begin at 16 bytes, and fp32.
 TEST_F(MmaGemm, IsThePlainOneWhereItCannotBe) {
-  for (const auto& [dtype, k, memory] : {std::tuple{Dtype::f32, int64_t{16}, Operands::Memory::aligned},
-                                         {Dtype::bf16, 12, Operands::Memory::aligned},
-                                         {Dtype::bf16, 16, Operands::Memory::misaligned}}) {
-    Operands o(device(), dtype, memory);
+  for (const auto& [dtype, k, path] :
+       {std::tuple{Dtype::f32, int64_t{16}, GemmPath::plain}, {Dtype::bf16, 12, GemmPath::plain}, {Dtype::bf16, 16, GemmPath::mma}}) {
+    Operands o(device(), dtype, Operands::Memory::misaligned);
     run(GroupedGemm{.a = {.value = o.input({5, k})},
                     .b = {.value = o.input({2 * 8, k}), .transposed = true},
                     .out = o.output("out", {5, 8}, kExact),
                     .offsets = offsets_of(o, {2, 3})},
-        GemmPath::plain);
+        path);
   }
 }
 

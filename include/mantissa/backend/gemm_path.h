@@ -44,7 +44,7 @@ struct GemmOperandForm {
   Dtype dtype = Dtype::bf16;  // of values
   Quantization how = {};      // of codes; none: values
   bool transposed = false;    // as Operand::transposed
-  int64_t alignment = 256;    // bytes of which its address is a multiple
+  int64_t alignment = 256;    // bytes of which the address of codes is a multiple; values that do not begin at 16 are copied before
 };
 struct GemmForm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n]
   GemmOperandForm a, b;

@@ -99,6 +99,10 @@ class CudaBackend final : public Backend {
     Tensor flag{};  // up where a block of codes that become values has an extreme scale
     std::vector<Tensor> held{};
   };
+  // Of operands that begin at multiples of 16 bytes.
+  void multiply(const Gemm& k);
+  void multiply(const GroupedGemm& k);
+  void multiply(const GroupedWeightGradient& k);
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
   std::vector<gpu::LibraryGemm> groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b);
   // Returns whether the library multiplies them, `usual` being the form of a group that has the usual rows.

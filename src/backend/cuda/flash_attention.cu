@@ -1,10 +1,7 @@
-#include <bit>
 #include <numbers>
 
 #include "backend/cuda/flash_attention.h"
 #include "backend/cuda/flash_tiles.h"
-#include "mantissa/backend/backend.h"
-#include "mantissa/backend/functions.h"
 
 namespace mantissa::gpu {
 namespace {
@@ -132,17 +129,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kChannels>) flash_attend(Att
 FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
   const Grid grid{sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kFlashRows}), kThreads};
   return {k.head_dim == 64 ? flash_attend<64> : flash_attend<128>, grid};
-}
-
-Tensor aligned(Backend& device, const Tensor& x, Contents contents) {
-  if (std::bit_cast<uintptr_t>(x.device_bytes()) % 16 == 0) return x;
-  const Tensor out = empty_like(x);
-  if (contents == Contents::read) device.run(Convert{.x = x, .out = out});
-  return out;
-}
-
-void copy_back(Backend& device, const Tensor& from, const Tensor& to) {
-  if (from.device_bytes() != to.device_bytes()) device.run(Convert{.x = from, .out = to});
 }
 
 }  // namespace mantissa::gpu

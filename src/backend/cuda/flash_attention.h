@@ -2,19 +2,13 @@
 // their gradients are rounded to bf16 before they are multiplied.
 #pragma once
 
+#include "backend/cuda/aligned.h"
 #include "backend/cuda/attention_operands.h"
 #include "gpu/runtime.h"
 
 namespace mantissa::gpu {
 
 inline bool takes_flash(Dtype dtype, int64_t head_dim) { return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128); }
-
-enum class Contents { read, overwritten };
-// Rows are read by 16 bytes. Returns the tensor if it begins at a multiple of 16 bytes, else a new one that does, with the same values if
-// they are read.
-Tensor aligned(Backend& device, const Tensor& x, Contents contents);
-// Copies to a tensor that aligned() has made another one for; else does nothing.
-void copy_back(Backend& device, const Tensor& from, const Tensor& to);
 
 template <class Operands>
 struct FlashLaunch {

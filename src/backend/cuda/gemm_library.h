@@ -21,6 +21,10 @@ enum class ScaleLayout : uint8_t {
   tiles_fp32      // per 128 x 128: at i / 128 * round_up(ceil(k / 128), 4) + j
 };
 
+// Bytes of which addresses are multiples where nothing else is said. The library chooses algorithms by it, so that it is the same wherever
+// operands lie.
+inline constexpr uint32_t kLibraryAlignment = 16;
+
 struct LibraryMatrix {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::bf16;     // of values
@@ -37,7 +41,7 @@ struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n];
   bool accumulate;
   const std::byte* bias;  // of out_dtype, at a multiple of 16 bytes; null: none
   int64_t m, n, k;
-  uint32_t alignment = 0;  // of its addresses; 0: what they have
+  uint32_t alignment = kLibraryAlignment;  // bytes of which all addresses are multiples
 };
 
 class GemmLibrary {
@@ -46,8 +50,9 @@ class GemmLibrary {
 
   virtual ~GemmLibrary() = default;
   virtual int version() const = 0;
-  // Returns whether it has an algorithm for this; then the stream has been asked for it. Sums are not split, so that the same GEMM has the
-  // same bits on the same device. Throws Error(environment) where it fails otherwise.
+  // Returns whether it has an algorithm for this; then the stream has been asked for it. Sums over channels are not split, and parts of
+  // sums over tokens, where op(a) is transposed, are added in a fixed order: the same GEMM has the same bits on the same device. Throws
+  // Error(environment) where it fails otherwise.
   virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
   // The same of values, one after the other, all of them or none. They differ from the usual one in addresses, and in m or in k along rows
   // of operands; all take the algorithm that it has, so that the bits of a group do not depend on its rows.

@@ -1,6 +1,7 @@
 // GEMMs by the path that backend/gemm_path.h gives them. Codes that are multiplied as values become values in scratch. Where a block of
 // them has an extreme scale, a flag goes up on the device: then the scratch is zero, so that the library adds nothing, and our kernel
 // multiplies in fp32, which otherwise ends at once. The host reads nothing.
+#include "backend/cuda/aligned.h"
 #include "backend/cuda/cuda_backend.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
@@ -8,6 +9,7 @@
 namespace mantissa {
 namespace {
 
+using gpu::Contents;
 using gpu::LibraryMatrix;
 using gpu::ScaleLayout;
 
@@ -19,9 +21,8 @@ bool is_ours(const GemmRoute& route) { return route.path == GemmPath::plain || r
 
 // Of the rows of all, wherever groups of them begin.
 uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
-  uintptr_t bits = 256;
-  for (const Tensor& each : all)
-    bits |= reinterpret_cast<uintptr_t>(each.device_bytes()) | static_cast<uintptr_t>(each.dim(1) * dtype_bytes(each.dtype()));
+  uint64_t bits = gpu::kLibraryAlignment;
+  for (const Tensor& each : all) bits |= static_cast<uint64_t>(each.dim(1) * dtype_bytes(each.dtype()));
   return static_cast<uint32_t>(bits & -bits);
 }
 
@@ -46,14 +47,24 @@ std::vector<gpu::LibraryGemm> groups_of_rows(const GroupedGemm& k, const Tensor&
   return groups;
 }
 
-// What the library's answer may depend on. Alignments of operands are in their form.
+// What the library's answer may depend on.
 std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
-  const auto alignment = [](const Tensor& t) { return t.defined() ? reinterpret_cast<uintptr_t>(t.device_bytes()) % 256 : 256; };
-  return text(gemm_path_name(route.path), ' ', form_text(form), ' ', form.a.alignment, ' ', form.b.alignment, ' ', alignment(k.out), ' ',
-              alignment(k.bias), k.accumulate ? " adds" : "");
+  return text(gemm_path_name(route.path), ' ', form_text(form), k.bias.defined() ? " and a bias" : "", k.accumulate ? " adds" : "");
 }
 
 bool begins_at_16_bytes(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.device_bytes()) % 16 == 0; }
+
+Contents contents_of_out(const Gemm& k) { return k.accumulate ? Contents::read : Contents::overwritten; }
+Contents contents_of_out(const GroupedGemm&) { return Contents::overwritten; }
+
+// The same GEMM of operands that begin at multiples of 16 bytes.
+template <class Product>
+Product placed(Backend& device, const Product& k) {
+  Product out = k;
+  out.a.value = gpu::aligned(device, k.a.value), out.b.value = gpu::aligned(device, k.b.value);
+  out.out = gpu::aligned(device, k.out, contents_of_out(k));
+  return out;
+}
 
 }  // namespace
 
@@ -63,6 +74,24 @@ GemmDevice CudaBackend::gemm_device() const {
 
 void CudaBackend::execute(const Gemm& k) {
   if (k.out.elements() == 0) return;
+  const Gemm at = placed(*this, k);
+  multiply(at);
+  gpu::copy_back(*this, at.out, k.out);
+}
+void CudaBackend::execute(const GroupedGemm& k) {
+  const GroupedGemm at = placed(*this, k);
+  multiply(at);
+  gpu::copy_back(*this, at.out, k.out);
+}
+void CudaBackend::execute(const GroupedWeightGradient& k) {
+  GroupedWeightGradient at = k;
+  at.a = gpu::aligned(*this, k.a), at.b = gpu::aligned(*this, k.b);
+  at.out = gpu::aligned(*this, k.out, k.accumulate ? Contents::read : Contents::overwritten);
+  multiply(at);
+  gpu::copy_back(*this, at.out, k.out);
+}
+
+void CudaBackend::multiply(const Gemm& k) {
   const GemmForm form = form_of(k);
   GemmDevice device = gemm_device();
   GemmRoute route = route_gemm(form, device);
@@ -79,7 +108,7 @@ void CudaBackend::execute(const Gemm& k) {
 }
 
 // What the library refuses our kernels take, for this call: which groups there are is of the data.
-void CudaBackend::execute(const GroupedGemm& k) {
+void CudaBackend::multiply(const GroupedGemm& k) {
   const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
   const GemmForm form = form_of(k);
   GemmForm usual = form;
@@ -105,7 +134,7 @@ void CudaBackend::execute(const GroupedGemm& k) {
   clear_rows_of_no_group(k.out, offsets);
 }
 
-void CudaBackend::execute(const GroupedWeightGradient& k) {
+void CudaBackend::multiply(const GroupedWeightGradient& k) {
   const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
   const GemmForm form = form_of(k);
   GemmForm usual = form;

@@ -43,11 +43,6 @@ cudaDataType type_of(const LibraryMatrix& matrix) {
   return matrix.format == Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 
-uint32_t alignment_of(const std::byte* address) {
-  const auto number = reinterpret_cast<uintptr_t>(address);
-  return static_cast<uint32_t>(std::min<uintptr_t>(number & -number, 256));
-}
-
 class MatmulDesc {
  public:
   explicit MatmulDesc(const CublasLtCalls& calls) : calls_(calls) {
@@ -164,14 +159,9 @@ class CublasLt final : public GemmLibrary {
   }
 
  private:
-  using Side = std::tuple<int, bool, ScaleLayout, uint32_t>;
-  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, uint32_t, int64_t, int64_t, int64_t, bool>;
-  static uint32_t alignment_in(const LibraryGemm& g, const std::byte* address) {
-    return g.alignment > 0 ? g.alignment : alignment_of(address);
-  }
-  static Side side_of(const LibraryGemm& g, const LibraryMatrix& matrix) {
-    return {type_of(matrix), matrix.transposed, matrix.layout, alignment_in(g, matrix.data)};
-  }
+  using Side = std::tuple<int, bool, ScaleLayout>;
+  using Key = std::tuple<Side, Side, Dtype, uint32_t, bool, bool, int64_t, int64_t, int64_t, bool>;
+  static Side side_of(const LibraryMatrix& matrix) { return {type_of(matrix), matrix.transposed, matrix.layout}; }
 
   void ask_for(Stream& stream, const Chosen& chosen, const LibraryGemm& g, size_t bytes, const Memory& workspace) {
     const std::shared_ptr<std::byte> memory = bytes > 0 ? workspace(static_cast<int64_t>(bytes)) : nullptr;
@@ -183,13 +173,12 @@ class CublasLt final : public GemmLibrary {
   }
 
   Chosen& choose(const LibraryGemm& g, bool grouped) {
-    const Key key{side_of(g, g.a), side_of(g, g.b), g.out_dtype, alignment_in(g, g.out), g.accumulate, alignment_of(g.bias), g.m, g.n, g.k,
-                  grouped};
+    const Key key{side_of(g.a), side_of(g.b), g.out_dtype, g.alignment, g.accumulate, g.bias != nullptr, g.m, g.n, g.k, grouped};
     std::unique_ptr<Chosen>& chosen = chosen_[key];
     if (!chosen) {
       chosen = std::make_unique<Chosen>(calls_, g);
       describe(chosen->desc, g);
-      ask(*chosen, g);
+      ask(*chosen, g, grouped);
     }
     return *chosen;
   }
@@ -215,14 +204,18 @@ class CublasLt final : public GemmLibrary {
     desc.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a.scales);
   }
 
-  void ask(Chosen& chosen, const LibraryGemm& g) {
+  void ask(Chosen& chosen, const LibraryGemm& g, bool grouped) {
     Preference preference(calls_);
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
-    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_in(g, g.b.data));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_in(g, g.a.data));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_in(g, g.out));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_in(g, g.out));
+    // Parts of a sum over tokens are added in a fixed order behind the GEMM: small weight gradients would otherwise leave most of a GPU
+    // idle. A sum over channels is whole, so that a token's bits do not depend on how many others there are.
+    const bool splits = g.a.transposed && !grouped;
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   static_cast<uint32_t>(splits ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, g.alignment);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, g.alignment);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, g.alignment);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, g.alignment);
     int found = 0;
     const cublasStatus_t status = calls_.MatmulAlgoGetHeuristic(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(), chosen.d.get(),
                                                                 chosen.d.get(), preference.get(), 1, &chosen.result, &found);
