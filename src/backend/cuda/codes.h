@@ -2,7 +2,7 @@
 // instructions, 64 in a hundred.
 #pragma once
 
-#include "gpu/device.h"
+#include "backend/cuda/packs.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/swizzle.h"
 #include "mantissa/formats/with_element.h"
@@ -41,6 +41,45 @@ struct CodesToRead : CodeMatrix {
   }
   // The fp32 bits that a code stands for.
   __device__ uint32_t bits(int64_t row, int64_t col) const { return decode_in_block<E>(code(row, col), scale(row, col), rule); }
+};
+
+// Its rows, eight elements at a time where they are whole.
+template <class E>
+struct CodePacks : CodesToRead<E> {
+  static constexpr unsigned kBytes = kPack / E::codes_per_byte;
+  using Bytes = std::conditional_t<kBytes == 8, uint64_t, uint32_t>;
+  bool whole;  // rows and blocks are whole packs, and codes begin at a multiple of their bytes
+
+  explicit CodePacks(const QuantizedTensor& tensor)
+      : CodesToRead<E>(tensor),
+        whole(tensor.shape[1] % kPack == 0 && tensor.how.block_cols % kPack == 0 &&
+              reinterpret_cast<uintptr_t>(tensor.codes.device_data<uint8_t>()) % kBytes == 0) {}
+
+  // Zeros behind column `end`. extreme: whether an element that is not zero has an extreme scale.
+  __device__ Pack read(int64_t row, int64_t col, int64_t end, bool& extreme) const {
+    Pack out;
+    const bool all = whole && col % kPack == 0 && col + kPack <= end;
+    const Bytes bytes = all ? load<Bytes>(this->codes + (row * this->cols + col) / E::codes_per_byte) : Bytes{0};
+    const uint8_t shared_scale = all ? this->scale(row, col) : uint8_t{0};
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const bool there = all || col + i < end;
+      const uint8_t code = all     ? static_cast<uint8_t>(bytes >> (8 / E::codes_per_byte * i) & (0xffU >> (8 - 8 / E::codes_per_byte)))
+                           : there ? this->code(row, col + i)
+                                   : uint8_t{0};
+      const uint8_t scale = all || !there ? shared_scale : this->scale(row, col + i);
+      extreme = extreme || (there && (code & E::magnitude_mask) != 0 && extreme_scale<E>(scale));
+      out.at[i] = there ? __builtin_bit_cast(float, decode_in_block<E>(code, scale, this->rule)) : 0.0F;
+    }
+    return out;
+  }
+};
+
+// The codes of eight elements that lie together, as an encoder gives them: one byte each, or two in a byte.
+template <class E>
+struct PackOfCodes {
+  typename CodePacks<E>::Bytes bytes = 0;
+  __device__ void put(unsigned i, uint8_t code) { bytes |= typename CodePacks<E>::Bytes{code} << (8 / E::codes_per_byte * i); }
 };
 
 }  // namespace mantissa::gpu

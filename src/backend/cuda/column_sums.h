@@ -1,31 +1,55 @@
 // Sums over rows in a fixed order: of pieces of rows, then of the pieces.
 #pragma once
 
-#include "backend/cuda/values.h"
+#include "backend/cuda/packs.h"
 
 namespace mantissa::gpu {
 
-inline constexpr int64_t kRowsOfPiece = 64;
+inline constexpr int64_t kRowsOfPiece = 32;
 
-// partials[piece, j] = sum over the rows i of a piece of term(i, j), j in [0, cols). A thread has a column of a piece.
+// partials[piece, j] = sum over the rows i of a piece of term(i, first)[j - first], for j in [0, cols). A thread has a pack of columns of a
+// piece.
 template <class Term>
 __global__ void __launch_bounds__(kThreads) sum_pieces(Term term, int64_t rows, int64_t cols, float* partials) {
-  for_each_element(ceil_div(rows, kRowsOfPiece) * cols, [=](int64_t i) {
-    const int64_t first = i / cols * kRowsOfPiece, column = i % cols, end = first + kRowsOfPiece < rows ? first + kRowsOfPiece : rows;
-    float sum = 0.0F;
-    for (int64_t row = first; row < end; ++row) sum += term(row, column);
-    partials[i] = sum;
+  const int64_t packs = ceil_div(cols, int64_t{kPack});
+  for_each_element(ceil_div(rows, kRowsOfPiece) * packs, [=](int64_t i) {
+    const int64_t piece = i / packs, first_row = piece * kRowsOfPiece, column = i % packs * kPack,
+                  end = first_row + kRowsOfPiece < rows ? first_row + kRowsOfPiece : rows;
+    Pack sum{};
+    MANTISSA_UNROLL_BY(4)
+    for (int64_t row = first_row; row < end; ++row) {
+      const Pack more = term(row, column);
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kPack; ++j) sum.at[j] += more.at[j];
+    }
+    Packs<float>{partials + piece * cols, cols, cols % kPack == 0}.write(column, sum);
   });
 }
 
-// out[j] (+)= sum over pieces.
+// The sums of a block's warps.
+struct SumsOfWarps {
+  float at[kWarpsOfBlock][kWarp];
+};
+
+// out[j] (+)= sum over pieces. A block has 32 columns, of which each warp adds every eighth piece.
 template <class Out>
 __global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* out, bool accumulate) {
-  for_each_element(cols, [=](int64_t column) {
-    float sum = 0.0F;
-    for (int64_t piece = 0; piece < pieces; ++piece) sum += partials[piece * cols + column];
-    out[column] = accumulate ? out[column] + sum : sum;
-  });
+  auto& sums = block_shared<SumsOfWarps>().at;
+  const int64_t column = block() * kWarp + lane();
+  float sum = 0.0F;
+  MANTISSA_UNROLL_BY(8)
+  for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? partials[piece * cols + column] : 0.0F;
+  sums[warp()][lane()] = sum;
+  barrier();
+  if (warp() > 0 || column >= cols) return;
+  for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += sums[w][lane()];
+  out[column] = accumulate ? out[column] + sum : sum;
 }
+
+// Grids of both.
+inline Grid grid_of_pieces(int64_t rows, int64_t cols) {
+  return {blocks_for(ceil_div(rows, kRowsOfPiece) * ceil_div(cols, int64_t{kPack})), kThreads};
+}
+inline Grid grid_of_columns(int64_t cols) { return {ceil_div(cols, int64_t{kWarp}), kThreads}; }
 
 }  // namespace mantissa::gpu

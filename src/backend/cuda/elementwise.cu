@@ -1,5 +1,5 @@
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/values.h"
+#include "backend/cuda/packs.h"
 
 namespace mantissa {
 namespace {
@@ -12,18 +12,34 @@ __global__ void __launch_bounds__(kThreads) fill(T* out, T value, int64_t count)
 }
 
 template <class From, class To>
-__global__ void __launch_bounds__(kThreads) convert(const From* x, To* out, int64_t count) {
-  for_each_element(count, [=](int64_t i) { out[i] = rounded<To>(value_of(x[i])); });
+__global__ void __launch_bounds__(kThreads) convert(Packs<const From> x, Packs<To> out) {
+  for_each_pack(x.count, [=](int64_t first) { out.write(first, x.read(first)); });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) add(const T* a, const T* b, T* out, int64_t count) {
-  for_each_element(count, [=](int64_t i) { out[i] = rounded<T>(value_of(a[i]) + value_of(b[i])); });
+__global__ void __launch_bounds__(kThreads) add(Packs<const T> a, Packs<const T> b, Packs<T> out) {
+  for_each_pack(out.count, [=](int64_t first) {
+    Pack sum = a.read(first);
+    const Pack other = b.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum.at[i] += other.at[i];
+    out.write(first, sum);
+  });
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) add_bias(const float* x, const T* bias, T* out, int64_t count, int64_t channels) {
-  for_each_element(count, [=](int64_t i) { out[i] = rounded<T>(x[i] + value_of(bias[i % channels])); });
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) add_bias(const float* x, Packs<const T> bias, T* out, int64_t rows) {
+  const int64_t row = Team::row(), columns = bias.count;
+  if (row >= rows) return;
+  const Packs<const float> from{x + row * columns, columns, bias.aligned};
+  const Packs<T> to{out + row * columns, columns, bias.aligned};
+  for_each_pack_of_row<Team>(columns, [=](int64_t first) {
+    Pack sum = from.read(first);
+    const Pack own = bias.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum.at[i] += own.at[i];
+    to.write(first, sum);
+  });
 }
 
 }  // namespace
@@ -41,27 +57,29 @@ void CudaBackend::execute(const Fill& k) {
 }
 
 void CudaBackend::execute(const Convert& k) {
-  const int64_t count = k.x.elements();
   if (k.x.dtype() == k.out.dtype()) return copy(k.x, k.out);
   with_values(k.x.dtype(), [&]<class From>() {
     with_values(k.out.dtype(), [&]<class To>() {
-      launch(convert<From, To>, {blocks_for(count), kThreads}, k.x.device_data<From>(), k.out.device_data<To>(), count);
+      launch(convert<From, To>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const From>(k.x), packs_of<To>(k.out));
     });
   });
 }
 
 void CudaBackend::execute(const Add& k) {
-  const int64_t count = k.out.elements();
   with_values(k.out.dtype(), [&]<class T>() {
-    launch(add<T>, {blocks_for(count), kThreads}, k.a.device_data<T>(), k.b.device_data<T>(), k.out.device_data<T>(), count);
+    launch(add<T>, {blocks_for_packs(k.out.elements()), kThreads}, packs_of<const T>(k.a), packs_of<const T>(k.b), packs_of<T>(k.out));
   });
 }
 
 void CudaBackend::execute(const AddBias& k) {
-  const int64_t count = k.out.elements();
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1);
   with_values(k.out.dtype(), [&]<class T>() {
-    launch(add_bias<T>, {blocks_for(count), kThreads}, k.x.device_data<float>(), k.bias.device_data<T>(), k.out.device_data<T>(), count,
-           k.out.dim(1));
+    const float* const x = k.x.device_data<float>();
+    const T* const bias = k.bias.device_data<T>();
+    T* const out = k.out.device_data<T>();
+    with_team(rows, columns, [&]<class Team>(Grid grid) {
+      launch(add_bias<Team, T>, grid, x, Packs<const T>{bias, columns, begin_at_packs(columns, x, bias, out)}, out, rows);
+    });
   });
 }
 

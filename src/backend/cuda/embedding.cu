@@ -1,6 +1,7 @@
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/values.h"
+#include "backend/cuda/packs.h"
+#include "mantissa/backend/functions.h"
 
 namespace mantissa {
 namespace {
@@ -10,17 +11,30 @@ using namespace gpu;
 // Ids of a batch, and which rows of the table an operand has.
 struct Ids {
   CheckedIndices ids;
-  int64_t first, rows;
+  int64_t count, first, rows;
 
-  __device__ int64_t row(int64_t i) const { return ids.values[i] - first; }  // may be outside [0, rows)
+  // -1: of another rank's part, or refused.
+  __device__ int64_t row(int64_t i) const {
+    const int64_t row = ids.values[i] - first;
+    return row >= 0 && row < rows ? row : -1;
+  }
 };
 
-// A block has a row of out.
-template <class T>
-__global__ void __launch_bounds__(kThreads) gather(Ids k, const T* weight, T* out, int64_t channels) {
-  const int64_t row = checked(k.ids, block()) < 0 ? -1 : k.row(block());
-  const bool here = row >= 0 && row < k.rows;
-  for (int64_t j = thread(); j < channels; j += kThreads) out[block() * channels + j] = here ? weight[row * channels + j] : T{};
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) gather(Ids k, Packs<const T> weight, T* out) {
+  const int64_t i = Team::row(), channels = weight.count;
+  if (i >= k.count) return;
+  const int64_t row = checked(k.ids, i) < 0 ? -1 : k.row(i);
+  const Packs<const T> from{weight.values + (row < 0 ? 0 : row) * channels, channels, weight.aligned};
+  const Packs<T> to{out + i * channels, channels, weight.aligned};
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) { to.write(first, row < 0 ? Pack{} : from.read(first)); });
+}
+
+// first_use [rows] = the first id of each row of the table; it held larger numbers.
+__global__ void __launch_bounds__(kThreads) find_first_uses(Ids k, uint32_t* first_use) {
+  for_each_element(k.count, [=](int64_t i) {
+    if (checked(k.ids, i) >= 0 && k.row(i) >= 0) fetch_min(&first_use[k.row(i)], static_cast<uint32_t>(i));
+  });
 }
 
 // Which of the ids that a block has looked at are those of its row, a bit each. Of two turns, because the first warp to go on looks at
@@ -29,48 +43,79 @@ struct UsesOfRow {
   unsigned of_warps[2][kWarpsOfBlock];
 };
 
-// A block has a row of the table and finds its ids by votes. A thread adds to columns of its own, in the order of ids.
+constexpr unsigned kLoadedAtOnce = 4;  // so that loads do not wait for each other
+
+// Adds the rows of dy at start + 32 w + b for the bits b of found[w], in this order. A thread has packs of columns of its own.
 template <class T>
-__global__ void __launch_bounds__(kThreads) scatter(Ids k, int64_t count, const T* dy, float* dweight, int64_t channels, bool accumulate) {
+__device__ void add_uses(const unsigned (&found)[kWarpsOfBlock], Packs<const T> dy, int64_t start, const Packs<float>& sums) {
+  for_each_pack_of_row<OfBlock>(sums.count, [&](int64_t first) {
+    Pack sum = sums.read(first);
+    for (unsigned w = 0; w < kWarpsOfBlock; ++w) {
+      for (unsigned uses = found[w]; uses != 0;) {
+        Pack more[kLoadedAtOnce];
+        const unsigned all = uses;
+        MANTISSA_UNROLL
+        for (unsigned n = 0; n < kLoadedAtOnce; ++n, uses &= uses - 1) {
+          const int64_t row = start + w * kWarp + lowest_bit(uses != 0 ? uses : all);
+          more[n] = Packs<const T>{dy.values + row * dy.count, dy.count, dy.aligned}.read(first);
+        }
+        unsigned left = all;
+        MANTISSA_UNROLL
+        for (unsigned n = 0; n < kLoadedAtOnce; ++n, left &= left - 1) {
+          MANTISSA_UNROLL
+          for (unsigned i = 0; i < kPack; ++i) sum.at[i] = left != 0 ? sum.at[i] + more[n].at[i] : sum.at[i];
+        }
+      }
+    }
+    sums.write(first, sum);
+  });
+}
+
+// A block has an id. That of the first use of a row adds for all its uses, which it finds by votes, in the order of ids.
+template <class T>
+__global__ void __launch_bounds__(kThreads) scatter(Ids k, const uint32_t* first_use, Packs<const T> dy, float* dweight) {
+  const int64_t row = k.row(block());
+  if (row < 0 || first_use[row] != block()) return;
   auto& found = block_shared<UsesOfRow>().of_warps;
-  float* const sums = dweight + block() * channels;
-  for (int64_t j = thread(); j < channels && !accumulate; j += kThreads) sums[j] = 0.0F;
   unsigned turn = 0;
-  for (int64_t start = 0; start < count; start += kThreads, turn = 1 - turn) {
+  for (int64_t start = block(); start < k.count; start += kThreads, turn = 1 - turn) {
     const int64_t i = start + thread();
-    if (block() == 0 && i < count) checked(k.ids, i);
-    const unsigned own = ballot(i < count && k.row(i) == block());
+    const unsigned own = ballot(i < k.count && k.row(i) == row);
     if (lane() == 0) found[turn][warp()] = own;
     barrier();
     unsigned any = 0;
     for (const unsigned uses : found[turn]) any |= uses;
-    for (int64_t j = thread(); j < channels && any != 0; j += kThreads) {
-      float sum = sums[j];
-      for (unsigned w = 0; w < kWarpsOfBlock; ++w) {
-        for (unsigned uses = found[turn][w]; uses != 0; uses &= uses - 1)
-          sum += value_of(dy[(start + w * kWarp + lowest_bit(uses)) * channels + j]);
-      }
-      sums[j] = sum;
-    }
+    if (any != 0) add_uses(found[turn], dy, start, {dweight + row * dy.count, dy.count, dy.aligned});
   }
 }
 
 }  // namespace
 
 void CudaBackend::execute(const EmbeddingForward& k) {
-  const int64_t rows = k.weight.dim(0);
-  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding", "ids", k.part.limit(rows))), k.part.first, rows};
+  const int64_t rows = k.weight.dim(0), channels = k.weight.dim(1), count = k.ids.dim(0);
+  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding", "ids", k.part.limit(rows))), count, k.part.first, rows};
   with_values(k.weight.dtype(), [&]<class T>() {
-    launch(gather<T>, {k.ids.dim(0), kThreads}, ids, k.weight.device_data<T>(), k.out.device_data<T>(), k.weight.dim(1));
+    const T* const weight = k.weight.device_data<T>();
+    T* const out = k.out.device_data<T>();
+    with_team(count, channels, [&]<class Team>(Grid grid) {
+      launch(gather<Team, T>, grid, ids, Packs<const T>{weight, channels, begin_at_packs(channels, weight, out)}, out);
+    });
   });
 }
 
 void CudaBackend::execute(const EmbeddingBackward& k) {
-  const int64_t rows = k.dweight.dim(0);
-  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(rows))), k.part.first, rows};
+  const int64_t rows = k.dweight.dim(0), channels = k.dy.dim(1), count = k.ids.dim(0);
+  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(rows))), count, k.part.first,
+                rows};
+  if (!k.accumulate) execute(Fill{.out = k.dweight, .value = 0.0});
+  const Tensor first_use = empty(*this, Dtype::i32, {rows});
+  execute(Fill{.out = first_use, .value = -1.0});
+  auto* const firsts = reinterpret_cast<uint32_t*>(first_use.device_data<int32_t>());
+  launch(find_first_uses, {blocks_for(count), kThreads}, ids, firsts);
   with_values(k.dy.dtype(), [&]<class T>() {
-    launch(scatter<T>, {rows, kThreads}, ids, k.ids.dim(0), k.dy.device_data<T>(), k.dweight.device_data<float>(), k.dy.dim(1),
-           k.accumulate);
+    const T* const dy = k.dy.device_data<T>();
+    float* const dweight = k.dweight.device_data<float>();
+    launch(scatter<T>, {count, kThreads}, ids, firsts, Packs<const T>{dy, channels, begin_at_packs(channels, dy, dweight)}, dweight);
   });
 }
 

@@ -1,6 +1,5 @@
 #include "backend/cuda/column_sums.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/reduce.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -8,75 +7,121 @@ namespace {
 
 using namespace gpu;
 
-// A block has a row. bias may be null.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    layer_norm(const T* x, const T* weight, const T* bias, T* y, float* means, float* rstd, int64_t channels, float eps) {
-  const T* const row = x + block() * channels;
-  float sum = 0.0F, squares = 0.0F;
-  for (int64_t j = thread(); j < channels; j += kThreads) sum += value_of(row[j]);
-  const float mean = block_sum(sum) / static_cast<float>(channels);
-  for (int64_t j = thread(); j < channels; j += kThreads) squares += (value_of(row[j]) - mean) * (value_of(row[j]) - mean);
-  const float scale = 1.0F / sqrtf(block_sum(squares) / static_cast<float>(channels) + eps);
-  for (int64_t j = thread(); j < channels; j += kThreads) {
-    const float scaled = (value_of(row[j]) - mean) * scale * value_of(weight[j]);
-    y[block() * channels + j] = rounded<T>(bias != nullptr ? scaled + value_of(bias[j]) : scaled);
-  }
-  if (thread() != 0) return;
-  means[block()] = mean;
-  rstd[block()] = scale;
-}
-
-// What the backward pass reads.
+// What both passes read, rows of `weight.count` channels.
 template <class T>
 struct Rows {
-  const T *x, *weight, *dy;
-  const float *mean, *rstd;
-  int64_t channels;
+  const T* x;
+  Packs<const T> weight;
+  int64_t count;
+  float *mean, *rstd;
 
-  __device__ float normalized(int64_t row, int64_t column) const { return (value_of(x[row * channels + column]) - mean[row]) * rstd[row]; }
+  __device__ Packs<const T> of(const T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
+  __device__ Packs<T> to(T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
+  __device__ Pack normalized(int64_t row, int64_t first) const {
+    Pack out = of(x, row).read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = (out.at[i] - mean[row]) * rstd[row];
+    return out;
+  }
 };
 
+// The squared distance of a pack from the mean, of the elements that there are.
+__device__ float squares_around(const Pack& pack, float mean, int64_t there) {
+  float squares = 0.0F;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) squares += i < there ? (pack.at[i] - mean) * (pack.at[i] - mean) : 0.0F;
+  return squares;
+}
+
+// bias.values may be null.
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T> bias, T* y, float eps) {
+  const int64_t row = Team::row(), channels = k.weight.count;
+  if (row >= k.count) return;
+  const Packs<const T> x = k.of(k.x, row);
+  float sum = 0.0F, squares = 0.0F;
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    for (const float value : x.read(first).at) sum += value;
+  });
+  const float mean = Team::sum(sum) / static_cast<float>(channels);
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) { squares += squares_around(x.read(first), mean, channels - first); });
+  const float scale = 1.0F / sqrtf(Team::sum(squares) / static_cast<float>(channels) + eps);
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    Pack out = x.read(first);
+    const Pack weight = k.weight.read(first), added = bias.values != nullptr ? bias.read(first) : Pack{};
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float scaled = (out.at[i] - mean) * scale * weight.at[i];
+      out.at[i] = bias.values != nullptr ? scaled + added.at[i] : scaled;
+    }
+    k.to(y, row).write(first, out);
+  });
+  if (Team::rank() != 0) return;
+  k.mean[row] = mean;
+  k.rstd[row] = scale;
+}
+
 // With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g n)).
-template <class T>
-__global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, T* dx) {
-  const T* const dy = k.dy + block() * k.channels;
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, const T* all_dy, T* dx) {
+  const int64_t row = Team::row();
+  if (row >= k.count) return;
+  const Packs<const T> dy = k.of(all_dy, row);
   float sum_g = 0.0F, sum_gn = 0.0F;
-  for (int64_t j = thread(); j < k.channels; j += kThreads) {
-    const float g = value_of(dy[j]) * value_of(k.weight[j]);
-    sum_g += g;
-    sum_gn += g * k.normalized(block(), j);
-  }
-  const auto channels = static_cast<float>(k.channels);
-  const float mean_g = block_sum(sum_g) / channels, mean_gn = block_sum(sum_gn) / channels, scale = k.rstd[block()];
-  for (int64_t j = thread(); j < k.channels; j += kThreads) {
-    const float g = value_of(dy[j]) * value_of(k.weight[j]);
-    dx[block() * k.channels + j] = rounded<T>(scale * (g - mean_g - k.normalized(block(), j) * mean_gn));
-  }
+  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+    const Pack n = k.normalized(row, first), gradient = dy.read(first), weight = k.weight.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float g = gradient.at[i] * weight.at[i];
+      sum_g += g;
+      sum_gn += g * n.at[i];
+    }
+  });
+  const auto channels = static_cast<float>(k.weight.count);
+  const float mean_g = Team::sum(sum_g) / channels, mean_gn = Team::sum(sum_gn) / channels, scale = k.rstd[row];
+  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+    const Pack n = k.normalized(row, first), gradient = dy.read(first), weight = k.weight.read(first);
+    Pack out;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - mean_g - n.at[i] * mean_gn);
+    k.to(dx, row).write(first, out);
+  });
 }
 
 template <class T>
 struct WeightTerm {  // of the gradient of the weight
   Rows<T> rows;
+  const T* dy;
 
-  __device__ float operator()(int64_t row, int64_t column) const {
-    return value_of(rows.dy[row * rows.channels + column]) * rows.normalized(row, column);
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    Pack out = rows.normalized(row, first);
+    const Pack gradient = rows.of(dy, row).read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] *= gradient.at[i];
+    return out;
   }
 };
 
 template <class T>
 struct BiasTerm {  // of the gradient of the bias
   Rows<T> rows;
+  const T* dy;
 
-  __device__ float operator()(int64_t row, int64_t column) const { return value_of(rows.dy[row * rows.channels + column]); }
+  __device__ Pack operator()(int64_t row, int64_t first) const { return rows.of(dy, row).read(first); }
 };
 
 }  // namespace
 
 void CudaBackend::execute(const LayerNormForward& k) {
+  const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(layer_norm<T>, {k.x.dim(0), kThreads}, k.x.device_data<T>(), k.weight.device_data<T>(), data_or_null<T>(k.bias),
-           k.y.device_data<T>(), k.mean.device_data<float>(), k.rstd.device_data<float>(), k.x.dim(1), static_cast<float>(k.eps));
+    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const bias = data_or_null<T>(k.bias);
+    T* const y = k.y.device_data<T>();
+    const bool aligned = begin_at_packs(channels, x, weight, bias, y);
+    const Rows<T> all{x, {weight, channels, aligned}, rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    with_team(rows, channels, [&]<class Team>(Grid grid) {
+      launch(layer_norm<Team, T>, grid, all, Packs<const T>{bias, channels, aligned}, y, static_cast<float>(k.eps));
+    });
   });
 }
 
@@ -84,20 +129,18 @@ void CudaBackend::execute(const LayerNormBackward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
   const Tensor partials = empty(*this, Dtype::f32, {pieces * channels});
   const auto sum_rows = [&]<class Term>(const Term& term, const Tensor& out) {
-    launch(sum_pieces<Term>, {blocks_for(pieces * channels), kThreads}, term, rows, channels, partials.device_data<float>());
-    launch(add_pieces<float>, {blocks_for(channels), kThreads}, partials.device_data<float>(), pieces, channels, out.device_data<float>(),
+    launch(sum_pieces<Term>, grid_of_pieces(rows, channels), term, rows, channels, partials.device_data<float>());
+    launch(add_pieces<float>, grid_of_columns(channels), partials.device_data<float>(), pieces, channels, out.device_data<float>(),
            k.accumulate);
   };
   with_values(k.x.dtype(), [&]<class T>() {
-    const Rows<T> all{.x = k.x.device_data<T>(),
-                      .weight = k.weight.device_data<T>(),
-                      .dy = k.dy.device_data<T>(),
-                      .mean = k.mean.device_data<float>(),
-                      .rstd = k.rstd.device_data<float>(),
-                      .channels = channels};
-    launch(layer_norm_dx<T>, {rows, kThreads}, all, k.dx.device_data<T>());
-    sum_rows(WeightTerm<T>{all}, k.dweight);
-    if (k.dbias.defined()) sum_rows(BiasTerm<T>{all}, k.dbias);
+    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
+    T* const dx = k.dx.device_data<T>();
+    const Rows<T> all{
+        x, {weight, channels, begin_at_packs(channels, x, weight, dy, dx)}, rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(layer_norm_dx<Team, T>, grid, all, dy, dx); });
+    sum_rows(WeightTerm<T>{all, dy}, k.dweight);
+    if (k.dbias.defined()) sum_rows(BiasTerm<T>{all, dy}, k.dbias);
   });
 }
 

@@ -1,6 +1,5 @@
 #include "backend/cuda/column_sums.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/reduce.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -8,52 +7,87 @@ namespace {
 
 using namespace gpu;
 
-// A block has a row.
+// What both passes read, rows of `weight.count` channels.
 template <class T>
-__global__ void __launch_bounds__(kThreads) rms_norm(const T* x, const T* weight, T* y, float* rstd, int64_t channels, float eps) {
-  const T* row = x + block() * channels;
+struct Rows {
+  const T* x;
+  Packs<const T> weight;
+  int64_t count;
+
+  __device__ Packs<const T> of(const T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
+  __device__ Packs<T> to(T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
+};
+
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, T* y, float* rstd, float eps) {
+  const int64_t row = Team::row(), channels = k.weight.count;
+  if (row >= k.count) return;
+  const Packs<const T> x = k.of(k.x, row);
   float squares = 0.0F;
-  for (int64_t j = thread(); j < channels; j += kThreads) squares += value_of(row[j]) * value_of(row[j]);
-  const float scale = 1.0F / sqrtf(block_sum(squares) / static_cast<float>(channels) + eps);
-  if (thread() == 0) rstd[block()] = scale;
-  T* out = y + block() * channels;
-  for (int64_t j = thread(); j < channels; j += kThreads) out[j] = rounded<T>(value_of(row[j]) * scale * value_of(weight[j]));
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    for (const float value : x.read(first).at) squares += value * value;
+  });
+  const float scale = 1.0F / sqrtf(Team::sum(squares) / static_cast<float>(channels) + eps);
+  if (Team::rank() == 0) rstd[row] = scale;
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    Pack out = x.read(first);
+    const Pack weight = k.weight.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = out.at[i] * scale * weight.at[i];
+    k.to(y, row).write(first, out);
+  });
 }
 
 // With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g n)).
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    rms_norm_dx(const T* x, const T* weight, const float* rstd, const T* dy, T* dx, int64_t channels) {
-  const int64_t first = block() * channels;
-  const float scale = rstd[block()];
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* rstd, const T* all_dy, T* dx) {
+  const int64_t row = Team::row(), channels = k.weight.count;
+  if (row >= k.count) return;
+  const Packs<const T> x = k.of(k.x, row), dy = k.of(all_dy, row);
+  const float scale = rstd[row];
   float sum = 0.0F;
-  for (int64_t j = thread(); j < channels; j += kThreads)
-    sum += value_of(dy[first + j]) * value_of(weight[j]) * (value_of(x[first + j]) * scale);
-  const float mean = block_sum(sum) / static_cast<float>(channels);
-  for (int64_t j = thread(); j < channels; j += kThreads) {
-    const float n = value_of(x[first + j]) * scale;
-    dx[first + j] = rounded<T>(scale * (value_of(dy[first + j]) * value_of(weight[j]) - n * mean));
-  }
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    const Pack own = x.read(first), gradient = dy.read(first), weight = k.weight.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum += gradient.at[i] * weight.at[i] * (own.at[i] * scale);
+  });
+  const float mean = Team::sum(sum) / static_cast<float>(channels);
+  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+    const Pack own = x.read(first), gradient = dy.read(first), weight = k.weight.read(first);
+    Pack out;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - own.at[i] * scale * mean);
+    k.to(dx, row).write(first, out);
+  });
 }
 
 template <class T>
 struct RmsWeightTerm {  // of the gradient of the weight
-  const T *x, *dy;
+  Rows<T> rows;
+  const T* dy;
   const float* rstd;
-  int64_t channels;
 
-  __device__ float operator()(int64_t row, int64_t column) const {
-    const int64_t at = row * channels + column;
-    return value_of(dy[at]) * (value_of(x[at]) * rstd[row]);
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    const float scale = rstd[row];
+    Pack out = rows.of(rows.x, row).read(first);
+    const Pack gradient = rows.of(dy, row).read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = gradient.at[i] * (out.at[i] * scale);
+    return out;
   }
 };
 
 }  // namespace
 
 void CudaBackend::execute(const RmsNormForward& k) {
+  const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(rms_norm<T>, {k.x.dim(0), kThreads}, k.x.device_data<T>(), k.weight.device_data<T>(), k.y.device_data<T>(),
-           k.rstd.device_data<float>(), k.x.dim(1), static_cast<float>(k.eps));
+    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>();
+    T* const y = k.y.device_data<T>();
+    const Rows<T> all{x, {weight, channels, begin_at_packs(channels, x, weight, y)}, rows};
+    with_team(rows, channels, [&]<class Team>(Grid grid) {
+      launch(rms_norm<Team, T>, grid, all, y, k.rstd.device_data<float>(), static_cast<float>(k.eps));
+    });
   });
 }
 
@@ -61,14 +95,16 @@ void CudaBackend::execute(const RmsNormBackward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
   const Tensor partials = empty(*this, Dtype::f32, {pieces * channels});
   with_values(k.x.dtype(), [&]<class T>() {
-    const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
-    const float* rstd = k.rstd.device_data<float>();
-    launch(rms_norm_dx<T>, {rows, kThreads}, x, k.weight.device_data<T>(), rstd, dy, k.dx.device_data<T>(), channels);
-    launch(sum_pieces<RmsWeightTerm<T>>, {blocks_for(pieces * channels), kThreads}, RmsWeightTerm<T>{x, dy, rstd, channels}, rows, channels,
+    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
+    T* const dx = k.dx.device_data<T>();
+    const float* const rstd = k.rstd.device_data<float>();
+    const Rows<T> all{x, {weight, channels, begin_at_packs(channels, x, weight, dy, dx)}, rows};
+    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(rms_norm_dx<Team, T>, grid, all, rstd, dy, dx); });
+    launch(sum_pieces<RmsWeightTerm<T>>, grid_of_pieces(rows, channels), RmsWeightTerm<T>{all, dy, rstd}, rows, channels,
            partials.device_data<float>());
   });
-  launch(add_pieces<float>, {blocks_for(channels), kThreads}, partials.device_data<float>(), pieces, channels,
-         k.dweight.device_data<float>(), k.accumulate);
+  launch(add_pieces<float>, grid_of_columns(channels), partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(),
+         k.accumulate);
 }
 
 }  // namespace mantissa

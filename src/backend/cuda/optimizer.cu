@@ -3,8 +3,7 @@
 #include "backend/adamw_rule.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/ordered_sum.h"
-#include "backend/cuda/reduce.h"
-#include "backend/cuda/values.h"
+#include "backend/cuda/packs.h"
 
 namespace mantissa {
 namespace {
@@ -13,26 +12,34 @@ using namespace gpu;
 
 struct Update {
   AdamWRule<float> rule;
-  float *master, *m, *v;
-  const float *grad, *step;
+  Packs<float> master, m, v;
+  Packs<const float> grad;
+  const float* step;
 
   explicit Update(const AdamW& k)
       : rule(k),
-        master(k.master.device_data<float>()),
-        m(k.m.device_data<float>()),
-        v(k.v.device_data<float>()),
-        grad(k.grad.device_data<float>()),
+        master(packs_of<float>(k.master)),
+        m(packs_of<float>(k.m)),
+        v(packs_of<float>(k.v)),
+        grad(packs_of<const float>(k.grad)),
         step(k.step.device_data<float>()) {}
 };
 
-// value may be null.
+// value.values may be null.
 template <class T>
-__global__ void __launch_bounds__(kThreads) adamw(Update k, T* value, int64_t count) {
+__global__ void __launch_bounds__(kThreads) adamw(Update k, Packs<T> value) {
   const bool skip = k.step[static_cast<int>(StepValue::skip)] != 0.0F;
   const AdamWStep<float> step(k.step);
-  for_each_element(count, [=](int64_t i) {
-    if (!skip) k.rule.apply(step, k.master[i], k.m[i], k.v[i], k.grad[i]);
-    if (value != nullptr) value[i] = rounded<T>(k.master[i]);
+  for_each_pack(k.master.count, [=](int64_t first) {
+    Pack master = k.master.read(first);
+    if (!skip) {
+      Pack m = k.m.read(first), v = k.v.read(first);
+      const Pack grad = k.grad.read(first);
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) k.rule.apply(step, master.at[i], m.at[i], v.at[i], grad.at[i]);
+      k.master.write(first, master), k.m.write(first, m), k.v.write(first, v);
+    }
+    if (value.values != nullptr) value.write(first, master);
   });
 }
 
@@ -99,10 +106,9 @@ __global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
 }  // namespace
 
 void CudaBackend::execute(const AdamW& k) {
-  const int64_t count = k.master.elements();
-  const Grid grid{blocks_for(count), kThreads};
-  if (!k.value.defined()) return launch(adamw<float>, grid, Update(k), nullptr, count);
-  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, Update(k), k.value.device_data<T>(), count); });
+  const Grid grid{blocks_for_packs(k.master.elements()), kThreads};
+  if (!k.value.defined()) return launch(adamw<float>, grid, Update(k), Packs<float>{});
+  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, Update(k), packs_of<T>(k.value)); });
 }
 
 void CudaBackend::execute(const SquaredNorm& k) {

@@ -69,11 +69,20 @@ struct HeadsWeightTerm {
   Heads heads;
   const T *x, *dy;
   const float* rstd;
-  int64_t first_head;
+  int64_t first_head, columns;
+  bool aligned;
 
-  __device__ float operator()(int64_t row, int64_t column) const {
-    const int64_t at = row * heads.row + first_head * heads.head_dim + column;
-    return value_of(dy[at]) * (value_of(x[at]) * rstd[row * heads.normed + first_head + column / heads.head_dim]);
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    const int64_t at = row * heads.row + first_head * heads.head_dim;
+    const float* const scales = rstd + row * heads.normed + first_head;
+    Pack out = Packs<const T>{x + at, columns, aligned}.read(first);
+    const Pack gradient = Packs<const T>{dy + at, columns, aligned}.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const auto column = static_cast<uint32_t>(first + i < columns ? first + i : columns - 1);
+      out.at[i] = gradient.at[i] * (out.at[i] * scales[column / static_cast<uint32_t>(heads.head_dim)]);
+    }
+    return out;
   }
 };
 
@@ -81,7 +90,9 @@ struct PartialTerm {
   const float* partials;
   int64_t columns;
 
-  __device__ float operator()(int64_t row, int64_t column) const { return partials[row * columns + column]; }
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    return Packs<const float>{partials + row * columns, columns, columns % kPack == 0}.read(first);
+  }
 };
 
 }  // namespace
@@ -100,12 +111,14 @@ void CudaBackend::execute(const QkNormBackward& k) {
   const auto sum_heads = [&]<class T>(int64_t first_head, int64_t count, const Tensor& out) {
     const int64_t columns = count * head_dim, pieces = ceil_div(rows, kRowsOfPiece), pieces_again = ceil_div(pieces * count, kRowsOfPiece);
     const Tensor partials = empty(*this, Dtype::f32, {pieces * columns}), again = empty(*this, Dtype::f32, {pieces_again * head_dim});
-    const HeadsWeightTerm<T> term{heads, k.x.device_data<T>(), k.dy.device_data<T>(), k.rstd.device_data<float>(), first_head};
-    launch(sum_pieces<HeadsWeightTerm<T>>, {blocks_for(pieces * columns), kThreads}, term, rows, columns, partials.device_data<float>());
-    launch(sum_pieces<PartialTerm>, {blocks_for(pieces_again * head_dim), kThreads}, PartialTerm{partials.device_data<float>(), head_dim},
+    const T *const x = k.x.device_data<T>(), *const dy = k.dy.device_data<T>();
+    const bool aligned = begin_at_packs(heads.row, x, dy) && first_head * head_dim % kPack == 0;
+    const HeadsWeightTerm<T> term{heads, x, dy, k.rstd.device_data<float>(), first_head, columns, aligned};
+    launch(sum_pieces<HeadsWeightTerm<T>>, grid_of_pieces(rows, columns), term, rows, columns, partials.device_data<float>());
+    launch(sum_pieces<PartialTerm>, grid_of_pieces(pieces * count, head_dim), PartialTerm{partials.device_data<float>(), head_dim},
            pieces * count, head_dim, again.device_data<float>());
-    launch(add_pieces<float>, {blocks_for(head_dim), kThreads}, again.device_data<float>(), pieces_again, head_dim,
-           out.device_data<float>(), k.accumulate);
+    launch(add_pieces<float>, grid_of_columns(head_dim), again.device_data<float>(), pieces_again, head_dim, out.device_data<float>(),
+           k.accumulate);
   };
   with_values(k.x.dtype(), [&]<class T>() {
     launch(qk_norm_dx<T>, {rows, kThreads}, heads, k.x.device_data<T>(), k.q_weight.device_data<T>(), k.k_weight.device_data<T>(),

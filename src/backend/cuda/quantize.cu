@@ -1,7 +1,7 @@
+#include <bit>
+
 #include "backend/cuda/codes.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/reduce.h"
-#include "backend/cuda/values.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -27,16 +27,92 @@ struct Codes {
   MANTISSA_HOST_DEVICE int64_t blocks() const { return rows / block_rows * (cols / block_cols); }
 };
 
-// The fp32 bits of x [rows, cols], and zeros below.
+// x [rows, cols], and zeros below.
 template <class T>
 struct Source {
-  const T* x;
-  int64_t rows, cols;
+  Packs<const T> first_row;
+  int64_t rows;
 
+  __device__ Pack read(int64_t row, int64_t col) const {
+    return row < rows ? Packs<const T>{first_row.values + row * first_row.count, first_row.count, first_row.aligned}.read(col) : Pack{};
+  }
   __device__ uint32_t bits(int64_t row, int64_t col) const {
-    return row < rows ? __builtin_bit_cast(uint32_t, value_of(x[row * cols + col])) : 0U;
+    return row < rows ? __builtin_bit_cast(uint32_t, value_of(first_row.values[row * first_row.count + col])) : 0U;
   }
 };
+
+// Codes that become others.
+template <class E>
+struct SourceOfCodes {
+  CodePacks<E> codes;
+
+  __device__ Pack read(int64_t row, int64_t col) const {
+    bool extreme = false;
+    return codes.read(row, col, codes.cols, extreme);
+  }
+  __device__ uint32_t bits(int64_t row, int64_t col) const { return codes.bits(row, col); }
+};
+
+template <class E>
+__device__ PackOfCodes<E> encoded(const Pack& pack, const uint8_t (&scales)[kPack], ScaleRule rule) {
+  PackOfCodes<E> out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.put(i, encode_in_block<E>(__builtin_bit_cast(uint32_t, pack.at[i]), scales[i], rule));
+  return out;
+}
+template <class E>
+__device__ void write_codes(const Codes& to, int64_t row, int64_t col, const PackOfCodes<E>& codes) {
+  store(to.codes + (row * to.cols + col) / E::codes_per_byte, codes.bytes);
+}
+
+// Blocks of a row. A warp has a row, and the lanes beside each other that have a block find its largest element together.
+template <class E, class From>
+__global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
+  const int64_t row = OfWarp::row();
+  if (row >= to.rows) return;
+  const auto lanes = static_cast<unsigned>(to.block_cols) / kPack;
+  for (int64_t start = 0; start < to.cols; start += kWarp * kPack) {
+    const int64_t col = start + lane() * kPack;
+    const bool inside = col < to.cols;
+    const Pack pack = inside ? from.read(row, col) : Pack{};
+    uint32_t key = 0;
+    for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+    for (unsigned distance = 1; distance < lanes; distance *= 2) key = Largest<uint32_t>()(key, shuffle_xor(key, distance));
+    if (!inside) continue;
+    const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule);
+    write_codes<E>(to, row, col, encoded<E>(pack, {scale, scale, scale, scale, scale, scale, scale, scale}, to.rule));
+    if (lane() % lanes == 0) to.scales[(row * to.cols + col) / to.block_cols] = scale;
+  }
+}
+
+// Blocks of a column. A thread has eight of them, side by side.
+template <class E, class From>
+__global__ void __launch_bounds__(kThreads) quantize_columns(From from, Codes to) {
+  const auto across = static_cast<uint32_t>(to.cols / kPack);
+  for_each_element(to.rows / to.block_rows * across, [=](int64_t index) {
+    const int64_t block_row = static_cast<uint32_t>(index) / across, col = static_cast<uint32_t>(index) % across * kPack,
+                  first = block_row * to.block_rows;
+    uint32_t keys[kPack] = {};
+    MANTISSA_UNROLL_BY(4)
+    for (int64_t row = first; row < first + to.block_rows; ++row) {
+      const Pack pack = from.read(row, col);
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i)
+        keys[i] = Largest<uint32_t>()(keys[i], amax_key(__builtin_bit_cast(uint32_t, pack.at[i]), to.rule));
+    }
+    uint8_t scales[kPack];
+    uint64_t all = 0;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      scales[i] = block_scale<E>(amax_of_key(keys[i]), to.rule);
+      all |= uint64_t{scales[i]} << (8 * i);
+    }
+    store(to.scales + block_row * to.cols + col, all);
+    MANTISSA_UNROLL_BY(2)
+    for (int64_t row = first; row < first + to.block_rows; ++row)
+      write_codes<E>(to, row, col, encoded<E>(from.read(row, col), scales, to.rule));
+  });
+}
 
 // A warp has a block of the format, whose rows fill whole bytes. A lane has every 32nd byte.
 template <class E, class From>
@@ -98,23 +174,24 @@ __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes t
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) find_nonfinite(const T* x, int64_t count, int32_t* found) {
-  for_each_element(count, [=](int64_t i) {
-    if ((__builtin_bit_cast(uint32_t, value_of(x[i])) & ~kFp32Sign) >= kFp32Inf) fetch_or(reinterpret_cast<uint32_t*>(found), 1U);
+__global__ void __launch_bounds__(kThreads) find_nonfinite(Packs<const T> x, int32_t* found) {
+  for_each_pack(x.count, [=](int64_t first) {
+    bool any = false;
+    for (const float value : x.read(first).at) any = any || (__builtin_bit_cast(uint32_t, value) & ~kFp32Sign) >= kFp32Inf;
+    if (any) fetch_or(reinterpret_cast<uint32_t*>(found), 1U);
   });
 }
 
-// out is the columns of x from `first` on, `width` of them. extreme may be null.
-template <class E, class T>
-__global__ void __launch_bounds__(kThreads)
-    dequantize(CodesToRead<E> x, T* out, int64_t count, int64_t width, int64_t first, int32_t* extreme) {
-  for_each_element(count, [=](int64_t i) {
-    const int64_t row = i / width, col = first + i % width;
-    const uint8_t code = x.code(row, col), scale = x.scale(row, col);
-    out[i] = rounded<T>(__builtin_bit_cast(float, decode_in_block<E>(code, scale, x.rule)));
-    if (extreme != nullptr && (code & E::magnitude_mask) != 0 && extreme_scale<E>(scale))
-      fetch_or(reinterpret_cast<uint32_t*>(extreme), 1U);
-  });
+// out [rows, out.count] is the columns of x from `first_col` on. extreme may be null.
+template <class E, class Team, class T>
+__global__ void __launch_bounds__(kThreads) dequantize(CodePacks<E> x, int64_t first_col, Packs<T> out, int64_t rows, int32_t* extreme) {
+  const int64_t row = Team::row();
+  if (row >= rows) return;
+  const Packs<T> to{out.values + row * out.count, out.count, out.aligned};
+  bool found = false;
+  for_each_pack_of_row<Team>(out.count,
+                             [&](int64_t first) { to.write(first, x.read(row, first_col + first, first_col + out.count, found)); });
+  if (extreme != nullptr && found) fetch_or(reinterpret_cast<uint32_t*>(extreme), 1U);
 }
 
 // The opposite of swizzled_offset().
@@ -135,6 +212,11 @@ struct QuantizeLaunch {
 };
 template <class E, class From>
 QuantizeLaunch<From> quantize_launch(const From&, const Codes& to) {
+  const bool in_packs = to.cols % kPack == 0 && (reinterpret_cast<uintptr_t>(to.codes) | reinterpret_cast<uintptr_t>(to.scales)) % 8 == 0;
+  const int64_t lanes = to.block_cols / kPack;
+  if (in_packs && to.block_rows == 1 && to.block_cols % kPack == 0 && lanes <= kWarp && std::has_single_bit(static_cast<uint64_t>(lanes)))
+    return {quantize_rows<E, From>, {ceil_div(to.rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}};
+  if (in_packs && to.block_cols == 1) return {quantize_columns<E, From>, {blocks_for(to.blocks() / kPack), kThreads}};
   const bool alone = to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0;
   if (alone) return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
   return {quantize<E, From>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}};
@@ -144,8 +226,8 @@ QuantizeLaunch<From> quantize_launch(const From&, const Codes& to) {
 
 void CudaBackend::execute(const Quantize& k) {
   with_values(k.x.dtype(), [&]<class T>() {
-    const T* x = k.x.device_data<T>();
-    const Source<T> from{x, k.x.dim(0), k.x.dim(1)};
+    const T* const x = k.x.device_data<T>();
+    const Source<T> from{{x, k.x.dim(1), begin_at_packs(k.x.dim(1), x)}, k.x.dim(0)};
     for (const QuantizedTensor* out : {&k.out, &k.second}) {
       if (!out->defined()) continue;
       const Codes codes(*out);
@@ -155,17 +237,19 @@ void CudaBackend::execute(const Quantize& k) {
       });
     }
     if (!k.nonfinite.defined()) return;
-    launch(find_nonfinite<T>, {blocks_for(k.x.elements()), kThreads}, x, k.x.elements(), k.nonfinite.device_data<int32_t>());
+    launch(find_nonfinite<T>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const T>(k.x), k.nonfinite.device_data<int32_t>());
   });
 }
 
 void CudaBackend::execute(const Dequantize& k) {
-  int32_t* const extreme = data_or_null<int32_t>(k.extreme);
-  const int64_t count = k.out.elements();
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1);
   with_element(k.x.how.format, [&]<class E>() {
     with_values(k.out.dtype(), [&]<class T>() {
-      launch(dequantize<E, T>, {blocks_for(count), kThreads}, CodesToRead<E>(k.x), k.out.device_data<T>(), count, k.out.dim(1), k.first_col,
-             extreme);
+      T* const out = k.out.device_data<T>();
+      with_team(rows, columns, [&]<class Team>(Grid grid) {
+        launch(dequantize<E, Team, T>, grid, CodePacks<E>(k.x), k.first_col, Packs<T>{out, columns, begin_at_packs(columns, out)}, rows,
+               data_or_null<int32_t>(k.extreme));
+      });
     });
   });
 }
@@ -175,7 +259,7 @@ void CudaBackend::execute(const FakeQuantize& k) { execute(Dequantize{.x = quant
 void CudaBackend::execute(const RequantizeColumns& k) {
   const Codes to(k.out);
   with_element(k.x.how.format, [&]<class E>() {
-    const CodesToRead<E> from(k.x);
+    const SourceOfCodes<E> from{CodePacks<E>(k.x)};
     const auto [kernel, grid] = quantize_launch<E>(from, to);
     launch(kernel, grid, from, to);
   });

@@ -1,6 +1,6 @@
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/values.h"
+#include "backend/cuda/packs.h"
 
 namespace mantissa {
 namespace {
@@ -10,40 +10,58 @@ using namespace gpu;
 struct Rows {
   CheckedIndices positions;
   const float* table;
-  int64_t row, rotated, head_dim;  // elements
-  bool inverse;
+  int64_t count, row, rotated, head_dim;  // elements of the last three
+  bool inverse, aligned;
 };
 
-// A block has a row.
+// A warp has a row. Each channel of the first half of a head turns with that of the second half beside it.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rotate(Rows k, const T* x, T* y) {
-  const int64_t position = checked(k.positions, block());
+  const int64_t row = OfWarp::row();
+  const int64_t position = row < k.count ? checked(k.positions, row) : -1;
   if (position < 0) return;
-  const float* const table = k.table + position * k.head_dim;
-  const T* const from = x + block() * k.row;
-  T* const to = y + block() * k.row;
-  const auto half = static_cast<uint32_t>(k.head_dim / 2), pairs = static_cast<uint32_t>(k.rotated / 2);
-  for (uint32_t pair = thread(); pair < pairs; pair += kThreads) {
-    const uint32_t j = pair % half, at = pair / half * 2 * half + j;
-    const float cosine = table[j], sine = k.inverse ? -table[half + j] : table[half + j];
-    const float first = value_of(from[at]), second = value_of(from[at + half]);
-    to[at] = rounded<T>(first * cosine - second * sine);
-    to[at + half] = rounded<T>(second * cosine + first * sine);
+  const int64_t half = k.head_dim / 2;
+  const auto packs = static_cast<uint32_t>(ceil_div(half, int64_t{kPack})), heads = static_cast<uint32_t>(k.rotated / k.head_dim);
+  const Packs<const float> cosines{k.table + position * k.head_dim, half, k.aligned}, sines{cosines.values + half, half, k.aligned};
+  const T* const from = x + row * k.row;
+  T* const to = y + row * k.row;
+  for (uint32_t each = lane(); each < heads * packs; each += kWarp) {
+    const int64_t head = each / packs * k.head_dim, first = each % packs * kPack;
+    Pack a = Packs<const T>{from + head, half, k.aligned}.read(first), b = Packs<const T>{from + head + half, half, k.aligned}.read(first);
+    const Pack cosine = cosines.read(first), sine = sines.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float turn = k.inverse ? -sine.at[i] : sine.at[i], before = a.at[i];
+      a.at[i] = before * cosine.at[i] - b.at[i] * turn;
+      b.at[i] = b.at[i] * cosine.at[i] + before * turn;
+    }
+    Packs<T>{to + head, half, k.aligned}.write(first, a);
+    Packs<T>{to + head + half, half, k.aligned}.write(first, b);
   }
-  for (int64_t j = k.rotated + thread(); j < k.row; j += kThreads) to[j] = from[j];
+  const int64_t rest = k.row - k.rotated;
+  for_each_pack_of_row<OfWarp>(rest, [&](int64_t first) {
+    Packs<T>{to + k.rotated, rest, k.aligned}.write(first, Packs<const T>{from + k.rotated, rest, k.aligned}.read(first));
+  });
 }
 
 }  // namespace
 
 void CudaBackend::execute(const Rope& k) {
   const HeadLayout& layout = k.layout;
-  const Rows rows{.positions = checked(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0))),
-                  .table = k.table.device_data<float>(),
-                  .row = layout.row(),
-                  .rotated = (layout.heads + layout.kv_heads) * layout.head_dim,
-                  .head_dim = layout.head_dim,
-                  .inverse = k.inverse};
-  with_values(k.x.dtype(), [&]<class T>() { launch(rotate<T>, {k.x.dim(0), kThreads}, rows, k.x.device_data<T>(), k.y.device_data<T>()); });
+  with_values(k.x.dtype(), [&]<class T>() {
+    const T* const x = k.x.device_data<T>();
+    T* const y = k.y.device_data<T>();
+    const float* const table = k.table.device_data<float>();
+    const Rows rows{.positions = checked(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0))),
+                    .table = table,
+                    .count = k.x.dim(0),
+                    .row = layout.row(),
+                    .rotated = (layout.heads + layout.kv_heads) * layout.head_dim,
+                    .head_dim = layout.head_dim,
+                    .inverse = k.inverse,
+                    .aligned = begin_at_packs(layout.head_dim / 2, x, y, table)};
+    launch(rotate<T>, {ceil_div(rows.count, int64_t{OfWarp::kRowsOfBlock}), kThreads}, rows, x, y);
+  });
 }
 
 }  // namespace mantissa

@@ -15,11 +15,12 @@ __global__ void __launch_bounds__(kThreads) sum(const float* x, int64_t count, d
 }
 
 template <class T>
-struct Element {
-  const T* x;
-  int64_t columns;
+struct Elements {
+  Packs<const T> x;  // of which count are columns
 
-  __device__ float operator()(int64_t row, int64_t column) const { return value_of(x[row * columns + column]); }
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    return Packs<const T>{x.values + row * x.count, x.count, x.aligned}.read(first);
+  }
 };
 
 // Whole numbers of which fp64 holds every sum, so any order will do.
@@ -41,10 +42,11 @@ void CudaBackend::execute(const SumRows& k) {
   const int64_t rows = k.x.dim(0), columns = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
   const Tensor partials = empty(*this, Dtype::f32, {pieces * columns});
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(sum_pieces<Element<T>>, {blocks_for(pieces * columns), kThreads}, Element<T>{k.x.device_data<T>(), columns}, rows, columns,
+    const T* const x = k.x.device_data<T>();
+    launch(sum_pieces<Elements<T>>, grid_of_pieces(rows, columns), Elements<T>{{x, columns, begin_at_packs(columns, x)}}, rows, columns,
            partials.device_data<float>());
   });
-  launch(add_pieces<float>, {blocks_for(columns), kThreads}, partials.device_data<float>(), pieces, columns, k.out.device_data<float>(),
+  launch(add_pieces<float>, grid_of_columns(columns), partials.device_data<float>(), pieces, columns, k.out.device_data<float>(),
          k.accumulate);
 }
 

@@ -17,6 +17,7 @@
 #define __host__
 #define __launch_bounds__(...)
 #define MANTISSA_UNROLL
+#define MANTISSA_UNROLL_BY(number)
 
 namespace mantissa::gpu {
 
@@ -125,6 +126,13 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 inline uint32_t pack_bf16(float low, float high) { return to_bf16(low).bits | uint32_t{to_bf16(high).bits} << 16; }
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
+inline uint32_t fetch_min(uint32_t* at, uint32_t value) {
+  std::atomic_ref all(*at);
+  uint32_t old = all.load(std::memory_order_relaxed);
+  while (value < old && !all.compare_exchange_weak(old, value, std::memory_order_relaxed)) {
+  }
+  return old;
+}
 inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_or(value, std::memory_order_relaxed); }
 
 }  // namespace mantissa::gpu

@@ -7,8 +7,11 @@
 #include <cstdint>
 #include <type_traits>
 
-// Before a loop of a fixed length over an array of a thread: without the loop the array is in registers.
-#define MANTISSA_UNROLL _Pragma("unroll")
+// Before a loop of a fixed length over an array of a thread: without the loop the array is in registers. By a number: before another loop,
+// so that its loads do not wait for each other.
+#define MANTISSA_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define MANTISSA_UNROLL MANTISSA_PRAGMA(unroll)
+#define MANTISSA_UNROLL_BY(number) MANTISSA_PRAGMA(unroll number)
 
 namespace mantissa::gpu {
 
@@ -111,6 +114,7 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
 }
 
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
+__device__ inline uint32_t fetch_min(uint32_t* at, uint32_t value) { return atomicMin(at, value); }
 __device__ inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return atomicOr(at, value); }
 
 }  // namespace mantissa::gpu

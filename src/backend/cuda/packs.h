@@ -1,0 +1,110 @@
+// Rows that threads go through eight elements at a time, by 16 bytes where they can. Which elements a thread has, and so the order of a
+// sum, does not depend on where the rows begin.
+#pragma once
+
+#include "backend/cuda/reduce.h"
+#include "backend/cuda/values.h"
+#include "gpu/runtime.h"
+
+namespace mantissa::gpu {
+
+inline constexpr unsigned kPack = 8;  // elements
+
+struct Pack {
+  float at[kPack];
+};
+
+template <class T>
+struct alignas(16) PackInMemory {
+  T at[kPack];
+};
+
+// `count` elements from `values` on. aligned: they begin at a multiple of 16 bytes.
+template <class T>
+struct Packs {
+  T* values;
+  int64_t count;
+  bool aligned;
+
+  // Zeros behind the end.
+  __device__ Pack read(int64_t first) const {
+    using Element = std::remove_const_t<T>;
+    Pack out;
+    if (aligned && first + kPack <= count) {
+      const auto all = load<PackInMemory<Element>>(values + first);
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) out.at[i] = value_of(all.at[i]);
+    } else {
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
+    }
+    return out;
+  }
+  // Rounds; nothing is written behind the end.
+  __device__ void write(int64_t first, const Pack& pack) const {
+    if (aligned && first + kPack <= count) {
+      PackInMemory<T> all;
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) all.at[i] = rounded<T>(pack.at[i]);
+      store(values + first, all);
+    } else {
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) {
+        if (first + i < count) values[first + i] = rounded<T>(pack.at[i]);
+      }
+    }
+  }
+};
+
+// All elements of a tensor.
+template <class T>
+Packs<T> packs_of(const Tensor& tensor) {
+  T* const values = tensor.device_data<std::remove_const_t<T>>();
+  return {values, tensor.elements(), reinterpret_cast<uintptr_t>(values) % 16 == 0};
+}
+
+// Whether rows of so many columns begin at multiples of 16 bytes, in all of these operands, of which some may be null.
+template <class... T>
+bool begin_at_packs(int64_t columns, const T*... operands) {
+  return columns % kPack == 0 && ((reinterpret_cast<uintptr_t>(operands) | ...) % 16) == 0;
+}
+
+// Calls body(first) for the packs of [0, count) that belong to this thread of a grid of blocks_for_packs(count).
+inline int64_t blocks_for_packs(int64_t count) { return blocks_for(ceil_div(count, int64_t{kPack})); }
+template <class Body>
+__device__ inline void for_each_pack(int64_t count, Body body) {
+  for_each_element(ceil_div(count, int64_t{kPack}), [=](int64_t i) { body(i * kPack); });
+}
+
+// Who has a row: a warp, or a block where rows are long.
+struct OfWarp {
+  static constexpr unsigned kSize = kWarp, kRowsOfBlock = kWarpsOfBlock;
+  __device__ static int64_t row() { return block() * kRowsOfBlock + warp(); }
+  __device__ static unsigned rank() { return lane(); }
+  __device__ static float sum(float value) { return join_warp(value, Plus<float>()); }
+};
+struct OfBlock {
+  static constexpr unsigned kSize = kThreads, kRowsOfBlock = 1;
+  __device__ static int64_t row() { return block(); }
+  __device__ static unsigned rank() { return thread(); }
+  __device__ static float sum(float value) { return block_sum(value); }
+};
+inline constexpr int64_t kColumnsOfWarp =
+    4096;  // at most; the number of columns alone decides, so that a row has the same bits beside others
+
+// Calls body.operator()<Team>(grid) with who has a row of so many columns.
+template <class Body>
+void with_team(int64_t rows, int64_t columns, Body&& body) {
+  if (columns <= kColumnsOfWarp)
+    body.template operator()<OfWarp>(Grid{ceil_div(rows, int64_t{OfWarp::kRowsOfBlock}), kThreads});
+  else
+    body.template operator()<OfBlock>(Grid{rows, kThreads});
+}
+
+// Calls body(first) for the packs of a row that belong to this thread of its team.
+template <class Team, class Body>
+__device__ inline void for_each_pack_of_row(int64_t columns, Body body) {
+  for (int64_t first = Team::rank() * kPack; first < columns; first += Team::kSize * kPack) body(first);
+}
+
+}  // namespace mantissa::gpu
