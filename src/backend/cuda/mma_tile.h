@@ -1,118 +1,255 @@
-// Tiles of GEMMs on tensor cores: 128 x 128 sums of a block, in fp32 and in ascending order of depth, of bf16 operands that are copied into
-// shared memory two steps of the depth at a time. Rows in memory begin at multiples of 16 bytes, and hold whole units of 8 elements.
-//
-// A warp has 32 x 64 of the sums, as 2 x 8 fragments of mma.m16n8k16.
+// Tiles of GEMMs on tensor cores, in the manner of CUTLASS for compute capability 8.0: kMmaRows x kMmaCols sums of a block, in fp32 and in
+// ascending order of depth, of bf16 operands that are copied into stages of shared memory while those before are multiplied. Rows in memory
+// begin at multiples of 16 bytes, and hold whole chunks of 8 elements.
 #pragma once
 
 #include "backend/cuda/gemm_operand.h"
 
 namespace mantissa::gpu {
 
-inline constexpr unsigned kMmaTile = 128, kMmaDepth = 32, kChunk = 8;  // elements; a chunk has 16 bytes
-inline constexpr unsigned kWarpRows = 32, kWarpCols = 64;
-static_assert(kMmaTile / kWarpRows * (kMmaTile / kWarpCols) * kWarp == kThreads);
+// What decides the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x kMmaCols of the
+// sums; a warp has kWarpRows x kWarpCols of these in registers, and the more it has, the less of shared memory it reads for each.
+// kMmaBlocks of a multiprocessor, so that one begins or ends while the other multiplies.
+inline constexpr unsigned kMmaRows = 128, kMmaCols = 128, kMmaDepth = 64, kMmaStages = 3;
+inline constexpr unsigned kWarpRows = 64, kWarpCols = 64, kMmaBlocks = 2;
 
-// Of op(a) or op(b)^T: `outer` are rows or columns of the product. by_depth: memory is contiguous along the depth, [outer, depth], else
+inline constexpr unsigned kMmaThreads = kMmaRows / kWarpRows * (kMmaCols / kWarpCols) * kWarp;
+inline constexpr unsigned kSlice = 16, kSlices = kMmaDepth / kSlice;  // the depth of an instruction
+inline constexpr unsigned kChunk = 8;                                 // elements; a chunk has 16 bytes
+static_assert(kSlices % 2 == 0 && kMmaStages > 1);
+
+// Of op(a) or op(b)^T: `outer` are rows or columns of the product. By depth: memory is contiguous along the depth, [outer, depth], else
 // [depth, outer].
+template <bool kByDepth>
 struct MmaSide {
   const bf16* values;
   int64_t row;  // elements of a row in memory
-  bool by_depth;
 };
 
-// [outer][depth] or [depth][outer], in rows that end in 8 elements more, so that 8 rows begin in different banks.
+// As it lies in memory, but that chunks change places within a row, so that the same chunk of eight rows is in different banks.
+template <bool kByDepth, unsigned kOuter>
 struct alignas(16) MmaSideTile {
-  static constexpr unsigned kByDepth = kMmaDepth + kChunk, kByOuter = kMmaTile + kChunk;
-  bf16 values[kMmaTile * kByDepth];
-};
-static_assert(kMmaDepth * MmaSideTile::kByOuter <= kMmaTile * MmaSideTile::kByDepth);
+  static constexpr unsigned kRows = kByDepth ? kOuter : kMmaDepth, kChunks = kOuter * kMmaDepth / kRows / kChunk;
+  static constexpr unsigned kPlaces = kChunks < 8 ? kChunks : 8, kRowsOfBanks = 8 / kPlaces;
+  bf16 values[kOuter * kMmaDepth];
 
+  // A chunk of row first + row, `first` being a multiple of eight.
+  __device__ bf16* at(unsigned first, unsigned row, unsigned chunk) {
+    return &values[((first + row) * kChunks + (chunk ^ row / kRowsOfBanks % kPlaces)) * kChunk];
+  }
+  // The fragment of 16 x 16 elements from `outer` and `k` on, as op(a) has it, or two of 8 columns after each other, as op(b) has them.
+  template <bool kOfA>
+  __device__ void load_fragment(uint32_t (&out)[4], unsigned outer, unsigned k) {
+    const unsigned row = kByDepth == kOfA ? lane() % 16 : lane() % 8 + lane() / 16 * 8;
+    const unsigned chunk = kByDepth == kOfA ? lane() / 16 : lane() / 8 % 2;
+    if constexpr (kByDepth) load_matrices(out, at(outer, row, k / kChunk + chunk));
+    if constexpr (!kByDepth) load_matrices_transposed(out, at(k, row, outer / kChunk + chunk));
+  }
+};
+
+template <bool kAByDepth, bool kBByDepth>
 struct MmaTiles {
-  MmaSideTile a[2], b[2];
+  struct Stage {
+    MmaSideTile<kAByDepth, kMmaRows> a;
+    MmaSideTile<kBByDepth, kMmaCols> b;
+  };
+  Stage stages[kMmaStages];
+};
+struct MmaFragments {  // of a slice
+  uint32_t a[kWarpRows / 16][4], b[kWarpCols / 16][4];
 };
 struct MmaSums {
   float at[kWarpRows / 16][kWarpCols / 8][4] = {};
 };
 
-// Zeros outside the ranges, of which that along rows in memory has whole chunks.
-__device__ inline void copy_side(MmaSideTile& tile, const MmaSide& side, Range outer, Range depth) {
-  const unsigned across = (side.by_depth ? kMmaDepth : kMmaTile) / kChunk,
-                 pitch = side.by_depth ? MmaSideTile::kByDepth : MmaSideTile::kByOuter;
-  const Range down = side.by_depth ? outer : depth, along = side.by_depth ? depth : outer;
-  for (unsigned i = thread(); i < kMmaTile * kMmaDepth / kChunk; i += kThreads) {
-    const unsigned row = i / across, col = i % across * kChunk;
-    const bool inside = down.first + row < down.end && along.first + col < along.end;
-    const bf16* const from = side.values + (inside ? (down.first + row) * side.row + along.first + col : 0);
-    copy_async16(&tile.values[row * pitch + col], from, inside);
+__device__ inline unsigned warp_row() { return warp() / (kMmaCols / kWarpCols) * kWarpRows; }
+__device__ inline unsigned warp_col() { return warp() % (kMmaCols / kWarpCols) * kWarpCols; }
+
+// Elements of a range, at most `most`.
+__device__ inline int elements_of(Range range, unsigned most) {
+  const int64_t all = range.end - range.first;
+  return static_cast<int>(all < int64_t{most} ? all : int64_t{most});
+}
+
+// The chunks of a side that a thread copies for each tile: the same one of every kApart-th row in memory.
+template <bool kByDepth, unsigned kOuter>
+class MmaCopies {
+  using Tile = MmaSideTile<kByDepth, kOuter>;
+  static constexpr unsigned kApart = kMmaThreads / Tile::kChunks;
+  static_assert(Tile::kRows % kApart == 0 && kApart % 8 == 0);
+
+ public:
+  __device__ MmaCopies(const MmaSide<kByDepth>& side, Range outer, int64_t depth)
+      : from_(side.values + (kByDepth ? outer.first + row() : depth + row()) * side.row + (kByDepth ? depth : outer.first) + col()),
+        row_(side.row),
+        outer_(elements_of(outer, kOuter)) {}
+
+  // Copies the next tile: zeros outside the range and behind so many elements of the depth.
+  __device__ void copy(Tile& tile, int depth) {
+    const int rows = kByDepth ? outer_ : depth, cols = kByDepth ? depth : outer_;
+    const int inside = static_cast<int>(col()) < cols ? rows - static_cast<int>(row()) : 0;
+    bf16* const to = tile.at(0, row(), thread() % Tile::kChunks);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < Tile::kRows; i += kApart) {
+      copy_async16(to + i * Tile::kChunks * kChunk, from_ + i * row_, static_cast<int>(i) < inside);
+    }
+    from_ += kByDepth ? kMmaDepth : kMmaDepth * row_;
   }
-}
 
-// The fragment of 16 x 16 elements from `outer` and `k` on, as op(a) has it: in op(b)^T the middle two words change places.
-__device__ inline void load_fragment(uint32_t (&out)[4], const MmaSideTile& tile, bool by_depth, unsigned outer, unsigned k) {
-  const unsigned low = lane() % 16, high = lane() / 16 * 8;
-  if (by_depth) return load_matrices(out, &tile.values[(outer + low) * MmaSideTile::kByDepth + k + high]);
-  const unsigned row = lane() % 8 + high, col = lane() / 8 % 2 * 8;
-  load_matrices_transposed(out, &tile.values[(k + row) * MmaSideTile::kByOuter + outer + col]);
-}
+ private:
+  __device__ static unsigned row() { return thread() / Tile::kChunks; }
+  __device__ static unsigned col() { return thread() % Tile::kChunks * kChunk; }
 
-__device__ inline unsigned warp_row() { return warp() / (kMmaTile / kWarpCols) * kWarpRows; }
-__device__ inline unsigned warp_col() { return warp() % (kMmaTile / kWarpCols) * kWarpCols; }
+  const bf16* from_;
+  int64_t row_;
+  int outer_;
+};
 
-__device__ inline void multiply(const MmaSideTile& a, bool a_by_depth, const MmaSideTile& b, bool b_by_depth, MmaSums& sums) {
+template <class Stage>
+__device__ inline void load_fragments(MmaFragments& out, Stage& stage, unsigned k) {
   MANTISSA_UNROLL
-  for (unsigned k = 0; k < kMmaDepth; k += 16) {
-    uint32_t left[kWarpRows / 16][4];
+  for (unsigned i = 0; i < kWarpRows / 16; ++i) stage.a.template load_fragment<true>(out.a[i], warp_row() + i * 16, k);
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kWarpCols / 16; ++j) stage.b.template load_fragment<false>(out.b[j], warp_col() + j * 16, k);
+}
+
+__device__ inline void multiply(const MmaFragments& of, MmaSums& sums) {
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kWarpCols / 16; ++j) {
+    const uint32_t first[2] = {of.b[j][0], of.b[j][1]}, second[2] = {of.b[j][2], of.b[j][3]};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kWarpRows / 16; ++i) load_fragment(left[i], a, a_by_depth, warp_row() + i * 16, k);
-    MANTISSA_UNROLL
-    for (unsigned j = 0; j < kWarpCols / 16; ++j) {
-      uint32_t right[4];
-      load_fragment(right, b, b_by_depth, warp_col() + j * 16, k);
-      const uint32_t first[2] = {right[0], right[2]}, second[2] = {right[1], right[3]};
-      MANTISSA_UNROLL
-      for (unsigned i = 0; i < kWarpRows / 16; ++i) {
-        mma_bf16(sums.at[i][2 * j], left[i], first);
-        mma_bf16(sums.at[i][2 * j + 1], left[i], second);
-      }
+    for (unsigned i = 0; i < kWarpRows / 16; ++i) {
+      mma_bf16(sums.at[i][2 * j], of.a[i], first);
+      mma_bf16(sums.at[i][2 * j + 1], of.a[i], second);
     }
   }
 }
 
-// sums += a * b over a depth.
-__device__ inline void add_mma(MmaTiles& tiles, const MmaSide& a, Range rows, const MmaSide& b, Range cols, Range depth, MmaSums& sums) {
-  const auto copy = [&](int64_t k, unsigned to) {
-    if (k < depth.end) {
-      copy_side(tiles.a[to], a, rows, {k, depth.end});
-      copy_side(tiles.b[to], b, cols, {k, depth.end});
-    }
-    commit_copies();
+// sums += a * b over a depth. A warp loads the fragments of a slice while it multiplies those of the one before.
+template <bool kA, bool kB>
+__device__ inline void add_mma(MmaTiles<kA, kB>& tiles, const MmaSide<kA>& a, Range rows, const MmaSide<kB>& b, Range cols, Range depth,
+                               MmaSums& sums) {
+  MmaCopies<kA, kMmaRows> of_a(a, rows, depth.first);
+  MmaCopies<kB, kMmaCols> of_b(b, cols, depth.first);
+  const auto next = [](unsigned stage) { return stage + 1 == kMmaStages ? 0 : stage + 1; };
+  unsigned to = 0, now = 0;  // the stages of the next copies and of the next fragments
+  Range rest = depth;
+  const auto copy_a = [&] {
+    if (rest.first < rest.end) of_a.copy(tiles.stages[to].a, elements_of(rest, kMmaDepth));
   };
-  copy(depth.first, 0);
-  unsigned now = 0;
+  const auto copy_b = [&] {
+    if (rest.first < rest.end) of_b.copy(tiles.stages[to].b, elements_of(rest, kMmaDepth));
+    commit_copies();
+    rest.first += kMmaDepth;
+    to = next(to);
+  };
+  // The copies of all threads into a stage are there, and all have loaded what they multiply from the one before it.
+  const auto arrive = [] {
+    wait_copies<kMmaStages - 2>();
+    barrier();
+  };
+  for (unsigned stage = 0; stage + 1 < kMmaStages; ++stage) {
+    copy_a();
+    copy_b();
+  }
+  arrive();
+  MmaFragments fragments[2];
+  load_fragments(fragments[0], tiles.stages[now], 0);
   for (int64_t k = depth.first; k < depth.end; k += kMmaDepth) {
-    copy(k + kMmaDepth, now ^ 1U);
-    wait_copies<1>();
-    barrier();  // the copies of all threads are there
-    multiply(tiles.a[now], a.by_depth, tiles.b[now], b.by_depth, sums);
-    barrier();  // behind those that still read what the next step copies over
-    now ^= 1U;
+    MANTISSA_UNROLL
+    for (unsigned slice = 0; slice < kSlices; ++slice) {
+      if (slice == kSlices - 1) {
+        arrive();
+        now = next(now);
+      }
+      load_fragments(fragments[(slice + 1) % 2], tiles.stages[now], (slice + 1) % kSlices * kSlice);
+      if (slice == 0) copy_a();
+      if (slice == kSlices / 2 - 1) copy_b();
+      multiply(fragments[slice % 2], sums);
+    }
+  }
+}
+
+// Four elements of a row, which one access moves. The compiler keeps bits together better than elements.
+template <class Out>
+struct alignas(4 * sizeof(Out)) Four {
+  Out at[4];
+};
+template <class Out>
+struct alignas(4 * sizeof(Out)) FourBits {
+  uint64_t at[sizeof(Out) / 2];
+};
+template <class Out>
+__device__ inline FourBits<Out> rounded_four(const float (&of)[4]) {
+  const auto pair = [](uint32_t low, uint32_t high) { return uint64_t{low} | uint64_t{high} << 32; };
+  const auto bits = [](float value) { return __builtin_bit_cast(uint32_t, value); };
+  if constexpr (sizeof(Out) == sizeof(float)) return {pair(bits(of[0]), bits(of[1])), pair(bits(of[2]), bits(of[3]))};
+  if constexpr (sizeof(Out) != sizeof(float)) return {pair(pack_bf16(of[0], of[1]), pack_bf16(of[2], of[3]))};
+}
+
+__device__ inline void add_bias(MmaSums& sums, const GemmBias& bias, Range cols) {
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kWarpCols / 8 * 2; ++j) {
+    const int64_t col = cols.first + warp_col() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
+    const float value = col < cols.end ? bias[col] : 0.0F;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kWarpRows / 8; ++i) sums.at[i / 2][j / 2][i % 2 * 2 + j % 2] += value;
+  }
+}
+
+// Lanes beside each other have two columns each of both of two fragments. They exchange them, and then have four of one.
+__device__ inline void exchange(float (&four)[4], const float* left, const float* right) {
+  const bool odd = lane() % 2 != 0;
+  const float first = shuffle_xor(odd ? left[0] : right[0], 1), second = shuffle_xor(odd ? left[1] : right[1], 1);
+  four[0] = odd ? first : left[0], four[1] = odd ? second : left[1];
+  four[2] = odd ? right[0] : first, four[3] = odd ? right[1] : second;
+}
+
+// Rows whose groups of four are aligned. What is there before is loaded by 16 rows at a time, as loads wait for the stores before them.
+template <class Out>
+__device__ inline void write_fours(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+  constexpr unsigned kFours = kWarpCols / 8;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kWarpRows / 16; ++i) {
+    const auto row = [&](unsigned f) { return rows.first + warp_row() + i * 16 + f % 2 * 8 + lane() / 4; };
+    const auto col = [&](unsigned f) { return cols.first + warp_col() + f / 2 * 16 + lane() % 2 * 8 + lane() % 4 / 2 * 4; };
+    const auto inside = [&](unsigned f) { return row(f) < rows.end && col(f) < cols.end; };
+    const auto at = [&](unsigned f) { return to.out + row(f) * to.cols + col(f); };
+    Four<Out> before[kFours] = {};
+    MANTISSA_UNROLL
+    for (unsigned f = 0; f < kFours; ++f) {
+      if (to.accumulate && inside(f)) before[f] = load<Four<Out>>(at(f));
+    }
+    MANTISSA_UNROLL
+    for (unsigned f = 0; f < kFours; ++f) {
+      float four[4];
+      exchange(four, &sums.at[i][f / 2 * 2][f % 2 * 2], &sums.at[i][f / 2 * 2 + 1][f % 2 * 2]);
+      MANTISSA_UNROLL
+      for (unsigned e = 0; e < 4; ++e) four[e] = to.accumulate ? value_of(before[f].at[e]) + four[e] : four[e];
+      if (inside(f)) store(at(f), rounded_four<Out>(four));
+    }
+  }
+}
+
+// Rows of any size and place.
+template <class Out>
+__device__ inline void write_elements(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kWarpCols / 8 * 2; ++j) {
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kWarpRows / 8; ++i) {
+      const int64_t row = rows.first + warp_row() + i * 8 + lane() / 4, col = cols.first + warp_col() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
+      if (row < rows.end && col < cols.end) to.put(sums.at[i / 2][j / 2][i % 2 * 2 + j % 2], row, col);
+    }
   }
 }
 
 template <class Out>
-__device__ inline void write_mma(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < kWarpRows / 16; ++i) {
-    MANTISSA_UNROLL
-    for (unsigned j = 0; j < kWarpCols / 8; ++j) {
-      MANTISSA_UNROLL
-      for (unsigned e = 0; e < 4; ++e) {
-        const int64_t row = rows.first + warp_row() + i * 16 + lane() / 4 + e / 2 * 8,
-                      col = cols.first + warp_col() + j * 8 + lane() % 4 * 2 + e % 2;
-        if (row < rows.end && col < cols.end) to.put(sums.at[i][j][e], row, col);
-      }
-    }
-  }
+__device__ inline void write_mma(MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+  if (to.bias.values) add_bias(sums, to.bias, cols);
+  const GemmTarget<Out> rest{to.out, to.cols, to.accumulate};
+  const bool aligned = to.cols % 4 == 0 && reinterpret_cast<uintptr_t>(to.out) % sizeof(Four<Out>) == 0;
+  aligned ? write_fours(sums, rest, rows, cols) : write_elements(sums, rest, rows, cols);
 }
 
 }  // namespace mantissa::gpu
