@@ -231,7 +231,9 @@ using Bench = void (*)(Backend&, const BenchOptions&);
 Command device_bench(const std::string& name, const std::string& summary, Bench run) {
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = bench_options(*arguments);
-  options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
+  options.push_back({.name = "--filter",
+                     .target = &arguments->bench.filter,
+                     .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"});
   options.push_back(device_option(arguments->device));
   options.push_back(threads_option(arguments->threads));
   return {.name = name,
@@ -251,7 +253,9 @@ Command comm_bench() {
   return {.name = "comm",
           .summary = "collectives of several ranks against a copy within each",
           .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
-          .options = {{.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"},
+          .options = {{.name = "--filter",
+                       .target = &arguments->bench.filter,
+                       .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"},
                       {.name = "--json", .target = &arguments->bench.json, .description = "append one JSON object a line to this file"},
                       threads_option(arguments->threads)},
           .run =

@@ -91,7 +91,7 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
     for (const LinearShape& shape : shapes) {
       for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
         const Workload workload = linear_workload(device, dtype, role, shape);
-        if (!harness.wants(workload.bench)) continue;
+        if (!harness.wants(workload.bench, dtype)) continue;
         seconds += harness.measure(workload).seconds.median;
         flops += workload.flops;
       }
@@ -108,7 +108,7 @@ void bench_attention(Backend& device, const BenchOptions& options) {
     for (const AttentionShape& shape : shapes) {
       for (const bool backward : {false, true}) {
         const Workload workload = attention_workload(device, dtype, backward, shape);
-        if (harness.wants(workload.bench)) harness.measure(workload);
+        if (harness.wants(workload.bench, dtype)) harness.measure(workload);
       }
     }
   }

@@ -24,7 +24,8 @@ namespace mantissa::tools {
 namespace {
 
 constexpr size_t kSlices = 9;  // at least
-constexpr double kSliceSeconds = 0.05;
+// A GPU measures the same again and again; a CPU is shared.
+double slice_seconds(const Backend& device) { return device.host_memory() ? 0.05 : 0.02; }
 constexpr double kForeignLoad = 0.05;
 
 double clock_seconds(clockid_t clock) {
@@ -138,7 +139,7 @@ double Harness::timed(const std::function<void()>& run) const {
     calls += in_a_row;
     if (!device_.host_memory()) in_a_row *= 2;
     elapsed = std::ranges::max(world_.all(monotonic_seconds() - begin));
-  } while (elapsed < kSliceSeconds);
+  } while (elapsed < slice_seconds(device_));
   return elapsed / calls;
 }
 
@@ -178,7 +179,7 @@ Measurement Harness::measure(const Workload& workload) {
   const bool compares = workload.against != nullptr;
   const double budget = std::max(0.0, deadline_ - monotonic_seconds()) / std::max(1, remaining_--);
   const double end = monotonic_seconds() + budget;
-  const int calls = static_cast<int>(std::ceil(kSliceSeconds / timed(workload.run)));  // alike on all ranks
+  const int calls = static_cast<int>(std::ceil(slice_seconds(device_) / timed(workload.run)));  // alike on all ranks
   if (compares) ceiling_rate(workload);
   std::vector<double> ratios, seconds, ceilings;
   int disturbed = 0;

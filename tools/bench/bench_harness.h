@@ -16,6 +16,7 @@
 
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/backend/gemm_path.h"
+#include "mantissa/base/text.h"
 #include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
 
@@ -48,7 +49,7 @@ struct Measurement {
 };
 
 struct BenchOptions {
-  std::string filter;       // part of a bench name; "": all
+  std::string filter;       // part of a bench name and its dtype; "": all
   double time_budget = 60;  // seconds for the whole command
   std::string json;         // file for one JSON object a line; "": none
 };
@@ -69,7 +70,10 @@ class JsonLines {
 class Harness {
  public:
   Harness(Backend& device, const BenchOptions& options, const Communicator& world = {});
-  bool wants(const std::string& bench) const { return bench.find(options_.filter) != std::string::npos; }
+  // Whether the filter admits "kernel.add bf16".
+  bool wants(const std::string& bench, Dtype dtype) const {
+    return text(bench, ' ', dtype_name(dtype)).find(options_.filter) != std::string::npos;
+  }
   // Announces workloads that will follow, so that the time budget is shared.
   void expect(int workloads) { remaining_ = workloads; }
   // Measures, prints a line, appends JSON.

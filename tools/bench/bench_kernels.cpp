@@ -120,7 +120,7 @@ void bench_kernels(Backend& device, const BenchOptions& options) {
         Kernels kernels;
         group(kernels, device, dtype);
         for (const Workload& workload : kernels) {
-          if (harness.wants(workload.bench)) visit(workload);
+          if (harness.wants(workload.bench, dtype)) visit(workload);
         }
       }
     }

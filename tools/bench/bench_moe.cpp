@@ -150,14 +150,14 @@ void bench_moe(Backend& device, const BenchOptions& options) {
     for (Workload& workload : movements(device, dtype)) others.push_back(std::move(workload));
   }
   others.push_back(permuted_codes(device));
-  std::erase_if(others, [&](const Workload& w) { return !harness.wants(w.bench); });
+  std::erase_if(others, [&](const Workload& w) { return !harness.wants(w.bench, w.dtype); });
   const char* const names[] = {"moe.fprop", "moe.dgrad", "moe.wgrad"};
   int expected = static_cast<int>(others.size());
   const auto each_gemm = [&](const auto& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const Load& load : all) {
         for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
-          if (harness.wants(names[static_cast<int>(role)])) visit(dtype, role, load);
+          if (harness.wants(names[static_cast<int>(role)], dtype)) visit(dtype, role, load);
         }
       }
     }

@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <mutex>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -194,12 +196,20 @@ void drain(Stream& stream) noexcept { cudaStreamSynchronize(stream.handle()); }
 
 constexpr size_t kSharedOfEveryKernel = size_t{48} << 10;  // bytes; more has to be asked for
 
+// Once for each kernel, which is always launched with as much; and as much of the cache as can be, so that several blocks have room.
+void allow_shared(const void* kernel, size_t bytes) {
+  static std::mutex mutex;
+  static std::set<const void*> allowed;
+  const std::lock_guard lock(mutex);
+  if (!allowed.insert(kernel).second) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a launch");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "the division of a cache");
+}
+
 void launch(Stream& stream, const void* kernel, Grid grid, void** arguments) {
   require(grid.blocks > 0 && grid.blocks <= 0x7fffffff, "a launch of ", grid.blocks, " blocks");
-  if (grid.shared > kSharedOfEveryKernel) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared)),
-          "shared memory of a launch");
-  }
+  if (grid.shared > kSharedOfEveryKernel) allow_shared(kernel, grid.shared);
   check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), arguments, grid.shared, stream.handle()),
         "a launch");
 }
