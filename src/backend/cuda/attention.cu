@@ -199,7 +199,7 @@ void CudaBackend::execute(const AttentionForward& k) {
   const HeadLayout& layout = k.layout;
   const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
   check_segment_starts("attention", k.segment_starts, length);
-  const bool flash = takes_flash(k.qkv.dtype(), d);
+  const bool flash = takes_flash(k.qkv.dtype(), d, k.scale);
   const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
                out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
@@ -230,7 +230,7 @@ void CudaBackend::execute(const AttentionForward& k) {
 void CudaBackend::execute(const CachedAttention& k) {
   const HeadLayout& layout = k.layout;
   const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d, count = rows * channels;
-  const bool flash = rows >= kLeastTileRows && takes_flash(k.qkv.dtype(), d);
+  const bool flash = rows >= kLeastTileRows && takes_flash(k.qkv.dtype(), d, k.scale);
   const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
                out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {

@@ -146,7 +146,7 @@ void CudaBackend::execute(const AttentionBackward& k) {
   const int64_t rows = k.qkv.dim(0), length = rows / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
   check_segment_starts("attention backward", k.segment_starts, length);
   const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
-  const bool flash = takes_flash(k.qkv.dtype(), d);
+  const bool flash = takes_flash(k.qkv.dtype(), d, k.scale);
   const Tensor qkv = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv, dy = flash ? aligned(*this, k.dout, Contents::read) : k.dout,
                dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv;
   with_values(k.qkv.dtype(), [&]<class T>() {

@@ -6,129 +6,142 @@
 namespace mantissa::gpu {
 namespace {
 
-// Blocks of a multiprocessor; the sums of 128 channels leave room for one.
-template <unsigned kChannels>
-constexpr unsigned kBlocks = kChannels == 64 ? 2 : 1;
-
-// Of a thread's rows: the largest score so far, and this thread's part of the sum of exponentials beside it. Powers are of two.
+// Of a thread's rows: what was subtracted from their scores so far, and its part of the sum of exponentials. Powers are of two.
+template <unsigned kFragments>
 struct Softmax {
-  float largest[2], sum[2];
+  float subtracted[2 * kFragments], sum[2 * kFragments];
 };
 
-// Scores become exponentials; what was summed before is scaled to the new largest score.
-template <unsigned kChannels>
-__device__ void softmax_step(float (&scores)[kStepKeys / 8][4], Softmax& rows, float (&mixed)[kChannels / 8][4]) {
-  float factor[2];
+// A largest score that grows by less is not subtracted, so that sums are seldom scaled. Exponentials of that many are still exact enough.
+constexpr float kGrowth = 8.0F;
+
+// Scores become exponentials; what was summed before is scaled to what is subtracted now.
+template <unsigned kFragments, unsigned kKeys, unsigned kColumns>
+__device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale, Softmax<kFragments>& rows,
+                             float (&mixed)[kFragments][kColumns][4]) {
+  float factor[2 * kFragments];
+  bool grows = false;
   MANTISSA_UNROLL
-  for (unsigned i = 0; i < 2; ++i) {
-    float largest = rows.largest[i];
+  for (unsigned r = 0; r < 2 * kFragments; ++r) {
+    float largest = kNoScore;
     MANTISSA_UNROLL
-    for (auto& of : scores) largest = Largest<float>()(of[2 * i], Largest<float>()(of[2 * i + 1], largest));
-    largest = join_quad(largest, Largest<float>());
-    factor[i] = rows.largest[i] == largest ? 1.0F : exp2f(rows.largest[i] - largest);
-    float sum = 0.0F;
+    for (const auto& of : scores[r / 2]) largest = fmaxf(largest, fmaxf(of[r % 2 * 2], of[r % 2 * 2 + 1]));
+    largest = join_quad(largest, [](float a, float b) { return fmaxf(a, b); }) * scale;
+    const float before = rows.subtracted[r];
+    if (largest > before + kGrowth) rows.subtracted[r] = largest;
+    factor[r] = before == rows.subtracted[r] ? 1.0F : fast_exp2(before - rows.subtracted[r]);
+    grows = grows || factor[r] != 1.0F;
+  }
+  if (ballot(grows) != 0) {
     MANTISSA_UNROLL
-    for (auto& of : scores) {
+    for (unsigned r = 0; r < 2 * kFragments; ++r) {
+      rows.sum[r] *= factor[r];
       MANTISSA_UNROLL
-      for (unsigned e = 2 * i; e < 2 * i + 2; ++e) {
-        of[e] = of[e] == kNoScore ? 0.0F : exp2f(of[e] - largest);
-        sum += of[e];
+      for (auto& of : mixed[r / 2]) of[r % 2 * 2] *= factor[r], of[r % 2 * 2 + 1] *= factor[r];
+    }
+  }
+  MANTISSA_UNROLL
+  for (unsigned r = 0; r < 2 * kFragments; ++r) {
+    const float subtracted = rows.subtracted[r] == kNoScore ? 0.0F : rows.subtracted[r];  // nothing was seen so far
+    MANTISSA_UNROLL
+    for (auto& of : scores[r / 2]) {
+      MANTISSA_UNROLL
+      for (unsigned e = r % 2 * 2; e < r % 2 * 2 + 2; ++e) {
+        of[e] = fast_exp2(multiply_add(of[e], scale, -subtracted));
+        rows.sum[r] += of[e];
       }
     }
-    rows.sum[i] = rows.sum[i] * factor[i] + sum;
-    rows.largest[i] = largest;
-  }
-  if (ballot(factor[0] != 1.0F || factor[1] != 1.0F) == 0) return;
-  MANTISSA_UNROLL
-  for (auto& of : mixed) {
-    MANTISSA_UNROLL
-    for (unsigned e = 0; e < 4; ++e) of[e] *= factor[e / 2];
   }
 }
 
-// A block's queries of one head, and which keys those of this thread see.
-struct Queries {
-  int64_t sequence, head;
-  Range own;
-  int64_t ahead, first[2];
-
-  __device__ int64_t position(unsigned i) const { return own.first + own_row(i) + ahead; }
-  __device__ int64_t end_key() const { return own.end + ahead; }
-  __device__ bool sees(unsigned i, int64_t key) const { return key >= first[i] && key <= position(i); }
-};
-__device__ Queries place(const Attention<bf16>& k) {
+__device__ Place place(const Attention<bf16>& k) {
   auto index = static_cast<unsigned>(block());
   const int64_t count = ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
   const int64_t tile = count - 1 - take_last(index, count);  // those that see most keys begin first
   const int64_t head = take_last(index, k.heads), end = (tile + 1) * kFlashRows;
-  return {index, head, {tile * kFlashRows, end < k.queries_of_sequence ? end : k.queries_of_sequence}, k.ahead, {}};
+  return {index, head, {tile * kFlashRows, end < k.queries_of_sequence ? end : k.queries_of_sequence}};
 }
 
-__device__ void scale_scores(float (&scores)[kStepKeys / 8][4], const Queries& queries, int64_t key, bool hides, float scale) {
-  MANTISSA_UNROLL
-  for (unsigned j = 0; j < kStepKeys / 8; ++j) {
-    MANTISSA_UNROLL
-    for (unsigned e = 0; e < 4; ++e) {
-      scores[j][e] = !hides || queries.sees(e / 2, key + j * 8 + own_col() + e % 2) ? scores[j][e] * scale : kNoScore;
-    }
-  }
-}
+// The score of the head's sink, to base two.
+__device__ float sink_of(const Attention<bf16>& k, const Place& at) { return k.sinks ? value_of(k.sinks[at.head]) * kLog2e : kNoScore; }
 
 // Divides by the sums of exponentials, and writes.
-template <unsigned kChannels>
-__device__ void finish(const Attention<bf16>& k, const Queries& queries, const Softmax& softmax, float (&mixed)[kChannels / 8][4]) {
+template <unsigned kFragments, unsigned kColumns>
+__device__ void finish(const Attention<bf16>& k, const Place& at, const Softmax<kFragments>& softmax,
+                       const float (&mixed)[kFragments][kColumns][4]) {
+  float factors[2 * kFragments];
   MANTISSA_UNROLL
-  for (unsigned i = 0; i < 2; ++i) {
-    const float sum = join_quad(softmax.sum[i], Plus<float>());
-    MANTISSA_UNROLL
-    for (auto& of : mixed) of[2 * i] /= sum, of[2 * i + 1] /= sum;
-    const int64_t row = queries.own.first + own_row(i);
-    if (!k.lse || lane() % 4 > 0 || row >= queries.own.end) continue;
-    k.lse[(queries.sequence * k.heads + queries.head) * k.queries_of_sequence + row] =
-        softmax.largest[i] * std::numbers::ln2_v<float> + logf(sum);
+  for (unsigned r = 0; r < 2 * kFragments; ++r) {
+    const float sum = join_quad(softmax.sum[r], Plus<float>()) + (k.sinks ? fast_exp2(sink_of(k, at) - softmax.subtracted[r]) : 0.0F);
+    factors[r] = 1.0F / sum;
+    const int64_t row = at.rows.first + own_row<kFragments>(r);
+    if (!k.lse || lane() % 4 > 0 || row >= at.rows.end) continue;
+    k.lse[(at.sequence * k.heads + at.head) * k.queries_of_sequence + row] = softmax.subtracted[r] * std::numbers::ln2_v<float> + logf(sum);
   }
   const int64_t row = k.heads * k.head_dim;
-  write_rows(mixed, {k.out + queries.sequence * k.queries_of_sequence * row + queries.head * k.head_dim, row}, queries.own);
+  write_rows(mixed, factors, {k.out + at.sequence * k.queries_of_sequence * row + at.head * k.head_dim, row}, at.rows);
 }
 
 template <unsigned kChannels>
-__global__ void __launch_bounds__(kThreads, kBlocks<kChannels>) flash_attend(Attention<bf16> k) {
-  auto& tiles = block_shared<KeyTiles<kChannels>>();
-  Queries queries = place(k);
-  const int64_t kv = static_cast<unsigned>(queries.head) / static_cast<unsigned>(k.group), end = queries.end_key(),
-                key_at = queries.sequence * k.keys_of_sequence * k.key_stride + kv * k.head_dim,
-                query_at = queries.sequence * k.queries_of_sequence * k.query_stride + queries.head * k.head_dim;
-  const HeadRows<const bf16> keys{k.keys + key_at, k.key_stride}, values{k.values + key_at, k.key_stride};
-  Fragment left[kChannels / 16];
-  load_left<kChannels>(left, {k.queries + query_at, k.query_stride}, queries.own);
-  const Mask mask{k.segment_starts ? k.segment_starts + queries.sequence * k.queries_of_sequence : nullptr, k.window};
-  const int64_t first_position = queries.own.first + k.ahead;
-  const FirstKeys firsts = first_keys(mask, {first_position, end});
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < 2; ++i) queries.first[i] = queries.position(i) < end ? mask.first(queries.position(i)) : 0;
+struct ForwardTiles {
+  HeadTile<kFlashRows, kChannels> queries;
+  KeyTiles<kForward<kChannels>.step, kChannels> keys;
+  Sight sights[kFlashRows];  // of the queries
+  Place place;               // here it takes no registers meanwhile
+};
 
-  const float sink = k.sinks ? value_of(k.sinks[queries.head]) * kLog2e : kNoScore;
-  Softmax softmax{{sink, sink}, {}};
-  if (lane() % 4 == 0 && sink != kNoScore) softmax.sum[0] = softmax.sum[1] = 1.0F;
-  float mixed[kChannels / 8][4] = {};
-  for_each_step(tiles, keys, values, firsts.least / kStepKeys * kStepKeys, end, [&](int64_t key, auto& key_tile, auto& value_tile) {
-    float scores[kStepKeys / 8][4] = {};
-    add_scores<kStepKeys, kChannels>(
-        scores, [&](unsigned c) { return left[c]; }, key_tile);
-    const bool hides = key < firsts.largest || key + kStepKeys - 1 > first_position;
-    scale_scores(scores, queries, key, hides, k.scale * kLog2e);
-    softmax_step<kChannels>(scores, softmax, mixed);
-    if (hides) take_out_nonfinite(value_tile, mixed, [&](unsigned i, unsigned row) { return queries.sees(i, key + row); });
-    add_weighted(mixed, scores, value_tile);
-  });
-  finish<kChannels>(k, queries, softmax, mixed);
+template <unsigned kChannels>
+__global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChannels>.blocks) flash_attend(Attention<bf16> k) {
+  constexpr unsigned kFragments = kForward<kChannels>.fragments, kStep = kForward<kChannels>.step, kAtOnce = kForward<kChannels>.at_once,
+                     kOfBlock = kForward<kChannels>.threads();
+  auto& tiles = launched_shared<ForwardTiles<kChannels>>();
+  const Place at = place(k);
+  const int64_t kv = static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group),
+                key_at = at.sequence * k.keys_of_sequence * k.key_stride + kv * k.head_dim,
+                query_at = at.sequence * k.queries_of_sequence * k.query_stride + at.head * k.head_dim;
+  copy_tile<kOfBlock>(tiles.queries, {k.queries + query_at, k.query_stride}, at.rows);
+  const Mask mask{k.segment_starts ? k.segment_starts + at.sequence * k.queries_of_sequence : nullptr, k.window};
+  const int first_position = static_cast<int>(at.rows.first + k.ahead), end = static_cast<int>(at.rows.end + k.ahead);
+  const FirstKeys firsts = first_keys(mask, {first_position, end});
+  if (thread() < kFlashRows) {
+    const int position = first_position + static_cast<int>(thread());
+    tiles.sights[thread()] = sight_of(mask, position, position < end);
+  }
+  Softmax<kFragments> softmax{};
+  for (float& subtracted : softmax.subtracted) subtracted = sink_of(k, at);
+  if (thread() == 0) tiles.place = at;
+  FlashSums<kFragments, kChannels / 8> mixed = {};
+  const auto step = [&](int key, auto& key_tile, auto& value_tile) {
+    const bool hides = key < firsts.largest || key + static_cast<int>(kStep) - 1 > first_position;
+    if (hides) {
+      take_out_nonfinite<kStep>(value_tile, mixed, [&](unsigned r, unsigned row) {
+        return tiles.sights[own_row<kFragments>(r)].sees(key + static_cast<int>(row));
+      });
+    }
+    for (unsigned first = 0; first < kStep; first += kAtOnce) {
+      if (key + static_cast<int>(first) >= first_position + end_of_warp<kFragments>()) break;  // this warp sees none of them
+      FlashSums<kFragments, kAtOnce / 8> scores = {};
+      add_scores(scores, rows_of_warp<kFragments>(tiles.queries), key_tile, first);
+      if (hides) hide(scores, tiles.sights, key + static_cast<int>(first), kNoScore);
+      softmax_step(scores, k.scale * kLog2e, softmax, mixed);
+      add_weighted(mixed, rounded_weights(scores), value_tile, first);
+    }
+  };
+  for_each_step<kOfBlock>(tiles.keys, {k.keys + key_at, k.key_stride}, {k.values + key_at, k.key_stride}, firsts.least, end, step);
+  barrier();  // where there was no step
+  finish(k, tiles.place, softmax, mixed);
+}
+
+template <unsigned kChannels>
+FlashLaunch<Attention<bf16>> forward(int64_t blocks) {
+  return {flash_attend<kChannels>, {blocks, kForward<kChannels>.threads(), sizeof(ForwardTiles<kChannels>)}};
 }
 
 }  // namespace
 
 FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
-  const Grid grid{sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kFlashRows}), kThreads};
-  return {k.head_dim == 64 ? flash_attend<64> : flash_attend<128>, grid};
+  const int64_t blocks = sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
+  return k.head_dim == 64 ? forward<64>(blocks) : forward<128>(blocks);
 }
 
 }  // namespace mantissa::gpu

@@ -8,7 +8,9 @@
 
 namespace mantissa::gpu {
 
-inline bool takes_flash(Dtype dtype, int64_t head_dim) { return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128); }
+inline bool takes_flash(Dtype dtype, int64_t head_dim, double scale) {
+  return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128) && scale > 0.0;  // the largest product is the largest score
+}
 
 template <class Operands>
 struct FlashLaunch {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "mantissa/base/error.h"
@@ -86,6 +87,11 @@ void store(void* to, V value) {
 // The host rounds twice: without instructions of its own one rounding is a call.
 inline constexpr bool kMultiplyAddRoundsOnce = false;
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
+
+inline float fast_exp2(float x) {
+  const float out = std::exp2(x);
+  return out < std::numeric_limits<float>::min() ? 0.0F : out;
+}
 
 // Shared memory is read and written here, by the thread whose copy it is, so that sanitizers see it.
 inline void copy_async16(void* shared, const void* global, bool inside) {

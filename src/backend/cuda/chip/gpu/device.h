@@ -70,6 +70,13 @@ __device__ inline void store(void* to, V value) {
 inline constexpr bool kMultiplyAddRoundsOnce = true;
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 
+// 2^x within two units in the last place; subnormal results are zeros.
+__device__ inline float fast_exp2(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
 // Copies of 16 bytes into shared memory that a thread goes on beside: zeros where not `inside`. Those before a commit_copies() are a group;
 // wait_copies<n>() returns when all groups of this thread but the latest n are there.
 __device__ inline void copy_async16(void* shared, const void* global, bool inside) {
