@@ -57,13 +57,22 @@ need_library() {
   grep -q 'with cuBLASLt' <<<"$report" || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
 }
 
+# Tests in processes beside each other, with two cores each.
+shards() {
+  local count=$((($(nproc) + 1) / 2))
+  export GTEST_TOTAL_SHARDS=$count
+  seq 0 $((count - 1)) | xargs -P "$count" -I{} bash -c 'export GTEST_SHARD_INDEX=$1
+    cores=$((2 * $1)),$((2 * $1 + 1)); taskset -c $cores true 2>/dev/null && pin="taskset -c $cores" || pin=
+    exec $pin "$2" --gtest_filter="$3"' _ {} "$home/gpu_tests" "$1"
+}
+
 run_slice() {
   case $1 in
     primitives) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Primitives*' ;;
-    kernels) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='-*Primitives*:*TrainingOnCuda*' ;;
+    kernels) shards '-*Primitives*:*TrainingOnCuda*' ;;
     formats) "$home/gpu_formats" ;;
     conformance) "$home/mantissa" conformance tests/golden --device cuda ;;
-    train) "$home/gpu_tests" --gtest_filter='*TrainingOnCudaMatrix*' ;;
+    train) shards '*TrainingOnCudaMatrix*' ;;
     ranks) "$home/gpu_tests" --gtest_filter='*TrainingOnCuda.*' ;;
     memcheck | racecheck | initcheck | synccheck)
       sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
@@ -71,10 +80,10 @@ run_slice() {
       "$sanitizer" --tool "$1" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*:*OnTensorCores*' ;;
     bench) need_library
       for each in kernels gemm attention moe; do
-        "$home/mantissa" bench "$each" --device cuda --time-budget 90 --json "$out/bench.jsonl"; done ;;
+        "$home/mantissa" bench "$each" --device cuda --time-budget 30 --json "$out/bench.jsonl"; done ;;
     speed) need_library
       # GPT-2 124M; a dense model of 1.3 billion parameters; a mixture of experts with 2.8 billion, of which a billion is active
-      steps() { "$home/mantissa" bench train "$@" --set training.device=cuda --time-budget 45 --json "$out/bench.jsonl"; }
+      steps() { "$home/mantissa" bench train "$@" --set training.device=cuda --time-budget 15 --json "$out/bench.jsonl"; }
       steps configs/gpt2-124m.json --set training.micro_batch_size=16 --set training.global_batch_size=16
       for recipe in high mxfp8 fp8_block; do
         steps configs/dense-1.3b.json --set training.global_batch_size=8 --set precision.recipe=$recipe; done
@@ -90,7 +99,7 @@ try_slice() {
   grep -s "\"slice\": \"$1\", \"build\": \"$build\", \"device\": \"$device\"" "$out/results.jsonl" | grep -q '"passed"' &&
     { echo "gpu: $1 has passed"; return; }
   LD_LIBRARY_PATH=$PWD/$home/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} home=$home out=$out \
-    timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice need_library)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
+    timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice shards need_library)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
   case $code in 0) result=passed ;; 77) result=skipped ;; 124) result="took over ten minutes" ;; *) result=failed ;; esac
   printf '{"slice": "%s", "build": "%s", "device": "%s", "date": "%s", "seconds": %d, "result": "%s"}\n' \
     "$1" "$build" "$device" "$(date -u +%F)" $((SECONDS - began)) "$result" | tee -a "$out/results.jsonl"

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "backend/cuda/scaled_codes.h"
 #include "mantissa/formats/block_scale.h"
 
 namespace {
@@ -43,6 +44,42 @@ struct EncodeInBlock {
   ScaleRule rule;
   MANTISSA_HOST_DEVICE Result operator()(uint32_t x) const {
     return encode_in_block<E>(x, static_cast<uint8_t>((x >> 23) + (x * 2654435761U >> 30)), rule);
+  }
+};
+
+// The same in a pack of eight, as kernels encode.
+template <class E>
+struct EncodeInPack {
+  using Result = uint8_t;
+  ScaleRule rule;
+  MANTISSA_HOST_DEVICE Result operator()(uint32_t x) const {
+    const bool poisons = (x & ~kFp32Sign) > kFp32Inf && rule != ScaleRule::flashinfer;
+    const auto scale = poisons ? kScaleNan : static_cast<uint8_t>((x >> 23) + (x * 2654435761U >> 30));
+#ifdef __CUDA_ARCH__
+    gpu::Pack pack;
+    for (float& value : pack.at) value = __uint_as_float(x);
+    return gpu::encoded<E>(pack, gpu::PackOfScales::all(scale), rule).at(x % gpu::kPack);
+#else
+    return encode_in_block<E>(x, scale, rule);
+#endif
+  }
+};
+
+// Codes and scales as Decode has them.
+template <class E>
+struct DecodeInPack {
+  using Result = uint32_t;
+  ScaleRule rule;
+  MANTISSA_HOST_DEVICE Result operator()(uint32_t i) const {
+    const auto code = static_cast<uint8_t>((i >> 8) % (2 * E::sign_bit)), scale = static_cast<uint8_t>(i);
+#ifdef __CUDA_ARCH__
+    gpu::PackOfCodes<E> codes;
+    for (unsigned n = 0; n < gpu::kPack; ++n) codes.put(n, code);
+    bool extreme = false;
+    return __float_as_uint(gpu::decoded<E>(codes, gpu::PackOfScales::all(scale), rule, extreme).at[i % gpu::kPack]);
+#else
+    return decode_in_block<E>(code, scale, rule);
+#endif
   }
 };
 
@@ -179,6 +216,8 @@ bool sweep_format(const std::string& name, bool flashinfer) {
   const uint64_t all = 1ULL << 32, codes = 2 * E::sign_bit;
   bool same = sweep(name + " encode", Encode<E>{}, all);
   same &= sweep(name + " encode in poisoned and other blocks", EncodeInBlock<E>{ScaleRule::rceil}, all);
+  same &= sweep(name + " encode in packs", EncodeInPack<E>{ScaleRule::rceil}, all);
+  same &= sweep(name + " decode in packs", DecodeInPack<E>{ScaleRule::rceil}, codes * 256);
   same &= sweep(name + " scale, rceil", Scale<E>{ScaleRule::rceil}, all / 2);
   same &= sweep(name + " scale, floor", Scale<E>{ScaleRule::floor}, all / 2);
   same &= sweep(name + " scale, even", Scale<E>{ScaleRule::even}, all / 2);
@@ -188,6 +227,8 @@ bool sweep_format(const std::string& name, bool flashinfer) {
   same &= sweep(name + " shift", Shift<E>{}, codes << 16);
   if (flashinfer) {
     same &= sweep(name + " encode in blocks, flashinfer", EncodeInBlock<E>{ScaleRule::flashinfer}, all);
+    same &= sweep(name + " encode in packs, flashinfer", EncodeInPack<E>{ScaleRule::flashinfer}, all);
+    same &= sweep(name + " decode in packs, flashinfer", DecodeInPack<E>{ScaleRule::flashinfer}, codes * 256);
     same &= sweep(name + " scale, flashinfer", Scale<E>{ScaleRule::flashinfer}, all / 2);
     same &= sweep(name + " decode, flashinfer", Decode<E>{ScaleRule::flashinfer}, codes * 256);
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/cublaslt/calls.h"
+#include "backend/cuda/gemm_library.h"
 #include "gpu/runtime.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/integers.h"
@@ -208,8 +209,8 @@ cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatri
   require(requested > 0 && left.depth == right.depth && out.rows == left.outer && out.cols == right.outer, "layouts do not fit each other");
   require(in.type == out.type && in.column == out.column, "C is not laid out as D");
   const auto reductions = attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
-  const bool over_tokens = attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T;
-  require(reductions == CUBLASLT_REDUCTION_SCHEME_NONE || (over_tokens && reductions == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE),
+  const bool may = attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T || left.depth >= gpu::kLongSum;
+  require(reductions == CUBLASLT_REDUCTION_SCHEME_NONE || (may && reductions == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE),
           "a sum may be split");
   if (!is_supported(desc, left, right, out) || attribute<uint64_t>(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) < kWorkspace)
     return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -3,6 +3,7 @@
 #include "backend/cuda/attention_tiles.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/flash_attention.h"
+#include "backend/cuda/packs.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -10,16 +11,48 @@ namespace {
 
 using namespace gpu;
 
-// deltas [B, H, T] = dout out, of rows that lie [B, T, H, D]. A warp has a row of a head.
+// deltas [B, H, T] = dout out, of rows that lie [B, T, H, D].
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    find_deltas(const T* out, const T* dout, int64_t rows, int64_t heads, int64_t length, int64_t head_dim, float* deltas) {
-  const int64_t item = block() * kWarpsOfBlock + warp(), row = item / heads, head = item % heads;
-  if (row >= rows) return;
+struct Deltas {
+  const T *out, *dout;
+  int64_t rows, heads, length, head_dim;
+  unsigned lanes;  // of a row of a head: a power of two
+  bool aligned;
+  float* deltas;
+};
+template <class T>
+__global__ void __launch_bounds__(kThreads) find_deltas(Deltas<T> k) {
+  const int64_t item = (block() * kThreads + thread()) / k.lanes, row = item / k.heads, head = item % k.heads;
   float sum = 0.0F;
-  for (int64_t c = lane(); c < head_dim; c += kWarp) sum += value_of(dout[item * head_dim + c]) * value_of(out[item * head_dim + c]);
-  sum = join_warp(sum, Plus<float>());
-  if (lane() == 0) deltas[(row / length * heads + head) * length + row % length] = sum;
+  for (int64_t first = lane() % k.lanes * kPack; row < k.rows && first < k.head_dim; first += k.lanes * kPack) {
+    const int64_t at = item * k.head_dim;
+    const Pack a = Packs<const T>{k.dout + at, k.head_dim, k.aligned}.read(first),
+               b = Packs<const T>{k.out + at, k.head_dim, k.aligned}.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum += a.at[i] * b.at[i];
+  }
+  for (unsigned lanes = k.lanes / 2; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
+  if (row < k.rows && lane() % k.lanes == 0) k.deltas[(row / k.length * k.heads + head) * k.length + row % k.length] = sum;
+}
+
+template <class T>
+Deltas<T> deltas_of(const Tensor& out, const T* dout, const HeadLayout& layout, int64_t batch, const Tensor& deltas) {
+  const int64_t rows = out.dim(0), d = layout.head_dim;
+  const T* const x = out.device_data<T>();
+  const auto packs = static_cast<unsigned>(ceil_div(d, int64_t{kPack}));
+  return {.out = x,
+          .dout = dout,
+          .rows = rows,
+          .heads = layout.heads,
+          .length = rows / batch,
+          .head_dim = d,
+          .lanes = std::min(kWarp, std::bit_ceil(packs)),
+          .aligned = begin_at_packs(d, x, dout),
+          .deltas = deltas.device_data<float>()};
+}
+template <class T>
+Grid grid_of(const Deltas<T>& k) {
+  return {ceil_div(k.rows * k.heads * k.lanes, int64_t{kThreads}), kThreads};
 }
 
 MANTISSA_HOST_DEVICE int64_t tiles_of(int64_t count) { return ceil_div(count, int64_t{kTile}); }
@@ -138,8 +171,6 @@ __global__ void __launch_bounds__(kThreads)
   if (thread() == 0) dsinks[block()] = static_cast<float>(sum) + (accumulate ? dsinks[block()] : 0.0F);
 }
 
-Grid warps_of(int64_t count) { return {ceil_div(count, int64_t{kWarpsOfBlock}), kThreads}; }
-
 }  // namespace
 
 void CudaBackend::execute(const AttentionBackward& k) {
@@ -151,7 +182,8 @@ void CudaBackend::execute(const AttentionBackward& k) {
                dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv;
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* dout = dy.device_data<T>();
-    launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), dout, rows, heads, length, d, deltas.device_data<float>());
+    const Deltas<T> to_find = deltas_of(k.out, dout, k.layout, k.batch, deltas);
+    launch(find_deltas<T>, grid_of(to_find), to_find);
     const AttentionGradient<T> gradient{.qkv = qkv.device_data<T>(),
                                         .dout = dout,
                                         .lse = k.lse.device_data<float>(),
@@ -183,8 +215,8 @@ void CudaBackend::execute(const AttentionSinkGradient& k) {
   const int64_t rows = k.out.dim(0), length = rows / k.batch, heads = k.layout.heads;
   const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
   with_values(k.out.dtype(), [&]<class T>() {
-    launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), k.dout.device_data<T>(), rows, heads, length, k.layout.head_dim,
-           deltas.device_data<float>());
+    const Deltas<T> to_find = deltas_of(k.out, k.dout.device_data<T>(), k.layout, k.batch, deltas);
+    launch(find_deltas<T>, grid_of(to_find), to_find);
     launch(sink_gradient<T>, {heads, kThreads}, k.sinks.device_data<T>(), k.lse.device_data<float>(), deltas.device_data<float>(), rows,
            length, k.dsinks.device_data<float>(), k.accumulate);
   });

@@ -1,4 +1,5 @@
 #include <limits>
+#include <numbers>
 
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
@@ -11,7 +12,7 @@ namespace {
 using namespace gpu;
 
 // e^x for x <= 0, without subnormal results. NaN stays.
-__device__ inline float exponential(float x) { return x < -87.3F ? 0.0F : expf(x); }
+__device__ inline float exponential(float x) { return fast_exp2(x * std::numbers::log2e_v<float>); }
 
 struct RowSum {
   float largest, sum;  // of exp(logit - largest)

@@ -54,13 +54,6 @@ struct SourceOfCodes {
 };
 
 template <class E>
-__device__ PackOfCodes<E> encoded(const Pack& pack, const uint8_t (&scales)[kPack], ScaleRule rule) {
-  PackOfCodes<E> out;
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < kPack; ++i) out.put(i, encode_in_block<E>(__builtin_bit_cast(uint32_t, pack.at[i]), scales[i], rule));
-  return out;
-}
-template <class E>
 __device__ void write_codes(const Codes& to, int64_t row, int64_t col, const PackOfCodes<E>& codes) {
   store(to.codes + (row * to.cols + col) / E::codes_per_byte, codes.bytes);
 }
@@ -80,14 +73,14 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
     for (unsigned distance = 1; distance < lanes; distance *= 2) key = Largest<uint32_t>()(key, shuffle_xor(key, distance));
     if (!inside) continue;
     const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule);
-    write_codes<E>(to, row, col, encoded<E>(pack, {scale, scale, scale, scale, scale, scale, scale, scale}, to.rule));
+    write_codes<E>(to, row, col, encoded<E>(pack, PackOfScales::all(scale), to.rule));
     if (lane() % lanes == 0) to.scales[(row * to.cols + col) / to.block_cols] = scale;
   }
 }
 
 // Blocks of a column. A thread has eight of them, side by side.
 template <class E, class From>
-__global__ void __launch_bounds__(kThreads) quantize_columns(From from, Codes to) {
+__global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes to) {
   const auto across = static_cast<uint32_t>(to.cols / kPack);
   for_each_element(to.rows / to.block_rows * across, [=](int64_t index) {
     const int64_t block_row = static_cast<uint32_t>(index) / across, col = static_cast<uint32_t>(index) % across * kPack,
@@ -100,14 +93,10 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(From from, Codes to
       for (unsigned i = 0; i < kPack; ++i)
         keys[i] = Largest<uint32_t>()(keys[i], amax_key(__builtin_bit_cast(uint32_t, pack.at[i]), to.rule));
     }
-    uint8_t scales[kPack];
-    uint64_t all = 0;
+    PackOfScales scales{0};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) {
-      scales[i] = block_scale<E>(amax_of_key(keys[i]), to.rule);
-      all |= uint64_t{scales[i]} << (8 * i);
-    }
-    store(to.scales + block_row * to.cols + col, all);
+    for (unsigned i = 0; i < kPack; ++i) scales.bytes |= uint64_t{block_scale<E>(amax_of_key(keys[i]), to.rule)} << (8 * i);
+    store(to.scales + block_row * to.cols + col, scales.bytes);
     MANTISSA_UNROLL_BY(2)
     for (int64_t row = first; row < first + to.block_rows; ++row)
       write_codes<E>(to, row, col, encoded<E>(from.read(row, col), scales, to.rule));

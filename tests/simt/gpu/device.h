@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "mantissa/base/error.h"
-#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/element.h"
 #include "simt/executor.h"
 
 #define __global__
@@ -130,6 +130,13 @@ inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { simt::mma({.d = d, .a = a, .b = b}); }
 
 inline uint32_t pack_bf16(float low, float high) { return to_bf16(low).bits | uint32_t{to_bf16(high).bits} << 16; }
+
+inline uint16_t encode_e4m3(float low, float high) {
+  return static_cast<uint16_t>(E4M3::encode(std::bit_cast<uint32_t>(low), 127) | E4M3::encode(std::bit_cast<uint32_t>(high), 127) << 8);
+}
+inline uint16_t encode_e5m2(float low, float high) {
+  return static_cast<uint16_t>(E5M2::encode(std::bit_cast<uint32_t>(low), 127) | E5M2::encode(std::bit_cast<uint32_t>(high), 127) << 8);
+}
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
 inline uint32_t fetch_min(uint32_t* at, uint32_t value) {

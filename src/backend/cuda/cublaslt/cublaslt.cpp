@@ -207,9 +207,7 @@ class CublasLt final : public GemmLibrary {
   void ask(Chosen& chosen, const LibraryGemm& g, bool grouped) {
     Preference preference(calls_);
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
-    // Parts of a sum over tokens are added in a fixed order behind the GEMM: small weight gradients would otherwise leave most of a GPU
-    // idle. A sum over channels is whole, so that a token's bits do not depend on how many others there are.
-    const bool splits = g.a.transposed && !grouped;
+    const bool splits = !grouped && (g.a.transposed || g.k >= kLongSum);
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    static_cast<uint32_t>(splits ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, g.alignment);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "mantissa/formats/element.h"
+
 // Before a loop of a fixed length over an array of a thread: without the loop the array is in registers. By a number: before another loop,
 // so that its loads do not wait for each other.
 #define MANTISSA_PRAGMA(...) _Pragma(#__VA_ARGS__)
@@ -117,6 +119,26 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uin
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t out;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+// The codes of two values, as E4M3::encode() and E5M2::encode() give them at scale 127; the first is in the low byte.
+__device__ inline uint16_t encode_e4m3(float low, float high) {
+  uint16_t out = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+#else
+  out = static_cast<uint16_t>(E4M3::encode(__float_as_uint(low), 127) | E4M3::encode(__float_as_uint(high), 127) << 8);
+#endif
+  return out;
+}
+__device__ inline uint16_t encode_e5m2(float low, float high) {
+  uint16_t out = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+#else
+  out = static_cast<uint16_t>(E5M2::encode(__float_as_uint(low), 127) | E5M2::encode(__float_as_uint(high), 127) << 8);
+#endif
   return out;
 }
 
