@@ -78,6 +78,29 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
   }
 }
 
+// Tiles. A warp has one, and goes over its packs twice.
+template <class E, class From>
+__global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) {
+  const int64_t index = OfWarp::row();
+  if (index >= to.blocks()) return;
+  const auto across = static_cast<uint32_t>(to.cols / to.block_cols), packs_of_row = static_cast<uint32_t>(to.block_cols) / kPack;
+  const int64_t first_row = static_cast<uint32_t>(index) / across * to.block_rows,
+                first_col = static_cast<uint32_t>(index) % across * to.block_cols;
+  const auto each_pack = [&](const auto& visit) {
+    MANTISSA_UNROLL_BY(4)
+    for (uint32_t pack = lane(); pack < static_cast<uint32_t>(to.block_rows) * packs_of_row; pack += kWarp)
+      visit(first_row + pack / packs_of_row, first_col + pack % packs_of_row * kPack);
+  };
+  uint32_t key = 0;
+  each_pack([&](int64_t row, int64_t col) {
+    for (const float value : from.read(row, col).at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+  });
+  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule);
+  each_pack(
+      [&](int64_t row, int64_t col) { write_codes<E>(to, row, col, encoded<E>(from.read(row, col), PackOfScales::all(scale), to.rule)); });
+  if (lane() == 0) to.scales[index] = scale;
+}
+
 // Blocks of a column. A thread has eight of them, side by side.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes to) {
@@ -199,15 +222,25 @@ struct QuantizeLaunch {
   void (*kernel)(From, Codes);
   Grid grid;
 };
+bool in_packs(const Codes& to) {
+  return to.cols % kPack == 0 && (reinterpret_cast<uintptr_t>(to.codes) | reinterpret_cast<uintptr_t>(to.scales)) % kPack == 0;
+}
 template <class E, class From>
-QuantizeLaunch<From> quantize_launch(const From&, const Codes& to) {
-  const bool in_packs = to.cols % kPack == 0 && (reinterpret_cast<uintptr_t>(to.codes) | reinterpret_cast<uintptr_t>(to.scales)) % 8 == 0;
-  const int64_t lanes = to.block_cols / kPack;
-  if (in_packs && to.block_rows == 1 && to.block_cols % kPack == 0 && lanes <= kWarp && std::has_single_bit(static_cast<uint64_t>(lanes)))
-    return {quantize_rows<E, From>, {ceil_div(to.rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}};
-  if (in_packs && to.block_cols == 1) return {quantize_columns<E, From>, {blocks_for(to.blocks() / kPack), kThreads}};
-  const bool alone = to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0;
-  if (alone) return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
+QuantizeLaunch<From> columns_launch(const From&, const Codes& to) {
+  if (in_packs(to)) return {quantize_columns<E, From>, {blocks_for(to.blocks() / kPack), kThreads}};
+  return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
+}
+template <class E, class T>
+QuantizeLaunch<Source<T>> quantize_launch(const Source<T>& from, const Codes& to) {
+  using From = Source<T>;
+  if (to.block_cols == 1) return columns_launch<E>(from, to);
+  const int64_t lanes = to.block_cols / kPack;  // of a row of a block
+  if (in_packs(to) && to.block_cols % kPack == 0) {
+    if (to.block_rows > 1) return {quantize_tiles<E, From>, {ceil_div(to.blocks(), int64_t{OfWarp::kRowsOfBlock}), kThreads}};
+    if (lanes <= kWarp && std::has_single_bit(static_cast<uint64_t>(lanes)))
+      return {quantize_rows<E, From>, {ceil_div(to.rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}};
+  }
+  if (to.block_cols % E::codes_per_byte != 0) return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
   return {quantize<E, From>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}};
 }
 
@@ -249,7 +282,7 @@ void CudaBackend::execute(const RequantizeColumns& k) {
   const Codes to(k.out);
   with_element(k.x.how.format, [&]<class E>() {
     const SourceOfCodes<E> from{CodePacks<E>(k.x)};
-    const auto [kernel, grid] = quantize_launch<E>(from, to);
+    const auto [kernel, grid] = columns_launch<E>(from, to);
     launch(kernel, grid, from, to);
   });
 }
