@@ -15,7 +15,7 @@ from pathlib import Path
 ARCHITECTURE = "sm_90a"
 # Opcodes in the code of a file: at least one of the first, none of the second.
 EXPECTED = {
-    "quantize.o": ([], ["DADD", "DMUL", "DFMA", "DSETP"]),
+    "quantize.o": (["LDG.E.128", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
     "gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "grouped_gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "mma_gemm.o": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
@@ -23,6 +23,10 @@ EXPECTED = {
     "flash_attention.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "flash_attention_backward.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "dispatch.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
+    **{
+        f"{rows}.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"])
+        for rows in ("activation", "cross_entropy", "elementwise", "embedding", "layer_norm", "norm", "optimizer", "qk_norm", "rope", "sum")
+    },
 }
 # Kernels with a stack, which run once a step over little data.
 MAY_HAVE_A_STACK = []

@@ -19,6 +19,30 @@ struct alignas(16) PackInMemory {
   T at[kPack];
 };
 
+template <class T>
+__device__ inline PackInMemory<T> rounded_pack(const Pack& pack) {
+  PackInMemory<T> out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = rounded<T>(pack.at[i]);
+  return out;
+}
+// The instruction rounds two numbers as to_bf16() does, but gives another NaN.
+template <>
+__device__ inline PackInMemory<bf16> rounded_pack<bf16>(const Pack& pack) {
+  PackInMemory<bf16> out;
+  bool numbers = true;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; i += 2) {
+    const uint32_t two = pack_bf16(pack.at[i], pack.at[i + 1]);
+    out.at[i] = {static_cast<uint16_t>(two)}, out.at[i + 1] = {static_cast<uint16_t>(two >> 16)};
+    numbers = numbers && pack.at[i] == pack.at[i] && pack.at[i + 1] == pack.at[i + 1];
+  }
+  if (numbers) return out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = to_bf16(pack.at[i]);
+  return out;
+}
+
 // `count` elements from `values` on. aligned: they begin at a multiple of 16 bytes.
 template <class T>
 struct Packs {
@@ -43,10 +67,7 @@ struct Packs {
   // Rounds; nothing is written behind the end.
   __device__ void write(int64_t first, const Pack& pack) const {
     if (aligned && first + kPack <= count) {
-      PackInMemory<T> all;
-      MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) all.at[i] = rounded<T>(pack.at[i]);
-      store(values + first, all);
+      store(values + first, rounded_pack<T>(pack));
     } else {
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) {
