@@ -147,7 +147,8 @@ inline void layer_norm_backward_case(Operands& o, int64_t rows, int64_t channels
 }
 
 inline void norms_cases(Cases& add) {
-  for (const auto& [rows, channels] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}}) {
+  for (const auto& [rows, channels] :
+       {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}, {33, 1032}, {35, 1544}}) {
     const std::string size = named({rows, channels});
     const int64_t r = rows, c = channels;
     add("RmsNormForward", size, [=](Operands& o) { rms_norm_case(o, r, c); });

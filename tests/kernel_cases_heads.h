@@ -9,6 +9,13 @@ inline constexpr HeadLayout kLayouts[] = {{1, 1, 2}, {3, 3, 8}, {6, 2, 20}, {4, 
 
 inline std::string named(const HeadLayout& layout) { return named({layout.heads, layout.kv_heads, layout.head_dim}); }
 
+inline void qk_norm_case(Operands& o, int64_t rows, HeadLayout layout) {
+  const Tensor x = o.input({rows, layout.row()}), q = o.input({layout.head_dim}, 0.3, 1.0), k = o.input({layout.head_dim}, 0.3, 1.0);
+  const Tensor y = o.output("y", x.shape(), kValues);
+  const Tensor rstd = o.output_of(Dtype::f32, "rstd", {rows, layout.heads + layout.kv_heads}, kStats);
+  o.device().run(QkNormForward{.x = x, .q_weight = q, .k_weight = k, .y = y, .rstd = rstd, .layout = layout, .eps = 1e-6});
+}
+
 inline void qk_norm_backward_case(Operands& o, int64_t rows, HeadLayout layout, bool accumulate) {
   const Tensor x = o.input({rows, layout.row()}), dy = o.input({rows, layout.row()});
   const Tensor q_weight = o.input({layout.head_dim}, 0.3, 1.0), k_weight = o.input({layout.head_dim}, 0.3, 1.0);
@@ -29,12 +36,7 @@ inline void heads_cases(Cases& add) {
   for (const HeadLayout& layout : kLayouts) {
     for (const int64_t rows : {1, 7, 130}) {
       const std::string size = named({rows}) + "_" + named(layout);
-      add("QkNormForward", size, [=](Operands& o) {
-        const Tensor x = o.input({rows, layout.row()}), q = o.input({layout.head_dim}, 0.3, 1.0), k = o.input({layout.head_dim}, 0.3, 1.0);
-        const Tensor y = o.output("y", x.shape(), kValues);
-        const Tensor rstd = o.output_of(Dtype::f32, "rstd", {rows, layout.heads + layout.kv_heads}, kStats);
-        o.device().run(QkNormForward{.x = x, .q_weight = q, .k_weight = k, .y = y, .rstd = rstd, .layout = layout, .eps = 1e-6});
-      });
+      add("QkNormForward", size, [=](Operands& o) { qk_norm_case(o, rows, layout); });
       for (const bool flag : {false, true}) {
         add("QkNormBackward", size + (flag ? "_accumulate" : ""), [=](Operands& o) { qk_norm_backward_case(o, rows, layout, flag); });
         add("Rope", size + (flag ? "_inverse" : ""), [=](Operands& o) {

@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "kernel_backends.h"
+#include "kernel_cases_dense.h"
+#include "kernel_cases_heads.h"
 #include "kernel_cases_moe.h"
 #include "quantized_matrices.h"
 
@@ -47,6 +49,31 @@ TEST_F(KernelEdges, LongSumsAreWhole) {
     expect_as_reference(text("sum of ", rows, " rows"), [&](Operands& o) {
       o.device().run(SumRows{.x = o.input({rows, 37}), .out = o.output_of(Dtype::f32, "out", {37}, kStatSums), .accumulate = false});
     });
+  }
+}
+
+// Pieces of rows that are not whole, and rows for one pass, for two, for a warp and for a block.
+TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
+  for (const int64_t columns : {24, 250, 256, 264, 768, 1000, 1032, 1536, 1544, 2048, 2056, 4104}) {
+    for (const int64_t rows : {1, 39, 64}) {
+      expect_as_reference(text("norms ", named({rows, columns})), [&](Operands& o) {
+        rms_norm_backward_case(o, rows, columns, rows == 39);
+        layer_norm_backward_case(o, rows, columns, true, rows == 39);
+        layer_norm_backward_case(o, rows, columns, false, rows == 64);
+      });
+    }
+  }
+}
+
+// A warp has one, two or four heads at a time, or parts of one.
+TEST_F(KernelEdges, HeadsOfAnyLengthAreNormalized) {
+  for (const HeadLayout& layout : {HeadLayout{1, 1, 64}, {12, 4, 64}, {6, 3, 64}, {3, 1, 128}, {8, 2, 128}, {2, 1, 256}, {4, 2, 24}}) {
+    for (const int64_t rows : {1, 33, 70}) {
+      expect_as_reference(text("heads ", named({rows}), ' ', named(layout)), [&](Operands& o) {
+        qk_norm_case(o, rows, layout);
+        qk_norm_backward_case(o, rows, layout, rows == 33);
+      });
+    }
   }
 }
 

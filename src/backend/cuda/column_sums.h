@@ -31,19 +31,51 @@ struct SumsOfWarps {
   float at[kWarpsOfBlock][kWarp];
 };
 
-// out[j] (+)= sum over pieces. A block has 32 columns, of which each warp adds every eighth piece.
+// out[j] (+)= sum over pieces, for the 32 columns of a block from `column` on, of which each warp adds every eighth piece.
 template <class Out>
-__global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* out, bool accumulate) {
+__device__ inline void add_columns(const float* partials, int64_t pieces, int64_t cols, int64_t column, Out* out, bool accumulate) {
   auto& sums = block_shared<SumsOfWarps>().at;
-  const int64_t column = block() * kWarp + lane();
+  column += lane();
   float sum = 0.0F;
-  MANTISSA_UNROLL_BY(8)
+  MANTISSA_UNROLL_BY(16)
   for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? partials[piece * cols + column] : 0.0F;
   sums[warp()][lane()] = sum;
   barrier();
   if (warp() > 0 || column >= cols) return;
   for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += sums[w][lane()];
   out[column] = accumulate ? out[column] + sum : sum;
+}
+
+template <class Out>
+__global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* out, bool accumulate) {
+  add_columns(partials, pieces, cols, block() * kWarp, out, accumulate);
+}
+
+// The same of partials [2, pieces, cols], for one output or, in a grid of twice as many blocks, for both.
+template <class Out>
+__global__ void __launch_bounds__(kThreads)
+    add_pieces_of_two(const float* partials, int64_t pieces, int64_t cols, Out* first, Out* second, bool accumulate) {
+  const int64_t of_first = ceil_div(cols, int64_t{kWarp});
+  if (block() < of_first) return add_columns(partials, pieces, cols, block() * kWarp, first, accumulate);
+  add_columns(partials + pieces * cols, pieces, cols, (block() - of_first) * kWarp, second, accumulate);
+}
+
+// Up to 256 columns of each warp of a block.
+struct alignas(16) ColumnsOfWarps {
+  float at[kWarpsOfBlock][kColumnsOfPacks];
+};
+
+// out[j] = sum over the warps of a block, for j in [0, cols), of what their lanes have of columns kPack * lane and on. All threads call it.
+__device__ inline void add_warps(const Pack& own, int64_t cols, float* out) {
+  static_assert(kColumnsOfPacks == kThreads);
+  auto& columns = block_shared<ColumnsOfWarps>().at;
+  barrier();  // behind those that still read earlier ones
+  store(&columns[warp()][lane() * kPack], rounded_pack<float>(own));
+  barrier();
+  if (thread() >= cols) return;
+  float sum = columns[0][thread()];
+  for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += columns[w][thread()];
+  out[thread()] = sum;
 }
 
 // Grids of both.

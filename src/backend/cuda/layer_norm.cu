@@ -1,5 +1,5 @@
-#include "backend/cuda/column_sums.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/norm_backward.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -127,13 +127,20 @@ void CudaBackend::execute(const LayerNormForward& k) {
 
 void CudaBackend::execute(const LayerNormBackward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
-  const Tensor partials = empty(*this, Dtype::f32, {pieces * channels});
+  const Tensor partials = empty(*this, Dtype::f32, {2 * pieces * channels});
+  const auto launch_kernel = [&](const auto kernel, Grid grid, const auto& all) { launch(kernel, grid, all); };
   const auto sum_rows = [&]<class Term>(const Term& term, const Tensor& out) {
     launch(sum_pieces<Term>, grid_of_pieces(rows, channels), term, rows, channels, partials.device_data<float>());
     launch(add_pieces<float>, grid_of_columns(channels), partials.device_data<float>(), pieces, channels, out.device_data<float>(),
            k.accumulate);
   };
   with_values(k.x.dtype(), [&]<class T>() {
+    if (fits_norm_backward<true>(channels)) {
+      launch_norm_backward<true, T>(*this, k, partials, launch_kernel);
+      return launch(add_pieces_of_two<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
+                    partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(), data_or_null<float>(k.dbias),
+                    k.accumulate);
+    }
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
     const Rows<T> all{

@@ -1,5 +1,5 @@
-#include "backend/cuda/column_sums.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/norm_backward.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -94,7 +94,9 @@ void CudaBackend::execute(const RmsNormForward& k) {
 void CudaBackend::execute(const RmsNormBackward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
   const Tensor partials = empty(*this, Dtype::f32, {pieces * channels});
+  const auto launch_kernel = [&](const auto kernel, Grid grid, const auto& all) { launch(kernel, grid, all); };
   with_values(k.x.dtype(), [&]<class T>() {
+    if (fits_norm_backward<false>(channels)) return launch_norm_backward<false, T>(*this, k, partials, launch_kernel);
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
     const float* const rstd = k.rstd.device_data<float>();

@@ -20,6 +20,13 @@ struct alignas(16) PackInMemory {
 };
 
 template <class T>
+__device__ inline Pack values_of(const PackInMemory<T>& pack) {
+  Pack out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = value_of(pack.at[i]);
+  return out;
+}
+template <class T>
 __device__ inline PackInMemory<T> rounded_pack(const Pack& pack) {
   PackInMemory<T> out;
   MANTISSA_UNROLL
@@ -53,15 +60,10 @@ struct Packs {
   // Zeros behind the end.
   __device__ Pack read(int64_t first) const {
     using Element = std::remove_const_t<T>;
+    if (aligned && first + kPack <= count) return values_of(load<PackInMemory<Element>>(values + first));
     Pack out;
-    if (aligned && first + kPack <= count) {
-      const auto all = load<PackInMemory<Element>>(values + first);
-      MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) out.at[i] = value_of(all.at[i]);
-    } else {
-      MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
-    }
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
     return out;
   }
   // Rounds; nothing is written behind the end.
@@ -127,5 +129,22 @@ template <class Team, class Body>
 __device__ inline void for_each_pack_of_row(int64_t columns, Body body) {
   for (int64_t first = Team::rank() * kPack; first < columns; first += Team::kSize * kPack) body(first);
 }
+
+// A lane's packs of up to kPacks * kColumnsOfPacks columns of a warp's row, which has whole packs and begins at a multiple of 16 bytes. All
+// loads are under way before one of them is waited for.
+inline constexpr int64_t kColumnsOfPacks = int64_t{kWarp} * kPack;
+__device__ inline int64_t column_of_lane(unsigned p) { return p * kColumnsOfPacks + lane() * kPack; }
+template <class T, unsigned kPacks>
+struct PacksOfLane {
+  PackInMemory<T> at[kPacks];
+
+  // Zeros behind the end.
+  __device__ PacksOfLane(const T* row, int64_t columns) : at{} {
+    MANTISSA_UNROLL
+    for (unsigned p = 0; p < kPacks; ++p) {
+      if (column_of_lane(p) < columns) at[p] = load<PackInMemory<T>>(row + column_of_lane(p));
+    }
+  }
+};
 
 }  // namespace mantissa::gpu
