@@ -53,7 +53,7 @@ std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& ro
 }
 
 // Where rows of out are not whole 16 bytes, kernels of cuBLASLt 13.1 were seen to round first.
-bool adds_biases_before_rounding(const GemmForm& form) { return form.n % 8 == 0; }
+bool adds_biases_before_rounding(const GemmForm& form) { return form.out == Dtype::f32 || form.n % 8 == 0; }
 
 Contents contents_of_out(const Gemm& k) { return k.accumulate ? Contents::read : Contents::overwritten; }
 Contents contents_of_out(const GroupedGemm&) { return Contents::overwritten; }
