@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <nv/target>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -52,16 +53,15 @@ template <class E>
 struct EncodeInPack {
   using Result = uint8_t;
   ScaleRule rule;
+  __device__ Result in_pack(uint32_t x, uint8_t scale, unsigned place) const {
+    gpu::Pack pack;
+    for (float& value : pack.at) value = __uint_as_float(x);
+    return gpu::encoded<E>(pack, gpu::PackOfScales::all(scale), rule).at(place);
+  }
   MANTISSA_HOST_DEVICE Result operator()(uint32_t x) const {
     const bool poisons = (x & ~kFp32Sign) > kFp32Inf && rule != ScaleRule::flashinfer;
     const auto scale = poisons ? kScaleNan : static_cast<uint8_t>((x >> 23) + (x * 2654435761U >> 30));
-#ifdef __CUDA_ARCH__
-    gpu::Pack pack;
-    for (float& value : pack.at) value = __uint_as_float(x);
-    return gpu::encoded<E>(pack, gpu::PackOfScales::all(scale), rule).at(x % gpu::kPack);
-#else
-    return encode_in_block<E>(x, scale, rule);
-#endif
+    NV_IF_TARGET(NV_IS_DEVICE, (return in_pack(x, scale, x % gpu::kPack);), (return encode_in_block<E>(x, scale, rule);))
   }
 };
 
@@ -70,16 +70,16 @@ template <class E>
 struct DecodeInPack {
   using Result = uint32_t;
   ScaleRule rule;
-  MANTISSA_HOST_DEVICE Result operator()(uint32_t i) const {
-    const auto code = static_cast<uint8_t>((i >> 8) % (2 * E::sign_bit)), scale = static_cast<uint8_t>(i);
-#ifdef __CUDA_ARCH__
+  __device__ float in_pack(uint8_t code, uint8_t scale, unsigned place) const {
     gpu::PackOfCodes<E> codes;
     for (unsigned n = 0; n < gpu::kPack; ++n) codes.put(n, code);
     bool extreme = false;
-    return __float_as_uint(gpu::decoded<E>(codes, gpu::PackOfScales::all(scale), rule, extreme).at[i % gpu::kPack]);
-#else
-    return decode_in_block<E>(code, scale, rule);
-#endif
+    return gpu::decoded<E>(codes, gpu::PackOfScales::all(scale), rule, extreme).at[place];
+  }
+  MANTISSA_HOST_DEVICE Result operator()(uint32_t i) const {
+    const auto code = static_cast<uint8_t>((i >> 8) % (2 * E::sign_bit)), scale = static_cast<uint8_t>(i);
+    NV_IF_TARGET(NV_IS_DEVICE, (return __float_as_uint(in_pack(code, scale, i % gpu::kPack));),
+                 (return decode_in_block<E>(code, scale, rule);))
   }
 };
 
