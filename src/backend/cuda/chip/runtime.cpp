@@ -196,12 +196,15 @@ void drain(Stream& stream) noexcept { cudaStreamSynchronize(stream.handle()); }
 
 constexpr size_t kSharedOfEveryKernel = size_t{48} << 10;  // bytes; more has to be asked for
 
-// Once for each kernel, which is always launched with as much; and as much of the cache as can be, so that several blocks have room.
+// Once for each kernel of a device, which is always launched with as much; and as much of the cache as can be, so that several blocks have
+// room.
 void allow_shared(const void* kernel, size_t bytes) {
   static std::mutex mutex;
-  static std::set<const void*> allowed;
+  static std::set<std::pair<int, const void*>> allowed;
+  int device = 0;
+  check(cudaGetDevice(&device), "the device of a thread");
   const std::lock_guard lock(mutex);
-  if (!allowed.insert(kernel).second) return;
+  if (!allowed.insert({device, kernel}).second) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a launch");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "the division of a cache");
