@@ -37,7 +37,7 @@ __device__ inline void add_columns(const float* partials, int64_t pieces, int64_
   auto& sums = block_shared<SumsOfWarps>().at;
   column += lane();
   float sum = 0.0F;
-  MANTISSA_UNROLL_BY(16)
+  MANTISSA_UNROLL_BY(8)
   for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? partials[piece * cols + column] : 0.0F;
   sums[warp()][lane()] = sum;
   barrier();
