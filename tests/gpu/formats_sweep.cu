@@ -60,7 +60,7 @@ struct EncodeInPack {
   }
   MANTISSA_HOST_DEVICE Result operator()(uint32_t x) const {
     const bool poisons = (x & ~kFp32Sign) > kFp32Inf && rule != ScaleRule::flashinfer;
-    const auto scale = poisons ? kScaleNan : static_cast<uint8_t>((x >> 23) + (x * 2654435761U >> 30));
+    const auto scale = poisons ? kScaleNan : static_cast<uint8_t>((x >> 23) - 16 + (x * 2654435761U >> 27));
     NV_IF_TARGET(NV_IS_DEVICE, (return in_pack(x, scale, x % gpu::kPack);), (return encode_in_block<E>(x, scale, rule);))
   }
 };

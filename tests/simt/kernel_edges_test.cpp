@@ -65,6 +65,31 @@ TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
   }
 }
 
+// A block has a row that is too long for a warp, of whole packs or not.
+TEST_F(KernelEdges, LongRowsHaveABlockEach) {
+  for (const int64_t columns : {4104, 4101}) {
+    expect_as_reference(text("rows of ", columns), [&](Operands& o) {
+      rms_norm_case(o, 3, columns);
+      layer_norm_case(o, 3, columns, true);
+      const Tensor x = o.input({3, 2 * columns}), dy = o.input({3, columns}), weights = o.input_of(Dtype::f32, {3});
+      o.device().run(SwiGluForward{.x = x, .out = o.output("glu", {3, columns}, kValues), .row_weights = weights});
+      o.device().run(SwiGluBackward{.x = x,
+                                    .dy = dy,
+                                    .dx = o.output("dglu", {3, 2 * columns}, kValues),
+                                    .row_weights = weights,
+                                    .drow_weights = o.output_of(Dtype::f32, "drow_weights", {3}, kStatSums)});
+      const Tensor ids = o.indices(3, 5), table = o.input({5, columns});
+      o.device().run(EmbeddingForward{.ids = ids, .weight = table, .out = o.output("rows", {3, columns}, kExact)});
+    });
+  }
+  for (const Quantization& how : {Quantization{Format::e4m3, 1, 32}, {Format::e4m3, 32, 1}, {Format::e2m1, 1, 32}}) {
+    expect_as_reference("codes of 4128 columns", [&](Operands& o) {
+      const QuantizedTensor x = quantized_input(o, 32, 4128, how, 8);
+      o.device().run(Dequantize{.x = x, .out = o.output("values", {32, 4128}, kExact)});
+    });
+  }
+}
+
 // A warp has one, two or four heads at a time, or parts of one.
 TEST_F(KernelEdges, HeadsOfAnyLengthAreNormalized) {
   for (const HeadLayout& layout : {HeadLayout{1, 1, 64}, {12, 4, 64}, {6, 3, 64}, {3, 1, 128}, {8, 2, 128}, {2, 1, 256}, {4, 2, 24}}) {

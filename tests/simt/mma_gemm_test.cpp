@@ -312,10 +312,10 @@ TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
   EXPECT_EQ(device().fp32_gemms(), 2);
 }
 
-// Rows that do not begin at 16 bytes, and fp32.
-TEST_F(MmaGemm, IsThePlainOneWhereItCannotBe) {
-  for (const auto& [dtype, k, path] :
-       {std::tuple{Dtype::f32, int64_t{16}, GemmPath::plain}, {Dtype::bf16, 12, GemmPath::plain}, {Dtype::bf16, 16, GemmPath::mma}}) {
+// Of operands that begin anywhere: a copy of them begins at 16 bytes.
+class GroupsAnywhere : public MmaGemm {
+ protected:
+  void take(Dtype dtype, int64_t k, GemmPath path) {
     Operands o(device(), dtype, Operands::Memory::misaligned);
     run(GroupedGemm{.a = {.value = o.input({5, k})},
                     .b = {.value = o.input({2 * 8, k}), .transposed = true},
@@ -323,6 +323,11 @@ TEST_F(MmaGemm, IsThePlainOneWhereItCannotBe) {
                     .offsets = offsets_of(o, {2, 3})},
         path);
   }
+};
+TEST_F(GroupsAnywhere, AreOnTensorCores) { take(Dtype::bf16, 16, GemmPath::mma); }
+TEST_F(GroupsAnywhere, ArePlainWhereRowsAreNotWhole16BytesAndInFp32) {
+  take(Dtype::bf16, 12, GemmPath::plain);
+  take(Dtype::f32, 16, GemmPath::plain);
 }
 
 }  // namespace mantissa::test::mma_gemm_test

@@ -78,7 +78,7 @@ __device__ inline void add_warps(const Pack& own, int64_t cols, float* out) {
   out[thread()] = sum;
 }
 
-// Grids of both.
+// Grids of sum_pieces() and add_pieces().
 inline Grid grid_of_pieces(int64_t rows, int64_t cols) {
   return {blocks_for(ceil_div(rows, kRowsOfPiece) * ceil_div(cols, int64_t{kPack})), kThreads};
 }

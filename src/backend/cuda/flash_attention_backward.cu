@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kC
   const auto step = [&](int key, auto& key_tile, auto& value_tile) {
     const bool hides = key < firsts.largest || key + static_cast<int>(kStep) - 1 > at.rows.first,
                idle = key >= at.rows.first + end_of_warp<kFragments>();  // all keys are behind
-    Weights<kFragments, kStep / 16> weights;
+    WeightFragments<kFragments, kStep / 16> weights;
     if (!idle) {
       FlashSums<kFragments, kStep / 8> ds = {}, dp;
       for_each_sum(dp, [&](unsigned r, unsigned, float& sum) { sum = statistics.minus_delta[own_row<kFragments>(r)]; });
@@ -148,7 +148,7 @@ __device__ void add_queries(const QueryWalk<kStep>& at, float scale, const Fragm
   const bool hides = at.hides,
              idle = at.begin + first_of_warp<kFragments>() >= at.query + static_cast<int>(first + kAtOnce);  // all queries are before
   const auto sees = [&](unsigned r, unsigned col) { return statistics.sights[col].sees(at.begin + own_row<kFragments>(r)); };
-  Weights<kFragments, kAtOnce / 16> weights, gradients;
+  WeightFragments<kFragments, kAtOnce / 16> weights, gradients;
   if (!idle) {
     FlashSums<kFragments, kAtOnce / 8> p = {}, ds;
     for_each_sum(ds, [&](unsigned, unsigned col, float& sum) { sum = statistics.minus_delta[first + col]; });

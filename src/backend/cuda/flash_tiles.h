@@ -189,12 +189,12 @@ __device__ inline void add_scores(float (&sums)[kFragments][kColumns][4], Left l
 
 // Sums, rounded to bf16, as a left side whose depth is their columns.
 template <unsigned kFragments, unsigned kDepth>
-struct Weights {
+struct WeightFragments {
   Fragment at[kFragments][kDepth];
 };
 template <unsigned kFragments, unsigned kColumns>
-__device__ inline Weights<kFragments, kColumns / 2> rounded_weights(const float (&sums)[kFragments][kColumns][4]) {
-  Weights<kFragments, kColumns / 2> out;
+__device__ inline WeightFragments<kFragments, kColumns / 2> rounded_weights(const float (&sums)[kFragments][kColumns][4]) {
+  WeightFragments<kFragments, kColumns / 2> out;
   MANTISSA_UNROLL
   for (unsigned f = 0; f < kFragments; ++f) {
     MANTISSA_UNROLL
@@ -208,7 +208,7 @@ __device__ inline Weights<kFragments, kColumns / 2> rounded_weights(const float 
 
 // sums += weights * b, where b is the rows of the tile from `first` on.
 template <unsigned kFragments, unsigned kColumns, unsigned kDepth, unsigned kRows, unsigned kChannels>
-__device__ inline void add_weighted(float (&sums)[kFragments][kColumns][4], const Weights<kFragments, kDepth>& weights,
+__device__ inline void add_weighted(float (&sums)[kFragments][kColumns][4], const WeightFragments<kFragments, kDepth>& weights,
                                     const HeadTile<kRows, kChannels>& tile, unsigned first = 0) {
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kDepth; ++j) {

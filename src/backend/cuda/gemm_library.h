@@ -25,7 +25,7 @@ enum class ScaleLayout : uint8_t {
 // operands lie.
 inline constexpr uint32_t kLibraryAlignment = 16;
 
-inline constexpr int64_t kLongSum = 16384;  // addends
+inline constexpr int64_t kLongSum = 16384;  // addends of a sum that may be split whatever it is of
 
 struct LibraryMatrix {
   const std::byte* data = nullptr;
@@ -52,10 +52,10 @@ class GemmLibrary {
 
   virtual ~GemmLibrary() = default;
   virtual int version() const = 0;
-  // Returns whether it has an algorithm for this; then the stream has been asked for it. Sums over tokens, where op(a) is transposed, and
-  // over a vocabulary may be split, because few elements with long sums leave most of a GPU idle; parts are added in a fixed order behind
-  // the GEMM, so that the same GEMM has the same bits on the same device. Other sums are whole: a token's bits do not depend on how many
-  // others there are. Throws Error(environment) where it fails otherwise.
+  // Returns whether it has an algorithm for this; then the stream has been asked for it. It may split sums over tokens, where op(a) is
+  // transposed, and any of kLongSum addends or more, because few elements with long sums leave most of a GPU idle; it adds the parts in a
+  // fixed order behind the GEMM, so that the same GEMM has the same bits on the same device. Other sums are whole. Throws
+  // Error(environment) where it fails otherwise.
   virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
   // The same of values, one after the other, all of them or none. They differ from the usual one in addresses, and in m or in k along rows
   // of operands; all take the algorithm that it has, so that the bits of a group do not depend on its rows.

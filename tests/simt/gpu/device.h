@@ -40,7 +40,7 @@ T& block_shared() {
 
 template <class T>
 T& launched_shared() {
-  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16 && sizeof(T) <= size_t{99} << 10);
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16 && sizeof(T) <= size_t{197} << 9);
   require(sizeof(T) == simt::launched_bytes(), "a block has ", simt::launched_bytes(), " bytes of shared memory by its launch, and uses ",
           sizeof(T));
   static const char key = 0;

@@ -204,10 +204,11 @@ void allow_shared(const void* kernel, size_t bytes) {
   int device = 0;
   check(cudaGetDevice(&device), "the device of a thread");
   const std::lock_guard lock(mutex);
-  if (!allowed.insert({device, kernel}).second) return;
+  if (allowed.contains({device, kernel})) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a launch");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "the division of a cache");
+  allowed.insert({device, kernel});
 }
 
 void launch(Stream& stream, const void* kernel, Grid grid, void** arguments) {
