@@ -181,6 +181,7 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   if (attribute<int8_t>(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0) return false;
   if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF) return false;
   const bool biased = attribute<uint32_t>(desc, CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BIAS;
+  require(!biased || d.type == CUDA_R_32F || d.rows % 8 == 0, "some kernels of the library round before they add this bias");
   if (a.matrix.fp8() && simt::refuses_codes()) return false;
   if (a.matrix.fp8() && biased && d.type == CUDA_R_32F) return false;
   if (a.matrix.fp8() || b.matrix.fp8()) return a.matrix.fp8() && b.matrix.fp8() && has_fp8(a, b, simt::architecture());

@@ -134,9 +134,10 @@ TEST_F(KernelEdges, RowsBelowAMatrixAreZeros) {
 
 TEST_F(KernelEdges, ColumnsOfCodesBeginWithinAByte) {
   constexpr Quantization kColumns{Format::e2m1, 8, 1};
-  for (const auto& [first, width] : {std::pair<int64_t, int64_t>{1, 1}, {1, 4}, {3, 7}, {9, 1}, {4, 0}}) {
-    expect_as_reference(text("columns from ", first, " on, ", width), [&, at = first, w = width](Operands& o) {
-      const QuantizedTensor x = quantized_input(o, 16, 10, kColumns, 120);
+  for (const auto& [columns, first, width] :
+       {std::array<int64_t, 3>{10, 1, 1}, {10, 1, 4}, {10, 3, 7}, {10, 9, 1}, {10, 4, 0}, {24, 4, 16}}) {
+    expect_as_reference(text("columns from ", first, " on, ", width), [&, columns = columns, at = first, w = width](Operands& o) {
+      const QuantizedTensor x = quantized_input(o, 16, columns, kColumns, 120);
       const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
       o.device().run(Dequantize{.x = x, .out = o.output("out", {16, w}, kExact), .first_col = at, .extreme = extreme});
     });
@@ -150,6 +151,70 @@ TEST_F(KernelEdges, ErrorsOfNothingAreZero) {
       const QuantizedTensor q = quantized_input(o, n, 96, {Format::e4m3, 1, 32}, 2);
       const Tensor counted = o.given(Dtype::i32, {n}, std::vector<double>(static_cast<size_t>(n), row));
       o.device().run(QuantizationError{.x = x, .q = q, .out = error_output(o), .rows = counted});
+    });
+  }
+}
+
+// The same operand on a boundary and one element past it.
+Tensor moved(Backend& device, const Tensor& x) {
+  const std::shared_ptr<std::byte> memory = device.allocate(x.bytes() + 64);
+  const Tensor out(device, std::shared_ptr<std::byte>(memory, memory.get() + dtype_bytes(x.dtype())), device.host_memory(), x.dtype(),
+                   x.shape());
+  device.run(Convert{.x = x, .out = out});
+  return out;
+}
+
+// Whichever of them it is, the others are not read by 16 bytes for it.
+TEST_F(KernelEdges, OneOfTheOperandsBeginsAnywhere) {
+  const HeadLayout layout{2, 1, 64};
+  for (const int elsewhere : {0, 1, 2}) {
+    expect_as_reference(text("operand ", elsewhere), [&](Operands& o) {
+      const auto place = [&](int which, const Tensor& x) { return which == elsewhere ? moved(o.device(), x) : x; };
+      const auto output = [&](int which, const char* name, Shape shape) {
+        return o.updated(name, place(which, o.given(Dtype::bf16, shape, std::vector<double>(static_cast<size_t>(shape.elements())))),
+                         kValues);
+      };
+      o.device().run(Add{.a = place(0, o.input({40})), .b = place(1, o.input({40})), .out = output(2, "sum", {40})});
+      o.device().run(
+          AddBias{.x = place(0, o.input_of(Dtype::f32, {3, 64})), .bias = place(1, o.input({64})), .out = output(2, "biased", {3, 64})});
+      o.device().run(SwiGluForward{.x = place(0, o.input({3, 128})), .out = output(1, "gated", {3, 64})});
+      o.device().run(
+          SwiGluBackward{.x = place(0, o.input({3, 128})), .dy = place(1, o.input({3, 64})), .dx = output(2, "dgated", {3, 128})});
+      const Tensor positions = o.indices(5, 50);
+      o.device().run(Rope{.x = place(0, o.input({5, layout.row()})),
+                          .table = place(1, o.input_of(Dtype::f32, {50, layout.head_dim})),
+                          .positions = positions,
+                          .y = output(2, "rotated", {5, layout.row()}),
+                          .layout = layout,
+                          .inverse = false});
+      o.device().run(RmsNormForward{.x = place(0, o.input({3, 64})),
+                                    .weight = place(1, o.input({64})),
+                                    .y = output(2, "normed", {3, 64}),
+                                    .rstd = o.output_of(Dtype::f32, "rstd", {3}, kStats),
+                                    .eps = 1e-5});
+    });
+  }
+}
+
+// Packs of which one is not full, and a NaN anywhere in them.
+TEST_F(KernelEdges, RoundingKeepsEachNaN) {
+  for (const int64_t count : {7, 8, 15}) {
+    for (int64_t at = 0; at < count; ++at) {
+      expect_as_reference(text(count, " with a NaN at ", at), [&](Operands& o) {
+        std::vector<double> from = random_values(count, 5, 1.0);
+        from[static_cast<size_t>(at)] = std::nan("");
+        o.device().run(Convert{.x = o.given(Dtype::f32, {count}, from), .out = o.output("out", {count}, kExact)});
+      });
+    }
+  }
+}
+
+// A thread has several packs of a row, of which any may have the largest logit, and a column of padding follows.
+TEST_F(KernelEdges, LogitsOfLongRowsAreReadOnce) {
+  for (const double scale : {1.0, 40.0}) {
+    expect_as_reference(text("logits times ", scale), [&](Operands& o) {
+      cross_entropy_case(o, 5, 6007, 6008, scale, Gradient::apart);
+      cross_entropy_share_case(o, 5, 6007, 6008, scale);
     });
   }
 }

@@ -129,7 +129,11 @@ inline void load_matrices_transposed(uint32_t (&out)[4], const void* row) {
 }
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { simt::mma({.d = d, .a = a, .b = b}); }
 
-inline uint32_t pack_bf16(float low, float high) { return to_bf16(low).bits | uint32_t{to_bf16(high).bits} << 16; }
+// The chip has one NaN.
+inline uint32_t pack_bf16(float low, float high) {
+  const auto rounded = [](float value) { return value == value ? uint32_t{to_bf16(value).bits} : 0x7fffU; };
+  return rounded(low) | rounded(high) << 16;
+}
 
 inline uint16_t encode_e4m3(float low, float high) {
   return static_cast<uint16_t>(E4M3::encode(std::bit_cast<uint32_t>(low), 127) | E4M3::encode(std::bit_cast<uint32_t>(high), 127) << 8);
