@@ -138,6 +138,7 @@ TEST_F(KernelEdges, ColumnsOfCodesBeginWithinAByte) {
        {std::array<int64_t, 3>{10, 1, 1}, {10, 1, 4}, {10, 3, 7}, {10, 9, 1}, {10, 4, 0}, {24, 4, 16}}) {
     expect_as_reference(text("columns from ", first, " on, ", width), [&, columns = columns, at = first, w = width](Operands& o) {
       const QuantizedTensor x = quantized_input(o, 16, columns, kColumns, 120);
+      if (at == 3) o.device().run(Fill{.out = x.scales, .value = 254});  // an extreme one
       const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
       o.device().run(Dequantize{.x = x, .out = o.output("out", {16, w}, kExact), .first_col = at, .extreme = extreme});
     });
@@ -206,6 +207,18 @@ TEST_F(KernelEdges, RoundingKeepsEachNaN) {
         o.device().run(Convert{.x = o.given(Dtype::f32, {count}, from), .out = o.output("out", {count}, kExact)});
       });
     }
+  }
+}
+
+TEST_F(KernelEdges, OneInfinityIsFound) {
+  for (const size_t at : {0, 7, 95}) {
+    expect_as_reference(text("at ", at), [&](Operands& o) {
+      std::vector<double> from = random_values(96, 5, 1.0);
+      from[at] = -HUGE_VAL;
+      const QuantizedTensor out = quantized_output(o, "codes", "scales", {1, 96}, {Format::e4m3, 1, 32});
+      const Tensor nonfinite = o.updated("nonfinite", o.given(Dtype::i32, {1}, {0}), kExact);
+      o.device().run(Quantize{.x = o.given(Dtype::bf16, {1, 96}, from), .out = out, .nonfinite = nonfinite});
+    });
   }
 }
 
