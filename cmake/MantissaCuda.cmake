@@ -58,8 +58,9 @@ if(MANTISSA_CUDA STREQUAL "ON" AND NOT MANTISSA_NVCC)
 endif()
 list(APPEND MANTISSA_DEPENDENCY_TABLE "  ${state}   CUDA              training on GPUs: ${detail}")
 
-# Rounding as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root.
-set(MANTISSA_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -fmad=false -ftz=false -prec-div=true -prec-sqrt=true
+# Rounding as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root. Compressed, because the
+# code of kernels would be half of the program.
+set(MANTISSA_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -fmad=false -ftz=false -prec-div=true -prec-sqrt=true --compress-mode=size
     -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-unused-parameter -gencode=arch=compute_80,code=compute_80)
 foreach(architecture ${MANTISSA_CUDA_ARCHITECTURES})
   list(APPEND MANTISSA_NVCC_FLAGS -gencode=arch=compute_${architecture},code=sm_${architecture})

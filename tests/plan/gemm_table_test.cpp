@@ -118,7 +118,7 @@ TEST(GemmTable, HasKernelsOfOursWithoutTheLibrary) {
   EXPECT_EQ(path([](GemmForm& f) { f.n = 31; }), GemmPath::plain);
   EXPECT_EQ(path([](GemmForm& f) { f.n = 31, f.b.transposed = true; }), GemmPath::mma);
   EXPECT_EQ(path([](GemmForm& f) { f.k = 44; }), GemmPath::plain);
-  EXPECT_EQ(path([](GemmForm& f) { f.a.alignment = 8; }), GemmPath::plain);
+  EXPECT_EQ(path([](GemmForm& f) { f.a.alignment = 8; }), GemmPath::mma);  // of values, which are copied before
   EXPECT_EQ(path([](GemmForm& f) { f.b.dtype = Dtype::f32; }), GemmPath::plain);
   EXPECT_EQ(path([](GemmForm& f) { f.k = 0; }), GemmPath::plain);
 }

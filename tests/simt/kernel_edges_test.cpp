@@ -211,7 +211,7 @@ TEST_F(KernelEdges, RoundingKeepsEachNaN) {
 }
 
 TEST_F(KernelEdges, OneInfinityIsFound) {
-  for (const size_t at : {0, 7, 95}) {
+  for (const size_t at : {size_t{0}, size_t{7}, size_t{95}}) {
     expect_as_reference(text("at ", at), [&](Operands& o) {
       std::vector<double> from = random_values(96, 5, 1.0);
       from[at] = -HUGE_VAL;
