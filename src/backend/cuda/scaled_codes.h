@@ -56,7 +56,7 @@ __device__ inline PackOfCodes<E> encode_scaled(const Pack& pack, const PackOfSca
     if constexpr (std::is_same_v<E, E2M1>) {
       out.put(i, encode_e2m1(low) | encode_e2m1(high) << 4);
     } else {
-      out.put(i, std::is_same_v<E, E4M3> ? encode_e4m3(low, high) : encode_e5m2(low, high));
+      out.put(i, encode_fp8<E>(low, high));
     }
   }
   return out;

@@ -135,11 +135,9 @@ inline uint32_t pack_bf16(float low, float high) {
   return rounded(low) | rounded(high) << 16;
 }
 
-inline uint16_t encode_e4m3(float low, float high) {
-  return static_cast<uint16_t>(E4M3::encode(std::bit_cast<uint32_t>(low), 127) | E4M3::encode(std::bit_cast<uint32_t>(high), 127) << 8);
-}
-inline uint16_t encode_e5m2(float low, float high) {
-  return static_cast<uint16_t>(E5M2::encode(std::bit_cast<uint32_t>(low), 127) | E5M2::encode(std::bit_cast<uint32_t>(high), 127) << 8);
+template <class E>
+uint16_t encode_fp8(float low, float high) {
+  return static_cast<uint16_t>(E::encode(std::bit_cast<uint32_t>(low), 127) | E::encode(std::bit_cast<uint32_t>(high), 127) << 8);
 }
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }

@@ -122,24 +122,17 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return out;
 }
 
-// The codes of two values, as E4M3::encode() and E5M2::encode() give them at scale 127; the first is in the low byte.
-__device__ inline uint16_t encode_e4m3(float low, float high) {
-  uint16_t out = 0;
+// The codes of two values as E4M3 or E5M2, as its encode() gives them at scale 127; the first is in the low byte.
+template <class E>
+__device__ inline uint16_t encode_fp8(float low, float high) {
 #if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
-#else
-  out = static_cast<uint16_t>(E4M3::encode(__float_as_uint(low), 127) | E4M3::encode(__float_as_uint(high), 127) << 8);
-#endif
-  return out;
-}
-__device__ inline uint16_t encode_e5m2(float low, float high) {
   uint16_t out = 0;
-#if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
-#else
-  out = static_cast<uint16_t>(E5M2::encode(__float_as_uint(low), 127) | E5M2::encode(__float_as_uint(high), 127) << 8);
-#endif
+  if constexpr (std::is_same_v<E, E4M3>) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<E, E5M2>) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
   return out;
+#else
+  return static_cast<uint16_t>(E::encode(__float_as_uint(low), 127) | E::encode(__float_as_uint(high), 127) << 8);
+#endif
 }
 
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
