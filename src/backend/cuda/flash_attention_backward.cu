@@ -50,6 +50,7 @@ template <unsigned kChannels>
 __global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kChannels>.blocks) attention_dq(AttentionGradient<bf16> k) {
   constexpr unsigned kFragments = kOfQueries<kChannels>.fragments, kStep = kOfQueries<kChannels>.step,
                      kOfBlock = kOfQueries<kChannels>.threads();
+  static_assert(kOfQueries<kChannels>.at_once == kStep);
   auto& tiles = launched_shared<TilesOfQueries<kChannels>>();
   const Place at = place(k, k.heads, Order::last_rows_first);
   const int64_t kv = k.heads + static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group);
