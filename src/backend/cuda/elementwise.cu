@@ -28,17 +28,15 @@ __global__ void __launch_bounds__(kThreads) add(Packs<const T> a, Packs<const T>
 }
 
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) add_bias(const float* x, Packs<const T> bias, T* out, int64_t rows) {
-  const int64_t row = Team::row(), columns = bias.count;
+__global__ void __launch_bounds__(kThreads) add_bias(Packs<const float> x, Packs<const T> bias, Packs<T> out, int64_t rows) {
+  const int64_t row = Team::row();
   if (row >= rows) return;
-  const Packs<const float> from{x + row * columns, columns, bias.aligned};
-  const Packs<T> to{out + row * columns, columns, bias.aligned};
-  for_each_pack_of_row<Team>(columns, [=](int64_t first) {
-    Pack sum = from.read(first);
+  for_each_pack_of_row<Team>(bias.count, [=](int64_t first) {
+    Pack sum = x.row(row).read(first);
     const Pack own = bias.read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) sum.at[i] += own.at[i];
-    to.write(first, sum);
+    out.row(row).write(first, sum);
   });
 }
 
@@ -77,9 +75,8 @@ void CudaBackend::execute(const AddBias& k) {
     const float* const x = k.x.device_data<float>();
     const T* const bias = k.bias.device_data<T>();
     T* const out = k.out.device_data<T>();
-    with_team(rows, columns, [&]<class Team>(Grid grid) {
-      launch(add_bias<Team, T>, grid, x, Packs<const T>{bias, columns, begin_at_packs(columns, x, bias, out)}, out, rows);
-    });
+    const RowPacks of{columns, begin_at_packs(columns, x, bias, out)};
+    with_team(rows, columns, [&]<class Team>(Grid grid) { launch(add_bias<Team, T>, grid, of(x), of(bias), of(out), rows); });
   });
 }
 

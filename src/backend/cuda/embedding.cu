@@ -21,13 +21,12 @@ struct Ids {
 };
 
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) gather(Ids k, Packs<const T> weight, T* out) {
-  const int64_t i = Team::row(), channels = weight.count;
+__global__ void __launch_bounds__(kThreads) gather(Ids k, Packs<const T> weight, Packs<T> out) {
+  const int64_t i = Team::row();
   if (i >= k.count) return;
   const int64_t row = checked(k.ids, i) < 0 ? -1 : k.row(i);
-  const Packs<const T> from{weight.values + (row < 0 ? 0 : row) * channels, channels, weight.aligned};
-  const Packs<T> to{out + i * channels, channels, weight.aligned};
-  for_each_pack_of_row<Team>(channels, [&](int64_t first) { to.write(first, row < 0 ? Pack{} : from.read(first)); });
+  const Packs<const T> from = weight.row(row < 0 ? 0 : row);
+  for_each_pack_of_row<Team>(weight.count, [&](int64_t first) { out.row(i).write(first, row < 0 ? Pack{} : from.read(first)); });
 }
 
 // first_use [rows] = the first id of each row of the table; it held larger numbers.
@@ -57,7 +56,7 @@ __device__ void add_uses(const unsigned (&found)[kWarpsOfBlock], Packs<const T> 
         MANTISSA_UNROLL
         for (unsigned n = 0; n < kLoadedAtOnce; ++n, uses &= uses - 1) {
           const int64_t row = start + w * kWarp + lowest_bit(uses != 0 ? uses : all);
-          more[n] = Packs<const T>{dy.values + row * dy.count, dy.count, dy.aligned}.read(first);
+          more[n] = dy.row(row).read(first);
         }
         unsigned left = all;
         MANTISSA_UNROLL
@@ -73,7 +72,7 @@ __device__ void add_uses(const unsigned (&found)[kWarpsOfBlock], Packs<const T> 
 
 // A block has an id. That of the first use of a row adds for all its uses, which it finds by votes, in the order of ids.
 template <class T>
-__global__ void __launch_bounds__(kThreads) scatter(Ids k, const uint32_t* first_use, Packs<const T> dy, float* dweight) {
+__global__ void __launch_bounds__(kThreads) scatter(Ids k, const uint32_t* first_use, Packs<const T> dy, Packs<float> dweight) {
   const int64_t row = k.row(block());
   if (row < 0 || first_use[row] != block()) return;
   auto& found = block_shared<UsesOfRow>().of_warps;
@@ -85,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) scatter(Ids k, const uint32_t* first
     barrier();
     unsigned any = 0;
     for (const unsigned uses : found[turn]) any |= uses;
-    if (any != 0) add_uses(found[turn], dy, start, {dweight + row * dy.count, dy.count, dy.aligned});
+    if (any != 0) add_uses(found[turn], dy, start, dweight.row(row));
   }
 }
 
@@ -97,9 +96,8 @@ void CudaBackend::execute(const EmbeddingForward& k) {
   with_values(k.weight.dtype(), [&]<class T>() {
     const T* const weight = k.weight.device_data<T>();
     T* const out = k.out.device_data<T>();
-    with_team(count, channels, [&]<class Team>(Grid grid) {
-      launch(gather<Team, T>, grid, ids, Packs<const T>{weight, channels, begin_at_packs(channels, weight, out)}, out);
-    });
+    const RowPacks of{channels, begin_at_packs(channels, weight, out)};
+    with_team(count, channels, [&]<class Team>(Grid grid) { launch(gather<Team, T>, grid, ids, of(weight), of(out)); });
   });
 }
 
@@ -115,7 +113,8 @@ void CudaBackend::execute(const EmbeddingBackward& k) {
   with_values(k.dy.dtype(), [&]<class T>() {
     const T* const dy = k.dy.device_data<T>();
     float* const dweight = k.dweight.device_data<float>();
-    launch(scatter<T>, {count, kThreads}, ids, firsts, Packs<const T>{dy, channels, begin_at_packs(channels, dy, dweight)}, dweight);
+    const RowPacks of{channels, begin_at_packs(channels, dy, dweight)};
+    launch(scatter<T>, {count, kThreads}, ids, firsts, of(dy), of(dweight));
   });
 }
 

@@ -10,15 +10,12 @@ using namespace gpu;
 // What both passes read, rows of `weight.count` channels.
 template <class T>
 struct Rows {
-  const T* x;
-  Packs<const T> weight;
+  Packs<const T> x, weight;
   int64_t count;
   float *mean, *rstd;
 
-  __device__ Packs<const T> of(const T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
-  __device__ Packs<T> to(T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
   __device__ Pack normalized(int64_t row, int64_t first) const {
-    Pack out = of(x, row).read(first);
+    Pack out = x.row(row).read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = (out.at[i] - mean[row]) * rstd[row];
     return out;
@@ -35,10 +32,10 @@ __device__ float squares_around(const Pack& pack, float mean, int64_t there) {
 
 // bias.values may be null.
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T> bias, T* y, float eps) {
+__global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T> bias, Packs<T> y, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
-  const Packs<const T> x = k.of(k.x, row);
+  const Packs<const T> x = k.x.row(row);
   float sum = 0.0F, squares = 0.0F;
   for_each_pack_of_row<Team>(channels, [&](int64_t first) {
     for (const float value : x.read(first).at) sum += value;
@@ -54,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T>
       const float scaled = (out.at[i] - mean) * scale * weight.at[i];
       out.at[i] = bias.values != nullptr ? scaled + added.at[i] : scaled;
     }
-    k.to(y, row).write(first, out);
+    y.row(row).write(first, out);
   });
   if (Team::rank() != 0) return;
   k.mean[row] = mean;
@@ -63,10 +60,10 @@ __global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T>
 
 // With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g n)).
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, const T* all_dy, T* dx) {
+__global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, Packs<const T> all_dy, Packs<T> dx) {
   const int64_t row = Team::row();
   if (row >= k.count) return;
-  const Packs<const T> dy = k.of(all_dy, row);
+  const Packs<const T> dy = all_dy.row(row);
   float sum_g = 0.0F, sum_gn = 0.0F;
   for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
     const Pack n = k.normalized(row, first), gradient = dy.read(first), weight = k.weight.read(first);
@@ -84,18 +81,18 @@ __global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, const T* al
     Pack out;
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - mean_g - n.at[i] * mean_gn);
-    k.to(dx, row).write(first, out);
+    dx.row(row).write(first, out);
   });
 }
 
 template <class T>
 struct WeightTerm {  // of the gradient of the weight
   Rows<T> rows;
-  const T* dy;
+  Packs<const T> dy;
 
   __device__ Pack operator()(int64_t row, int64_t first) const {
     Pack out = rows.normalized(row, first);
-    const Pack gradient = rows.of(dy, row).read(first);
+    const Pack gradient = dy.row(row).read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] *= gradient.at[i];
     return out;
@@ -104,10 +101,9 @@ struct WeightTerm {  // of the gradient of the weight
 
 template <class T>
 struct BiasTerm {  // of the gradient of the bias
-  Rows<T> rows;
-  const T* dy;
+  Packs<const T> dy;
 
-  __device__ Pack operator()(int64_t row, int64_t first) const { return rows.of(dy, row).read(first); }
+  __device__ Pack operator()(int64_t row, int64_t first) const { return dy.row(row).read(first); }
 };
 
 }  // namespace
@@ -117,11 +113,10 @@ void CudaBackend::execute(const LayerNormForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const bias = data_or_null<T>(k.bias);
     T* const y = k.y.device_data<T>();
-    const bool aligned = begin_at_packs(channels, x, weight, bias, y);
-    const Rows<T> all{x, {weight, channels, aligned}, rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
-    with_team(rows, channels, [&]<class Team>(Grid grid) {
-      launch(layer_norm<Team, T>, grid, all, Packs<const T>{bias, channels, aligned}, y, static_cast<float>(k.eps));
-    });
+    const RowPacks of{channels, begin_at_packs(channels, x, weight, bias, y)};
+    const Rows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    with_team(rows, channels,
+              [&]<class Team>(Grid grid) { launch(layer_norm<Team, T>, grid, all, of(bias), of(y), static_cast<float>(k.eps)); });
   });
 }
 
@@ -143,11 +138,11 @@ void CudaBackend::execute(const LayerNormBackward& k) {
     }
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
-    const Rows<T> all{
-        x, {weight, channels, begin_at_packs(channels, x, weight, dy, dx)}, rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
-    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(layer_norm_dx<Team, T>, grid, all, dy, dx); });
-    sum_rows(WeightTerm<T>{all, dy}, k.dweight);
-    if (k.dbias.defined()) sum_rows(BiasTerm<T>{all, dy}, k.dbias);
+    const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
+    const Rows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(layer_norm_dx<Team, T>, grid, all, of(dy), of(dx)); });
+    sum_rows(WeightTerm<T>{all, of(dy)}, k.dweight);
+    if (k.dbias.defined()) sum_rows(BiasTerm<T>{of(dy)}, k.dbias);
   });
 }
 

@@ -10,19 +10,15 @@ using namespace gpu;
 // What both passes read, rows of `weight.count` channels.
 template <class T>
 struct Rows {
-  const T* x;
-  Packs<const T> weight;
+  Packs<const T> x, weight;
   int64_t count;
-
-  __device__ Packs<const T> of(const T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
-  __device__ Packs<T> to(T* values, int64_t row) const { return {values + row * weight.count, weight.count, weight.aligned}; }
 };
 
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, T* y, float* rstd, float eps) {
+__global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, Packs<T> y, float* rstd, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
-  const Packs<const T> x = k.of(k.x, row);
+  const Packs<const T> x = k.x.row(row);
   float squares = 0.0F;
   for_each_pack_of_row<Team>(channels, [&](int64_t first) {
     for (const float value : x.read(first).at) squares += value * value;
@@ -34,16 +30,16 @@ __global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, T* y, float* rst
     const Pack weight = k.weight.read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = out.at[i] * scale * weight.at[i];
-    k.to(y, row).write(first, out);
+    y.row(row).write(first, out);
   });
 }
 
 // With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g n)).
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* rstd, const T* all_dy, T* dx) {
+__global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* rstd, Packs<const T> all_dy, Packs<T> dx) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
-  const Packs<const T> x = k.of(k.x, row), dy = k.of(all_dy, row);
+  const Packs<const T> x = k.x.row(row), dy = all_dy.row(row);
   const float scale = rstd[row];
   float sum = 0.0F;
   for_each_pack_of_row<Team>(channels, [&](int64_t first) {
@@ -57,20 +53,20 @@ __global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* 
     Pack out;
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - own.at[i] * scale * mean);
-    k.to(dx, row).write(first, out);
+    dx.row(row).write(first, out);
   });
 }
 
 template <class T>
 struct RmsWeightTerm {  // of the gradient of the weight
   Rows<T> rows;
-  const T* dy;
+  Packs<const T> dy;
   const float* rstd;
 
   __device__ Pack operator()(int64_t row, int64_t first) const {
     const float scale = rstd[row];
-    Pack out = rows.of(rows.x, row).read(first);
-    const Pack gradient = rows.of(dy, row).read(first);
+    Pack out = rows.x.row(row).read(first);
+    const Pack gradient = dy.row(row).read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = gradient.at[i] * (out.at[i] * scale);
     return out;
@@ -84,9 +80,9 @@ void CudaBackend::execute(const RmsNormForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>();
     T* const y = k.y.device_data<T>();
-    const Rows<T> all{x, {weight, channels, begin_at_packs(channels, x, weight, y)}, rows};
+    const RowPacks of{channels, begin_at_packs(channels, x, weight, y)};
     with_team(rows, channels, [&]<class Team>(Grid grid) {
-      launch(rms_norm<Team, T>, grid, all, y, k.rstd.device_data<float>(), static_cast<float>(k.eps));
+      launch(rms_norm<Team, T>, grid, Rows<T>{of(x), of(weight), rows}, of(y), k.rstd.device_data<float>(), static_cast<float>(k.eps));
     });
   });
 }
@@ -100,9 +96,10 @@ void CudaBackend::execute(const RmsNormBackward& k) {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
     const float* const rstd = k.rstd.device_data<float>();
-    const Rows<T> all{x, {weight, channels, begin_at_packs(channels, x, weight, dy, dx)}, rows};
-    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(rms_norm_dx<Team, T>, grid, all, rstd, dy, dx); });
-    launch(sum_pieces<RmsWeightTerm<T>>, grid_of_pieces(rows, channels), RmsWeightTerm<T>{all, dy, rstd}, rows, channels,
+    const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
+    const Rows<T> all{of(x), of(weight), rows};
+    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(rms_norm_dx<Team, T>, grid, all, rstd, of(dy), of(dx)); });
+    launch(sum_pieces<RmsWeightTerm<T>>, grid_of_pieces(rows, channels), RmsWeightTerm<T>{all, of(dy), rstd}, rows, channels,
            partials.device_data<float>());
   });
   launch(add_pieces<float>, grid_of_columns(channels), partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(),

@@ -57,6 +57,8 @@ struct Packs {
   int64_t count;
   bool aligned;
 
+  // Row i of a matrix of which these are row 0.
+  __device__ Packs row(int64_t i) const { return {values + i * count, count, aligned}; }
   // Zeros behind the end.
   __device__ Pack read(int64_t first) const {
     using Element = std::remove_const_t<T>;
@@ -92,6 +94,17 @@ bool begin_at_packs(int64_t columns, const T*... operands) {
   return columns % kPack == 0 && ((reinterpret_cast<uintptr_t>(operands) | ...) % 16) == 0;
 }
 
+// Rows of so many columns, from row 0 on; `aligned` as begin_at_packs() says of all operands of a kernel.
+struct RowPacks {
+  int64_t columns;
+  bool aligned;
+
+  template <class T>
+  Packs<T> operator()(T* values) const {
+    return {values, columns, aligned};
+  }
+};
+
 // Calls body(first) for the packs of [0, count) that belong to this thread of a grid of blocks_for_packs(count).
 inline int64_t blocks_for_packs(int64_t count) { return blocks_for(ceil_div(count, int64_t{kPack})); }
 template <class Body>
@@ -112,8 +125,8 @@ struct OfBlock {
   __device__ static unsigned rank() { return thread(); }
   __device__ static float sum(float value) { return block_sum(value); }
 };
-inline constexpr int64_t kColumnsOfWarp =
-    4096;  // at most; the number of columns alone decides, so that a row has the same bits beside others
+// At most. The number of columns alone decides, so that a row has the same bits beside others.
+inline constexpr int64_t kColumnsOfWarp = 4096;
 
 // Calls body.operator()<Team>(grid) with who has a row of so many columns.
 template <class Body>

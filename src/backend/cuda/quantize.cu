@@ -33,9 +33,7 @@ struct Source {
   Packs<const T> first_row;
   int64_t rows;
 
-  __device__ Pack read(int64_t row, int64_t col) const {
-    return row < rows ? Packs<const T>{first_row.values + row * first_row.count, first_row.count, first_row.aligned}.read(col) : Pack{};
-  }
+  __device__ Pack read(int64_t row, int64_t col) const { return row < rows ? first_row.row(row).read(col) : Pack{}; }
   __device__ uint32_t bits(int64_t row, int64_t col) const {
     return row < rows ? __builtin_bit_cast(uint32_t, value_of(first_row.values[row * first_row.count + col])) : 0U;
   }
@@ -199,7 +197,7 @@ template <class E, class Team, class T>
 __global__ void __launch_bounds__(kThreads) dequantize(CodePacks<E> x, int64_t first_col, Packs<T> out, int64_t rows, int32_t* extreme) {
   const int64_t row = Team::row();
   if (row >= rows) return;
-  const Packs<T> to{out.values + row * out.count, out.count, out.aligned};
+  const Packs<T> to = out.row(row);
   bool found = false;
   for_each_pack_of_row<Team>(out.count,
                              [&](int64_t first) { to.write(first, x.read(row, first_col + first, first_col + out.count, found)); });

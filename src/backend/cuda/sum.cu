@@ -18,9 +18,7 @@ template <class T>
 struct Elements {
   Packs<const T> x;  // of which count are columns
 
-  __device__ Pack operator()(int64_t row, int64_t first) const {
-    return Packs<const T>{x.values + row * x.count, x.count, x.aligned}.read(first);
-  }
+  __device__ Pack operator()(int64_t row, int64_t first) const { return x.row(row).read(first); }
 };
 
 // Whole numbers of which fp64 holds every sum, so any order will do.
