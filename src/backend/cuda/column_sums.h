@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(kThreads) sum_pieces(Term term, int64_t rows, 
   });
 }
 
-// The sums of a block's warps.
-struct SumsOfWarps {
+// Those of a block, of each of its warps.
+struct SumsOfColumns {
   float at[kWarpsOfBlock][kWarp];
 };
 
 // out[j] (+)= sum over pieces, for the 32 columns of a block from `column` on, of which each warp adds every eighth piece.
 template <class Out>
 __device__ inline void add_columns(const float* partials, int64_t pieces, int64_t cols, int64_t column, Out* out, bool accumulate) {
-  auto& sums = block_shared<SumsOfWarps>().at;
+  auto& sums = block_shared<SumsOfColumns>().at;
   column += lane();
   float sum = 0.0F;
   MANTISSA_UNROLL_BY(8)
