@@ -188,6 +188,15 @@ def check_words(path, text, findings):
                 findings.add(path, number, f"{pattern.search(subject).group(0).strip()}: {advice}")
 
 
+# Two types of one name in a namespace are one to the linker: the functions of templates that have them, too.
+def check_types(texts, findings):
+    first = {}
+    for path in sorted(path for path in texts if path.parent == Path("src/backend/cuda") and path.suffix == ".h"):
+        for match in re.finditer(r"^struct (?:alignas\(\d+\) )?(\w+)[^;]*\{", texts[path], re.M):
+            if (other := first.setdefault(match[1], path)) != path:
+                findings.add(path, texts[path].count("\n", 0, match.start()) + 1, f"struct {match[1]} is in {other}, too")
+
+
 def check_retired(path, text, findings):
     if path.name in SPEAK_OF_RETIRED_WORDS:
         return
@@ -242,6 +251,7 @@ def main():
     for path in sorted((ROOT / "tests/faults").glob("*.txt")):
         check_faults(path.relative_to(ROOT), path.read_text(), sources, findings)
     check_implementations(texts, findings)
+    check_types(texts, findings)
     check_short_share(product_lengths, findings)
     check_documents(args.binary, findings)
     drawing = (ROOT / "docs/architecture.md").read_text()

@@ -137,6 +137,12 @@ class Words(unittest.TestCase):
         self.assertEqual(found(tool="", commands="Command a_command();"), 0)
         self.assertEqual(found(op=""), 0)
 
+    def test_types_of_kernels_have_names_of_their_own(self):
+        texts = {Path("src/backend/cuda/a.h"): "struct Sums {\n};\nstruct Other;\n", Path("src/backend/cuda/b.h"): "\nstruct alignas(16) Sums {\n};\nstruct Other {\n};\n"}
+        findings = check.Findings()
+        check.check_types(texts, findings)
+        self.assertEqual(findings.lines, ["src/backend/cuda/b.h:2: struct Sums is in src/backend/cuda/a.h, too"])
+
     def test_faults_quote_what_a_file_has_once(self):
         sources = {Path("src/io/a.cpp"): "int a = 1;\nint b = 1;\n"}
 
