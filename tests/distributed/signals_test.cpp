@@ -164,19 +164,26 @@ TEST_P(SignalTrials, AFaultOfAThreadThatMultipliesIsReported) {
   }
 }
 
-// A step of hours, nearly all of it in fp32 GEMMs.
+// A step of hours, most of it in fp32 GEMMs. A report may find the thread between two kernels, where it packs an operand, so that a run
+// that has no stack of a kernel says nothing; each run reports twice a rank.
 TEST_F(SignalThreads, AMainThreadStuckInAGemmReportsWhoCalledIt) {
-  const std::vector<std::string> sets = {"precision={\"dtype\":\"fp32\"}", "model.hidden_size=1024",      "model.intermediate_size=4096",
-                                         "training.grad_accum=100000",     "training.micro_batch_size=4", "training.global_batch_size=null",
-                                         "training.accumulation=running",  "parallel.step_timeout_s=4"};
-  std::vector<std::string> command = endless();
+  const std::vector<std::string> sets = {
+      "precision={\"dtype\":\"fp32\"}", "model.hidden_size=1024",          "model.intermediate_size=4096",  "training.grad_accum=100000",
+      "training.micro_batch_size=32",   "training.global_batch_size=null", "training.accumulation=running", "parallel.step_timeout_s=4"};
+  std::vector<std::string> command = endless({"--resume"});
   for (const std::string& set : sets) command.insert(command.end(), {"--set", set});
-  BackgroundProcess run = start({}, on_ranks(command));
-  EXPECT_EQ(run.wait(), 6);
-  EXPECT_THAT(run.output(), HasSubstr("no progress for 4 s (parallel.step_timeout_s)"));
-  EXPECT_THAT(run.output(), HasSubstr("in a kernel that oneDNN generated, called by:\n"));
-  EXPECT_THAT(run.output(), HasSubstr("__libc_start_main")) << "the whole stack";
-  EXPECT_THAT(run.output(), Not(HasSubstr("does not say")));
+  const std::string in_a_kernel = "in a kernel that oneDNN generated, called by:\n";
+  std::string output;
+  for (int runs = 0; runs < 8 && output.find(in_a_kernel) == std::string::npos; ++runs) {
+    fs::remove(folder_ / "out");
+    BackgroundProcess run = start({}, on_ranks(command));
+    ASSERT_EQ(run.wait(), 6);
+    output = run.output();
+    ASSERT_THAT(output, HasSubstr("no progress for 4 s (parallel.step_timeout_s)"));
+    ASSERT_THAT(output, HasSubstr("__libc_start_main")) << "the whole stack";
+    ASSERT_THAT(output, Not(HasSubstr("does not say")));
+  }
+  EXPECT_THAT(output, HasSubstr(in_a_kernel));
 }
 
 }  // namespace mantissa::signals_test
