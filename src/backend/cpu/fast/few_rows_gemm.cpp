@@ -65,10 +65,10 @@ template <class Part>
 template <class Steps, int kRows>
 [[gnu::always_inline]] inline bool multiply_row(const Piece<typename Steps::Scale>& piece, const std::byte* weight,
                                                 const typename Steps::Scale* scales, const float* x, float* out) {
-  Floats sums[size_t{kRows}] = {};
-  bool numbers = true;
   using Part = typename Steps::Part;
   constexpr int64_t kParts = sizeof(Part) == sizeof(Floats) ? 2 : 1;
+  Part sums[size_t{kRows}][size_t{kParts}] = {};
+  bool numbers = true;
   const auto step = [&]<bool kPlain>(const std::byte* from, int64_t s) __attribute__((always_inline)) {
     Part parts[size_t{kRows}][size_t{kParts}] = {};  // of two vectors, because each addition to one waits for that before
     const float* at = x + s * kStep;
@@ -82,7 +82,9 @@ template <class Steps, int kRows>
     };
     numbers &= Steps::template read<kPlain>(from, scales + kSpans * s, take);
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r] = Steps::add(sums[r], joined(parts[r]), scales + kSpans * s);
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int64_t p = 0; p < kParts; ++p) sums[r][p] = Steps::add(sums[r][p], parts[r][p], scales + kSpans * s);
   };
   const int64_t whole = piece.depth / kStep, left = piece.row_bytes - whole * Steps::kBytes;
   if constexpr (Steps::kPlainSteps == 0) {
@@ -105,7 +107,7 @@ template <class Steps, int kRows>
     std::memcpy(last, weight + whole * Steps::kBytes, static_cast<size_t>(left));
     step.template operator()<Steps::kPlainSteps == 0>(last, whole);
   }
-  for (int r = 0; r < kRows; ++r) simd::store(out + r * piece.rows * simd::kLanes, sums[r]);
+  for (int r = 0; r < kRows; ++r) simd::store(out + r * piece.rows * simd::kLanes, joined(sums[r]));
   return numbers;
 }
 
@@ -142,7 +144,8 @@ bool run<steps::E4M3Codes<>>(const Piece<uint32_t>& piece) {
 }
 template <>
 bool run<steps::E2M1Codes<>>(const Piece<float>& piece) {
-  return cloned<multiply_rows<steps::E2M1Codes<true>>, multiply_rows<steps::E2M1Codes<false>>>(piece);
+  return cloned<multiply_rows<steps::E2M1Codes<>>, multiply_rows<steps::E2M1Codes<false>>, multiply_rows<steps::E2M1Codes<true, true>>>(
+      piece);
 }
 
 // Room that the calling thread keeps.

@@ -13,7 +13,7 @@
 //   plain(from, steps)             and this says whether read<true>() will do, which takes fewer instructions
 //   Part                           what read() gives: a vector, or two beside each other, of which the first has an even number
 //   read<kPlain>(from, scales, take)  take(vector, part) for each of the eight, in a fixed order; false if an element is NaN
-//   add(sum, step, scales)         sum + step, step being a sum of products of what read() gave
+//   add(sum, step, scales)         sum + step, of lanes as in a part, step being a sum of products of what read() gave
 #pragma once
 
 #include <utility>
@@ -30,6 +30,7 @@ using Words32 = uint32_t __attribute__((vector_size(32)));
 using Bytes = uint8_t __attribute__((vector_size(32)));
 using Words64 = uint32_t __attribute__((vector_size(64)));
 using Pairs64 = int16_t __attribute__((vector_size(64)));
+using Quads64 = uint64_t __attribute__((vector_size(64)));
 using Bytes64 = uint8_t __attribute__((vector_size(64)));
 
 template <class To, class From>
@@ -40,6 +41,14 @@ template <class T>
 [[gnu::always_inline]] inline T load(const std::byte* from) {
   T out;
   std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+// 32 bytes, twice, by an instruction that g++ 12 replaces by a load and a shuffle, and that in an intrinsic no clone could take.
+[[gnu::always_inline]] inline Bytes64 twice(const std::byte* from) {
+  using Unaligned = uint8_t __attribute__((vector_size(32), aligned(1)));
+  Bytes64 out;
+  asm("vbroadcasti64x4 %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Unaligned*>(from)));
   return out;
 }
 
@@ -101,7 +110,7 @@ struct Values {
     }
     return true;
   }
-  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale*) { return sum + step; }
+  [[gnu::always_inline]] static Part add(Part sum, Part step, const Scale*) { return sum + step; }
 };
 
 // In 16-bit lanes a normal element becomes the bf16 of its value by one addition to its exponent, into which the scale goes as well.
@@ -133,56 +142,77 @@ struct E4M3Codes {
 
   template <bool kPlain, class Take>
   [[gnu::always_inline]] static bool read(const std::byte* from, const Scale* scales, const Take& take) {
+    bool numbers = true;
     lanes::Words foreign{};
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kSpans; ++i) {
       constexpr auto kFields = static_cast<int16_t>(0x87F0);
-      const auto codes = detail::load<lanes::Words>(from + i * kSpan), scale = detail::as<lanes::Words>(detail::Words32{} + scales[i]);
-      if constexpr (kPlain && kWide) {
-        const auto fields = (beside(codes, codes) << kLowOrHigh) >> 4 & kFields;
-        detail::widen(fields + detail::as<detail::Pairs64>(detail::Words64{} + scales[i]), 4 * i, 4 * i + 2, take);
-      } else if constexpr (kPlain) {
-        detail::widen((((codes << 8) >> 4) & kFields) + scale, 4 * i, 4 * i + 2, take);
-        detail::widen(((codes >> 4) & kFields) + scale, 4 * i + 1, 4 * i + 3, take);
+      if constexpr (kWide) {
+        const auto scale = detail::as<detail::Pairs64>(detail::Words64{} + scales[i]);
+        const auto fields = (detail::as<detail::Pairs64>(detail::twice(from + i * kSpan)) << kLowOrHigh) >> 4 & kFields;
+        if constexpr (!kPlain) numbers &= !any_nan(fields);
+        detail::widen(kPlain ? fields + scale : scaled(fields, scale), 4 * i, 4 * i + 2, take);
       } else {
-        const lanes::Words shift = scale - static_cast<int16_t>((127 - E4M3::bias) << 7);
-        const lanes::Words low = lanes::decode<E4M3>(codes & 0xFF, shift, foreign),
-                           high = lanes::decode<E4M3>((codes >> 8) & 0xFF, shift, foreign);
-        if constexpr (kWide) {
-          detail::widen(beside(low, high), 4 * i, 4 * i + 2, take);
+        const auto codes = detail::load<lanes::Words>(from + i * kSpan), scale = detail::as<lanes::Words>(detail::Words32{} + scales[i]);
+        if constexpr (kPlain) {
+          detail::widen((((codes << 8) >> 4) & kFields) + scale, 4 * i, 4 * i + 2, take);
+          detail::widen(((codes >> 4) & kFields) + scale, 4 * i + 1, 4 * i + 3, take);
         } else {
-          detail::widen(low, 4 * i, 4 * i + 2, take);
-          detail::widen(high, 4 * i + 1, 4 * i + 3, take);
+          const lanes::Words shift = scale - static_cast<int16_t>((127 - E4M3::bias) << 7);
+          detail::widen(lanes::decode<E4M3>(codes & 0xFF, shift, foreign), 4 * i, 4 * i + 2, take);
+          detail::widen(lanes::decode<E4M3>((codes >> 8) & 0xFF, shift, foreign), 4 * i + 1, 4 * i + 3, take);
         }
       }
     }
-    return kPlain || !lanes::any(foreign);
+    return numbers && (kPlain || kWide || !lanes::any(foreign));
   }
-  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale*) { return sum + step; }
+  [[gnu::always_inline]] static Part add(Part sum, Part step, const Scale*) { return sum + step; }
 
  private:
   // What brings the even bytes of 32 codes to the upper half of 16-bit lanes, and leaves the odd ones there.
   static constexpr detail::Pairs64 kLowOrHigh = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
 
-  [[gnu::always_inline]] static detail::Pairs64 beside(lanes::Words low, lanes::Words high) {
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25,
-                                   26, 27, 28, 29, 30, 31);
+  // Comparisons of 64 bytes g++ 12 takes apart lane by lane.
+  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes64 least) {
+    bool any;
+    asm("vpcmpub $1, %2, %1, %%k1\n\tkortestq %%k1, %%k1" : "=@ccnz"(any) : "v"(least), "v"(detail::Bytes64{} + 18) : "k1");
+    return any;
   }
   [[gnu::always_inline]] static bool any_below_normal(detail::Bytes least) { return lanes::any(detail::as<lanes::Words>(least < 18)); }
-  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes64 least) {
-    const auto pairs = detail::as<detail::Pairs64>(least);
-    const auto low = detail::as<detail::Bytes>(__builtin_shufflevector(pairs, pairs, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
-               high = detail::as<detail::Bytes>(
-                   __builtin_shufflevector(pairs, pairs, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
-    return any_below_normal(low < high ? low : high);
+  [[gnu::always_inline]] static bool any_nan(detail::Pairs64 fields) {
+    const detail::Pairs64 magnitudes = detail::Pairs64{} + kMagnitude;
+    bool any;
+    asm("vpcmpeqw %2, %1, %%k1\n\tkortestd %%k1, %%k1" : "=@ccnz"(any) : "v"(fields & magnitudes), "v"(magnitudes) : "k1");
+    return any;
   }
+  // Fields plus the scale, where they are those of a normal element; those of a subnormal one, of m, become those of m 2^-9 before. A zero
+  // stays one.
+  [[gnu::always_inline]] static detail::Pairs64 scaled(detail::Pairs64 fields, detail::Pairs64 scale) {
+    constexpr detail::Pairs64 kToNormal = {0, -272, -160, -112, -64, -48, -32, -16};
+    detail::Pairs64 normal = fields, out = fields;
+    asm("vptestnmw %[exponents], %[fields], %%k1\n\t"
+        "vptestmw %[magnitudes], %[fields], %%k2\n\t"
+        "vpaddw %[change], %[fields], %[normal]%{%%k1%}\n\t"
+        "vpaddw %[scale], %[normal], %[out]%{%%k2%}"
+        : [normal] "+&v"(normal), [out] "+&v"(out)
+        : [fields] "v"(fields), [change] "v"(looked_up(kToNormal, fields >> 4)), [scale] "v"(scale),
+          [exponents] "v"(detail::Pairs64{} + kExponent), [magnitudes] "v"(detail::Pairs64{} + kMagnitude)
+        : "k1", "k2");
+    return out;
+  }
+  [[gnu::always_inline]] static detail::Pairs64 looked_up(detail::Pairs64 table, detail::Pairs64 index) {
+    detail::Pairs64 out;
+    asm("vpermw %1, %2, %0" : "=v"(out) : "v"(table), "v"(index));
+    return out;
+  }
+  static constexpr int16_t kExponent = 0x0780, kMagnitude = 0x07F0;
 };
 
 // Twice the element, which is at least one: products are subnormal only where the other operand is. Sums of a step are scaled as a whole;
 // that is exact. Lanes 0 to 3 are of the first 32 columns, lanes 4 to 7 of the others.
-template <bool kShuffles = true>  // AVX2's
+template <bool kShuffles = true, bool kWide = false>  // AVX2's; for AVX-512: the values of sixteen codes by one instruction
 struct E2M1Codes {
-  using Part = simd::Floats;
+  using Part = std::conditional_t<kWide, simd::TwoFloats, simd::Floats>;
   using Scale = float;  // half of the block's
   static constexpr bool kScaled = true;
   static constexpr int64_t kPlainSteps = 0;
@@ -197,22 +227,51 @@ struct E2M1Codes {
 
   template <bool, class Take>
   [[gnu::always_inline]] static bool read(const std::byte* from, const Scale*, const Take& take) {
-    const auto pairs = detail::load<lanes::Words>(from);
-    lanes::Words bits[2];
-    elements(pairs & 0x0F0F, bits);
-    detail::widen(bits[0], 0, 1, take);
-    detail::widen(bits[1], 4, 5, take);
-    elements((pairs >> 4) & 0x0F0F, bits);
-    detail::widen(bits[0], 2, 3, take);
-    detail::widen(bits[1], 6, 7, take);
+    if constexpr (kWide) {
+      const detail::Bytes64 codes = detail::twice(from);
+      const detail::Words64 first = spread<0>(codes), second = spread<8>(codes);
+      take(0, looked_up(first)), take(4, looked_up(second));
+      take(2, looked_up(first >> 4)), take(6, looked_up(second >> 4));
+    } else {
+      const auto pairs = detail::load<lanes::Words>(from);
+      lanes::Words bits[2];
+      elements(pairs & 0x0F0F, bits);
+      detail::widen(bits[0], 0, 1, take);
+      detail::widen(bits[1], 4, 5, take);
+      elements((pairs >> 4) & 0x0F0F, bits);
+      detail::widen(bits[0], 2, 3, take);
+      detail::widen(bits[1], 6, 7, take);
+    }
     return true;
   }
-  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale* scales) {
-    const float a = scales[0], b = scales[1];
-    return simd::fma(step, simd::Floats{a, a, a, a, b, b, b, b}, sum);
+  [[gnu::always_inline]] static Part add(Part sum, Part step, const Scale* scales) {
+    if constexpr (kWide) {
+      const auto both = detail::as<simd::TwoFloats>(detail::Quads64{} + detail::load<uint64_t>(reinterpret_cast<const std::byte*>(scales)));
+      return simd::fma(step, __builtin_shufflevector(both, both, 0, 0, 0, 0, 5, 5, 5, 5, 8, 8, 8, 8, 13, 13, 13, 13), sum);
+    } else {
+      const float a = scales[0], b = scales[1];
+      return simd::fma(step, simd::Floats{a, a, a, a, b, b, b, b}, sum);
+    }
   }
 
  private:
+  // The even ones of eight bytes of each half, from byte kFirst on, and beside them the odd ones, each as the lowest byte of a word.
+  template <int kFirst>
+  [[gnu::always_inline]] static detail::Words64 spread(detail::Bytes64 codes) {
+    constexpr uint32_t k = kFirst;
+    constexpr detail::Words64 kIndex = {k,     k + 2, k + 4, k + 6, k,     k + 2, k + 4, k + 6,
+                                        k + 1, k + 3, k + 5, k + 7, k + 1, k + 3, k + 5, k + 7};
+    detail::Words64 out;
+    asm("vpshufb %2, %1, %0" : "=v"(out) : "v"(codes), "v"(kIndex));
+    return out;
+  }
+  // The doubled element of the lowest four bits of each word; the instruction looks at no others.
+  [[gnu::always_inline]] static simd::TwoFloats looked_up(detail::Words64 codes) {
+    constexpr simd::TwoFloats kDoubled = {0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12};
+    simd::TwoFloats out;
+    asm("vpermps %2, %1, %0" : "=v"(out) : "v"(codes), "v"(kDoubled));
+    return out;
+  }
   // bf16 of doubled elements, of a code in each byte: the first and the last eight of each half.
   [[gnu::always_inline]] static void elements(lanes::Words codes, lanes::Words* bits) {
     detail::Bytes lower{}, upper = detail::as<detail::Bytes>(codes);
