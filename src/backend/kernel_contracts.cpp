@@ -9,6 +9,9 @@ namespace mantissa {
 namespace {
 
 void allowed(Contract& c, const Quantization& how, Dtype input) {
+  c.that(how.range.least <= 127 && how.range.most >= 127 && how.range.most < 255, "no range of scales is ", int{how.range.least}, " to ",
+         int{how.range.most});
+  c.that(how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}, "the rule flashinfer has the whole range of scales");
   c.that(how.rule != ScaleRule::flashinfer || (how.format == Format::e2m1 && input == Dtype::bf16),
          "the rule flashinfer takes bf16 to e2m1, not ", input, " to ", how);
 }

@@ -83,6 +83,7 @@ Json entry_of(const ProvenTensor& tensor) {
   entry["format"] = format_name(tensor.how.format);
   entry["block"] = {tensor.how.block_rows, tensor.how.block_cols};
   entry["rule"] = scale_rule_name(tensor.how.rule);
+  if (tensor.how.range != ScaleRange{}) entry["scale_range"] = {tensor.how.range.least - 127, tensor.how.range.most - 127};
   return entry;
 }
 

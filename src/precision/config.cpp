@@ -58,6 +58,7 @@ void complete_operand(std::optional<QuantizationConfig>& operand, const std::opt
   take("format", &QuantizationConfig::format);
   take("block", &QuantizationConfig::block);
   take("rule", &QuantizationConfig::rule);
+  take("scale_range", &QuantizationConfig::scale_range);
 }
 
 void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
@@ -84,6 +85,14 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   take("gemms", &RecipeConfig::gemms);
 }
 
+bool is_scale_range(const std::vector<int64_t>& range) {
+  return range.size() == 2 && range[0] >= -127 && range[0] <= 0 && range[1] >= 0 && range[1] <= 127;
+}
+
+ScaleRange scale_range_of(const std::vector<int64_t>& exponents) {
+  return {.least = static_cast<uint8_t>(exponents[0] + 127), .most = static_cast<uint8_t>(exponents[1] + 127)};
+}
+
 // Reports problems under `key`; returns false if there were any.
 bool read_operand(const std::optional<QuantizationConfig>& config, const std::string& key, ConfigReport& report, Quantization& how) {
   if (!config) return true;
@@ -95,7 +104,15 @@ bool read_operand(const std::optional<QuantizationConfig>& config, const std::st
     report.error(key + ".block", text("must be [rows, columns], got a list of ", config->block.size()));
     return false;
   }
-  how = {.format = *config->format, .block_rows = config->block[0], .block_cols = config->block[1], .rule = config->rule};
+  if (!is_scale_range(config->scale_range)) {
+    report.error(key + ".scale_range", "must be [least, largest], of exponents from -127 to 0 and from 0 to 127");
+    return false;
+  }
+  how = {.format = *config->format,
+         .block_rows = config->block[0],
+         .block_cols = config->block[1],
+         .rule = config->rule,
+         .range = scale_range_of(config->scale_range)};
   return true;
 }
 

@@ -39,7 +39,8 @@ OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
 std::string quantization_text(const Quantization& how) {
   const ScaleRule usual = how.format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
   std::string written = text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols);
-  return how.rule == usual ? written : written + " " + scale_rule_name(how.rule);
+  if (how.rule != usual) written += text(' ', scale_rule_name(how.rule));
+  return written + scale_range_text(how.range);
 }
 
 }  // namespace

@@ -9,12 +9,18 @@ bool is_block_length(int64_t length) { return length == 32 || length == 128; }
 
 std::string block_text(const Quantization& how) { return text('[', how.block_rows, ", ", how.block_cols, ']'); }
 
+void check_range(const std::string& key, const Quantization& how, Problems& problems) {
+  if (how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}) return;
+  problems.push_back({key + ".scale_range", "must be [-127, 127]: flashinfer has the whole range"});
+}
+
 void check_operand(const std::string& key, const Quantization& how, bool tiles_allowed, Problems& problems) {
   if (!how) return;
   if (how.format == Format::e2m1) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant only"});
   if (how.rule == ScaleRule::flashinfer) {
     problems.push_back({key + ".rule", "must be rceil, floor, even or ceil: flashinfer is for weight_fake_quant in e2m1 only"});
   }
+  check_range(key, how, problems);
   const bool right = is_block_length(how.block_cols) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
   if (right) return;
   problems.push_back(
@@ -24,9 +30,11 @@ void check_operand(const std::string& key, const Quantization& how, bool tiles_a
 void check_fake_quant(const Quantization& how, Problems& problems) {
   if (!how) return;
   if (how.rule == ScaleRule::flashinfer && how.format != Format::e2m1) {
-    problems.push_back({"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format),
-                                                       "; set rule to rceil, floor, even or ceil, also where flashinfer comes from the base")});
+    problems.push_back(
+        {"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format),
+                                        "; set rule to rceil, floor, even or ceil, also where flashinfer comes from the base")});
   }
+  check_range("weight_fake_quant", how, problems);
   if (how.block_rows != 1 || how.block_cols < 2 || how.block_cols % 2 != 0) {
     problems.push_back({"weight_fake_quant.block", "must be [1, n] with an even n, got " + block_text(how)});
   }

@@ -23,9 +23,14 @@ const char* scale_rule_name(ScaleRule rule) {
   return "unknown";
 }
 
+std::string scale_range_text(ScaleRange range) {
+  return range == ScaleRange{} ? "" : text(" 2^", int{range.least} - 127, "..2^", int{range.most} - 127);
+}
+
 std::ostream& operator<<(std::ostream& out, const Quantization& how) {
   if (!how) return out << "none";
-  return out << format_name(how.format) << ' ' << how.block_rows << 'x' << how.block_cols << ' ' << scale_rule_name(how.rule);
+  return out << format_name(how.format) << ' ' << how.block_rows << 'x' << how.block_cols << ' ' << scale_rule_name(how.rule)
+             << scale_range_text(how.range);
 }
 
 Shape codes_shape(const Shape& shape, const Quantization& how) {

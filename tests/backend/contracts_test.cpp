@@ -144,8 +144,18 @@ TEST_P(ContractCheck, CodesAreOfTheRowsOfX) {
   refuses(Quantize{.x = x, .out = codes({64, 32}, rows), .second = codes({96, 32}, columns)}, "quantize", {"[64, 32]", "[96, 32]"});
   refuses(Quantize{.x = x, .out = codes({64, 32}, columns), .second = codes({64, 32}, rows)}, "quantize", {"one pass"});
   refuses(Quantize{.x = x, .out = codes({64, 32}, rows), .nonfinite = f32({1})}, "quantize", {"nonfinite"});
-  const Quantization fake{Format::e2m1, 1, 32, ScaleRule::flashinfer};
+  Quantization fake{Format::e2m1, 1, 32, ScaleRule::flashinfer}, ranged = rows;
   refuses(Quantize{.x = x, .out = codes({64, 32}, fake)}, "quantize", {"flashinfer", "fp32"});
+  fake.range = {1, 254};
+  refuses(Quantize{.x = bf16s({64, 32}), .out = codes({64, 32}, fake)}, "quantize", {"flashinfer has the whole range"});
+  for (const ScaleRange range : {ScaleRange{105, 252}, {127, 127}}) {
+    ranged.range = range;
+    accepts(Quantize{.x = x, .out = codes({64, 32}, ranged)});
+  }
+  for (const ScaleRange range : {ScaleRange{128, 254}, {0, 126}, {0, 255}}) {
+    ranged.range = range;
+    refuses(Quantize{.x = x, .out = codes({64, 32}, ranged)}, "quantize", {"no range of scales"});
+  }
 }
 
 TEST_P(ContractCheck, DequantizedColumnsAreWholeBlocks) {

@@ -12,6 +12,8 @@ namespace mantissa::test::quantization_bits_test {
 
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
 constexpr auto& kRules = kUsualRules;
+// Transformer Engine's, DeepSeek's of activations, and the narrowest.
+constexpr std::array kRanges{ScaleRange{1, 252}, ScaleRange{105, 254}, ScaleRange{0, 127}, ScaleRange{127, 254}, ScaleRange{127, 127}};
 
 struct Sized {
   int64_t rows, cols;  // of the input; the output has whole blocks
@@ -163,6 +165,24 @@ TEST_F(QuantizationBits, QuantizeOfFp32PatternsIsThatOfTheReference) {
   }
 }
 
+TEST_F(QuantizationBits, QuantizeToARangeOfScalesIsThatOfTheReference) {
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : kRules) {
+      for (const ScaleRange range : kRanges) {
+        Quantization how = rows_of(format, 32, rule), tiles = tiles_of(format, 32, rule);
+        how.range = tiles.range = range;
+        for (const Patterns& p : patterns()) {
+          check_quantize(p, Dtype::bf16, {37, 96}, how);
+          check_quantize(p, Dtype::bf16, {37, 96}, tiles);
+          check_quantize(p, Dtype::bf16, {37, 96}, how, true);
+          check_quantize(p, Dtype::f32, {37, 96}, how, true);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(QuantizationBits, FlashinferOfAnyPatternIsThatOfTheReferenceForAnyBlockLength) {
   for (const Patterns& p : patterns()) {
     for (const int64_t b : {2, 6, 8, 16, 24, 32, 64, 128}) {
@@ -275,6 +295,11 @@ TEST_F(QuantizationBits, RequantizeColumnsOfAnyCodesIsThatOfTheReference) {
           }
         }
         check({64, 2048}, rows_of(format, 32, rule), scales, false);
+        for (const ScaleRange range : kRanges) {
+          Quantization how = rows_of(format, 32, rule);
+          how.range = range;
+          check({64, 96}, how, scales, true);
+        }
       }
     }
   }

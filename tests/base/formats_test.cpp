@@ -231,6 +231,29 @@ TEST(BlockScale, EveryBf16AmaxGivesTheScaleOfTheDefinition) {
   });
 }
 
+TEST(BlockScale, ARangeClampsWhatTheRuleSaysOfNumbers) {
+  for_each_format([](auto element, const SlowFormat& reference) {
+    for (const ScaleRange range : {ScaleRange{1, 252}, ScaleRange{105, 254}, ScaleRange{127, 127}, ScaleRange{0, 200}}) {
+      for (const ScaleRule rule : test::kUsualRules) {
+        for (uint32_t amax = 0; amax <= 0x7F81; ++amax) {
+          const uint8_t whole = test::slow_scale(reference, value_of_bits(amax << 16), rule);
+          const uint8_t expected = amax >= 0x7F80 ? whole : std::clamp(whole, range.least, range.most);
+          ASSERT_EQ(block_scale<decltype(element)>(amax << 16, rule, range), expected) << std::hex << amax << " to " << int{range.least};
+        }
+      }
+    }
+  });
+}
+
+// Their kernels raise amax before the rule: to 1e-4 for E4M3, to 6 * 2^-126 for E2M1. Transformer Engine clamps the exponent.
+TEST(BlockScale, TheRangesOfTheDocumentationAreTheClampsThatTheyStandFor) {
+  const auto raised = [](uint32_t amax, double least) { return std::max(amax, bits_of(static_cast<float>(least))); };
+  for (uint32_t amax = 0; amax < 0x7F800000U; amax += 0x1001) {
+    ASSERT_EQ(block_scale<E4M3>(amax, ScaleRule::rceil, {105, 254}), block_scale<E4M3>(raised(amax, 1e-4), ScaleRule::rceil)) << amax;
+    ASSERT_EQ(block_scale<E2M1>(amax, ScaleRule::rceil, {1, 254}), block_scale<E2M1>(raised(amax, 6 * 0x1p-126), ScaleRule::rceil)) << amax;
+  }
+}
+
 TEST(BlockScale, EveryBinadeOfFp32TurnsOneUlpAboveTheThreshold) {
   for_each_format([](auto element, const SlowFormat& reference) {
     for (uint32_t exponent = 0; exponent < 255; ++exponent) {

@@ -260,6 +260,22 @@ TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
       nlohmann::json({{"tensor", "model.norm.weight"}, {"module", "final_norm"}, {"dtype", "BF16"}, {"shape", {64}}, {"format", nullptr}}));
 }
 
+TEST_F(Verify, MantissaJsonHasTheRangeOfScalesWhereItIsNotWhole) {
+  std::vector<std::string> sets = quantized();
+  sets.insert(sets.end(), {R"(precision.recipes={"own": {"base": "mxfp8", "weight": {"scale_range": [-20, 125]}}})", "precision.recipe=own"});
+  run("run", sets);
+  export_to(checkpoint("run", 3), "out");
+  const auto proof = nlohmann::json::parse(read_file(path("out/mantissa.json")));
+  for (const nlohmann::json& tensor : proof["tensors"]) {
+    if (tensor["format"] == "e4m3") {
+      EXPECT_EQ(tensor["scale_range"], nlohmann::json({-20, 125})) << tensor;
+    } else {
+      EXPECT_FALSE(tensor.contains("scale_range")) << tensor;
+    }
+  }
+  EXPECT_GT(verify_export(path("out")), 0);
+}
+
 // More elements than are read and converted at once, and more bytes than are hashed at once.
 TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
   const HfFolder original(path("large"), "qwen3", "BF16", {{"vocab_size", 70000}, {"hidden_size", 32}, {"num_hidden_layers", 1}});

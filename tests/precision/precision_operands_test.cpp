@@ -24,6 +24,13 @@ TEST(Operands, PresetsReadTheDocumentedCopies) {
             (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "e4m3 1x32 * bf16 of e2m1 1x32", "e4m3 32x1 * e4m3 32x1 from 1x32"}));
 }
 
+TEST(Operands, SayARangeOfScales) {
+  Recipe recipe = preset_recipe("mxfp8");
+  recipe.input.range = {105, 254}, recipe.weight.rule = ScaleRule::floor, recipe.weight.range = {1, 252};
+  EXPECT_EQ(texts(recipe)[0], "e4m3 1x32 2^-22..2^127 * e4m3 32x32 floor 2^-126..2^125");
+  EXPECT_EQ(texts(recipe)[2], "e4m3 32x1 * e4m3 32x1 2^-22..2^127 from 1x32");
+}
+
 TEST(Operands, ARowwiseWeightIsShiftedForDgradAlsoWhereFpropDoesNotReadIt) {
   Recipe recipe = preset_recipe("mxfp8");
   recipe.weight = {Format::e4m3, 1, 32, ScaleRule::floor};

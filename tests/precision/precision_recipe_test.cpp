@@ -113,6 +113,21 @@ TEST(Recipe, TheCommandLineChangesOneMemberOfAQuantization) {
   EXPECT_EQ(r.recipes.at("own").input, (Quantization{Format::e4m3, 1, 32, ScaleRule::floor}));
 }
 
+TEST(Recipe, ARangeOfScalesIsGivenByExponents) {
+  const Resolved r = own(R"({"base": "mxfp8", "input": {"scale_range": [-22, 127]}, "output_grad": {"scale_range": [-126, 125]}})");
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_EQ(r.recipes.at("own").input, (Quantization{Format::e4m3, 1, 32, ScaleRule::rceil, {105, 254}}));
+  EXPECT_EQ(r.recipes.at("own").output_grad.range, (ScaleRange{1, 252}));
+  EXPECT_EQ(r.recipes.at("own").weight.range, ScaleRange{});
+  for (const char* range : {"[1, 127]", "[-128, 127]", "[-127, -1]", "[-127, 128]", "[0]", "[]", "[0, 0, 0]"}) {
+    const Resolved wrong = own(text(R"({"base": "mxfp8", "input": {"scale_range": )", range, "}}"));
+    EXPECT_THAT(wrong.errors(), HasSubstr("input.scale_range")) << range;
+    EXPECT_THAT(wrong.errors(), HasSubstr("exponents from -127 to 0 and from 0 to 127")) << range;
+  }
+  const Resolved flashinfer = own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"scale_range": [-126, 127]}})");
+  EXPECT_THAT(flashinfer.errors(), HasSubstr("weight_fake_quant.scale_range: must be [-127, 127]"));
+}
+
 TEST(Recipe, WhatIsCompleteStaysAsItIs) {
   Resolved r = own(R"({"base": "mxfp8", "weight": null, "gemms": ["wgrad"]})");
   const std::string written = effective_config(r.config);

@@ -35,17 +35,17 @@ MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
   return E::max_fraction;
 }
 
-// The scale code for fp32 bits `amax`, sign clear: what the rule says of numbers (ScaleRule), clamped to 0..254; Inf and NaN give 255.
-// flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126.
+// The scale code for fp32 bits `amax`, sign clear: what the rule says of numbers (ScaleRule), clamped to the range; Inf and NaN give 255.
+// flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126, and has the whole range.
 template <class E>
-MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule) {
+MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRange range = {}) {
   constexpr uint32_t flushed_below = (static_cast<uint32_t>(E::emax + 1) << 23) | E::max_fraction;
   if (rule == ScaleRule::flashinfer && amax <= kFp32Inf && (amax == kFp32Inf || amax < flushed_below)) return amax == kFp32Inf ? 254 : 0;
   if (amax >= kFp32Inf) return kScaleNan;
   const uint32_t fraction = amax & (kFp32HiddenBit - 1U);
   const int32_t up = fraction > largest_kept_fraction<E>(rule) ? 1 : 0;
   const int32_t scale = static_cast<int32_t>(amax >> 23) - E::emax + up;
-  return static_cast<uint8_t>(scale > 0 ? scale : 0);  // at most 254 - emax + 1
+  return scale < range.least ? range.least : scale > range.most ? range.most : static_cast<uint8_t>(scale);
 }
 
 // The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: but under flashinfer it holds no numbers, whatever

@@ -15,4 +15,12 @@ enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
 // torchao's CEIL.
 enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil };
 
+// The scale codes to which what the rule says of numbers is clamped. `least` is at most 127 and `most` at least that, so that no element is
+// further above its scale than two exponents are apart.
+struct ScaleRange {
+  uint8_t least = 0, most = 254;
+
+  bool operator==(const ScaleRange& other) const = default;
+};
+
 }  // namespace mantissa

@@ -28,6 +28,7 @@ struct QuantizationConfig {
   std::optional<Format> format;  // needed
   std::vector<int64_t> block = {1, 32};
   ScaleRule rule = ScaleRule::rceil;
+  std::vector<int64_t> scale_range = {-127, 127};
 
   void fields(auto& v) {
     v("format", format, "element format");
@@ -37,6 +38,9 @@ struct QuantizationConfig {
     v("rule", rule,
       "how a block's scale follows from its largest magnitude; flashinfer: weight_fake_quant in e2m1 only, and its rule if neither this "
       "key nor the base has one");
+    v("scale_range", scale_range,
+      "least and largest exponent of a scale, to which what the rule says is clamped; not for flashinfer. [-126, 125] is Transformer "
+      "Engine's clamp, [-22, 127] DeepSeek's of activations in e4m3");
   }
 };
 

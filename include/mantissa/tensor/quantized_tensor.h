@@ -15,6 +15,7 @@ struct Quantization {
   Format format = Format::none;
   int64_t block_rows = 1, block_cols = 32;
   ScaleRule rule = ScaleRule::rceil;
+  ScaleRange range{};
 
   bool operator==(const Quantization& other) const = default;
   explicit operator bool() const { return format != Format::none; }
@@ -22,12 +23,13 @@ struct Quantization {
   bool tiles() const { return block_rows > 1 && block_rows == block_cols; }
   bool rowwise() const { return block_rows == 1; }
   bool columnwise() const { return block_cols == 1 && block_rows > 1; }
-  // Returns the same format and rule in blocks along the other dimension; tiles serve both and stay.
-  Quantization transposed() const { return {format, block_cols, block_rows, rule}; }
+  // Returns the same format, rule and range in blocks along the other dimension; tiles serve both and stay.
+  Quantization transposed() const { return {format, block_cols, block_rows, rule, range}; }
 };
 const char* format_name(Format format);                                // "none", "e4m3", "e5m2", "e2m1"
 const char* scale_rule_name(ScaleRule rule);                           // "rceil", "floor", ...
-std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil"
+std::string scale_range_text(ScaleRange range);                        // "" for the whole range, " 2^-126..2^125"
+std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil", "e4m3 1x32 rceil 2^-126..2^125"
 
 // Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8
 // E8M0, compact and row-major, [R / block_rows, C / block_cols]. `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].

@@ -48,11 +48,11 @@ void for_each_element(const Block& block, const Body& body) {
 
 // Scale and codes of one block; `bits(row, col)` gives the fp32 bits of an element.
 template <class E, class Bits>
-uint8_t quantize_block(const Block& block, ScaleRule rule, const Codes<E>& codes, const Bits& bits) {
+uint8_t quantize_block(const Block& block, const Quantization& how, const Codes<E>& codes, const Bits& bits) {
   uint32_t key = 0;
-  for_each_element(block, [&](int64_t r, int64_t c) { key = std::max(key, amax_key(bits(r, c), rule)); });
-  const uint8_t scale = block_scale<E>(amax_of_key(key), rule);
-  for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, rule)); });
+  for_each_element(block, [&](int64_t r, int64_t c) { key = std::max(key, amax_key(bits(r, c), how.rule)); });
+  const uint8_t scale = block_scale<E>(amax_of_key(key), how.rule, how.range);
+  for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, how.rule)); });
   return scale;
 }
 

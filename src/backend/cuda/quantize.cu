@@ -15,6 +15,7 @@ struct Codes {
   int64_t rows, cols;  // whole blocks
   int64_t block_rows, block_cols;
   ScaleRule rule;
+  ScaleRange range;
 
   explicit Codes(const QuantizedTensor& tensor)
       : codes(tensor.codes.device_data<uint8_t>()),
@@ -23,7 +24,8 @@ struct Codes {
         cols(tensor.shape[1]),
         block_rows(tensor.how.block_rows),
         block_cols(tensor.how.block_cols),
-        rule(tensor.how.rule) {}
+        rule(tensor.how.rule),
+        range(tensor.how.range) {}
   MANTISSA_HOST_DEVICE int64_t blocks() const { return rows / block_rows * (cols / block_cols); }
 };
 
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
     for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
     for (unsigned distance = 1; distance < lanes; distance *= 2) key = Largest<uint32_t>()(key, shuffle_xor(key, distance));
     if (!inside) continue;
-    const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule);
+    const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule, to.range);
     write_codes<E>(to, row, col, encoded<E>(pack, PackOfScales::all(scale), to.rule));
     if (lane() % lanes == 0) to.scales[(row * to.cols + col) / to.block_cols] = scale;
   }
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) 
   each_pack([&](int64_t row, int64_t col) {
     for (const float value : from.read(row, col).at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
   });
-  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule);
+  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule, to.range);
   each_pack(
       [&](int64_t row, int64_t col) { write_codes<E>(to, row, col, encoded<E>(from.read(row, col), PackOfScales::all(scale), to.rule)); });
   if (lane() == 0) to.scales[index] = scale;
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes
     }
     PackOfScales scales{0};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) scales.bytes |= uint64_t{block_scale<E>(amax_of_key(keys[i]), to.rule)} << (8 * i);
+    for (unsigned i = 0; i < kPack; ++i) scales.bytes |= uint64_t{block_scale<E>(amax_of_key(keys[i]), to.rule, to.range)} << (8 * i);
     store(to.scales + block_row * to.cols + col, scales.bytes);
     MANTISSA_UNROLL_BY(2)
     for (int64_t row = first; row < first + to.block_rows; ++row)
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   uint32_t key = 0;
   for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
     for (int64_t i = 0; i < kEach; ++i) key = Largest<uint32_t>()(key, amax_key(element(byte, i), to.rule));
-  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule);
+  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule, to.range);
   for (uint32_t byte = lane(); byte < bytes; byte += kWarp) {
     uint32_t codes = 0;
     for (int64_t i = 0; i < kEach; ++i) codes |= uint32_t{encode_in_block<E>(element(byte, i), scale, to.rule)} << (4 * i);
@@ -160,7 +162,7 @@ __device__ inline void quantize_blocks(const From& from, const Codes& to, int64_
     uint32_t key = 0;
     for (int64_t row = first_row; row < end_row; ++row)
       for (int64_t c = 0; c < to.block_cols; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, col + c), to.rule));
-    to.scales[index * kEach + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule);
+    to.scales[index * kEach + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
   }
   for (int64_t row = first_row; row < end_row; ++row) {
     for (int64_t byte = 0; byte < to.block_cols; ++byte) {

@@ -238,10 +238,10 @@ template <class E>
 
 // block_scale() of bf16 amax bits below Inf.
 template <class E>
-[[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule) {
+[[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);
   const Words scale = (amax >> 7) - static_cast<int16_t>(E::emax) - ((amax & 0x7F) > kept);
-  return max(scale, Words{});
+  return min(max(scale, broadcast(range.least)), broadcast(range.most));
 }
 
 // Lanes whose block the functions above do not cover. Blocks of zeros they do.

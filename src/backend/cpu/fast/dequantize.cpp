@@ -206,7 +206,7 @@ template <class E>
   }
   const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
   uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
-  for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how.rule, Codes<E>(k.out), bits);
+  for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
 }
 
 auto requantize_of(Format format) {

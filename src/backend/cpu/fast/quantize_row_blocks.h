@@ -36,18 +36,18 @@ template <class E>
   for (int64_t r = first; r < end; r += how.block_rows) {
     uint8_t* scale = row_block.out.scales.device_data<uint8_t>() + r / how.block_rows * row_block.out.scales.dim(1);
     for (int64_t c = 0; c < row_block.cols(); c += how.block_cols) {
-      *scale++ = quantize_block<E>({r, how.block_rows, c, how.block_cols}, how.rule, Codes<E>(row_block.out), bits);
+      *scale++ = quantize_block<E>({r, how.block_rows, c, how.block_cols}, how, Codes<E>(row_block.out), bits);
     }
   }
 }
 
 // Largest magnitudes of blocks become shifts, in place; their scales are written on the way.
 template <class E>
-[[gnu::always_inline]] inline Found shifts_of_blocks(int16_t* blocks, int64_t count, ScaleRule rule, uint8_t* scales) {
+[[gnu::always_inline]] inline Found shifts_of_blocks(int16_t* blocks, int64_t count, const Quantization& how, uint8_t* scales) {
   Words tiny_or_infinite{}, infinite{};
   std::fill(blocks + count, blocks + round_up(count, kLanes), int16_t{0});
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Words amax = load(blocks + i), scale = scale_of<E>(amax, rule);
+    const Words amax = load(blocks + i), scale = scale_of<E>(amax, how.rule, how.range);
     tiny_or_infinite |= irregular<E>(amax, scale);
     infinite |= amax >= 0x7F80;
     store(blocks + i, amax == 0 ? Words{} : exponent_shift(scale));
@@ -60,9 +60,10 @@ template <class E>
 
 // The same where a block has `each` spans: from the largest magnitude of each span to its shift.
 template <class E>
-[[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, ScaleRule rule, uint8_t* scales) {
+[[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
+                                                    uint8_t* scales) {
   for (int64_t b = 0; each > 1 && b < blocks; ++b) spans[b] = *std::max_element(spans + b * each, spans + (b + 1) * each);
-  const Found found = shifts_of_blocks<E>(spans, blocks, rule, scales);
+  const Found found = shifts_of_blocks<E>(spans, blocks, how, scales);
   for (int64_t b = blocks - 1; each > 1 && b >= 0; --b) std::fill_n(spans + b * each, each, int16_t{spans[b]});
   return found;
 }
@@ -119,8 +120,8 @@ template <class E>
   std::fill(words, words + cols, int16_t{0});
   for (int64_t r = 0; r < row_block.given; ++r) amax_of_columns(row_block.x + r * cols, cols, words);
   if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // writes behind what it still reads
-  const Found found = how.tiles() ? shifts_of_spans<E>(words, cols / how.block_cols, how.block_cols / kPair, how.rule, scales)
-                                  : shifts_of_blocks<E>(words, cols, how.rule, scales);
+  const Found found = how.tiles() ? shifts_of_spans<E>(words, cols / how.block_cols, how.block_cols / kPair, how, scales)
+                                  : shifts_of_blocks<E>(words, cols, how, scales);
   if (!found.covered) {
     quantize_blocks<E>(row_block, row_block.first, row_block.end);
     return found.nonfinite;
@@ -144,13 +145,13 @@ template <class E, int64_t kSpan>
   for (int64_t r = 0; r < row_block.given; ++r, codes += row_bytes, scales += blocks) {
     const bf16* x = row_block.x + r * cols;
     amax_of_spans<kSpan>(x, cols, words);
-    const Found found = shifts_of_spans<E>(words, blocks, how.block_cols / kSpan, how.rule, scales);
+    const Found found = shifts_of_spans<E>(words, blocks, how.block_cols / kSpan, how, scales);
     nonfinite |= found.nonfinite;
     found.covered ? encode_spans<E, kSpan>(x, cols, words, codes)
                   : quantize_blocks<E>(row_block, row_block.first + r, row_block.first + r + 1);
   }
   std::memset(codes, 0, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * row_bytes));
-  std::memset(scales, 0, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * blocks));
+  std::memset(scales, how.range.least, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * blocks));
   return nonfinite;
 }
 

@@ -33,7 +33,7 @@ void quantize(const Quantize& k, const QuantizedTensor& out) {
   const auto bits = [=](int64_t r, int64_t c) { return r < rows ? fp32_bits(x[r * cols + c]) : 0U; };
   with_element(out.how.format, [&]<class E>() {
     const Codes<E> codes(out);
-    for_each_block(out, [&](const Block& block, uint8_t& scale) { scale = quantize_block<E>(block, out.how.rule, codes, bits); });
+    for_each_block(out, [&](const Block& block, uint8_t& scale) { scale = quantize_block<E>(block, out.how, codes, bits); });
   });
 }
 
