@@ -30,6 +30,10 @@ void require_whole(const std::filesystem::path& folder) {
           ": lacks model.safetensors");
 }
 
+void warn_of_ignore_list(const HfWeights& folder) {
+  for (const std::string& finding : folder.ignore_list_findings()) log_warning(finding);
+}
+
 ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   HfWeights folder(arguments.path);
   ModelExport against(*arguments.against, {}, std::move(device));
@@ -51,6 +55,7 @@ ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr
   }
   std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor")
             << " from what forward multiplies by in " << where << '\n';
+  warn_of_ignore_list(folder);
   return ExitCode::ok;
 }
 
@@ -59,6 +64,7 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
   if (arguments.against) return verify_folder_against(arguments, std::move(device));
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return verify_export(arguments.path); });
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
+  warn_of_ignore_list(HfWeights(arguments.path));
   return ExitCode::ok;
 }
 

@@ -205,6 +205,7 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   pending.publish();
   for (const std::string& warning : model.warnings()) log_warning(warning);
+  for (const std::string& finding : written.ignore_list_findings()) log_warning(finding);
   return summary;
 }
 
@@ -256,6 +257,9 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
     const auto how = [](bool quantized) { return quantized ? "quantized" : "in high precision"; };
     if (there != here.inputs)
       differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));
+    const Quantization& input = types.module_of(module + ".weight").recipe.input;
+    if (there && here.inputs && !as_servers_quantize(input))
+      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by rceil with any scale"));
   }
   return differences;
 }

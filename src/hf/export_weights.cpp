@@ -127,8 +127,8 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
     return;
   }
   const Quantization& input = module.recipe.input;
-  require(!types_.quantizes_inputs(tensor.parameter) || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
-          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only");
+  require(!types_.quantizes_inputs(tensor.parameter) || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage,
+          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only, by rceil with any scale: take dequantized weights");
 }
 
 // Servers fuse all experts of a layer, and all three of their weights.

@@ -469,6 +469,23 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
   return packed;
 }
 
+std::vector<std::string> HfWeights::ignore_list_findings() const {
+  const std::optional<PackedConfig> config = packed_config();
+  if (!config || !config->ignored()) return {};
+  std::set<std::string> linears;  // parameters
+  for (const ModuleShape& module : model_shape(config_.model).modules)
+    if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
+  std::vector<FileLinear> of_file;
+  std::vector<std::string> modules = {"lm_head"};  // which a server has, also where it is the embedding
+  for (const auto& [parameter, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      modules.push_back(piece.tensor->name.substr(0, piece.tensor->name.rfind('.')));
+      if (linears.contains(parameter)) of_file.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
+    }
+  }
+  return mantissa::ignore_list_findings(*config->ignored(), of_file, modules);
+}
+
 RunConfig HfWeights::run_config() const {
   RunConfig config;
   config.model = config_.model;

@@ -267,7 +267,9 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
     Pattern pattern = expression_of(target.substr(kExpression.size()), "", where);
     expressions_.emplace_back(Expression{.where = where, .pattern = std::move(pattern)}, scheme);
   }
-  for (const std::string& name : names_of(keys, "ignore")) {
+  const std::vector<std::string> ignored = names_of(keys, "ignore");
+  keep_list(keys, "ignore", ignored, true);
+  for (const std::string& name : ignored) {
     const std::string where = keys.where_of("ignore", name);
     if (name.starts_with(kExpression))
       ignored_expressions_.push_back({.where = where, .pattern = expression_of(name.substr(kExpression.size()), "", where)});
@@ -278,7 +280,9 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
 
 // Matches as should_convert_module() of transformers: names are expressions that match up to the end of a module, or ends of names.
 void PackedConfig::read_not_converted(Keys& keys, const std::string& key) {
-  for (const std::string& name : names_of(keys, key)) {
+  const std::vector<std::string> names = names_of(keys, key);
+  if (names_modules_) keep_list(keys, key, names, false);
+  for (const std::string& name : names) {
     const std::string where = keys.where_of(key, name);
     ignored_expressions_.push_back({.where = where, .pattern = expression_of(name, R"((?:(?<=\.)|(?=\.|$)))", where)});
     ignored_ends_.insert(name);
@@ -313,11 +317,17 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
   for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
   keys.ignore({"producer"});
   for (const char* const key : {"ignore", "exclude_modules"}) {
-    for (const std::string& name : names_of(keys, key)) {
+    const std::vector<std::string> names = names_of(keys, key);
+    keep_list(keys, key, names, true);
+    for (const std::string& name : names) {
       const std::string where = keys.where_of(key, name);
       ignored_expressions_.push_back({.where = where, .pattern = expression_of(expression_of_wildcards(name, where), "", where)});
     }
   }
+}
+
+void PackedConfig::keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names) {
+  if (!names.empty()) list_ = IgnoreList{.where = keys.where + key, .entries = names, .whole_names = whole_names};
 }
 
 PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {

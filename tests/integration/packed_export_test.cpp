@@ -4,6 +4,7 @@
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/load_model.h"
+#include "process.h"
 
 namespace mantissa::packed_export_test {
 
@@ -12,7 +13,9 @@ using test::HfFolder;
 using test::kShape;
 using test::logits_of;
 using test::Trained;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class Packed : public Exports, public ::testing::WithParamInterface<Trained> {};
 
@@ -39,6 +42,7 @@ TEST_P(Packed, CodesAreThoseOfForward) {
     EXPECT_EQ(test::read_file(path(name + "/config.json")).find("\"lm_head\"") == std::string::npos,
               head);  // named, tied or not, unless quantized
     EXPECT_EQ(difference(name, saved), std::nullopt);
+    EXPECT_THAT(HfWeights(path(name)).ignore_list_findings(), IsEmpty()) << name;
     pack_to(path(name), name + " again", convention);
     EXPECT_EQ(all_bytes(name), all_bytes(name + " again"));
     EXPECT_EQ(test::read_file(path(name + "/config.json")), test::read_file(path(name + " again/config.json")));
@@ -254,6 +258,39 @@ TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
                                                        "model.layers.0.self_attn.q_proj.weight is BF16 without scales"));
 }
 
+// Lists as they were published: they say of this folder what is true as transformers reads them.
+TEST_F(Exports, AListThatServersReadOtherwiseIsTold) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.num_layers=11",
+                           R"(precision.rules=[{"match": "layers.1.*", "recipe": "high"}])"});
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed", Convention::sglang);
+  const nlohmann::json written = nlohmann::json::parse(test::read_file(path("packed/config.json")));
+  const nlohmann::json names = written["quantization_config"]["modules_to_not_convert"];
+  const auto findings_with = [&](const nlohmann::json& list) {
+    nlohmann::json config = written;
+    config["quantization_config"]["modules_to_not_convert"] = list;
+    test::write_file(path("packed/config.json"), config.dump());
+    return HfWeights(path("packed")).ignore_list_findings();
+  };
+  const auto and_also = [&](const char* entry) {
+    nlohmann::json list = names;
+    list.push_back(entry);
+    return list;
+  };
+  EXPECT_THAT(findings_with(names), IsEmpty());
+  EXPECT_THAT(findings_with(and_also("mlp.gate")), ElementsAre(HasSubstr("modules_to_not_convert: \"mlp.gate\" also names")));
+  EXPECT_THAT(findings_with(and_also("model.layers.1")), ElementsAre(HasSubstr("codes: model.layers.10.")));
+  EXPECT_THAT(findings_with(and_also("model.layers.0.self_attn.qkv_proj")),
+              ElementsAre(HasSubstr("codes: model.layers.0.self_attn.q_proj, ")));
+  EXPECT_THAT(findings_with(and_also("model.language_model.layers.1")), ElementsAre(HasSubstr("layers.1\" names nothing in the file")));
+  EXPECT_THAT(findings_with({"lm_head", "model\\.layers\\.1\\..*"}),
+              ElementsAre(HasSubstr("whole names no entry names what holds no codes: model.layers.1.")));
+  const test::ProcessResult result = test::run_mantissa({"verify", "packed", "--against", run_folder("run")}, folder_.path());
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_THAT(result.errors + result.output, HasSubstr("no entry names what holds no codes"));
+}
+
 // Which inputs are quantized stands nowhere else.
 TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
   std::vector<std::string> sets = kShape;
@@ -291,6 +328,12 @@ TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
        "layers.0.attn.qkv (recipe mine, e5m2 1x32 rceil): no server reads E5M2 weights",
        {"precision.recipe=mine",
         R"(precision.recipes={"mine": {"base": "mxfp8_weights", "weight": {"format": "e5m2", "block": [1, 32]}}})"}},
+      {"input_range",
+       "its input is e4m3 1x32 rceil 2^-22..2^127, and servers quantize inputs to E4M3 only, by rceil with any scale",
+       {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp8", "input": {"scale_range": [-22, 127]}}})"}},
+      {"input_rule",
+       "its input is e4m3 1x32 floor, and servers quantize inputs to E4M3 only, by rceil with any scale",
+       {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp8", "input": {"rule": "floor"}}})"}},
       {"blocks16",
        "packed weights have blocks of 32",
        {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 16]}}})"}},

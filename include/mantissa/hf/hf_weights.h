@@ -31,6 +31,8 @@ class HfWeights : public TensorReader {
   const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
+  // Returns what servers that read the list of modules which are not quantized in other ways would make of them (ignore_list.h).
+  std::vector<std::string> ignore_list_findings() const;
   // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.

@@ -20,7 +20,9 @@
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/config/export_options.h"
 #include "mantissa/formats/format.h"
+#include "mantissa/hf/ignore_list.h"
 #include "mantissa/precision/rules.h"
+#include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa {
 
@@ -30,6 +32,11 @@ struct PackedScheme {
   bool inputs = false;
   auto operator<=>(const PackedScheme&) const = default;
 };
+
+// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale.
+inline bool as_servers_quantize(const Quantization& input) {
+  return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && input.range == ScaleRange{};
+}
 
 struct PackedNames {
   std::string codes, scales;
@@ -57,8 +64,9 @@ class PackedConfig {
 
   // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
-  bool names_modules() const { return names_modules_; }  // else scheme() is that of whatever is codes
-  const std::string& where() const { return where_; }    // file and key, for messages
+  bool names_modules() const { return names_modules_; }               // else scheme() is that of whatever is codes
+  const std::string& where() const { return where_; }                 // file and key, for messages
+  const std::optional<IgnoreList>& ignored() const { return list_; }  // none if there is no list, or if it is not what counts
 
  private:
   struct Expression {
@@ -70,10 +78,12 @@ class PackedConfig {
   void read_one_scheme(Keys& keys, const std::string& method);
   void read_compressed_tensors(Keys& keys);
   void read_not_converted(Keys& keys, const std::string& key);
+  void keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names);
   bool ignores(const std::string& module) const;
 
   std::string where_;
   bool names_modules_ = true;
+  std::optional<IgnoreList> list_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
   std::map<std::string, PackedScheme> targets_;                   // by name, or class
   std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
