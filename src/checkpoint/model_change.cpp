@@ -105,7 +105,10 @@ std::vector<std::string> reconciled_weights(const TensorReader& weights, const P
     const Quantization now = module.resident_codes();
     if (!was) continue;
     if (now == was) continue;
-    const auto form = [](const Quantization& how) { return text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols); };
+    const bool same_blocks = now.format == was.format && now.block_rows == was.block_rows && now.block_cols == was.block_cols;
+    const auto form = [&](const Quantization& how) {
+      return same_blocks ? text(how) : text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols);
+    };
     const std::string here = now ? form(now) : dtype_name(module.recipe.compute);
     changes[{any_layer(path), text(form(was), " in the file, ", here, " here")}].push_back(path);
   }

@@ -87,7 +87,7 @@ QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t
 ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int64_t begin, int64_t end) {
   const Quantization how = quantized(parameter);
   const Quantization kept = source_.form(parameter).codes;
-  if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols)
+  if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols && kept.range == how.range)
     return {.codes = kept_codes(parameter, begin, end), .first = begin};
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);

@@ -27,7 +27,9 @@ const char* kind_name(ModuleKind kind) {
 
 Json to_json(const Quantization& how) {
   if (!how) return nullptr;
-  return {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
+  Json out = {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
+  if (how.range != ScaleRange{}) out.add("scale_range", {how.range.least - 127, how.range.most - 127});
+  return out;
 }
 
 Json shape_json(const ModuleShape& module) {

@@ -367,6 +367,23 @@ TEST(Explain, ShippedRecipesFitTheShippedConfigurations) {
   }
 }
 
+TEST(Explain, JsonHasARangeOfScalesThatIsNotWhole) {
+  const std::filesystem::path root = MANTISSA_SOURCE_DIR;
+  const ProcessResult result = run_mantissa({"explain", "configs/quickstart.json", "--json", "--set", "precision.recipe=own", "--set",
+                                             R"(precision.recipes={"own": {"base": "mxfp8", "input": {"scale_range": [-22, 127]}}})"},
+                                            root);
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  size_t inputs = 0;
+  const json plan = json::parse(result.output);
+  for (const json& module : plan["modules"]) {
+    if (module["input"].is_null()) continue;
+    EXPECT_EQ(module["input"]["scale_range"], json({-22, 127}));
+    EXPECT_FALSE(module["weight"].contains("scale_range"));
+    ++inputs;
+  }
+  EXPECT_GT(inputs, 0U);
+}
+
 TEST(Explain, KimiK3QuantizesRoutedExpertsAlone) {
   const std::filesystem::path root = MANTISSA_SOURCE_DIR;
   const TemporaryFolder folder;

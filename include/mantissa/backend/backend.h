@@ -550,7 +550,8 @@ struct ArrivalTable {
   Contract contract() const;
 };
 
-// out[r] = x[assignments[r] / per_row], or zeros (codes 0 with scale 0) where that is -1. Takes rowwise codes or values.
+// out[r] = x[assignments[r] / per_row], or zeros (codes 0 with scale 0, whatever the range) where that is -1. Takes rowwise codes or
+// values.
 struct Permute {
   Value x, out;
   Tensor assignments;

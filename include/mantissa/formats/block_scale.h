@@ -77,7 +77,7 @@ MANTISSA_HOST_DEVICE uint8_t shift_in_block(uint8_t code, uint8_t from, uint8_t 
 }
 
 // Whether an element of a block with this scale could be subnormal or Inf as bf16: hardware that flushes subnormals, or rounds, then gives
-// a wrong GEMM. Blocks of zeros have scale 0 and are harmless; the caller looks at their codes.
+// a wrong GEMM. Blocks of zeros have the least scale and are harmless; the caller looks at their codes.
 template <class E>
 MANTISSA_HOST_DEVICE bool extreme_scale(uint8_t scale) {
   return scale < E::bias + E::mantissa_bits || scale > 254 - E::emax;

@@ -15,8 +15,8 @@ enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
 // torchao's CEIL.
 enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil };
 
-// The scale codes to which what the rule says of numbers is clamped. `least` is at most 127 and `most` at least that, so that no element is
-// further above its scale than two exponents are apart.
+// The scale codes to which what the rule says of numbers is clamped. `least` is at most 127 and `most` at least that: a finite element over
+// 2^(most - 127) is then finite, too, on which encoding in 16-bit lanes and by multiplication rests.
 struct ScaleRange {
   uint8_t least = 0, most = 254;
 

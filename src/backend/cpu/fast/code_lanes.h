@@ -236,7 +236,8 @@ template <class E>
   return decode<E>(kCodes, shift, foreign);
 }
 
-// block_scale() of bf16 amax bits below Inf.
+// block_scale() of bf16 amax bits below Inf. encode() subtracts its shift from magnitudes in 16 bits: those reach the sign under a largest
+// scale code below 127, which no range has.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);

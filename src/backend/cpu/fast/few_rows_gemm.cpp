@@ -167,7 +167,7 @@ class Scales {
   int64_t row_of_block() const { return first_ % codes_.how.block_rows; }
 
   // One for each span of each row of blocks, and one more, with which what is read beside a row is multiplied. Returns nullptr where a
-  // block that is not zero has an extreme scale; blocks of zeros, as of padding, have the scale 0.
+  // block that is not zero has an extreme scale; blocks of zeros, as of padding, have the scale 0, or the least of their range.
   const Scale* make() const {
     const int64_t rows_of_block = codes_.how.block_rows, begin = first_ / rows_of_block, end = ceil_div(first_ + rows_, rows_of_block);
     const int64_t count = (end - begin) * blocks_;
