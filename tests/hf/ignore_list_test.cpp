@@ -35,7 +35,9 @@ const std::vector<std::string> kLayer1 = {"lm_head",
 TEST(IgnoreList, WholeNamesOfWhatHoldsValuesAreReadAlike) {
   EXPECT_THAT(findings(kLayer1), IsEmpty());
   EXPECT_THAT(findings(kLayer1, false), IsEmpty());
-  EXPECT_THAT(findings({"re:.*layers\\.1\\..*", "*.layers.10.mlp*", "model.embed_tokens", "model.layers.11.mlp.gate"}), IsEmpty());
+  EXPECT_THAT(
+      findings({"re:model.layers.1.mlp", "re:.*layers\\.1\\..*", "*.layers.10.mlp*", "model.embed_tokens", "model.layers.11.mlp.gate"}),
+      IsEmpty());
 }
 
 TEST(IgnoreList, APartOfANameMayBeThatOfAnother) {
@@ -71,6 +73,12 @@ TEST(IgnoreList, WhatIsBetweenDotsIsAReadingOfItsOwn) {
   EXPECT_THAT(findings({"o_proj"}),
               ElementsAre("f: ignore: \"o_proj\" also names, for a server that looks for parts between dots, what holds codes: "
                           "model.layers.0.self_attn.o_proj, model.layers.10.self_attn.o_proj"));
+}
+
+TEST(IgnoreList, APartThatBeginsWithinAWordIsNotBetweenDots) {
+  for (const char* entry : {"attn.o_proj", "self_attn.o"})
+    EXPECT_THAT(findings({entry}), ElementsAre(::testing::HasSubstr("that looks for parts of names, what holds codes: model.layers.0.")))
+        << entry;
 }
 
 TEST(IgnoreList, AnEntryMayNameNothing) {
