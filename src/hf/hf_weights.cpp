@@ -471,7 +471,7 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
 
 std::vector<std::string> HfWeights::ignore_list_findings() const {
   const std::optional<PackedConfig> config = packed_config();
-  if (!config || !config->ignored()) return {};
+  if (!config) return {};
   std::set<std::string> linears;  // parameters
   for (const ModuleShape& module : model_shape(config_.model).modules)
     if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
@@ -483,7 +483,10 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
       if (linears.contains(parameter)) of_file.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
     }
   }
-  return mantissa::ignore_list_findings(*config->ignored(), of_file, modules);
+  std::vector<std::string> findings;
+  for (const IgnoreList& list : config->ignored())
+    std::ranges::move(mantissa::ignore_list_findings(list, of_file, modules), std::back_inserter(findings));
+  return findings;
 }
 
 RunConfig HfWeights::run_config() const {

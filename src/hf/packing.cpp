@@ -327,7 +327,7 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
 }
 
 void PackedConfig::keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names) {
-  if (!names.empty()) list_ = IgnoreList{.where = keys.where + key, .entries = names, .whole_names = whole_names};
+  if (!names.empty()) lists_.push_back({.where = keys.where + key, .entries = names, .whole_names = whole_names});
 }
 
 PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {

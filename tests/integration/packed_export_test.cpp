@@ -286,6 +286,12 @@ TEST_F(Exports, AListThatServersReadOtherwiseIsTold) {
   EXPECT_THAT(findings_with(and_also("model.language_model.layers.1")), ElementsAre(HasSubstr("layers.1\" names nothing in the file")));
   EXPECT_THAT(findings_with({"lm_head", "model\\.layers\\.1\\..*"}),
               ElementsAre(HasSubstr("whole names no entry names what holds no codes: model.layers.1.")));
+  pack_to(checkpoint("run", 3), "modelopt", Convention::modelopt);
+  nlohmann::json two = nlohmann::json::parse(test::read_file(path("modelopt/config.json")));
+  for (const char* key : {"ignore", "exclude_modules"}) two["quantization_config"][key].push_back("no.module");
+  test::write_file(path("modelopt/config.json"), two.dump());
+  EXPECT_THAT(HfWeights(path("modelopt")).ignore_list_findings(),
+              ElementsAre(HasSubstr("ignore: \"no.module\" names nothing"), HasSubstr("exclude_modules: \"no.module\" names nothing")));
   const test::ProcessResult result = test::run_mantissa({"verify", "packed", "--against", run_folder("run")}, folder_.path());
   EXPECT_EQ(result.exit_code, 0) << result.errors;
   EXPECT_THAT(result.errors + result.output, HasSubstr("no entry names what holds no codes"));

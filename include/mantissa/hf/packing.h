@@ -64,9 +64,9 @@ class PackedConfig {
 
   // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
-  bool names_modules() const { return names_modules_; }               // else scheme() is that of whatever is codes
-  const std::string& where() const { return where_; }                 // file and key, for messages
-  const std::optional<IgnoreList>& ignored() const { return list_; }  // none if there is no list, or if it is not what counts
+  bool names_modules() const { return names_modules_; }              // else scheme() is that of whatever is codes
+  const std::string& where() const { return where_; }                // file and key, for messages
+  const std::vector<IgnoreList>& ignored() const { return lists_; }  // those that are not empty, and count
 
  private:
   struct Expression {
@@ -83,7 +83,7 @@ class PackedConfig {
 
   std::string where_;
   bool names_modules_ = true;
-  std::optional<IgnoreList> list_;
+  std::vector<IgnoreList> lists_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
   std::map<std::string, PackedScheme> targets_;                   // by name, or class
   std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
