@@ -2,7 +2,7 @@
 """Compares scale rules with the code of others: scale_rules.py FOLDER with golden vectors.
 
 Scales and codes of the golden vectors with blocks of 1 x 32, and scales of every bf16 amax, are held against torchao's to_mx in its four modes;
-those of even in E2M1 against compressed-tensors, too, which rounds amax to the mantissa of E2M1 also for E4M3. Blocks that hold Inf are left out:
+those of even in E2M1 against compressed-tensors, too, which rounds amax to the mantissa of E2M1 also for E4M3, and rceil against ModelOpt. Blocks that hold Inf are left out:
 here their scale is 255, there 254 or that of the largest number; so are codes at scale 0, by which torchao divides as by the smallest normal
 number. Prints the signal to noise of each rule and format on 2^20 normal values of bf16. Exit code 77: torchao is missing.
 """
@@ -96,6 +96,47 @@ def compare_with_compressed_tensors():
     return int(np.count_nonzero(known))
 
 
+def nibbles(codes):
+    return np.stack([codes & 15, codes >> 4], -1).reshape(codes.shape[0], -1)
+
+
+def modelopt(x, fmt):
+    from modelopt.torch.quantization.qtensor.mxfp4_tensor import MXFP4QTensor
+    from modelopt.torch.quantization.qtensor.mxfp8_tensor import MXFP8QTensor
+
+    tensor, scales = MXFP8QTensor.quantize(x) if fmt == "e4m3" else MXFP4QTensor.quantize(x, BLOCK)
+    codes = tensor._quantized_data.view(torch.uint8).reshape(scales.numel(), -1).numpy()
+    return scales.reshape(-1).numpy(), codes if fmt == "e4m3" else nibbles(codes)
+
+
+def compare_modelopt(x, scales, codes, fmt):
+    """Returns how many blocks were compared. Of E2M1 ModelOpt rounds ties down, in magnitude, and gives zeros a sign; of both it has no NaN."""
+    found, found_codes = modelopt(x, fmt)
+    amax = x.float().abs().reshape(-1, BLOCK).amax(-1).numpy()
+    known = np.isfinite(amax) & (amax > 0) & (scales > 0)
+    if not (found[known] == scales[known]).all():
+        sys.exit(f"{np.count_nonzero(found[known] != scales[known])} scales of {fmt} differ from ModelOpt's")
+    if codes is not None:
+        ours = codes if fmt == "e4m3" else nibbles(codes)
+        scaled = np.abs(x.double().reshape(-1, BLOCK).numpy()) * 2.0 ** (127 - scales.astype(np.float64))[:, None]
+        tie = np.isin(scaled, [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]) & (fmt == "e2m1")
+        differ = (ours != found_codes) & known[:, None] & (scaled != 0)
+        if (differ & ~(tie & (ours == found_codes + 1))).any():
+            sys.exit(f"{np.count_nonzero(differ)} codes of {fmt} differ from ModelOpt's")
+    return int(np.count_nonzero(known))
+
+
+def compare_with_modelopt(golden):
+    """Every bf16 amax, and golden vectors in bf16, under rceil as MXFP8 and MXFP4."""
+    compared = 0
+    for fmt in ("e4m3", "e2m1"):
+        x = amax_blocks(3)
+        compared += compare_modelopt(x, block_scale(x.float().abs().amax(-1).numpy(), fmt, "rceil"), None, fmt)
+        vectors = [golden_blocks(path) for path in golden if path.name.startswith(fmt + "_rceil")]
+        compared += sum(compare_modelopt(*v, fmt) for v in vectors if v and v[0].dtype == torch.bfloat16)
+    return compared
+
+
 def signal_to_noise(fmt, rule):
     """In dB."""
     x = torch.randn(1 << 15, BLOCK, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -108,7 +149,8 @@ def main():
     for rule in RULES:
         print(f"{rule}:", ", ".join(f"{fmt} {signal_to_noise(fmt, rule):.1f} dB" for fmt in FORMATS))
     compared = 0
-    for path in sorted(Path(sys.argv[1]).glob("*.mxg")):
+    golden = sorted(Path(sys.argv[1]).glob("*.mxg"))
+    for path in golden:
         fmt, _, rest = path.name.partition("_")
         rule = rest.partition("_")[0]
         blocks = golden_blocks(path) if fmt in FORMATS and rule in RULES else None
@@ -118,7 +160,8 @@ def main():
         for rule in RULES:
             x = amax_blocks(3)
             compared += compare(x, block_scale(x.float().abs().amax(-1).numpy(), fmt, rule), None, fmt, rule, f"every amax as {fmt}")
-    print(f"scale_rules: {compared} blocks as torchao's, {compare_with_compressed_tensors()} scales as compressed-tensors'")
+    print(f"scale_rules: {compared} blocks as torchao's, {compare_with_compressed_tensors()} scales as compressed-tensors', ", end="")
+    print(f"{compare_with_modelopt(golden)} blocks as ModelOpt's")
 
 
 if __name__ == "__main__":
