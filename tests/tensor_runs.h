@@ -199,6 +199,7 @@ inline std::vector<TensorCase> tensor_cases() {
             "training.recompute=full"}},
           {"bf16", 1e-4, 0.999, recipe("high")},
           {"mxfp8", 1e-3, 0.99, recipe("mxfp8")},
+          {"mxfp8_te", 1e-3, 0.99, recipe("mxfp8_te")},
           {"mxfp8_gather", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_param_gather=true", "training.recompute=selective"})},
           {"fp8_block", 1e-3, 0.99,
            recipe("fp8_block", {"model.hidden_size=512", "model.intermediate_size=512", "model.num_key_value_heads=8"})},

@@ -33,6 +33,7 @@ EXPERTS, ATTENTION = "layers.*.moe.experts.*", "layers.*.attn.*"
 RECIPES = {
     "mxfp8": {"recipe": "mxfp8"},
     "codes as weights": {"recipe": "mxfp8", "fp8_param_gather": True},
+    "mxfp8_te": {"recipe": "mxfp8_te"},
     "mxfp8_weights": {"recipe": "mxfp8_weights"},
     "fp8_block": {"recipe": "fp8_block"},
     "mxfp4_qat": {"recipe": "mxfp4_qat"},

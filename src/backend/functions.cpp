@@ -88,6 +88,12 @@ QuantizedTensor quantized(const Tensor& x, const Quantization& how) { return qua
 
 QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, how.block()); }
 
+Tensor decoded(const QuantizedTensor& codes, Dtype dtype) {
+  Tensor out = empty(codes.device(), dtype, codes.shape);
+  codes.device().run(Dequantize{.x = codes, .out = out});
+  return out;
+}
+
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end) {
   const int64_t block = tensor.how.block_rows;
   require(begin % block == 0 && end % block == 0, "slice [", begin, ", ", end, ") of ", tensor.shape, " cuts a block of ", tensor.how);

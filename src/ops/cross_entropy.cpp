@@ -16,9 +16,11 @@ struct Chunk {
 
 // Returns rows [begin, end) of what fprop reads. Without a gather they are quantized here, where only a chunk of them exists. fprop reads x
 // and, if gradients are wanted, wgrad once more; it is quantized once.
-LinearInput chunk_input(const LinearInput& all, const LinearGemms& gemms, int64_t begin, int64_t end) {
-  if (!all.codes.defined()) return gemms.input(all.high.slice(begin, end));
-  LinearInput out{.codes = slice(all.codes, begin, std::min(all.codes.dim(0), round_up(end, all.codes.how.block())))};
+LinearInput chunk_input(const LinearInput& all, const LinearGemms& gemms, int64_t begin, int64_t end, bool recorded) {
+  if (!all.codes.defined()) return gemms.input(all.high.slice(begin, end), recorded);
+  const int64_t whole = std::min(all.codes.dim(0), round_up(end, all.codes.how.block()));
+  LinearInput out{.codes = slice(all.codes, begin, whole)};
+  if (all.columns.defined()) out.columns = slice(all.columns, begin, whole);
   if (all.high.defined()) out.high = all.high.slice(begin, end);
   return out;
 }
@@ -79,7 +81,7 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   if (wants_dx) dx = empty(value.device(), shared(tp) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);
-    const Chunk chunk{chunk_input(input, gemms, begin, end), targets.slice(begin, end), losses.slice(begin, end)};
+    const Chunk chunk{chunk_input(input, gemms, begin, end, training), targets.slice(begin, end), losses.slice(begin, end)};
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
     gemms.fprop(chunk.x, {}, logits);
     chunk_loss(chunk, logits, options, tp, scale, training ? logits : Tensor());

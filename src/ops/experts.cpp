@@ -10,13 +10,13 @@ namespace {
 
 // Returns x [N, in] as it is dispatched: as codes where no expert reads values.
 Value tokens_of(const LinearGemms& gemms, const Tensor& x, const Recipe& recipe, bool as_codes, bool recorded) {
-  const bool codes = choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saves_input_codes(recipe) || !recorded);
+  const bool codes = choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saved_input(recipe) == SavedAs::rows || !recorded);
   return as_codes && codes ? Value(gemms.codes_of_tokens(OperandRole::input, x)) : Value(x);
 }
 
-LinearInput input_of(const LinearGemms& gemms, const Value& rows) {
+LinearInput input_of(const LinearGemms& gemms, const Value& rows, bool recorded) {
   if (const auto* codes = std::get_if<QuantizedTensor>(&rows)) return {.codes = *codes};
-  return gemms.input(std::get<Tensor>(rows));
+  return gemms.input(std::get<Tensor>(rows), recorded);
 }
 
 // Returns the rows of each expert's weight.
@@ -40,10 +40,7 @@ void bias_gradient(Leaf& bias, const Tensor& dy, const Dispatch& at, const Tenso
 // Returns the rows of dy as they arrived, as values.
 Tensor values_of(const Value& dy, Dtype dtype) {
   if (const auto* values = std::get_if<Tensor>(&dy)) return *values;
-  const auto& codes = std::get<QuantizedTensor>(dy);
-  const Tensor out = empty(codes.device(), dtype, codes.shape);
-  codes.device().run(Dequantize{.x = codes, .out = out});
-  return out;
+  return decoded(std::get<QuantizedTensor>(dy), dtype);
 }
 
 // Computes the gradients of down's bias and, as far as they multiply that bias, of the weights of the rows.
@@ -87,7 +84,7 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   const Tensor& value = x.value();
   const bool recorded = recording({x, weights, gate_up.var(), bias});
   const PermutedTokens moved = to_experts(to, tokens_of(gemms, value, recipe, options.as_codes, recorded), weights.value());
-  const LinearInput input = input_of(gemms, moved.rows);
+  const LinearInput input = input_of(gemms, moved.rows, recorded);
   const Tensor row_weights = moved.weights;
   to.weights->values = row_weights;
   const Tensor up = first_gemm(gemms, input, bias, to, {to.assignments.dim(0), out_of(gate_up, to)}, value.dtype());
@@ -120,12 +117,12 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, con
                     const TensorParallel& tp) {
   const LinearGemms gemms(down, recipe, from);
   const Tensor& value = x.value();
-  const LinearInput input = gemms.input(value);
-  const bool biased = bias.value().defined();
+  const bool biased = bias.value().defined(), recorded = recording({x, down.var(), bias});
+  const LinearInput input = gemms.input(value, recorded);
   require(!biased || from.weights->values.defined(), "combined_linear: a bias needs the weights that dispatched_swiglu leaves");
   const Tensor rows = second_gemm(gemms, input, bias, from, {value.dim(0), out_of(down, from)}, value.dtype(), tp);
   const Tensor y = to_tokens(from, rows).sums;
-  if (!recording({x, down.var(), bias})) return Var(y);
+  if (!recorded) return Var(y);
   const bool codes_move = choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
   return record("combined_linear", y, {x, down.var(), bias},
                 [gemms, from, codes_move, saved = SavedInput(x, input, gemms, false), columns = value.dim(1),

@@ -42,7 +42,7 @@ Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Reci
   const bool gathers = by_tokens(tp) && tp.split == Split::column_parallel, recorded = recording({x, weight.var(), bias});
   if (gathers) require_own_rows("linear", tp, x.value());
   require(gathers || !by_tokens(tp) || x.value().dim(0) == tp.tokens, "linear: ", x.value().dim(0), " rows of ", tp.tokens, " tokens");
-  const LinearInput input = gathers ? gemms.gathered_input(tp, x.value(), recorded) : gemms.input(x.value());
+  const LinearInput input = gathers ? gemms.gathered_input(tp, x.value(), recorded) : gemms.input(x.value(), recorded);
   const int64_t rows = gathers ? tp.tokens : x.value().dim(0);
   Tensor y = output(gemms, input, {rows, weight.shape()[0]}, bias, x.value(), tp);
   if (!recorded) return Var(y);

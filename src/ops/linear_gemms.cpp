@@ -18,6 +18,17 @@ QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
   return out;
 }
 
+// Quantizes in one pass along rows and along columns.
+struct BothWays {
+  QuantizedTensor rows, columns;
+
+  BothWays(const Tensor& x, const Quantization& how) {
+    const Shape padded = x.shape().with_dim0(round_up(x.dim(0), how.block()));
+    rows = empty_quantized(x.device(), padded, how), columns = empty_quantized(x.device(), padded, how.transposed());
+    x.device().run(Quantize{.x = source_of(x), .out = rows, .second = columns});
+  }
+};
+
 int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
 
 // Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
@@ -36,10 +47,8 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
   const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
   require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
-    const Shape padded = dy.shape().with_dim0(round_up(dy.dim(0), rows.how.block()));
-    QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
-    dy.device().run(Quantize{.x = source_of(dy), .out = row, .second = column});
-    return {slice(row, 0, dy.dim(0)), column};
+    const BothWays codes(dy, rows.how);
+    return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
   }
   if (wants_rows && rows.is_codes()) out.rows = quantized(source_of(dy), rows.how);
   if (wants_columns && columns.is_codes()) out.columns = quantized(source_of(dy), columns.how);
@@ -48,10 +57,16 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
 
 }  // namespace
 
-LinearInput LinearGemms::input(const Tensor& x) const {
+LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
   if (!choice.is_codes()) return {.high = x};
-  LinearInput out{.high = x, .codes = quantized_padded(source_of(x), choice.how)};
+  LinearInput out{.high = x};
+  if (recorded && saved_input(recipe_) == SavedAs::columns) {
+    const BothWays codes(x, choice.how);
+    out.codes = codes.rows, out.columns = codes.columns;
+  } else {
+    out.codes = quantized_padded(source_of(x), choice.how);
+  }
   if (!Tape::in_backward()) observe(OperandRole::input, x, out.codes);
   return out;
 }
@@ -84,8 +99,8 @@ OutputGradient LinearGemms::gradient_of_codes(const QuantizedTensor& rows) const
 
 LinearInput LinearGemms::gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
-  const bool as_codes = choice.is_codes() && (keeps_codes() || !recorded);
-  if (!by_tokens(tp) || !as_codes) return input(gathered_rows(tp, x));
+  const bool as_codes = choice.is_codes() && (saved_input(recipe_) == SavedAs::rows || !recorded);
+  if (!by_tokens(tp) || !as_codes) return input(gathered_rows(tp, x), recorded);
   return {.codes = gathered_codes(tp, x, choice.how)};
 }
 
@@ -109,15 +124,21 @@ QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tens
 }
 
 LinearInput LinearGemms::kept(const LinearInput& input) const {
-  return keeps_codes() ? LinearInput{.codes = input.codes} : LinearInput{.high = input.high};
+  switch (saved_input(recipe_)) {
+    case SavedAs::values: break;
+    case SavedAs::rows: return {.codes = input.codes};
+    case SavedAs::columns: return {.columns = input.columns};
+  }
+  return {.high = input.high};
 }
 
 Value LinearGemms::weight(GemmRole role) const {
-  switch (choose_operands(recipe_, role).second.source) {
+  const OperandChoice choice = choose_operands(recipe_, role).second;
+  switch (choice.source) {
     case OperandSource::high: return weight_.high;
     case OperandSource::requantized: return columnwise(weight_.codes);
-    case OperandSource::codes:
-    case OperandSource::fake:
+    case OperandSource::codes: return choice.how.columnwise() ? quantized(source_of(weight_.high), choice.how) : weight_.codes;
+    case OperandSource::dequantized:
     case OperandSource::fake_codes: return weight_.codes;  // dequantized they are DQ(Q(w)), to the bit
   }
   fail(ExitCode::internal, "no such operand of ", gemm_name(role));
@@ -143,7 +164,9 @@ void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& 
 
 Value LinearGemms::wgrad_input(const LinearInput& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
+  if (choice.source == OperandSource::dequantized) return decoded(x.codes, compute());
   if (!choice.is_codes()) return converted(x.high, compute());
+  if (x.columns.defined()) return x.columns;
   if (choice.source == OperandSource::requantized) return columnwise(x.codes);
   QuantizedTensor codes = quantized(source_of(x.high), choice.how);
   observe(OperandRole::input, x.high, codes);

@@ -14,8 +14,9 @@ namespace mantissa {
 
 // The input of a linear operation, as the GEMMs read it.
 struct LinearInput {
-  Tensor high{};            // [N, in]; undefined if only codes are needed
-  QuantizedTensor codes{};  // rowwise, rows padded to whole blocks; undefined where fprop reads high precision
+  Tensor high{};              // [N, in]; undefined if only codes are needed
+  QuantizedTensor codes{};    // rowwise, rows padded to whole blocks; undefined where fprop reads high precision
+  QuantizedTensor columns{};  // columnwise from the values, if wgrad reads these and backward was announced
 };
 
 // The gradient of the output along both contractions.
@@ -28,13 +29,15 @@ class LinearGemms {
   LinearGemms(LinearWeight weight, const Recipe& recipe, Dispatch groups = {})
       : weight_(std::move(weight)), recipe_(recipe), groups_(std::move(groups)) {}
 
-  LinearInput input(const Tensor& x) const;
+  LinearInput input(const Tensor& x, bool recorded) const;  // recorded: backward will read it
   // Gathers the input of all tokens from this rank's share, as codes if nothing else is read, to the same bits. Without sequence
-  // parallelism it is input(x). recorded: backward will read it.
+  // parallelism it is input().
   LinearInput gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const;
-  // Returns what backward needs of an input: the codes if wgrad derives its operand from them, else the tensor.
+  // Returns what backward needs of an input that was recorded.
   LinearInput kept(const LinearInput& input) const;
-  bool keeps_codes() const { return saves_input_codes(recipe_); }
+  bool keeps_codes() const { return saved_input(recipe_) != SavedAs::values; }
+  // Returns kept() of the input again, from its values.
+  LinearInput kept_again(const Tensor& x) const { return kept(keeps_codes() ? input(x, true) : LinearInput{.high = x}); }
 
   // codes_of_tokens() quantizes rows [N, C] of tokens rowwise and shows them to the observer; gradient_of_codes() makes them the output
   // gradient of permuted tokens.
@@ -70,7 +73,7 @@ class SavedInput {
       tensor_.emplace(x);
     }
   }
-  LinearInput get(const LinearGemms& gemms) const { return tensor_ ? gemms.kept(gemms.input(tensor_->get())) : kept_; }
+  LinearInput get(const LinearGemms& gemms) const { return tensor_ ? gemms.kept_again(tensor_->get()) : kept_; }
 
  private:
   LinearInput kept_;

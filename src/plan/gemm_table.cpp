@@ -12,8 +12,8 @@
 namespace mantissa {
 namespace {
 
-GemmOperandForm operand_form(const Recipe& recipe, const OperandChoice& choice, bool transposed) {
-  return {.dtype = recipe.compute, .how = codes_read(recipe, choice), .transposed = transposed};
+GemmOperandForm operand_form(const Recipe& recipe, const OperandChoice& choice, GemmRole role, bool transposed) {
+  return {.dtype = recipe.compute, .how = codes_read(recipe, choice, role), .transposed = transposed};
 }
 
 // Of a micro batch; of one expert its share, if each gets as many.
@@ -77,8 +77,8 @@ Cells cells_of(const PlannedGemm& gemm, const std::string& note, PlanTable form)
 GemmForm gemm_form(const Recipe& recipe, GemmRole role, const ModuleShape& held, int64_t rows) {
   const GemmOperands operands = choose_operands(recipe, role);
   const auto form = [&](bool first_transposed, bool second_transposed, Dtype out, int64_t m, int64_t n, int64_t k) {
-    return GemmForm{.a = operand_form(recipe, operands.first, first_transposed),
-                    .b = operand_form(recipe, operands.second, second_transposed),
+    return GemmForm{.a = operand_form(recipe, operands.first, role, first_transposed),
+                    .b = operand_form(recipe, operands.second, role, second_transposed),
                     .out = out,
                     .m = m,
                     .n = n,

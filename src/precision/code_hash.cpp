@@ -29,12 +29,6 @@ struct Bytes {
 
 size_t place(int64_t index) { return static_cast<size_t>(index); }
 
-Tensor decoded(const QuantizedTensor& codes) {
-  Tensor out = empty(codes.device(), Dtype::f32, codes.shape);
-  codes.device().run(Dequantize{.x = codes, .out = out});
-  return out;
-}
-
 // Holds a row block of a shard in host memory.
 class RowBlock {
  public:
@@ -45,7 +39,7 @@ class RowBlock {
         cell_cols_(cell_cols),
         code_bytes_(codes.codes),
         scale_bytes_(codes.scales),
-        decoded_(decoded(codes)),
+        decoded_(decoded(codes, Dtype::f32)),
         value_bytes_(decoded_),
         codes_{code_bytes_.get(), place(codes.codes.dim(1))},
         scales_{scale_bytes_.get(), place(codes.scales.dim(1))},

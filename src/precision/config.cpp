@@ -18,23 +18,21 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
     const QuantizationConfig row128 = quantization(Format::e4m3, 1, 128), tile128 = quantization(Format::e4m3, 128, 128);
     const QuantizationConfig mxfp4 = quantization(Format::e2m1, 1, 32, ScaleRule::flashinfer);
     const std::vector<GemmRole> all = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
-    RecipeConfig high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act;
+    RecipeConfig high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act;
     bf16.compute = Dtype::bf16;
     fp32.compute = Dtype::f32;
     mxfp8.weight = tile, mxfp8.input = row, mxfp8.output_grad = row, mxfp8.gemms = all;
+    mxfp8_te.weight = row, mxfp8_te.input = row, mxfp8_te.output_grad = quantization(Format::e5m2, 1, 32), mxfp8_te.gemms = all;
+    mxfp8_te.columns = ColumnSource::values;
     mxfp8_weights.weight = tile, mxfp8_weights.gemms = {GemmRole::fprop, GemmRole::dgrad};
     fp8_block.weight = tile128, fp8_block.input = row128, fp8_block.output_grad = row128, fp8_block.gemms = all;
     mxfp4_qat.weight_fake_quant = mxfp4;
     mxfp4_qat_mxfp8_act.weight_fake_quant = mxfp4;
     mxfp4_qat_mxfp8_act.input = row, mxfp4_qat_mxfp8_act.output_grad = row, mxfp4_qat_mxfp8_act.gemms = all;
-    std::vector<std::pair<std::string, RecipeConfig>> named = {{"high", high},
-                                                               {"bf16", bf16},
-                                                               {"fp32", fp32},
-                                                               {"mxfp8", mxfp8},
-                                                               {"mxfp8_weights", mxfp8_weights},
-                                                               {"fp8_block", fp8_block},
-                                                               {"mxfp4_qat", mxfp4_qat},
-                                                               {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act}};
+    std::vector<std::pair<std::string, RecipeConfig>> named = {
+        {"high", high},           {"bf16", bf16},           {"fp32", fp32},
+        {"mxfp8", mxfp8},         {"mxfp8_te", mxfp8_te},   {"mxfp8_weights", mxfp8_weights},
+        {"fp8_block", fp8_block}, {"mxfp4_qat", mxfp4_qat}, {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act}};
     for (auto& [name, recipe] : named) recipe.base = name;
     return named;
   }();
@@ -61,6 +59,13 @@ void complete_operand(std::optional<QuantizationConfig>& operand, const std::opt
   take("scale_range", &QuantizationConfig::scale_range);
 }
 
+// Under another `backward` than the default, dgrad and wgrad quantize nothing, whatever the base lists.
+void complete_backward(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
+  if (recipe.backward == BackwardOperands::quantized) return;
+  if (!report.given(key + ".gemms")) std::erase_if(recipe.gemms, [](GemmRole role) { return role != GemmRole::fprop; });
+  if (!report.given(key + ".output_grad")) recipe.output_grad.reset();
+}
+
 void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
   const std::optional<RecipeConfig> base = find_preset(recipe.base);
   if (!base) {
@@ -83,6 +88,9 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   };
   take("compute", &RecipeConfig::compute);
   take("gemms", &RecipeConfig::gemms);
+  take("columns", &RecipeConfig::columns);
+  take("backward", &RecipeConfig::backward);
+  complete_backward(recipe, key, report);
 }
 
 bool is_scale_range(const std::vector<int64_t>& range) {
@@ -130,7 +138,7 @@ bool read_gemms(const std::vector<GemmRole>& roles, const std::string& key, Conf
 
 std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& config, Dtype dtype, const std::string& key,
                                   ConfigReport& report) {
-  Recipe recipe{.name = name, .compute = config.compute.value_or(dtype)};
+  Recipe recipe{.name = name, .compute = config.compute.value_or(dtype), .columns = config.columns, .backward = config.backward};
   bool right = read_operand(config.weight, key + ".weight", report, recipe.weight);
   right = read_operand(config.input, key + ".input", report, recipe.input) && right;
   right = read_operand(config.output_grad, key + ".output_grad", report, recipe.output_grad) && right;

@@ -10,17 +10,26 @@ bool fake_codes_are_lossless(const Recipe& recipe) {
   return recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
 }
 
+// Whether backward multiplies the values of fprop's codes.
+bool dequantizes(const Recipe& recipe) { return recipe.backward == BackwardOperands::dequantized && recipe.gemms.fprop; }
+
+OperandSource along_columns(const Recipe& recipe) {
+  return recipe.columns == ColumnSource::rows ? OperandSource::requantized : OperandSource::codes;
+}
+
 OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
   if (recipe.weight_fake_quant) {
     if (role == GemmRole::fprop && quantized && recipe.input && fake_codes_are_lossless(recipe)) {
       return {OperandSource::fake_codes, {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
-    return {OperandSource::fake, recipe.weight_fake_quant};
+    if (role == GemmRole::dgrad && recipe.backward == BackwardOperands::high_precision) return {};
+    return {OperandSource::dequantized, recipe.weight_fake_quant};
   }
+  if (role == GemmRole::dgrad && dequantizes(recipe) && recipe.weight) return {OperandSource::dequantized, recipe.weight};
   if (!recipe.weight || !quantized) return {};
   if (role == GemmRole::fprop || recipe.weight.tiles()) return codes(recipe.weight);
-  return {OperandSource::requantized, recipe.weight.transposed()};
+  return {along_columns(recipe), recipe.weight.transposed()};
 }
 
 OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
@@ -31,9 +40,10 @@ OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
 }
 
 OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
+  if (role == GemmRole::wgrad && dequantizes(recipe) && recipe.input) return {OperandSource::dequantized, recipe.input};
   if (!recipe.input || !recipe.gemms.holds(role)) return {};
   if (role == GemmRole::fprop) return codes(recipe.input);
-  return {recipe.gemms.fprop ? OperandSource::requantized : OperandSource::codes, recipe.input.transposed()};
+  return {recipe.gemms.fprop ? along_columns(recipe) : OperandSource::codes, recipe.input.transposed()};
 }
 
 std::string quantization_text(const Quantization& how) {
@@ -54,25 +64,29 @@ GemmOperands choose_operands(const Recipe& recipe, GemmRole role) {
   fail(ExitCode::internal, "no such GEMM");
 }
 
-Quantization codes_read(const Recipe& recipe, const OperandChoice& choice) {
+Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role) {
   switch (choice.source) {
     case OperandSource::high: return {};
     case OperandSource::codes:
     case OperandSource::requantized: return choice.how;
-    case OperandSource::fake:
+    case OperandSource::dequantized: return role == GemmRole::wgrad ? Quantization{} : choice.how;
     case OperandSource::fake_codes: return recipe.weight_fake_quant;
   }
   return {};
 }
 
-bool saves_input_codes(const Recipe& recipe) { return recipe.input && recipe.gemms.fprop && recipe.gemms.wgrad; }
+SavedAs saved_input(const Recipe& recipe) {
+  const OperandSource source = choose_operands(recipe, GemmRole::wgrad).second.source;
+  if (source == OperandSource::requantized || source == OperandSource::dequantized) return SavedAs::rows;
+  return source == OperandSource::codes && recipe.gemms.fprop ? SavedAs::columns : SavedAs::values;
+}
 
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
   switch (choice.source) {
     case OperandSource::high: return dtype_name(recipe.compute);
     case OperandSource::codes: return quantization_text(choice.how);
     case OperandSource::requantized: return quantization_text(choice.how) + text(" from 1x", choice.how.block());
-    case OperandSource::fake: return text(dtype_name(recipe.compute), " of ") + quantization_text(choice.how);
+    case OperandSource::dequantized: return text(dtype_name(recipe.compute), " of ") + quantization_text(choice.how);
     case OperandSource::fake_codes: return quantization_text(choice.how) + " of " + quantization_text(recipe.weight_fake_quant);
   }
   return "";

@@ -165,7 +165,8 @@ class Resolver {
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
     // Output gradients of experts arrive as rowwise codes, made by their source rank.
-    entry.recipe.requantizes_output_grad = config_.quantized_dispatch && module.experts && module.role == ModuleRole::mlp_output;
+    entry.recipe.requantizes_output_grad =
+        config_.quantized_dispatch && entry.recipe.columns == ColumnSource::rows && module.experts && module.role == ModuleRole::mlp_output;
     check_module(entry);
     decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
     return entry;
@@ -212,17 +213,24 @@ class Resolver {
       report_.error("precision.fp8_output_proj", "is enabled, but fprop, dgrad and wgrad are all off");
   }
 
+  // Names what keeps a weight from being its codes alone.
+  static std::string reader_of_values(const ModulePrecision& entry) {
+    const Recipe& recipe = entry.recipe;
+    const std::string of = text(" of recipe \"", recipe.name, "\" (", entry.module.path, ")");
+    if (recipe.gemms.fprop && recipe.gemms.dgrad)
+      return text("columns", of, " makes codes for dgrad from values: set columns to rows, or give weight tiles");
+    return text("gemms", of, " lacks ", recipe.gemms.fprop ? "" : "fprop", recipe.gemms.fprop || recipe.gemms.dgrad ? "" : " and ",
+                recipe.gemms.dgrad ? "" : "dgrad");
+  }
+
   void check_gather(const std::vector<ModulePrecision>& entries) {
     bool any = false;
     for (const ModulePrecision& entry : entries) {
       if (entry.module.kind == ModuleKind::output || !entry.recipe.weight) continue;
       any = true;
       if (entry.recipe.reads_only_weight_codes()) continue;
-      return report_.error(
-          "precision.fp8_param_gather",
-          text("makes the codes the weights, so fprop and dgrad must both read them; gemms of recipe \"", entry.recipe.name, "\" (",
-               entry.module.path, ") lacks ", entry.recipe.gemms.fprop ? "" : "fprop",
-               entry.recipe.gemms.fprop || entry.recipe.gemms.dgrad ? "" : " and ", entry.recipe.gemms.dgrad ? "" : "dgrad"));
+      return report_.error("precision.fp8_param_gather",
+                           text("makes the codes the weights, so fprop and dgrad must both read them; ", reader_of_values(entry)));
     }
     if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantized weight, and no recipe in use has one");
   }
@@ -374,6 +382,8 @@ uint64_t PrecisionPlan::hash() const {
     all += text(entry.module.path, " [", entry.module.matrices > 1 ? text(entry.module.matrices, ", ") : "", entry.module.out, ", ",
                 entry.module.in, "] ", entry.module.bias, '|', recipe.compute, '|', recipe.weight_fake_quant, '|', recipe.weight, '|',
                 recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop, recipe.gemms.dgrad, recipe.gemms.wgrad,
+                recipe.columns == ColumnSource::values ? "|values" : "", recipe.backward == BackwardOperands::quantized ? "" : "|backward ",
+                recipe.backward == BackwardOperands::quantized ? "" : choice_name(recipe.backward),
                 choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized ? "|shifted|" : "|",
                 stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|', stored_type_name(entry.exported), '\n');
   }

@@ -37,6 +37,12 @@ Json shape_json(const ModuleShape& module) {
   return module.matrices > 1 ? Json{module.matrices, module.out, module.in} : Json{module.out, module.in};
 }
 
+// Adds keys of a recipe that most recipes leave at their default.
+void add_choices(Json& module, const Recipe& recipe) {
+  if (recipe.columns != ColumnSource::rows) module.add("columns", choice_name(recipe.columns));
+  if (recipe.backward != BackwardOperands::quantized) module.add("backward", choice_name(recipe.backward));
+}
+
 Json to_json(const ModulePrecision& entry) {
   const ModuleShape& module = entry.module;
   const Recipe& recipe = entry.recipe;
@@ -46,24 +52,26 @@ Json to_json(const ModulePrecision& entry) {
   }
   Json::Entries parts;
   for (const ModulePart& part : module.parts) parts.push_back(Json{{"name", part.name}, {"out", part.out}});
-  return {{"module", module.path},
-          {"kind", kind_name(module.kind)},
-          {"shape", shape_json(module)},
-          {"parts", parts},
-          {"bias", module.bias},
-          {"rule", entry.rule.empty() ? Json() : Json(entry.rule)},
-          {"match", entry.match.empty() ? Json() : Json(entry.match)},
-          {"recipe", recipe.name},
-          {"compute", dtype_name(recipe.compute)},
-          {"weight", to_json(recipe.weight)},
-          {"input", to_json(recipe.input)},
-          {"output_grad", to_json(recipe.output_grad)},
-          {"weight_fake_quant", to_json(recipe.weight_fake_quant)},
-          {"gemms", gemms},
-          {"storage", stored_type_name(entry.storage)},
-          {"wire", stored_type_name(entry.wire)},
-          {"export", stored_type_name(entry.exported)},
-          {"bytes", entry.bytes}};
+  Json out = {{"module", module.path},
+              {"kind", kind_name(module.kind)},
+              {"shape", shape_json(module)},
+              {"parts", parts},
+              {"bias", module.bias},
+              {"rule", entry.rule.empty() ? Json() : Json(entry.rule)},
+              {"match", entry.match.empty() ? Json() : Json(entry.match)},
+              {"recipe", recipe.name},
+              {"compute", dtype_name(recipe.compute)},
+              {"weight", to_json(recipe.weight)},
+              {"input", to_json(recipe.input)},
+              {"output_grad", to_json(recipe.output_grad)},
+              {"weight_fake_quant", to_json(recipe.weight_fake_quant)},
+              {"gemms", gemms},
+              {"storage", stored_type_name(entry.storage)},
+              {"wire", stored_type_name(entry.wire)},
+              {"export", stored_type_name(entry.exported)},
+              {"bytes", entry.bytes}};
+  add_choices(out, recipe);
+  return out;
 }
 
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
@@ -77,7 +85,7 @@ void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::
         entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
     extra += more;
     sent += entry.stores_only_codes() ? more : 0;
-    requantized = requantized || entry.recipe.gemms.dgrad;
+    requantized = requantized || choose_operands(entry.recipe, GemmRole::dgrad).second.source == OperandSource::requantized;
   }
   if (count == 0) return;
   std::string warning = text(count, " weights are quantized in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");

@@ -72,6 +72,32 @@ void check_gemms(const Recipe& recipe, Problems& problems) {
   }
 }
 
+// Where nothing along columns is quantized, `columns` would do nothing.
+void check_columns(const Recipe& recipe, Problems& problems) {
+  const bool of_weight = recipe.weight.rowwise() && recipe.weight && recipe.gemms.dgrad;
+  const bool of_input = recipe.input && recipe.gemms.fprop && recipe.gemms.wgrad;
+  if (recipe.columns == ColumnSource::rows || of_weight || of_input) return;
+  problems.push_back({"columns",
+                      "changes nothing: it is for an input that fprop and wgrad read as codes, and for a weight in blocks of one row that "
+                      "dgrad reads as codes; leave it out"});
+}
+
+void check_backward(const Recipe& recipe, Problems& problems) {
+  if (recipe.backward == BackwardOperands::quantized) return;
+  const bool values_only = recipe.backward == BackwardOperands::high_precision, of_gemm = recipe.gemms.fprop;
+  const char* const name = values_only ? "high_precision" : "dequantized";
+  if (recipe.gemms.dgrad || recipe.gemms.wgrad)
+    problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
+  if (recipe.output_grad)
+    problems.push_back({"output_grad", text("must be null beside backward ", name, ", under which gradients are not quantized")});
+  const bool changes = (of_gemm && (recipe.weight || recipe.input) && !values_only) || (recipe.weight_fake_quant && values_only);
+  if (changes) return;
+  problems.push_back({"backward", text(name, " changes nothing: ",
+                                       values_only ? "it is for recipes with weight_fake_quant; without dgrad and wgrad in gemms, others "
+                                                     "multiply values in backward already"
+                                                   : "fprop multiplies no codes")});
+}
+
 }  // namespace
 
 const char* gemm_name(GemmRole role) {
@@ -90,6 +116,12 @@ bool GemmSet::holds(GemmRole role) const {
     case GemmRole::wgrad: return wgrad;
   }
   return false;
+}
+
+bool Recipe::dgrad_reads_stored_codes() const {
+  if (!weight) return false;
+  if (gemms.dgrad) return columns == ColumnSource::rows || weight.tiles();
+  return gemms.fprop && backward == BackwardOperands::dequantized;
 }
 
 int64_t Recipe::block() const {
@@ -111,6 +143,8 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
         {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
   }
   check_gemms(recipe, problems);
+  if (problems.empty()) check_columns(recipe, problems);
+  if (problems.empty()) check_backward(recipe, problems);
   return problems;
 }
 

@@ -92,6 +92,15 @@ TEST(PlanChange, TheGemmsThatTakeTheOperandsCount) {
   }
 }
 
+TEST(PlanChange, WhatBackwardReadsCounts) {
+  const auto mine = [](const char* more) { return text(R"({"base":"mxfp4_qat_mxfp8_act")", more, '}'); };
+  EXPECT_EQ(change(mine(""), mine(R"(,"columns":"rows","backward":"quantized")")), "");
+  EXPECT_EQ(change(mine(""), mine(R"(,"columns":"values")")), R"(attn.qkv: own (columns null -> "values"))");
+  const char* const values = R"(,"backward":"high_precision")";
+  EXPECT_EQ(change(mine(R"(,"backward":"dequantized")"), mine(values)), R"(attn.qkv: own (backward "dequantized" -> "high_precision"))");
+  EXPECT_EQ(change(mine(R"(,"output_grad":null,"gemms":["fprop"])"), mine(values)), R"(attn.qkv: own (backward null -> "high_precision"))");
+}
+
 TEST(PlanChange, TheTypeOfOperandsThatAreNotQuantizedCounts) {
   EXPECT_THAT(change(R"({"base":"bf16"})", R"({"base":"fp32"})"), HasSubstr(R"(own (compute "bf16" -> "fp32")"));
 }

@@ -62,8 +62,8 @@ std::string narrow(const std::string& config, const std::filesystem::path& folde
   return result.output;
 }
 
-TEST(Explain, TwelveConfigurationsGiveTheExpectedText) {
-  EXPECT_EQ(configs().size(), 12u);
+TEST(Explain, ThirteenConfigurationsGiveTheExpectedText) {
+  EXPECT_EQ(configs().size(), 13u);
   for (const std::string& name : configs()) {
     EXPECT_EQ(narrow(name + ".json", kGolden), read_file((kGolden / (name + ".txt")).string())) << name;
     const ProcessResult wide = run_mantissa({"explain", "--wide", name + ".json"}, kGolden);

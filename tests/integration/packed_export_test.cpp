@@ -62,7 +62,8 @@ TEST_P(Packed, CodesAreThoseOfForward) {
 
 INSTANTIATE_TEST_SUITE_P(
     Recipes, Packed,
-    ::testing::Values(Trained{"mxfp8", {"precision.recipe=mxfp8"}}, Trained{"weights", {"precision.recipe=mxfp8_weights"}},
+    ::testing::Values(Trained{"mxfp8", {"precision.recipe=mxfp8"}}, Trained{"te", {"precision.recipe=mxfp8_te"}},
+                      Trained{"weights", {"precision.recipe=mxfp8_weights"}},
                       Trained{"qat", {"precision.recipe=mxfp4_qat", "model.tie_word_embeddings=true"}},
                       Trained{"qat_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}},
                       Trained{"mixed", {"precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"}},

@@ -136,7 +136,7 @@ TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "shifted", "mxfp4_qat_mxfp8_act"),
+INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "mxfp8_te", "shifted", "mxfp4_qat_mxfp8_act"),
                          [](const auto& c) { return c.param; });
 
 }  // namespace mantissa::test::permuted_tokens_test

@@ -30,6 +30,19 @@ Recipe recipe(Quantization weight, Quantization input, Quantization output_grad,
           .gemms = gemms};
 }
 
+Recipe of_values(Recipe from) {
+  from.columns = ColumnSource::values;
+  return from;
+}
+
+Recipe backward_by(BackwardOperands backward, Recipe from) {
+  from.backward = backward;
+  return from;
+}
+
+constexpr GemmSet kFprop{true, false, false};
+constexpr Quantization kGradients{Format::e5m2, 1, 32};
+
 const std::vector<Named> kRecipes = {
     {"high", recipe({}, {}, {}, {})},
     {"mxfp8_tiles", recipe(kTiles, kRows, kRows, kAll)},
@@ -44,6 +57,18 @@ const std::vector<Named> kRecipes = {
     {"fprop_only", recipe(kTiles, kRows, {}, {true, false, false})},
     {"wgrad_only", recipe({}, kRows, kRows, {false, false, true})},
     {"input_in_wgrad_only", recipe({}, kRows, {}, {false, false, true})},
+    {"mxfp8_te", of_values(recipe(kRows, kRows, kGradients, kAll))},
+    {"tiles_columns_of_values", of_values(recipe(kTiles, kRows, kRows, kAll))},
+    {"rows128_columns_of_values", of_values(recipe(kRows128, kRows128, kRows128, kAll))},
+    {"weights_columns_of_values", of_values(recipe(kRows, {}, {}, {true, true, false}))},
+    {"dgrad_columns_of_values", of_values(recipe(kFloor, {}, kRows, {false, true, false}))},
+    {"fake_columns_of_values", of_values(recipe({}, kRows, kRows, kAll, kFake))},
+    {"dequantized_fake", backward_by(BackwardOperands::dequantized, recipe({}, kRows, {}, kFprop, kFake))},
+    {"dequantized_rows", backward_by(BackwardOperands::dequantized, recipe(kFloor, kRows, {}, kFprop))},
+    {"dequantized_tiles", backward_by(BackwardOperands::dequantized, recipe(kTiles128, kRows128, {}, kFprop))},
+    {"dequantized_weights", backward_by(BackwardOperands::dequantized, recipe(kTiles, {}, {}, kFprop, {}, Dtype::f32))},
+    {"high_precision_fake", backward_by(BackwardOperands::high_precision, recipe({}, kRows, {}, kFprop, kFake))},
+    {"high_precision_weights", backward_by(BackwardOperands::high_precision, recipe({}, {}, {}, {}, kFake))},
 };
 
 // [rows, cols] in fp64.
@@ -135,12 +160,20 @@ void QuantizedLinear::expect_operands(const Tensor& x, const Tensor& w, const Te
   const bool fake{r.weight_fake_quant};
   const Matrix w_fprop = read(w, fake ? r.weight_fake_quant : read_by(GemmRole::fprop, r.weight));
   const Quantization dgrad_weight = read_by(GemmRole::dgrad, r.weight);
-  const Matrix w_dgrad = fake ? w_fprop : dgrad_weight.rowwise() && dgrad_weight ? shifted(w, r.weight) : read(w, dgrad_weight);
+  const bool as_fprop = r.backward == BackwardOperands::dequantized, direct = r.columns == ColumnSource::values;
+  const auto along_columns = [&](const Tensor& of, const Quantization& how) {
+    return direct ? read(of, how.transposed()) : shifted(of, how);
+  };
+  const Matrix w_dgrad = r.backward == BackwardOperands::high_precision ? read(w, {})
+                         : fake || as_fprop                             ? w_fprop
+                         : dgrad_weight.rowwise() && dgrad_weight       ? along_columns(w, r.weight)
+                                                                        : read(w, dgrad_weight);
   expect_near(y.value(), product(read(x, read_by(GemmRole::fprop, r.input)), false, w_fprop, true), 0x1p-8);
   expect_near(tape.take_gradient(input), product(read(dy, read_by(GemmRole::dgrad, r.output_grad)), false, w_dgrad, false), 0x1p-8);
-  const Matrix x_wgrad = !read_by(GemmRole::wgrad, r.input)  ? read(x, {})
-                         : read_by(GemmRole::fprop, r.input) ? shifted(x, r.input)
-                                                             : read(x, r.input.transposed());
+  const Matrix x_wgrad = as_fprop                             ? read(x, r.input)
+                         : !read_by(GemmRole::wgrad, r.input) ? read(x, {})
+                         : read_by(GemmRole::fprop, r.input)  ? along_columns(x, r.input)
+                                                              : read(x, r.input.transposed());
   const Quantization columns = read_by(GemmRole::wgrad, r.output_grad).transposed();
   expect_near(leaf.grad, product(read(dy, columns), true, x_wgrad, false), 0);
 }
@@ -178,7 +211,7 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   x = Tensor();
   const int64_t kept = fast().allocator_stats().in_use - before - y.value().bytes();
   const int64_t bf16_bytes = kMany * in() * 2, code_bytes = kMany * in() + kMany * in() / 32;
-  const bool codes = r.input && r.gemms.fprop && r.gemms.wgrad;
+  const bool codes = r.input && r.gemms.fprop && (r.gemms.wgrad || r.backward == BackwardOperands::dequantized);
   EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(codes ? code_bytes - bf16_bytes : 0), 0.02 * static_cast<double>(bf16_bytes));
 }
 

@@ -20,6 +20,8 @@ const Named kRecipes[] = {
     {"high", {}},
     {"mxfp8", {.weight = kTiles, .input = kRows, .output_grad = kRows, .gemms = kAll}},
     {"mxfp8_rows", {.weight = kRows, .input = kRows, .output_grad = kRows, .gemms = kAll}},
+    {"mxfp8_te", {.weight = kRows, .input = kRows, .output_grad = {Format::e5m2, 1, 32}, .gemms = kAll, .columns = ColumnSource::values}},
+    {"dequantized", {.weight = kTiles, .input = kRows, .gemms = {true, false, false}, .backward = BackwardOperands::dequantized}},
     {"mxfp8_weights", {.weight = kTiles, .gemms = {true, true, false}}},
     {"fp8_block", {.weight = kTiles128, .input = kRows128, .output_grad = kRows128, .gemms = kAll}},
     {"mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFake, .input = kRows, .output_grad = kRows, .gemms = kAll}},
@@ -126,8 +128,8 @@ TEST_P(SplitRecipes, QuantizeToTheCodesOfTheWhole) {
       run_ranks(c.ranks, [&](const Communicator& group) { of[static_cast<size_t>(group.rank())] = codes_of(operation, group, dy); }),
       ::testing::Each(::testing::IsEmpty()));
   EXPECT_EQ(whole.size(), size_t{bool{c.recipe.recipe.input}} + size_t{bool{c.recipe.recipe.output_grad}});
-  const Cut tokens =
-      c.recipe.recipe.gemms.wgrad ? operation.inputs[0].cut : Cut::none;  // what wgrad reads too is quantized where it is whole
+  // An input of which wgrad reads values, or codes made of these, is quantized where it is whole.
+  const Cut tokens = saved_input(c.recipe.recipe) == SavedAs::rows ? operation.inputs[0].cut : Cut::none;
   for (int r = 0; r < c.ranks; ++r) {
     for (auto& [role, seen] : whole) {
       const Cut cut = role == OperandRole::output_grad ? (column_parallel ? Cut::columns : Cut::none)
@@ -208,7 +210,7 @@ TEST_P(SplitRecipes, SendWhatTheirFormulaSays) {
   const SplitResult result =
       run_split(operation, c.ranks, *device, {kTokens, n}, true, random_tensor(*device, Dtype::bf16, {kTokens, n}, 4));
   ASSERT_FALSE(HasFailure());
-  const bool codes = recipe.input && recipe.gemms.wgrad;
+  const bool codes = saved_input(recipe) == SavedAs::rows;
   const int64_t gathered = c.split == Split::column_parallel && codes ? elements + elements / recipe.input.block() : 2 * elements;
   int64_t sent = 0;
   for (const Traffic& traffic : result.sent) {

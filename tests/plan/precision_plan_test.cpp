@@ -104,6 +104,7 @@ TEST(Plan, EachPresetHasItsStorageWireExportAndBytes) {
   check(R"({"dtype": "fp32", "recipe": "bf16"})", "bf16 bf16 bf16", 2);
   check(R"({"recipe": "mxfp8"})", "bf16 bf16 e4m3", 3 + 1.0 / 1024);
   check(R"({"recipe": "mxfp8", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 1024);
+  check(R"({"recipe": "mxfp8_te"})", "bf16 bf16 e4m3", 3 + 1.0 / 32);
   check(R"({"recipe": "mxfp8_weights"})", "bf16 bf16 e4m3", 3 + 1.0 / 1024);
   check(R"({"recipe": "mxfp8_weights", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 1024);
   check(R"({"recipe": "fp8_block", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 16384);
@@ -319,13 +320,44 @@ TEST(Plan, ErrorsOfAllPartsComeTogether) {
   }
 }
 
+TEST(Plan, CodesAreTheWeightsOnlyWhereEveryGemmReadsThem) {
+  const auto errors = [](const std::string& block, const std::string& gemms, const std::string& more) {
+    const std::string recipe =
+        text(R"({"weight": {"format": "e4m3", "block": )", block, R"(}, "input": {"format": "e4m3"}, "gemms": [)", gemms, "]", more, "}");
+    return planned(R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": )" + recipe + "}}").errors();
+  };
+  const std::string all = R"("fprop", "dgrad", "wgrad")", values = R"(, "columns": "values")";
+  EXPECT_THAT(errors("[1, 32]", all, values),
+              HasSubstr("columns of recipe \"r\" (layers.0.attn.qkv) makes codes for dgrad from values: set columns to rows, or give "
+                        "weight tiles"));
+  EXPECT_EQ(errors("[32, 32]", all, values), "");
+  EXPECT_EQ(errors("[1, 32]", all, ""), "");
+  EXPECT_EQ(errors("[1, 32]", R"("fprop")", R"(, "backward": "dequantized")"), "");
+  EXPECT_THAT(errors("[1, 32]", R"("fprop", "wgrad")", ""), HasSubstr("gemms of recipe \"r\" (layers.0.attn.qkv) lacks dgrad"));
+}
+
+TEST(Plan, GradientsOfExpertsAreShiftedOnlyWhereColumnsFollowRows) {
+  const auto shifted = [](const std::string& section) {
+    ModelConfig model = small_model();
+    model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 64};
+    const Planned p = planned(section, model);
+    EXPECT_EQ(p.errors(), "");
+    return p.plan.of("layers.1.moe.experts.down").recipe.requantizes_output_grad;
+  };
+  EXPECT_TRUE(shifted(R"({"recipe": "mxfp8"})"));
+  EXPECT_FALSE(shifted(R"({"recipe": "mxfp8_te"})"));
+}
+
 TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
   const uint64_t plain = planned(R"({"recipe": "mxfp8"})").plan.hash();
   EXPECT_EQ(plain, planned(R"({"recipe": "mxfp8"})").plan.hash());
   EXPECT_EQ(plain, planned(R"({"rules": [{"match": "*", "recipe": "mxfp8"}]})").plan.hash());
   EXPECT_EQ(planned("{}").plan.hash(), planned(R"({"recipe": "bf16"})").plan.hash());
   std::set<uint64_t> hashes = {plain};
-  const char* const others[] = {R"({})",
+  const auto own = [](const std::string& members) {
+    return R"({"recipe": "r", "recipes": {"r": {"input": {"format": "e4m3"}, )" + members + "}}}";
+  };
+  const std::string others[] = {R"({})",
                                 R"({"dtype": "fp32"})",
                                 R"({"recipe": "mxfp8", "dtype": "fp32"})",
                                 R"({"recipe": "mxfp8_weights"})",
@@ -333,8 +365,15 @@ TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
                                 R"({"recipe": "mxfp8", "fp8_output_proj": true})",
                                 R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "wgrad": false}})",
                                 R"({"recipe": "mxfp8", "rules": [{"match": "layers.2.mlp.down", "recipe": "high"}]})",
-                                R"({"recipe": "mxfp4_qat"})"};
-  for (const char* const other : others) EXPECT_TRUE(hashes.insert(planned(other).plan.hash()).second) << other;
+                                R"({"recipe": "mxfp4_qat"})",
+                                R"({"recipe": "mxfp8_te"})",
+                                own(R"("gemms": ["fprop", "dgrad", "wgrad"])"),
+                                own(R"("gemms": ["fprop", "dgrad", "wgrad"], "columns": "values")"),
+                                own(R"("gemms": ["fprop"])"),
+                                own(R"("gemms": ["fprop"], "backward": "dequantized")"),
+                                own(R"("gemms": ["fprop"], "weight_fake_quant": {"format": "e2m1"})"),
+                                own(R"("gemms": ["fprop"], "weight_fake_quant": {"format": "e2m1"}, "backward": "high_precision")")};
+  for (const std::string& other : others) EXPECT_TRUE(hashes.insert(planned(other).plan.hash()).second) << other;
 }
 
 TEST(Plan, JsonHasEveryModuleAndTheTotals) {

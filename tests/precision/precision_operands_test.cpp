@@ -31,6 +31,39 @@ TEST(Operands, SayARangeOfScales) {
   EXPECT_EQ(texts(recipe)[2], "e4m3 32x1 * e4m3 32x1 2^-22..2^127 from 1x32");
 }
 
+TEST(Operands, ColumnsComeFromRowsOrFromValues) {
+  const Recipe te = preset_recipe("mxfp8_te");
+  EXPECT_EQ(texts(te), (Texts{"e4m3 1x32 * e4m3 1x32", "e5m2 1x32 * e4m3 32x1", "e5m2 32x1 * e4m3 32x1"}));
+  EXPECT_EQ(saved_input(te), SavedAs::columns);
+  Recipe rows = te;
+  rows.columns = ColumnSource::rows;
+  EXPECT_EQ(texts(rows), (Texts{"e4m3 1x32 * e4m3 1x32", "e5m2 1x32 * e4m3 32x1 from 1x32", "e5m2 32x1 * e4m3 32x1 from 1x32"}));
+  EXPECT_EQ(saved_input(rows), SavedAs::rows);
+  EXPECT_TRUE(rows.reads_only_weight_codes());
+  EXPECT_FALSE(te.reads_only_weight_codes());
+  rows.gemms.fprop = false;
+  EXPECT_TRUE(rows.reads_weight_codes());
+  rows.columns = ColumnSource::values;
+  EXPECT_FALSE(rows.reads_weight_codes());
+  EXPECT_EQ(saved_input(rows), SavedAs::values);
+}
+
+TEST(Operands, BackwardMayMultiplyValues) {
+  Recipe recipe = preset_recipe("mxfp4_qat_mxfp8_act");
+  recipe.output_grad = {}, recipe.gemms = {.fprop = true}, recipe.backward = BackwardOperands::dequantized;
+  EXPECT_EQ(texts(recipe), (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e4m3 1x32"}));
+  EXPECT_EQ(saved_input(recipe), SavedAs::rows);
+  EXPECT_EQ(codes_read(recipe, choose_operands(recipe, GemmRole::dgrad).second, GemmRole::dgrad), recipe.weight_fake_quant);
+  EXPECT_FALSE(codes_read(recipe, choose_operands(recipe, GemmRole::wgrad).second, GemmRole::wgrad));
+  recipe.backward = BackwardOperands::high_precision;
+  EXPECT_EQ(texts(recipe), (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "bf16 * bf16", "bf16 * bf16"}));
+  EXPECT_EQ(saved_input(recipe), SavedAs::values);
+  recipe = preset_recipe("mxfp8_weights");
+  recipe.gemms = {.fprop = true}, recipe.backward = BackwardOperands::dequantized;
+  EXPECT_EQ(texts(recipe), (Texts{"bf16 * e4m3 32x32", "bf16 * bf16 of e4m3 32x32", "bf16 * bf16"}));
+  EXPECT_TRUE(recipe.reads_only_weight_codes());
+}
+
 TEST(Operands, ARowwiseWeightIsShiftedForDgradAlsoWhereFpropDoesNotReadIt) {
   Recipe recipe = preset_recipe("mxfp8");
   recipe.weight = {Format::e4m3, 1, 32, ScaleRule::floor};
@@ -53,14 +86,14 @@ TEST(Operands, InputCodesAreSavedOnlyIfFpropMakesThemAndWgradReadsThem) {
   for (int set = 0; set < 8; ++set) {
     Recipe recipe = preset_recipe("mxfp8");
     recipe.gemms = {.fprop = (set & 1) != 0, .dgrad = (set & 2) != 0, .wgrad = (set & 4) != 0};
-    EXPECT_EQ(saves_input_codes(recipe), recipe.gemms.fprop && recipe.gemms.wgrad) << set;
+    EXPECT_EQ(saved_input(recipe), recipe.gemms.fprop && recipe.gemms.wgrad ? SavedAs::rows : SavedAs::values) << set;
     for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
       const GemmOperands operands = choose_operands(recipe, role);
       EXPECT_EQ(operands.first.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
       EXPECT_EQ(operands.second.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
     }
   }
-  EXPECT_FALSE(saves_input_codes(preset_recipe("mxfp8_weights")));
+  EXPECT_EQ(saved_input(preset_recipe("mxfp8_weights")), SavedAs::values);
 }
 
 TEST(Operands, FakeCodesAreTakenOnlyWhereTheyAreLossless) {
@@ -71,19 +104,19 @@ TEST(Operands, FakeCodesAreTakenOnlyWhereTheyAreLossless) {
   EXPECT_EQ(source(), OperandSource::fake_codes);
   for (const int64_t block : {16, 48}) {
     recipe.weight_fake_quant.block_cols = block;
-    EXPECT_EQ(source(), OperandSource::fake) << block;
+    EXPECT_EQ(source(), OperandSource::dequantized) << block;
   }
   recipe.weight_fake_quant.block_cols = 32;
   recipe.input.block_cols = recipe.output_grad.block_cols = 128;
-  EXPECT_EQ(source(), OperandSource::fake);
+  EXPECT_EQ(source(), OperandSource::dequantized);
   recipe.input = {};
-  EXPECT_EQ(source(), OperandSource::fake);
+  EXPECT_EQ(source(), OperandSource::dequantized);
   recipe = preset_recipe("mxfp4_qat_mxfp8_act");
   recipe.gemms.fprop = false;
-  EXPECT_EQ(source(), OperandSource::fake);
+  EXPECT_EQ(source(), OperandSource::dequantized);
   recipe = preset_recipe("mxfp4_qat_mxfp8_act");
   recipe.weight_fake_quant = {Format::e5m2, 1, 32, ScaleRule::rceil};
-  EXPECT_EQ(source(), OperandSource::fake);
+  EXPECT_EQ(source(), OperandSource::dequantized);
 }
 
 }  // namespace mantissa::precision_operands_test

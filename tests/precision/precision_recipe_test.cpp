@@ -49,18 +49,25 @@ TEST(Recipe, PresetsHaveTheDocumentedFormats) {
     EXPECT_EQ(recipe.input, expected.input) << name;
     EXPECT_EQ(recipe.output_grad, expected.output_grad) << name;
     EXPECT_EQ(recipe.gemms, expected.gemms) << name;
+    EXPECT_EQ(recipe.columns, expected.columns) << name;
+    EXPECT_EQ(recipe.backward, BackwardOperands::quantized) << name;
     EXPECT_TRUE(recipe_problems(recipe).empty()) << name;
   };
   is("high", {});
   is("bf16", {});
   is("fp32", {.compute = Dtype::f32});
   is("mxfp8", {.weight = kTile, .input = kRow, .output_grad = kRow, .gemms = kAll});
+  is("mxfp8_te", {.weight = kRow,
+                  .input = kRow,
+                  .output_grad = {Format::e5m2, 1, 32, ScaleRule::rceil},
+                  .gemms = kAll,
+                  .columns = ColumnSource::values});
   is("mxfp8_weights", {.weight = kTile, .gemms = {.fprop = true, .dgrad = true}});
   const Quantization row128{Format::e4m3, 1, 128, ScaleRule::rceil};
   is("fp8_block", {.weight = {Format::e4m3, 128, 128, ScaleRule::rceil}, .input = row128, .output_grad = row128, .gemms = kAll});
   is("mxfp4_qat", {.weight_fake_quant = kFp4});
   is("mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFp4, .input = kRow, .output_grad = kRow, .gemms = kAll});
-  EXPECT_EQ(preset_names().size(), 8u);
+  EXPECT_EQ(preset_names().size(), 9u);
   RecipeConfig config;
   EXPECT_EQ(fields_of(config).front().description, "preset that the other keys change: " + joined(preset_names()));
 }
@@ -83,6 +90,44 @@ TEST(Recipe, AnOwnRecipeChangesItsBase) {
   EXPECT_EQ(recipe.compute, Dtype::f32);
   EXPECT_EQ(recipe.gemms, (GemmSet{.fprop = true, .dgrad = true}));
   EXPECT_EQ(r.report.origin("precision.recipes.own.output_grad"), "derived");
+}
+
+TEST(Recipe, ABackwardOfValuesDropsWhatTheBaseQuantizesThere) {
+  for (const auto& [name, backward] :
+       {std::pair{"dequantized", BackwardOperands::dequantized}, {"high_precision", BackwardOperands::high_precision}}) {
+    const Resolved r = own(text(R"({"base": "mxfp4_qat_mxfp8_act", "backward": ")", name, R"("})"));
+    ASSERT_EQ(r.errors(), "") << name;
+    const Recipe& recipe = r.recipes.at("own");
+    EXPECT_EQ(recipe.gemms, (GemmSet{.fprop = true}));
+    EXPECT_EQ(recipe.output_grad, Quantization{});
+    EXPECT_EQ(recipe.input, kRow);
+    EXPECT_EQ(recipe.weight_fake_quant, kFp4);
+    EXPECT_EQ(recipe.backward, backward);
+  }
+}
+
+TEST(Recipe, ABackwardOfValuesRefusesWhatItWouldNotRead) {
+  const auto errors = [](const std::string& members) { return own("{" + members + "}").errors(); };
+  EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "dequantized", "gemms": ["fprop", "wgrad"])"),
+              HasSubstr("own.gemms: must not list dgrad or wgrad beside backward dequantized"));
+  EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "dequantized", "output_grad": {"format": "e5m2"})"),
+              HasSubstr("own.output_grad: must be null beside backward dequantized"));
+  EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "high_precision")"), HasSubstr("own.backward: high_precision changes nothing"));
+  EXPECT_THAT(errors(R"("base": "mxfp4_qat", "backward": "dequantized")"), HasSubstr("own.backward: dequantized changes nothing"));
+  EXPECT_EQ(errors(R"("base": "mxfp4_qat", "backward": "high_precision")"), "");
+  EXPECT_EQ(errors(R"("base": "mxfp8_weights", "backward": "dequantized")"), "");
+}
+
+TEST(Recipe, ColumnsOfValuesNeedOperandsAlongColumns) {
+  const auto errors = [](const std::string& members) { return own(R"({"columns": "values", )" + members + "}").errors(); };
+  for (const char* const base : {"mxfp8", "mxfp8_te", "fp8_block", "mxfp4_qat_mxfp8_act"})
+    EXPECT_EQ(errors(text(R"("base": ")", base, '"')), "");
+  EXPECT_EQ(errors(R"("base": "mxfp8_weights", "weight": {"block": [1, 32]})"), "");
+  for (const char* const members :
+       {R"("base": "mxfp8_weights")", R"("base": "high")", R"("base": "mxfp4_qat")", R"("base": "mxfp8", "gemms": ["fprop", "dgrad"])",
+        R"("base": "mxfp8", "gemms": ["wgrad"])", R"("base": "mxfp8", "backward": "dequantized")"}) {
+    EXPECT_THAT(errors(members), HasSubstr("own.columns: changes nothing")) << members;
+  }
 }
 
 TEST(Recipe, WithoutABaseEverythingIsHighPrecision) {

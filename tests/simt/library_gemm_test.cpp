@@ -39,7 +39,7 @@ Operand operand_of(Operands& o, const Quantization& codes, Dtype compute, int64_
 
 Gemm gemm_of(Operands& o, const Recipe& recipe, GemmRole role, const Sizes& s, int spread) {
   const auto operands = choose_operands(recipe, role);
-  const Quantization first = codes_read(recipe, operands.first), second = codes_read(recipe, operands.second);
+  const Quantization first = codes_read(recipe, operands.first, role), second = codes_read(recipe, operands.second, role);
   const bool wgrad = role == GemmRole::wgrad, fprop = role == GemmRole::fprop;
   return {.a = operand_of(o, first, recipe.compute, wgrad ? s.k : s.m, wgrad ? s.m : s.k, wgrad, spread),
           .b = operand_of(o, second, recipe.compute, fprop ? s.n : s.k, fprop ? s.k : s.n, fprop, spread),

@@ -179,6 +179,7 @@ inline std::vector<CudaPreset> cuda_presets() {
           {"high", 1e-3, 0.015, {"model.norm=layer", "model.norm_bias=true", "model.attention_bias=all", "model.position=learned"}},
           {"mxfp8", 5e-3, 0.15, {"precision.recipe=mxfp8", "training.recompute=selective"}},
           {"gather", 5e-3, 0.15, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}},
+          {"mxfp8_te", 5e-3, 0.15, {"precision.recipe=mxfp8_te"}},
           {"mxfp8_weights", 5e-3, 0.15, {"precision.recipe=mxfp8_weights", "model.tie_word_embeddings=true"}},
           {"fp8_block",
            5e-3,

@@ -117,6 +117,7 @@ const std::vector<ExpertCase> kCases = {
       "model.sliding_window=7", "model.sliding_layers=[0]"}},
     {"gather", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
     {"values", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}},
+    {"te", {"precision.dtype=bf16", "precision.recipe=mxfp8_te", "training.recompute=selective"}},
     {"qat",
      {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.shared_intermediate_size=64",
       "model.moe.dense_layers=[0]", R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"}},

@@ -91,6 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                 {kAlone, {2, 2, false}}},
         Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}},
         Setting{"mxfp4_qat_mxfp8_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}, {kAlone, {2, 2, false}}},
+        Setting{"mxfp8_te", {"precision.recipe=mxfp8_te"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_weights", {"precision.recipe=mxfp8_weights"}, {kAlone, {2, 2, false}}},
         Setting{"output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=64"}, {kAlone, {2, 2, false}}},
         Setting{"experts", kExperts, kExpertLayouts}),

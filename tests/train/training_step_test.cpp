@@ -307,7 +307,7 @@ TEST(Estimate, PredictsThePeakOfAStep) {
 
 TEST(Estimate, PredictsThePeakOfAStepWithQuantizedOperands) {
   const ModelConfig model = model_of(64, 4, 160, 128);
-  for (const char* const recipe : {"mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+  for (const char* const recipe : {"mxfp8", "mxfp8_te", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
     for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
       for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
         const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute}, recipe);

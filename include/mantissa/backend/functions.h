@@ -53,6 +53,8 @@ QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization
 // columnwise codes can be derived from rowwise ones.
 QuantizedTensor quantized(const Tensor& x, const Quantization& how);
 QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how);
+// Returns the values of the codes, of the same shape.
+Tensor decoded(const QuantizedTensor& codes, Dtype dtype);
 // Returns rows [begin, end), both at block boundaries (or, rowwise, anywhere).
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end);
 

@@ -24,6 +24,12 @@ constexpr auto choices(GemmRole) {
   return std::array{Choice{"fprop", GemmRole::fprop}, Choice{"dgrad", GemmRole::dgrad}, Choice{"wgrad", GemmRole::wgrad}};
 }
 
+constexpr auto choices(ColumnSource) { return std::array{Choice{"rows", ColumnSource::rows}, Choice{"values", ColumnSource::values}}; }
+constexpr auto choices(BackwardOperands) {
+  return std::array{Choice{"quantized", BackwardOperands::quantized}, Choice{"dequantized", BackwardOperands::dequantized},
+                    Choice{"high_precision", BackwardOperands::high_precision}};
+}
+
 struct QuantizationConfig {
   std::optional<Format> format;  // needed
   std::vector<int64_t> block = {1, 32};
@@ -50,15 +56,24 @@ struct RecipeConfig {
   std::optional<Dtype> compute;
   std::optional<QuantizationConfig> weight, input, output_grad, weight_fake_quant;
   std::vector<GemmRole> gemms;
+  ColumnSource columns = ColumnSource::rows;
+  BackwardOperands backward = BackwardOperands::quantized;
 
   void fields(auto& v) {
-    v("base", base, "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
+    v("base", base,
+      "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
     v("compute", compute, "type of operands that are not quantized; null: precision.dtype");
     v("weight", weight, "weight operand; null: not quantized; excludes weight_fake_quant");
     v("input", input, "input operand of fprop and wgrad; null: not quantized");
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
     v("gemms", gemms, "the GEMMs that take quantized operands");
+    v("columns", columns,
+      "codes along columns, of inputs for wgrad and of weights in blocks of one row for dgrad: shifted from the codes along rows, or "
+      "quantized from the values as in Transformer Engine");
+    v("backward", backward,
+      "what dgrad and wgrad read of fprop's quantized operands: quantized: as gemms says; dequantized: the values of fprop's codes; "
+      "high_precision: the values before quantization, of a fake-quantized weight, too");
   }
 };
 

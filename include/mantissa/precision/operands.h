@@ -3,8 +3,8 @@
 //
 //   GEMM    contraction   first                      second
 //   fprop   in            input, rowwise             weight, rowwise or tiles
-//   dgrad   out           output_grad, rowwise       weight, columnwise (requantized from rowwise codes) or tiles
-//   wgrad   tokens        output_grad, columnwise    input, columnwise (requantized from the saved rowwise codes, if there are any)
+//   dgrad   out           output_grad, rowwise       weight, columnwise (requantized from rowwise codes, or from values) or tiles
+//   wgrad   tokens        output_grad, columnwise    input, columnwise (requantized from the saved rowwise codes, or from values)
 #pragma once
 
 #include <string>
@@ -17,16 +17,16 @@ enum class OperandSource {
   high,         // values in the compute dtype
   codes,        // codes from the bf16 values (rounded to bf16 first where compute is fp32)
   requantized,  // columnwise codes from the rowwise codes, by exponent shift: never a second quantization
-  fake,         // values DQ(Q(w)), exact in bf16; Q is weight_fake_quant
-  fake_codes,   // e4m3 codes of these values, lossless
+  dequantized,  // values DQ(Q(x)), which bf16 holds exactly but for extreme scales; Q is weight_fake_quant, or that of fprop
+  fake_codes,   // e4m3 codes of the values of weight_fake_quant, lossless
 };
 
 struct OperandChoice {
   OperandSource source = OperandSource::high;
-  Quantization how = {};  // codes, requantized and fake_codes: of the codes; fake: the fake quantization
+  Quantization how = {};  // codes, requantized and fake_codes: of the codes; dequantized: Q
 
   bool operator==(const OperandChoice& other) const = default;
-  bool is_codes() const { return source != OperandSource::high && source != OperandSource::fake; }
+  bool is_codes() const { return source != OperandSource::high && source != OperandSource::dequantized; }
 };
 
 struct GemmOperands {
@@ -34,12 +34,14 @@ struct GemmOperands {
 };
 GemmOperands choose_operands(const Recipe& recipe, GemmRole role);
 
-// Returns how the codes that the GEMM reads for this operand are quantized; none: it reads values. Of a fake-quantized weight these are the
-// resident codes, whose values are DQ(Q(w)).
-Quantization codes_read(const Recipe& recipe, const OperandChoice& choice);
+// Returns how the codes that the GEMM of this role is given for an operand are quantized; none: values. Of a weight of which it multiplies
+// values DQ(Q(w)) it is given the resident codes; such values of an input are made before.
+Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role);
 
-// Returns whether the input is kept for backward as its rowwise codes, else in the compute dtype; wgrad reads it.
-bool saves_input_codes(const Recipe& recipe);
+// What is kept of the input for backward, where wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which
+// forward makes beside the rowwise ones.
+enum class SavedAs { values, rows, columns };
+SavedAs saved_input(const Recipe& recipe);
 
 // Returns "bf16", "e4m3 32x32", "e4m3 32x1 from 1x32", "bf16 of e2m1 1x32" or "e4m3 1x32 of e2m1 1x32". Scale rules other than the default
 // of the role are named: "e4m3 1x32 floor".

@@ -21,20 +21,32 @@ struct GemmSet {
   bool holds(GemmRole role) const;
 };
 
+// What codes along columns, which dgrad reads of a weight and wgrad of an input, are made of: the codes along rows, by a shift of the
+// exponent, as in FP8-Flow-MoE; or the values, as in Transformer Engine and torchao. Tiles have one copy of codes for both.
+enum class ColumnSource { rows, values };
+
+// What dgrad and wgrad read of the operands that fprop reads quantized (`backward_override` of Transformer Engine): what `gemms` says; the
+// values of fprop's codes and of the fake-quantized weight; or the values before quantization.
+enum class BackwardOperands { quantized, dequantized, high_precision };
+
 struct Recipe {
   std::string name = {};                                   // as in the config; for messages
   Dtype compute = Dtype::bf16;                             // of operands that are not quantized
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
   GemmSet gemms = {};                                      // the GEMMs that take quantized operands
+  ColumnSource columns = ColumnSource::rows;
+  BackwardOperands backward = BackwardOperands::quantized;  // all but quantized need `gemms` without dgrad and wgrad
   // wgrad's codes of the output gradient are requantized from dgrad's, which are made elsewhere.
   bool requantizes_output_grad = false;
 
   bool quantizes() const { return weight_fake_quant || weight || input || output_grad; }
   bool quantizes_operands() const { return weight || input || output_grad; }
-  // reads_weight_codes(): some GEMM multiplies codes of the weight; reads_only_weight_codes(): every GEMM that reads the weight does.
-  bool reads_weight_codes() const { return weight && (gemms.fprop || gemms.dgrad); }
-  bool reads_only_weight_codes() const { return weight && gemms.fprop && gemms.dgrad; }
+  // dgrad_reads_stored_codes(): dgrad reads the codes of the weight in memory, or what follows from them; reads_weight_codes(): some GEMM
+  // does; reads_only_weight_codes(): every GEMM that reads the weight does.
+  bool dgrad_reads_stored_codes() const;
+  bool reads_weight_codes() const { return weight && (gemms.fprop || dgrad_reads_stored_codes()); }
+  bool reads_only_weight_codes() const { return weight && gemms.fprop && dgrad_reads_stored_codes(); }
   // Returns the length of the blocks of the operands: 32 (MX) or 128; 0 without quantized operands.
   int64_t block() const;
 };
