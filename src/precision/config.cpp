@@ -148,6 +148,8 @@ std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& c
   const std::vector<RecipeProblem> problems = recipe_problems(recipe);
   for (const RecipeProblem& problem : problems) report.error(key + "." + problem.key, problem.message);
   if (!problems.empty()) return std::nullopt;
+  const bool as_gemms_say = recipe.backward == BackwardOperands::high_precision && !recipe.weight_fake_quant;
+  if (as_gemms_say) recipe.backward = BackwardOperands::quantized;  // equal computations have one plan
   return recipe;
 }
 

@@ -84,18 +84,16 @@ void check_columns(const Recipe& recipe, Problems& problems) {
 
 void check_backward(const Recipe& recipe, Problems& problems) {
   if (recipe.backward == BackwardOperands::quantized) return;
-  const bool values_only = recipe.backward == BackwardOperands::high_precision, of_gemm = recipe.gemms.fprop;
-  const char* const name = values_only ? "high_precision" : "dequantized";
+  const bool dequantizes = recipe.backward == BackwardOperands::dequantized, of_codes = recipe.gemms.fprop;
+  const char* const name = dequantizes ? "dequantized" : "high_precision";
   if (recipe.gemms.dgrad || recipe.gemms.wgrad)
     problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
   if (recipe.output_grad)
     problems.push_back({"output_grad", text("must be null beside backward ", name, ", under which gradients are not quantized")});
-  const bool changes = (of_gemm && (recipe.weight || recipe.input) && !values_only) || (recipe.weight_fake_quant && values_only);
-  if (changes) return;
-  problems.push_back({"backward", text(name, " changes nothing: ",
-                                       values_only ? "it is for recipes with weight_fake_quant; without dgrad and wgrad in gemms, others "
-                                                     "multiply values in backward already"
-                                                   : "fprop multiplies no codes")});
+  if (dequantizes && !((recipe.weight || recipe.input) && of_codes))
+    problems.push_back({"backward", "dequantized changes nothing: fprop multiplies no codes"});
+  if (!dequantizes && !recipe.weight_fake_quant && !of_codes)
+    problems.push_back({"backward", "high_precision changes nothing: fprop multiplies values before quantization"});
 }
 
 }  // namespace

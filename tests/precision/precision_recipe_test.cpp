@@ -112,10 +112,19 @@ TEST(Recipe, ABackwardOfValuesRefusesWhatItWouldNotRead) {
               HasSubstr("own.gemms: must not list dgrad or wgrad beside backward dequantized"));
   EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "dequantized", "output_grad": {"format": "e5m2"})"),
               HasSubstr("own.output_grad: must be null beside backward dequantized"));
-  EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "high_precision")"), HasSubstr("own.backward: high_precision changes nothing"));
+  EXPECT_THAT(errors(R"("base": "mxfp8", "gemms": [], "weight": null, "input": null, "backward": "high_precision")"),
+              HasSubstr("own.backward: high_precision changes nothing"));
   EXPECT_THAT(errors(R"("base": "mxfp4_qat", "backward": "dequantized")"), HasSubstr("own.backward: dequantized changes nothing"));
   EXPECT_EQ(errors(R"("base": "mxfp4_qat", "backward": "high_precision")"), "");
   EXPECT_EQ(errors(R"("base": "mxfp8_weights", "backward": "dequantized")"), "");
+}
+
+TEST(Recipe, CodesAloneInForwardAreOneRecipeByEitherKey) {
+  const Recipe by_gemms = own(R"({"base": "mxfp8", "gemms": ["fprop"], "output_grad": null})").recipes.at("own");
+  const Recipe by_backward = own(R"({"base": "mxfp8", "backward": "high_precision"})").recipes.at("own");
+  EXPECT_EQ(by_backward.gemms, by_gemms.gemms);
+  EXPECT_EQ(by_backward.output_grad, by_gemms.output_grad);
+  EXPECT_EQ(by_backward.backward, by_gemms.backward);
 }
 
 TEST(Recipe, ColumnsOfValuesNeedOperandsAlongColumns) {

@@ -26,7 +26,8 @@ struct GemmSet {
 enum class ColumnSource { rows, values };
 
 // What dgrad and wgrad read of the operands that fprop reads quantized (`backward_override` of Transformer Engine): what `gemms` says; the
-// values of fprop's codes and of the fake-quantized weight; or the values before quantization.
+// values of fprop's codes and of the fake-quantized weight; or the values before quantization, which only a fake-quantized weight needs to
+// be told: of the rest, `gemms` says it.
 enum class BackwardOperands { quantized, dequantized, high_precision };
 
 struct Recipe {
