@@ -135,10 +135,25 @@ Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, Exp
 
 }  // namespace
 
+Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity) {
+  Backend& device = experts.device();
+  Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
+               .rows = empty_like(experts),
+               .assignments = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), num_experts, multiple)}),
+               .per_row = experts.dim(1)};
+  device.run(DispatchTable{.experts = experts,
+                           .offsets = out.offsets,
+                           .rows = out.rows,
+                           .assignments = out.assignments,
+                           .multiple = multiple,
+                           .capacity = capacity});
+  return out;
+}
+
 // Counts are data, so they are exchanged first. The host reads them once.
 Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
                         int64_t capacity) {
-  const Dispatch all = dispatch(experts, num_experts, 1, capacity);
+  const Dispatch all = dispatch_here(experts, num_experts, 1, capacity);
   const std::vector<int32_t> offsets = to_host<int32_t>(all.offsets);
   const auto size = static_cast<size_t>(ranks.size());
   Counts leaving{.experts = static_cast<size_t>(num_experts) / size, .of = {}}, arriving{.experts = leaving.experts, .of = {}};

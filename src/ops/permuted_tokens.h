@@ -15,7 +15,8 @@ struct AllToAllPlan {
   std::vector<int64_t> sent, arrived;  // rows to and from each rank
 };
 
-// Plans the dispatch of these assignments.
+// Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing, and among ranks.
+Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity);
 Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
                         int64_t capacity);
 

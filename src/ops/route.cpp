@@ -1,4 +1,5 @@
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
 #include "ops/permuted_tokens.h"
 
@@ -38,20 +39,17 @@ Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bi
   return out;
 }
 
+// Where groups usually have this many rows, the library of a GPU multiplies one after the other (gemm_path.h), for which the host must know
+// where they end: it reads that once a dispatch.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
                   ExpertGradients gradients) {
   if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);
-  Backend& device = experts.device();
-  Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
-               .rows = empty_like(experts),
-               .assignments = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), num_experts, multiple)}),
-               .per_row = experts.dim(1)};
-  device.run(DispatchTable{.experts = experts,
-                           .offsets = out.offsets,
-                           .rows = out.rows,
-                           .assignments = out.assignments,
-                           .multiple = multiple,
-                           .capacity = capacity});
+  Dispatch out = dispatch_here(experts, num_experts, multiple, capacity);
+  const int64_t usual_rows = ceil_div(experts.elements(), num_experts);
+  const bool for_library = experts.device().gemm_device().library > 0 && usual_rows >= kRowsForLibrary;
+  if (!for_library || gradients != ExpertGradients::summed) return out;
+  const std::vector<int32_t> ends = to_host<int32_t>(out.offsets);
+  out.host = std::make_shared<const HostGroups>(HostGroups{.offsets = {ends.begin(), ends.end()}, .usual_rows = usual_rows});
   return out;
 }
 

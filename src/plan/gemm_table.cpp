@@ -95,8 +95,7 @@ std::vector<PlannedGemm> planned_gemms(const RunConfig& config, const PrecisionP
   const auto add = [&](const ModuleShape& module, const Recipe& recipe) {
     const ModuleShape held = module.on_rank(config.parallel.ranks());
     for (const GemmRole role : kGemmRoles) {
-      const int64_t rows = rows_of(config, module),
-                    known = config.parallel.expert > 1 && config.training.accumulation == Accumulation::running ? rows : 0;
+      const int64_t rows = rows_of(config, module), known = config.training.accumulation == Accumulation::running ? rows : 0;
       const GemmForm form = gemm_form(recipe, role, held, rows);
       out.push_back({.module = module.path,
                      .operands = gemm_text(recipe, role),

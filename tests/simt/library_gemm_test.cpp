@@ -7,6 +7,7 @@
 #include "kernel_cases_quantized.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
+#include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
 #include "mantissa/precision/operands.h"
 #include "quantized_matrices.h"
@@ -289,6 +290,37 @@ TEST_P(LibraryGemm, OfGroupsHasOneAlgorithm) {
   EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
   simt::refused_columns() = 0;
   EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
+}
+
+// Experts that usually have 512 rows or more are multiplied by the library, after the host has read once where their rows end.
+TEST_P(LibraryGemm, OfExpertsWithManyRowsIsTheLibrarys) {
+  const auto groups_of = [&](int64_t tokens, ExpertGradients gradients) {
+    std::vector<int32_t> experts(static_cast<size_t>(tokens));
+    for (size_t t = 0; t < experts.size(); ++t) experts[t] = t % 5 == 0 ? 1 : 0;
+    return dispatch(from_host(device(), Dtype::i32, {tokens, 1}, experts.data()), 2, 32, 0, {}, gradients);
+  };
+  EXPECT_FALSE(groups_of(1022, ExpertGradients::summed).host) << "511 rows each";
+  EXPECT_FALSE(groups_of(1100, ExpertGradients::by_source).host) << "layouts have the bits of one rank";
+  const Dispatch to = groups_of(1100, ExpertGradients::summed);
+  ASSERT_TRUE(to.host);
+  EXPECT_EQ(to.host->usual_rows, 550);
+  EXPECT_EQ(std::vector<double>(to.host->offsets.begin(), to.host->offsets.end()), values(to.offsets));
+  EXPECT_EQ(to.host->offsets, (std::vector<int64_t>{0, 896, 1120}));
+
+  const Tensor x = random_tensor(device(), Dtype::bf16, {1100, 32}, 1), w = random_tensor(device(), Dtype::bf16, {2 * 64, 32}, 2);
+  const Tensor weights = random_tensor(device(), Dtype::f32, {1100, 1}, 3);
+  const auto inner = [&](Dispatch by, GemmPath path) {
+    const int64_t before = count_of(device(), path);
+    const Tensor out =
+        dispatched_swiglu(Var(x), Var(weights), LinearWeight(w, {}, nullptr), Var(), by, {}, {.keep = Keep::value, .as_codes = true})
+            .value();
+    device().synchronize();
+    EXPECT_EQ(count_of(device(), path), before + 1);
+    return values(out.slice(0, 1120));
+  };
+  Dispatch unknown = to;
+  unknown.host = nullptr;
+  EXPECT_THAT(inner(to, GemmPath::bf16), ::testing::Pointwise(::testing::DoubleNear(0x1p-6), inner(unknown, GemmPath::mma)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Chips, LibraryGemm, ::testing::Values(80, 90, 100), [](const auto& c) { return text("sm_", c.param); });

@@ -113,7 +113,7 @@ struct Dispatch {
   int64_t per_row = 1;                               // assignments of a token
   Tensor gradient_offsets{};                         // of the groups that have a gradient of their own; undefined: offsets
   std::shared_ptr<const AllToAllPlan> all_to_all{};  // null: all experts are here
-  std::shared_ptr<const HostGroups> host{};          // where the host knows offsets, and gradients are summed
+  std::shared_ptr<const HostGroups> host{};          // where the host knows offsets
   std::shared_ptr<RowWeights> weights = std::make_shared<RowWeights>();
 };
 // `ranks` share the experts equally, in their order: rank r has experts [r E / size, (r + 1) E / size). Each has its own tokens, which are
