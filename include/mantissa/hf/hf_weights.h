@@ -1,4 +1,4 @@
-// The weights of a folder of Hugging Face's form, which may be codes.
+// The weights of a folder of Hugging Face's form, which may be codes. run_config() and what it says of modules is in hf_weights_config.cpp.
 #pragma once
 
 #include <filesystem>

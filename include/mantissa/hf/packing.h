@@ -54,7 +54,7 @@ inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
 // Reads a quantization_config: what a server makes of linears by name. Throws Error(usage) that names the key
-// for a quantization_config that mantissa does not understand, Error(data) for an invalid one.
+// for a quantization_config that mantissa does not understand, Error(data) for an invalid one. In packed_config.cpp.
 class PackedConfig {
  public:
   // key names the object in its file.

@@ -1,0 +1,179 @@
+// Makes the configuration of a run that has the weights of a folder.
+#include <algorithm>
+#include <set>
+
+#include "mantissa/hf/hf_weights.h"
+#include "mantissa/models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kUsualLength = 1024;
+constexpr const char* kLayers = "layers.";
+constexpr const char* kOutput = "output";
+constexpr const char* kOutputRecipe = "packed_output";
+
+std::string recipe_name(const PackedScheme& scheme) { return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : ""); }
+
+QuantizationConfig blocks_of(Format format) {
+  const Quantization how = packed_form(format);
+  return {.format = format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+}
+
+// The weight as the codes of the file, or their values where there is no GEMM of such codes; the input as the server quantizes it.
+RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
+  RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
+  const bool multiplied = scheme.format == Format::e4m3;
+  (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(scheme.format);
+  if (scheme.inputs) recipe.input = blocks_of(Format::e4m3);
+  if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
+  if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
+  return recipe;
+}
+
+std::string scheme_text(const std::optional<PackedScheme>& scheme) {
+  if (!scheme) return "not quantized";
+  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision");
+}
+
+// An output projection is computed with as codes only if its inputs are, too, and a router never.
+bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
+  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs;
+  return module.kind == ModuleKind::linear;
+}
+
+// "layers.3.mlp.down" as layer "3" and "mlp.down".
+struct LayerModule {
+  std::string layer, rest;
+};
+LayerModule split_path(const std::string& path) {
+  const size_t begin = std::string_view(kLayers).size(), dot = path.find('.', begin);
+  return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
+}
+
+// One rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
+std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
+  const bool ambient = packed.contains(kOutput);
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> layers;
+  std::map<std::string, size_t> all;
+  for (const ModuleShape& module : modules) {
+    if (!module.path.starts_with(kLayers)) continue;
+    const LayerModule at = split_path(module.path);
+    ++all[at.rest];
+    const auto found = packed.find(module.path);
+    if (found != packed.end()) {
+      layers[{at.rest, recipe_name(found->second)}].push_back(at.layer);
+    } else if (ambient && module.kind == ModuleKind::linear) {
+      layers[{at.rest, "high"}].push_back(at.layer);
+    }
+  }
+  std::vector<RuleConfig> rules;
+  for (const auto& [key, list] : layers) {
+    const std::string which = list.size() == all[key.first] ? "*" : list.size() == 1 ? list[0] : "{" + joined(list, ",") + "}";
+    rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = key.second});
+  }
+  return rules;
+}
+
+}  // namespace
+
+// What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
+std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
+  const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
+  const std::string first = module_of(pieces.front());
+  const std::optional<PackedScheme> scheme = config.scheme(first);
+  for (const Piece& piece : pieces) {
+    const std::string module = module_of(piece);
+    const std::optional<PackedScheme> said = config.scheme(module);
+    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", scheme_text(scheme), " and ", module, " is ",
+            scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+    const bool same = said ? said->format == piece.format() : !piece.scales;
+    require(same, ExitCode::usage, config.where(), ": ", module, " is ", scheme_text(said), ", but ", piece.entry->name, " is ",
+            piece.entry->dtype, piece.scales ? " with scales" : " without scales");
+  }
+  return scheme;
+}
+
+// Codes alone do not say how a server quantizes what they are multiplied by.
+std::optional<PackedConfig> HfWeights::packed_config() const {
+  const std::filesystem::path side = folder_ / kModeloptSideFile;
+  if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
+  std::error_code error;
+  for (const auto& [parameter, pieces] : pieces_) {
+    const auto codes = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.scales != nullptr; });
+    if (codes == pieces.end()) continue;
+    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(hf_file(folder_, kModeloptSideFile), side.string());
+    fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
+         " with scales, but config.json has no quantization_config, and there is no ", kModeloptSideFile,
+         ", to say of which modules inputs are quantized: add the one that belongs to these weights");
+  }
+  return {};
+}
+
+std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
+  std::map<std::string, PackedScheme> packed;
+  const std::optional<PackedConfig> found = packed_config();
+  if (!found) return packed;
+  const PackedConfig& config = *found;
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const bool linear = module.kind == ModuleKind::linear, other = module.path == kOutput || module.kind == ModuleKind::router;
+    if (!linear && !other) continue;
+    const std::vector<Piece>& pieces = pieces_of(module.path + ".weight");
+    const Piece& first = pieces.front();
+    const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
+    if (conv || (!first.scales && (other || !config.names_modules()))) continue;
+    const std::optional<PackedScheme> scheme = scheme_of(pieces, config);
+    if (scheme) packed[module.path] = *scheme;
+  }
+  return packed;
+}
+
+std::vector<std::string> HfWeights::ignore_list_findings() const {
+  const std::optional<PackedConfig> config = packed_config();
+  if (!config) return {};
+  std::set<std::string> linears;  // parameters
+  for (const ModuleShape& module : model_shape(config_.model).modules)
+    if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
+  std::vector<FileLinear> of_file;
+  std::vector<std::string> modules = {"lm_head"};  // which a server has, also where it is the embedding
+  for (const auto& [parameter, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      modules.push_back(piece.tensor->name.substr(0, piece.tensor->name.rfind('.')));
+      if (linears.contains(parameter)) of_file.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
+    }
+  }
+  std::vector<std::string> findings;
+  for (const IgnoreList& list : config->ignored())
+    std::ranges::move(mantissa::ignore_list_findings(list, of_file, modules), std::back_inserter(findings));
+  return findings;
+}
+
+RunConfig HfWeights::run_config() const {
+  RunConfig config;
+  config.model = config_.model;
+  config.model.num_key_value_heads = config.model.kv_heads();
+  config.model.head_dim = config.model.head_size();
+  config.precision.dtype = config_.dtype;
+  config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
+  std::map<std::string, PackedScheme> packed = packed_modules();
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const auto found = packed.find(module.path);
+    if (found != packed.end() && !computes_with(module, found->second)) packed.erase(found);
+  }
+  for (const auto& [module, scheme] : packed) {
+    RecipeConfig recipe = recipe_of(scheme, config_.dtype);
+    if (module != kOutput) {
+      config.precision.recipes[recipe_name(scheme)] = recipe;
+      continue;
+    }
+    recipe.output_grad = recipe.input;  // as every ambient recipe of a quantized output projection has it
+    config.precision.recipes[kOutputRecipe] = recipe;
+    config.precision.recipe = kOutputRecipe;
+    config.precision.fp8_output_proj = {.enabled = true, .fprop = true, .dgrad = true, .wgrad = false};
+    config.model.pad_vocab_to = kPackedBlock;
+  }
+  config.precision.rules = rules_of(packed, model_shape(config_.model).modules);
+  return config;
+}
+
+}  // namespace mantissa

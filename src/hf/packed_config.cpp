@@ -1,0 +1,246 @@
+// Reads what a file says of its codes.
+#include <algorithm>
+#include <array>
+
+#include "hf/architecture_keys.h"
+#include "mantissa/base/text.h"
+#include "mantissa/hf/packing.h"
+#include "mantissa/json/json.h"
+
+namespace mantissa {
+namespace {
+
+constexpr std::string_view kExpression = "re:";
+// What torch calls all linears of these architectures, and what these are made of.
+constexpr std::array kClasses = {"Linear", "Module"};
+
+bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Adds the place of an expression to its errors.
+template <class Body>
+auto at_expression(const std::string& where, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    fail(error.code(), where, " ", error.what());
+  }
+}
+
+// Matches as Python's re.match: from the start of the name, and to its end only if `after` says so.
+Pattern expression_of(const std::string& expression, const std::string& after, const std::string& where) {
+  return at_expression(where, [&] {
+    Pattern(text(kExpression, expression), 1);  // alone, so that no bracket of it closes those around it
+    return Pattern(text(kExpression, "(?:", expression, ")", after, ".*"), 1);
+  });
+}
+
+// Matches as Python's fnmatch: * and ? for the whole name.
+std::string expression_of_wildcards(const std::string& name, const std::string& where) {
+  require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
+  std::string out;
+  for (const char c : name) out += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
+  return out + "$";
+}
+
+std::vector<std::string> names_of(ArchitectureKeys& keys, const std::string& key) {
+  std::vector<std::string> names;
+  if (!keys.has(key)) return names;
+  if (!keys.value(key).is_list()) keys.wrong(key, "a list of names");
+  for (const Json& name : keys.value(key).entries()) {
+    if (!name.is_string()) keys.wrong(key, "a list of names");
+    names.push_back(name.string());
+  }
+  return names;
+}
+
+// Reads weights or inputs of a group: floating point in blocks of 32 with scales of powers of two. Keys that say how scales were found do
+// not matter.
+int64_t read_operand(ArchitectureKeys& keys, bool made_as_they_come) {
+  keys.ignore({"observer", "observer_kwargs", "zp_dtype"});
+  for (const char* const name : {"type", "group_size", "scale_dtype"}) keys.require_present(name);
+  keys.only("type", {"float"});
+  keys.only("group_size", {kPackedBlock});
+  keys.only("scale_dtype", {"torch.uint8"});
+  keys.only("strategy", {"group"});
+  keys.only("symmetric", {true});
+  keys.only("block_structure", {});
+  keys.only("actorder", {false, "weight", "static"});
+  if (made_as_they_come) keys.require_present("dynamic");
+  keys.only("dynamic", {made_as_they_come});
+  const int64_t bits = keys.integer_or("num_bits", 8);
+  keys.require_all_known();
+  return bits;
+}
+
+PackedScheme read_group(const Json& group, const std::string& source, const std::string& where) {
+  ArchitectureKeys keys(group, source, where);
+  keys.ignore({"targets"});
+  keys.require_present("weights");
+  ArchitectureKeys weights(keys.value("weights"), source, where + "weights.");
+  const int64_t bits = read_operand(weights, false);
+  if (bits != 8 && bits != 4) weights.refuse("num_bits", "mantissa reads MXFP8 and MXFP4");
+  keys.only("format", {bits == 8 ? "mxfp8-quantized" : "mxfp4-pack-quantized"});
+  keys.only("output_activations", {});
+  PackedScheme scheme{.format = bits == 8 ? Format::e4m3 : Format::e2m1, .inputs = keys.has("input_activations")};
+  if (scheme.inputs) {
+    ArchitectureKeys inputs(keys.value("input_activations"), source, where + "input_activations.");
+    if (read_operand(inputs, true) != 8) inputs.refuse("num_bits", "mantissa quantizes inputs to MXFP8");
+  }
+  keys.require_all_known();
+  return scheme;
+}
+
+}  // namespace
+
+class PackedConfig::Keys : public ArchitectureKeys {
+ public:
+  Keys(const Json& object, const std::string& file, const std::string& at)
+      : ArchitectureKeys(object, file, at + "."), source(file), key(at), where(file + ": " + at + ".") {}
+  const std::string source, key, where;
+
+  std::string where_of(const std::string& list, const std::string& name) const { return text(where, list, ": \"", shortened(name), "\""); }
+  // The default of transformers is not MX.
+  void require_said(const std::string& name, const char* otherwise) {
+    require(has(name), ExitCode::usage, where, name, " is missing: transformers takes ", otherwise, ", which is not MX");
+  }
+};
+
+// Several groups may give a target only one scheme, because which of two counts depends on the order in the file.
+void PackedConfig::read_compressed_tensors(Keys& keys) {
+  keys.ignore({"quant_method", "version", "global_compression_ratio", "run_compressed"});
+  keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "mixed-precision"});
+  keys.only("quantization_status", {"compressed"});
+  keys.only("kv_cache_scheme", {});
+  for (const char* const name : {"sparsity_config", "transform_config"}) keys.only(name, {Json(Json::Members())});
+  keys.only("moe_sparsity_config", {});
+  keys.require_present("config_groups");
+  const Json& groups = keys.value("config_groups");
+  if (!groups.is_object()) keys.wrong("config_groups", "an object");
+  std::map<std::string, std::string> group_of;
+  for (const auto& [name, group] : groups.members()) {
+    require(!group.is_list(), ExitCode::usage, keys.where, "config_groups.", name, " is the name of a scheme: write the scheme out");
+    const std::string where = text(keys.key, ".config_groups.", name, ".");
+    const PackedScheme scheme = read_group(group, keys.source, where);
+    ArchitectureKeys of_group(group, keys.source, where);
+    of_group.require_present("targets");
+    for (const std::string& target : names_of(of_group, "targets")) {
+      const auto [named, is_new] = targets_.emplace(target, scheme);
+      const std::string& first = group_of.emplace(target, name).first->second;
+      require(is_new || named->second == scheme, ExitCode::usage, keys.where, "config_groups: ", first, " and ", name,
+              " both name the target \"", shortened(target), "\", with different schemes: name it in one of them");
+    }
+  }
+  for (const auto& [target, scheme] : targets_) {
+    if (!target.starts_with(kExpression)) continue;
+    const std::string where = keys.where_of("config_groups", target);
+    Pattern pattern = expression_of(target.substr(kExpression.size()), "", where);
+    expressions_.emplace_back(Expression{.where = where, .pattern = std::move(pattern)}, scheme);
+  }
+  const std::vector<std::string> ignored = names_of(keys, "ignore");
+  keep_list(keys, "ignore", ignored, true);
+  for (const std::string& name : ignored) {
+    const std::string where = keys.where_of("ignore", name);
+    if (name.starts_with(kExpression))
+      ignored_expressions_.push_back({.where = where, .pattern = expression_of(name.substr(kExpression.size()), "", where)});
+    else
+      ignored_.insert(name);
+  }
+}
+
+// Matches as should_convert_module() of transformers: names are expressions that match up to the end of a module, or ends of names.
+void PackedConfig::read_not_converted(Keys& keys, const std::string& key) {
+  const std::vector<std::string> names = names_of(keys, key);
+  if (names_modules_) keep_list(keys, key, names, false);
+  for (const std::string& name : names) {
+    const std::string where = keys.where_of(key, name);
+    ignored_expressions_.push_back({.where = where, .pattern = expression_of(name, R"((?:(?<=\.)|(?=\.|$)))", where)});
+    ignored_ends_.insert(name);
+  }
+}
+
+void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
+  keys.ignore({"quant_method"});
+  if (method == "mxfp4") {  // experts of gpt-oss, whose inputs stay in high precision, and nothing else whatever the list says
+    names_modules_ = false;
+    one_ = PackedScheme{.format = Format::e2m1, .inputs = false};
+    keys.only("dequantize", {false});
+    return read_not_converted(keys, "modules_to_not_convert");
+  }
+  one_ = PackedScheme{.format = Format::e4m3, .inputs = true};
+  if (method == "mxfp8") {
+    keys.only("activation_scheme", {"dynamic"});
+    keys.only("fmt", {"e4m3"});
+    keys.require_said("scale_fmt", "\"float\"");
+    keys.only("scale_fmt", {"ue8m0"});
+    keys.require_said("weight_block_size", "[128,128]");
+    keys.only("weight_block_size", {Json{1, kPackedBlock}});
+    keys.only("dequantize", {false});
+    const bool both = keys.has("modules_to_not_convert") && keys.has("ignored_layers");
+    if (both && keys.value("modules_to_not_convert") != keys.value("ignored_layers"))
+      keys.refuse("ignored_layers", "modules_to_not_convert says otherwise");
+    return read_not_converted(keys, keys.has("modules_to_not_convert") ? "modules_to_not_convert" : "ignored_layers");
+  }
+  require(method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
+          "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
+  keys.only("group_size", {kPackedBlock});
+  for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
+  keys.ignore({"producer"});
+  for (const char* const key : {"ignore", "exclude_modules"}) {
+    const std::vector<std::string> names = names_of(keys, key);
+    keep_list(keys, key, names, true);
+    for (const std::string& name : names) {
+      const std::string where = keys.where_of(key, name);
+      ignored_expressions_.push_back({.where = where, .pattern = expression_of(expression_of_wildcards(name, where), "", where)});
+    }
+  }
+}
+
+void PackedConfig::keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names) {
+  if (!names.empty()) lists_.push_back({.where = keys.where + key, .entries = names, .whole_names = whole_names});
+}
+
+PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {
+  const Json config = parse_json(content, source);
+  Keys keys(config, source, key);
+  const std::string method = keys.word("quant_method", "");
+  method == "compressed-tensors" ? read_compressed_tensors(keys) : read_one_scheme(keys, method);
+  keys.require_all_known();
+}
+
+PackedConfig PackedConfig::of_modelopt(std::string_view side_file, const std::string& source) {
+  const Json file = parse_json(side_file, source);
+  ArchitectureKeys keys(file, source);
+  keys.ignore({"producer"});
+  keys.require_present("quantization");
+  Json config = keys.value("quantization");
+  if (!config.is_object()) keys.wrong("quantization", "an object");
+  keys.require_all_known();
+  config["quant_method"] = "modelopt";
+  return PackedConfig(config.dump(), source, "quantization");
+}
+
+bool PackedConfig::Expression::matches(const std::string& module) const {
+  return at_expression(where, [&] { return pattern.matches(module); });
+}
+
+bool PackedConfig::ignores(const std::string& module) const {
+  return ignored_.contains(module) || std::ranges::any_of(kClasses, [&](const char* name) { return ignored_.contains(name); }) ||
+         std::ranges::any_of(ignored_ends_, [&](const std::string& end) { return module.ends_with(end); }) ||
+         std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); });
+}
+
+// Matches as match_targets() of compressed-tensors: names before expressions, these by alphabet, and classes last.
+std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
+  if (ignores(module)) return {};
+  if (one_) return one_;
+  if (const auto named = targets_.find(module); named != targets_.end()) return named->second;
+  for (const auto& [expression, scheme] : expressions_) {
+    if (expression.matches(module)) return scheme;
+  }
+  for (const char* const name : kClasses) {
+    if (const auto of_class = targets_.find(name); of_class != targets_.end()) return of_class->second;
+  }
+  return {};
+}
+
+}  // namespace mantissa
