@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 BLOCK = 32
-BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1}
+BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1}
 
 
 class Folder:

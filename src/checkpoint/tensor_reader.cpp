@@ -18,17 +18,22 @@ int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format:
 int64_t scale_bytes(const WeightForm& form) { return form.columns / form.codes.block_cols; }
 
 void TensorReader::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
-  const int64_t rows = box.size[0], begin = box.start[0], first = box.start[1], wanted = box.size[1], block = kept.codes.block_cols;
-  std::vector<std::byte> codes(static_cast<size_t>(rows * code_bytes(kept))), scales(static_cast<size_t>(rows * scale_bytes(kept)));
-  read_codes(parameter, begin, begin + rows, codes, scales);
+  const int64_t rows = box.size[0], first = box.start[1], wanted = box.size[1], height = kept.codes.block_rows,
+                block = kept.codes.block_cols;
+  const int64_t above = box.start[0] % height, begin = box.start[0] - above, read = above + rows;  // from the start of a block
+  std::vector<std::byte> codes(static_cast<size_t>(read * code_bytes(kept)));
+  std::vector<std::byte> scales(static_cast<size_t>((read + height - 1) / height * scale_bytes(kept)));
+  read_codes(parameter, begin, begin + read, codes, scales);
   with_element(kept.codes.format, [&]<class E>() {
     constexpr bool packed = std::is_same_v<E, E2M1>;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < wanted; ++i) {
         const int64_t column = first + i;
-        const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(row * code_bytes(kept) + (packed ? column / 2 : column))]);
+        const int64_t place = (above + row) * code_bytes(kept) + (packed ? column / 2 : column);
+        const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(place)]);
         const auto code = static_cast<uint8_t>(packed ? (column % 2 == 0 ? byte & 0xF : byte >> 4) : byte);
-        const auto scale = std::to_integer<uint8_t>(scales[static_cast<size_t>(row * scale_bytes(kept) + column / block)]);
+        const int64_t of_block = (above + row) / height * scale_bytes(kept) + column / block;
+        const auto scale = std::to_integer<uint8_t>(scales[static_cast<size_t>(of_block)]);
         out[static_cast<size_t>(row * wanted + i)] = std::bit_cast<float>(decode_in_block<E>(code, scale, kept.codes.rule));
       }
     }

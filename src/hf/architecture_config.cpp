@@ -196,6 +196,26 @@ std::string ArchitectureReader::message_of(const std::string& option, const std:
               of_class ? "; the file does not say, so its class in transformers does" : "");
 }
 
+namespace {
+
+constexpr const char* kExpertDtype = "expert_dtype";
+
+// DeepSeek-V4 says beside quantization_config how its routed experts are packed.
+std::string quantization_of(ArchitectureKeys& keys, bool experts) {
+  const std::string expert_dtype = experts ? keys.word(kExpertDtype, "") : "";
+  if (!keys.has("quantization_config")) {
+    if (!expert_dtype.empty()) keys.refuse(kExpertDtype, "there is no quantization_config of which it says what experts are: remove it");
+    return {};
+  }
+  Json quantization = keys.value("quantization_config");
+  if (!quantization.get(kExpertDtype).is_null())
+    keys.refuse("quantization_config", text("mantissa reads ", kExpertDtype, " beside it, as DeepSeek-V4 has it"));
+  if (!expert_dtype.empty() && quantization.is_object()) quantization[kExpertDtype] = expert_dtype;
+  return quantization.dump();
+}
+
+}  // namespace
+
 ArchitectureConfig read_architecture_config(std::string_view content, const std::string& source) {
   const Json config = parsed_config(content, source);
   ArchitectureKeys keys(config, source);
@@ -204,8 +224,8 @@ ArchitectureConfig read_architecture_config(std::string_view content, const std:
   out.says_dtype = keys.has("dtype") || keys.has("torch_dtype");
   ArchitectureReader reader(keys, out.architecture);
   reader.read(architecture_table(out.architecture), keys);
+  out.quantization = quantization_of(keys, reader.model.moe.has_value());
   keys.require_all_known();
-  if (keys.has("quantization_config")) out.quantization = keys.value("quantization_config").dump();
   reader.require_valid();
   out.model = reader.model;
   return out;
@@ -222,7 +242,14 @@ std::string architecture_config(const ModelConfig& model, Dtype dtype, const Spe
   out.add("eos_token_id", ids(tokens.end));
   if (!tokens.pad.empty()) out.add("pad_token_id", ids(tokens.pad));
   out.add("torch_dtype", dtype == Dtype::bf16 ? "bfloat16" : "float32");
-  if (!quantization.empty()) out.add("quantization_config", parse_json(quantization, "quantization_config", ExitCode::internal));
+  if (!quantization.empty()) {
+    Json described = parse_json(quantization, "quantization_config", ExitCode::internal);
+    if (const Json expert_dtype = described.get(kExpertDtype); !expert_dtype.is_null()) {
+      described.members().erase(kExpertDtype);
+      out.add(kExpertDtype, expert_dtype);
+    }
+    out.add("quantization_config", std::move(described));
+  }
   return out.dump(2, Json::Order::keys) + "\n";
 }
 

@@ -87,10 +87,10 @@ QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t
 ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int64_t begin, int64_t end) {
   const Quantization how = quantized(parameter);
   const Quantization kept = source_.form(parameter).codes;
-  if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols && kept.range == how.range)
-    return {.codes = kept_codes(parameter, begin, end), .first = begin};
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
+  if (kept.format == how.format && kept.block_rows == how.block_rows && kept.block_cols == how.block_cols && kept.range == how.range)
+    return {.codes = kept_codes(parameter, first, last), .first = first};
   const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
   const int64_t columns = rounded.dim(1), bad = first_nonfinite(Dtype::bf16, HostBytes(rounded).get());
   require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");

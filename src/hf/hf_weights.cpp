@@ -1,11 +1,14 @@
 #include "mantissa/hf/hf_weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
+#include "hf/tile_scales.h"
 #include "hf/transpose.h"
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/formats/bf16.h"
+#include "mantissa/formats/element.h"
 #include "mantissa/formats/fp16.h"
 
 namespace mantissa {
@@ -17,7 +20,17 @@ constexpr int64_t kMostTextBytes = 100'000'000;
 constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
 
+constexpr uint8_t kScaleOfOne = 127;
+
 int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
+
+// "X.weight" as DeepSeek-V4 names its scales: "X.scale".
+std::string deepseek_scales_name(const std::string& weight) { return weight.substr(0, weight.rfind('.')) + ".scale"; }
+
+void require_whole_blocks(const std::string& where, const SafetensorsEntry& entry, int64_t columns) {
+  require(columns % kPackedBlock == 0, ExitCode::data, where, ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
+          kPackedBlock);
+}
 
 // Of values in a file to `to`, which is the same type or fp32.
 void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
@@ -55,13 +68,15 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
-// A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
 ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   const std::string source = (folder / "config.json").string();
   seen.look_at(source);
-  ArchitectureConfig config = read_architecture_config(hf_file(folder, "config.json"), source);
-  if (!config.quantization.empty()) PackedConfig(config.quantization, source);
-  return config;
+  return read_architecture_config(hf_file(folder, "config.json"), source);
+}
+
+// A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
+bool says_block_fp8(const ArchitectureConfig& config, const fs::path& source) {
+  return !config.quantization.empty() && PackedConfig(config.quantization, source.string()).block_fp8();
 }
 
 }  // namespace
@@ -103,10 +118,15 @@ bool is_hf_folder(const fs::path& folder) {
 std::string hf_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
 
 HfWeights::HfWeights(const fs::path& folder)
-    : folder_(folder), config_(config_in(folder, seen_)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
+    : folder_(folder),
+      config_(config_in(folder, seen_)),
+      block_fp8_(says_block_fp8(config_, folder / "config.json")),
+      files_(folder),
+      tensors_(tensors_of(config_, files_, folder / "config.json")) {
   find_tensors();
   if (!config_.says_dtype) config_.dtype = dtype_of_tensors();
 }
+HfWeights::~HfWeights() = default;
 
 std::optional<std::string> HfWeights::file(const std::string& name) {
   seen_.look_at(folder_ / name);
@@ -144,34 +164,60 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   for (const Convention convention : {Convention::compressed_tensors, Convention::sglang}) {
     if (may_be_codes && !scales) scales = take(packed_names(tensor.name, Format::e4m3, convention).scales);
   }
+  if (may_be_codes && !scales && block_fp8_ && !stacked) scales = take(deepseek_scales_name(tensor.name));
   const SafetensorsEntry* entry = take(tensor.name);
   if (!entry && scales) entry = take(packed_names(tensor.name, Format::e2m1, Convention::compressed_tensors).codes);
   if (!entry) return false;
   require_form(tensor, *entry, scales);
+  const TileScales* tiles = nullptr;
+  if (scales && block_fp8_ && entry->dtype == FileDtype::f8_e4m3)
+    tiles = (tile_scales_[scales] = std::make_unique<TileScales>(read_tile_scales(files_, *scales, where()))).get();
   for (const RowRun& run : tensor.runs)
-    pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .run = run});
+    pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .tiles = tiles, .run = run});
   entries_[tensor.name] = entry;
   return true;
 }
 
+void HfWeights::require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const {
+  require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
+          shape_text(wanted));
+}
+
+// Returns false for what is no form of its own.
+bool HfWeights::require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry,
+                                       const SafetensorsEntry& scales) const {
+  const int64_t rows = tensor.rows(), columns = tensor.columns();
+  const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name == tensor.name;
+  if (!block_fp8_ || (!tiles && !four_bits)) return false;
+  require(tiles ? holds_tile_scales(scales.dtype) : scales.dtype == FileDtype::f8_e8m0, ExitCode::usage, where(), ": ", entry.name, " is ",
+          entry.dtype, " with scales in ", scales.dtype,
+          "; of quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");
+  if (tiles) {
+    require_shape(entry, tensor.shape);
+    require_shape(scales, {tiles_along(rows), tiles_along(columns)});
+    return true;
+  }
+  require_whole_blocks(where(), entry, columns);
+  require_shape(entry, {rows, columns / 2});
+  require_shape(scales, {rows, columns / kPackedBlock});
+  return true;
+}
+
 void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
-  const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
-    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
-            shape_text(wanted));
-  };
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
             ": ", entry.name, " is ", entry.dtype, "; mantissa reads F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
     return require_shape(entry, tensor.shape);
   }
+  if (require_block_fp8_form(tensor, entry, *scales)) return;
   const int64_t rows = tensor.rows(), columns = tensor.columns();
-  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
-          kPackedBlock);
+  require_whole_blocks(where(), entry, columns);
   const bool stacked = entry.name.ends_with("_blocks");
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
   require(right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0), ExitCode::usage, where(), ": ", entry.name,
-          " is ", entry.dtype, " with scales in ", scales->dtype, "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales");
+          " is ", entry.dtype, " with scales in ", scales->dtype,
+          "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales, and others where quantization_config has quant_method fp8");
   const int64_t each = rows / tensor.matrices, blocks = columns / kPackedBlock;
   if (stacked) {
     require_shape(entry, {tensor.matrices, each, blocks, kPackedBlock / 2});
@@ -181,7 +227,13 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   require_shape(*scales, {rows, blocks});
 }
 
-Format HfWeights::Piece::format() const { return !scales ? Format::none : entry->dtype == FileDtype::u8 ? Format::e2m1 : Format::e4m3; }
+Format HfWeights::Piece::format() const {
+  if (!scales) return Format::none;
+  return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
+}
+
+// Whether its tiles are those of the parameter, and not only of the tensor.
+bool HfWeights::Piece::whole_tiles() const { return run.row % kTile == 0 && run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
 
 // What is one weight here, q, k and v say, must be of one form.
 void HfWeights::require_one_form() const {
@@ -250,6 +302,12 @@ std::string HfWeights::element(const std::string& parameter, int64_t row, int64_
   return element_name(*piece->tensor, piece->run.file_row + (row - piece->run.row) * piece->run.step, column);
 }
 
+std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
+  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
+  const auto piece = std::ranges::find(pieces, &tensor, &Piece::tensor);
+  return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
+}
+
 Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
   return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
@@ -257,6 +315,11 @@ Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
 WeightForm HfWeights::form(const std::string& parameter) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);
   const Piece& first = pieces.front();
+  if (first.tiles) {
+    const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });
+    if (!codes) return {.dtype = Dtype::f32};
+    return {.dtype = Dtype::f32, .codes = form_of({.format = Format::e4m3, .block = kTile}), .columns = first.tensor->columns()};
+  }
   if (first.scales) return {.dtype = Dtype::f32, .codes = packed_form(first.format()), .columns = first.tensor->columns()};
   const bool narrow = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.entry->dtype == FileDtype::bf16; });
   return {.dtype = narrow ? Dtype::bf16 : Dtype::f32};
@@ -296,7 +359,16 @@ void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t 
       read_file_rows(piece, entry, row_bytes, first, last, out.subspan(static_cast<size_t>((first - begin) * row_bytes), count));
     };
     if (!codes.empty()) take(*piece.entry, code_bytes(kept), codes);
-    if (!scales.empty()) take(*piece.scales, scale_bytes(kept), scales);
+    if (scales.empty()) continue;
+    if (!piece.tiles) {
+      take(*piece.scales, scale_bytes(kept), scales);
+      continue;
+    }
+    for (int64_t row = first; row < last; row += kTile) {
+      for (int64_t column = 0; column < piece.tiles->columns; ++column)
+        scales[static_cast<size_t>((row - begin) / kTile * piece.tiles->columns + column)] =
+            std::byte{*e8m0_of_scale(piece.tiles->at(row - piece.run.row + piece.run.file_row, column * kTile))};
+    }
   }
 }
 
@@ -312,7 +384,21 @@ void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry
     std::memcpy(out.data() + row * row_bytes, all.data() + row * run.step * row_bytes, static_cast<size_t>(row_bytes));
 }
 
+// Products of codes and the scales of their tiles, rounded once to fp32.
+void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  const int64_t columns = piece.tensor->columns();
+  std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
+  read_file_rows(piece, *piece.entry, columns, begin, end, codes);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const int64_t row = begin + static_cast<int64_t>(i) / columns, column = static_cast<int64_t>(i) % columns;
+    const float scale = piece.tiles->at(piece.run.file_row + (row - piece.run.row) * piece.run.step, column);
+    const float value = std::bit_cast<float>(E4M3::decode(std::to_integer<uint8_t>(codes[i]), kScaleOfOne)) * scale;
+    std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+  }
+}
+
 void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  if (piece.tiles) return read_tiles(piece, begin, end, out);
   const FileDtype from = piece.entry->dtype;
   const Dtype to = form(piece.tensor->parameter).dtype;
   const int64_t row_bytes = piece.tensor->columns() * value_bytes(from), out_bytes = piece.tensor->columns() * dtype_bytes(to);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "hf/tile_scales.h"
 #include "mantissa/hf/hf_weights.h"
 #include "mantissa/models/model_shape.h"
 
@@ -13,19 +14,22 @@ constexpr const char* kLayers = "layers.";
 constexpr const char* kOutput = "output";
 constexpr const char* kOutputRecipe = "packed_output";
 
-std::string recipe_name(const PackedScheme& scheme) { return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : ""); }
-
-QuantizationConfig blocks_of(Format format) {
-  const Quantization how = packed_form(format);
-  return {.format = format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+std::string recipe_name(const PackedScheme& scheme) {
+  return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : "", scheme.block == kTile ? "_128" : "");
 }
+
+QuantizationConfig blocks_of(const Quantization& how) {
+  return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+}
+
+Quantization inputs_of(const PackedScheme& scheme) { return {.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block}; }
 
 // The weight as the codes of the file, or their values where there is no GEMM of such codes; the input as the server quantizes it.
 RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3;
-  (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(scheme.format);
-  if (scheme.inputs) recipe.input = blocks_of(Format::e4m3);
+  (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
+  if (scheme.inputs) recipe.input = blocks_of(inputs_of(scheme));
   if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
   if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
   return recipe;
@@ -33,13 +37,19 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
 
 std::string scheme_text(const std::optional<PackedScheme>& scheme) {
   if (!scheme) return "not quantized";
-  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision");
+  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision",
+              scheme->block == kTile ? " in blocks of 128" : "");
 }
 
-// An output projection is computed with as codes only if its inputs are, too, and a router never.
+// An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never.
 bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
-  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs;
+  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs && scheme.block == kPackedBlock;
   return module.kind == ModuleKind::linear;
+}
+
+bool in_whole_tiles(const ModuleShape& module) {
+  const bool parts = std::ranges::all_of(module.parts, [](const ModulePart& part) { return part.out % kTile == 0; });
+  return parts && module.out % kTile == 0 && module.in % kTile == 0;
 }
 
 // "layers.3.mlp.down" as layer "3" and "mlp.down".
@@ -148,6 +158,52 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
   return findings;
 }
 
+// What a recipe can compute with; the rest is read as values.
+std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
+  std::map<std::string, PackedScheme> packed = packed_modules();
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const auto found = packed.find(module.path);
+    if (found == packed.end()) continue;
+    const bool codes = static_cast<bool>(form(module.path + ".weight").codes);
+    if (!codes || !computes_with(module, found->second)) {
+      packed.erase(found);
+    } else if (found->second.block == kTile && !in_whole_tiles(module)) {
+      found->second.inputs = false;
+    }
+  }
+  return packed;
+}
+
+std::vector<std::string> HfWeights::block_fp8_findings() const {
+  if (!block_fp8_) return {};
+  std::vector<std::string> numbers, borders, inputs, findings;
+  const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
+  for (const auto& [parameter, pieces] : pieces_) {
+    const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
+    const auto border = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
+    if (number != pieces.end())
+      numbers.push_back(*number->tiles->no_power_of_two);
+    else if (border != pieces.end())
+      borders.push_back(text(border->entry->name, " in ", parameter));
+  }
+  for (const auto& [path, scheme] : computed) {
+    if (scheme.inputs != packed.at(path).inputs) inputs.push_back(path);
+  }
+  const auto tell = [&](const char* what, const std::vector<std::string>& list, const char* then) {
+    if (!list.empty()) findings.push_back(text(where(), ": ", count_text(list.size(), "weight"), what, list.front(), then));
+  };
+  tell(" with scales that are no powers of two, the first ", numbers,
+       ": read as values, whose inputs are not quantized; a recipe as fp8_block quantizes them anew");
+  tell(" whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ", borders,
+       ": read as values, whose inputs are not quantized");
+  tell(" whose inputs or outputs are no whole blocks of 128, the first ", inputs, ": inputs are not quantized");
+  const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
+  if (any && !packed_config()->scales_of_inputs_are_powers())
+    findings.push_back(text(
+        where(), ": quantization_config.scale_fmt is not ue8m0, so servers scale inputs by any numbers, and mantissa by powers of two"));
+  return findings;
+}
+
 RunConfig HfWeights::run_config() const {
   RunConfig config;
   config.model = config_.model;
@@ -155,11 +211,7 @@ RunConfig HfWeights::run_config() const {
   config.model.head_dim = config.model.head_size();
   config.precision.dtype = config_.dtype;
   config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
-  std::map<std::string, PackedScheme> packed = packed_modules();
-  for (const ModuleShape& module : model_shape(config_.model).modules) {
-    const auto found = packed.find(module.path);
-    if (found != packed.end() && !computes_with(module, found->second)) packed.erase(found);
-  }
+  const std::map<std::string, PackedScheme> packed = computed_modules();
   for (const auto& [module, scheme] : packed) {
     RecipeConfig recipe = recipe_of(scheme, config_.dtype);
     if (module != kOutput) {

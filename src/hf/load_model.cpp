@@ -71,6 +71,9 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
   loaded.device = std::move(device);
   agree_on_reading(mesh.tensor, [&] {
     HfWeights weights(folder);
+    if (mesh.tensor.rank() == 0) {
+      for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
+    }
     loaded.config = for_ranks(weights.run_config(), mesh.ranks());
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);

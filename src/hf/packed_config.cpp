@@ -3,6 +3,7 @@
 #include <array>
 
 #include "hf/architecture_keys.h"
+#include "hf/tile_scales.h"
 #include "mantissa/base/text.h"
 #include "mantissa/hf/packing.h"
 #include "mantissa/json/json.h"
@@ -174,14 +175,40 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
     keys.only("scale_fmt", {"ue8m0"});
     keys.require_said("weight_block_size", "[128,128]");
     keys.only("weight_block_size", {Json{1, kPackedBlock}});
-    keys.only("dequantize", {false});
-    const bool both = keys.has("modules_to_not_convert") && keys.has("ignored_layers");
-    if (both && keys.value("modules_to_not_convert") != keys.value("ignored_layers"))
-      keys.refuse("ignored_layers", "modules_to_not_convert says otherwise");
-    return read_not_converted(keys, keys.has("modules_to_not_convert") ? "modules_to_not_convert" : "ignored_layers");
+    return read_ignored_layers(keys);
   }
-  require(method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
-          "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
+  if (method == "fp8") return read_block_fp8(keys);
+  require(
+      method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
+      "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, fp8 in blocks of 128, and modelopt with quant_algo MXFP8");
+  read_modelopt(keys);
+}
+
+// Without blocks other programs have one scale for a whole tensor.
+void PackedConfig::read_block_fp8(Keys& keys) {
+  keys.only("activation_scheme", {"dynamic"});
+  keys.only("fmt", {"e4m3"});
+  require(keys.has("weight_block_size"), ExitCode::usage, keys.where,
+          "weight_block_size is missing: a scale is then that of a whole tensor, and mantissa reads fp8 in blocks of [128,128] only");
+  keys.only("weight_block_size", {Json{kTile, kTile}});
+  keys.only("scale_fmt", {"ue8m0", "float"});
+  keys.only("expert_dtype", {"fp8", "fp4"});
+  block_fp8_ = true;
+  powers_ = keys.word("scale_fmt", "float") == "ue8m0";
+  one_ = PackedScheme{.format = Format::e4m3, .inputs = true, .block = kTile};
+  if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = true, .block = kTile};
+  read_ignored_layers(keys);
+}
+
+void PackedConfig::read_ignored_layers(Keys& keys) {
+  keys.only("dequantize", {false});
+  const bool both = keys.has("modules_to_not_convert") && keys.has("ignored_layers");
+  if (both && keys.value("modules_to_not_convert") != keys.value("ignored_layers"))
+    keys.refuse("ignored_layers", "modules_to_not_convert says otherwise");
+  read_not_converted(keys, keys.has("modules_to_not_convert") ? "modules_to_not_convert" : "ignored_layers");
+}
+
+void PackedConfig::read_modelopt(Keys& keys) {
   keys.only("group_size", {kPackedBlock});
   for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
   keys.ignore({"producer"});
@@ -232,6 +259,7 @@ bool PackedConfig::ignores(const std::string& module) const {
 // Matches as match_targets() of compressed-tensors: names before expressions, these by alphabet, and classes last.
 std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
   if (ignores(module)) return {};
+  if (routed_ && module.find(".experts.") != std::string::npos) return routed_;
   if (one_) return one_;
   if (const auto named = targets_.find(module); named != targets_.end()) return named->second;
   for (const auto& [expression, scheme] : expressions_) {

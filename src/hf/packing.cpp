@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "hf/tile_scales.h"
 #include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
 
@@ -96,7 +97,22 @@ void require_one_scheme(const PackedModules& modules, Convention convention) {
   }
 }
 
+// 1e-4 / 448, which the kernels of DeepSeek have as the least scale of inputs, rounded up to a power of two.
+constexpr ScaleRange kDeepSeekInputs{.least = 127 - 22, .most = 254};
+
 }  // namespace
+
+Quantization form_of(const PackedScheme& scheme) {
+  Quantization how = packed_form(scheme.format);
+  if (scheme.format == Format::e4m3) how.block_cols = scheme.block;
+  if (how.block_cols == kTile) how.block_rows = kTile;
+  return how;
+}
+
+bool as_servers_quantize(const Quantization& input, int64_t block) {
+  const bool any_scale = input.range == ScaleRange{} || (block == kTile && input.range == kDeepSeekInputs);
+  return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && any_scale;
+}
 
 PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};

@@ -55,6 +55,9 @@ void start_from_folder(Run& run, const std::string& folder) {
     require_initial_model(weights.run_config(), run.config, folder);
     run.files = kept_files(tokenizer_files(weights), folder, run);
     load_hf_weights(weights, run.model.parameters(), &run.optimizer);
+    if (run.is_rank0()) {
+      for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
+    }
     log_reconciled(weights, run);
   });
   require_same(run.mesh.world, "the folder of checkpoint.init_from", fingerprint);

@@ -16,7 +16,7 @@ inline constexpr int64_t kPackedBlock = 32;
 struct WeightForm {
   Dtype dtype = Dtype::f32;  // of its values
   bool master = false;       // of a run: fp32, whatever forward reads
-  Quantization codes = {};   // in blocks of [1, 32]
+  Quantization codes = {};   // in blocks of [1, 32], or in tiles
   int64_t columns = 0;       // of codes
 };
 
@@ -32,8 +32,8 @@ class TensorReader {
   virtual std::string where() const = 0;  // for messages
   virtual bool has(const std::string& parameter) const = 0;
   virtual WeightForm form(const std::string& parameter) const = 0;
-  // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and their scales; what is empty is
-  // not read.
+  // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and the scales of their blocks,
+  // which begin with row `begin`; what is empty is not read.
   virtual void read(const std::string& parameter, const Box& box, std::span<std::byte> out) = 0;
   virtual void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                           std::span<std::byte> scales) = 0;
@@ -51,7 +51,7 @@ class TensorReader {
 // As a file's codes are read: the rule that a recipe quantizes by, for which -0 is 0 in E2M1.
 Quantization packed_form(Format format);
 
-// Bytes of a row of codes, and of its scales.
+// Bytes of a row of codes, and of a row of its scales, which are those of block_rows rows.
 int64_t code_bytes(const WeightForm& form);
 int64_t scale_bytes(const WeightForm& form);
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,12 +18,15 @@
 
 namespace mantissa {
 
+struct TileScales;
+
 // A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
-// than those of an output projection beside tied embeddings, which must be these. Throws Error(data) for tensors that are missing, or that
-// the model has no place for, Error(usage) for a model or a type that mantissa has not.
+// than those of an output projection beside tied embeddings, which must be these, and the scales of block FP8. Throws Error(data) for
+// tensors that are missing, or that the model has no place for, Error(usage) for a model or a type that mantissa has not.
 class HfWeights : public TensorReader {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
+  ~HfWeights() override;
 
   const ArchitectureConfig& config() const { return config_; }
   // The configuration that a checkpoint of it has: its model in the type that config.json names, weights that are codes as their recipes
@@ -31,6 +35,10 @@ class HfWeights : public TensorReader {
   const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
+  // Returns what block FP8 of the folder is not computed as a server does: weights that are read as values, and how inputs are rounded.
+  std::vector<std::string> block_fp8_findings() const;
+  // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales.
+  std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
   // Returns what servers that read the list of modules which are not quantized in other ways would make of them (ignore_list.h).
   std::vector<std::string> ignore_list_findings() const;
   // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
@@ -56,21 +64,27 @@ class HfWeights : public TensorReader {
     const ArchitectureTensor* tensor;
     const SafetensorsEntry* entry;   // of values or codes
     const SafetensorsEntry* scales;  // null: values
+    const TileScales* tiles;         // the scales of block FP8; null: others
     RowRun run;
 
     Format format() const;
+    bool whole_tiles() const;
   };
   using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
   Unused all_tensors() const;
   void find_tensors();
   bool find(const ArchitectureTensor& tensor, Unused& unused);
   void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
+  bool require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry& scales) const;
+  void require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const;
   void require_one_form() const;
   std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::optional<PackedConfig> packed_config() const;
+  std::map<std::string, PackedScheme> computed_modules() const;
   Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
                       std::span<std::byte> out);
@@ -79,7 +93,9 @@ class HfWeights : public TensorReader {
   std::filesystem::path folder_;
   UnchangedFiles seen_;  // beside the weights
   ArchitectureConfig config_;
+  bool block_fp8_ = false;  // by quantization_config
   SafetensorsFolder files_;
+  std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
   std::vector<ArchitectureTensor> tensors_;
   std::map<std::string, std::vector<Piece>> pieces_;        // by parameter, in the order of its rows
   std::map<std::string, const SafetensorsEntry*> entries_;  // by the name that ArchitectureTensor has

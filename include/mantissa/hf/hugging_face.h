@@ -24,7 +24,7 @@ struct ArchitectureConfig {
   ModelConfig model = {};
   Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
   bool says_dtype = false;        // else dtype is f32, and the tensors of the files have to say
-  std::string quantization = {};  // the JSON text of quantization_config; "": none
+  std::string quantization = {};  // the JSON text of quantization_config, with expert_dtype as its member; "": none
 };
 
 // Maps every key, ignores those known not to change the computation, and refuses all others by name. Throws Error(data) for an invalid
@@ -41,7 +41,7 @@ struct SpecialTokens {
 // Throws Error(data) for what is no id of 64 bits.
 SpecialTokens read_special_tokens(std::string_view config, const std::string& source);
 
-// Writes the config.json of a model whose weights have this dtype; quantization is the JSON text of quantization_config, "": none.
+// Writes the config.json of a model whose weights have this dtype; quantization is as in ArchitectureConfig.
 std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization = {});
 
 // A run of rows of a tensor in a file, `step` apart, that are consecutive rows of a parameter. Rows of a grouped weight are numbered

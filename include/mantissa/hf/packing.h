@@ -4,8 +4,13 @@
 //   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
 //   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
 //   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
+//   fp8                 X.weight F8_E4M3, X.weight_scale_inv [ceil(out / 128), ceil(in / 128)], which is multiplied with, too, as in
+//                       DeepSeek-V3 and Qwen3-FP8: F32, BF16 or F8_E8M0; routed experts also, as in DeepSeek-V4 with expert_dtype fp4,
+//                       X.weight I8 [out, in / 2] with E2M1 codes, X.weight_scale_inv F8_E8M0 [out, in / 32]. DeepSeek-V4 says X.scale
+//                       for X.weight_scale_inv, which is read, too
 //
-// Scales are E8M0, compact, one for 32 values along a row, whatever blocks they come from. sglang and modelopt have no E2M1.
+// Scales are E8M0, compact, one for 32 values along a row, whatever blocks they come from, but those of tiles of fp8. sglang and modelopt
+// have no E2M1.
 #pragma once
 
 #include <array>
@@ -30,13 +35,15 @@ namespace mantissa {
 struct PackedScheme {
   Format format = Format::e4m3;
   bool inputs = false;
+  int64_t block = kPackedBlock;  // along a row of inputs; of 128, those of fp8, E4M3 weights have tiles
   auto operator<=>(const PackedScheme&) const = default;
 };
 
-// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale.
-inline bool as_servers_quantize(const Quantization& input) {
-  return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && input.range == ScaleRange{};
-}
+// Returns how a file keeps the codes of a weight.
+Quantization form_of(const PackedScheme& scheme);
+
+// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale, or, those that know fp8, one of amax 1e-4 at least.
+bool as_servers_quantize(const Quantization& input, int64_t block = kPackedBlock);
 
 struct PackedNames {
   std::string codes, scales;
@@ -65,6 +72,8 @@ class PackedConfig {
   // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
   bool names_modules() const { return names_modules_; }              // else scheme() is that of whatever is codes
+  bool block_fp8() const { return block_fp8_; }                      // the form of the convention fp8
+  bool scales_of_inputs_are_powers() const { return powers_; }       // of fp8: else they are any numbers of fp32
   const std::string& where() const { return where_; }                // file and key, for messages
   const std::vector<IgnoreList>& ignored() const { return lists_; }  // those that are not empty, and count
 
@@ -76,15 +85,19 @@ class PackedConfig {
   };
   class Keys;
   void read_one_scheme(Keys& keys, const std::string& method);
+  void read_modelopt(Keys& keys);
+  void read_block_fp8(Keys& keys);
+  void read_ignored_layers(Keys& keys);
   void read_compressed_tensors(Keys& keys);
   void read_not_converted(Keys& keys, const std::string& key);
   void keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names);
   bool ignores(const std::string& module) const;
 
   std::string where_;
-  bool names_modules_ = true;
+  bool names_modules_ = true, block_fp8_ = false, powers_ = false;
   std::vector<IgnoreList> lists_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
+  std::optional<PackedScheme> routed_;                            // of fp8, where routed experts have another
   std::map<std::string, PackedScheme> targets_;                   // by name, or class
   std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
   std::set<std::string> ignored_, ignored_ends_;                  // as targets_; by the end of their names
