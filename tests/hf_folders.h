@@ -105,6 +105,11 @@ class HfFolder {
     out.tensors_.at(name).shape = std::move(shape);
     return out;
   }
+  HfFolder put(const std::string& name, FileDtype dtype, std::vector<int64_t> shape, std::string bytes) const {
+    HfFolder out = *this;
+    out.tensors_[name] = {.dtype = dtype, .shape = std::move(shape), .bytes = std::move(bytes)};
+    return out;
+  }
   HfFolder flip(const std::string& name, size_t byte, char bits) const {
     HfFolder out = *this;
     out.tensors_.at(name).bytes.at(byte) ^= bits;

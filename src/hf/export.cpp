@@ -4,10 +4,10 @@
 #include <bit>
 #include <iterator>
 #include <numeric>
-#include <set>
 
 #include "hf/export_proof.h"
 #include "hf/export_weights.h"
+#include "hf/tile_scales.h"
 #include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/config_differences.h"
@@ -26,27 +26,29 @@ struct ExportedSource {
   std::optional<Tokenizer> tokenizer = {};
   std::optional<CheckpointReader> checkpoint = {};  // else a folder
   std::unique_ptr<TensorReader> reader = {};
-  std::set<std::string> narrow = {};
+  FolderTypes types = {};
+  std::vector<std::string> findings = {};  // of a folder
 };
 
 namespace {
 
 namespace fs = std::filesystem;
 
-// Names the tensors that are bf16 in a folder although the parameter they are a part of is read in fp32.
-std::set<std::string> narrow_tensors(const HfWeights& weights) {
-  std::set<std::string> names;
+FolderTypes types_of(const HfWeights& weights) {
+  FolderTypes types;
   for (const ArchitectureTensor& tensor : weights.tensors()) {
-    if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) names.insert(tensor.name);
+    if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) types.narrow.insert(tensor.name);
+    if (const std::optional<FileDtype> scales = weights.tile_scales_dtype(tensor)) types.tile_scales[tensor.name] = *scales;
   }
-  return names;
+  return types;
 }
 
 ExportedSource folder_source(const fs::path& from) {
   auto weights = std::make_unique<HfWeights>(from);
   const RunConfig config = weights->run_config();
   ExportedSource source{.model = {.config = config, .plan = resolve_plan(config)}, .files = tokenizer_files(*weights)};
-  source.narrow = narrow_tensors(*weights);
+  source.types = types_of(*weights);
+  source.findings = weights->block_fp8_findings();
   source.reader = std::move(weights);
   return source;
 }
@@ -106,7 +108,7 @@ struct ModelExport::Source {
 
   // Made where it is needed: a model that no architecture has can still be compared.
   const ExportedWeights& exported() {
-    if (!made) made.emplace(weights, from->model.config.model, options, from->narrow);
+    if (!made) made.emplace(weights, from->model.config.model, options, from->types);
     return *made;
   }
 
@@ -129,7 +131,10 @@ const std::string& ModelExport::manifest() const {
 }
 
 std::vector<std::string> ModelExport::warnings() const {
-  return export_warnings(source_->from->model.config.model, own_tokenizer(source_->from->files, source_->from->tokenizer));
+  std::vector<std::string> warnings = source_->from->findings;
+  std::ranges::move(export_warnings(source_->from->model.config.model, own_tokenizer(source_->from->files, source_->from->tokenizer)),
+                    std::back_inserter(warnings));
+  return warnings;
 }
 
 ExportedModel ModelExport::summary() const {
@@ -258,8 +263,11 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
     if (there != here.inputs)
       differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));
     const Quantization& input = types.module_of(module + ".weight").recipe.input;
-    if (there && here.inputs && !as_servers_quantize(input))
+    if (!there || !here.inputs) continue;
+    if (!as_servers_quantize(input, here.block))
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by rceil with any scale"));
+    else if (here.block == kTile && input.block_cols != here.block)
+      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them in blocks of 128 here"));
   }
   return differences;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "hf/tile_scales.h"
 #include "hf/transpose.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/element.h"
@@ -28,6 +29,8 @@ std::vector<int64_t> scales_shape_of(const ArchitectureTensor& tensor) {
   return {tensor.rows(), blocks};
 }
 
+bool is_routed_expert(const ArchitectureTensor& tensor) { return tensor.name.find(".experts.") != std::string::npos; }
+
 std::vector<int64_t> codes_shape_of(const ArchitectureTensor& tensor, bool narrow) {
   if (!is_grouped(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
   std::vector<int64_t> shape = scales_shape_of(tensor);
@@ -44,20 +47,20 @@ RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
 
 }  // namespace
 
+// Chunks begin at multiples of 128 rows of the run.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body) {
-  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, tensor.columns()));
+  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, tensor.columns()) / kTile) * kTile;
   for (const RowRun& run : tensor.runs) {
     for (int64_t row = 0; row < run.rows; row += step) body(run, run.row + row, run.row + std::min(run.rows, row + step));
   }
 }
 
-ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options,
-                                 std::set<std::string> narrow)
+ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, FolderTypes folder)
     : types_(types),
       options_(options),
       architecture_(architecture_of(model)),
       tensors_(architecture_tensors(architecture_, model)),
-      narrow_(std::move(narrow)) {
+      folder_(std::move(folder)) {
   require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
   if (options.weights == ExportWeights::packed) find_modules();
@@ -66,15 +69,32 @@ ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& m
       items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(dtype_of(tensor)), tensor.shape}});
       continue;
     }
-    const Format format = types.quantized(tensor.parameter).format;
-    const PackedNames names = packed_names(tensor.name, format, options.convention);
-    const bool narrow_codes = format == Format::e2m1;
-    items_.push_back({.tensor = &tensor,
-                      .role = Role::codes,
-                      .file = {names.codes, narrow_codes ? FileDtype::u8 : FileDtype::f8_e4m3, codes_shape_of(tensor, narrow_codes)}});
-    items_.push_back({.tensor = &tensor, .role = Role::scales, .file = {names.scales, FileDtype::u8, scales_shape_of(tensor)}});
+    add_packed(tensor);
   }
   lay_out();
+}
+
+void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
+  const Format format = types_.quantized(tensor.parameter).format;
+  const PackedNames names = packed_names(tensor.name, format, options_.convention);
+  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8, tiles = has_tiles(tensor);
+  const FileDtype codes = !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8;
+  items_.push_back({.tensor = &tensor, .role = Role::codes, .file = {names.codes, codes, codes_shape_of(tensor, narrow)}});
+  SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, scales_shape_of(tensor)};
+  if (tiles) scales = {names.scales, tile_scales_dtype(tensor), {tiles_along(tensor.rows()), tiles_along(tensor.columns())}};
+  items_.push_back({.tensor = &tensor, .role = Role::scales, .file = std::move(scales)});
+}
+
+bool ExportedWeights::has_tiles(const ArchitectureTensor& tensor) const {
+  return options_.convention == Convention::fp8 && types_.quantized(tensor.parameter).format == Format::e4m3;
+}
+
+// As a folder had them; else as DeepSeek-V4 has them where it has experts in E2M1, and as DeepSeek-V3 has them, which more programs read.
+FileDtype ExportedWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
+  if (const auto kept = folder_.tile_scales.find(tensor.name); kept != folder_.tile_scales.end()) return kept->second;
+  const bool e2m1 =
+      std::ranges::any_of(modules_, [](const auto& module) { return module.second && module.second->format == Format::e2m1; });
+  return e2m1 ? FileDtype::f8_e8m0 : FileDtype::f32;
 }
 
 void ExportedWeights::lay_out() {
@@ -126,9 +146,24 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
             ": of gpt-oss only experts are packed, in E2M1, with inputs in high precision: take dequantized weights");
     return;
   }
+  if (options_.convention == Convention::fp8) return require_block_fp8(tensor, who);
   const Quantization& input = module.recipe.input;
   require(!types_.quantizes_inputs(tensor.parameter) || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage,
-          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only, by rceil with any scale: take dequantized weights");
+          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only, by rceil with any scale",
+          how.format == Format::e2m1 && input.block_cols == kTile ? ", of these weights in blocks of 32: take the convention fp8, or "
+                                                                  : ": take ",
+          "dequantized weights");
+}
+
+void ExportedWeights::require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const {
+  const Quantization how = types_.quantized(tensor.parameter), input = types_.module_of(tensor.parameter).recipe.input;
+  const bool tiles = how.format == Format::e4m3 && how.tiles() && how.block_rows == kTile;
+  require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor)), ExitCode::usage, who,
+          ": the convention fp8 has E4M3 in tiles of 128x128 and, of routed experts only, E2M1: take the convention compressed-tensors");
+  const bool quantized = types_.quantizes_inputs(tensor.parameter);
+  require(quantized && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
+          quantized ? text(input) : "in high precision",
+          ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
 }
 
 // Servers fuse all experts of a layer, and all three of their weights.
@@ -168,7 +203,7 @@ Dtype ExportedWeights::common_dtype() const {
 
 Dtype ExportedWeights::dtype_of(const ArchitectureTensor& tensor) const {
   if (options_.dtype != ExportDtype::automatic) return options_.dtype == ExportDtype::bf16 ? Dtype::bf16 : Dtype::f32;
-  return narrow_.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
+  return folder_.narrow.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
 }
 
 ProvenTensor ExportedWeights::description(size_t tensor) const {
@@ -223,10 +258,11 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
     return value_bytes({.tensor = tensor, .run = run, .begin = begin, .values = values}, weights.where());
   }
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
-  std::vector<std::byte> scales = weights.scales(tensor.parameter, begin, end);
+  const bool tiles = has_tiles(tensor);
+  std::vector<std::byte> scales = tiles ? weights.tile_scales(tensor.parameter, begin, end) : weights.scales(tensor.parameter, begin, end);
   require(std::ranges::find(scales, std::byte{kScaleNan}) == scales.end(), ExitCode::data, weights.where(), ": a block of ", tensor.name,
           " between rows ", run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
-  return scales;
+  return tiles ? tile_scales_as(item.file.dtype, scales) : scales;
 }
 
 std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {

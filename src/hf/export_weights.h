@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -19,11 +20,16 @@ namespace mantissa {
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
 
+// What a folder that is exported again has of its own.
+struct FolderTypes {
+  std::set<std::string> narrow = {};                  // tensors that are bf16 although their parameter is kept in fp32
+  std::map<std::string, FileDtype> tile_scales = {};  // of tensors whose scales are those of block FP8
+};
+
 class ExportedWeights {
  public:
-  // Of weights of these types, which must outlive this. narrow: tensors that are bf16 in a folder although their parameter is
-  // kept in fp32. Throws what export_model() says of models and conventions.
-  ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, std::set<std::string> narrow = {});
+  // Of weights of these types, which must outlive this. Throws what export_model() says of models and conventions.
+  ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, FolderTypes folder = {});
 
   Architecture architecture() const { return architecture_; }
   const SafetensorsLayout& layout() const { return *layout_; }
@@ -45,8 +51,12 @@ class ExportedWeights {
   };
 
   bool packs(const ArchitectureTensor& tensor) const;
+  bool has_tiles(const ArchitectureTensor& tensor) const;
+  void add_packed(const ArchitectureTensor& tensor);
+  FileDtype tile_scales_dtype(const ArchitectureTensor& tensor) const;
   void find_modules();
   void require_expressible(const ArchitectureTensor& tensor) const;
+  void require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const;
   void require_one_scheme_per_layer() const;
   Dtype dtype_of(const ArchitectureTensor& tensor) const;
   void lay_out();
@@ -65,7 +75,7 @@ class ExportedWeights {
   ExportOptions options_;
   Architecture architecture_;
   std::vector<ArchitectureTensor> tensors_;
-  std::set<std::string> narrow_;
+  FolderTypes folder_;
   PackedModules modules_;
   std::vector<Item> items_;  // as the layout has them
   std::optional<SafetensorsLayout> layout_;

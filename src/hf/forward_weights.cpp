@@ -123,4 +123,11 @@ std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int6
   return packed_scales(HostBytes(codes.scales).get(), codes.shape[1], codes.how, begin - first, end - first);
 }
 
+std::vector<std::byte> ForwardWeights::tile_scales(const std::string& parameter, int64_t begin, int64_t end) {
+  const auto [codes, first] = blocks(parameter, begin, end);
+  require(first == begin && codes.shape[0] == end - begin, parameter, ": rows ", begin, " to ", end, " are no whole tiles");
+  const HostBytes scales(codes.scales);
+  return {scales.get().begin(), scales.get().end()};
+}
+
 }  // namespace mantissa

@@ -1,14 +1,12 @@
 #include "mantissa/hf/hf_weights.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "hf/tile_scales.h"
 #include "hf/transpose.h"
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/formats/bf16.h"
-#include "mantissa/formats/element.h"
 #include "mantissa/formats/fp16.h"
 
 namespace mantissa {
@@ -20,17 +18,10 @@ constexpr int64_t kMostTextBytes = 100'000'000;
 constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
 
-constexpr uint8_t kScaleOfOne = 127;
-
 int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
 
 // "X.weight" as DeepSeek-V4 names its scales: "X.scale".
 std::string deepseek_scales_name(const std::string& weight) { return weight.substr(0, weight.rfind('.')) + ".scale"; }
-
-void require_whole_blocks(const std::string& where, const SafetensorsEntry& entry, int64_t columns) {
-  require(columns % kPackedBlock == 0, ExitCode::data, where, ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
-          kPackedBlock);
-}
 
 // Of values in a file to `to`, which is the same type or fp32.
 void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
@@ -183,24 +174,9 @@ void HfWeights::require_shape(const SafetensorsEntry& found, const std::vector<i
           shape_text(wanted));
 }
 
-// Returns false for what is no form of its own.
-bool HfWeights::require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry,
-                                       const SafetensorsEntry& scales) const {
-  const int64_t rows = tensor.rows(), columns = tensor.columns();
-  const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name == tensor.name;
-  if (!block_fp8_ || (!tiles && !four_bits)) return false;
-  require(tiles ? holds_tile_scales(scales.dtype) : scales.dtype == FileDtype::f8_e8m0, ExitCode::usage, where(), ": ", entry.name, " is ",
-          entry.dtype, " with scales in ", scales.dtype,
-          "; of quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");
-  if (tiles) {
-    require_shape(entry, tensor.shape);
-    require_shape(scales, {tiles_along(rows), tiles_along(columns)});
-    return true;
-  }
-  require_whole_blocks(where(), entry, columns);
-  require_shape(entry, {rows, columns / 2});
-  require_shape(scales, {rows, columns / kPackedBlock});
-  return true;
+void HfWeights::require_whole_blocks(const SafetensorsEntry& entry, int64_t columns) const {
+  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
+          kPackedBlock);
 }
 
 void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
@@ -211,7 +187,7 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   }
   if (require_block_fp8_form(tensor, entry, *scales)) return;
   const int64_t rows = tensor.rows(), columns = tensor.columns();
-  require_whole_blocks(where(), entry, columns);
+  require_whole_blocks(entry, columns);
   const bool stacked = entry.name.ends_with("_blocks");
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
@@ -231,9 +207,6 @@ Format HfWeights::Piece::format() const {
   if (!scales) return Format::none;
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
-
-// Whether its tiles are those of the parameter, and not only of the tensor.
-bool HfWeights::Piece::whole_tiles() const { return run.row % kTile == 0 && run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
 
 // What is one weight here, q, k and v say, must be of one form.
 void HfWeights::require_one_form() const {
@@ -302,12 +275,6 @@ std::string HfWeights::element(const std::string& parameter, int64_t row, int64_
   return element_name(*piece->tensor, piece->run.file_row + (row - piece->run.row) * piece->run.step, column);
 }
 
-std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
-  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
-  const auto piece = std::ranges::find(pieces, &tensor, &Piece::tensor);
-  return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
-}
-
 Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
   return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
@@ -315,11 +282,7 @@ Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
 WeightForm HfWeights::form(const std::string& parameter) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);
   const Piece& first = pieces.front();
-  if (first.tiles) {
-    const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });
-    if (!codes) return {.dtype = Dtype::f32};
-    return {.dtype = Dtype::f32, .codes = form_of({.format = Format::e4m3, .block = kTile}), .columns = first.tensor->columns()};
-  }
+  if (first.tiles) return form_of_tiles(pieces);
   if (first.scales) return {.dtype = Dtype::f32, .codes = packed_form(first.format()), .columns = first.tensor->columns()};
   const bool narrow = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.entry->dtype == FileDtype::bf16; });
   return {.dtype = narrow ? Dtype::bf16 : Dtype::f32};
@@ -360,15 +323,10 @@ void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t 
     };
     if (!codes.empty()) take(*piece.entry, code_bytes(kept), codes);
     if (scales.empty()) continue;
-    if (!piece.tiles) {
+    if (piece.tiles)
+      read_tile_scales_of(piece, first, last, scales.subspan(static_cast<size_t>((first - begin) / kTile * scale_bytes(kept))));
+    else
       take(*piece.scales, scale_bytes(kept), scales);
-      continue;
-    }
-    for (int64_t row = first; row < last; row += kTile) {
-      for (int64_t column = 0; column < piece.tiles->columns; ++column)
-        scales[static_cast<size_t>((row - begin) / kTile * piece.tiles->columns + column)] =
-            std::byte{*e8m0_of_scale(piece.tiles->at(row - piece.run.row + piece.run.file_row, column * kTile))};
-    }
   }
 }
 
@@ -382,19 +340,6 @@ void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry
   files_.read(entry, first * row_bytes, all);
   for (int64_t row = 0; row < end - begin; ++row)
     std::memcpy(out.data() + row * row_bytes, all.data() + row * run.step * row_bytes, static_cast<size_t>(row_bytes));
-}
-
-// Products of codes and the scales of their tiles, rounded once to fp32.
-void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
-  const int64_t columns = piece.tensor->columns();
-  std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
-  read_file_rows(piece, *piece.entry, columns, begin, end, codes);
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const int64_t row = begin + static_cast<int64_t>(i) / columns, column = static_cast<int64_t>(i) % columns;
-    const float scale = piece.tiles->at(piece.run.file_row + (row - piece.run.row) * piece.run.step, column);
-    const float value = std::bit_cast<float>(E4M3::decode(std::to_integer<uint8_t>(codes[i]), kScaleOfOne)) * scale;
-    std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
-  }
 }
 
 void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {

@@ -176,27 +176,27 @@ std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
 
 std::vector<std::string> HfWeights::block_fp8_findings() const {
   if (!block_fp8_) return {};
-  std::vector<std::string> numbers, borders, inputs, findings;
+  std::vector<std::string> numbers, boundaries, inputs, findings;
   const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
   for (const auto& [parameter, pieces] : pieces_) {
     const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
-    const auto border = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
+    const auto boundary = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
     if (number != pieces.end())
       numbers.push_back(*number->tiles->no_power_of_two);
-    else if (border != pieces.end())
-      borders.push_back(text(border->entry->name, " in ", parameter));
+    else if (boundary != pieces.end())
+      boundaries.push_back(text(boundary->entry->name, " in ", parameter));
   }
   for (const auto& [path, scheme] : computed) {
     if (scheme.inputs != packed.at(path).inputs) inputs.push_back(path);
   }
-  const auto tell = [&](const char* what, const std::vector<std::string>& list, const char* then) {
+  const auto report = [&](const char* what, const std::vector<std::string>& list, const char* then) {
     if (!list.empty()) findings.push_back(text(where(), ": ", count_text(list.size(), "weight"), what, list.front(), then));
   };
-  tell(" with scales that are no powers of two, the first ", numbers,
-       ": read as values, whose inputs are not quantized; a recipe as fp8_block quantizes them anew");
-  tell(" whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ", borders,
-       ": read as values, whose inputs are not quantized");
-  tell(" whose inputs or outputs are no whole blocks of 128, the first ", inputs, ": inputs are not quantized");
+  report(" with scales that are no powers of two, the first ", numbers,
+         ": read as values, whose inputs are not quantized; a recipe such as fp8_block quantizes them anew");
+  report(" whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ", boundaries,
+         ": read as values, whose inputs are not quantized");
+  report(" whose inputs or outputs are no whole blocks of 128, the first ", inputs, ": inputs are not quantized");
   const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
     findings.push_back(text(

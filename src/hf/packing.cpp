@@ -86,6 +86,28 @@ Json compressed_tensors(const PackedModules& modules) {
       {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
 }
 
+// The format of all routed experts that are packed; none if none is.
+std::optional<Format> one_format_of_experts(const PackedModules& modules) {
+  const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;
+  for (const auto& module : modules) {
+    if (!module.second || module.first.find(".experts.") == std::string::npos) continue;
+    if (first == nullptr) first = &module;
+    require(
+        module.second->format == first->second->format, ExitCode::usage, first->first, " is ", format_name(first->second->format), " and ",
+        module.first, " is ", format_name(module.second->format),
+        ", but expert_dtype of the convention fp8 says one of all experts: give all one rule, or take the convention compressed-tensors");
+  }
+  return first != nullptr ? std::optional(first->second->format) : std::nullopt;
+}
+
+Json block_fp8(const PackedModules& modules) {
+  Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"},
+                 {"fmt", "e4m3"},         {"weight_block_size", {kTile, kTile}},
+                 {"scale_fmt", "ue8m0"},  {"modules_to_not_convert", names_for_transformers(modules)}};
+  if (one_format_of_experts(modules) == Format::e2m1) config.add("expert_dtype", "fp4");
+  return config;
+}
+
 // Both other conventions have one scheme: E4M3 with inputs quantized by the server.
 void require_one_scheme(const PackedModules& modules, Convention convention) {
   for (const auto& [name, scheme] : modules) {
@@ -116,12 +138,14 @@ bool as_servers_quantize(const Quantization& input, int64_t block) {
 
 PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
+  if (convention == Convention::fp8) return {.codes = weight, .scales = weight + "_scale_inv"};
   return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,
           .scales = weight + (convention == Convention::sglang ? "_scale_inv" : "_scale")};
 }
 
 std::string quantization_config(const PackedModules& modules, Convention convention) {
   if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump(-1, Json::Order::keys);
+  if (convention == Convention::fp8) return block_fp8(modules).dump(-1, Json::Order::keys);
   require_one_scheme(modules, convention);
   if (convention == Convention::modelopt)
     return Json{{"quant_method", "modelopt"},

@@ -292,6 +292,29 @@ TEST(ArchitectureKeys, PublishedFilesAreRead) {
 }
 
 // Keys that are neutral by the value that published files have.
+// DeepSeek-V4 has the key beside quantization_config.
+TEST(ArchitectureKeys, ExpertDtypeIsAPartOfWhatSaysHowWeightsArePacked) {
+  const json fp8 = {{"quant_method", "fp8"}};
+  json config = config_of("qwen3_moe");
+  config.update({{"expert_dtype", "fp4"}, {"quantization_config", fp8}});
+  const ArchitectureConfig found = read(config);
+  EXPECT_EQ(json::parse(found.quantization), json({{"quant_method", "fp8"}, {"expert_dtype", "fp4"}}));
+  const json written = json::parse(architecture_config(found.model, Dtype::bf16, {}, found.quantization));
+  EXPECT_EQ(written["expert_dtype"], "fp4");
+  EXPECT_EQ(written["quantization_config"], fp8);
+  const auto with = [&](const std::string& type, const json& expert_dtype, const json& quantization) {
+    json other = config_of(type);
+    other.update({{"expert_dtype", expert_dtype}, {"quantization_config", quantization}});
+    return other;
+  };
+  EXPECT_EQ(refused(with("qwen3_moe", 4, fp8)).code(), ExitCode::data);
+  EXPECT_THAT(refused(with("qwen3_moe", "fp4", nullptr)).what(), HasSubstr("expert_dtype = \"fp4\": there is no quantization_config"));
+  const json inside = {{"quant_method", "fp8"}, {"expert_dtype", "fp4"}};
+  for (const json& beside : {json("fp4"), json()})
+    EXPECT_THAT(refused(with("qwen3_moe", beside, inside)).what(), HasSubstr("mantissa reads expert_dtype beside it"));
+  EXPECT_THAT(refused(with("qwen3", "fp4", fp8)).what(), HasSubstr("expert_dtype = \"fp4\""));  // as any key of no meaning to it
+}
+
 TEST(ArchitectureKeys, WhatIsNoOptionOfTheClassMustBeAsItIs) {
   const std::vector<Refusal> refusals = {{"qwen2", {{"use_mrope", true}}, "use_mrope = true: mantissa computes only false"},
                                          {"llama", {{"rope_interleaved", true}}, "rope_interleaved = true"},

@@ -92,6 +92,39 @@ TEST(Packing, SeveralSchemesAreGroupsWithTheirTargets) {
                   {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}));
 }
 
+// As DeepSeek-V3 and -V4, and Qwen3-FP8.
+TEST(Packing, BlockFp8IsOneConfigOfAllLinearsAndSaysWhatExpertsAre) {
+  constexpr PackedScheme kFourBits{.format = Format::e2m1, .inputs = true};
+  PackedModules modules = {{"lm_head", {}}, {"model.layers.0.mlp.experts.0.up_proj", kMxfp8}, {"model.layers.0.self_attn.q_proj", kMxfp8}};
+  const json expected = {{"quant_method", "fp8"},           {"activation_scheme", "dynamic"}, {"fmt", "e4m3"},
+                         {"weight_block_size", {128, 128}}, {"scale_fmt", "ue8m0"},           {"modules_to_not_convert", {"lm_head"}}};
+  EXPECT_EQ(json::parse(quantization_config(modules, Convention::fp8)), expected);
+  modules["model.layers.0.mlp.experts.0.up_proj"] = kFourBits;
+  json with_experts = expected;
+  with_experts["expert_dtype"] = "fp4";
+  EXPECT_EQ(json::parse(quantization_config(modules, Convention::fp8)), with_experts);
+  modules["model.layers.1.mlp.experts.0.up_proj"] = kMxfp8;
+  const Error error = test::error_of([&] { quantization_config(modules, Convention::fp8); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("model.layers.0.mlp.experts.0.up_proj is e2m1 and model.layers.1.mlp.experts.0.up_proj is e4m3"));
+}
+
+TEST(Packing, ServersOfBlockFp8MayHaveALeastScaleOfInputs) {
+  const Quantization any{.format = Format::e4m3, .block_cols = 128};
+  const auto with_range = [&](ScaleRange range) {
+    Quantization input = any;
+    input.range = range;
+    return input;
+  };
+  for (const int64_t block : {32, 128}) {
+    EXPECT_TRUE(as_servers_quantize(any, block));
+    EXPECT_EQ(as_servers_quantize(with_range({.least = 105, .most = 254}), block), block == 128);
+    EXPECT_FALSE(as_servers_quantize(with_range({.least = 104, .most = 254}), block));
+    EXPECT_FALSE(as_servers_quantize({.format = Format::e5m2}, block));
+    EXPECT_FALSE(as_servers_quantize({.format = Format::e4m3, .rule = ScaleRule::floor}, block));
+  }
+}
+
 TEST(Packing, NamesAreThoseOfTheConventions) {
   const auto names = [](const char* weight, Format format, Convention convention) {
     const PackedNames both = packed_names(weight, format, convention);
@@ -102,6 +135,8 @@ TEST(Packing, NamesAreThoseOfTheConventions) {
   EXPECT_EQ(names("a.weight", Format::e4m3, Convention::modelopt), "a.weight a.weight_scale");
   EXPECT_EQ(names("a.weight", Format::e4m3, Convention::sglang), "a.weight a.weight_scale_inv");
   EXPECT_EQ(names("a.gate_up_proj", Format::e2m1, Convention::compressed_tensors), "a.gate_up_proj_blocks a.gate_up_proj_scales");
+  for (const Format format : {Format::e4m3, Format::e2m1})
+    EXPECT_EQ(names("a.weight", format, Convention::fp8), "a.weight a.weight_scale_inv");
 }
 
 json group(const std::vector<std::string>& targets, int bits, bool inputs) {
@@ -272,6 +307,49 @@ TEST(PackedConfigs, OtherConventionsHaveOneScheme) {
   for (const auto& [config, what] : refusals) {
     EXPECT_EQ(packed_error(config).code(), ExitCode::usage);
     EXPECT_THAT(packed_error(config).what(), HasSubstr(what));
+  }
+}
+
+const json kBlockFp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+
+TEST(PackedConfigs, BlockFp8HasBlocksOf128AndMayHaveExpertsInFourBits) {
+  constexpr PackedScheme kTiles{.format = Format::e4m3, .inputs = true, .block = 128},
+      kFour{.format = Format::e2m1, .inputs = true, .block = 128};
+  const std::string expert = "model.layers.0.mlp.experts.3.up_proj", other = "model.layers.0.mlp.up_proj";
+  const PackedConfig plain = packed(kBlockFp8);
+  EXPECT_TRUE(plain.block_fp8());
+  EXPECT_FALSE(plain.scales_of_inputs_are_powers());
+  EXPECT_EQ(plain.scheme(expert), kTiles);
+  EXPECT_EQ(form_of(kTiles), (Quantization{.format = Format::e4m3, .block_rows = 128, .block_cols = 128}));
+  EXPECT_EQ(form_of(kFour), packed_form(Format::e2m1));
+  EXPECT_EQ(form_of(kMxfp8), packed_form(Format::e4m3));
+  const PackedConfig four = packed(with(kBlockFp8, {{"expert_dtype", "fp4"},
+                                                    {"scale_fmt", "ue8m0"},
+                                                    {"fmt", "e4m3"},
+                                                    {"activation_scheme", "dynamic"},
+                                                    {"modules_to_not_convert", {"lm_head", "model.layers.1"}}}));
+  EXPECT_TRUE(four.scales_of_inputs_are_powers());
+  EXPECT_EQ(four.scheme(expert), kFour);
+  EXPECT_EQ(four.scheme(other), kTiles);
+  EXPECT_EQ(four.scheme("lm_head"), std::nullopt);
+  EXPECT_EQ(four.scheme("model.layers.1.mlp.experts.3.up_proj"), std::nullopt);
+  EXPECT_EQ(four.ignored().size(), 1U);
+  EXPECT_EQ(packed(with(kBlockFp8, {{"expert_dtype", "fp8"}})).scheme(expert), kTiles);
+  EXPECT_EQ(packed(with(kBlockFp8, {{"ignored_layers", {"lm_head"}}})).scheme("lm_head"), std::nullopt);
+  EXPECT_FALSE(packed(kMxfp8Config).block_fp8());
+  const std::vector<std::pair<json, const char*>> refusals = {
+      {{{"weight_block_size", nullptr}}, "quantization_config.weight_block_size is missing: a scale is then that of a whole tensor"},
+      {{{"weight_block_size", {1, 32}}}, "quantization_config.weight_block_size = [1,32]"},
+      {{{"weight_block_size", {128, 64}}}, "quantization_config.weight_block_size = [128,64]"},
+      {{{"activation_scheme", "static"}}, "quantization_config.activation_scheme = \"static\""},
+      {{{"fmt", "e5m2"}}, "quantization_config.fmt = \"e5m2\""},
+      {{{"scale_fmt", "int"}}, "quantization_config.scale_fmt = \"int\""},
+      {{{"expert_dtype", "int4"}}, "quantization_config.expert_dtype = \"int4\""},
+      {{{"dequantize", true}}, "quantization_config.dequantize = true"},
+      {{{"mystery", 1}}, "quantization_config.mystery = 1"}};
+  for (const auto& [change, what] : refusals) {
+    EXPECT_EQ(packed_error(with(kBlockFp8, change)).code(), ExitCode::usage) << what;
+    EXPECT_THAT(packed_error(with(kBlockFp8, change)).what(), HasSubstr(what));
   }
 }
 

@@ -19,10 +19,10 @@ constexpr auto choices(ExportWeights) {
 }
 
 // How a server expects codes and scales (hf/packing.h).
-enum class Convention { compressed_tensors, sglang, modelopt };
+enum class Convention { compressed_tensors, sglang, modelopt, fp8 };
 constexpr auto choices(Convention) {
   return std::array{Choice{"compressed-tensors", Convention::compressed_tensors}, Choice{"sglang", Convention::sglang},
-                    Choice{"modelopt", Convention::modelopt}};
+                    Choice{"modelopt", Convention::modelopt}, Choice{"fp8", Convention::fp8}};
 }
 
 struct ExportOptions {

@@ -71,7 +71,8 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
 std::vector<std::string> export_model_differences(const HfWeights& folder, const ModelConfig& model);
 
 // Codes of a folder whose inputs a server quantizes and a checkpoint's forward does not, or the other way round: "layers.0.mlp.down: inputs
-// are quantized in the checkpoint, in high precision here". Blocks of inputs are not compared: those of every convention are of 32.
+// are quantized in the checkpoint, in high precision here". Blocks of inputs are compared for the convention fp8 only: all others have
+// those of 32, also for weights that were trained with 128.
 std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardTypes& types);
 
 // Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the

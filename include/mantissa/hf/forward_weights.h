@@ -49,6 +49,8 @@ class ForwardWeights : public ForwardTypes {
   // The same as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where one is larger.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);
   std::vector<std::byte> scales(const std::string& parameter, int64_t begin, int64_t end);
+  // The scales of whole tiles, one each.
+  std::vector<std::byte> tile_scales(const std::string& parameter, int64_t begin, int64_t end);
 
  private:
   Tensor values(const std::string& parameter, int64_t begin, int64_t end);

@@ -1,4 +1,5 @@
-// The weights of a folder of Hugging Face's form, which may be codes. run_config() and what it says of modules is in hf_weights_config.cpp.
+// The weights of a folder of Hugging Face's form, which may be codes. run_config() and what it says of modules is in hf_weights_config.cpp,
+// block FP8 in hf_weights_tiles.cpp.
 #pragma once
 
 #include <filesystem>
@@ -77,6 +78,7 @@ class HfWeights : public TensorReader {
   void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
   bool require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry& scales) const;
   void require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const;
+  void require_whole_blocks(const SafetensorsEntry& entry, int64_t columns) const;
   void require_one_form() const;
   std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::optional<PackedConfig> packed_config() const;
@@ -84,6 +86,8 @@ class HfWeights : public TensorReader {
   Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  static WeightForm form_of_tiles(const std::vector<Piece>& pieces);
+  static void read_tile_scales_of(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
