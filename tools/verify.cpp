@@ -8,6 +8,7 @@
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/hf_weights.h"
+#include "mantissa/hf/tile_fit.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 
@@ -34,6 +35,17 @@ void warn_of_ignore_list(const HfWeights& folder) {
   for (const std::string& finding : folder.ignore_list_findings()) log_warning(finding);
 }
 
+void report_tiles(HfWeights& folder) {
+  const TileFit fit = fit_of_tiles(folder);
+  if (fit.tiles == 0) return;
+  if (fit.lossy == 0) {
+    std::cout << count_text(fit.tiles, "tile") << " of 128x128 in MXFP4: all are E4M3 without loss\n";
+  } else {
+    std::cout << fit.lossy << " of " << count_text(fit.tiles, "tile") << " of 128x128 in MXFP4 lose an element as E4M3, the first of "
+              << printable(fit.first) << '\n';
+  }
+}
+
 ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   HfWeights folder(arguments.path);
   ModelExport against(*arguments.against, {}, std::move(device));
@@ -55,6 +67,7 @@ ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr
   }
   std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor")
             << " from what forward multiplies by in " << where << '\n';
+  report_tiles(folder);
   warn_of_ignore_list(folder);
   return ExitCode::ok;
 }
@@ -64,7 +77,9 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
   if (arguments.against) return verify_folder_against(arguments, std::move(device));
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return verify_export(arguments.path); });
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
-  warn_of_ignore_list(HfWeights(arguments.path));
+  HfWeights folder(arguments.path);
+  report_tiles(folder);
+  warn_of_ignore_list(folder);
   return ExitCode::ok;
 }
 
