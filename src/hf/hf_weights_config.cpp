@@ -174,10 +174,8 @@ std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
   return packed;
 }
 
-std::vector<std::string> HfWeights::block_fp8_findings() const {
-  if (!block_fp8_) return {};
-  std::vector<std::string> numbers, boundaries, inputs, findings;
-  const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
+std::vector<std::string> HfWeights::weights_as_values() const {
+  std::vector<std::string> numbers, boundaries, findings;
   for (const auto& [parameter, pieces] : pieces_) {
     const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
     const auto boundary = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
@@ -186,17 +184,29 @@ std::vector<std::string> HfWeights::block_fp8_findings() const {
     else if (boundary != pieces.end())
       boundaries.push_back(text(boundary->entry->name, " in ", parameter));
   }
-  for (const auto& [path, scheme] : computed) {
-    if (scheme.inputs != packed.at(path).inputs) inputs.push_back(path);
+  if (!numbers.empty())
+    findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are no powers of two, the first ",
+                            numbers.front(), ": read as values; a recipe such as fp8_block quantizes them anew"));
+  if (!boundaries.empty())
+    findings.push_back(text(where(), ": ", count_text(boundaries.size(), "weight"),
+                            " whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ",
+                            boundaries.front(), ": read as values"));
+  return findings;
+}
+
+std::vector<std::string> HfWeights::block_fp8_findings() const {
+  if (!block_fp8_) return {};
+  std::vector<std::string> high, findings = weights_as_values();
+  const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
+  for (const auto& [path, scheme] : packed) {
+    const auto found = computed.find(path);
+    if (scheme.inputs && (found == computed.end() || !found->second.inputs)) high.push_back(path);
   }
-  const auto report = [&](const char* what, const std::vector<std::string>& list, const char* then) {
-    if (!list.empty()) findings.push_back(text(where(), ": ", count_text(list.size(), "weight"), what, list.front(), then));
-  };
-  report(" with scales that are no powers of two, the first ", numbers,
-         ": read as values, whose inputs are not quantized; a recipe such as fp8_block quantizes them anew");
-  report(" whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ", boundaries,
-         ": read as values, whose inputs are not quantized");
-  report(" whose inputs or outputs are no whole blocks of 128, the first ", inputs, ": inputs are not quantized");
+  if (!high.empty())
+    findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
+                            " whose inputs servers quantize in blocks of 128, and which are values "
+                            "here or no whole blocks, the first of ",
+                            high.front(), ": their inputs are not quantized"));
   const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
     findings.push_back(text(

@@ -14,8 +14,8 @@ constexpr uint8_t kScaleOfOne = 127;
 
 }  // namespace
 
-// Whether its tiles are those of the parameter, and not only of the tensor.
-bool HfWeights::Piece::whole_tiles() const { return run.row % kTile == 0 && run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
+// Where this holds of all pieces of a parameter, each begins with a tile of it.
+bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
 
 WeightForm HfWeights::form_of_tiles(const std::vector<Piece>& pieces) {
   const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });

@@ -56,7 +56,7 @@ void start_from_folder(Run& run, const std::string& folder) {
     run.files = kept_files(tokenizer_files(weights), folder, run);
     load_hf_weights(weights, run.model.parameters(), &run.optimizer);
     if (run.is_rank0()) {
-      for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
+      for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
     }
     log_reconciled(weights, run);
   });

@@ -23,7 +23,10 @@ TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
       EXPECT_FALSE(weights.form("layers.1.mlp.down.weight").codes);
       EXPECT_THAT(weights.run_config().precision.rules, IsEmpty());
       const std::vector<std::string> findings = weights.block_fp8_findings();
-      ASSERT_EQ(findings.size(), 1U);
+      ASSERT_EQ(findings.size(), 2U);
+      EXPECT_EQ(weights.weights_as_values(), std::vector{findings[0]});
+      EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, and which are values here or no whole "
+                                         "blocks, the first of layers.0.attn.out: their inputs are not quantized"));
       EXPECT_THAT(findings[0], AllOf(HasSubstr("numbers: 8 weights with scales that are no powers of two, the first model.layers.0."),
                                      HasSubstr("_proj.weight_scale_inv[0, 0] is "), HasSubstr("read as values")));
       export_to(path("numbers"), "values");
@@ -79,7 +82,8 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   const HfWeights weights(path("boundaries"));
   EXPECT_THAT(weights.block_fp8_findings(),
               ElementsAre(AllOf(HasSubstr("2 weights whose tiles of 128x128 are not those of what they are a part of"),
-                                HasSubstr("the first model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight"))));
+                                HasSubstr("the first model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight")),
+                          HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
   EXPECT_FALSE(weights.form("layers.0.attn.qkv.weight").codes);
   EXPECT_TRUE(weights.form("layers.0.attn.out.weight").codes);
   pack(path("boundaries"), "packed");
@@ -269,9 +273,9 @@ TEST_F(BlockFp8, WhatTheConventionHasNoFormForIsRefusedByModuleAndRule) {
     other.insert(other.end(), {"precision.recipe=mxfp8", "checkpoint.init_from=" + path("range")});
     return other;
   }());
-  EXPECT_THAT(
-      run_mantissa({"verify", "range", "--against", run_folder("of 32")}, folder_.path()).output,
-      HasSubstr("layers.0.attn.out: inputs are e4m3 1x32 rceil in the checkpoint, and servers quantize them in blocks of 128 here"));
+  ModelExport against(checkpoint("of 32", 1), {}, make_backend("cpu"));
+  EXPECT_THAT(export_scheme_differences(HfWeights(path("range")), against.weights()),
+              Contains("layers.0.attn.out: inputs are e4m3 1x32 rceil in the checkpoint, and servers quantize them in blocks of 128 here"));
 }
 
 }  // namespace mantissa::test::block_fp8_test

@@ -38,6 +38,8 @@ class HfWeights : public TensorReader {
   std::map<std::string, PackedScheme> packed_modules() const;
   // Returns what block FP8 of the folder is not computed as a server does: weights that are read as values, and how inputs are rounded.
   std::vector<std::string> block_fp8_findings() const;
+  // Returns the part of it that holds for a run with recipes of its own: which weights are read as values, and why.
+  std::vector<std::string> weights_as_values() const;
   // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales.
   std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
   // Returns what servers that read the list of modules which are not quantized in other ways would make of them (ignore_list.h).
