@@ -1,5 +1,6 @@
 // Reads block FP8: weights with a scale for each 128x128 tile of a tensor, as codes where they are those of the parameter, else as values.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -10,7 +11,17 @@
 namespace mantissa {
 namespace {
 
-constexpr uint8_t kScaleOfOne = 127;
+// What each code stands for.
+const std::array<float, 256>& e4m3_values() {
+  static const std::array<float, 256> values = [] {
+    constexpr uint8_t kScaleOfOne = 127;
+    std::array<float, 256> all;
+    for (unsigned code = 0; code < all.size(); ++code)
+      all[code] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(code), kScaleOfOne));
+    return all;
+  }();
+  return values;
+}
 
 }  // namespace
 
@@ -66,11 +77,13 @@ void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::
   const int64_t columns = piece.tensor->columns();
   std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
   read_file_rows(piece, *piece.entry, columns, begin, end, codes);
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const int64_t row = begin + static_cast<int64_t>(i) / columns, column = static_cast<int64_t>(i) % columns;
-    const float scale = piece.tiles->at(piece.run.file_row + (row - piece.run.row) * piece.run.step, column);
-    const float value = std::bit_cast<float>(E4M3::decode(std::to_integer<uint8_t>(codes[i]), kScaleOfOne)) * scale;
-    std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t file_row = piece.run.file_row + (row - piece.run.row) * piece.run.step;
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto at = static_cast<size_t>((row - begin) * columns + column);
+      const float value = e4m3_values()[std::to_integer<uint8_t>(codes[at])] * piece.tiles->at(file_row, column);
+      std::memcpy(out.data() + at * sizeof value, &value, sizeof value);
+    }
   }
 }
 
