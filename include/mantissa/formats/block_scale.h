@@ -22,30 +22,48 @@ MANTISSA_HOST_DEVICE inline uint32_t amax_key(uint32_t x, ScaleRule rule) {
 // fp32 bits of the amax behind the largest key; NaN if no element took part.
 MANTISSA_HOST_DEVICE inline uint32_t amax_of_key(uint32_t key) { return key == 0 ? kFp32Nan : key - 1U; }
 
-// Largest fraction of amax, in fp32 bits, with which the scale is 2^(floor(log2 amax) - emax); above it is twice that.
+// What a scale rule reads of an element format; the fraction is that of the largest element, as an fp32 mantissa.
+struct ElementFacts {
+  int32_t mantissa_bits, emax;
+  uint32_t max_fraction;
+};
 template <class E>
-MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
+MANTISSA_HOST_DEVICE constexpr ElementFacts facts_of() {
+  return {E::mantissa_bits, E::emax, E::max_fraction};
+}
+
+// Largest fraction of amax, in fp32 bits, with which the scale is 2^(floor(log2 amax) - emax); above it is twice that.
+MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ElementFacts of, ScaleRule rule) {
   switch (rule) {
     case ScaleRule::floor: return kFp32HiddenBit - 1U;
-    case ScaleRule::even: return kFp32HiddenBit - (1U << (22 - E::mantissa_bits)) - 1U;
+    case ScaleRule::even: return kFp32HiddenBit - (1U << (22 - of.mantissa_bits)) - 1U;
     case ScaleRule::ceil: return 0U;
     case ScaleRule::rceil:
     case ScaleRule::flashinfer: break;
   }
-  return E::max_fraction;
+  return of.max_fraction;
+}
+
+template <class E>
+MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
+  return largest_kept_fraction(facts_of<E>(), rule);
 }
 
 // The scale code for fp32 bits `amax`, sign clear: what the rule says of numbers (ScaleRule), clamped to the range; Inf and NaN give 255.
 // flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126, and has the whole range.
-template <class E>
-MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRange range = {}) {
-  constexpr uint32_t flushed_below = (static_cast<uint32_t>(E::emax + 1) << 23) | E::max_fraction;
+MANTISSA_HOST_DEVICE inline uint8_t block_scale(uint32_t amax, ElementFacts of, ScaleRule rule, ScaleRange range = {}) {
+  const uint32_t flushed_below = (static_cast<uint32_t>(of.emax + 1) << 23) | of.max_fraction;
   if (rule == ScaleRule::flashinfer && amax <= kFp32Inf && (amax == kFp32Inf || amax < flushed_below)) return amax == kFp32Inf ? 254 : 0;
   if (amax >= kFp32Inf) return kScaleNan;
   const uint32_t fraction = amax & (kFp32HiddenBit - 1U);
-  const int32_t up = fraction > largest_kept_fraction<E>(rule) ? 1 : 0;
-  const int32_t scale = static_cast<int32_t>(amax >> 23) - E::emax + up;
+  const int32_t up = fraction > largest_kept_fraction(of, rule) ? 1 : 0;
+  const int32_t scale = static_cast<int32_t>(amax >> 23) - of.emax + up;
   return scale < range.least ? range.least : scale > range.most ? range.most : static_cast<uint8_t>(scale);
+}
+
+template <class E>
+MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRange range = {}) {
+  return block_scale(amax, facts_of<E>(), rule, range);
 }
 
 // The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: but under flashinfer it holds no numbers, whatever
