@@ -17,8 +17,9 @@ inline std::vector<std::string> kernel_names() {
 inline const std::vector<KernelCase>& kernel_cases() {
   static const std::vector<KernelCase> all = [] {
     Cases add;
-    for (const auto append : {elementwise_cases, gemms_cases, norms_cases, heads_cases, attention_cases, activations_cases,
-                              loss_and_optimizer_cases, quantize_cases, dequantize_cases, route_cases, dispatch_cases, grouped_cases}) {
+    for (const auto append :
+         {elementwise_cases, gemms_cases, norms_cases, heads_cases, attention_cases, activations_cases, loss_and_optimizer_cases,
+          quantize_cases, dequantize_cases, simulate_cases, route_cases, dispatch_cases, grouped_cases}) {
       append(add);
     }
     return std::move(add.all);

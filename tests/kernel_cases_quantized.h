@@ -97,6 +97,41 @@ inline void quantize_cases(Cases& add) {
   }
 }
 
+inline std::vector<Simulation> simulations() {
+  std::vector<Simulation> out;
+  for (const FreeElement element : {FreeElement{2, 1}, {3, 2}, {1, 2}, {4, 3}, {7, 7}}) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 16}, {16, 1}, {16, 16}, {3, 5}}) {
+      for (const SimulatedScale scale : {SimulatedScale::e8m0, SimulatedScale::e4m3}) {
+        out.push_back({.element = element, .block_rows = rows, .block_cols = columns, .scale = scale});
+      }
+    }
+  }
+  for (const int64_t length : {16, 32}) {
+    for (const int contraction : {0, 1}) {
+      Simulation how{.element = {2, 1}, .scale = SimulatedScale::e4m3, .rounding = Rounding::stochastic};
+      out.push_back(how.along(contraction, length));
+    }
+  }
+  return out;
+}
+
+// On devices whose memory is that of the host: others refuse it.
+inline void simulate_cases(Cases& add) {
+  for (const Simulation& how : simulations()) {
+    std::ostringstream name;
+    name << how << (how.contraction == 0 ? "_down" : "");
+    add("Simulate", name.str(), [=](Operands& o) {
+      if (std::string(o.device().name()) == "cuda") return;
+      const int64_t rows = how.hadamard > 0 && how.contraction == 0 ? 64 : 39;
+      const Tensor x = wide_input(o, rows == 64 ? 64 - 3 : 39, 96, 8), out = o.output("out", {rows, 96}, kExact);
+      const Tensor error = o.given(Dtype::f64, {QuantizationError::size}, std::vector<double>(QuantizationError::size, std::nan("")));
+      o.updated("error", error, kExact);
+      o.device().run(Simulate{.x = x, .out = out, .how = how, .draws = {.seed = 3, .columns = 96}, .error = error});
+      o.device().run(Simulate{.x = x, .out = out, .how = how, .draws = {.seed = 3, .columns = 96}});
+    });
+  }
+}
+
 // Two sums, whose order is the reference's on a CPU and that of its threads on a device, and whole numbers.
 inline Tensor error_output(Operands& o) {
   const Tolerance sums = o.device().host_memory() ? kExact : Tolerance{1e-12, 1e-12};

@@ -21,7 +21,8 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"Quantize", {"second is missing", "x: floating dtype", "x: rows"}},                            // rows up to whole blocks
       {"Dequantize", {"out: columns", "out: floating dtype"}},                                        // columns of blocks that are one wide
       {"QuantizationError", {"x: floating dtype", "x: rows"}},
-      {"SumRows", {"x: floating dtype", "x: rows"}},  // fp32 and bf16 values have the same stats
+      {"Simulate", {"out: floating dtype", "out: rows", "x: floating dtype", "x: rows"}},  // fp32 of either; rows of zeros behind x
+      {"SumRows", {"x: floating dtype", "x: rows"}},                                       // fp32 and bf16 values have the same stats
       {"EmbeddingForward", {"weight: rows"}},
       {"EmbeddingBackward", {"dweight: rows", "dy: floating dtype"}},
       {"Rope", {"table: rows"}},

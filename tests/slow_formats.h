@@ -57,6 +57,19 @@ inline SlowFormat slow_format(Format format) {
   return out;
 }
 
+// The magnitudes of eXmY in order, of which e4m3 and e5m2 lack the codes of NaN and Inf.
+inline std::vector<double> free_magnitudes(int exponent_bits, int mantissa_bits) {
+  const int all = 1 << (exponent_bits + mantissa_bits), bias = (1 << (exponent_bits - 1)) - 1;
+  const int reserved = exponent_bits == 4 && mantissa_bits == 3 ? 1 : exponent_bits == 5 && mantissa_bits == 2 ? 4 : 0;
+  std::vector<double> out;
+  for (int code = 0; code < all - reserved; ++code) {
+    const int field = code >> mantissa_bits, fraction = code & ((1 << mantissa_bits) - 1);
+    const int significand = field == 0 ? fraction : (1 << mantissa_bits) + fraction;
+    out.push_back(std::ldexp(significand, std::max(field, 1) - bias - mantissa_bits));
+  }
+  return out;
+}
+
 inline const SlowFormat& slow(Format format) {
   static const SlowFormat formats[] = {slow_format(Format::e4m3), slow_format(Format::e5m2), slow_format(Format::e2m1)};
   return formats[static_cast<int>(format) - 1];

@@ -137,6 +137,30 @@ Contract QuantizationError::contract() const {
   return c.size('S', size).output("out", out, "fp64 [S]");
 }
 
+Contract Simulate::contract() const {
+  Contract c("simulate");
+  c.input("x", x, "fp32|bf16 [M, C]").output("out", out, "floating [R, C]");
+  c.that(out.dtype() == Dtype::f32 || out.dtype() == x.dtype(), "out is ", out.dtype(), ", x ", x.dtype());
+  c.that(c.size('R') >= c.size('M'), "out has ", c.size('R'), " rows, fewer than x: ", c.size('M'));
+  const auto& [exponent, mantissa] = how.element;
+  c.that(exponent > 0 && exponent <= FreeElement::kMostExponentBits && mantissa >= 0 && mantissa <= FreeElement::kMostMantissaBits,
+         "elements are ", element_text(how.element));
+  c.that(how.block_rows > 0 && how.block_cols > 0, "blocks are ", how.block_rows, 'x', how.block_cols);
+  c.that(how.rule != ScaleRule::flashinfer, "flashinfer is a rule of codes");
+  c.that(how.contraction == 0 || how.contraction == 1, "a matrix has no dimension ", how.contraction);
+  const int64_t length = how.hadamard, contracted = out.dim(how.contraction);
+  c.that(length == 0 || length == 16 || length == 32, "the Hadamard transform is of 16 or 32, not of ", length);
+  c.that(length == 0 || contracted % length == 0, "out is ", out.shape(), ", whose dimension ", how.contraction, " is no multiple of ",
+         length);
+  if (how.rounding == Rounding::stochastic) {
+    const auto fits = [](const std::vector<int64_t>& places, int64_t size) { return places.empty() || std::ssize(places) == size; };
+    c.that(draws.columns > 0 && fits(draws.row_places, c.size('R')) && fits(draws.column_places, c.size('C')), "draws of ", out.shape(),
+           " have ", draws.columns, " columns, and places of ", draws.row_places.size(), " rows and ", draws.column_places.size(),
+           " columns");
+  }
+  return c.size('S', QuantizationError::size).output("error", error, "fp64 [S]?");
+}
+
 Contract& RoutingRule::check(Contract& c, int64_t experts) const {
   c.that(top_k > 0 && top_k <= experts, "top_k is ", top_k, " of ", experts, " experts");
   c.that(groups > 0 && experts % groups == 0 && groups_kept > 0 && groups_kept <= groups && groups_kept * (experts / groups) >= top_k,

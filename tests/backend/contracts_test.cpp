@@ -13,7 +13,7 @@ class Contracts : public ::testing::TestWithParam<std::string> {};
 TEST_P(Contracts, RefuseEveryFaultOfEveryOperandByName) {
   static const std::set<std::string> without_fp64_values{
       "Fill",          "Quantize",  "Dequantize",    "FakeQuantize", "QuantizationError", "RequantizeColumns",
-      "SwizzleScales", "SumCounts", "DispatchTable", "ArrivalTable", "FinishGradients"};
+      "SwizzleScales", "SumCounts", "DispatchTable", "ArrivalTable", "FinishGradients",   "Simulate"};
   FaultyCalls device(GetParam());
   for (const KernelCase& c : kernel_cases()) {
     if (c.kernel != GetParam()) continue;

@@ -37,6 +37,7 @@ const std::map<std::string, Mode>& modes() {
       {"RequantizeColumns", Mode::integers},
       {"SwizzleScales", Mode::integers},
       {"QuantizationError", Mode::honored},
+      {"Simulate", Mode::honored},
       {"SumCounts", Mode::integers},
       {"SumRows", Mode::flushed},
       {"EmbeddingForward", Mode::integers},

@@ -23,6 +23,7 @@
 #include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/trace.h"
+#include "mantissa/tensor/simulation.h"
 
 namespace mantissa {
 
@@ -129,6 +130,36 @@ struct Dequantize {
 struct FakeQuantize {
   Tensor x, out;
   Quantization how;
+
+  Contract contract() const;
+};
+
+// Says which bits round an element at random: those of (seed, what, number), and number = first + row * columns + column in the matrix of
+// all ranks, so they are the same however it is divided.
+struct RoundingDraws {
+  uint64_t seed = 0;
+  uint32_t what = 0;
+  uint64_t first = 0;
+  int64_t columns = 0;                                 // of the matrix of all ranks
+  std::vector<int64_t> row_places{}, column_places{};  // of `out` in it; empty: 0, 1, ...
+};
+
+// out [R, C], fp32 or of the dtype of x, gets x [M, C] as values of a format that has no codes. Rows beyond M count as zeros. Blocks of
+// how.hadamard elements along dimension how.contraction are transformed first (hadamard.h) and rounded to the dtype of x. Blocks at the
+// edges may be short. With amax that of a block, A that of the whole and L the largest element, a value is
+//
+//   e8m0  element(x / 2^k) * 2^k, 2^k by how.rule (ScaleRule)
+//   e4m3  element(x * min(1 / (s * (1 / S)), m)) * s * (1 / S) with S = min(448 L / A, m), s = E4M3(min(amax * (S * (1 / L)), 448)) and
+//         m the largest fp32: each operation in fp32, in the order of Transformer Engine's NVFP4QuantizerRef
+//
+// Beyond L there is L, and zeros keep their sign. A NaN or Inf makes all of its block NaN, under e4m3 all of out. `error` gets the sums of
+// QuantizationError of what is rounded, the scales as the exponents that they have, 127 + floor(log2 scale). Devices without host memory
+// refuse it.
+struct Simulate {
+  Tensor x, out;
+  Simulation how;
+  RoundingDraws draws{};  // of stochastic rounding
+  Tensor error{};
 
   Contract contract() const;
 };
@@ -698,6 +729,7 @@ struct SquaredNorm {
   DECLARE(RequantizeColumns)      \
   DECLARE(SwizzleScales)          \
   DECLARE(QuantizationError)      \
+  DECLARE(Simulate)               \
   DECLARE(SumCounts)              \
   DECLARE(SumRows)                \
   DECLARE(EmbeddingForward)       \

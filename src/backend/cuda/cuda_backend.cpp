@@ -196,6 +196,10 @@ void CudaBackend::wait(const gpu::Event& event) const {
   }
 }
 
+void CudaBackend::execute(const Simulate&) {
+  fail(ExitCode::internal, "cuda has no kernel that simulates formats; a model refuses it before");
+}
+
 std::unique_ptr<Backend> make_cuda_backend(int gpu) { return std::make_unique<CudaBackend>(gpu); }
 
 Gpus find_gpus() { return gpu::find_gpus(); }

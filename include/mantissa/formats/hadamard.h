@@ -1,0 +1,30 @@
+// The randomized Hadamard transform of blocks of 16 or 32 elements: x D H / sqrt(n), H by Sylvester's construction, D a diagonal of fixed
+// signs. It is orthogonal, so a product of two matrices that are both transformed along the contraction stays as it was. Of 16 it is
+// Transformer Engine's (`get_wgrad_sign_vector`).
+#pragma once
+
+#include <cstdint>
+
+namespace mantissa {
+
+// Bit i is set where element i changes its sign. The lower half is Transformer Engine's; the upper half are bits of pi.
+constexpr uint32_t kHadamardSigns = 0x6A88D7E8U;
+constexpr double kRootOf32nd = 0x1.6a09e667f3bcdp-3;  // 1 / sqrt(32)
+
+// Transforms n = 16 or 32 elements in place. Sums of bf16 values are exact in fp64 unless they differ by more than 2^40.
+inline void hadamard_transform(double* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = (kHadamardSigns >> i & 1U) != 0 ? -x[i] : x[i];
+  for (int64_t half = 1; half < n; half *= 2) {
+    for (int64_t begin = 0; begin < n; begin += 2 * half) {
+      for (int64_t i = begin; i < begin + half; ++i) {
+        const double a = x[i], b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+    }
+  }
+  const double factor = n == 16 ? 0.25 : kRootOf32nd;
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] * factor + 0.0;  // a sum of zeros is +0
+}
+
+}  // namespace mantissa

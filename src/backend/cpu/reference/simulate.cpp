@@ -1,0 +1,234 @@
+// Rounds to formats without codes: the values of free_rounding.h over scales of one or two levels.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/cpu/quantized_rows.h"
+#include "backend/cpu/reference/reference.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/formats/free_rounding.h"
+#include "mantissa/formats/hadamard.h"
+
+namespace mantissa {
+namespace {
+
+constexpr float kLargestFp32 = std::numeric_limits<float>::max();
+
+template <class T>
+T narrowed(float value) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return to_bf16(value);
+  } else {
+    return value;
+  }
+}
+
+template <class T>
+float widened(T value) {
+  return float_of_bits(fp32_bits(value));
+}
+
+// What is rounded: x with rows of zeros behind it, transformed or not, in `out`.
+template <class X, class T>
+class Source {
+ public:
+  explicit Source(const Simulate& k)
+      : k_(k), x_(k.x.device_data<X>()), out_(k.out.device_data<T>()), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
+
+  void write() const {
+    const int64_t length = k_.how.hadamard, height = length > 0 && down_ ? length : 1;
+    parallel_for(rows_ / height, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row_block = begin; row_block < end; ++row_block) {
+        if (length == 0) copy(row_block);
+        for (int64_t i = 0; length > 0 && i < columns_ * height / length; ++i) {
+          down_ ? transform(row_block * length, i) : transform(row_block, i * length);
+        }
+      }
+    });
+  }
+
+ private:
+  float read(int64_t row, int64_t column) const { return row < k_.x.dim(0) ? widened(x_[row * columns_ + column]) : 0.0F; }
+  void copy(int64_t row) const {
+    for (int64_t c = 0; c < columns_; ++c) out_[row * columns_ + c] = narrowed<T>(read(row, c));
+  }
+  // Transforms the block that begins with this element.
+  void transform(int64_t row, int64_t column) const {
+    std::array<double, 32> block{};
+    const int64_t length = k_.how.hadamard, stride = down_ ? columns_ : 1;
+    for (int64_t i = 0; i < length; ++i) {
+      block[static_cast<size_t>(i)] = double{down_ ? read(row + i, column) : read(row, column + i)};
+    }
+    hadamard_transform(block.data(), length);
+    T* const out = out_ + row * columns_ + column;
+    for (int64_t i = 0; i < length; ++i) {
+      const X rounded = narrowed<X>(static_cast<float>(block[static_cast<size_t>(i)]));
+      out[i * stride] = narrowed<T>(widened(rounded));
+    }
+  }
+
+  const Simulate& k_;
+  const X* x_;
+  T* out_;
+  int64_t rows_, columns_;
+  bool down_ = k_.how.contraction == 0;
+};
+
+// The scale of a block: elements are those of x times encode, and stand for themselves times decode, times `tensor`.
+class SimulatedBlock {
+ public:
+  static SimulatedBlock of_one_level(uint32_t amax, const Simulation& how) {
+    const uint8_t scale = block_scale(amax, how.element.facts(), how.rule);
+    if (scale == kScaleNan) return SimulatedBlock();
+    return {power_of_two(127 - scale), power_of_two(scale - 127), 1.0F, false};
+  }
+  static SimulatedBlock of_two_levels(uint32_t amax, uint32_t tensor_amax, float largest) {
+    if (tensor_amax >= kFp32Inf) return SimulatedBlock();
+    const float encode = std::fmin(448.0F * largest / float_of_bits(tensor_amax), kLargestFp32), decode = 1.0F / encode;
+    const float wanted = std::fmin(float_of_bits(amax) * (encode * (1.0F / largest)), 448.0F);
+    const float scale = float_of_bits(E4M3::decode(E4M3::encode(fp32_bits(wanted), 127), 127));
+    return {std::fmin(1.0F / (scale * decode), kLargestFp32), scale, decode, true};
+  }
+
+  bool poisoned() const { return std::isnan(decode_); }
+  // In fp32 where scales have two levels; exact for powers of two.
+  double scaled(float x) const { return narrow_ ? double{x * static_cast<float>(encode_)} : double{x} * encode_; }
+  float value(double element) const { return static_cast<float>(element * decode_) * tensor_; }
+  // 127 + floor(log2 scale) as far as a byte has it; 255 for no scale.
+  uint8_t exponent() const {
+    const double scale = decode_ * double{tensor_};
+    return poisoned() ? 255 : scale == 0.0 ? 0 : static_cast<uint8_t>(std::clamp(std::ilogb(scale) + 127, 0, 254));
+  }
+
+ private:
+  SimulatedBlock() = default;
+  SimulatedBlock(double encode, double decode, float tensor, bool narrow)
+      : encode_(encode), decode_(decode), tensor_(tensor), narrow_(narrow) {}
+
+  double encode_ = 1.0, decode_ = std::numeric_limits<double>::quiet_NaN();
+  float tensor_ = 1.0F;
+  bool narrow_ = false;
+};
+
+// Random words of elements; those of four neighbors are drawn together.
+class ElementWords {
+ public:
+  explicit ElementWords(const RoundingDraws& draws) : draws_(draws) {}
+  uint32_t operator()(int64_t row, int64_t column) {
+    const auto place = [](const std::vector<int64_t>& places, int64_t i) { return places.empty() ? i : places[static_cast<size_t>(i)]; };
+    const uint64_t number = draws_.first + static_cast<uint64_t>(place(draws_.row_places, row) * draws_.columns) +
+                            static_cast<uint64_t>(place(draws_.column_places, column));
+    if (number / 4 != drawn_) words_ = random_words({draws_.seed, RngStream::rounding}, draws_.what, drawn_ = number / 4);
+    return words_[number % 4];
+  }
+
+ private:
+  const RoundingDraws& draws_;
+  uint64_t drawn_ = ~uint64_t{0};
+  std::array<uint32_t, 4> words_{};
+};
+
+using ErrorSums = std::array<double, QuantizationError::size>;
+
+void add_error(ErrorSums& sums, float x, float value, bool clipped) {
+  using Part = QuantizationError::Part;
+  const double error = double{x} - double{value};
+  sums[Part::signal] += double{x} * double{x};
+  sums[Part::noise] += error * error;
+  sums[Part::clipped] += clipped ? 1.0 : 0.0;
+  sums[Part::flushed] += x != 0.0F && value == 0.0F ? 1.0 : 0.0;
+  sums[Part::amax] = std::isnan(x) ? double{x} : std::fmax(sums[Part::amax], double{std::fabs(x)});
+  sums[Part::elements] += 1.0;
+}
+
+// Rounds `out` in place, by row blocks.
+template <class T>
+class Rounder {
+ public:
+  explicit Rounder(const Simulate& k) : k_(k), how_(k.how), out_(k.out.device_data<T>()), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
+
+  void run() {
+    const int64_t row_blocks = ceil_div(rows_, how_.block_rows);
+    keys_.resize(static_cast<size_t>(row_blocks * across()));
+    parallel_for(row_blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row_block = begin; row_block < end; ++row_block) measure(row_block);
+    });
+    for (const uint32_t key : keys_) tensor_amax_ = std::max(tensor_amax_, amax_of_key(key));
+    const auto round_blocks = [&](int64_t begin, int64_t end) {
+      ElementWords words(k_.draws);
+      for (int64_t row_block = begin; row_block < end; ++row_block) round(row_block, words);
+    };
+    if (!k_.error.defined()) return parallel_for(row_blocks, 1, round_blocks);
+    round_blocks(0, row_blocks);
+    std::ranges::copy(sums_, k_.error.template device_data<double>());
+  }
+
+ private:
+  int64_t across() const { return ceil_div(columns_, how_.block_cols); }
+  Block block(int64_t row_block, int64_t i) const {
+    const int64_t row = row_block * how_.block_rows, column = i * how_.block_cols;
+    return {row, std::min(how_.block_rows, rows_ - row), column, std::min(how_.block_cols, columns_ - column)};
+  }
+  uint32_t& key(int64_t row_block, int64_t i) { return keys_[static_cast<size_t>(row_block * across() + i)]; }
+
+  void measure(int64_t row_block) {
+    for (int64_t i = 0; i < across(); ++i) {
+      uint32_t& most = key(row_block, i);
+      for_each_element(block(row_block, i),
+                       [&](int64_t r, int64_t c) { most = std::max(most, amax_key(fp32_bits(out_[r * columns_ + c]), how_.rule)); });
+    }
+  }
+
+  SimulatedBlock scale(int64_t row_block, int64_t i) {
+    const uint32_t amax = amax_of_key(key(row_block, i));
+    return how_.scale == SimulatedScale::e8m0 ? SimulatedBlock::of_one_level(amax, how_)
+                                              : SimulatedBlock::of_two_levels(amax, tensor_amax_, static_cast<float>(grid_.largest()));
+  }
+
+  void round(int64_t row_block, ElementWords& words) {
+    for (int64_t i = 0; i < across(); ++i) {
+      const SimulatedBlock scale = this->scale(row_block, i);
+      for_each_element(block(row_block, i), [&](int64_t r, int64_t c) {
+        T& element = out_[r * columns_ + c];
+        element = narrowed<T>(rounded(widened(element), scale, [&] { return words(r, c); }));
+      });
+      if (k_.error.defined()) sums_[QuantizationError::scales + scale.exponent()] += 1.0;
+    }
+  }
+
+  template <class Word>
+  float rounded(float x, const SimulatedBlock& scale, const Word& word) {
+    const double y = scale.scaled(x);
+    float value = std::numeric_limits<float>::quiet_NaN();
+    if (!scale.poisoned()) {
+      value = scale.value(how_.rounding == Rounding::nearest ? grid_.nearest(y) : grid_.at_random(y, word()));
+    }
+    if (k_.error.defined()) add_error(sums_, x, widened(narrowed<T>(value)), std::fabs(y) > grid_.largest());
+    return value;
+  }
+
+  const Simulate& k_;
+  const Simulation& how_;
+  const ElementGrid grid_{how_.element};
+  T* out_;
+  int64_t rows_, columns_;
+  std::vector<uint32_t> keys_;  // of the amax of each block
+  uint32_t tensor_amax_ = 0;
+  ErrorSums sums_{};
+};
+
+}  // namespace
+
+void CpuReference::execute(const Simulate& k) {
+  const bool wide = k.x.dtype() == Dtype::f32;
+  if (k.out.dtype() == Dtype::bf16) {
+    Source<bf16, bf16>(k).write();
+    return Rounder<bf16>(k).run();
+  }
+  wide ? Source<float, float>(k).write() : Source<bf16, float>(k).write();
+  Rounder<float>(k).run();
+}
+
+}  // namespace mantissa

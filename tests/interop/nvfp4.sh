@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# nvfp4.sh DUMP_SIMULATED: what formats without codes are rounded to, restated in NumPy. Skipped without .venv-interop.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+"$1" "$folder/simulated.bin"
+"$(dirname "$0")/python.sh" .venv-interop nvfp4.py "$folder/simulated.bin"
