@@ -68,7 +68,8 @@ std::string experts_text(const std::vector<size_t>& experts) {
 }
 
 // Lists what the GEMMs of a module read; gemms follows from the others and from what the recipe lists.
-constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "columns", "backward", "gemms"};
+constexpr std::array kFormats = {"compute",  "weight",  "input",    "output_grad", "weight_fake_quant",
+                                 "simulate", "columns", "backward", "gemms"};
 
 bool same_formats(const Json& a, const Json& b) {
   return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.get(key) == b.get(key); });

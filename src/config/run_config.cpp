@@ -128,7 +128,9 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
   if (report.failed("model")) {
     resolve_recipes(config.precision, report);
   } else {
-    PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
+    const PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
+    const std::optional<RecipeProblem> problem = plan.needs_cpu();
+    if (problem && config.training.device == DeviceChoice::cuda) report.error(problem->key, problem->message);
   }
 }
 

@@ -120,6 +120,8 @@ void ExportedWeights::find_modules() {
     const ModuleKind kind = module.module.kind;
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
     if (!linear || !tensor.parameter.ends_with(".weight")) continue;
+    require(!module.recipe.simulated.any(), ExitCode::usage, "packed weights: ", module.module.path, " (recipe ", module.recipe.name,
+            ") is trained on simulated operands, which have no codes: take dequantized weights");
     std::optional<PackedScheme>& scheme = modules_[module_name(tensor)];
     scheme = types_.scheme(tensor.parameter);
     if (scheme) require_expressible(tensor);

@@ -31,7 +31,10 @@ class Measurements {
   void add(const Tensor& x, const QuantizedTensor& codes, const Tensor& rows, Take take) {
     const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
     x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out, .rows = rows});
-    measured_.push_back(out);
+    add_measured(out, std::move(take));
+  }
+  void add_measured(const Tensor& parts, Take take) {
+    measured_.push_back(parts);
     takers_.push_back(std::move(take));
   }
   // Calls `next` when all that was added until now was handed out.
@@ -166,7 +169,9 @@ void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements&
 // Operands that all ranks sharing a weight quantize alike are counted on the first.
 bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
   const Sharding& by = of.sharding;
-  const bool alike = (operand.role == OperandRole::input ? by.column_ranks() : by.row_ranks()) == 1;
+  const int rows = operand.role == OperandRole::input ? 1 : by.row_ranks(),
+            columns = operand.role == OperandRole::output_grad ? 1 : by.column_ranks();
+  const bool alike = rows * columns == 1;
   return !alike || operand.own_tokens || by.ranks.tensor_rank == 0;
 }
 
@@ -205,7 +210,9 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
       if (!counted_here(operand, *weights.at(operand.weight))) return;
-      measurements.add(operand.x, operand.codes, operand.rows, into(sums[{operand.weight, operand.role}]));
+      const Measurements::Take take = into(sums[{operand.weight, operand.role}]);
+      operand.error.defined() ? measurements.add_measured(operand.error, take)
+                              : measurements.add(operand.x, operand.codes, operand.rows, take);
     });
     body();
   }

@@ -66,6 +66,12 @@ void require_projection(const Recipe& recipe, const ModelConfig& config, int64_t
   if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
 }
 
+// The config refuses a GPU that is named; this one may have been found, or asked for by a command.
+void require_cpu(const PrecisionPlan& plan, const Backend& device) {
+  const std::optional<RecipeProblem> problem = device.host_memory() ? std::nullopt : plan.needs_cpu();
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message);
+}
+
 void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {
   require(model.modules.front().out > 0, "model.vocab_size is not known yet");
   const auto same = [](const ModuleShape& module, const ModulePrecision& entry) { return module == entry.module; };
@@ -86,6 +92,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
   const ModulePrecision* const output = plan.find("output");
   if (output) require_projection(output->recipe, config, options.mesh.tensor.size());
   require_plan_of(model_shape(config), plan);
+  require_cpu(plan, device);
   const Init normal{.constant = 0.0, .std = config.init_std};
   const ModelRanks ranks = options_.mesh.ranks();
   embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks));

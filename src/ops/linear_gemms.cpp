@@ -5,6 +5,7 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
+#include "mantissa/ops/rounding_scope.h"
 
 namespace mantissa {
 namespace {
@@ -40,22 +41,78 @@ Value padded(const Value& value, int64_t rows) {
   return out;
 }
 
-// In one pass where both are quantized.
-OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype compute, bool wants_rows, bool wants_columns) {
-  const Tensor high = converted(dy, compute);
-  OutputGradient out{high, high};
-  const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
+// Returns where the share of a rank lies among the elements of all ranks; empty: where it is here.
+std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
+  std::vector<int64_t> out;
+  if (ranks == 1) return out;
+  int64_t before = 0;  // in a fused part every rank has as many elements
+  for (const int64_t part : parts.empty() ? std::vector<int64_t>{size} : parts) {
+    for (int64_t i = 0; i < part; ++i) out.push_back(before * ranks + part * rank + i);
+    before += part;
+  }
+  return out;
+}
+
+// Weights are numbered anew in each step, and rows of tokens through the whole run.
+RoundingDraws draws_of(const WeightPlace& weight, GemmRole gemm, OperandRole role, const Shape& shape, const RoundingPosition& at) {
+  const ModelRanks& ranks = weight.sharding.ranks;
+  const int of_out = weight.sharding.row_ranks(), of_in = weight.sharding.column_ranks();
+  const bool along_out = role == OperandRole::output_grad, is_weight = role == OperandRole::weight;
+  const int columns = along_out ? of_out : of_in, rows = is_weight ? of_out : 1;
+  RoundingDraws draws{
+      .seed = at.seed,
+      .what = weight.number * 16 + static_cast<uint32_t>(gemm) * 4 + static_cast<uint32_t>(role),
+      .columns = shape[1] * columns,
+      .row_places = places_of_share(shape[0], rows, ranks.tensor_rank, weight.parts),
+      .column_places = places_of_share(shape[1], columns, ranks.tensor_rank, along_out ? weight.parts : std::vector<int64_t>())};
+  draws.first = static_cast<uint64_t>(is_weight ? at.step * shape[0] * rows : at.token) * static_cast<uint64_t>(draws.columns);
+  return draws;
+}
+
+}  // namespace
+
+Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
+  const GemmOperands operands = choose_operands(recipe_, gemm);
+  const bool is_first = role == OperandRole::output_grad || (role == OperandRole::input && gemm == GemmRole::fprop);
+  const OperandChoice& choice = is_first ? operands.first : operands.second;
+  return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
+}
+
+// Forward passes that are repeated for backward draw the same bits, and are not observed again.
+Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
+  const bool over_rows = how.hadamard > 0 && how.contraction == 0;
+  const Tensor x = source_of(high),
+               out = empty(x.device(), compute(), x.shape().with_dim0(over_rows ? round_up(x.dim(0), how.hadamard) : x.dim(0)));
+  Simulate kernel{.x = x, .out = out, .how = how};
+  const RoundingPosition* const position = rounding_position();
+  if (!position) kernel.how.rounding = Rounding::nearest;
+  if (position && how.rounding == Rounding::stochastic) kernel.draws = draws_of(weight_.place, gemm, role, out.shape(), *position);
+  const bool again = gemm == GemmRole::fprop && Tape::in_backward();
+  if (observing_quantization() && weight_.leaf && !again) kernel.error = empty(x.device(), Dtype::f64, {QuantizationError::size});
+  x.device().run(kernel);
+  if (kernel.error.defined()) observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = {}, .error = kernel.error});
+  return out;
+}
+
+// Quantizes in one pass where both are codes.
+OutputGradient LinearGemms::output_gradient(const Tensor& dy, bool wants_rows) const {
+  const bool wants_columns = weight_.leaf != nullptr;
+  const Tensor high = converted(dy, compute());
+  const OperandChoice rows = choose_operands(recipe_, GemmRole::dgrad).first, columns = choose_operands(recipe_, GemmRole::wgrad).first;
   require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
     const BothWays codes(dy, rows.how);
     return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
   }
-  if (wants_rows && rows.is_codes()) out.rows = quantized(source_of(dy), rows.how);
-  if (wants_columns && columns.is_codes()) out.columns = quantized(source_of(dy), columns.how);
+  const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
+    if (choice.is_codes()) return quantized(source_of(dy), choice.how);
+    return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, dy) : high;
+  };
+  OutputGradient out{high, high};
+  if (wants_rows) out.rows = operand(GemmRole::dgrad, rows);
+  if (wants_columns) out.columns = operand(GemmRole::wgrad, columns);
   return out;
 }
-
-}  // namespace
 
 LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
@@ -136,6 +193,7 @@ Value LinearGemms::weight(GemmRole role) const {
   const OperandChoice choice = choose_operands(recipe_, role).second;
   switch (choice.source) {
     case OperandSource::high: return weight_.high;
+    case OperandSource::simulated: return read(role, OperandRole::weight, weight_.high);
     case OperandSource::requantized: return columnwise(weight_.codes);
     case OperandSource::codes: return choice.how.columnwise() ? quantized(source_of(weight_.high), choice.how) : weight_.codes;
     case OperandSource::dequantized:
@@ -158,14 +216,14 @@ void LinearGemms::multiply(const Value& a, GemmRole role, const Tensor& out, con
 }
 
 void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
-  const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(converted(x.high, compute()));
+  const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(read(GemmRole::fprop, OperandRole::input, x.high));
   multiply(a, GemmRole::fprop, y, bias);
 }
 
 Value LinearGemms::wgrad_input(const LinearInput& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
   if (choice.source == OperandSource::dequantized) return decoded(x.codes, compute());
-  if (!choice.is_codes()) return converted(x.high, compute());
+  if (!choice.is_codes()) return read(GemmRole::wgrad, OperandRole::input, x.high);
   if (x.columns.defined()) return x.columns;
   if (choice.source == OperandSource::requantized) return columnwise(x.codes);
   QuantizedTensor codes = quantized(source_of(x.high), choice.how);
@@ -190,7 +248,7 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
 }
 
 void LinearGemms::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
-  const OutputGradient gradient = output_gradient(dy, recipe_, compute(), dx.defined(), weight_.leaf != nullptr);
+  const OutputGradient gradient = output_gradient(dy, dx.defined());
   const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
   const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
   if (codes) observe(OperandRole::output_grad, dy, *codes);

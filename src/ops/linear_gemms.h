@@ -55,6 +55,10 @@ class LinearGemms {
   void observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const;
   QuantizedTensor gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const;
   Value weight(GemmRole role) const;
+  // Returns an operand [N, C] that is no codes, in the compute dtype: as it is or simulated. Rows of zeros may follow.
+  Tensor read(GemmRole gemm, OperandRole role, const Tensor& high) const;
+  Tensor simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const;
+  OutputGradient output_gradient(const Tensor& dy, bool wants_rows) const;
   Value wgrad_input(const LinearInput& x) const;
   void wgrad(const LinearInput& x, const Value& dy) const;
 

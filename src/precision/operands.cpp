@@ -3,7 +3,13 @@
 namespace mantissa {
 namespace {
 
-OperandChoice codes(const Quantization& how) { return {OperandSource::codes, how}; }
+OperandChoice codes(const Quantization& how) { return {.source = OperandSource::codes, .how = how}; }
+OperandChoice dequantized(const Quantization& how) { return {.source = OperandSource::dequantized, .how = how}; }
+
+OperandChoice simulated(const Recipe& recipe, const Simulation& how, GemmRole role, int contraction) {
+  const int64_t transform = recipe.simulated.hadamard_gemms.holds(role) ? recipe.simulated.hadamard : 0;
+  return {.source = OperandSource::simulated, .simulation = how.along(contraction, transform)};
+}
 
 // MXFP4 values lie on the grid of E4M3 codes of the same row if no code block has a part of two fake blocks.
 bool fake_codes_are_lossless(const Recipe& recipe) {
@@ -19,31 +25,38 @@ OperandSource along_columns(const Recipe& recipe) {
 
 OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
+  if (recipe.simulated.weight && quantized) return simulated(recipe, recipe.simulated.weight, role, role == GemmRole::fprop ? 1 : 0);
   if (recipe.weight_fake_quant) {
     if (role == GemmRole::fprop && quantized && recipe.input && fake_codes_are_lossless(recipe)) {
-      return {OperandSource::fake_codes, {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
+      return {.source = OperandSource::fake_codes, .how = {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
     if (role == GemmRole::dgrad && recipe.backward == BackwardOperands::high_precision) return {};
-    return {OperandSource::dequantized, recipe.weight_fake_quant};
+    return dequantized(recipe.weight_fake_quant);
   }
-  if (role == GemmRole::dgrad && dequantizes(recipe) && recipe.weight) return {OperandSource::dequantized, recipe.weight};
+  if (role == GemmRole::dgrad && dequantizes(recipe) && recipe.weight) return dequantized(recipe.weight);
   if (!recipe.weight || !quantized) return {};
   if (role == GemmRole::fprop || recipe.weight.tiles()) return codes(recipe.weight);
-  return {along_columns(recipe), recipe.weight.transposed()};
+  return {.source = along_columns(recipe), .how = recipe.weight.transposed()};
 }
 
 OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
+  if (recipe.simulated.output_grad && recipe.gemms.holds(role)) {
+    return simulated(recipe, recipe.simulated.output_grad, role, role == GemmRole::dgrad ? 1 : 0);
+  }
   if (!recipe.output_grad || !recipe.gemms.holds(role)) return {};
   if (role == GemmRole::dgrad) return codes(recipe.output_grad);
   const bool requantized = recipe.requantizes_output_grad && recipe.gemms.dgrad;
-  return {requantized ? OperandSource::requantized : OperandSource::codes, recipe.output_grad.transposed()};
+  return {.source = requantized ? OperandSource::requantized : OperandSource::codes, .how = recipe.output_grad.transposed()};
 }
 
 OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
-  if (role == GemmRole::wgrad && dequantizes(recipe) && recipe.input) return {OperandSource::dequantized, recipe.input};
+  if (recipe.simulated.input && recipe.gemms.holds(role)) {
+    return simulated(recipe, recipe.simulated.input, role, role == GemmRole::fprop ? 1 : 0);
+  }
+  if (role == GemmRole::wgrad && dequantizes(recipe) && recipe.input) return dequantized(recipe.input);
   if (!recipe.input || !recipe.gemms.holds(role)) return {};
   if (role == GemmRole::fprop) return codes(recipe.input);
-  return {recipe.gemms.fprop ? along_columns(recipe) : OperandSource::codes, recipe.input.transposed()};
+  return {.source = recipe.gemms.fprop ? along_columns(recipe) : OperandSource::codes, .how = recipe.input.transposed()};
 }
 
 std::string quantization_text(const Quantization& how) {
@@ -66,7 +79,8 @@ GemmOperands choose_operands(const Recipe& recipe, GemmRole role) {
 
 Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role) {
   switch (choice.source) {
-    case OperandSource::high: return {};
+    case OperandSource::high:
+    case OperandSource::simulated: return {};
     case OperandSource::codes:
     case OperandSource::requantized: return choice.how;
     case OperandSource::dequantized: return role == GemmRole::wgrad ? Quantization{} : choice.how;
@@ -87,6 +101,7 @@ std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
     case OperandSource::codes: return quantization_text(choice.how);
     case OperandSource::requantized: return quantization_text(choice.how) + text(" from 1x", choice.how.block());
     case OperandSource::dequantized: return text(dtype_name(recipe.compute), " of ") + quantization_text(choice.how);
+    case OperandSource::simulated: return text(dtype_name(recipe.compute), " of ", choice.simulation);
     case OperandSource::fake_codes: return quantization_text(choice.how) + " of " + quantization_text(recipe.weight_fake_quant);
   }
   return "";

@@ -7,6 +7,7 @@
 #include "mantissa/backend/contract.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/nearest.h"
+#include "precision/simulated.h"
 
 namespace mantissa {
 namespace {
@@ -72,13 +73,19 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_
   const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
   std::vector<std::string> problems;
   if (fake > 1) problems.push_back(share_problem(in, module.in, columns, fake, "weight_fake_quant in " + of));
-  if (block > 0) {
-    problems.push_back(share_problem(in, module.in, columns, block, of));
+  const auto check_in = [&](int64_t length, const std::string& whose) {
+    problems.push_back(share_problem(in, module.in, columns, length, whose));
+  };
+  const auto check_out = [&](int64_t length, const std::string& whose) {
     for (const ModulePart& part : module.parts) {
-      problems.push_back(share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, block, of));
+      problems.push_back(share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, length, whose));
     }
-    problems.push_back(share_problem(text("out ", module.out), module.out, rows, block, of));
-  }
+    problems.push_back(share_problem(text("out ", module.out), module.out, rows, length, whose));
+  };
+  if (block > 0) check_in(block, of), check_out(block, of);
+  const SimulatedLengths simulated = simulated_lengths(recipe);
+  for (const int64_t length : simulated.in) check_in(length, "simulate in " + of);
+  for (const int64_t length : simulated.out) check_out(length, "simulate in " + of);
   if (recipe.reads_weight_codes() || recipe.weight_fake_quant) problems.push_back(cell_problem(module, recipe, rows, columns));
   const auto first = std::ranges::find_if(problems, [](const std::string& problem) { return !problem.empty(); });
   return first == problems.end() ? "" : *first;
@@ -97,6 +104,8 @@ std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vec
 }
 
 bool is_mx_fp8(const Quantization& how) { return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32; }
+
+std::string key_of_recipe(const ModulePrecision& entry) { return entry.match.empty() ? entry.rule : entry.rule + ".recipe"; }
 
 class Resolver {
  public:
@@ -175,8 +184,7 @@ class Resolver {
   void check_module(const ModulePrecision& entry) {
     const std::string problem = recipe_problem(entry);
     if (problem.empty()) return;
-    const std::string key = entry.match.empty() ? entry.rule : entry.rule + ".recipe";
-    problems_[{key, any_layer(entry.module.path), problem}].push_back(entry.module.path);
+    problems_[{key_of_recipe(entry), any_layer(entry.module.path), problem}].push_back(entry.module.path);
   }
 
   // Says why a module cannot have its recipe, continuing its path; "" if it can.
@@ -184,6 +192,10 @@ class Resolver {
     const ModuleKind kind = entry.module.kind;
     const Recipe& recipe = entry.recipe;
     if (kind == ModuleKind::output) return "";
+    if (entry.module.experts && recipe.simulated.any()) {
+      return text("is multiplied in groups of tokens, of which \"", recipe.name,
+                  "\" can simulate no operand; give it another recipe by a rule");
+    }
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       const std::string size = size_problem(entry.module, recipe, model_.tensor);
       return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
@@ -263,6 +275,8 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
         text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
              "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
   }
+  if (ambient.simulated.any())
+    problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
   if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
@@ -375,6 +389,14 @@ int64_t PrecisionPlan::bytes_beside_masters() const {
   return sum;
 }
 
+std::optional<RecipeProblem> PrecisionPlan::needs_cpu() const {
+  const auto first = std::ranges::find_if(modules_, [](const ModulePrecision& entry) { return entry.recipe.simulated.any(); });
+  if (first == modules_.end()) return {};
+  return RecipeProblem{.key = key_of_recipe(*first),
+                       .message = text("recipe \"", first->recipe.name, "\" of ", first->module.path,
+                                       " simulates formats, which only CPUs do: set training.device to cpu")};
+}
+
 uint64_t PrecisionPlan::hash() const {
   std::string all;
   for (const ModulePrecision& entry : modules_) {
@@ -385,7 +407,8 @@ uint64_t PrecisionPlan::hash() const {
                 recipe.columns == ColumnSource::values ? "|values" : "", recipe.backward == BackwardOperands::quantized ? "" : "|backward ",
                 recipe.backward == BackwardOperands::quantized ? "" : choice_name(recipe.backward),
                 choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized ? "|shifted|" : "|",
-                stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|', stored_type_name(entry.exported), '\n');
+                simulated_text(recipe), stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
+                stored_type_name(entry.exported), '\n');
   }
   return xxh64(all).value;
 }

@@ -32,6 +32,28 @@ Json to_json(const Quantization& how) {
   return out;
 }
 
+Json to_json(const Simulation& how) {
+  if (!how) return nullptr;
+  Json out = {{"format", element_text(how.element)},
+              {"block", {how.block_rows, how.block_cols}},
+              {"scale", simulated_scale_name(how.scale)},
+              {"rounding", rounding_name(how.rounding)}};
+  if (how.scale == SimulatedScale::e8m0) out.add("rule", scale_rule_name(how.rule));
+  return out;
+}
+
+Json to_json(const SimulatedOperands& simulated) {
+  Json::Entries transformed;
+  for (const GemmRole role : kGemmRoles) {
+    if (simulated.hadamard_gemms.holds(role)) transformed.push_back(gemm_name(role));
+  }
+  return {{"weight", to_json(simulated.weight)},
+          {"input", to_json(simulated.input)},
+          {"output_grad", to_json(simulated.output_grad)},
+          {"hadamard", simulated.hadamard},
+          {"hadamard_gemms", transformed}};
+}
+
 Json shape_json(const ModuleShape& module) {
   if (module.in == 0) return Json{module.out};
   return module.matrices > 1 ? Json{module.matrices, module.out, module.in} : Json{module.out, module.in};
@@ -41,6 +63,7 @@ Json shape_json(const ModuleShape& module) {
 void add_choices(Json& module, const Recipe& recipe) {
   if (recipe.columns != ColumnSource::rows) module.add("columns", choice_name(recipe.columns));
   if (recipe.backward != BackwardOperands::quantized) module.add("backward", choice_name(recipe.backward));
+  if (recipe.simulated.any()) module.add("simulate", to_json(recipe.simulated));
 }
 
 Json to_json(const ModulePrecision& entry) {
@@ -113,15 +136,17 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
   for (const ModulePrecision& entry : modules) {
     const Recipe& recipe = entry.recipe;
     if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
-    const auto unread = [&](const char* operand, const Quantization& how, bool read) {
-      if (how && !read) warnings.push_back(text("recipe \"", recipe.name, "\" quantizes ", operand, ", which none of its gemms reads"));
+    const auto unread = [&](const char* operand, bool quantized, bool read) {
+      if (quantized && !read)
+        warnings.push_back(text("recipe \"", recipe.name, "\" quantizes ", operand, ", which none of its gemms reads"));
     };
-    unread("weight", recipe.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
-    unread("input", recipe.input, recipe.gemms.fprop || recipe.gemms.wgrad);
-    unread("output_grad", recipe.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
+    unread("weight", recipe.weight || recipe.simulated.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
+    unread("input", recipe.input || recipe.simulated.input, recipe.gemms.fprop || recipe.gemms.wgrad);
+    unread("output_grad", recipe.output_grad || recipe.simulated.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
     for (const GemmRole role : kGemmRoles) {
       const GemmOperands operands = choose_operands(recipe, role);
-      if (recipe.gemms.holds(role) && !operands.first.is_codes() && !operands.second.is_codes()) {
+      const auto quantized = [](const OperandChoice& of) { return of.is_codes() || of.source == OperandSource::simulated; };
+      if (recipe.gemms.holds(role) && !quantized(operands.first) && !quantized(operands.second)) {
         warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized operand"));
       }
     }

@@ -1,5 +1,7 @@
 #include "mantissa/precision/recipe.h"
 
+#include "precision/simulated.h"
+
 namespace mantissa {
 namespace {
 
@@ -42,12 +44,12 @@ void check_fake_quant(const Quantization& how, Problems& problems) {
 
 std::string operand_names(const Recipe& recipe) {
   std::vector<const char*> names;
-  const auto add = [&](const char* name, const Quantization& how) {
-    if (how) names.push_back(name);
+  const auto add = [&](const char* name, bool quantized) {
+    if (quantized) names.push_back(name);
   };
-  add("weight", recipe.weight);
-  add("input", recipe.input);
-  add("output_grad", recipe.output_grad);
+  add("weight", recipe.weight || recipe.simulated.weight);
+  add("input", recipe.input || recipe.simulated.input);
+  add("output_grad", recipe.output_grad || recipe.simulated.output_grad);
   return joined(names);
 }
 
@@ -64,11 +66,12 @@ void check_block_lengths(const Recipe& recipe, Problems& problems) {
 }
 
 void check_gemms(const Recipe& recipe, Problems& problems) {
-  if (recipe.quantizes_operands() && !recipe.gemms.any()) {
+  const bool any = recipe.quantizes_operands() || recipe.simulated.any();
+  if (any && !recipe.gemms.any()) {
     problems.push_back({"gemms", "is empty, so nothing would read the quantized " + operand_names(recipe) +
                                      ": list some of fprop, dgrad, wgrad, or make the operands null"});
-  } else if (recipe.gemms.any() && !recipe.quantizes_operands()) {
-    problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized"});
+  } else if (recipe.gemms.any() && !any) {
+    problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized or simulated"});
   }
 }
 
@@ -141,6 +144,7 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
         {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
   }
   check_gemms(recipe, problems);
+  check_simulated(recipe, problems);
   if (problems.empty()) check_columns(recipe, problems);
   if (problems.empty()) check_backward(recipe, problems);
   return problems;

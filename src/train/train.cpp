@@ -108,6 +108,9 @@ StepResult measured_step(Run& run, StepBatch batch, double lr, std::optional<Pre
                          {.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
                           .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
                           .uploaded = std::move(batch.uploaded),
+                          .rounding = {.seed = run.config.training.seed,
+                                       .step = run.state.step,
+                                       .token = first_of_rank(run, run.state.samples) * batch.rows.length},
                           .meanwhile = [&run] { prefetch(run); }});
   };
   if (!measures) return step();

@@ -65,7 +65,17 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     if (options.uploaded.empty()) return to_device(model, batch, i * micro_batch_size, micro_batch_size);
     return std::exchange(options.uploaded.at(static_cast<size_t>(i)), {});
   };
-  accumulator.accumulate([&](int64_t i) { return forward_and_backward(model, micro_batch(i), targets, routing); }, optimizer.shards());
+  const auto position = [&](int64_t i) {
+    RoundingPosition at = options.rounding;
+    at.token += i * micro_batch_size * batch.length;
+    return at;
+  };
+  accumulator.accumulate(
+      [&](int64_t i) {
+        const RoundingScope scope(position(i));
+        return forward_and_backward(model, micro_batch(i), targets, routing);
+      },
+      optimizer.shards());
   const Moment ended(model.device());
   communication.stop();
   const TraceSpan span(Track::compute, "optimizer");

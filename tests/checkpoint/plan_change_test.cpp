@@ -72,6 +72,22 @@ TEST(PlanChange, EveryPartOfEveryOperandCounts) {
   }
 }
 
+TEST(PlanChange, EveryPartOfSimulatedOperandsCounts) {
+  const auto recipe = [](const std::string& operand, const std::string& more = "") {
+    return R"({"gemms":["fprop","dgrad","wgrad"],"simulate":{"weight":{"format":"e3m2"},"input":{"format":"e3m2"},"output_grad":)" +
+           operand + more + "}}";
+  };
+  const std::string before = recipe(R"({"format":"e3m2"})");
+  EXPECT_EQ(change(before, before), "");
+  for (const std::string& now :
+       {recipe(R"({"format":"e2m3"})"), recipe(R"({"format":"e3m2","block":[1,16]})"), recipe(R"({"format":"e3m2","scale":"e4m3"})"),
+        recipe(R"({"format":"e3m2","rule":"even"})"), recipe(R"({"format":"e3m2","rounding":"stochastic"})"), recipe("null"),
+        recipe(R"({"format":"e3m2"})", R"(,"hadamard":16,"hadamard_gemms":["wgrad"])")}) {
+    EXPECT_THAT(change(before, now), HasSubstr("own (simulate {")) << now;
+  }
+  EXPECT_THAT(change(R"({"base":"high"})", before), HasSubstr("own (simulate null -> {"));
+}
+
 TEST(PlanChange, OneOperandOfSeveralIsNamedAlone) {
   const auto recipe = [](const char* changed) { return text(R"({"base":"mxfp8")", changed, '}'); };
   for (const std::string key : {"weight", "input", "output_grad"}) {

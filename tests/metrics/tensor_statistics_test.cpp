@@ -78,6 +78,14 @@ TEST_F(TensorStatistics, CountEveryBlockOnce) {
                           {{1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}});
 }
 
+// Of simulated weights every forward pass counts its own.
+TEST_F(TensorStatistics, CountEverySimulatedBlockOnceAGemm) {
+  const std::string simulated = R"(precision.recipes={"simulated": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+    "weight": {"format": "e3m2", "block": [16, 16]}, "input": {"format": "e2m3", "block": [1, 16]},
+    "output_grad": {"format": "e2m1", "block": [1, 32], "rounding": "stochastic"}, "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})";
+  expect_every_block_once({{"precision.recipe=simulated", simulated}}, {{1, 2, false}, {1, 4, true}, {2, 2, true}});
+}
+
 // Tensor ranks hold a router and what it reads alike.
 TEST_F(TensorStatistics, CountARouterOnce) {
   const std::string rule = R"(precision.rules=[{"match":"layers.*.moe.router","recipe":"mxfp8"}])";

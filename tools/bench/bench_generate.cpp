@@ -17,7 +17,8 @@ namespace {
 // Returns the bytes of each element as forward reads them, with those of scales.
 double bytes_per_element(const Recipe& recipe) {
   const OperandChoice weight = choose_operands(recipe, GemmRole::fprop).second;
-  if (weight.source == OperandSource::high) return static_cast<double>(dtype_bytes(recipe.compute));
+  if (weight.source == OperandSource::high || weight.source == OperandSource::simulated)
+    return static_cast<double>(dtype_bytes(recipe.compute));
   const Quantization& how = weight.source == OperandSource::codes ? weight.how : recipe.weight_fake_quant;
   return (how.format == Format::e2m1 ? 0.5 : 1.0) + 1.0 / static_cast<double>(how.block_rows * how.block_cols);
 }

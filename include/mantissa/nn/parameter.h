@@ -72,7 +72,7 @@ class Parameter : public ParameterSpec {
   // Returns the shape of the tensor that all ranks hold together, as it is stored: without padding.
   Shape stored_shape() const;
   Var var() { return leaf.grad.defined() ? Var(value(), leaf) : Var(value()); }
-  LinearWeight weight() { return {value(), codes(), leaf.grad.defined() ? &leaf : nullptr}; }
+  LinearWeight weight() { return {value(), codes(), leaf.grad.defined() ? &leaf : nullptr, {number_, sharding, parts}}; }
 
  private:
   friend class ParameterSet;

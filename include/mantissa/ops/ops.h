@@ -11,16 +11,24 @@
 
 namespace mantissa {
 
+// Which parameter of a model a weight is, and which part of it this rank has: random rounding draws by global element.
+struct WeightPlace {
+  uint32_t number = 0;
+  Sharding sharding{};
+  std::vector<int64_t> parts{};  // rows of fused parts, of this rank; empty: one
+};
+
 // A weight [out, in] as the GEMMs of a linear operation read it: in high precision, as codes (the recipe's weight or fake-quantized
 // weight), or both. Its gradient is that of the high-precision value, straight through the quantization.
 struct LinearWeight {
   LinearWeight(const Var& var) : high(var.value()), leaf(var.leaf()) {}  // NOLINT: a plain variable is a weight
-  LinearWeight(Tensor value, QuantizedTensor quantized, Leaf* gradient)
-      : high(std::move(value)), codes(std::move(quantized)), leaf(gradient) {}
+  LinearWeight(Tensor value, QuantizedTensor quantized, Leaf* gradient, WeightPlace at = {})
+      : high(std::move(value)), codes(std::move(quantized)), leaf(gradient), place(std::move(at)) {}
 
   Tensor high;            // undefined where the codes are the parameter
   QuantizedTensor codes;  // undefined where nothing reads codes
   Leaf* leaf = nullptr;
+  WeightPlace place{};
 
   Var var() const { return leaf ? Var(high, *leaf) : Var(high); }  // as an input of a node on the tape
   const Shape& shape() const { return high.defined() ? high.shape() : codes.shape; }

@@ -12,14 +12,16 @@ const char* role_name(OperandRole role);  // as in a recipe
 
 // An operand that an operation quantized from high precision: each once, even if it is recomputed or read by two GEMMs. Where dgrad and
 // wgrad both read an output gradient as codes, these are the rowwise ones. Requantized codes are not shown, nor columnwise codes of
-// permuted tokens, which hold padding.
+// permuted tokens, which hold padding. A simulated weight is shown by every forward pass, and a simulated output gradient by each GEMM that
+// reads it, with its error alone.
 struct QuantizedOperand {
   const Leaf* weight;            // gradient of the weight of the operation; null: it is not trained
-  OperandRole role;              // input or output_grad
+  OperandRole role;              // weight: simulated
   const Tensor& x;               // [N, C]; what is quantized is its rounding to bf16
-  const QuantizedTensor& codes;  // N rounded up to whole blocks
+  const QuantizedTensor& codes;  // N rounded up to whole blocks; undefined if simulated
   Tensor rows{};                 // i32 [N] (optional): row i does not count where rows[i] is -1
   bool own_tokens = false;       // of x [N, C] each rank that shares the weight has rows of its own: sequence parallelism
+  Tensor error{};                // fp64 [QuantizationError::size] if simulated, of which x is not looked at
 };
 
 using QuantizationObserver = std::function<void(const QuantizedOperand&)>;

@@ -20,6 +20,8 @@ constexpr auto choices(ScaleRule) {
   return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor}, Choice{"even", ScaleRule::even},
                     Choice{"ceil", ScaleRule::ceil}, Choice{"flashinfer", ScaleRule::flashinfer}};
 }
+constexpr auto choices(SimulatedScale) { return std::array{Choice{"e8m0", SimulatedScale::e8m0}, Choice{"e4m3", SimulatedScale::e4m3}}; }
+constexpr auto choices(Rounding) { return std::array{Choice{"nearest", Rounding::nearest}, Choice{"stochastic", Rounding::stochastic}}; }
 constexpr auto choices(GemmRole) {
   return std::array{Choice{"fprop", GemmRole::fprop}, Choice{"dgrad", GemmRole::dgrad}, Choice{"wgrad", GemmRole::wgrad}};
 }
@@ -50,11 +52,43 @@ struct QuantizationConfig {
   }
 };
 
+struct SimulationConfig {
+  std::string format;  // needed
+  std::vector<int64_t> block = {1, 32};
+  SimulatedScale scale = SimulatedScale::e8m0;
+  ScaleRule rule = ScaleRule::rceil;
+  Rounding rounding = Rounding::nearest;
+
+  void fields(auto& v) {
+    v("format", format, "eXmY: X from 1 to 7 bits of exponent and Y from 0 to 7 of mantissa, in any combination");
+    v("block", block, "rows and columns that share a scale: [1, n], along the contraction of each GEMM, or tiles");
+    v("scale", scale, "e8m0: a power of two; e4m3: an E4M3 number for each block and an fp32 number for the tensor, as NVFP4");
+    v("rule", rule, "how an e8m0 scale follows from the largest magnitude; not flashinfer");
+    v("rounding", rounding, "of elements; stochastic in training, whose bits no layout changes, and to nearest elsewhere");
+  }
+};
+
+// Operands that are multiplied as values of a format that no device has.
+struct SimulateConfig {
+  std::optional<SimulationConfig> weight, input, output_grad;
+  int64_t hadamard = 0;
+  std::vector<GemmRole> hadamard_gemms;
+
+  void fields(auto& v) {
+    v("weight", weight, "weight operand; null: not simulated");
+    v("input", input, "input operand of fprop and wgrad; null: not simulated");
+    v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not simulated");
+    v("hadamard", hadamard, "16 or 32: length of the blocks of the randomized Hadamard transform; 0: none");
+    v("hadamard_gemms", hadamard_gemms, "the GEMMs whose operands are both transformed, along the contraction, before they are rounded");
+  }
+};
+
 // A preset with changes. After complete_recipes() every member has its effective value.
 struct RecipeConfig {
   std::string base = "high";
   std::optional<Dtype> compute;
   std::optional<QuantizationConfig> weight, input, output_grad, weight_fake_quant;
+  std::optional<SimulateConfig> simulate = {};
   std::vector<GemmRole> gemms;
   ColumnSource columns = ColumnSource::rows;
   BackwardOperands backward = BackwardOperands::quantized;
@@ -67,6 +101,7 @@ struct RecipeConfig {
     v("input", input, "input operand of fprop and wgrad; null: not quantized");
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
+    v("simulate", simulate, "operands in formats for research, as values; null: none");
     v("gemms", gemms, "the GEMMs that take quantized operands");
     v("columns", columns,
       "codes along columns, of inputs for wgrad and of weights in blocks of one row for dgrad: shifted from the codes along rows, or "

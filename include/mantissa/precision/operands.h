@@ -19,14 +19,18 @@ enum class OperandSource {
   requantized,  // columnwise codes from the rowwise codes, by exponent shift: never a second quantization
   dequantized,  // values DQ(Q(x)), which bf16 holds exactly but for extreme scales; Q is weight_fake_quant, or that of fprop
   fake_codes,   // e4m3 codes of the values of weight_fake_quant, lossless
+  simulated,    // values of a format without codes, from the bf16 values
 };
 
 struct OperandChoice {
   OperandSource source = OperandSource::high;
-  Quantization how = {};  // codes, requantized and fake_codes: of the codes; dequantized: Q
+  Quantization how = {};       // codes, requantized and fake_codes: of the codes; dequantized: Q
+  Simulation simulation = {};  // simulated
 
   bool operator==(const OperandChoice& other) const = default;
-  bool is_codes() const { return source != OperandSource::high && source != OperandSource::dequantized; }
+  bool is_codes() const {
+    return source == OperandSource::codes || source == OperandSource::requantized || source == OperandSource::fake_codes;
+  }
 };
 
 struct GemmOperands {

@@ -116,6 +116,8 @@ class PrecisionPlan {
   int64_t bytes_on_rank(const ModelRanks& ranks) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 
+  // Returns the key of a recipe that simulates formats, which only CPUs compute, and what is wrong on another device; none: no recipe does.
+  std::optional<RecipeProblem> needs_cpu() const;
   // Returns the XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
   // In plan_text.cpp, as are the next three. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mantissa/tensor/quantized_tensor.h"
+#include "mantissa/tensor/simulation.h"
 
 namespace mantissa {
 
@@ -30,19 +31,30 @@ enum class ColumnSource { rows, values };
 // be told: of the rest, `gemms` says it.
 enum class BackwardOperands { quantized, dequantized, high_precision };
 
+// Operands that are values of formats without codes. Their blocks are written as for a contraction over columns.
+struct SimulatedOperands {
+  Simulation weight = {}, input = {}, output_grad = {};
+  int64_t hadamard = 0;  // length of the blocks in which both operands of `hadamard_gemms` are transformed
+  GemmSet hadamard_gemms = {};
+
+  bool operator==(const SimulatedOperands& other) const = default;
+  bool any() const { return weight || input || output_grad; }
+};
+
 struct Recipe {
   std::string name = {};                                   // as in the config; for messages
   Dtype compute = Dtype::bf16;                             // of operands that are not quantized
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
+  SimulatedOperands simulated = {};                        // operands of these GEMMs that have no codes
   GemmSet gemms = {};                                      // the GEMMs that take quantized operands
   ColumnSource columns = ColumnSource::rows;
   BackwardOperands backward = BackwardOperands::quantized;  // all but quantized need `gemms` without dgrad and wgrad
   // wgrad's codes of the output gradient are requantized from dgrad's, which are made elsewhere.
   bool requantizes_output_grad = false;
 
-  bool quantizes() const { return weight_fake_quant || weight || input || output_grad; }
-  bool quantizes_operands() const { return weight || input || output_grad; }
+  bool quantizes() const { return weight_fake_quant || quantizes_operands() || simulated.any(); }
+  bool quantizes_operands() const { return weight || input || output_grad; }  // to codes
   // dgrad_reads_stored_codes(): dgrad reads the codes of the weight in memory, or what follows from them; reads_weight_codes(): some GEMM
   // does; reads_only_weight_codes(): every GEMM that reads the weight does.
   bool dgrad_reads_stored_codes() const;

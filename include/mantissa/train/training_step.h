@@ -8,6 +8,7 @@
 #include "mantissa/config/training_options.h"
 #include "mantissa/data/batch.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/ops/rounding_scope.h"
 #include "mantissa/optim/accumulation.h"
 #include "mantissa/optim/optimizer.h"
 #include "mantissa/train/device_batch.h"
@@ -34,6 +35,7 @@ struct StepOptions {
   std::function<int()> vote = {};  // returns what this rank asks for, at the end of its backward passes
   RouterFigures routers = RouterFigures::counts_and_losses;
   std::vector<DeviceBatch> uploaded = {};  // the micro batches of the batch: all, or none, which are then uploaded one by one
+  RoundingPosition rounding = {};          // of the first sequence of the batch
   std::function<void()> meanwhile = {};    // called when all of the step is asked for, before the host waits for its result
 };
 

@@ -1,0 +1,259 @@
+// Linear operations on simulated operands: results are those of the GEMMs of the values that the recipe names, made here one by one, and
+// random rounding draws by the global element.
+#include <cmath>
+
+#include "mantissa/base/integers.h"
+#include "mantissa/ops/ops.h"
+#include "mantissa/ops/quantization_observer.h"
+#include "mantissa/ops/rounding_scope.h"
+#include "testing.h"
+
+namespace mantissa::test::simulated_linear_test {
+
+constexpr GemmSet kAll{true, true, true};
+constexpr int64_t kIn = 96, kOut = 64;
+
+constexpr Simulation kRows{.element = {3, 2}, .block_cols = 32}, kTiles{.element = {2, 3}, .block_rows = 16, .block_cols = 8};
+constexpr Simulation kNvRows{.element = {2, 1}, .block_cols = 16, .scale = SimulatedScale::e4m3};
+constexpr Simulation kNvTiles{.element = {2, 1}, .block_rows = 16, .block_cols = 16, .scale = SimulatedScale::e4m3};
+
+Simulation random(Simulation how) {
+  how.rounding = Rounding::stochastic;
+  return how;
+}
+
+struct Named {
+  const char* name;
+  Recipe recipe;
+};
+std::ostream& operator<<(std::ostream& out, const Named& named) { return out << named.name; }
+
+Recipe recipe(SimulatedOperands simulated, GemmSet gemms = kAll, Dtype compute = Dtype::bf16) {
+  return {.name = "own", .compute = compute, .simulated = simulated, .gemms = gemms};
+}
+
+const std::vector<Named> kRecipes = {
+    {"rows", recipe({.weight = kRows, .input = kRows, .output_grad = kRows})},
+    {"tiles", recipe({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
+    {"weight_only", recipe({.weight = kRows}, {true, true, false})},
+    {"input_only", recipe({.input = kRows}, {true, false, true})},
+    {"gradient_of_wgrad", recipe({.output_grad = kRows}, {false, false, true})},
+    {"fprop_only", recipe({.weight = kTiles, .input = kRows}, {true, false, false})},
+    {"nvfp4", recipe({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows, .hadamard = 16, .hadamard_gemms = {.wgrad = true}})},
+    {"all_transformed", recipe({.weight = kRows, .input = kRows, .output_grad = kRows, .hadamard = 32, .hadamard_gemms = kAll})},
+    {"fp32_compute", recipe({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows}, kAll, Dtype::f32)},
+};
+
+// [rows, columns] in fp64.
+struct Matrix {
+  int64_t rows, columns;
+  std::vector<double> data;
+};
+
+Matrix product(const Matrix& a, bool a_transposed, const Matrix& b, bool b_transposed) {
+  const int64_t rows = a_transposed ? a.columns : a.rows, columns = b_transposed ? b.rows : b.columns;
+  const int64_t depth = a_transposed ? a.rows : a.columns;
+  EXPECT_EQ(depth, b_transposed ? b.columns : b.rows);
+  Matrix out{rows, columns, std::vector<double>(static_cast<size_t>(rows * columns))};
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t k = 0; k < depth; ++k) {
+        out.data[static_cast<size_t>(i * columns + j)] +=
+            a.data[static_cast<size_t>(a_transposed ? k * a.columns + i : i * a.columns + k)] *
+            b.data[static_cast<size_t>(b_transposed ? j * b.columns + k : k * b.columns + j)];
+      }
+    }
+  }
+  return out;
+}
+
+// What a GEMM reads of an operand that it contracts over `dimension`.
+Matrix read(const Tensor& x, const Recipe& recipe, const Simulation& format, GemmRole role, int dimension,
+            const RoundingDraws& draws = {}) {
+  if (!format || !recipe.gemms.holds(role)) return {x.dim(0), x.dim(1), values(x)};
+  Simulation how = format;
+  how.contraction = dimension;
+  if (recipe.simulated.hadamard_gemms.holds(role)) how.hadamard = recipe.simulated.hadamard;
+  if (dimension == 0 && how.block_rows == 1) std::swap(how.block_rows, how.block_cols);
+  if (draws.columns == 0) how.rounding = Rounding::nearest;
+  const int64_t rows = how.hadamard > 0 && dimension == 0 ? round_up(x.dim(0), how.hadamard) : x.dim(0);
+  const Tensor out = empty(x.device(), recipe.compute, {rows, x.dim(1)});
+  x.device().run(Simulate{.x = converted(x, Dtype::bf16), .out = out, .how = how, .draws = draws});
+  return {rows, x.dim(1), values(out)};
+}
+
+struct Results {
+  Tensor y, dx, dw;
+};
+
+Results run(const Recipe& recipe, const Tensor& x, const Tensor& w, const Tensor& dy, const WeightPlace& place = {}) {
+  Leaf leaf{zeros(x.device(), Dtype::f32, w.shape())};
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var input = tape.input(x);
+  const Var y = linear(input, LinearWeight(w, {}, &leaf, place), Var(), recipe);
+  tape.backward(y, dy);
+  return {y.value(), tape.take_gradient(input), leaf.grad};
+}
+
+class SimulatedLinear : public BackendTest, public ::testing::WithParamInterface<Named> {};
+
+TEST_P(SimulatedLinear, ReadsTheOperandsOfTheRecipe) {
+  const Recipe& r = GetParam().recipe;
+  for (Backend* device : {&reference(), &fast()}) {
+    for (const int64_t tokens : {37, 64}) {
+      const Tensor x = random_tensor(*device, r.compute, {tokens, kIn}, 1), w = random_tensor(*device, r.compute, {kOut, kIn}, 2);
+      const Tensor dy = random_tensor(*device, r.compute, {tokens, kOut}, 3);
+      const Results found = run(r, x, w, dy);
+      const auto of = [&](const Tensor& t, const Simulation& how, GemmRole role, int dimension) {
+        return read(t, r, how, role, dimension);
+      };
+      const SimulatedOperands& s = r.simulated;
+      const Matrix y = product(of(x, s.input, GemmRole::fprop, 1), false, of(w, s.weight, GemmRole::fprop, 1), true);
+      const Matrix dx = product(of(dy, s.output_grad, GemmRole::dgrad, 1), false, of(w, s.weight, GemmRole::dgrad, 0), false);
+      Matrix left = of(dy, s.output_grad, GemmRole::wgrad, 0), right = of(x, s.input, GemmRole::wgrad, 0);
+      const double relative = r.compute == Dtype::bf16 ? 0x1p-7 : 1e-6;
+      EXPECT_TRUE(close(values(found.y), y.data, relative)) << device->name();
+      EXPECT_TRUE(close(values(found.dx), dx.data, relative)) << device->name();
+      EXPECT_TRUE(close(values(found.dw), product(left, true, right, false).data, 1e-5)) << device->name();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, SimulatedLinear, ::testing::ValuesIn(kRecipes), [](const auto& c) { return std::string(c.param.name); });
+
+class RandomRounding : public BackendTest {
+ protected:
+  const Recipe kRandom = recipe({.weight = random(kRows), .input = random(kRows), .output_grad = random(kRows)});
+  Tensor x_ = random_tensor(reference(), Dtype::bf16, {64, kIn}, 1), w_ = random_tensor(reference(), Dtype::bf16, {kOut, kIn}, 2);
+  Tensor dy_ = random_tensor(reference(), Dtype::bf16, {64, kOut}, 3);
+};
+
+TEST_F(RandomRounding, IsToNearestOutsideOfATrainingStep) {
+  const Recipe nearest = recipe({.weight = kRows, .input = kRows, .output_grad = kRows});
+  const Results found = run(kRandom, x_, w_, dy_), expected = run(nearest, x_, w_, dy_);
+  EXPECT_TRUE(same_bits(found.y, expected.y));
+  EXPECT_TRUE(same_bits(found.dx, expected.dx));
+  EXPECT_TRUE(same_bits(found.dw, expected.dw));
+}
+
+// Numbers of elements run through the whole run for tokens, and through all steps for weights.
+TEST_F(RandomRounding, DrawsByStepTokenTensorAndElement) {
+  const RoundingPosition at{.seed = 5, .step = 3, .token = 1000};
+  const RoundingScope scope(at);
+  const Results found = run(kRandom, x_, w_, dy_, {.number = 7});
+  const auto draws = [&](GemmRole role, OperandRole operand, int64_t columns, int64_t first_row) {
+    return RoundingDraws{.seed = 5,
+                         .what = 7 * 16 + static_cast<uint32_t>(role) * 4 + static_cast<uint32_t>(operand),
+                         .first = static_cast<uint64_t>(first_row * columns),
+                         .columns = columns};
+  };
+  const auto of = [&](const Tensor& t, OperandRole operand, GemmRole role, int dimension) {
+    const int64_t first = operand == OperandRole::weight ? at.step * kOut : at.token;
+    return read(t, kRandom, random(kRows), role, dimension, draws(role, operand, t.dim(1), first));
+  };
+  const Matrix y = product(of(x_, OperandRole::input, GemmRole::fprop, 1), false, of(w_, OperandRole::weight, GemmRole::fprop, 1), true);
+  const Matrix dx =
+      product(of(dy_, OperandRole::output_grad, GemmRole::dgrad, 1), false, of(w_, OperandRole::weight, GemmRole::dgrad, 0), false);
+  const Matrix dw =
+      product(of(dy_, OperandRole::output_grad, GemmRole::wgrad, 0), true, of(x_, OperandRole::input, GemmRole::wgrad, 0), false);
+  EXPECT_TRUE(close(values(found.y), y.data, 0x1p-7));
+  EXPECT_TRUE(close(values(found.dx), dx.data, 0x1p-7));
+  EXPECT_TRUE(close(values(found.dw), dw.data, 1e-5));
+}
+
+TEST_F(RandomRounding, OtherStepsTokensSeedsAndParametersDrawOtherBits) {
+  const auto dw_at = [&](const RoundingPosition& at, uint32_t number) {
+    const RoundingScope scope(at);
+    return run(kRandom, x_, w_, dy_, {.number = number});
+  };
+  const Results one = dw_at({.seed = 1, .step = 2, .token = 64}, 3);
+  EXPECT_TRUE(same_bits(dw_at({.seed = 1, .step = 2, .token = 64}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(dw_at({.seed = 2, .step = 2, .token = 64}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 2, .token = 128}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 2, .token = 64}, 4).dw, one.dw));
+  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 3, .token = 64}, 3).y, one.y)) << "the weight has others in each step";
+}
+
+// As two micro batches, or two ranks that share the data: blocks of 32 tokens are whole.
+TEST_F(RandomRounding, TokensDrawAlikeInAnyBatch) {
+  const auto rows = [&](int64_t begin, int64_t end) {
+    const RoundingScope scope({.seed = 1, .step = 2, .token = 640 + begin});
+    return run(kRandom, x_.slice(begin, end), w_, dy_.slice(begin, end), {.number = 3});
+  };
+  const Results whole = rows(0, 64), first = rows(0, 32), second = rows(32, 64);
+  EXPECT_TRUE(same_bits(first.y, whole.y.slice(0, 32)));
+  EXPECT_TRUE(same_bits(second.y, whole.y.slice(32, 64)));
+  EXPECT_TRUE(same_bits(first.dx, whole.dx.slice(0, 32)));
+  EXPECT_TRUE(same_bits(second.dx, whole.dx.slice(32, 64)));
+  std::vector<double> sum = values(first.dw);
+  for (size_t i = 0; i < sum.size(); ++i)
+    sum[i] += values(second.dw.view({second.dw.elements()}).slice(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1))[0];
+  EXPECT_TRUE(close(sum, values(whole.dw), 1e-6));
+}
+
+Tensor columns_of(const Tensor& x, const std::vector<int64_t>& columns) {
+  std::vector<double> out;
+  const std::vector<double> all = values(x);
+  for (int64_t r = 0; r < x.dim(0); ++r) {
+    for (const int64_t c : columns) out.push_back(all[static_cast<size_t>(r * x.dim(1) + c)]);
+  }
+  return tensor_of(x.device(), x.dtype(), {x.dim(0), std::ssize(columns)}, out);
+}
+
+Tensor rows_of(const Tensor& x, const std::vector<int64_t>& rows) {
+  std::vector<double> out;
+  for (const int64_t r : rows) {
+    const std::vector<double> row = values(x.slice(r, r + 1));
+    out.insert(out.end(), row.begin(), row.end());
+  }
+  return tensor_of(x.device(), x.dtype(), {std::ssize(rows), x.dim(1)}, out);
+}
+
+// Rows of a fused weight of parts of 128 and 64, which two ranks share: each has half of both.
+TEST_F(RandomRounding, RanksThatShareAWeightByRowsDrawItsElements) {
+  const Tensor w = random_tensor(reference(), Dtype::bf16, {192, kIn}, 2), dy = random_tensor(reference(), Dtype::bf16, {64, 192}, 3);
+  const RoundingScope scope({.seed = 1, .step = 2, .token = 64});
+  const Results whole = run(kRandom, x_, w, dy, {.number = 3});
+  for (const int rank : {0, 1}) {
+    std::vector<int64_t> own;
+    for (int64_t i = 0; i < 64; ++i) own.push_back(rank * 64 + i);
+    for (int64_t i = 0; i < 32; ++i) own.push_back(128 + rank * 32 + i);
+    const WeightPlace place{
+        .number = 3, .sharding = {.split = Split::column_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}, .parts = {64, 32}};
+    const Results share = run(kRandom, x_, rows_of(w, own), columns_of(dy, own), place);
+    EXPECT_TRUE(same_bits(share.y, columns_of(whole.y, own))) << rank;
+    EXPECT_TRUE(same_bits(share.dw, rows_of(whole.dw, own))) << rank;
+  }
+}
+
+TEST_F(RandomRounding, RanksThatShareAWeightByColumnsDrawItsElements) {
+  const Tensor w = random_tensor(reference(), Dtype::bf16, {kOut, 128}, 2), x = random_tensor(reference(), Dtype::bf16, {64, 128}, 1);
+  const RoundingScope scope({.seed = 1, .step = 2, .token = 64});
+  const Results whole = run(kRandom, x, w, dy_, {.number = 3});
+  for (const int rank : {0, 1}) {
+    std::vector<int64_t> own;
+    for (int64_t i = 0; i < 64; ++i) own.push_back(rank * 64 + i);
+    const WeightPlace place{.number = 3, .sharding = {.split = Split::row_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}};
+    const Results share = run(kRandom, columns_of(x, own), columns_of(w, own), dy_, place);
+    EXPECT_TRUE(same_bits(share.dx, columns_of(whole.dx, own))) << rank;
+    EXPECT_TRUE(same_bits(share.dw, columns_of(whole.dw, own))) << rank;
+  }
+}
+
+// Once each by role; both GEMMs that read an output gradient show theirs, and so do those that read an input or a weight.
+TEST_F(RandomRounding, ErrorsAreShownToTheObserver) {
+  std::map<OperandRole, std::vector<double>> noise;
+  const ObserverScope observer([&](const QuantizedOperand& operand) {
+    EXPECT_FALSE(operand.codes.defined());
+    const std::vector<double> sums = values(operand.error);
+    noise[operand.role].push_back(sums[QuantizationError::noise] / sums[QuantizationError::signal]);
+  });
+  run(kRandom, x_, w_, dy_);
+  for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
+    EXPECT_EQ(noise[role].size(), 2U) << role_name(role);
+    for (const double of : noise[role]) EXPECT_NEAR(of, 0.0015, 0.0015) << role_name(role);
+  }
+}
+
+}  // namespace mantissa::test::simulated_linear_test

@@ -1,0 +1,234 @@
+// Recipes with simulated operands: what a config says of them, the operands that each GEMM gets, and everything that is refused.
+#include <gmock/gmock.h>
+
+#include "files.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/precision/plan.h"
+#include "testing.h"
+
+namespace mantissa::simulated_recipe_test {
+
+using test::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr GemmSet kAll{.fprop = true, .dgrad = true, .wgrad = true};
+constexpr const char* kNvfp4 = R"("simulate": {"weight": {"format": "e2m1", "block": [16, 16], "scale": "e4m3"},
+  "input": {"format": "e2m1", "block": [1, 16], "scale": "e4m3"},
+  "output_grad": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"},
+  "hadamard": 16, "hadamard_gemms": ["wgrad"]}, "gemms": ["fprop", "dgrad", "wgrad"])";
+
+struct Planned {
+  PrecisionConfig config;
+  PrecisionPlan plan{Dtype::f32, {}};
+  ConfigReport report;
+  std::string errors() const {
+    return report.ok() ? "" : error_of([&] { report.throw_if_failed(); }).what();
+  }
+  const Recipe& recipe(const std::string& path = "layers.0.mlp.down") const { return plan.of(path).recipe; }
+};
+
+ModelConfig small_model() {
+  ModelConfig model;
+  model.vocab_size = 64;
+  model.hidden_size = 64;
+  model.num_layers = 2;
+  model.num_attention_heads = 2;
+  model.intermediate_size = 96;
+  model.max_position_embeddings = 16;
+  return model;
+}
+
+struct Section {
+  PrecisionConfig precision;
+  void fields(auto& v) { v("precision", precision, ""); }
+};
+
+// The members of an own recipe, which is the ambient one.
+Planned own(const std::string& members, const ModelConfig& model = small_model(), int64_t tensor = 1, const std::string& more = "") {
+  Planned p;
+  Section section;
+  const std::string content = R"({"precision": {"recipe": "own")" + more + R"(, "recipes": {"own": {)" + members + "}}}}";
+  read_config({.file = "c.json", .text = content}, fields_of(section), p.report);
+  complete_recipes(section.precision, p.report);
+  p.config = section.precision;
+  p.plan = PrecisionPlan::resolve(p.config, model_shape(model, tensor), p.report);
+  return p;
+}
+
+TEST(SimulatedRecipe, Nvfp4HasTheOperandsOfItsPaper) {
+  const Planned p = own(kNvfp4);
+  ASSERT_EQ(p.errors(), "");
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::fprop), "bf16 of e2m1 1x16 e4m3 * bf16 of e2m1 16x16 e4m3");
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::dgrad), "bf16 of e2m1 1x16 e4m3 stochastic * bf16 of e2m1 16x16 e4m3");
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::wgrad), "bf16 of e2m1 16x1 e4m3 stochastic hadamard 16 * bf16 of e2m1 16x1 e4m3 hadamard 16");
+}
+
+TEST(SimulatedRecipe, BlocksAndTransformsRunAlongTheContractionOfEachGemm) {
+  const Simulation rows{.element = {3, 2}, .block_cols = 8};
+  const Recipe recipe{.simulated = {.weight = rows, .input = rows, .output_grad = rows, .hadamard = 32, .hadamard_gemms = kAll},
+                      .gemms = kAll};
+  const auto is = [](const OperandChoice& choice, int64_t block_rows, int64_t block_cols, int contraction) {
+    EXPECT_EQ(choice.source, OperandSource::simulated);
+    EXPECT_FALSE(choice.is_codes());
+    EXPECT_EQ(choice.simulation.block_rows, block_rows);
+    EXPECT_EQ(choice.simulation.block_cols, block_cols);
+    EXPECT_EQ(choice.simulation.contraction, contraction);
+    EXPECT_EQ(choice.simulation.hadamard, 32);
+  };
+  is(choose_operands(recipe, GemmRole::fprop).first, 1, 8, 1);
+  is(choose_operands(recipe, GemmRole::fprop).second, 1, 8, 1);
+  is(choose_operands(recipe, GemmRole::dgrad).first, 1, 8, 1);
+  is(choose_operands(recipe, GemmRole::dgrad).second, 8, 1, 0);
+  is(choose_operands(recipe, GemmRole::wgrad).first, 8, 1, 0);
+  is(choose_operands(recipe, GemmRole::wgrad).second, 8, 1, 0);
+}
+
+TEST(SimulatedRecipe, WhatIsLeftOutIsAPowerOfTwoByRceilToNearest) {
+  const Planned p = own(R"("simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop"])");
+  ASSERT_EQ(p.errors(), "");
+  EXPECT_EQ(p.recipe().simulated.weight, (Simulation{.element = {3, 2}, .block_rows = 1, .block_cols = 32}));
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::fprop), "bf16 * bf16 of e3m2 1x32 rceil");
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::dgrad), "bf16 * bf16");
+}
+
+TEST(SimulatedRecipe, StandsBesideCodesOfOtherOperands) {
+  const Planned p =
+      own(R"("base": "mxfp8", "input": null, "simulate": {"input": {"format": "e2m3", "block": [1, 48], "rule": "even"}})", [] {
+        ModelConfig model = small_model();
+        model.hidden_size = model.intermediate_size = 96;
+        return model;
+      }());
+  ASSERT_EQ(p.errors(), "");
+  EXPECT_EQ(gemm_text(p.recipe(), GemmRole::fprop), "bf16 of e2m3 1x48 even * e4m3 32x32");
+}
+
+TEST(SimulatedRecipe, WeightsStayInHighPrecisionWhereverTheyAreStored) {
+  const Planned p = own(kNvfp4);
+  const ModulePrecision& entry = p.plan.of("layers.0.mlp.down");
+  EXPECT_EQ(entry.storage, StoredType::bf16);
+  EXPECT_EQ(entry.wire, StoredType::bf16);
+  EXPECT_EQ(entry.exported, StoredType::bf16);
+  EXPECT_EQ(entry.bytes, 2 * entry.module.weight_elements());
+  EXPECT_FALSE(entry.resident_codes());
+}
+
+TEST(SimulatedRecipe, IsPartOfThePlanAndItsHash) {
+  const Planned nvfp4 = own(kNvfp4), high = own("");
+  std::string other = kNvfp4;
+  other.replace(other.find("stochastic"), 10, "nearest");
+  EXPECT_NE(nvfp4.plan.hash(), high.plan.hash());
+  EXPECT_NE(nvfp4.plan.hash(), own(other).plan.hash());
+  const std::string json = nvfp4.plan.to_json().dump();
+  EXPECT_THAT(json, HasSubstr(R"("output_grad":{"block":[1,16],"format":"e2m1","rounding":"stochastic","scale":"e4m3"})"));
+  EXPECT_THAT(json, HasSubstr(R"("hadamard":16,"hadamard_gemms":["wgrad"])"));
+  EXPECT_THAT(high.plan.to_json().dump(), Not(HasSubstr("simulate")));
+}
+
+TEST(SimulatedRecipe, NeedsACpuByTheKeyOfItsRule) {
+  const std::optional<RecipeProblem> problem = own(kNvfp4).plan.needs_cpu();
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "precision.recipe");
+  EXPECT_THAT(problem->message,
+              HasSubstr("recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do: set training.device"));
+  EXPECT_FALSE(own("").plan.needs_cpu());
+}
+
+TEST(SimulatedRecipe, OperandsThatNoGemmReadsAreToldOf) {
+  const Planned p = own(R"("simulate": {"output_grad": {"format": "e2m1"}}, "gemms": ["fprop", "wgrad"])");
+  ASSERT_EQ(p.errors(), "");
+  EXPECT_THAT(p.plan.warnings(), ::testing::ElementsAre("recipe \"own\" lists fprop, which has no quantized operand"));
+  EXPECT_THAT(own(R"("simulate": {"input": {"format": "e2m1"}}, "gemms": ["dgrad"])").plan.warnings(),
+              ::testing::ElementsAre("recipe \"own\" quantizes input, which none of its gemms reads",
+                                     "recipe \"own\" lists dgrad, which has no quantized operand"));
+  EXPECT_THAT(own(kNvfp4).plan.warnings(), IsEmpty());
+}
+
+TEST(SimulatedRecipe, WhatCannotBeIsRefusedWithItsKey) {
+  const std::string all = R"(, "gemms": ["fprop", "dgrad", "wgrad"])";
+  const std::pair<std::string, const char*> cases[] = {
+      {R"("simulate": {"weight": {"block": [1, 16]}})" + all,
+       "simulate.weight.format: must be eXmY with X from 1 to 7 and Y from 0 to 7, got \"\""},
+      {R"("simulate": {"weight": {"format": "e0m3"}})" + all, "simulate.weight.format: must be eXmY"},
+      {R"("simulate": {"weight": {"format": "e8m1"}})" + all, "simulate.weight.format: must be eXmY"},
+      {R"("simulate": {"input": {"format": "e4m8"}})" + all, "simulate.input.format: must be eXmY"},
+      {R"("simulate": {"input": {"format": "e4m10"}})" + all, "simulate.input.format: must be eXmY"},
+      {R"("simulate": {"input": {"format": "x4m1"}})" + all, "simulate.input.format: must be eXmY"},
+      {R"("simulate": {"input": {"format": "e4n1"}})" + all, "simulate.input.format: must be eXmY"},
+      {R"("simulate": {"input": {"format": "e3m2", "block": [16]}})" + all,
+       "simulate.input.block: must be [rows, columns], got a list of 1"},
+      {R"("simulate": {"input": {"format": "e3m2", "block": [0, 16]}})" + all, "simulate.input.block: must be [1, n] or [rows, columns]"},
+      {R"("simulate": {"input": {"format": "e3m2", "block": [1, 65537]}})" + all,
+       "simulate.input.block: must be [1, n] or [rows, columns]"},
+      {R"("simulate": {"input": {"format": "e3m2", "rule": "flashinfer"}})" + all,
+       "simulate.input.rule: must be rceil, floor, even or ceil"},
+      {R"("simulate": {"input": {"format": "e3m2", "scale": "e4m3", "rule": "floor"}})" + all, "simulate.input.rule: is of scales in e8m0"},
+      {R"("simulate": {"input": {"format": "e3m2", "scale": "e5m2"}})" + all, "simulate.input.scale: must be one of e8m0, e4m3"},
+      {R"("simulate": {"input": {"format": "e3m2", "rounding": "up"}})" + all,
+       "simulate.input.rounding: must be one of nearest, stochastic"},
+      {R"("simulate": {})" + all, "simulate: names no operand"},
+      {R"("simulate": {"weight": {"format": "e3m2"}})", "gemms: is empty, so nothing would read the quantized weight"},
+      {R"("gemms": ["fprop"])", "gemms: must be empty: none of weight, input and output_grad is quantized or simulated"},
+      {R"("base": "mxfp8", "simulate": {"weight": {"format": "e3m2"}})", "simulate.weight: excludes weight: make one of them null"},
+      {R"("base": "mxfp8", "simulate": {"input": {"format": "e3m2"}})", "simulate.input: excludes input: make one of them null"},
+      {R"("base": "mxfp8", "simulate": {"output_grad": {"format": "e3m2"}})", "simulate.output_grad: excludes output_grad"},
+      {R"("base": "mxfp4_qat", "simulate": {"weight": {"format": "e3m2"}})" + all, "simulate.weight: excludes weight_fake_quant"},
+      {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 8, "hadamard_gemms": ["fprop"]})" + all,
+       "simulate.hadamard: must be 16 or 32, or 0 for none, got 8"},
+      {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 16})" + all, "simulate.hadamard_gemms: is empty"},
+      {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard_gemms": ["fprop"]})" + all,
+       "simulate.hadamard_gemms: must be empty: simulate.hadamard is 0"},
+      {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 16, "hadamard_gemms": ["fprop"]})" + all,
+       "simulate.hadamard_gemms: lists fprop, whose operands must both be simulated"},
+      {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 16, "hadamard_gemms": ["fprop", "fprop"]})" + all,
+       "simulate.hadamard_gemms: lists fprop twice"},
+  };
+  for (const auto& [recipe, message] : cases) {
+    const std::string errors = own(recipe).errors();
+    EXPECT_THAT(errors, HasSubstr(std::string("precision.recipes.own.") + message)) << recipe;
+    EXPECT_THAT(errors, HasSubstr("(c.json:")) << recipe;
+  }
+}
+
+TEST(SimulatedRecipe, SizesThatCutABlockAreRefused) {
+  const auto errors = [](const std::string& simulate, int64_t tensor = 1) {
+    return own(R"("simulate": {)" + simulate + R"(}, "gemms": ["fprop", "dgrad", "wgrad"])", small_model(), tensor).errors();
+  };
+  const std::string rows = R"({"format": "e3m2", "block": [1, 40]})", tiles = R"({"format": "e3m2", "block": [64, 4]})";
+  EXPECT_THAT(errors(R"("input": )" + rows), HasSubstr("in 64 is not a multiple of 40, the block of simulate in recipe own"));
+  EXPECT_THAT(errors(R"("output_grad": )" + rows), HasSubstr("is not a multiple of 40, the block of simulate in recipe own"));
+  EXPECT_THAT(errors(R"("weight": )" + tiles), HasSubstr("out 96 of part gate is not a multiple of 64"));
+  EXPECT_EQ(errors(R"("input": )" + tiles), "") << "tiles of tokens and channels";
+  EXPECT_THAT(errors(R"("input": {"format": "e3m2", "block": [1, 64]})"), HasSubstr("in 96 is not a multiple of 64")) << "of mlp.down";
+  EXPECT_THAT(errors(R"("input": {"format": "e3m2", "block": [1, 32]})", 2),
+              HasSubstr("cannot be divided among the 2 ranks of parallel.tensor in multiples of 32, the block of simulate in recipe own"));
+}
+
+TEST(SimulatedRecipe, ExpertsAndTheFp8OutputProjectionCannotHaveIt) {
+  ModelConfig model = small_model();
+  model.moe.emplace();
+  model.moe->num_experts = 4;
+  model.moe->num_experts_per_tok = 2;
+  model.moe->intermediate_size = 32;
+  EXPECT_THAT(own(kNvfp4, model).errors(),
+              HasSubstr("layers.*.moe.experts.gate_up is multiplied in groups of tokens, of which \"own\" can simulate "
+                        "no operand; give it another recipe by a rule"));
+  EXPECT_EQ(own(kNvfp4, model, 1, R"(, "rules": [{"match": "layers.*.moe.experts.*", "recipe": "high"}])").errors(), "");
+  EXPECT_THAT(own(kNvfp4, small_model(), 1, R"(, "fp8_output_proj": true)").errors(),
+              HasSubstr("excludes an ambient recipe with simulated operands, as \"own\" has"));
+}
+
+TEST(SimulatedRecipe, ModulesWithoutAGemmCannotHaveIt) {
+  EXPECT_THAT(own(kNvfp4, small_model(), 1, R"(, "rules": [{"match": "final_norm", "recipe": "own"}])").errors(),
+              HasSubstr("final_norm has no GEMM, so \"own\" has nothing to quantize"));
+}
+
+TEST(SimulatedRecipe, ACompleteConfigStaysAsItIs) {
+  const std::string written = effective_config(own(kNvfp4).config);
+  EXPECT_EQ(effective_config(config_from_json<PrecisionConfig>(written, "written", ExitCode::internal)), written);
+  EXPECT_THAT(written, HasSubstr("\"hadamard\": 16"));
+}
+
+}  // namespace mantissa::simulated_recipe_test
