@@ -28,6 +28,12 @@ inline std::vector<RankSetting> recipe_settings() {
           {"gather", with(blocks_of_32, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.attention_bias=qkv"})},
           {"mxfp4_qat_mxfp8_act", with(blocks_of_32, {"precision.recipe=mxfp4_qat_mxfp8_act", "model.mlp_bias=true"})},
           {"fp8_block", with(blocks_of_128, {"precision.recipe=fp8_block"})},
+          {"simulated",
+           with(blocks_of_32, {"precision.recipe=own", R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+                   "weight": {"format": "e3m2", "block": [16, 16], "rounding": "stochastic"},
+                   "input": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"},
+                   "output_grad": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"},
+                   "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})"})},
           {"experts", with(blocks_of_32, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.moe.num_experts=3",
                                           "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=32", "model.moe.dense_layers=[0]",
                                           "model.moe.shared_intermediate_size=64", "model.moe.seq_aux_loss_coef=0.01",

@@ -204,6 +204,11 @@ inline std::vector<TensorCase> tensor_cases() {
           {"fp8_block", 1e-3, 0.99,
            recipe("fp8_block", {"model.hidden_size=512", "model.intermediate_size=512", "model.num_key_value_heads=8"})},
           {"mxfp4_qat_mxfp8_act", 1e-3, 0.99, recipe("mxfp4_qat_mxfp8_act")},
+          {"simulated", 1e-4, 0.999, recipe("own", {R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+             "weight": {"format": "e2m1", "block": [16, 16], "rounding": "stochastic"},
+             "input": {"format": "e2m1", "block": [1, 16], "rounding": "stochastic"},
+             "output_grad": {"format": "e2m1", "block": [1, 16], "rounding": "stochastic"},
+             "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})"})},
           {"mxfp8_output", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_output_proj=true", "model.pad_vocab_to=128"})}};
 }
 

@@ -13,6 +13,7 @@ std::vector<RankSetting> representatives() {
                                                       {"model.tie_word_embeddings=true", "training.recompute=full", "mixture"},
                                                       {"training.recompute=full"},
                                                       {"model.tie_word_embeddings=true", "training.recompute=selective"},
+                                                      {"training.recompute=full", "mixture"},
                                                       {"training.recompute=selective", "mixture"}};
   std::vector<RankSetting> out = test::recipe_settings();
   for (size_t i = 0; i < out.size(); ++i) out[i].sets.insert(out[i].sets.end(), more[i].begin(), more[i].end());
