@@ -37,6 +37,10 @@ const std::vector<Broken> kBrokenConfigs = {
     {R"("model": {"n_embd": 64})", {"here it is 'model.hidden_size'", "c.json:2:11"}},
     {R"("model": {"mob": null})", {"model.mob: unknown key", "c.json:2:11"}},
     {R"("eval": {"samples": {"promts": []}})", {"did you mean 'prompts'?", "c.json:2:22"}},
+    {R"("training": {"device": "cuda"}, "precision": {"recipe": "own", "recipes": {"own": {"gemms": ["fprop"],
+       "simulate": {"input": {"format": "e3m2"}}}}})",
+     {"precision.recipe: recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do: set training.device to cpu",
+      "c.json:2:"}},
     // Types.
     {R"("training": {"steps": "100"})", {"training.steps: must be an integer, got \"100\"", "c.json:2:23"}},
     {R"("training": {"steps": 1.5})", {"training.steps: must be an integer, got 1.5", "c.json:2:23"}},

@@ -34,6 +34,16 @@ TEST_F(OwnDevice, HasCeilingsOfItsOwnKernels) {
   EXPECT_GT(GemmCeiling::usual_rows(device), GemmCeiling::usual_rows(*make_backend("cpu")));
 }
 
+// Devices of their own memory have no kernel that simulates formats; training.device does not name this one.
+TEST_F(OwnDevice, IsRefusedAPlanWithSimulatedOperandsByItsKey) {
+  const LoadedConfig simulated = config("run", {"precision.recipe=own", R"(precision.recipes={"own": {"gemms": ["fprop"],
+                                                  "simulate": {"input": {"format": "e3m2", "block": [1, 16]}}}})"});
+  const Error error = test::error_of([&] { run(simulated, {}, {}, [] { return std::make_unique<test::ClosedDevice>(); }); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(),
+              ::testing::HasSubstr("precision.recipe: recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do"));
+}
+
 // 150 TB of weights, gradients and moments.
 TEST_F(OwnDevice, IsNotMadeForARunThatTheHostHasNoMemoryFor) {
   const LoadedConfig large =

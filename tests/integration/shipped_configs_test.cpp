@@ -32,8 +32,11 @@ std::vector<std::string> shipped_configs() {
 }
 
 // What `config check` says of the configuration with these settings; nullopt where it refuses them.
-std::optional<RunConfig> checked(const std::string& name, const std::vector<std::string>& sets, bool whole_vocabulary = false) {
-  ConfigSources sources{.file = std::string(MANTISSA_SOURCE_DIR) + "/configs/" + name + ".json", .sets = sets};
+std::optional<RunConfig> checked(const std::string& name, const std::vector<std::string>& sets, bool whole_vocabulary = false,
+                                 const std::vector<std::string>& recipe_files = {}) {
+  const std::string folder = std::string(MANTISSA_SOURCE_DIR) + "/configs/";
+  ConfigSources sources{.file = folder + name + ".json", .sets = sets};
+  for (const std::string& file : recipe_files) sources.set_files.push_back(folder + "recipes/" + file);
   for (const char* cut :
        {"model.num_layers=1", "training.micro_batch_size=1", "training.grad_accum=1", "training.global_batch_size=null"}) {
     sources.sets.emplace_back(cut);
@@ -79,8 +82,8 @@ Batch random_tokens(int64_t vocabulary) {
 class ShippedConfig : public ::testing::TestWithParam<std::string> {
  protected:
   // Whether the configuration takes these settings; if so it trains, and its loss falls.
-  bool trains(const std::vector<std::string>& sets, bool whole_vocabulary = false) {
-    const std::optional<RunConfig> config = checked(GetParam(), sets, whole_vocabulary);
+  bool trains(const std::vector<std::string>& sets, bool whole_vocabulary = false, const std::vector<std::string>& recipe_files = {}) {
+    const std::optional<RunConfig> config = checked(GetParam(), sets, whole_vocabulary, recipe_files);
     if (!config) return false;
     Gpt model(config->model, *device_, resolve_plan(*config), {.recompute = config->training.recompute});
     Optimizer optimizer(model.parameters(), config->optimizer);
@@ -120,6 +123,17 @@ TEST_P(ShippedConfig, TrainsUnderEveryPreset) {
     const bool taken = trains({"precision.recipe=" + preset});
     EXPECT_TRUE(taken || !high) << preset;
   }
+}
+
+// Each element is simulated on its own, so wide models would take long.
+TEST_P(ShippedConfig, TrainsInNvfp4ButForItsExperts) {
+  const std::vector<std::string> high_experts = {R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "high"}])"};
+  const std::optional<RunConfig> plain = checked(GetParam(), {});
+  ASSERT_TRUE(plain);
+  if (plain->model.hidden_size > 768) return;
+  const bool experts = plain->model.moe.has_value();
+  EXPECT_TRUE(trains(experts ? high_experts : std::vector<std::string>(), false, {"nvfp4.json"}));
+  EXPECT_EQ(checked(GetParam(), {}, false, {"nvfp4.json"}).has_value(), !experts);
 }
 
 TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantizedOutputProjection) {
