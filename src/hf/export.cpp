@@ -100,6 +100,15 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
   return found;
 }
 
+// Says that forward rounded weights which an export has as they are; "" if it did not.
+std::string simulated_weight(const PrecisionPlan& plan) {
+  const auto rounds = [](const ModulePrecision& module) { return module.recipe.simulated.weight && module.recipe.gemms.fprop; };
+  const auto first = std::ranges::find_if(plan.modules(), rounds);
+  if (first == plan.modules().end()) return "";
+  return text(first->module.path, ": recipe ", first->recipe.name, " simulates its weight in ", first->recipe.simulated.weight,
+              ", which forward multiplies by; the export has it as it is");
+}
+
 }  // namespace
 
 struct ModelExport::Source {
@@ -134,6 +143,7 @@ std::vector<std::string> ModelExport::warnings() const {
   std::vector<std::string> warnings = source_->from->findings;
   std::ranges::move(export_warnings(source_->from->model.config.model, own_tokenizer(source_->from->files, source_->from->tokenizer)),
                     std::back_inserter(warnings));
+  if (std::string rounded = simulated_weight(source_->from->model.plan); !rounded.empty()) warnings.push_back(std::move(rounded));
   return warnings;
 }
 

@@ -324,6 +324,20 @@ TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
   EXPECT_THAT(error.what(), HasSubstr(".weight is F8_E4M3 with scales, but config.json has no quantization_config"));
 }
 
+TEST_F(Exports, WeightsThatForwardSimulatesAreExportedAsTheyAreWithAWarning) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=mine",
+                           R"(precision.recipes={"mine": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop", "dgrad"]}})"});
+  run("simulated", sets);
+  const auto warnings = [&](const std::string& name) { return ModelExport(checkpoint(name, 3), {}, make_backend("cpu")).warnings(); };
+  EXPECT_THAT(warnings("simulated"),
+              ::testing::Contains("layers.0.attn.qkv: recipe mine simulates its weight in e3m2 1x32 rceil, which forward "
+                                  "multiplies by; the export has it as it is"));
+  sets.back() = R"(precision.recipes={"mine": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["dgrad"]}})";
+  run("exact", sets);
+  EXPECT_THAT(warnings("exact"), ::testing::Not(::testing::Contains(HasSubstr("simulates"))));
+}
+
 TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
   const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
   struct Refused {
