@@ -127,6 +127,13 @@ TEST(Recipe, CodesAloneInForwardAreOneRecipeByEitherKey) {
   EXPECT_EQ(by_backward.backward, by_gemms.backward);
 }
 
+TEST(Recipe, ColumnsAreThoseOfTheBaseUnlessTheyAreGiven) {
+  const auto columns = [](const std::string& recipe) { return own(recipe).recipes.at("own").columns; };
+  EXPECT_EQ(columns(R"({"base": "mxfp8_te"})"), ColumnSource::values);
+  EXPECT_EQ(columns(R"({"base": "mxfp8_te", "columns": "rows"})"), ColumnSource::rows);
+  EXPECT_EQ(columns(R"({"base": "mxfp8"})"), ColumnSource::rows);
+}
+
 TEST(Recipe, ColumnsOfValuesNeedOperandsAlongColumns) {
   const auto errors = [](const std::string& members) { return own(R"({"columns": "values", )" + members + "}").errors(); };
   for (const char* const base : {"mxfp8", "mxfp8_te", "fp8_block", "mxfp4_qat_mxfp8_act"})
