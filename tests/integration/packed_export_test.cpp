@@ -30,7 +30,7 @@ TEST_P(Packed, CodesAreThoseOfForward) {
   for (const Convention convention : {Convention::compressed_tensors, Convention::sglang, Convention::modelopt}) {
     const std::string name = choice_name(convention);
     if (convention != Convention::compressed_tensors &&
-        !std::set<std::string>{"mxfp8", "projection", "projection_some"}.contains(GetParam().name)) {
+        !std::set<std::string>{"mxfp8", "te", "projection", "projection_some"}.contains(GetParam().name)) {
       const Error error = test::error_of([&] { pack_to(saved, name, convention); });
       EXPECT_EQ(error.code(), ExitCode::usage);
       EXPECT_THAT(error.what(), HasSubstr("take the convention compressed-tensors"));

@@ -57,8 +57,7 @@ TEST_P(Recipes, RecomputationChangesNoBit) {
 // What the plan calls resident, to the byte, and nothing else.
 TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
   for (const char* gather : {"false", "true"}) {
-    const bool quantized_weight = GetParam().rfind("mxfp8", 0) == 0 || GetParam() == "fp8_block";
-    if (std::string(gather) == "true" && !quantized_weight) continue;
+    if (std::string(gather) == "true" && !preset_recipe(GetParam()).reads_only_weight_codes()) continue;
     RunConfig config = this->config("bytes", sets(GetParam(), {std::string("precision.fp8_param_gather=") + gather})).config;
     config.model.vocab_size = 8;
     const auto device = make_backend("cpu");

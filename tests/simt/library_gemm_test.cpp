@@ -89,7 +89,8 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
           device().synchronize();
           EXPECT_NE(route.path, GemmPath::plain);
           EXPECT_EQ(count_of(device(), route.path), taken + 1);
-          EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") || (arch == 100 && preset == "mxfp8") ||
+          EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") ||
+                                               (arch == 100 && (preset == "mxfp8" || preset == "mxfp8_te")) ||
                                                (arch == 100 && preset == "mxfp4_qat_mxfp8_act" && role == GemmRole::wgrad));
           expect_within(route.bound, gemm, before, {});
           o.expect_margins_untouched();
