@@ -22,6 +22,11 @@ inline std::vector<std::string> all_backends() {
   return all;
 }
 
+// CUDA simulates no formats: a run refuses that.
+inline bool has_kernel(const Backend& device, const std::string& kernel) {
+  return kernel != "Simulate" || device.name() != std::string("cuda");
+}
+
 // Opened, for tests that go through them.
 class KernelBackends {
  public:
