@@ -7,6 +7,7 @@
 
 #include "backend/caching_allocator.h"
 #include "backend/gemm_scratch.h"
+#include "mantissa/base/integers.h"
 
 namespace mantissa {
 namespace {
@@ -54,7 +55,7 @@ class DryBackend final : public Backend {
   void dry(const DispatchTable& k) {
     offsets_ = k.offsets.device_bytes();
     assignments_ = k.experts.elements();
-    capacity_ = k.capacity;
+    capacity_ = k.capacity, multiple_ = k.multiple;
   }
 
   void write_offsets(std::span<int32_t> offsets) const {
@@ -63,7 +64,7 @@ class DryBackend final : public Backend {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t given = of_rank / each + (e % each < of_rank % each ? 1 : 0),
                     taken = capacity_ > 0 ? std::min(given, capacity_) : given;
-      offsets[static_cast<size_t>(e + 1)] = offsets[static_cast<size_t>(e)] + static_cast<int32_t>(taken);
+      offsets[static_cast<size_t>(e + 1)] = offsets[static_cast<size_t>(e)] + static_cast<int32_t>(round_up(taken, multiple_));
     }
   }
 
@@ -71,7 +72,7 @@ class DryBackend final : public Backend {
   int64_t expert_ranks_;
   // Of the latest dispatch.
   const std::byte* offsets_ = nullptr;
-  int64_t assignments_ = 0, capacity_ = 0;
+  int64_t assignments_ = 0, capacity_ = 0, multiple_ = 1;
 };
 
 }  // namespace

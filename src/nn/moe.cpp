@@ -64,9 +64,15 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (statistics && !Tape::in_backward()) add(logits.value(), chosen, routing.rule, *statistics);
   const int64_t multiple = FewRows::allowed(1) ? 1 : multiple_;  // generation has no gradients, which need whole blocks of tokens
-  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
+  const Dispatch to = dispatched(chosen.experts, multiple, capacity);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
   return shared_ ? add(y, shared_->forward(x, tokens)) : y;
+}
+
+Dispatch Moe::dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const {
+  Dispatch out = dispatch(experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
+  if (gate_up_.recipe.simulated.any() || down_.recipe.simulated.any()) number_rows(out);
+  return out;
 }
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
@@ -81,7 +87,7 @@ void Moe::join_collectives(const Tensor& x) const {
   const Tape::Scope paused(nullptr);
   const Shape none{0, options_.routing.rule.top_k};
   const Tensor assignments = empty(x.device(), Dtype::i32, none), weights = empty(x.device(), stats_dtype(x.dtype()), none);
-  experts(Var(x), Var(weights), dispatch(assignments, options_.experts, multiple_, 0, mesh_.expert, options_.expert_gradients));
+  experts(Var(x), Var(weights), dispatched(assignments, multiple_, 0));
 }
 
 }  // namespace mantissa

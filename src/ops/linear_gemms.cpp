@@ -6,6 +6,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/ops/rounding_scope.h"
+#include "ops/simulated_operands.h"
 
 namespace mantissa {
 namespace {
@@ -41,34 +42,6 @@ Value padded(const Value& value, int64_t rows) {
   return out;
 }
 
-// Returns where the share of a rank lies among the elements of all ranks; empty: where it is here.
-std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
-  std::vector<int64_t> out;
-  if (ranks == 1) return out;
-  int64_t before = 0;  // in a fused part every rank has as many elements
-  for (const int64_t part : parts.empty() ? std::vector<int64_t>{size} : parts) {
-    for (int64_t i = 0; i < part; ++i) out.push_back(before * ranks + part * rank + i);
-    before += part;
-  }
-  return out;
-}
-
-// Weights are numbered anew in each step, and rows of tokens through the whole run.
-RoundingDraws draws_of(const WeightPlace& weight, GemmRole gemm, OperandRole role, const Shape& shape, const RoundingPosition& at) {
-  const ModelRanks& ranks = weight.sharding.ranks;
-  const int of_out = weight.sharding.row_ranks(), of_in = weight.sharding.column_ranks();
-  const bool along_out = role == OperandRole::output_grad, is_weight = role == OperandRole::weight;
-  const int columns = along_out ? of_out : of_in, rows = is_weight ? of_out : 1;
-  RoundingDraws draws{
-      .seed = at.seed,
-      .what = weight.number * 16 + static_cast<uint32_t>(gemm) * 4 + static_cast<uint32_t>(role),
-      .columns = shape[1] * columns,
-      .row_places = places_of_share(shape[0], rows, ranks.tensor_rank, weight.parts),
-      .column_places = places_of_share(shape[1], columns, ranks.tensor_rank, along_out ? weight.parts : std::vector<int64_t>())};
-  draws.first = static_cast<uint64_t>(is_weight ? at.step * shape[0] * rows : at.token) * static_cast<uint64_t>(draws.columns);
-  return draws;
-}
-
 }  // namespace
 
 Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
@@ -78,19 +51,30 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
 }
 
-// Forward passes that are repeated for backward draw the same bits, and are not observed again.
+// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are operands along permuted tokens,
+// which hold padding.
 Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
-  const bool over_rows = how.hadamard > 0 && how.contraction == 0;
-  const Tensor x = source_of(high),
-               out = empty(x.device(), compute(), x.shape().with_dim0(over_rows ? round_up(x.dim(0), how.hadamard) : x.dim(0)));
-  Simulate kernel{.x = x, .out = out, .how = how};
+  const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
+  const Tensor x = source_of(high);
+  const int64_t rows = over_rows && !of_groups ? round_up(x.dim(0), how.hadamard) : x.dim(0);
+  const Tensor out = empty(x.device(), compute(), x.shape().with_dim0(rows));
   const RoundingPosition* const position = rounding_position();
-  if (!position) kernel.how.rounding = Rounding::nearest;
-  if (position && how.rounding == Rounding::stochastic) kernel.draws = draws_of(weight_.place, gemm, role, out.shape(), *position);
-  const bool again = gemm == GemmRole::fprop && Tape::in_backward();
-  if (observing_quantization() && weight_.leaf && !again) kernel.error = empty(x.device(), Dtype::f64, {QuantizationError::size});
-  x.device().run(kernel);
-  if (kernel.error.defined()) observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = {}, .error = kernel.error});
+  const bool at_random = position && how.rounding == Rounding::stochastic;
+  const RoundingDraws draws = at_random ? draws_of(weight_.place, groups_, gemm, role, out.shape(), *position) : RoundingDraws();
+  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), along_tokens = of_groups && how.contraction == 0;
+  const bool observed = observing_quantization() && weight_.leaf && !again && !along_tokens;
+  const std::vector<int64_t> ends = simulated_ends(groups_, role, rows);
+  for (size_t i = 1; i < ends.size(); ++i) {
+    const int64_t begin = ends[i - 1], end = ends[i];
+    if (begin == end) continue;
+    Simulate kernel{.x = x.slice(begin, std::min(end, x.dim(0))), .out = out.slice(begin, end), .how = how};
+    if (!at_random) kernel.how.rounding = Rounding::nearest;
+    if (at_random) kernel.draws = slice(draws, begin, end);
+    if (observed) kernel.error = empty(x.device(), Dtype::f64, {QuantizationError::size});
+    if (observed && of_groups) kernel.rows = groups_.assignments.slice(begin, end);
+    x.device().run(kernel);
+    if (observed) observe_quantization({.weight = weight_.leaf, .role = role, .x = kernel.x, .codes = {}, .error = kernel.error});
+  }
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "mantissa/base/integers.h"
+#include "mantissa/ops/rounding_scope.h"
 
 namespace mantissa {
 namespace {
@@ -34,6 +35,11 @@ Tensor unpermuted(const Tensor& rows, const Tensor& places) {
 }
 
 int64_t sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+std::vector<int64_t> in_bytes(std::vector<int64_t> rows, int64_t each) {
+  for (int64_t& count : rows) count *= each;
+  return rows;
+}
 
 // Moves rows of several tensors between ranks in one exchange.
 class RowExchange {
@@ -68,11 +74,6 @@ class RowExchange {
   }
 
  private:
-  static std::vector<int64_t> in_bytes(std::vector<int64_t> rows, int64_t each) {
-    for (int64_t& count : rows) count *= each;
-    return rows;
-  }
-
   std::vector<int64_t> sent_, arriving_;
   std::vector<std::pair<Tensor, Tensor>> tensors_;
 };
@@ -101,14 +102,20 @@ int64_t group_rows(const Counts& arriving, int64_t multiple) {
   return rows;
 }
 
-// Where the rows of each expert end.
-std::shared_ptr<const HostGroups> known_groups(const Counts& arriving, int64_t multiple, int64_t usual_rows) {
-  HostGroups out{.offsets = {0}, .usual_rows = usual_rows};
+// Where the rows of each expert and rank end.
+std::vector<int64_t> ends_of(const Counts& arriving, int64_t multiple) {
+  std::vector<int64_t> ends = {0};
   for (size_t e = 0; e < arriving.experts; ++e) {
-    int64_t end = out.offsets.back();
-    for (size_t r = 0; r < arriving.of.size() / arriving.experts; ++r) end += round_up(arriving.rank(r)[e], multiple);
-    out.offsets.push_back(end);
+    for (size_t r = 0; r < arriving.of.size() / arriving.experts; ++r)
+      ends.push_back(ends.back() + round_up(arriving.rank(r)[e], multiple));
   }
+  return ends;
+}
+
+// Where the rows of each expert end.
+std::shared_ptr<const HostGroups> known_groups(const AllToAllPlan& plan, int64_t usual_rows) {
+  HostGroups out{.offsets = {}, .usual_rows = usual_rows};
+  for (size_t i = 0; i < plan.ends.size(); i += static_cast<size_t>(plan.group.size())) out.offsets.push_back(plan.ends[i]);
   return std::make_shared<const HostGroups>(std::move(out));
 }
 
@@ -131,6 +138,24 @@ Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, Exp
                           .source_offsets = out.gradient_offsets});
   out.rows = out.rows.view({arrivals, 1});
   return out;
+}
+
+// Returns of each row here what its assignment has at home.
+std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64_t>& leaving) {
+  const AllToAllPlan& plan = *to.all_to_all;
+  constexpr auto kEach = static_cast<int64_t>(sizeof(int64_t));
+  std::vector<int64_t> arriving(static_cast<size_t>(sum(plan.arrived))), out;
+  plan.group.all_to_all(std::as_bytes(std::span(leaving)), in_bytes(plan.sent, kEach), std::as_writable_bytes(std::span(arriving)),
+                        in_bytes(plan.arrived, kEach), Purpose::control);
+  for (const int32_t row : to_host<int32_t>(to.assignments)) out.push_back(row < 0 ? 0 : arriving[static_cast<size_t>(row)]);
+  return out;
+}
+
+// Padding stands behind rows of its group.
+void continue_in_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
+  for (size_t i = 1; i < numbers.size(); ++i) {
+    if (rows[i] < 0) numbers[i] = numbers[i - 1] + 1;
+  }
 }
 
 }  // namespace
@@ -165,14 +190,34 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
                     .rows = all.rows,
                     .assignments = all.assignments.slice(0, offsets.back()),
                     .sent = by_rank(leaving),
-                    .arrived = by_rank(arriving)};
+                    .arrived = by_rank(arriving),
+                    .ends = ends_of(arriving, multiple)};
   Dispatch out = arranged(experts.device(), arriving, sum(plan.arrived), gradients, multiple);
   out.per_row = all.per_row;
   // By source, all numbers of ranks have the bits of one, which knows no groups. The usual rows are of as many tokens as this rank has.
-  if (gradients == ExpertGradients::summed)
-    out.host = known_groups(arriving, multiple, ceil_div(experts.elements() * ranks.size(), num_experts));
+  if (gradients == ExpertGradients::summed) out.host = known_groups(plan, ceil_div(experts.elements() * ranks.size(), num_experts));
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;
+}
+
+void number_rows(Dispatch& to) {
+  const RoundingPosition* const at = rounding_position();
+  const int64_t first = at ? at->token * to.per_row : 0;
+  const auto numbers_of = [&](const Tensor& assignments) {
+    const std::vector<int32_t> from = to_host<int32_t>(assignments);
+    std::vector<int64_t> out(from.begin(), from.end());
+    for (int64_t& number : out) number += first;
+    return out;
+  };
+  NumberedRows out;
+  if (!to.all_to_all) {
+    const std::vector<int32_t> ends = to_host<int32_t>(to.offsets);
+    out = {.ends = {ends.begin(), ends.end()}, .assignments = numbers_of(to.assignments)};
+  } else {
+    out = {.ends = to.all_to_all->ends, .assignments = arrived_numbers(to, numbers_of(to.all_to_all->assignments))};
+  }
+  continue_in_padding(to_host<int32_t>(to.assignments), out.assignments);
+  to.numbered = std::make_shared<const NumberedRows>(std::move(out));
 }
 
 PermutedTokens to_experts(const Dispatch& to, const Value& tokens, const Tensor& weights) {

@@ -13,6 +13,7 @@ struct AllToAllPlan {
   Communicator group;
   Tensor rows, assignments;            // of this rank's tokens, by expert of all ranks, without padding (DispatchTable)
   std::vector<int64_t> sent, arrived;  // rows to and from each rank
+  std::vector<int64_t> ends;           // of the rows of each rank to each expert here, with padding (NumberedRows)
 };
 
 // Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing, and among ranks.

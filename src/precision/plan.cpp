@@ -192,10 +192,6 @@ class Resolver {
     const ModuleKind kind = entry.module.kind;
     const Recipe& recipe = entry.recipe;
     if (kind == ModuleKind::output) return "";
-    if (entry.module.experts && recipe.simulated.any()) {
-      return text("is multiplied in groups of tokens, of which \"", recipe.name,
-                  "\" can simulate no operand; give it another recipe by a rule");
-    }
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       const std::string size = size_problem(entry.module, recipe, model_.tensor);
       return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");

@@ -467,4 +467,31 @@ TEST_F(Simulated, ErrorOfAFormatWithCodesIsThatOfItsCodes) {
   }
 }
 
+// Values are the same; a block counts with any of its rows.
+TEST_F(Simulated, ErrorLeavesRowsOut) {
+  using Part = QuantizationError::Part;
+  constexpr int64_t kRows = 8, kColumns = 32;
+  const Tensor x = uploaded(fast(), Dtype::bf16, kRows, kColumns, drawn(kRows * kColumns, 80, false));
+  const std::vector<int32_t> which = {7, -1, 0, 3, -1, -1, -1, -1};
+  const Tensor rows = from_host(fast(), Dtype::i32, {kRows}, which.data());
+  for (const int64_t height : {1, 2}) {
+    const Simulation how{.element = {2, 1}, .block_rows = height, .block_cols = 16};
+    const Tensor out = empty_like(x), all = empty_like(x), error = empty(fast(), Dtype::f64, {QuantizationError::size});
+    fast().run(Simulate{.x = x, .out = out, .how = how, .error = error, .rows = rows});
+    fast().run(Simulate{.x = x, .out = all, .how = how});
+    EXPECT_TRUE(same_bits(out, all));
+    const std::vector<double> from = values(x), to = values(out), sums = values(error);
+    double signal = 0.0, noise = 0.0, blocks = 0.0;
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (which[i / kColumns] < 0) continue;
+      signal += from[i] * from[i], noise += (from[i] - to[i]) * (from[i] - to[i]);
+    }
+    for (size_t i = Part::scales; i < sums.size(); ++i) blocks += sums[i];
+    EXPECT_NEAR(sums[Part::signal], signal, 1e-12 * signal);
+    EXPECT_NEAR(sums[Part::noise], noise, 1e-12 * noise);
+    EXPECT_EQ(sums[Part::elements], 3 * kColumns);
+    EXPECT_EQ(blocks, height == 1 ? 6 : 4);
+  }
+}
+
 }  // namespace mantissa::test::simulate_test

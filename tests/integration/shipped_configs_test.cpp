@@ -126,14 +126,11 @@ TEST_P(ShippedConfig, TrainsUnderEveryPreset) {
 }
 
 // Each element is simulated on its own, so wide models would take long.
-TEST_P(ShippedConfig, TrainsInNvfp4ButForItsExperts) {
-  const std::vector<std::string> high_experts = {R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "high"}])"};
+TEST_P(ShippedConfig, TrainsInNvfp4) {
   const std::optional<RunConfig> plain = checked(GetParam(), {});
   ASSERT_TRUE(plain);
   if (plain->model.hidden_size > 768) return;
-  const bool experts = plain->model.moe.has_value();
-  EXPECT_TRUE(trains(experts ? high_experts : std::vector<std::string>(), false, {"nvfp4.json"}));
-  EXPECT_EQ(checked(GetParam(), {}, false, {"nvfp4.json"}).has_value(), !experts);
+  EXPECT_TRUE(trains({}, false, {"nvfp4.json"}));
 }
 
 TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantizedOutputProjection) {

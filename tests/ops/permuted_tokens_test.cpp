@@ -7,8 +7,9 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
+#include "mantissa/ops/rounding_scope.h"
 #include "mantissa/precision/config.h"
-#include "testing.h"
+#include "simulated_gemms.h"
 #include "thread_ranks.h"
 
 namespace mantissa::test::permuted_tokens_test {
@@ -19,6 +20,7 @@ constexpr int64_t kExperts = 4, kHidden = 64, kInner = 32, kChoices = 2;
 struct Tokens {
   std::vector<double> x, weights, dy, experts;
   int64_t count;
+  int64_t first = 0;  // of the run
 };
 
 // The first experts are the likelier ones, down to certainty.
@@ -60,12 +62,15 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const C
       down_bias_leaf{.grad = empty(*device, Dtype::f32, {own * sources * kHidden})};
   const auto weight = [&](const Tensor& value, Leaf& leaf) {
     const Quantization how = recipe.weight ? recipe.weight : recipe.weight_fake_quant;
-    return LinearWeight(value, how ? quantized(value, how) : QuantizedTensor(), &leaf);
+    const ModelRanks place{.expert = static_cast<int>(size), .expert_rank = ranks.rank()};
+    return LinearWeight(value, how ? quantized(value, how) : QuantizedTensor(), &leaf, {.number = 3, .sharding = {.ranks = place}});
   };
   const auto tensor = [&](Dtype of, int64_t columns, const std::vector<double>& from) {
     return tensor_of(*device, of, {tokens.count, columns}, from);
   };
-  const Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, gradients);
+  const RoundingScope position({.seed = 5, .step = 2, .token = tokens.first});
+  Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, gradients);
+  if (recipe.simulated.any()) number_rows(to);
   EXPECT_FALSE(to.host);
   if (size > 1) {
     const Dispatch summed = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, ExpertGradients::summed);
@@ -97,11 +102,20 @@ std::vector<double> of_source(const std::vector<double>& gradients, size_t exper
   return {gradients.begin() + static_cast<int64_t>(begin), gradients.begin() + static_cast<int64_t>(begin + each)};
 }
 
+// Scales of two levels, of an expert's tokens of one rank, and all elements at random.
+const Recipe kSimulated = simulating({.weight = random(kNvTiles),
+                                      .input = random(kNvRows),
+                                      .output_grad = random(kNvRows),
+                                      .hadamard = 16,
+                                      .hadamard_gemms = {.wgrad = true}});
+
 class PermutedTokens : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
   const Threads one(1);
-  Recipe recipe = preset_recipe(GetParam() == "shifted" ? "mxfp8" : GetParam(), GetParam() == "high" ? Dtype::f32 : Dtype::bf16);
+  Recipe recipe = GetParam() == "simulated"
+                      ? kSimulated
+                      : preset_recipe(GetParam() == "shifted" ? "mxfp8" : GetParam(), GetParam() == "high" ? Dtype::f32 : Dtype::bf16);
   recipe.requantizes_output_grad = GetParam() == "shifted";
   std::mt19937_64 rng(17);
   for (int trial = 0; trial < 24; ++trial) {
@@ -110,7 +124,9 @@ TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
     std::vector<Tokens> tokens;
     for (size_t r = 0; r < ranks; ++r) {
       const auto count = static_cast<int64_t>(rng() % 3 == 0 ? rng() % 3 : rng() % 80);
+      const int64_t first = r == 0 ? 640 : tokens[r - 1].first + tokens[r - 1].count;
       tokens.push_back(random_tokens(rng, r == 0 ? std::max<int64_t>(1, count) : count, likely));
+      tokens.back().first = first;
     }
     std::vector<Result> together(ranks);
     const auto errors = run_ranks(static_cast<int>(ranks), [&](const Communicator& world) {
@@ -136,7 +152,7 @@ TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "mxfp8_te", "shifted", "mxfp4_qat_mxfp8_act"),
+INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "mxfp8_te", "shifted", "mxfp4_qat_mxfp8_act", "simulated"),
                          [](const auto& c) { return c.param; });
 
 }  // namespace mantissa::test::permuted_tokens_test

@@ -1,26 +1,13 @@
 // Linear operations on simulated operands: results are those of the GEMMs of the values that the recipe names, made here one by one, and
 // random rounding draws by the global element.
-#include <cmath>
-
-#include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
 #include "mantissa/ops/quantization_observer.h"
 #include "mantissa/ops/rounding_scope.h"
-#include "testing.h"
+#include "simulated_gemms.h"
 
 namespace mantissa::test::simulated_linear_test {
 
-constexpr GemmSet kAll{true, true, true};
 constexpr int64_t kIn = 96, kOut = 64;
-
-constexpr Simulation kRows{.element = {3, 2}, .block_cols = 32}, kTiles{.element = {2, 3}, .block_rows = 16, .block_cols = 8};
-constexpr Simulation kNvRows{.element = {2, 1}, .block_cols = 16, .scale = SimulatedScale::e4m3};
-constexpr Simulation kNvTiles{.element = {2, 1}, .block_rows = 16, .block_cols = 16, .scale = SimulatedScale::e4m3};
-
-Simulation random(Simulation how) {
-  how.rounding = Rounding::stochastic;
-  return how;
-}
 
 struct Named {
   const char* name;
@@ -28,59 +15,18 @@ struct Named {
 };
 std::ostream& operator<<(std::ostream& out, const Named& named) { return out << named.name; }
 
-Recipe recipe(SimulatedOperands simulated, GemmSet gemms = kAll, Dtype compute = Dtype::bf16) {
-  return {.name = "own", .compute = compute, .simulated = simulated, .gemms = gemms};
-}
-
 const std::vector<Named> kRecipes = {
-    {"rows", recipe({.weight = kRows, .input = kRows, .output_grad = kRows})},
-    {"tiles", recipe({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
-    {"weight_only", recipe({.weight = kRows}, {true, true, false})},
-    {"input_only", recipe({.input = kRows}, {true, false, true})},
-    {"gradient_of_wgrad", recipe({.output_grad = kRows}, {false, false, true})},
-    {"fprop_only", recipe({.weight = kTiles, .input = kRows}, {true, false, false})},
-    {"nvfp4", recipe({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows, .hadamard = 16, .hadamard_gemms = {.wgrad = true}})},
-    {"all_transformed", recipe({.weight = kRows, .input = kRows, .output_grad = kRows, .hadamard = 32, .hadamard_gemms = kAll})},
-    {"fp32_compute", recipe({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows}, kAll, Dtype::f32)},
+    {"rows", simulating({.weight = kRows, .input = kRows, .output_grad = kRows})},
+    {"tiles", simulating({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
+    {"weight_only", simulating({.weight = kRows}, {true, true, false})},
+    {"input_only", simulating({.input = kRows}, {true, false, true})},
+    {"gradient_of_wgrad", simulating({.output_grad = kRows}, {false, false, true})},
+    {"fprop_only", simulating({.weight = kTiles, .input = kRows}, {true, false, false})},
+    {"nvfp4",
+     simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows, .hadamard = 16, .hadamard_gemms = {.wgrad = true}})},
+    {"all_transformed", simulating({.weight = kRows, .input = kRows, .output_grad = kRows, .hadamard = 32, .hadamard_gemms = kAll})},
+    {"fp32_compute", simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows}, kAll, Dtype::f32)},
 };
-
-// [rows, columns] in fp64.
-struct Matrix {
-  int64_t rows, columns;
-  std::vector<double> data;
-};
-
-Matrix product(const Matrix& a, bool a_transposed, const Matrix& b, bool b_transposed) {
-  const int64_t rows = a_transposed ? a.columns : a.rows, columns = b_transposed ? b.rows : b.columns;
-  const int64_t depth = a_transposed ? a.rows : a.columns;
-  EXPECT_EQ(depth, b_transposed ? b.columns : b.rows);
-  Matrix out{rows, columns, std::vector<double>(static_cast<size_t>(rows * columns))};
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      for (int64_t k = 0; k < depth; ++k) {
-        out.data[static_cast<size_t>(i * columns + j)] +=
-            a.data[static_cast<size_t>(a_transposed ? k * a.columns + i : i * a.columns + k)] *
-            b.data[static_cast<size_t>(b_transposed ? j * b.columns + k : k * b.columns + j)];
-      }
-    }
-  }
-  return out;
-}
-
-// What a GEMM reads of an operand that it contracts over `dimension`.
-Matrix read(const Tensor& x, const Recipe& recipe, const Simulation& format, GemmRole role, int dimension,
-            const RoundingDraws& draws = {}) {
-  if (!format || !recipe.gemms.holds(role)) return {x.dim(0), x.dim(1), values(x)};
-  Simulation how = format;
-  how.contraction = dimension;
-  if (recipe.simulated.hadamard_gemms.holds(role)) how.hadamard = recipe.simulated.hadamard;
-  if (dimension == 0 && how.block_rows == 1) std::swap(how.block_rows, how.block_cols);
-  if (draws.columns == 0) how.rounding = Rounding::nearest;
-  const int64_t rows = how.hadamard > 0 && dimension == 0 ? round_up(x.dim(0), how.hadamard) : x.dim(0);
-  const Tensor out = empty(x.device(), recipe.compute, {rows, x.dim(1)});
-  x.device().run(Simulate{.x = converted(x, Dtype::bf16), .out = out, .how = how, .draws = draws});
-  return {rows, x.dim(1), values(out)};
-}
 
 struct Results {
   Tensor y, dx, dw;
@@ -124,13 +70,13 @@ INSTANTIATE_TEST_SUITE_P(, SimulatedLinear, ::testing::ValuesIn(kRecipes), [](co
 
 class RandomRounding : public BackendTest {
  protected:
-  const Recipe kRandom = recipe({.weight = random(kRows), .input = random(kRows), .output_grad = random(kRows)});
+  const Recipe kRandom = simulating({.weight = random(kRows), .input = random(kRows), .output_grad = random(kRows)});
   Tensor x_ = random_tensor(reference(), Dtype::bf16, {64, kIn}, 1), w_ = random_tensor(reference(), Dtype::bf16, {kOut, kIn}, 2);
   Tensor dy_ = random_tensor(reference(), Dtype::bf16, {64, kOut}, 3);
 };
 
 TEST_F(RandomRounding, IsToNearestOutsideOfATrainingStep) {
-  const Recipe nearest = recipe({.weight = kRows, .input = kRows, .output_grad = kRows});
+  const Recipe nearest = simulating({.weight = kRows, .input = kRows, .output_grad = kRows});
   const Results found = run(kRandom, x_, w_, dy_), expected = run(nearest, x_, w_, dy_);
   EXPECT_TRUE(same_bits(found.y, expected.y));
   EXPECT_TRUE(same_bits(found.dx, expected.dx));

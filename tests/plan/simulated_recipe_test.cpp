@@ -206,16 +206,21 @@ TEST(SimulatedRecipe, SizesThatCutABlockAreRefused) {
               HasSubstr("cannot be divided among the 2 ranks of parallel.tensor in multiples of 32, the block of simulate in recipe own"));
 }
 
-TEST(SimulatedRecipe, ExpertsAndTheFp8OutputProjectionCannotHaveIt) {
+TEST(SimulatedRecipe, SizesOfExpertsAreWholeBlocks) {
   ModelConfig model = small_model();
   model.moe.emplace();
   model.moe->num_experts = 4;
   model.moe->num_experts_per_tok = 2;
   model.moe->intermediate_size = 32;
+  EXPECT_EQ(own(kNvfp4, model).errors(), "");
+  model.moe->intermediate_size = 24;
   EXPECT_THAT(own(kNvfp4, model).errors(),
-              HasSubstr("layers.*.moe.experts.gate_up is multiplied in groups of tokens, of which \"own\" can simulate "
-                        "no operand; give it another recipe by a rule"));
+              HasSubstr("layers.*.moe.experts.down does not fit its recipe: in 24 is not a multiple of 16, the "
+                        "block of simulate in recipe own"));
   EXPECT_EQ(own(kNvfp4, model, 1, R"(, "rules": [{"match": "layers.*.moe.experts.*", "recipe": "high"}])").errors(), "");
+}
+
+TEST(SimulatedRecipe, TheFp8OutputProjectionCannotHaveIt) {
   EXPECT_THAT(own(kNvfp4, small_model(), 1, R"(, "fp8_output_proj": true)").errors(),
               HasSubstr("excludes an ambient recipe with simulated operands, as \"own\" has"));
 }

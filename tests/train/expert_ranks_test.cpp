@@ -121,6 +121,13 @@ const std::vector<ExpertCase> kCases = {
     {"qat",
      {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.shared_intermediate_size=64",
       "model.moe.dense_layers=[0]", R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"}},
+    {"simulated",
+     {"precision.dtype=bf16", "precision.recipe=own", "training.recompute=full", "model.moe.capacity_factor=1.1",
+      R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+          "weight": {"format": "e2m1", "block": [16, 16], "scale": "e4m3", "rounding": "stochastic"},
+          "input": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"},
+          "output_grad": {"format": "e3m2", "block": [1, 16], "rounding": "stochastic"},
+          "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})"}},
     {"fp8_block",
      {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.moe.intermediate_size=128",
       "model.intermediate_size=128"}},

@@ -153,13 +153,13 @@ struct RoundingDraws {
 //         m the largest fp32: each operation in fp32, in the order of Transformer Engine's NVFP4QuantizerRef
 //
 // Beyond L there is L, and zeros keep their sign. A NaN or Inf makes all of its block NaN, under e4m3 all of out. `error` gets the sums of
-// QuantizationError of what is rounded, the scales as the exponents that they have, 127 + floor(log2 scale). Devices without host memory
-// refuse it.
+// QuantizationError of what is rounded, the scales as the exponents that they have, 127 + floor(log2 scale). With rows [R], row i of out is
+// left out of it where rows[i] is -1, and so is the scale of a block of such rows. Devices without host memory refuse it.
 struct Simulate {
   Tensor x, out;
   Simulation how;
   RoundingDraws draws{};  // of stochastic rounding
-  Tensor error{};
+  Tensor error{}, rows{};
 
   Contract contract() const;
 };

@@ -65,6 +65,7 @@ class Moe {
     Var bias_var() const { return bias ? bias->var() : Var(); }
   };
   GroupedWeight grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const;
+  Dispatch dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const;
   Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
 
   MoeOptions options_;

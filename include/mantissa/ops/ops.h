@@ -113,6 +113,13 @@ struct RowWeights {
   Tensor values{}, more_gradient{};
 };
 
+// What a host knows of permuted tokens whose operands are simulated: where the rows end that an expert has of one rank, beginning with 0,
+// each of which are rounded as a matrix of their own; and the number of each row's assignment among those of the whole run, which random
+// rounding draws by. Padding has the numbers that follow.
+struct NumberedRows {
+  std::vector<int64_t> ends, assignments;
+};
+
 // Says where the permuted tokens of each assignment lie (DispatchTable). Among several ranks it covers the assignments of all of them to
 // experts of this one, in the order of rank, expert and token; the rows of an expert are those of rank 0, then of rank 1, and so on, each a
 // whole multiple.
@@ -122,12 +129,16 @@ struct Dispatch {
   Tensor gradient_offsets{};                         // of the groups that have a gradient of their own; undefined: offsets
   std::shared_ptr<const AllToAllPlan> all_to_all{};  // null: all experts are here
   std::shared_ptr<const HostGroups> host{};          // where the host knows offsets
+  std::shared_ptr<const NumberedRows> numbered{};    // number_rows()
   std::shared_ptr<RowWeights> weights = std::make_shared<RowWeights>();
 };
 // `ranks` share the experts equally, in their order: rank r has experts [r E / size, (r + 1) E / size). Each has its own tokens, which are
 // dispatched to the experts and combined again. They call it together, as they do the two operations with its result, forward and backward.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const Communicator& ranks = {},
                   ExpertGradients gradients = ExpertGradients::summed);
+// Adds what recipes with simulated operands read of a dispatch. The ranks of the dispatch call it together, in the RoundingScope of their
+// tokens.
+void number_rows(Dispatch& to);
 
 // Computes the first GEMM of every expert, gate and up as one, on its permuted tokens, then SwiGLU times the weight of each row: x [N, in],
 // weights [N, K], a grouped weight gate_up [E * 2I, in] and bias [E * 2I] (optional: default Var) of this rank's experts give [R, I].

@@ -190,23 +190,27 @@ class Rounder {
   void round(int64_t row_block, ElementWords& words) {
     for (int64_t i = 0; i < across(); ++i) {
       const SimulatedBlock scale = this->scale(row_block, i);
+      bool any = false;
       for_each_element(block(row_block, i), [&](int64_t r, int64_t c) {
         T& element = out_[r * columns_ + c];
-        element = narrowed<T>(rounded(widened(element), scale, [&] { return words(r, c); }));
+        const float x = widened(element);
+        element = narrowed<T>(rounded(x, scale, [&] { return words(r, c); }));
+        if (!counts(r)) return;
+        add_error(sums_, x, widened(element), std::fabs(scale.scaled(x)) > grid_.largest());
+        any = true;
       });
-      if (k_.error.defined()) sums_[QuantizationError::scales + scale.exponent()] += 1.0;
+      if (any) sums_[QuantizationError::scales + scale.exponent()] += 1.0;
     }
   }
 
+  // Whether the error is wanted, and of this row.
+  bool counts(int64_t row) const { return k_.error.defined() && (!rows_counted_ || rows_counted_[row] >= 0); }
+
   template <class Word>
-  float rounded(float x, const SimulatedBlock& scale, const Word& word) {
+  float rounded(float x, const SimulatedBlock& scale, const Word& word) const {
+    if (scale.poisoned()) return std::numeric_limits<float>::quiet_NaN();
     const double y = scale.scaled(x);
-    float value = std::numeric_limits<float>::quiet_NaN();
-    if (!scale.poisoned()) {
-      value = scale.value(how_.rounding == Rounding::nearest ? grid_.nearest(y) : grid_.at_random(y, word()));
-    }
-    if (k_.error.defined()) add_error(sums_, x, widened(narrowed<T>(value)), std::fabs(y) > grid_.largest());
-    return value;
+    return scale.value(how_.rounding == Rounding::nearest ? grid_.nearest(y) : grid_.at_random(y, word()));
   }
 
   const Simulate& k_;
@@ -214,6 +218,7 @@ class Rounder {
   const ElementGrid grid_{how_.element};
   T* out_;
   int64_t rows_, columns_;
+  const int32_t* rows_counted_ = k_.rows.defined() ? k_.rows.device_data<int32_t>() : nullptr;
   std::vector<uint32_t> keys_;  // of the amax of each block
   uint32_t tensor_amax_ = 0;
   ErrorSums sums_{};

@@ -1,0 +1,63 @@
+// Recipes with simulated operands, and what their GEMMs multiply, made one by one.
+#pragma once
+
+#include "mantissa/base/integers.h"
+#include "mantissa/precision/recipe.h"
+#include "testing.h"
+
+namespace mantissa::test {
+
+inline constexpr GemmSet kAll{true, true, true};
+
+inline constexpr Simulation kRows{.element = {3, 2}, .block_cols = 32}, kTiles{.element = {2, 3}, .block_rows = 16, .block_cols = 8};
+inline constexpr Simulation kNvRows{.element = {2, 1}, .block_cols = 16, .scale = SimulatedScale::e4m3};
+inline constexpr Simulation kNvTiles{.element = {2, 1}, .block_rows = 16, .block_cols = 16, .scale = SimulatedScale::e4m3};
+
+inline Simulation random(Simulation how) {
+  how.rounding = Rounding::stochastic;
+  return how;
+}
+
+inline Recipe simulating(SimulatedOperands simulated, GemmSet gemms = kAll, Dtype compute = Dtype::bf16) {
+  return {.name = "own", .compute = compute, .simulated = simulated, .gemms = gemms};
+}
+
+// [rows, columns] in fp64.
+struct Matrix {
+  int64_t rows, columns;
+  std::vector<double> data;
+};
+
+inline Matrix product(const Matrix& a, bool a_transposed, const Matrix& b, bool b_transposed) {
+  const int64_t rows = a_transposed ? a.columns : a.rows, columns = b_transposed ? b.rows : b.columns;
+  const int64_t depth = a_transposed ? a.rows : a.columns;
+  EXPECT_EQ(depth, b_transposed ? b.columns : b.rows);
+  Matrix out{rows, columns, std::vector<double>(static_cast<size_t>(rows * columns))};
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t k = 0; k < depth; ++k) {
+        out.data[static_cast<size_t>(i * columns + j)] +=
+            a.data[static_cast<size_t>(a_transposed ? k * a.columns + i : i * a.columns + k)] *
+            b.data[static_cast<size_t>(b_transposed ? j * b.columns + k : k * b.columns + j)];
+      }
+    }
+  }
+  return out;
+}
+
+// What a GEMM reads of an operand that it contracts over `dimension`.
+inline Matrix read(const Tensor& x, const Recipe& recipe, const Simulation& format, GemmRole role, int dimension,
+                   const RoundingDraws& draws = {}) {
+  if (!format || !recipe.gemms.holds(role)) return {x.dim(0), x.dim(1), values(x)};
+  Simulation how = format;
+  how.contraction = dimension;
+  if (recipe.simulated.hadamard_gemms.holds(role)) how.hadamard = recipe.simulated.hadamard;
+  if (dimension == 0 && how.block_rows == 1) std::swap(how.block_rows, how.block_cols);
+  if (draws.columns == 0) how.rounding = Rounding::nearest;
+  const int64_t rows = how.hadamard > 0 && dimension == 0 ? round_up(x.dim(0), how.hadamard) : x.dim(0);
+  const Tensor out = empty(x.device(), recipe.compute, {rows, x.dim(1)});
+  x.device().run(Simulate{.x = converted(x, Dtype::bf16), .out = out, .how = how, .draws = draws});
+  return {rows, x.dim(1), values(out)};
+}
+
+}  // namespace mantissa::test
