@@ -5,16 +5,10 @@
 #include <cstring>
 
 #include "mantissa/base/error.h"
-#include "mantissa/formats/element.h"
+#include "mantissa/formats/e8m0.h"
 
 namespace mantissa {
 namespace {
-
-constexpr uint32_t kLeastScale = kFp32HiddenBit >> 1;  // 2^-127, which is subnormal in fp32
-
-uint32_t fp32_bits_of_e8m0(uint8_t code) {
-  return code == kScaleNan ? kFp32Nan : code == 0 ? kLeastScale : static_cast<uint32_t>(code) << 23;
-}
 
 // One of `bytes`, little-endian.
 uint32_t word_at(std::span<const std::byte> bytes, size_t index, size_t width) {
@@ -31,11 +25,8 @@ float scale_of(FileDtype dtype, uint32_t word) {
 }  // namespace
 
 std::optional<uint8_t> e8m0_of_scale(float scale) {
-  const auto bits = std::bit_cast<uint32_t>(scale);
-  if (bits == kLeastScale) return uint8_t{0};
-  const uint32_t code = bits >> 23;
-  if ((bits & (kFp32HiddenBit - 1U)) != 0 || code == 0 || code >= kScaleNan) return {};
-  return static_cast<uint8_t>(code);
+  const uint8_t code = e8m0_of_fp32_bits(std::bit_cast<uint32_t>(scale));
+  return code == kScaleNan ? std::nullopt : std::optional(code);
 }
 
 TileScales read_tile_scales(SafetensorsFolder& files, const SafetensorsEntry& entry, const std::string& where) {

@@ -24,15 +24,14 @@ struct TileScales {
   int64_t columns = 0;                           // of tiles
   std::optional<std::string> no_power_of_two{};  // the first: "X.weight_scale_inv[0, 3] is 0.0123"
 
-  float at(int64_t row, int64_t column) const {
-    return values[static_cast<size_t>(row / kTile * columns + column / kTile)];
-  }  // of a weight
+  // Returns the scale of an element of the weight.
+  float at(int64_t row, int64_t column) const { return values[static_cast<size_t>(row / kTile * columns + column / kTile)]; }
 };
 
 // Reads a matrix of scales. Throws Error(data) that names `where` and the first that is NaN, Inf, zero or negative.
 TileScales read_tile_scales(SafetensorsFolder& files, const SafetensorsEntry& entry, const std::string& where);
 
-// The E8M0 code of a scale, none if it is no power of two that E8M0 has; and codes as a file of this type holds them.
+// Returns the E8M0 code of a scale, none if it is no power of two that E8M0 has; and codes as a file of this type holds them.
 std::optional<uint8_t> e8m0_of_scale(float scale);
 std::vector<std::byte> tile_scales_as(FileDtype dtype, std::span<const std::byte> codes);
 
