@@ -39,7 +39,7 @@ const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
 
 // Returns the device of the run, or another one whose GEMMs are asked about. A GPU is opened only where it is asked for as "here"; for a
 // run on GPUs, where there may be none, the one of this host is taken, or one of 8.0.
-GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& config) {
+GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& config, const PrecisionPlan& plan) {
   GemmDevice out;
   if (arguments.device == "here") {
     out = make_backend(DeviceChoice::automatic)->gemm_device();
@@ -49,6 +49,8 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
     const int found = find_gpus().architecture;
     out = {.architecture = found > 0 ? found : 80, .library = kSupposedLibrary};
   }
+  const std::optional<RecipeProblem> problem = out.architecture > 0 ? plan.needs_cpu() : std::nullopt;
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take --device cpu");
   out.native = config.precision.native_products == NativeProducts::automatic;
   return out;
 }
@@ -90,7 +92,7 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .gather = gather_bytes(config, plan),
                   .rates = arguments.rates,
                   .time = step_time(config, plan, arguments.rates),
-                  .gemm_device = gemm_device_of(arguments, config),
+                  .gemm_device = gemm_device_of(arguments, config, plan),
                   .gemms = {},
                   .warnings = warnings_of(arguments, config, plan)};
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);

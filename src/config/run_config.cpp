@@ -130,7 +130,8 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
   } else {
     const PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
     const std::optional<RecipeProblem> problem = plan.needs_cpu();
-    if (problem && config.training.device == DeviceChoice::cuda) report.error(problem->key, problem->message);
+    if (problem && config.training.device == DeviceChoice::cuda)
+      report.error(problem->key, problem->message + ": set training.device to cpu");
   }
 }
 

@@ -66,6 +66,13 @@ void complete_backward(RecipeConfig& recipe, const std::string& key, ConfigRepor
   if (!report.given(key + ".output_grad")) recipe.output_grad.reset();
 }
 
+// A base may read codes along columns where the recipe has none.
+bool has_columns(const RecipeConfig& recipe) {
+  const auto quantizes = [&](GemmRole role) { return std::ranges::find(recipe.gemms, role) != recipe.gemms.end(); };
+  const bool of_weight = recipe.weight && !recipe.weight->block.empty() && recipe.weight->block.front() == 1 && quantizes(GemmRole::dgrad);
+  return of_weight || (recipe.input && quantizes(GemmRole::fprop) && quantizes(GemmRole::wgrad));
+}
+
 void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
   const std::optional<RecipeConfig> base = find_preset(recipe.base);
   if (!base) {
@@ -92,6 +99,7 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   take("columns", &RecipeConfig::columns);
   take("backward", &RecipeConfig::backward);
   complete_backward(recipe, key, report);
+  if (!report.given(key + ".columns") && !has_columns(recipe)) recipe.columns = ColumnSource::rows;
 }
 
 bool is_scale_range(const std::vector<int64_t>& range) {

@@ -194,7 +194,9 @@ class Resolver {
     if (kind == ModuleKind::output) return "";
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       const std::string size = size_problem(entry.module, recipe, model_.tensor);
-      return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
+      return size.empty() ? ""
+                          : text("does not fit its recipe: ", size, model_.tensor > 1 ? "; take fewer ranks, change" : "; change",
+                                 " the size, or give it another recipe by a rule");
     }
     if (recipe.quantizes()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantize");
     if (recipe.compute == config_.dtype) return "";
@@ -388,9 +390,9 @@ int64_t PrecisionPlan::bytes_beside_masters() const {
 std::optional<RecipeProblem> PrecisionPlan::needs_cpu() const {
   const auto first = std::ranges::find_if(modules_, [](const ModulePrecision& entry) { return entry.recipe.simulated.any(); });
   if (first == modules_.end()) return {};
-  return RecipeProblem{.key = key_of_recipe(*first),
-                       .message = text("recipe \"", first->recipe.name, "\" of ", first->module.path,
-                                       " simulates formats, which only CPUs do: set training.device to cpu")};
+  return RecipeProblem{
+      .key = key_of_recipe(*first),
+      .message = text("recipe \"", first->recipe.name, "\" of ", first->module.path, " simulates formats, which only CPUs do")};
 }
 
 uint64_t PrecisionPlan::hash() const {

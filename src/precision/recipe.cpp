@@ -93,6 +93,8 @@ void check_backward(const Recipe& recipe, Problems& problems) {
     problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
   if (recipe.output_grad)
     problems.push_back({"output_grad", text("must be null beside backward ", name, ", under which gradients are not quantized")});
+  if (dequantizes && of_codes && (recipe.simulated.weight || recipe.simulated.input))
+    problems.push_back({"backward", "dequantized is of codes, and fprop multiplies simulated operands, too: simulate none of them"});
   if (dequantizes && !((recipe.weight || recipe.input) && of_codes))
     problems.push_back({"backward", "dequantized changes nothing: fprop multiplies no codes"});
   if (!dequantizes && !recipe.weight_fake_quant && !of_codes)

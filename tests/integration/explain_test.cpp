@@ -311,6 +311,10 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   const ProcessResult refused = run_mantissa({"explain", "configs/gpt2-124m.json", "--device", "sm_91"}, MANTISSA_SOURCE_DIR);
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.errors, HasSubstr("there is no device \"sm_91\""));
+  const ProcessResult simulated = run_mantissa(
+      {"explain", "configs/gpt2-124m.json", "--device", "sm_90", "--set-file", "configs/recipes/nvfp4.json"}, MANTISSA_SOURCE_DIR);
+  EXPECT_EQ(simulated.exit_code, 2);
+  EXPECT_THAT(simulated.errors, HasSubstr("simulates formats, which only CPUs do: take --device cpu"));
 }
 
 TEST(Explain, ReportsHowADeviceMultipliesAsJson) {

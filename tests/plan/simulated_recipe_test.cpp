@@ -131,8 +131,7 @@ TEST(SimulatedRecipe, NeedsACpuByTheKeyOfItsRule) {
   const std::optional<RecipeProblem> problem = own(kNvfp4).plan.needs_cpu();
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->key, "precision.recipe");
-  EXPECT_THAT(problem->message,
-              HasSubstr("recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do: set training.device"));
+  EXPECT_THAT(problem->message, HasSubstr("recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do"));
   EXPECT_FALSE(own("").plan.needs_cpu());
 }
 

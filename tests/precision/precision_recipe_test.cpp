@@ -115,6 +115,10 @@ TEST(Recipe, ABackwardOfValuesRefusesWhatItWouldNotRead) {
   EXPECT_THAT(errors(R"("base": "mxfp8", "gemms": [], "weight": null, "input": null, "backward": "high_precision")"),
               HasSubstr("own.backward: high_precision changes nothing"));
   EXPECT_THAT(errors(R"("base": "mxfp4_qat", "backward": "dequantized")"), HasSubstr("own.backward: dequantized changes nothing"));
+  for (const char* const operand : {"weight", "input"})
+    EXPECT_THAT(errors(text(R"("base": "mxfp8", ")", operand, R"(": null, "backward": "dequantized", "simulate": {")", operand,
+                            R"(": {"format": "e2m1"}})")),
+                HasSubstr("own.backward: dequantized is of codes, and fprop multiplies simulated operands, too"));
   EXPECT_EQ(errors(R"("base": "mxfp4_qat", "backward": "high_precision")"), "");
   EXPECT_EQ(errors(R"("base": "mxfp8_weights", "backward": "dequantized")"), "");
 }
@@ -132,6 +136,8 @@ TEST(Recipe, ColumnsAreThoseOfTheBaseUnlessTheyAreGiven) {
   EXPECT_EQ(columns(R"({"base": "mxfp8_te"})"), ColumnSource::values);
   EXPECT_EQ(columns(R"({"base": "mxfp8_te", "columns": "rows"})"), ColumnSource::rows);
   EXPECT_EQ(columns(R"({"base": "mxfp8"})"), ColumnSource::rows);
+  for (const char* const none : {R"("backward": "dequantized")", R"("backward": "high_precision")", R"("gemms": ["fprop"])"})
+    EXPECT_EQ(columns(text(R"({"base": "mxfp8_te", )", none, "}")), ColumnSource::rows) << "there are no columns: " << none;
 }
 
 TEST(Recipe, ColumnsOfValuesNeedOperandsAlongColumns) {
