@@ -32,7 +32,8 @@ ExitCode run_export(const ExportArguments& arguments) {
   });
   std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture)
             << (done.step ? text(" of step ", *done.step) : "") << ", " << count_text(done.tensors, "tensor") << ", " << done.bytes
-            << " bytes; read back and equal to what forward multiplies by\n";
+            << " bytes; read back and equal to " << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by")
+            << '\n';
   return ExitCode::ok;
 }
 

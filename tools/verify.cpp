@@ -65,8 +65,10 @@ ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr
     std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << where << ")\n";
     return ExitCode::difference;
   }
-  std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor")
-            << " from what forward multiplies by in " << where << '\n';
+  const std::string simulated = against.simulated_weights();
+  std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor") << " from "
+            << (simulated.empty() ? "what forward multiplies by" : "the weights") << " in " << where << '\n';
+  if (!simulated.empty()) log_warning(where + ": " + simulated);
   report_tiles(folder);
   warn_of_ignore_list(folder);
   return ExitCode::ok;

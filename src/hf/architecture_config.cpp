@@ -210,7 +210,11 @@ std::string quantization_of(ArchitectureKeys& keys, bool experts) {
   Json quantization = keys.value("quantization_config");
   if (!quantization.get(kExpertDtype).is_null())
     keys.refuse("quantization_config", text("mantissa reads ", kExpertDtype, " beside it, as DeepSeek-V4 has it"));
-  if (!expert_dtype.empty() && quantization.is_object()) quantization[kExpertDtype] = expert_dtype;
+  if (expert_dtype.empty()) return quantization.dump();
+  const Json method = quantization.get("quant_method");
+  if (!method.is_string() || method.string() != "fp8")
+    keys.refuse(kExpertDtype, "it is of quant_method fp8, which quantization_config has not: remove it");
+  quantization[kExpertDtype] = expert_dtype;
   return quantization.dump();
 }
 

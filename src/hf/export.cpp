@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 
@@ -13,6 +14,7 @@
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/end_tokens.h"
+#include "mantissa/formats/bf16.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
@@ -77,7 +79,9 @@ bool same_value(float a, float b, bool zeros_alike) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
 }
 
+// A tensor in bf16 may hold the values that forward rounds to it.
 std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights) {
+  const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
   const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
   std::optional<std::string> found;
   std::vector<float> there, here;
@@ -90,23 +94,26 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
     if (tensor.shape.size() > 1) box = {.start = {begin, 0}, .size = {end - begin, columns}};
     folder.read_fp32(tensor.parameter, box, there);
     weights.read(tensor.parameter, begin, end, here);
-    for (size_t i = 0; i < here.size() && !found; ++i) {
-      if (same_value(there[i], here[i], zeros_alike)) continue;
+    const auto element = [&](size_t i) {
       const auto index = static_cast<int64_t>(i);
-      found = text(element_name(tensor, run.file_row + (begin - run.row + index / columns) * run.step, index % columns), " is ", there[i],
-                   ", forward multiplies by ", here[i]);
+      return element_name(tensor, run.file_row + (begin - run.row + index / columns) * run.step, index % columns);
+    };
+    for (size_t i = 0; i < here.size() && !found; ++i) {
+      if (!std::isfinite(there[i])) fail(ExitCode::data, folder.where(), ": ", element(i), " is ", there[i]);
+      if (narrow) here[i] = to_float(to_bf16(here[i]));
+      if (same_value(there[i], here[i], zeros_alike)) continue;
+      found = text(element(i), " is ", there[i], ", forward multiplies by ", here[i]);
     }
   });
   return found;
 }
 
-// Says that forward rounded weights which an export has as they are; "" if it did not.
-std::string simulated_weight(const PrecisionPlan& plan) {
+std::string simulated_weights_of(const PrecisionPlan& plan) {
   const auto rounds = [](const ModulePrecision& module) { return module.recipe.simulated.weight && module.recipe.gemms.fprop; };
   const auto first = std::ranges::find_if(plan.modules(), rounds);
   if (first == plan.modules().end()) return "";
-  return text(first->module.path, ": recipe ", first->recipe.name, " simulates its weight in ", first->recipe.simulated.weight,
-              ", which forward multiplies by; the export has it as it is");
+  return text("forward rounds ", count_text(std::ranges::count_if(plan.modules(), rounds), "weight"), ", the first of ", first->module.path,
+              ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
 }
 
 }  // namespace
@@ -143,13 +150,18 @@ std::vector<std::string> ModelExport::warnings() const {
   std::vector<std::string> warnings = source_->from->findings;
   std::ranges::move(export_warnings(source_->from->model.config.model, own_tokenizer(source_->from->files, source_->from->tokenizer)),
                     std::back_inserter(warnings));
-  if (std::string rounded = simulated_weight(source_->from->model.plan); !rounded.empty()) warnings.push_back(std::move(rounded));
+  if (std::string rounded = simulated_weights(); !rounded.empty()) warnings.push_back(std::move(rounded));
   return warnings;
 }
 
+std::string ModelExport::simulated_weights() const { return simulated_weights_of(source_->from->model.plan); }
+
 ExportedModel ModelExport::summary() const {
   const SafetensorsLayout& layout = source_->exported().layout();
-  ExportedModel out{.architecture = source_->exported().architecture(), .tensors = std::ssize(layout.tensors()), .bytes = layout.bytes()};
+  ExportedModel out{.architecture = source_->exported().architecture(),
+                    .tensors = std::ssize(layout.tensors()),
+                    .bytes = layout.bytes(),
+                    .simulated = !simulated_weights().empty()};
   if (source_->from->checkpoint) out.step = source_->from->checkpoint->manifest().step;
   return out;
 }

@@ -29,8 +29,6 @@ std::vector<int64_t> scales_shape_of(const ArchitectureTensor& tensor) {
   return {tensor.rows(), blocks};
 }
 
-bool is_routed_expert(const ArchitectureTensor& tensor) { return tensor.name.find(".experts.") != std::string::npos; }
-
 std::vector<int64_t> codes_shape_of(const ArchitectureTensor& tensor, bool narrow) {
   if (!is_grouped(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
   std::vector<int64_t> shape = scales_shape_of(tensor);
@@ -120,8 +118,9 @@ void ExportedWeights::find_modules() {
     const ModuleKind kind = module.module.kind;
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
     if (!linear || !tensor.parameter.ends_with(".weight")) continue;
-    require(!module.recipe.simulated.any(), ExitCode::usage, "packed weights: ", module.module.path, " (recipe ", module.recipe.name,
-            ") is trained on simulated operands, which have no codes: take dequantized weights");
+    const SimulatedOperands& simulated = module.recipe.simulated;
+    require(!module.recipe.gemms.fprop || !(simulated.weight || simulated.input), ExitCode::usage, "packed weights: ", module.module.path,
+            " (recipe ", module.recipe.name, ") is trained on simulated operands, which have no codes: take dequantized weights");
     std::optional<PackedScheme>& scheme = modules_[module_name(tensor)];
     scheme = types_.scheme(tensor.parameter);
     if (scheme) require_expressible(tensor);
@@ -160,7 +159,7 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
 void ExportedWeights::require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const {
   const Quantization how = types_.quantized(tensor.parameter), input = types_.module_of(tensor.parameter).recipe.input;
   const bool tiles = how.format == Format::e4m3 && how.tiles() && how.block_rows == kTile;
-  require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor)), ExitCode::usage, who,
+  require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor.name)), ExitCode::usage, who,
           ": the convention fp8 has E4M3 in tiles of 128x128 and, of routed experts only, E2M1: take the convention compressed-tensors");
   const bool quantized = types_.quantizes_inputs(tensor.parameter);
   require(quantized && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
@@ -172,8 +171,8 @@ void ExportedWeights::require_block_fp8(const ArchitectureTensor& tensor, const 
 void ExportedWeights::require_one_scheme_per_layer() const {
   std::map<std::string, const ArchitectureTensor*> first;
   for (const ArchitectureTensor& tensor : tensors_) {
-    const size_t experts = tensor.name.find(".experts.");
-    if (experts == std::string::npos || !modules_.contains(module_name(tensor))) continue;
+    const size_t experts = tensor.name.find(kOfExperts);
+    if (!is_routed_expert(tensor.name) || !modules_.contains(module_name(tensor))) continue;
     const ArchitectureTensor& other = *first.emplace(tensor.name.substr(0, experts), &tensor).first->second;
     const ModulePrecision &a = types_.module_of(other.parameter), &b = types_.module_of(tensor.parameter);
     require(modules_.at(module_name(other)) == modules_.at(module_name(tensor)), ExitCode::usage, "servers multiply by all experts of ",
@@ -187,7 +186,7 @@ std::string ExportedWeights::quantization() const {
   const bool any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
   if (any && architecture_ == Architecture::gpt_oss) {
     for (const auto& [name, scheme] : modules_) {
-      require(scheme || name.find(".experts.") == std::string::npos, ExitCode::usage, name,
+      require(scheme || !is_routed_expert(name), ExitCode::usage, name,
               " is in high precision, and gpt-oss has MXFP4 in all layers or none: take dequantized weights");
     }
     require(options_.convention == Convention::compressed_tensors, ExitCode::usage, "convention ", choice_name(options_.convention),
@@ -269,6 +268,7 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
 
 std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {
   const Dtype dtype = dtype_of(rows.tensor);
+  const bool rounds = types_.rounds(rows.tensor.parameter);
   std::vector<std::byte> out(rows.values.size() * static_cast<size_t>(dtype_bytes(dtype)));
   for (size_t i = 0; i < rows.values.size(); ++i) {
     const auto at = [&] {  // asked for where there is an error only: it costs more than all else
@@ -283,7 +283,7 @@ std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std:
       continue;
     }
     const bf16 narrow = to_bf16(value);
-    if (std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
+    if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
       fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ",
            options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
     }

@@ -64,6 +64,11 @@ Dtype ForwardWeights::dtype(const std::string& parameter) const {
   return form.master || quantized(parameter) ? ForwardTypes::dtype(parameter) : form.dtype;
 }
 
+bool ForwardWeights::rounds(const std::string& parameter) const {
+  const WeightForm form = source_.form(parameter);
+  return !form.master && form.dtype == Dtype::f32 && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
+}
+
 Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {
   const Shape shape = shapes_.at(parameter).with_dim0(end - begin);
   const Tensor out = empty(*device_, Dtype::f32, shape);

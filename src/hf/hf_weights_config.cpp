@@ -175,7 +175,12 @@ std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
 }
 
 std::vector<std::string> HfWeights::weights_as_values() const {
-  std::vector<std::string> numbers, boundaries, findings;
+  const std::vector<ModuleShape> modules = model_shape(config_.model).modules;
+  std::vector<std::string> numbers, boundaries, others, findings;
+  for (const auto& [path, scheme] : packed_modules()) {
+    const auto module = std::ranges::find(modules, path, &ModuleShape::path);
+    if (scheme.block == kTile && form(path + ".weight").codes && !computes_with(*module, scheme)) others.push_back(path);
+  }
   for (const auto& [parameter, pieces] : pieces_) {
     const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
     const auto boundary = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
@@ -187,6 +192,9 @@ std::vector<std::string> HfWeights::weights_as_values() const {
   if (!numbers.empty())
     findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are no powers of two, the first ",
                             numbers.front(), ": read as values; a recipe such as fp8_block quantizes them anew"));
+  if (!others.empty())
+    findings.push_back(
+        text(where(), ": ", joined(others), ": read as values, because output projections and routers have no block FP8 here"));
   if (!boundaries.empty())
     findings.push_back(text(where(), ": ", count_text(boundaries.size(), "weight"),
                             " whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ",

@@ -45,8 +45,10 @@ std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& 
 bool HfWeights::require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry,
                                        const SafetensorsEntry& scales) const {
   const int64_t rows = tensor.rows(), columns = tensor.columns();
-  const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name == tensor.name;
+  const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
   if (!block_fp8_ || (!tiles && !four_bits)) return false;
+  require(!tensor.transposed, ExitCode::usage, where(), ": ", entry.name,
+          " is the experts of a layer in one tensor, which have no block FP8: mantissa reads these as blocks and scales of MXFP4");
   require(tiles ? holds_tile_scales(scales.dtype) : scales.dtype == FileDtype::f8_e8m0, ExitCode::usage, where(), ": ", entry.name, " is ",
           entry.dtype, " with scales in ", scales.dtype,
           "; of quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");

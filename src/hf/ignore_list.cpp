@@ -4,11 +4,10 @@
 #include <array>
 
 #include "mantissa/base/text.h"
+#include "mantissa/hf/packing.h"
 
 namespace mantissa {
 namespace {
-
-constexpr std::string_view kOfExperts = ".experts.";
 
 bool is_expression(const std::string& entry) { return entry.starts_with("re:") || entry.find_first_of("*?") != std::string::npos; }
 

@@ -194,7 +194,7 @@ void PackedConfig::read_block_fp8(Keys& keys) {
   keys.only("scale_fmt", {"ue8m0", "float"});
   keys.only("expert_dtype", {"fp8", "fp4"});
   block_fp8_ = true;
-  powers_ = keys.word("scale_fmt", "float") == "ue8m0";
+  input_scales_are_powers_ = keys.word("scale_fmt", "float") == "ue8m0";
   one_ = PackedScheme{.format = Format::e4m3, .inputs = true, .block = kTile};
   if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = true, .block = kTile};
   read_ignored_layers(keys);
@@ -259,7 +259,7 @@ bool PackedConfig::ignores(const std::string& module) const {
 // Matches as match_targets() of compressed-tensors: names before expressions, these by alphabet, and classes last.
 std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
   if (ignores(module)) return {};
-  if (routed_ && module.find(".experts.") != std::string::npos) return routed_;
+  if (routed_ && is_routed_expert(module)) return routed_;
   if (one_) return one_;
   if (const auto named = targets_.find(module); named != targets_.end()) return named->second;
   for (const auto& [expression, scheme] : expressions_) {

@@ -22,7 +22,7 @@ std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
   std::vector<std::string> targets;
   std::set<std::string> seen;
   for (const std::string& module : modules) {
-    const size_t experts = module.find(".experts.");
+    const size_t experts = module.find(kOfExperts);
     std::string target = module;
     if (experts != std::string::npos) {
       const std::string head = module.substr(0, experts), tail = module.substr(module.rfind('.') + 1);
@@ -90,7 +90,7 @@ Json compressed_tensors(const PackedModules& modules) {
 std::optional<Format> one_format_of_experts(const PackedModules& modules) {
   const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;
   for (const auto& module : modules) {
-    if (!module.second || module.first.find(".experts.") == std::string::npos) continue;
+    if (!module.second || !is_routed_expert(module.first)) continue;
     if (first == nullptr) first = &module;
     require(
         module.second->format == first->second->format, ExitCode::usage, first->first, " is ", format_name(first->second->format), " and ",

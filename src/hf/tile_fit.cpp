@@ -26,7 +26,7 @@ struct RowsOfTiles {
   }
 };
 
-// Whether the tile that begins with this column loses nothing. A scale that is NaN fits nowhere.
+// Whether the tile that begins with this column loses nothing.
 bool fits(const RowsOfTiles& block, int64_t first) {
   int highest = -1000, lowest = 1000;
   for (int64_t row = 0; row < block.rows; ++row) {
@@ -34,7 +34,6 @@ bool fits(const RowsOfTiles& block, int64_t first) {
       const auto byte = std::to_integer<unsigned>(block.code(row, column / 2));
       const unsigned magnitude = (column % 2 == 0 ? byte : byte >> 4U) & 7U;
       const int scale = block.scale(row, column);
-      if (scale == kScaleNan) return false;
       if (magnitude == 0) continue;
       highest = std::max(highest, scale + kHighestBit[magnitude]);
       lowest = std::min(lowest, scale + kLowestBit[magnitude]);
@@ -58,6 +57,9 @@ void count_tiles(HfWeights& folder, const ArchitectureTensor& tensor, const RowR
                       .rows = rows,
                       .columns = form.columns};
     folder.read_codes(tensor.parameter, run.row + row, run.row + row + rows, block.codes, block.scales);
+    const auto bad = std::ranges::find(block.scales, std::byte{kScaleNan});
+    require(bad == block.scales.end(), ExitCode::data, folder.where(), ": ", tensor.name, ": a scale of row ",
+            run.file_row + (row + (bad - block.scales.begin()) / scale_bytes(form)) * run.step, " is NaN");
     for (int64_t column = 0; column < form.columns; column += kTile) {
       ++fit.tiles;
       if (fits(block, column)) continue;

@@ -103,6 +103,68 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   EXPECT_THAT(error.what(), HasSubstr("no recipe of the plan quantizes a weight, so there is nothing to pack"));
 }
 
+// As forward multiplies by them where config.json says bfloat16, and as large as the values that DeepSeek's own script makes.
+TEST_F(BlockFp8, ValuesCanBeExportedInBf16) {
+  block_folder("numbers", kWhole, FileDtype::f32, any_number);
+  export_model(path("numbers"), path("narrow"), {.dtype = ExportDtype::bf16}, make_backend("cpu"));
+  EXPECT_EQ(HfFolder(path("narrow")).dtype(kDownWeight), FileDtype::bf16);
+  EXPECT_EQ(difference("narrow", path("numbers")), std::nullopt);
+  EXPECT_EQ(logits_of(path("narrow")), logits_of(path("numbers")));
+  HfFolder(path("narrow")).flip(kDownWeight, 6, 1).write(path("narrow"));
+  EXPECT_THAT(difference("narrow", path("numbers")).value_or(""), HasSubstr(kDownWeight + "[0, 3] is "));
+}
+
+// Nothing computes with an output projection of these tiles.
+TEST_F(BlockFp8, AnOutputProjectionInTilesIsReadAsValuesAndTold) {
+  json quantization = kBlockFp8Config;
+  quantization["modules_to_not_convert"] = json::array();
+  json sizes = kWhole;
+  sizes["vocab_size"] = 256;
+  HfFolder folder = block_folder("output", sizes, FileDtype::f32, power_of_two, quantization);
+  folder.put("lm_head.weight", FileDtype::f8_e4m3, {256, 256}, code_bytes_of("lm_head.weight", 256 * 256))
+      .put("lm_head.weight" + kScaleInv, FileDtype::f32, {2, 2}, scale_bytes(FileDtype::f32, "lm_head.weight", 4, power_of_two))
+      .write(path("output"));
+  EXPECT_THAT(HfWeights(path("output")).weights_as_values(),
+              ElementsAre(HasSubstr("output: read as values, because output projections and routers have no block FP8 here")));
+}
+
+// Its experts lie in one tensor, [experts, in, out], and no scales are of tiles there.
+TEST_F(BlockFp8, ExpertsInOneTensorHaveNone) {
+  json change;
+  change["quantization_config"] = kBlockFp8Config;
+  HfFolder folder(path("stacked"), "gpt_oss", "BF16", change);
+  const std::string experts = "model.layers.0.mlp.experts.gate_up_proj";
+  const std::vector<int64_t> shape = folder.shape(experts);
+  folder.put(experts, FileDtype::f8_e4m3, shape, code_bytes_of(experts, shape[0] * shape[1] * shape[2]))
+      .put(experts + "_scales", FileDtype::f32, {tiles(shape[0] * shape[2]), tiles(shape[1])},
+           std::string(4 * static_cast<size_t>(tiles(shape[0] * shape[2]) * tiles(shape[1])), '\x3f'))
+      .write(path("stacked"));
+  const Error error = folder_error("stacked");
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr(experts + " is the experts of a layer in one tensor, which have no block FP8"));
+}
+
+// What is no number equals nothing, also itself.
+TEST_F(BlockFp8, VerifyRefusesWeightsThatAreNoNumbers) {
+  const HfFolder folder = block_folder("folder", kWhole, FileDtype::f32, power_of_two);
+  const auto verified = [&](const HfFolder& bad) {
+    bad.write(path("bad"));
+    return run_mantissa({"verify", "bad", "--against", "bad"}, folder_.path());
+  };
+  const ProcessResult code = verified(folder.flip(kDownWeight, 7, static_cast<char>(folder.bytes(kDownWeight)[7] ^ 0x7F)));
+  EXPECT_EQ(code.exit_code, 4);
+  EXPECT_THAT(code.errors, HasSubstr("bad: " + kDownWeight + "[0, 7] is nan"));
+  const std::string embedding = "model.embed_tokens.weight";
+  HfFolder infinite = folder;
+  for (const size_t byte : {size_t{10}, size_t{11}}) {
+    const char wanted = byte == 10 ? '\x80' : '\x7f';
+    infinite = infinite.flip(embedding, byte, static_cast<char>(infinite.bytes(embedding)[byte] ^ wanted));
+  }
+  const ProcessResult value = verified(infinite);
+  EXPECT_EQ(value.exit_code, 4);
+  EXPECT_THAT(value.errors, HasSubstr(embedding + "[0, 5] is inf"));
+}
+
 TEST_F(BlockFp8, TilesOfSeveralChunksAreThoseOfTheFile) {
   json sizes = kWhole;
   sizes.update({{"intermediate_size", 128 * 70}, {"num_hidden_layers", 1}});

@@ -330,12 +330,29 @@ TEST_F(Exports, WeightsThatForwardSimulatesAreExportedAsTheyAreWithAWarning) {
                            R"(precision.recipes={"mine": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop", "dgrad"]}})"});
   run("simulated", sets);
   const auto warnings = [&](const std::string& name) { return ModelExport(checkpoint(name, 3), {}, make_backend("cpu")).warnings(); };
-  EXPECT_THAT(warnings("simulated"),
-              ::testing::Contains("layers.0.attn.qkv: recipe mine simulates its weight in e3m2 1x32 rceil, which forward "
-                                  "multiplies by; the export has it as it is"));
+  const std::string rounded =
+      "forward rounds 8 weights, the first of layers.0.attn.qkv, to e3m2 1x32 rceil (recipe mine); an export has them unrounded";
+  EXPECT_THAT(warnings("simulated"), ::testing::Contains(rounded));
+  const test::ProcessResult written = test::run_mantissa({"export", run_folder("simulated"), "--output", "out"}, folder_.path());
+  EXPECT_THAT(written.output, HasSubstr("read back and equal to the weights, which forward rounds\n"));
+  const test::ProcessResult verified = test::run_mantissa({"verify", "out", "--against", run_folder("simulated")}, folder_.path());
+  EXPECT_EQ(verified.exit_code, 0);
+  EXPECT_THAT(verified.output, HasSubstr("from the weights in "));
+  EXPECT_THAT(verified.errors, HasSubstr(rounded));
   sets.back() = R"(precision.recipes={"mine": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["dgrad"]}})";
   run("exact", sets);
-  EXPECT_THAT(warnings("exact"), ::testing::Not(::testing::Contains(HasSubstr("simulates"))));
+  EXPECT_THAT(warnings("exact"), ::testing::Not(::testing::Contains(HasSubstr("unrounded"))));
+}
+
+// Forward multiplies by codes, whatever backward rounds.
+TEST_F(Exports, CodesBesideSimulatedGradientsArePacked) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(),
+              {"precision.dtype=bf16", "precision.recipe=mine",
+               R"(precision.recipes={"mine": {"base": "mxfp8", "output_grad": null, "simulate": {"output_grad": {"format": "e5m2"}}}})"});
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed");
+  EXPECT_EQ(difference("packed", checkpoint("run", 3)), std::nullopt);
 }
 
 TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {

@@ -22,6 +22,7 @@ struct ExportedModel {
   Architecture architecture = Architecture::qwen3;
   int64_t tensors = 0, bytes = 0;
   std::optional<int64_t> step = {};  // of the checkpoint; none: it came from a folder
+  bool simulated = false;            // some weights are those that forward rounds (ModelExport::simulated_weights())
 };
 
 // An export in the making: begin() by one process, then write() by each for a part of the tensors, in any order, into the same files, then
@@ -39,6 +40,8 @@ class ModelExport {
   ExportedModel summary() const;
   const std::string& manifest() const;  // hash of that of the checkpoint; "": of a folder
   std::vector<std::string> warnings() const;
+  // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
+  std::string simulated_weights() const;
 
   void begin(const std::filesystem::path& folder) const;  // makes the files of the weights. Throws Error(storage)
   // Writes part number `part` of `parts` and reads it back: the hashes of its tensors. progressed is called after each chunk. Throws

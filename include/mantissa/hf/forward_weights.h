@@ -29,6 +29,8 @@ class ForwardTypes {
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
   // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized.
   virtual Dtype dtype(const std::string& parameter) const;
+  // Whether forward rounds to bf16 what an export has in fp32 unless it is told otherwise: values that were never trained.
+  virtual bool rounds(const std::string&) const { return false; }
 
  private:
   const PrecisionPlan& plan_;
@@ -43,8 +45,9 @@ class ForwardWeights : public ForwardTypes {
   void require_unchanged() { source_.require_unchanged(); }  // TensorReader
   std::string where() const { return source_.where(); }      // for messages
   Dtype dtype(const std::string& parameter) const override;  // of one that was never trained that of its file
+  bool rounds(const std::string& parameter) const override;
 
-  // Rows [begin, end), whole, of fp32: exactly what the GEMMs read.
+  // Rows [begin, end), whole, of fp32: exactly what the GEMMs read, but for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
   // The same as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where one is larger.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);

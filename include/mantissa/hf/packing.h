@@ -50,6 +50,10 @@ struct PackedNames {
 };
 // Returns the names for a tensor "X.weight", or, of gpt-oss, "X".
 PackedNames packed_names(const std::string& weight, Format format, Convention convention);
+// Whether a tensor or linear of a file is of an expert that tokens are routed to.
+inline constexpr std::string_view kOfExperts = ".experts.";
+inline bool is_routed_expert(std::string_view name) { return name.find(kOfExperts) != std::string_view::npos; }
+
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
 using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 
@@ -71,11 +75,11 @@ class PackedConfig {
 
   // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
-  bool names_modules() const { return names_modules_; }              // else scheme() is that of whatever is codes
-  bool block_fp8() const { return block_fp8_; }                      // the form of the convention fp8
-  bool scales_of_inputs_are_powers() const { return powers_; }       // of fp8: else they are any numbers of fp32
-  const std::string& where() const { return where_; }                // file and key, for messages
-  const std::vector<IgnoreList>& ignored() const { return lists_; }  // those that are not empty, and count
+  bool names_modules() const { return names_modules_; }                          // else scheme() is that of whatever is codes
+  bool block_fp8() const { return block_fp8_; }                                  // the form of the convention fp8
+  bool scales_of_inputs_are_powers() const { return input_scales_are_powers_; }  // of fp8: else they are any numbers of fp32
+  const std::string& where() const { return where_; }                            // file and key, for messages
+  const std::vector<IgnoreList>& ignored() const { return lists_; }              // those that are not empty, and count
 
  private:
   struct Expression {
@@ -94,7 +98,7 @@ class PackedConfig {
   bool ignores(const std::string& module) const;
 
   std::string where_;
-  bool names_modules_ = true, block_fp8_ = false, powers_ = false;
+  bool names_modules_ = true, block_fp8_ = false, input_scales_are_powers_ = false;
   std::vector<IgnoreList> lists_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
   std::optional<PackedScheme> routed_;                            // of fp8, where routed experts have another

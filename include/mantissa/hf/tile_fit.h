@@ -14,7 +14,8 @@ struct TileFit {
 };
 
 // Counts the 128x128 tiles of a folder's E2M1 tensors, of each matrix from its first row and column, and those in which no one E8M0 scale
-// makes all elements E4M3: the largest is beyond 448, or one is off the grid of 2^-9. Scales that differ by at most 2^14 always fit.
+// makes all elements E4M3: the largest is beyond 448, or one is off the grid of 2^-9. Scales that differ by at most 2^14 always fit. Throws
+// Error(data) for a scale that is NaN.
 TileFit fit_of_tiles(HfWeights& folder);
 
 }  // namespace mantissa
