@@ -37,11 +37,11 @@ set(ranks permuted_tokens_test expert_ranks_test=ExpertRanks.HaveTheBitsOfOne/fp
 foreach(isa AVX2 AVX512_CORE AVX512_CORE_BF16)
   string(TOLOWER ${isa} suffix)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} unit 300 quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
-    moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_gemm_test subnormals_test gemm_scratch_test
+    moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_gemm_test subnormals_test=SubnormalOperands.Reach* gemm_scratch_test
     training_step_test=Estimate.*)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} integration 300 padding_test=Padding.ChangesNoBit* ${ranks}
     tensor_ranks_test=TensorRanks.TakeTheFirstStepOfOne/mxfp8)
-  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow 3600 kernels_test gemm_shapes_test moe_kernels_test padding_test training_step_test
+  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow 3600 kernels_test gemm_shapes_test moe_kernels_test subnormals_test padding_test training_step_test
     rank_memory_test permuted_tokens_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
 mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 unit 300 gemm_shapes_test=GemmShapes.*/1)
@@ -59,6 +59,6 @@ set_tests_properties(doctor_under_qemu PROPERTIES LABELS integration TIMEOUT 60 
   PASS_REGULAR_EXPRESSION "matmuls  oneDNN, AVX2;.*other kernels    x86-64-v3\n")
 set(kernels Kernels.FastPath*/GroupedGemm_bf16:Kernels.FastPath*/*Norm*_bf16:Kernels.FastPath*/SwiGlu*_bf16:Kernels.FastPath*/AdamW_bf16)
 mantissa_under(qemu under_qemu integration 300 quantized_gemm_test=QuantizedGemm.Multiplies*:QuantizedGemm.Zero*:QuantizedGemm.Acc* kernels_test=${kernels}
-  packed_gemm_test=Tiles.*Place* few_rows_test=FewRowsTest.HaveBits* padding_test=Padding.ChangesNoBit*/fp32)
+  packed_gemm_test=Tiles.*Place* few_rows_test=FewRowsTest.HaveBits* padding_test=Padding.IsNeverStored/fp32)
 mantissa_under(qemu all_under_qemu slow 7200 quantized_gemm_test kernels_test=Kernels.FastPath* moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400
   padding_test=Padding.ChangesNoBit* training_step_test=Estimate.* permuted_tokens_test)

@@ -83,8 +83,9 @@ void Session::settle(bool wait) {
       } else if (!transport->ready(expected.request)) {
         return;
       }
-      require(expected.arrived == expected.own, "ranks ", expected.from, " and ", transport->rank(), " make different calls: rank ",
-              expected.from, " ", describe(expected.arrived), ", rank ", transport->rank(), " ", describe(expected.own));
+      if (expected.arrived == expected.own) continue;  // describing calls takes longer than many of them
+      fail(ExitCode::internal, "ranks ", expected.from, " and ", transport->rank(), " make different calls: rank ", expected.from, " ",
+           describe(expected.arrived), ", rank ", transport->rank(), " ", describe(expected.own));
     }
     // Headers stay until the transport forgets their messages.
     deferred.front().expected.clear();
