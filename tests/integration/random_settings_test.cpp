@@ -12,6 +12,12 @@ namespace mantissa::random_settings_test {
 
 using Values = std::vector<std::string>;
 
+const char* const kSimulatedRecipe = R"({"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+    "weight": {"format": "e2m1", "block": [16, 16], "scale": "e4m3"},
+    "input": {"format": "e3m2", "block": [1, 16], "rounding": "stochastic"},
+    "output_grad": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"},
+    "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})";
+
 // Of keys that are neither true nor false nor a choice, for three steps of a tiny model.
 const std::map<std::string, Values>& listed_values() {
   static const std::map<std::string, Values> values = {
@@ -59,10 +65,13 @@ const std::map<std::string, Values>& listed_values() {
       {"precision.recipe",
        {"bf16", "fp32", "mxfp8", "mxfp8_te", "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp8",
         "mxfp4_qat_mxfp8_act"}},
-      {"precision.recipes", {R"({"own": {"base": "mxfp8", "weight": {"block": [1, 32]}}})", R"({"own": {"base": "mxfp4_qat"}})"}},
+      {"precision.recipes",
+       {R"({"own": {"base": "mxfp8", "weight": {"block": [1, 32]}}})", R"({"own": {"base": "mxfp4_qat"}})",
+        R"({"own": {"base": "mxfp8_te", "backward": "dequantized"}})", kSimulatedRecipe}},
       {"precision.rules",
        {R"([{"match": "layers.0.*", "recipe": "high"}])", R"([{"match": "layers.*.attn.*", "recipe": "mxfp8"}])",
-        R"([{"match": "layers.{0,-1}.attn.out", "recipe": "own"}])", R"([{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])"}},
+        R"([{"match": "layers.{0,-1}.attn.out", "recipe": "own"}])", R"([{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])",
+        R"([{"match": "layers.*.moe.experts.*", "recipe": "own"}])", R"([{"match": "layers.*.{attn,mlp}.*", "recipe": "own"}])"}},
       {"precision.report_interval", {"1", "2", "3"}},
       {"logging.run_name", {}},  // the test's own
       {"logging.dir", {}},
