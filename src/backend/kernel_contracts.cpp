@@ -158,7 +158,7 @@ Contract Simulate::contract() const {
            " have ", draws.columns, " columns, and places of ", draws.row_places.size(), " rows and ", draws.column_places.size(),
            " columns");
   }
-  c.input("rows", rows, "i32 [R]?");
+  c.that(!rows.defined() || error.defined(), "rows are those of the error").input("rows", rows, "i32 [R]?");
   return c.size('S', QuantizationError::size).output("error", error, "fp64 [S]?");
 }
 

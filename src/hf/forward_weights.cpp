@@ -66,7 +66,7 @@ Dtype ForwardWeights::dtype(const std::string& parameter) const {
 
 bool ForwardWeights::rounds(const std::string& parameter) const {
   const WeightForm form = source_.form(parameter);
-  return !form.master && form.dtype == Dtype::f32 && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
+  return form.products && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
 }
 
 Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {

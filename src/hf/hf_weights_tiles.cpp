@@ -30,7 +30,7 @@ bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && ten
 
 WeightForm HfWeights::form_of_tiles(const std::vector<Piece>& pieces) {
   const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });
-  if (!codes) return {.dtype = Dtype::f32};
+  if (!codes) return {.dtype = Dtype::f32, .products = true};
   const PackedScheme scheme{.format = Format::e4m3, .block = kTile};
   return {.dtype = Dtype::f32, .codes = form_of(scheme), .columns = pieces.front().tensor->columns()};
 }

@@ -69,7 +69,7 @@ void require_projection(const Recipe& recipe, const ModelConfig& config, int64_t
 // The config refuses a GPU that is named; this one may have been found, or asked for by a command.
 void require_cpu(const PrecisionPlan& plan, const Backend& device) {
   const std::optional<RecipeProblem> problem = device.host_memory() ? std::nullopt : plan.needs_cpu();
-  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ", and this device is ", device.name());
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take the CPU as device, not ", device.name());
 }
 
 void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {

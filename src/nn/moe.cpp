@@ -17,6 +17,11 @@ void add(const Tensor& logits, const Routing& routing, const RoutingRule& rule, 
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
 }
 
+bool rounds_at_random(const SimulatedOperands& simulated) {
+  const auto at_random = [](const Simulation& how) { return how && how.rounding == Rounding::stochastic; };
+  return at_random(simulated.weight) || at_random(simulated.input) || at_random(simulated.output_grad);
+}
+
 }  // namespace
 
 Tensor RouterStatistics::next(Backend& device, int64_t experts) {
@@ -71,7 +76,9 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
 
 Dispatch Moe::dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const {
   Dispatch out = dispatch(experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
-  if (gate_up_.recipe.simulated.any() || down_.recipe.simulated.any()) number_rows(out);
+  const bool at_random = rounds_at_random(gate_up_.recipe.simulated) || rounds_at_random(down_.recipe.simulated);
+  if (gate_up_.recipe.simulated.any() || down_.recipe.simulated.any())
+    number_rows(out, at_random ? Rounding::stochastic : Rounding::nearest);
   return out;
 }
 

@@ -51,8 +51,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
 }
 
-// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are operands along permuted tokens,
-// which hold padding.
+// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are permuted tokens that
+// are transformed together with padding.
 Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
   const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
   const Tensor x = source_of(high);
@@ -61,8 +61,8 @@ Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole 
   const RoundingPosition* const position = rounding_position();
   const bool at_random = position && how.rounding == Rounding::stochastic;
   const RoundingDraws draws = at_random ? draws_of(weight_.place, groups_, gemm, role, out.shape(), *position) : RoundingDraws();
-  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), along_tokens = of_groups && how.contraction == 0;
-  const bool observed = observing_quantization() && weight_.leaf && !again && !along_tokens;
+  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), with_padding = of_groups && over_rows;
+  const bool observed = observing_quantization() && weight_.leaf && !again && !with_padding;
   const std::vector<int64_t> ends = simulated_ends(groups_, role, rows);
   for (size_t i = 1; i < ends.size(); ++i) {
     const int64_t begin = ends[i - 1], end = ends[i];

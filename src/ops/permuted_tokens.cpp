@@ -140,6 +140,13 @@ Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, Exp
   return out;
 }
 
+std::vector<int64_t> numbers_of(const Tensor& assignments, int64_t first) {
+  const std::vector<int32_t> from = to_host<int32_t>(assignments);
+  std::vector<int64_t> out(from.begin(), from.end());
+  for (int64_t& number : out) number += first;
+  return out;
+}
+
 // Returns of each row here what its assignment has at home.
 std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64_t>& leaving) {
   const AllToAllPlan& plan = *to.all_to_all;
@@ -151,10 +158,11 @@ std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64
   return out;
 }
 
-// Padding stands behind rows of its group.
-void continue_in_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
+// Padding stands behind rows of its group. Transforms make numbers of its zeros, so it draws by numbers that no assignment has.
+void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
+  constexpr int64_t kOfPadding = int64_t{1} << 62;
   for (size_t i = 1; i < numbers.size(); ++i) {
-    if (rows[i] < 0) numbers[i] = numbers[i - 1] + 1;
+    if (rows[i] < 0) numbers[i] = (numbers[i - 1] | kOfPadding) + 1;
   }
 }
 
@@ -200,23 +208,20 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
   return out;
 }
 
-void number_rows(Dispatch& to) {
-  const RoundingPosition* const at = rounding_position();
-  const int64_t first = at ? at->token * to.per_row : 0;
-  const auto numbers_of = [&](const Tensor& assignments) {
-    const std::vector<int32_t> from = to_host<int32_t>(assignments);
-    std::vector<int64_t> out(from.begin(), from.end());
-    for (int64_t& number : out) number += first;
-    return out;
-  };
+void number_rows(Dispatch& to, Rounding rounding) {
   NumberedRows out;
-  if (!to.all_to_all) {
-    const std::vector<int32_t> ends = to_host<int32_t>(to.offsets);
-    out = {.ends = {ends.begin(), ends.end()}, .assignments = numbers_of(to.assignments)};
+  if (to.all_to_all) {
+    out.ends = to.all_to_all->ends;
   } else {
-    out = {.ends = to.all_to_all->ends, .assignments = arrived_numbers(to, numbers_of(to.all_to_all->assignments))};
+    const std::vector<int32_t> ends = to_host<int32_t>(to.offsets);
+    out.ends.assign(ends.begin(), ends.end());
   }
-  continue_in_padding(to_host<int32_t>(to.assignments), out.assignments);
+  if (rounding == Rounding::stochastic) {
+    const RoundingPosition* const at = rounding_position();
+    std::vector<int64_t> own = numbers_of(to.all_to_all ? to.all_to_all->assignments : to.assignments, at ? at->token * to.per_row : 0);
+    out.assignments = to.all_to_all ? arrived_numbers(to, own) : std::move(own);
+    number_padding(to_host<int32_t>(to.assignments), out.assignments);
+  }
   to.numbered = std::make_shared<const NumberedRows>(std::move(out));
 }
 

@@ -51,7 +51,8 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
 std::string share_problem(const std::string& what, int64_t size, int64_t ranks, int64_t block, const std::string& of) {
   if (size % (ranks * block) == 0) return "";
   if (ranks == 1) return text(what, " is not a multiple of ", block, ", the block of ", of);
-  return text(what, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of);
+  return text(what, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of,
+              ": take fewer ranks");
 }
 
 // Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (precision/code_hash.h).
@@ -194,9 +195,7 @@ class Resolver {
     if (kind == ModuleKind::output) return "";
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       const std::string size = size_problem(entry.module, recipe, model_.tensor);
-      return size.empty() ? ""
-                          : text("does not fit its recipe: ", size, model_.tensor > 1 ? "; take fewer ranks, change" : "; change",
-                                 " the size, or give it another recipe by a rule");
+      return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
     }
     if (recipe.quantizes()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantize");
     if (recipe.compute == config_.dtype) return "";

@@ -91,8 +91,9 @@ void check_backward(const Recipe& recipe, Problems& problems) {
   const char* const name = dequantizes ? "dequantized" : "high_precision";
   if (recipe.gemms.dgrad || recipe.gemms.wgrad)
     problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
-  if (recipe.output_grad)
-    problems.push_back({"output_grad", text("must be null beside backward ", name, ", under which gradients are not quantized")});
+  for (const auto& [key, given] : {std::pair{"output_grad", recipe.output_grad.format != Format::none},
+                                   {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
+    if (given) problems.push_back({key, text("must be null beside backward ", name, ", under which gradients are not quantized")});
   if (dequantizes && of_codes && (recipe.simulated.weight || recipe.simulated.input))
     problems.push_back({"backward", "dequantized is of codes, and fprop multiplies simulated operands, too: simulate none of them"});
   if (dequantizes && !((recipe.weight || recipe.input) && of_codes))

@@ -110,6 +110,9 @@ TEST_F(BlockFp8, ValuesCanBeExportedInBf16) {
   EXPECT_EQ(HfFolder(path("narrow")).dtype(kDownWeight), FileDtype::bf16);
   EXPECT_EQ(difference("narrow", path("numbers")), std::nullopt);
   EXPECT_EQ(logits_of(path("narrow")), logits_of(path("numbers")));
+  HfFolder(path("plain"), "llama", "F32", json{{"torch_dtype", "bfloat16"}});  // what a file has in fp32 is not rounded
+  EXPECT_THAT(error_of([&] { export_model(path("plain"), path("refused"), {.dtype = ExportDtype::bf16}, make_backend("cpu")); }).what(),
+              HasSubstr("which bf16 does not hold exactly"));
   HfFolder(path("narrow")).flip(kDownWeight, 6, 1).write(path("narrow"));
   EXPECT_THAT(difference("narrow", path("numbers")).value_or(""), HasSubstr(kDownWeight + "[0, 3] is "));
 }

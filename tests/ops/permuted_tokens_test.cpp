@@ -70,7 +70,7 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const C
   };
   const RoundingScope position({.seed = 5, .step = 2, .token = tokens.first});
   Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, gradients);
-  if (recipe.simulated.any()) number_rows(to);
+  if (recipe.simulated.any()) number_rows(to, Rounding::stochastic);
   EXPECT_FALSE(to.host);
   if (size > 1) {
     const Dispatch summed = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, ExpertGradients::summed);

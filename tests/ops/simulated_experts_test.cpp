@@ -43,14 +43,14 @@ std::vector<int64_t> choices() {
   return out;
 }
 
-// Numbers of the rows of an expert in the run: its assignments in the order of tokens, and in padding those that follow.
+// Numbers of the rows of an expert in the run: its assignments in the order of tokens, and in padding those that follow beyond 2^62.
 std::vector<int64_t> numbers_of(int64_t expert) {
   std::vector<int64_t> out;
   const std::vector<int64_t> experts = choices();
   for (size_t i = 0; i < experts.size(); ++i) {
     if (experts[i] == expert) out.push_back(kAt.token * kChoices + static_cast<int64_t>(i));
   }
-  while (std::ssize(out) % kMultiple != 0) out.push_back(out.back() + 1);
+  while (std::ssize(out) % kMultiple != 0) out.push_back((out.back() | int64_t{1} << 62) + 1);
   return out;
 }
 
@@ -75,7 +75,7 @@ TEST_P(SimulatedExperts, ReadTheOperandsOfTheRecipe) {
   const Recipe& r = GetParam().recipe;
   Operands given(fast());
   const RoundingScope scope(kAt);
-  number_rows(given.to);
+  number_rows(given.to, Rounding::stochastic);
   Leaf leaf{zeros(fast(), Dtype::f32, given.w.shape())};
   const LinearGemms gemms(LinearWeight(given.w, {}, &leaf, {.number = kNumber}), r, given.to);
   const LinearInput input = gemms.input(given.x, true);
@@ -116,13 +116,17 @@ INSTANTIATE_TEST_SUITE_P(, SimulatedExperts, ::testing::ValuesIn(kRecipes), [](c
 
 class ExpertsOfARank : public BackendTest {};
 
-// Elements of padding and its blocks do not count, nor what is rounded along tokens; weights count once for each expert.
+// Elements of padding and its blocks do not count. All operands are read by two GEMMs.
 TEST_F(ExpertsOfARank, ShowErrorsWithoutPadding) {
   Operands given(fast());
-  number_rows(given.to);
+  number_rows(given.to, Rounding::nearest);
+  EXPECT_TRUE(given.to.numbered->assignments.empty());
   Leaf leaf{zeros(fast(), Dtype::f32, given.w.shape())};
   const LinearGemms gemms(LinearWeight(given.w, {}, &leaf, {.number = kNumber}),
                           simulating({.weight = kRows, .input = kTiles, .output_grad = kRows}), given.to);
+  const LinearGemms transformed(
+      LinearWeight(given.w, {}, &leaf, {.number = kNumber}),
+      simulating({.weight = kRows, .input = kRows, .output_grad = kRows, .hadamard = 32, .hadamard_gemms = {.wgrad = true}}), given.to);
   std::map<OperandRole, double> elements, scales;
   const ObserverScope observer([&](const QuantizedOperand& operand) {
     const std::vector<double> sums = values(operand.error);
@@ -133,11 +137,15 @@ TEST_F(ExpertsOfARank, ShowErrorsWithoutPadding) {
   gemms.fprop(input, {}, empty(fast(), Dtype::bf16, given.dy.shape()));
   gemms.backward(gemms.kept(input), given.dy, empty_like(given.x));
   constexpr double kAssignments = kTokens * kChoices, kWeights = kExperts * kOut * kIn;
-  EXPECT_EQ(elements[OperandRole::output_grad], kAssignments * kOut);
-  EXPECT_EQ(scales[OperandRole::output_grad], kAssignments * kOut / 32);
-  EXPECT_EQ(elements[OperandRole::input], kAssignments * kIn);
+  EXPECT_EQ(elements[OperandRole::output_grad], 2 * kAssignments * kOut);
+  EXPECT_EQ(elements[OperandRole::input], 2 * kAssignments * kIn);
   EXPECT_EQ(elements[OperandRole::weight], 2 * kWeights);
   EXPECT_EQ(scales[OperandRole::weight], 2 * kWeights / 32);
+  elements.clear(), scales.clear();  // wgrad transforms tokens and padding together, and shows neither
+  transformed.backward(transformed.kept(transformed.input(given.x, true)), given.dy, empty_like(given.x));
+  EXPECT_EQ(elements[OperandRole::output_grad], kAssignments * kOut);
+  EXPECT_EQ(scales[OperandRole::output_grad], kAssignments * kOut / 32);
+  EXPECT_EQ(elements[OperandRole::input], 0);
 }
 
 TEST_F(ExpertsOfARank, NeedNumbersOfTheirRows) {

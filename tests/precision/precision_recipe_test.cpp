@@ -119,6 +119,8 @@ TEST(Recipe, ABackwardOfValuesRefusesWhatItWouldNotRead) {
     EXPECT_THAT(errors(text(R"("base": "mxfp8", ")", operand, R"(": null, "backward": "dequantized", "simulate": {")", operand,
                             R"(": {"format": "e2m1"}})")),
                 HasSubstr("own.backward: dequantized is of codes, and fprop multiplies simulated operands, too"));
+  EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "high_precision", "simulate": {"output_grad": {"format": "e5m2"}})"),
+              HasSubstr("own.simulate.output_grad: must be null beside backward high_precision"));
   EXPECT_EQ(errors(R"("base": "mxfp4_qat", "backward": "high_precision")"), "");
   EXPECT_EQ(errors(R"("base": "mxfp8_weights", "backward": "dequantized")"), "");
 }

@@ -18,6 +18,7 @@ struct WeightForm {
   bool master = false;       // of a run: fp32, whatever forward reads
   Quantization codes = {};   // in blocks of [1, 32], or in tiles
   int64_t columns = 0;       // of codes
+  bool products = false;     // values are codes times scales, which are any numbers of fp32
 };
 
 // Parameters by their names in the model, whole: what ranks share is one. Throws Error(data) for what is damaged, which names file and

@@ -29,7 +29,7 @@ class ForwardTypes {
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
   // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized.
   virtual Dtype dtype(const std::string& parameter) const;
-  // Whether forward rounds to bf16 what an export has in fp32 unless it is told otherwise: values that were never trained.
+  // Whether forward rounds to bf16 what an export has in fp32 unless it is told otherwise: products of codes and scales of a folder.
   virtual bool rounds(const std::string&) const { return false; }
 
  private:

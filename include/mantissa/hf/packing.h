@@ -50,8 +50,8 @@ struct PackedNames {
 };
 // Returns the names for a tensor "X.weight", or, of gpt-oss, "X".
 PackedNames packed_names(const std::string& weight, Format format, Convention convention);
-// Whether a tensor or linear of a file is of an expert that tokens are routed to.
-inline constexpr std::string_view kOfExperts = ".experts.";
+inline constexpr std::string_view kOfExperts = ".experts.";  // in names of files
+// Returns whether a tensor or linear of a file is of an expert that tokens are routed to.
 inline bool is_routed_expert(std::string_view name) { return name.find(kOfExperts) != std::string_view::npos; }
 
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.

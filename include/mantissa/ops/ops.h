@@ -113,11 +113,12 @@ struct RowWeights {
   Tensor values{}, more_gradient{};
 };
 
-// What a host knows of permuted tokens whose operands are simulated: where the rows end that an expert has of one rank, beginning with 0,
-// each of which are rounded as a matrix of their own; and the number of each row's assignment among those of the whole run, which random
-// rounding draws by. Padding has the numbers that follow.
+// What a host knows of permuted tokens whose operands are simulated. An operand is several matrices, each rounded on its own: the rows that
+// an expert has of one rank. Random rounding draws by the number of a row's assignment among those of the whole run; padding has numbers
+// that no assignment has.
 struct NumberedRows {
-  std::vector<int64_t> ends, assignments;
+  std::vector<int64_t> ends;         // of the matrices, beginning with 0
+  std::vector<int64_t> assignments;  // numbers; none where all is rounded to nearest
 };
 
 // Says where the permuted tokens of each assignment lie (DispatchTable). Among several ranks it covers the assignments of all of them to
@@ -137,8 +138,8 @@ struct Dispatch {
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const Communicator& ranks = {},
                   ExpertGradients gradients = ExpertGradients::summed);
 // Adds what recipes with simulated operands read of a dispatch. The ranks of the dispatch call it together, in the RoundingScope of their
-// tokens.
-void number_rows(Dispatch& to);
+// tokens if `rounding` is stochastic.
+void number_rows(Dispatch& to, Rounding rounding);
 
 // Computes the first GEMM of every expert, gate and up as one, on its permuted tokens, then SwiGLU times the weight of each row: x [N, in],
 // weights [N, K], a grouped weight gate_up [E * 2I, in] and bias [E * 2I] (optional: default Var) of this rank's experts give [R, I].

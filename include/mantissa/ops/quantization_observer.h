@@ -12,8 +12,8 @@ const char* role_name(OperandRole role);  // as in a recipe
 
 // An operand that an operation quantized from high precision: each once, even if it is recomputed or read by two GEMMs. Where dgrad and
 // wgrad both read an output gradient as codes, these are the rowwise ones. Requantized codes are not shown, nor columnwise codes of
-// permuted tokens, which hold padding. Simulated operands are shown by each GEMM that reads them, with their error alone; those of experts
-// matrix by matrix, permuted tokens only along rows.
+// permuted tokens, which hold padding. Simulated operands are shown by each GEMM that reads them, with their error alone. An operand of
+// experts is shown matrix by matrix, unless tokens are transformed together with padding.
 struct QuantizedOperand {
   const Leaf* weight;            // gradient of the weight of the operation; null: it is not trained
   OperandRole role;              // weight: simulated

@@ -3,6 +3,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/values.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/formats/e8m0.h"
 
 namespace mantissa {
 namespace {
@@ -38,10 +39,7 @@ struct ScalesOfSide {
   __device__ uint8_t at(int64_t i, int64_t j) const { return along_rows ? matrix.scale(i, j * block) : matrix.scale(j * block, i); }
 };
 
-__device__ inline float power_of(uint8_t scale) {
-  constexpr uint32_t kNan = 0x7fc00000U, kSmallest = 0x00400000U;  // 2^-127 is subnormal
-  return __builtin_bit_cast(float, scale == 255 ? kNan : scale == 0 ? kSmallest : uint32_t{scale} << 23);
-}
+__device__ inline float power_of(uint8_t scale) { return __builtin_bit_cast(float, fp32_bits_of_e8m0(scale)); }
 
 __global__ void __launch_bounds__(kThreads) swizzle_scales(ScalesOfSide x, uint8_t* out) {
   const int64_t across = round_up(x.inner, 4);

@@ -118,7 +118,7 @@ class ElementWords {
   explicit ElementWords(const RoundingDraws& draws) : draws_(draws) {}
   uint32_t operator()(int64_t row, int64_t column) {
     const auto place = [](const std::vector<int64_t>& places, int64_t i) { return places.empty() ? i : places[static_cast<size_t>(i)]; };
-    const uint64_t number = draws_.first + static_cast<uint64_t>(place(draws_.row_places, row) * draws_.columns) +
+    const uint64_t number = draws_.first + static_cast<uint64_t>(place(draws_.row_places, row)) * static_cast<uint64_t>(draws_.columns) +
                             static_cast<uint64_t>(place(draws_.column_places, column));
     if (number / 4 != drawn_) words_ = random_words({draws_.seed, RngStream::rounding}, draws_.what, drawn_ = number / 4);
     return words_[number % 4];
