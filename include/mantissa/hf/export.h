@@ -79,7 +79,8 @@ std::vector<std::string> export_model_differences(const HfWeights& folder, const
 std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardTypes& types);
 
 // Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the
-// ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0.
+// ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0. Throws Error(data) for a value of the folder that is NaN or
+// Inf.
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights);
 
 // Compares names, types, shapes and the hashes of the bytes of all tensors, and the hashes of the files beside them, with the folder's
