@@ -1,10 +1,13 @@
 // Formats without codes against a restatement that shares no code with them: tables of values and search, scales by their definition, and
 // NVFP4's in the order of Transformer Engine's reference.
+#include <gmock/gmock.h>
+
 #include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
 
+#include "files.h"
 #include "quantized_matrices.h"
 #include "slow_formats.h"
 
@@ -491,6 +494,8 @@ TEST_F(Simulated, ErrorLeavesRowsOut) {
     EXPECT_NEAR(sums[Part::noise], noise, 1e-12 * noise);
     EXPECT_EQ(sums[Part::elements], 3 * kColumns);
     EXPECT_EQ(blocks, height == 1 ? 6 : 4);
+    EXPECT_THAT(error_of([&] { fast().run(Simulate{.x = x, .out = out, .how = how, .rows = rows}); }).what(),
+                ::testing::HasSubstr("rows are those of the error"));
   }
 }
 
