@@ -158,11 +158,12 @@ std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64
   return out;
 }
 
-// Padding stands behind rows of its group. Transforms make numbers of its zeros, so it draws by numbers that no assignment has.
+// Padding stands behind rows of its group. Transforms make numbers of its zeros, so it draws by numbers that no assignment has: those below
+// zero, as many for the last row of each group as a group may have padding.
 void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
-  constexpr int64_t kOfPadding = int64_t{1} << 62;
+  constexpr int64_t kMostPadding = 1024;
   for (size_t i = 1; i < numbers.size(); ++i) {
-    if (rows[i] < 0) numbers[i] = (numbers[i - 1] | kOfPadding) + 1;
+    if (rows[i] < 0) numbers[i] = (rows[i - 1] < 0 ? numbers[i - 1] : -numbers[i - 1] * kMostPadding) - 1;
   }
 }
 

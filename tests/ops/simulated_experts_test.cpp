@@ -43,14 +43,15 @@ std::vector<int64_t> choices() {
   return out;
 }
 
-// Numbers of the rows of an expert in the run: its assignments in the order of tokens, and in padding those that follow beyond 2^62.
+// Numbers of the rows of an expert in the run: its assignments in the order of tokens, and in padding its own below zero.
 std::vector<int64_t> numbers_of(int64_t expert) {
   std::vector<int64_t> out;
   const std::vector<int64_t> experts = choices();
   for (size_t i = 0; i < experts.size(); ++i) {
     if (experts[i] == expert) out.push_back(kAt.token * kChoices + static_cast<int64_t>(i));
   }
-  while (std::ssize(out) % kMultiple != 0) out.push_back((out.back() | int64_t{1} << 62) + 1);
+  for (int64_t last = out.empty() ? 0 : out.back(), below = 1; std::ssize(out) % kMultiple != 0; ++below)
+    out.push_back(-last * 1024 - below);
   return out;
 }
 
