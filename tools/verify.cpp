@@ -105,6 +105,8 @@ ExitCode verify(const VerifyArguments& arguments) {
   std::error_code error;
   const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / "mantissa.json", error);
   if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
+  require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
+          ": there is no such folder");
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
   return verify_checkpoint(arguments.path, *device);
 }

@@ -108,15 +108,15 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
   return found;
 }
 
-std::string simulated_weights_of(const PrecisionPlan& plan) {
+}  // namespace
+
+std::string simulated_weights(const PrecisionPlan& plan) {
   const auto rounds = [](const ModulePrecision& module) { return module.recipe.simulated.weight && module.recipe.gemms.fprop; };
   const auto first = std::ranges::find_if(plan.modules(), rounds);
   if (first == plan.modules().end()) return "";
   return text("forward rounds ", count_text(std::ranges::count_if(plan.modules(), rounds), "weight"), ", the first of ", first->module.path,
               ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
 }
-
-}  // namespace
 
 struct ModelExport::Source {
   Source(const fs::path& path, const ExportOptions& how, std::unique_ptr<Backend> device)
@@ -154,7 +154,7 @@ std::vector<std::string> ModelExport::warnings() const {
   return warnings;
 }
 
-std::string ModelExport::simulated_weights() const { return simulated_weights_of(source_->from->model.plan); }
+std::string ModelExport::simulated_weights() const { return mantissa::simulated_weights(source_->from->model.plan); }
 
 ExportedModel ModelExport::summary() const {
   const SafetensorsLayout& layout = source_->exported().layout();
@@ -250,7 +250,7 @@ void check_export(const RunConfig& config, ConfigReport& report) {
     if (config.checkpoint.exported->dtype != ExportDtype::bf16) return;
     for (const ModulePrecision& module : plan.modules()) {
       const bool values = !types.quantized(module.module.path + ".weight") || module.module.bias > 0;
-      if (values && module.recipe.compute == Dtype::f32)
+      if (values && module.recipe.compute == Dtype::f32 && module.module.kind != ModuleKind::router)
         return report.error("checkpoint.export.dtype",
                             text("bf16 does not hold ", module.module.path, ", which computes in fp32: take auto or fp32"));
     }

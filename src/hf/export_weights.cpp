@@ -203,7 +203,9 @@ Dtype ExportedWeights::common_dtype() const {
 }
 
 Dtype ExportedWeights::dtype_of(const ArchitectureTensor& tensor) const {
-  if (options_.dtype != ExportDtype::automatic) return options_.dtype == ExportDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+  if (options_.dtype == ExportDtype::fp32) return Dtype::f32;
+  const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // which computes in fp32
+  if (options_.dtype == ExportDtype::bf16 && !router) return Dtype::bf16;
   return folder_.narrow.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
 }
 

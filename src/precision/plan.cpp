@@ -267,13 +267,13 @@ const char* stored_type_name(StoredType type) {
 
 std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output) {
   std::vector<std::string> problems;
-  if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
+  if (ambient.simulated.any()) {
+    problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
+  } else if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
     problems.push_back(
         text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
              "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
   }
-  if (ambient.simulated.any())
-    problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
   if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));

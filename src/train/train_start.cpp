@@ -211,6 +211,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);
+    if (const std::string rounded = simulated_weights(run.plan); !rounded.empty()) log_warning("checkpoint.export: ", rounded);
   }
   run.metrics->write(event);
 }

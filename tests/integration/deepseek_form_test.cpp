@@ -59,6 +59,10 @@ TEST_F(DeepSeekV4, ARunIsExportedInItsForm) {
   EXPECT_THAT(HfWeights(path("packed")).block_fp8_findings(), IsEmpty());
   EXPECT_THAT(HfWeights(path("packed")).ignore_list_findings(), IsEmpty());
   EXPECT_THAT(error_of([&] { pack_to(saved, "refused"); }).what(), HasSubstr("take the convention fp8, or dequantized weights"));
+  export_model(path("packed"), path("narrow"), {.dtype = ExportDtype::bf16}, make_backend("cpu"));
+  const HfFolder narrow(path("narrow"));
+  for (const std::string& name : narrow.names())
+    EXPECT_EQ(narrow.dtype(name), name.ends_with("mlp.gate.weight") ? FileDtype::f32 : FileDtype::bf16) << name;
   // 3 experts of three tensors of one tile.
   const ProcessResult verified = run_mantissa({"verify", "packed", "--against", run_folder("run")}, folder_.path());
   EXPECT_EQ(verified.exit_code, 0) << verified.errors;

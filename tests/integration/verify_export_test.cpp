@@ -97,6 +97,7 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   verify({out}, 0, out + ": intact: 25 tensors as exported");
   verify({out, "--against", run}, 0, out + ": 0 values differ in 25 tensors from what forward multiplies by in " + checkpoint("run", 3));
   verify({run, "--against", run}, 2, "is no export");
+  verify({"nowhere", "--against", run}, 2, "nowhere: there is no such folder");
   for (const char* const name : {"config.json", "model.safetensors"}) {
     std::filesystem::rename(path(text("out/", name)), path("away"));
     verify({out}, 4, text(out, ": lacks ", name));
@@ -262,7 +263,8 @@ TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
 
 TEST_F(Verify, MantissaJsonHasTheRangeOfScalesWhereItIsNotWhole) {
   std::vector<std::string> sets = quantized();
-  sets.insert(sets.end(), {R"(precision.recipes={"own": {"base": "mxfp8", "weight": {"scale_range": [-20, 125]}}})", "precision.recipe=own"});
+  sets.insert(sets.end(),
+              {R"(precision.recipes={"own": {"base": "mxfp8", "weight": {"scale_range": [-20, 125]}}})", "precision.recipe=own"});
   run("run", sets);
   export_to(checkpoint("run", 3), "out");
   const auto proof = nlohmann::json::parse(read_file(path("out/mantissa.json")));

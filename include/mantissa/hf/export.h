@@ -40,8 +40,7 @@ class ModelExport {
   ExportedModel summary() const;
   const std::string& manifest() const;  // hash of that of the checkpoint; "": of a folder
   std::vector<std::string> warnings() const;
-  // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
-  std::string simulated_weights() const;
+  std::string simulated_weights() const;  // of its plan
 
   void begin(const std::filesystem::path& folder) const;  // makes the files of the weights. Throws Error(storage)
   // Writes part number `part` of `parts` and reads it back: the hashes of its tensors. progressed is called after each chunk. Throws
@@ -68,6 +67,9 @@ void check_export(const RunConfig& config, ConfigReport& report);
 
 // What of a model only some programs read, or none does as training did. tokenizer: one that an export writes itself.
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer);
+
+// Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
+std::string simulated_weights(const PrecisionPlan& plan);
 
 // In what a folder's model computes otherwise than a checkpoint's: "model.rope_theta: 10000 in the checkpoint, 500 here"; nothing if it is
 // the same.
