@@ -294,6 +294,10 @@ TEST_F(Exports, WhatOnlySomeProgramsReadIsALineInTheLog) {
     EXPECT_THAT(here, HasSubstr(warning));
   }
   sets = kShape;
+  sets.insert(sets.end(), {"training.steps=1", "checkpoint.export={}", "precision.recipe=own",
+                           R"(precision.recipes={"own": {"gemms": ["fprop"], "simulate": {"weight": {"format": "e3m2"}}}})"});
+  EXPECT_THAT(logged([&] { run("rounded", sets); }), HasSubstr("checkpoint.export: forward rounds 8 weights, "));
+  sets = kShape;
   sets.insert(sets.end(), {moe + R"("dense_layers": []})", "training.steps=1"});
   run("all", sets);
   EXPECT_THAT(logged([&] { export_to(path("out"), "again"); }), AllOf(HasSubstr(mixed), Not(HasSubstr(merges)), Not(HasSubstr(dropping))));
