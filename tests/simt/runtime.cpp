@@ -160,9 +160,11 @@ void follow(Stream& stream, const Event& event) {
   stream.rethrow();
   stream.LaneThread::follow(point_of(event).at);
 }
+// What failed before the point was reached is told, also if both happen while this asks.
 bool reached(const Event& event) {
+  const bool come = point_of(event).at->is_reached();
   point_of(event).stream->rethrow();
-  return point_of(event).at->is_reached();
+  return come;
 }
 double seconds(const Event& from, const Event& to) { return point_of(from).at->seconds_until(*point_of(to).at); }
 void drain(Stream& stream) noexcept { stream.end(); }
