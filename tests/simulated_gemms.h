@@ -22,6 +22,23 @@ inline Recipe simulating(SimulatedOperands simulated, GemmSet gemms = kAll, Dtyp
   return {.name = "own", .compute = compute, .simulated = simulated, .gemms = gemms};
 }
 
+struct NamedRecipe {
+  const char* name;
+  Recipe recipe;
+};
+inline std::ostream& operator<<(std::ostream& out, const NamedRecipe& named) { return out << named.name; }
+
+// Returns these behind recipes that every linear operation is tried with.
+inline std::vector<NamedRecipe> with_usual(const std::vector<NamedRecipe>& more) {
+  std::vector<NamedRecipe> all = {
+      {"rows", simulating({.weight = kRows, .input = kRows, .output_grad = kRows})},
+      {"tiles", simulating({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
+      {"weight_only", simulating({.weight = kRows}, {true, true, false})},
+  };
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 // [rows, columns] in fp64.
 struct Matrix {
   int64_t rows, columns;

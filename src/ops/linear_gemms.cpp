@@ -51,8 +51,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
 }
 
-// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are permuted tokens that
-// are transformed together with padding.
+// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are permuted tokens that are
+// transformed together with padding.
 Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
   const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
   const Tensor x = source_of(high);

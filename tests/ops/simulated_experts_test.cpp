@@ -16,22 +16,13 @@ constexpr int64_t kIn = 96, kOut = 64, kExperts = 4, kChoices = 2, kTokens = 53,
 constexpr RoundingPosition kAt{.seed = 5, .step = 3, .token = 1000};
 constexpr uint32_t kNumber = 7;
 
-struct Named {
-  const char* name;
-  Recipe recipe;
-};
-std::ostream& operator<<(std::ostream& out, const Named& named) { return out << named.name; }
-
-const std::vector<Named> kRecipes = {
-    {"rows", simulating({.weight = kRows, .input = kRows, .output_grad = kRows})},
-    {"tiles", simulating({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
-    {"weight_only", simulating({.weight = kRows}, {true, true, false})},
+const std::vector<NamedRecipe> kRecipes = with_usual({
     {"random", simulating({.weight = random(kRows), .input = random(kRows), .output_grad = random(kRows)})},
     {"nvfp4",
      simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = random(kNvRows), .hadamard = 16, .hadamard_gemms = {.wgrad = true}})},
     {"all_transformed",
      simulating({.weight = kRows, .input = kRows, .output_grad = random(kRows), .hadamard = 32, .hadamard_gemms = kAll})},
-};
+});
 
 // Every fifth token goes to experts 0 and 1, others to one of these and to 3; expert 2 has none.
 std::vector<int64_t> choices() {
@@ -70,7 +61,7 @@ struct Operands {
   }
 };
 
-class SimulatedExperts : public BackendTest, public ::testing::WithParamInterface<Named> {};
+class SimulatedExperts : public BackendTest, public ::testing::WithParamInterface<NamedRecipe> {};
 
 TEST_P(SimulatedExperts, ReadTheOperandsOfTheRecipe) {
   const Recipe& r = GetParam().recipe;

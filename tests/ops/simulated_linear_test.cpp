@@ -9,16 +9,7 @@ namespace mantissa::test::simulated_linear_test {
 
 constexpr int64_t kIn = 96, kOut = 64;
 
-struct Named {
-  const char* name;
-  Recipe recipe;
-};
-std::ostream& operator<<(std::ostream& out, const Named& named) { return out << named.name; }
-
-const std::vector<Named> kRecipes = {
-    {"rows", simulating({.weight = kRows, .input = kRows, .output_grad = kRows})},
-    {"tiles", simulating({.weight = kTiles, .input = kTiles, .output_grad = kTiles})},
-    {"weight_only", simulating({.weight = kRows}, {true, true, false})},
+const std::vector<NamedRecipe> kRecipes = with_usual({
     {"input_only", simulating({.input = kRows}, {true, false, true})},
     {"gradient_of_wgrad", simulating({.output_grad = kRows}, {false, false, true})},
     {"fprop_only", simulating({.weight = kTiles, .input = kRows}, {true, false, false})},
@@ -26,7 +17,7 @@ const std::vector<Named> kRecipes = {
      simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows, .hadamard = 16, .hadamard_gemms = {.wgrad = true}})},
     {"all_transformed", simulating({.weight = kRows, .input = kRows, .output_grad = kRows, .hadamard = 32, .hadamard_gemms = kAll})},
     {"fp32_compute", simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows}, kAll, Dtype::f32)},
-};
+});
 
 struct Results {
   Tensor y, dx, dw;
@@ -42,7 +33,7 @@ Results run(const Recipe& recipe, const Tensor& x, const Tensor& w, const Tensor
   return {y.value(), tape.take_gradient(input), leaf.grad};
 }
 
-class SimulatedLinear : public BackendTest, public ::testing::WithParamInterface<Named> {};
+class SimulatedLinear : public BackendTest, public ::testing::WithParamInterface<NamedRecipe> {};
 
 TEST_P(SimulatedLinear, ReadsTheOperandsOfTheRecipe) {
   const Recipe& r = GetParam().recipe;
