@@ -273,6 +273,9 @@ void print_text(const Explanation& of, PlanTable form) {
                                  : "explain --device here shows how each is multiplied"));
   }
   std::cout << '\n' << printable(plan_table(plan, form, config.parallel.ranks()), "\n") << '\n';
+  if (form == PlanTable::narrow) {
+    for (const std::string& line : recipe_lines(plan)) print(printable(line));
+  }
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",

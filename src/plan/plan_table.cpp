@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "mantissa/base/bytes_text.h"
@@ -131,7 +132,33 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   return rows;
 }
 
+// The first module of each set of operands that the GEMMs of a recipe have. Most recipes have one set; the output projection and the second
+// GEMM of experts may have others.
+std::vector<const ModulePrecision*> distinct_gemms(const PrecisionPlan& plan) {
+  std::vector<const ModulePrecision*> out;
+  std::set<Cells> known;
+  for (const ModulePrecision& entry : plan.modules()) {
+    if (!has_gemm(entry.module.kind) || !entry.recipe.quantizes()) continue;
+    Cells key = {entry.recipe.name};
+    for (const GemmRole role : kGemmRoles) key.push_back(gemm_text(entry.recipe, role));
+    if (known.insert(std::move(key)).second) out.push_back(&entry);
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<std::string> recipe_lines(const PrecisionPlan& plan) {
+  std::vector<std::string> lines;
+  std::set<std::string> known;
+  for (const ModulePrecision* entry : distinct_gemms(plan)) {
+    const std::string of = known.insert(entry->recipe.name).second ? "" : " of " + entry->module.path;
+    std::string line = text("recipe ", entry->recipe.name, of);
+    for (const GemmRole role : kGemmRoles) line += text(" | ", gemm_name(role), ' ', gemm_text(entry->recipe, role));
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
 
 std::string plan_table(const PrecisionPlan& plan, PlanTable form, const ModelRanks& ranks) {
   std::vector<Cells> rows = {heads(form, ranks)};

@@ -97,23 +97,22 @@ Json to_json(const ModulePrecision& entry) {
   return out;
 }
 
+// Warns of weights whose forward and backward passes multiply by different numbers.
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   int64_t count = 0, extra = 0, sent = 0;
-  bool requantized = false;
   for (const ModulePrecision& entry : modules) {
-    const Quantization& weight = entry.recipe.weight;
-    if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
+    if (choose_operands(entry.recipe, GemmRole::dgrad).second.source != OperandSource::requantized) continue;
+    const int64_t elements = entry.module.weight_elements(), block = entry.recipe.weight.block();
+    const int64_t more = elements / block - elements / (block * block);
     ++count;
-    const int64_t more =
-        entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
     extra += more;
     sent += entry.stores_only_codes() ? more : 0;
-    requantized = requantized || choose_operands(entry.recipe, GemmRole::dgrad).second.source == OperandSource::requantized;
   }
   if (count == 0) return;
-  std::string warning = text(count, " weights are quantized in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
+  std::string warning =
+      text(count, " weights are quantized in rows of blocks, not tiles, and dgrad multiplies by codes requantized to columns: ", extra,
+           " bytes more of scales in memory");
   if (sent > 0) warning += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
-  if (requantized) warning += ", and dgrad multiplies by codes requantized to columns, not by those along rows";
   warnings.push_back(warning);
 }
 
@@ -136,18 +135,19 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
   for (const ModulePrecision& entry : modules) {
     const Recipe& recipe = entry.recipe;
     if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
-    const auto unread = [&](const char* operand, bool quantized, bool read) {
-      if (quantized && !read)
-        warnings.push_back(text("recipe \"", recipe.name, "\" quantizes ", operand, ", which none of its gemms reads"));
+    const auto unread = [&](const char* operand, const Quantization& how, const Simulation& simulated, bool read) {
+      if ((!how && !simulated) || read) return;
+      warnings.push_back(
+          text("recipe \"", recipe.name, "\" ", how ? "quantizes " : "simulates ", operand, ", which none of its gemms reads"));
     };
-    unread("weight", recipe.weight || recipe.simulated.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
-    unread("input", recipe.input || recipe.simulated.input, recipe.gemms.fprop || recipe.gemms.wgrad);
-    unread("output_grad", recipe.output_grad || recipe.simulated.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
+    unread("weight", recipe.weight, recipe.simulated.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
+    unread("input", recipe.input, recipe.simulated.input, recipe.gemms.fprop || recipe.gemms.wgrad);
+    unread("output_grad", recipe.output_grad, recipe.simulated.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
     for (const GemmRole role : kGemmRoles) {
       const GemmOperands operands = choose_operands(recipe, role);
       const auto quantized = [](const OperandChoice& of) { return of.is_codes() || of.source == OperandSource::simulated; };
       if (recipe.gemms.holds(role) && !quantized(operands.first) && !quantized(operands.second)) {
-        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized operand"));
+        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized or simulated operand"));
       }
     }
   }

@@ -68,8 +68,9 @@ void check_block_lengths(const Recipe& recipe, Problems& problems) {
 void check_gemms(const Recipe& recipe, Problems& problems) {
   const bool any = recipe.quantizes_operands() || recipe.simulated.any();
   if (any && !recipe.gemms.any()) {
-    problems.push_back({"gemms", "is empty, so nothing would read the quantized " + operand_names(recipe) +
-                                     ": list some of fprop, dgrad, wgrad, or make the operands null"});
+    problems.push_back(
+        {"gemms", text("is empty, so nothing would read the ", recipe.simulated.any() ? "quantized or simulated " : "quantized ",
+                       operand_names(recipe), ": list some of fprop, dgrad, wgrad, or make the operands null")});
   } else if (recipe.gemms.any() && !any) {
     problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized or simulated"});
   }

@@ -415,4 +415,17 @@ TEST(Plan, TheTableTakesEqualLayersTogether) {
   }
 }
 
+TEST(Plan, LinesOfRecipesNameTheOperandsOfTheirGemms) {
+  EXPECT_EQ(recipe_lines(planned(R"({"recipe": "high"})").plan), std::vector<std::string>());
+  EXPECT_EQ(
+      recipe_lines(planned(R"({"recipe": "mxfp4_qat"})").plan),
+      (std::vector<std::string>{"recipe mxfp4_qat | fprop bf16 * bf16 of e2m1 1x32 | dgrad bf16 * bf16 of e2m1 1x32 | wgrad bf16 * bf16"}));
+  const std::string all = "fprop e4m3 1x32 * e4m3 32x32 | dgrad e4m3 1x32 * e4m3 32x32 | wgrad e4m3 32x1 * e4m3 32x1 from 1x32";
+  EXPECT_EQ(recipe_lines(planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan),
+            (std::vector<std::string>{"recipe mxfp8 | " + all}));
+  const auto two = recipe_lines(planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "wgrad": false}})").plan);
+  ASSERT_EQ(two.size(), 2U);
+  EXPECT_EQ(two[1], "recipe mxfp8 of output | fprop e4m3 1x32 * e4m3 32x32 | dgrad e4m3 1x32 * e4m3 32x32 | wgrad bf16 * bf16");
+}
+
 }  // namespace mantissa::precision_plan_test

@@ -7,11 +7,13 @@
 
 namespace mantissa::precision_warnings_test {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Of a "precision" section, for a model with 12 linears.
 PrecisionPlan plan_of(const std::string& section) {
@@ -41,24 +43,25 @@ TEST(PlanWarnings, WarningsNameWhatCostsOrDoesNothing) {
   const std::string rows =
       R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["fprop", "dgrad"]}}})";
   EXPECT_THAT(warnings(rows), ElementsAre(HasSubstr("12 weights are quantized in rows of blocks")));
-  EXPECT_THAT(
-      warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["wgrad"]}}})"),
-      ElementsAre(HasSubstr("quantizes weight, which none of its gemms reads"), HasSubstr("lists wgrad, which has no quantized operand")));
+  EXPECT_THAT(warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["wgrad"]}}})"),
+              ElementsAre(HasSubstr("quantizes weight, which none of its gemms reads"),
+                          HasSubstr("lists wgrad, which has no quantized or simulated operand")));
 }
 
-TEST(PlanWarnings, TheWarningOfRowsSpeaksOfTheWireAndOfDgradOnlyWhereTheyAreConcerned) {
-  const auto rows = [](const std::string& gemms, const std::string& switches) {
+TEST(PlanWarnings, TheWarningOfRowsIsOfRequantizedWeightsAndSpeaksOfTheWireWhereItIsConcerned) {
+  const auto rows = [](const std::string& gemms, const std::string& switches, const std::string& choices = "") {
     return warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "input": {"format": "e4m3"},
       "output_grad": {"format": "e4m3"}, "gemms": [)" +
-                    gemms + "]}}" + switches + "}");
+                    gemms + "]" + choices + "}}" + switches + "}");
   };
-  const std::string shifted = ", and dgrad multiplies by codes requantized to columns, not by those along rows",
-                    gather = R"(, "fp8_param_gather": true)";
-  EXPECT_THAT(rows(R"("fprop", "wgrad")", ""), Contains(EndsWith("bytes more of scales in memory")));
-  EXPECT_THAT(rows(R"("fprop", "dgrad")", ""), Contains(EndsWith("bytes more of scales in memory" + shifted)));
-  EXPECT_THAT(rows(R"("fprop", "dgrad", "wgrad")", gather), ElementsAre(EndsWith("in memory and on the wire" + shifted)));
-  EXPECT_THAT(rows(R"("fprop", "dgrad", "wgrad")", gather + R"(, "fp8_output_proj": true)"),
-              ElementsAre(HasSubstr(" of them on the wire, too, and dgrad")));
+  const std::string all = R"("fprop", "dgrad", "wgrad")", gather = R"(, "fp8_param_gather": true)";
+  EXPECT_THAT(rows(R"("fprop", "dgrad")", ""), Contains(AllOf(HasSubstr("dgrad multiplies by codes requantized to columns: "),
+                                                              EndsWith(" bytes more of scales in memory"))));
+  EXPECT_THAT(rows(all, gather), ElementsAre(EndsWith("in memory and on the wire")));
+  EXPECT_THAT(rows(all, gather + R"(, "fp8_output_proj": true)"), ElementsAre(EndsWith(" of them on the wire, too")));
+  EXPECT_THAT(rows(R"("fprop", "wgrad")", ""), Not(Contains(HasSubstr("rows of blocks"))));  // dgrad multiplies by values
+  EXPECT_THAT(rows(all, "", R"(, "columns": "values")"), IsEmpty());                         // dgrad has codes of its own
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8_te"})"), IsEmpty());
 }
 
 TEST(PlanWarnings, KeysThatDoNothingAreWarnings) {

@@ -138,10 +138,10 @@ TEST(SimulatedRecipe, NeedsACpuByTheKeyOfItsRule) {
 TEST(SimulatedRecipe, OperandsThatNoGemmReadsAreToldOf) {
   const Planned p = own(R"("simulate": {"output_grad": {"format": "e2m1"}}, "gemms": ["fprop", "wgrad"])");
   ASSERT_EQ(p.errors(), "");
-  EXPECT_THAT(p.plan.warnings(), ::testing::ElementsAre("recipe \"own\" lists fprop, which has no quantized operand"));
+  EXPECT_THAT(p.plan.warnings(), ::testing::ElementsAre("recipe \"own\" lists fprop, which has no quantized or simulated operand"));
   EXPECT_THAT(own(R"("simulate": {"input": {"format": "e2m1"}}, "gemms": ["dgrad"])").plan.warnings(),
-              ::testing::ElementsAre("recipe \"own\" quantizes input, which none of its gemms reads",
-                                     "recipe \"own\" lists dgrad, which has no quantized operand"));
+              ::testing::ElementsAre("recipe \"own\" simulates input, which none of its gemms reads",
+                                     "recipe \"own\" lists dgrad, which has no quantized or simulated operand"));
   EXPECT_THAT(own(kNvfp4).plan.warnings(), IsEmpty());
 }
 
@@ -168,7 +168,7 @@ TEST(SimulatedRecipe, WhatCannotBeIsRefusedWithItsKey) {
       {R"("simulate": {"input": {"format": "e3m2", "rounding": "up"}})" + all,
        "simulate.input.rounding: must be one of nearest, stochastic"},
       {R"("simulate": {})" + all, "simulate: names no operand"},
-      {R"("simulate": {"weight": {"format": "e3m2"}})", "gemms: is empty, so nothing would read the quantized weight"},
+      {R"("simulate": {"weight": {"format": "e3m2"}})", "gemms: is empty, so nothing would read the quantized or simulated weight"},
       {R"("gemms": ["fprop"])", "gemms: must be empty: none of weight, input and output_grad is quantized or simulated"},
       {R"("base": "mxfp8", "simulate": {"weight": {"format": "e3m2"}})", "simulate.weight: excludes weight: make one of them null"},
       {R"("base": "mxfp8", "simulate": {"input": {"format": "e3m2"}})", "simulate.input: excludes input: make one of them null"},
