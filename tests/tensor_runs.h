@@ -119,8 +119,9 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
       };
       EXPECT_EQ(loads(together), loads(alone)) << layout.name();
       double least = 1.0;
+      CheckpointReader of_ranks(checkpoint(layout.name(), 1)), of_one(checkpoint("alone", 1));
       for (const std::string& parameter : parameters("alone", 1)) {
-        const double near = cosine(tensor(layout.name(), 1, "m." + parameter), tensor("alone", 1, "m." + parameter));
+        const double near = cosine(tensor(of_ranks, "m." + parameter), tensor(of_one, "m." + parameter));
         EXPECT_GE(near, GetParam().cosine) << layout.name() << ' ' << parameter;
         least = std::min(least, near);
       }
@@ -136,9 +137,9 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
     for (const TensorLayout& layout : layouts()) {
       run_on(layout, layout.name(), still);
       EXPECT_TRUE(same_elements(codes(layout.name(), steps), codes("alone", steps))) << layout.name();
+      CheckpointReader of_ranks(checkpoint(layout.name(), steps)), of_one(checkpoint("alone", steps));
       for (const std::string& parameter : parameters("alone", steps)) {
-        EXPECT_EQ(tensor(layout.name(), steps, "master." + parameter), tensor("alone", steps, "master." + parameter))
-            << layout.name() << ' ' << parameter;
+        EXPECT_EQ(tensor(of_ranks, "master." + parameter), tensor(of_one, "master." + parameter)) << layout.name() << ' ' << parameter;
       }
     }
   }

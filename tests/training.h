@@ -83,6 +83,9 @@ class TrainingTest : public ::testing::Test {
   // A tensor of it, and the names of its parameters.
   std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
     CheckpointReader reader(checkpoint(name, step));
+    return tensor(reader, of);
+  }
+  static std::vector<float> tensor(CheckpointReader& reader, const std::string& of) {
     std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
     reader.read(of, std::as_writable_bytes(std::span(out)));
     return out;

@@ -32,7 +32,8 @@ struct DifferenceCount {
   int64_t differing = 0, first = -1, done = 0;
 
   void add(std::span<const std::byte> a, std::span<const std::byte> b) {
-    for (size_t i = 0; i < a.size(); i += width) {
+    const bool equal = a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0;
+    for (size_t i = 0; !equal && i < a.size(); i += width) {
       if (std::memcmp(&a[i], &b[i], width) == 0) continue;
       if (differing++ == 0) first = done + static_cast<int64_t>(i / width);
     }
@@ -95,15 +96,17 @@ std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFold
   return out;
 }
 
+// Compares tensors in the order of the manifests, which is that of the files: a chunk of a file is read once for all that it holds.
 std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b) {
-  std::map<std::string, std::pair<const ManifestTensor*, const ManifestTensor*>> tensors;
-  for (const ManifestTensor& tensor : a.manifest().tensors) tensors[tensor.name].first = &tensor;
-  for (const ManifestTensor& tensor : b.manifest().tensors) tensors[tensor.name].second = &tensor;
   std::vector<TensorDifference> out;
-  for (const auto& [name, pair] : tensors) {
-    const std::string what = compare(a, b, pair.first, pair.second);
-    if (!what.empty()) out.push_back({name, what});
-  }
+  const auto add = [&](const ManifestTensor* in_a, const ManifestTensor* in_b) {
+    const std::string what = compare(a, b, in_a, in_b);
+    if (!what.empty()) out.push_back({(in_a ? in_a : in_b)->name, what});
+  };
+  for (const ManifestTensor& tensor : a.manifest().tensors) add(&tensor, b.has(tensor.name) ? &b.tensor(tensor.name) : nullptr);
+  for (const ManifestTensor& tensor : b.manifest().tensors)
+    if (!a.has(tensor.name)) add(nullptr, &tensor);
+  std::ranges::sort(out, {}, &TensorDifference::name);
   return out;
 }
 

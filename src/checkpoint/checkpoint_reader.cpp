@@ -24,6 +24,10 @@ auto reading(Body&& body) {
   }
 }
 
+// Of verified chunks, which has room for those of eight streams: a rank that loads what four others saved goes through m and v of each of
+// their shards in turn, and would read a chunk again for each tensor in it.
+constexpr int64_t kKeptBytes = int64_t{32} << 20, kMostKept = 8;
+
 // Returns the intersection of two boxes; false if there is none.
 bool intersect(const Box& a, const Box& b, Box& out) {
   out = a;
@@ -99,21 +103,36 @@ const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   return manifest_.tensors[found->second];
 }
 
+CheckpointReader::KeptChunk& CheckpointReader::room_for_chunk(int64_t bytes) {
+  const auto most = static_cast<size_t>(std::clamp<int64_t>(kKeptBytes / bytes, 1, kMostKept));
+  if (kept_.size() < most) return kept_.emplace_back();
+  kept_.erase(kept_.begin(), kept_.end() - static_cast<std::ptrdiff_t>(most));
+  std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
+  return kept_.back();
+}
+
 std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t index) {
+  const auto found = std::ranges::find_if(kept_, [&](const KeptChunk& kept) { return kept.shard == shard_index && kept.index == index; });
+  if (found != kept_.end()) {
+    std::rotate(found, found + 1, kept_.end());
+    return kept_.back().bytes;
+  }
   const Shard& shard = manifest_.shards[static_cast<size_t>(shard_index)];
   if (open_shard_ != shard_index) {
-    open_shard_ = buffered_chunk_ = -1;
+    open_shard_ = -1;
     file_ = File::open(directory_ / shard.file);
     open_shard_ = shard_index;
   }
-  if (buffered_chunk_ == index) return buffer_;
-  buffered_chunk_ = -1;
-  buffer_.resize(static_cast<size_t>(std::min(shard.chunk_bytes, shard.bytes - index * shard.chunk_bytes)));
-  file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + index * shard.chunk_bytes, buffer_);
-  require(xxh64(buffer_) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
-          index * shard.chunk_bytes, " to ", index * shard.chunk_bytes + static_cast<int64_t>(buffer_.size()), ") is damaged");
-  buffered_chunk_ = index;
-  return buffer_;
+  KeptChunk& kept = room_for_chunk(shard.chunk_bytes);
+  kept.shard = -1;  // until its bytes are verified
+  kept.bytes.resize(static_cast<size_t>(std::min(shard.chunk_bytes, shard.bytes - index * shard.chunk_bytes)));
+  file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + index * shard.chunk_bytes, kept.bytes);
+  require(xxh64(kept.bytes) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index,
+          " (bytes ", index * shard.chunk_bytes, " to ", index * shard.chunk_bytes + static_cast<int64_t>(kept.bytes.size()),
+          ") is damaged");
+  kept.shard = shard_index;
+  kept.index = index;
+  return kept.bytes;
 }
 
 void CheckpointReader::read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out) {

@@ -81,6 +81,33 @@ TEST_F(CheckpointTest, ATensorLargerThanAChunkIsReadInParts) {
   EXPECT_TRUE(state.equals(reader));
 }
 
+// 40 MB: five chunks of each tensor. A reader keeps eight.
+TEST_F(CheckpointTest, AChunkIsReadAgainOnlyAfterEightOthers) {
+  constexpr int64_t kOfChunk = 1 << 20;  // elements
+  const State state(3, 5 * kOfChunk);
+  const std::filesystem::path saved = open_directory(folder).save(state.content()).path;
+  CheckpointReader reader(saved);
+  const auto read = [&](const char* tensor, int64_t chunk) {
+    std::vector<float> row(10);
+    const std::span<float> of_box = std::string_view(tensor) == "w" ? std::span(row) : std::span(row).first(1);
+    const Box box = of_box.size() == 10 ? Box{{chunk * kOfChunk / 10 + 1, 0}, {1, 10}} : Box{{chunk * kOfChunk}, {1}};
+    reader.read(tensor, box, std::as_writable_bytes(of_box));
+    return row;
+  };
+  std::vector<std::vector<float>> before;
+  for (int64_t chunk = 0; chunk < 5; ++chunk) before.push_back(read("w.m", chunk));
+  for (int64_t chunk = 0; chunk < 3; ++chunk) read("w", chunk);
+  const std::filesystem::path shard = saved / "shard-00000.safetensors";
+  flip_byte(shard, static_cast<int64_t>(std::filesystem::file_size(shard)) - 5 * kOfChunk * 4);  // the first one of w.m
+  for (int64_t chunk = 0; chunk < 5; ++chunk) EXPECT_EQ(read("w.m", chunk), before[static_cast<size_t>(chunk)]);
+  for (const int64_t chunk : {3, 4, 0}) read("w", chunk);  // instead of the three above
+  for (int64_t chunk = 0; chunk < 5; ++chunk) EXPECT_EQ(read("w.m", chunk), before[static_cast<size_t>(chunk)]);
+  for (const int64_t chunk : {1, 2}) read("w", chunk);
+  EXPECT_EQ(read("w.m", 1), before[1]);
+  for (const int64_t chunk : {3, 4}) read("w", chunk);
+  EXPECT_THROW(read("w.m", 0), CheckpointDamage);
+}
+
 TEST_F(CheckpointTest, BoxesThatDoNotTileAreRefusedBeforeAnythingIsWritten) {
   BoxedTensor tensor;
   tensor.boxes[2] = {{2, 0}, {1, 6}};

@@ -51,6 +51,11 @@ class CheckpointReader {
  private:
   void open_manifest();
   void check_shards();
+  struct KeptChunk {
+    int64_t shard = -1, index = -1;
+    std::vector<std::byte> bytes;
+  };
+  KeptChunk& room_for_chunk(int64_t bytes);  // the last of kept_
   std::span<const std::byte> chunk(int64_t shard, int64_t index);
   void read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out);
   void read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out);
@@ -62,8 +67,7 @@ class CheckpointReader {
   std::vector<int64_t> header_bytes_;              // of each shard
   File file_;                                      // of shard open_shard_
   int64_t open_shard_ = -1;
-  std::vector<std::byte> buffer_;  // the verified chunk buffered_chunk_ of open_shard_
-  int64_t buffered_chunk_ = -1;
+  std::vector<KeptChunk> kept_;  // verified; the one that was asked for last is the last
 };
 
 }  // namespace mantissa
