@@ -119,9 +119,9 @@ def cpp_functions(text):
     """(first line, lines) of every function at namespace or class scope. A heuristic over braces: enough for code that clang-format lays out."""
     code = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: re.sub(r"[^\n]", " ", m.group(0)), blank_literals(text), flags=re.M)
     line, start, head, stack = 1, None, "", []  # stack: (kind, first line, head before it)
-    for char in code:
+    outside = True
+    for char in re.findall(r"[{};\n]|[^{};\n]+", code):  # or text without any of these
         line += char == "\n"
-        outside = all(kind == "scope" for kind, _, _ in stack)
         if char == "{":
             stack.append((block_kind(head) if outside else "block", start or line, head))
             head, start = ("", None) if outside else (head, start)
@@ -135,8 +135,10 @@ def cpp_functions(text):
         elif outside:
             if char == ";":
                 head, start = "", None
-            elif not (char.isspace() and not head):
-                head, start = head + char, start or line
+            elif head or not char.isspace():
+                head, start = head + (char if head else char.lstrip()), start or line
+        if char in "{}":
+            outside = all(kind == "scope" for kind, _, _ in stack)
 
 
 def block_kind(head):

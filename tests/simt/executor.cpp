@@ -97,6 +97,7 @@ class Block {
         by_turn_(launch.threads),
         turn_of_(launch.threads),
         ready_(launch.threads / kWarp),
+        waiting_(launch.threads / kWarp),
         exchanged_(launch.threads / kWarp) {
     for (unsigned t = 0; t < launch.threads; ++t) {
       fibers_[t].stack = stacks[t];
@@ -242,20 +243,24 @@ class Block {
       for (Fiber& each : fibers_) go_on(each);
       return;
     }
+    const size_t own = static_cast<size_t>(&last - fibers_.data());
+    waiting_[own / kWarp] |= 1U << own % kWarp;
+    if ((last.mask & ~waiting_[own / kWarp]) != 0) return;
     const std::span<Fiber> warp = warp_of(last);
     std::array<Fiber*, kWarp> found{};
     size_t count = 0;
     for (unsigned lanes = last.mask; lanes != 0; lanes &= lanes - 1) {
       Fiber& each = warp[static_cast<size_t>(std::countr_zero(lanes))];
-      if (each.state != Fiber::waiting || each.kind != last.kind || each.mask != last.mask) return;
+      if (each.kind != last.kind || each.mask != last.mask) return;
       found[count++] = &each;
     }
     const std::span<Fiber*> members(found.data(), count);
     if (Order* const order = order_of(last)) order->next();
     if (last.kind == Sync::shuffle) shuffle(members, warp);
     if (last.kind == Sync::ballot) vote(members, warp);
-    if (last.kind == Sync::exchange) exchange(members, exchanged_[static_cast<size_t>(&last - fibers_.data()) / kWarp]);
+    if (last.kind == Sync::exchange) exchange(members, exchanged_[own / kWarp]);
     if (last.kind == Sync::mma) multiply(members);
+    waiting_[own / kWarp] &= ~last.mask;
     for (Fiber* each : members) go_on(*each);
   }
   void go_on(Fiber& fiber) {
@@ -276,24 +281,28 @@ class Block {
   }
   // Fragments as the PTX ISA has them (mma.m16n8k16).
   static void multiply(std::span<Fiber*> members) {
-    std::array<std::array<float, 16>, 16> a{};
-    std::array<std::array<float, 16>, 8> b{};
+    std::array<std::array<float, 16>, 16> a{};         // rows
+    std::array<std::array<float, 8>, 16> b{}, sums{};  // b by its depth
     const auto mma_of = [&](size_t lane) { return *std::bit_cast<const Mma*>(members[lane]->value); };
     const auto half = [](uint32_t pair, size_t odd) { return std::bit_cast<float>((odd != 0 ? pair >> 16 : pair & 0xffffU) << 16); };
+    const auto sum_of = [&](size_t lane, size_t i) -> float& { return sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]; };
     for (size_t lane = 0; lane < kWarp; ++lane) {
       const Mma own = mma_of(lane);
       const size_t row = lane / 4, col = lane % 4 * 2;
       for (size_t odd = 0; odd < 2; ++odd) {
         for (size_t word = 0; word < 4; ++word) a[row + word % 2 * 8][col + odd + word / 2 * 8] = half(own.a[word], odd);
-        for (size_t word = 0; word < 2; ++word) b[row][col + odd + word * 8] = half(own.b[word], odd);
+        for (size_t word = 0; word < 2; ++word) b[col + odd + word * 8][row] = half(own.b[word], odd);
+      }
+      for (size_t i = 0; i < 4; ++i) sum_of(lane, i) = own.d[i];
+    }
+    for (size_t row = 0; row < 16; ++row) {
+      for (size_t k = 0; k < 16; ++k) {
+        for (size_t col = 0; col < 8; ++col) sums[row][col] += a[row][k] * b[k][col];
       }
     }
     for (size_t lane = 0; lane < kWarp; ++lane) {
       const Mma own = mma_of(lane);
-      for (size_t i = 0; i < 4; ++i) {
-        const auto &left = a[lane / 4 + i / 2 * 8], &right = b[lane % 4 * 2 + i % 2];
-        for (size_t k = 0; k < 16; ++k) own.d[i] += left[k] * right[k];
-      }
+      for (size_t i = 0; i < 4; ++i) own.d[i] = sum_of(lane, i);
     }
   }
   static void vote(std::span<Fiber*> members, std::span<Fiber> warp) {
@@ -327,6 +336,7 @@ class Block {
   std::vector<Order> orders_of_warps_;
   std::vector<unsigned> by_turn_, turn_of_;  // threads in the order in which they would run
   std::vector<uint32_t> ready_;              // bits by turn
+  std::vector<uint32_t> waiting_;            // bits of the lanes of a warp that wait for others of it
   size_t at_barrier_ = 0;
   std::vector<std::array<uint64_t, kWarp>> exchanged_;  // of warps
   std::map<const void*, std::unique_ptr<std::byte[]>> shared_;
