@@ -184,7 +184,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 Case case_of(uint32_t number) {
   const auto a = random_words({.seed = 33}, number, 0), b = random_words({.seed = 33}, number, 1),
              d = random_words({.seed = 33}, number, 2);
-  Case c{.rows = 1 + a[0] % 40, .columns = 1 + a[1] % 70, .dtype = a[2] % 2 == 0 ? Dtype::bf16 : Dtype::f32, .to = Dtype::f32, .how = {}};
+  Case c{.rows = 1 + a[0] % 40, .columns = 1 + a[1] % 300, .dtype = a[2] % 2 == 0 ? Dtype::bf16 : Dtype::f32, .to = Dtype::f32, .how = {}};
   if (a[3] % 2 == 0) c.to = c.dtype;
   Simulation& how = c.how;
   how.element = {1 + static_cast<int32_t>(b[0] % 7), static_cast<int32_t>(b[1] % 8)};
@@ -199,7 +199,7 @@ Case case_of(uint32_t number) {
   c.any_bits = number % 5 == 0 && how.scale == SimulatedScale::e8m0;
   if (number % 4 != 1) return c;
   how.hadamard = number % 8 == 1 ? 16 : 32;
-  if (how.contraction == 1) c.columns = how.hadamard * (1 + a[1] % 3);
+  if (how.contraction == 1) c.columns = how.hadamard * (1 + a[1] % 3 * 33);
   c.more_rows = how.contraction == 0 ? round_up(c.rows, how.hadamard) - c.rows : static_cast<int64_t>(d[3] / 2 % 3);
   return c;
 }

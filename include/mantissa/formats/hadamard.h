@@ -11,11 +11,16 @@ namespace mantissa {
 constexpr uint32_t kHadamardSigns = 0x6A88D7E8U;
 constexpr double kRootOf32nd = 0x1.6a09e667f3bcdp-3;  // 1 / sqrt(32)
 
-// Transforms n = 16 or 32 elements in place. Sums of bf16 values are exact in fp64 unless they differ by more than 2^40.
-inline void hadamard_transform(double* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = (kHadamardSigns >> i & 1U) != 0 ? -x[i] : x[i];
-  for (int64_t half = 1; half < n; half *= 2) {
-    for (int64_t begin = 0; begin < n; begin += 2 * half) {
+// Transforms kBlocks blocks of n = 16 or 32 elements in place; element i of block b is x[i * kBlocks + b]. Sums of bf16 values are exact in
+// fp64 unless they differ by more than 2^40.
+template <int64_t kBlocks = 1>
+[[gnu::always_inline]] inline void hadamard_transform(double* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const bool minus = (kHadamardSigns >> i & 1U) != 0;
+    for (int64_t b = i * kBlocks; b < (i + 1) * kBlocks; ++b) x[b] = minus ? -x[b] : x[b];
+  }
+  for (int64_t half = kBlocks; half < n * kBlocks; half *= 2) {
+    for (int64_t begin = 0; begin < n * kBlocks; begin += 2 * half) {
       for (int64_t i = begin; i < begin + half; ++i) {
         const double a = x[i], b = x[i + half];
         x[i] = a + b;
@@ -24,7 +29,7 @@ inline void hadamard_transform(double* x, int64_t n) {
     }
   }
   const double factor = n == 16 ? 0.25 : kRootOf32nd;
-  for (int64_t i = 0; i < n; ++i) x[i] = x[i] * factor + 0.0;  // a sum of zeros is +0
+  for (int64_t i = 0; i < n * kBlocks; ++i) x[i] = x[i] * factor + 0.0;  // a sum of zeros is +0
 }
 
 }  // namespace mantissa

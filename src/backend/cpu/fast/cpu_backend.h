@@ -28,6 +28,7 @@ class CpuBackend final : public CpuReference {
   void execute(const Quantize& k) override;
   void execute(const Dequantize& k) override;
   void execute(const RequantizeColumns& k) override;
+  void execute(const Simulate& k) override;
   void execute(const SumRows& k) override;
   void execute(const EmbeddingForward& k) override;
   void execute(const EmbeddingBackward& k) override;

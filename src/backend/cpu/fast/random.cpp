@@ -10,6 +10,7 @@
 
 #include "backend/cpu/fast/clones.h"
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/philox_lanes.h"
 #include "backend/cpu/pieces.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/rng.h"
@@ -17,7 +18,6 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kDraws = 64;  // at a time, in loops that g++ vectorizes
 constexpr double kError = 1.5e-14;
 
 // What is drawn, but for the index.
@@ -26,32 +26,6 @@ struct Normals {
   uint32_t what;
   double std;
 };
-
-struct Words {
-  alignas(64) uint32_t first[kDraws], second[kDraws];
-};
-
-// The first two of random_words(), for kDraws indices. Random123's own function is not vectorized.
-[[gnu::always_inline]] inline void philox(RngKey key, uint32_t what, uint64_t index, Words& out) {
-  for (int64_t j = 0; j < kDraws; ++j) {
-    const uint64_t counter = index + static_cast<uint64_t>(j);
-    uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32), c2 = what,
-             c3 = static_cast<uint32_t>(key.stream);
-    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; ++round) {
-      const uint64_t a = uint64_t{c0} * 0xD2511F53U, b = uint64_t{c2} * 0xCD9E8D57U;
-      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-      c1 = static_cast<uint32_t>(b);
-      c3 = static_cast<uint32_t>(a);
-      k0 += 0x9E3779B9U;
-      k1 += 0xBB67AE85U;
-    }
-    out.first[j] = c0;
-    out.second[j] = c1;
-  }
-}
 
 // Coefficients from that of the highest power on.
 [[gnu::always_inline]] inline double polynomial(double, double sum) { return sum; }
@@ -87,12 +61,12 @@ template <class... More>
 
 // kDraws of them.
 [[gnu::always_inline]] inline void draw(const Normals& k, uint64_t index, float* __restrict out) {
-  Words words;
-  philox(k.key, k.what, index, words);
+  DrawnWords<2> words;
+  draw_words(k.key, k.what, index, words);
   alignas(64) float least[kDraws];
   alignas(64) float most[kDraws];
   for (int64_t j = 0; j < kDraws; ++j) {
-    const double radius = __builtin_sqrt(-2.0 * log_of(words.first[j])), x = radius * cosine_of(words.second[j]);
+    const double radius = __builtin_sqrt(-2.0 * log_of(words.of[0][j])), x = radius * cosine_of(words.of[1][j]);
     least[j] = static_cast<float>(x - kError * radius);
     most[j] = static_cast<float>(x + kError * radius);
   }
