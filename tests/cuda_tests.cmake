@@ -49,7 +49,7 @@ target_include_directories(simt_kernels_tests PRIVATE simt)
 if(MANTISSA_CUBLASLT)
   target_sources(simt_kernels_tests PRIVATE simt/slow/chips_matrix_test.cpp)
 endif()
-# Other orders of threads, without training: one in the suite, there without GEMMs of a library, which a host computes.
+# Other orders of threads; training has only the first. Seed 2 is in the suite and leaves out LibraryGemm, whose GEMMs the host computes.
 foreach(seed RANGE 2 10)
   set(without *TrainingO*)
   if(seed EQUAL 2)

@@ -288,6 +288,7 @@ void print_text(const Explanation& of, PlanTable form) {
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
+  if (const auto cost = plan.cost_of_rows()) print(*cost);
   for (const std::string& warning : warnings) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").string());
 }
@@ -320,8 +321,9 @@ Command explain_command() {
   options.push_back({.name = "--device",
                      .target = &arguments->device,
                      .description = "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"});
-  options.push_back(
-      {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
+  options.push_back({.name = "--wide",
+                     .target = &arguments->wide,
+                     .description = "also the operands of each module's GEMMs and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
   return {.name = "explain",
           .summary = "show what each module of a run computes, stores, sends and exports, and what the run needs",

@@ -96,7 +96,7 @@ std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFold
   return out;
 }
 
-// Compares tensors in the order of the manifests, which is that of the files: a chunk of a file is read once for all that it holds.
+// Compares tensors in the order of the first manifest, which is that of its files: what lies together is compared together.
 std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b) {
   std::vector<TensorDifference> out;
   const auto add = [&](const ManifestTensor* in_a, const ManifestTensor* in_b) {

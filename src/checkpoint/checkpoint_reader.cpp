@@ -24,9 +24,9 @@ auto reading(Body&& body) {
   }
 }
 
-// Of verified chunks, which has room for those of eight streams: a rank that loads what four others saved goes through m and v of each of
-// their shards in turn, and would read a chunk again for each tensor in it.
-constexpr int64_t kKeptBytes = int64_t{32} << 20, kMostKept = 8;
+// A reader keeps so many bytes of verified chunks. They are the chunks of eight streams: a rank that loads what four others saved goes
+// through m and v of each of their shards in turn, and would read a chunk again for each tensor in it.
+constexpr int64_t kKeptBytes = int64_t{32} << 20;
 
 // Returns the intersection of two boxes; false if there is none.
 bool intersect(const Box& a, const Box& b, Box& out) {
@@ -103,12 +103,17 @@ const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   return manifest_.tensors[found->second];
 }
 
-CheckpointReader::KeptChunk& CheckpointReader::room_for_chunk(int64_t bytes) {
-  const auto most = static_cast<size_t>(std::clamp<int64_t>(kKeptBytes / bytes, 1, kMostKept));
-  if (kept_.size() < most) return kept_.emplace_back();
-  kept_.erase(kept_.begin(), kept_.end() - static_cast<std::ptrdiff_t>(most));
-  std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
-  return kept_.back();
+std::vector<std::byte> CheckpointReader::room_for_chunk(int64_t bytes) {
+  constexpr size_t kMost = 8;
+  std::vector<std::byte> room;
+  while (!kept_.empty() && (kept_.size() == kMost || kept_bytes_ + bytes > kKeptBytes)) {
+    kept_bytes_ -= static_cast<int64_t>(kept_.front().bytes.size());
+    room = std::move(kept_.front().bytes);
+    kept_.erase(kept_.begin());
+  }
+  if (std::cmp_less(bytes, room.capacity())) room = {};  // a smaller one would keep the memory
+  room.resize(static_cast<size_t>(bytes));
+  return room;
 }
 
 std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t index) {
@@ -123,16 +128,13 @@ std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t 
     file_ = File::open(directory_ / shard.file);
     open_shard_ = shard_index;
   }
-  KeptChunk& kept = room_for_chunk(shard.chunk_bytes);
-  kept.shard = -1;  // until its bytes are verified
-  kept.bytes.resize(static_cast<size_t>(std::min(shard.chunk_bytes, shard.bytes - index * shard.chunk_bytes)));
-  file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + index * shard.chunk_bytes, kept.bytes);
-  require(xxh64(kept.bytes) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index,
-          " (bytes ", index * shard.chunk_bytes, " to ", index * shard.chunk_bytes + static_cast<int64_t>(kept.bytes.size()),
-          ") is damaged");
-  kept.shard = shard_index;
-  kept.index = index;
-  return kept.bytes;
+  const int64_t begin = index * shard.chunk_bytes;
+  std::vector<std::byte> bytes = room_for_chunk(std::min(shard.chunk_bytes, shard.bytes - begin));
+  file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + begin, bytes);
+  require(xxh64(bytes) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
+          begin, " to ", begin + static_cast<int64_t>(bytes.size()), ") is damaged");
+  kept_bytes_ += static_cast<int64_t>(bytes.size());
+  return kept_.emplace_back(shard_index, index, std::move(bytes)).bytes;
 }
 
 void CheckpointReader::read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out) {
@@ -179,6 +181,8 @@ void CheckpointReader::read(const std::string& name, const Box& box, std::span<s
 void CheckpointReader::read(const std::string& name, std::span<std::byte> out) { read(name, whole_box(tensor(name).shape), out); }
 
 void CheckpointReader::verify() {
+  kept_.clear();
+  kept_bytes_ = 0;
   reading([&] {
     for (size_t s = 0; s < manifest_.shards.size(); ++s)
       for (size_t c = 0; c < manifest_.shards[s].hashes.size(); ++c) chunk(static_cast<int64_t>(s), static_cast<int64_t>(c));

@@ -99,21 +99,13 @@ Json to_json(const ModulePrecision& entry) {
 
 // Warns of weights whose forward and backward passes multiply by different numbers.
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
-  int64_t count = 0, extra = 0, sent = 0;
-  for (const ModulePrecision& entry : modules) {
-    if (choose_operands(entry.recipe, GemmRole::dgrad).second.source != OperandSource::requantized) continue;
-    const int64_t elements = entry.module.weight_elements(), block = entry.recipe.weight.block();
-    const int64_t more = elements / block - elements / (block * block);
-    ++count;
-    extra += more;
-    sent += entry.stores_only_codes() ? more : 0;
-  }
+  const int64_t count = std::ranges::count_if(modules, [](const ModulePrecision& entry) {
+    return choose_operands(entry.recipe, GemmRole::dgrad).second.source == OperandSource::requantized;
+  });
   if (count == 0) return;
-  std::string warning =
-      text(count, " weights are quantized in rows of blocks, not tiles, and dgrad multiplies by codes requantized to columns: ", extra,
-           " bytes more of scales in memory");
-  if (sent > 0) warning += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
-  warnings.push_back(warning);
+  warnings.push_back(text(count,
+                          " weights are quantized in rows of blocks, not tiles, and dgrad multiplies by codes requantized to columns, not ",
+                          "by those along rows"));
 }
 
 void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
@@ -190,6 +182,23 @@ std::optional<std::string> PrecisionPlan::gather_advice() const {
   if (saved == 0) return {};
   return text("precision.fp8_param_gather is off: ", copies, " quantized weights are held and gathered in high precision, too; on, ", saved,
               " bytes less beside the masters");
+}
+
+std::optional<std::string> PrecisionPlan::cost_of_rows() const {
+  int64_t count = 0, extra = 0, sent = 0;
+  for (const ModulePrecision& entry : modules_) {
+    const Quantization& weight = entry.recipe.weight;
+    if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
+    const int64_t elements = entry.module.weight_elements(), block = weight.block();
+    const int64_t more = elements / block - elements / (block * block);
+    ++count;
+    extra += more;
+    sent += entry.stores_only_codes() ? more : 0;
+  }
+  if (count == 0) return {};
+  std::string out = text(count, " weights in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
+  if (sent > 0) out += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
+  return out;
 }
 
 Json PrecisionPlan::to_json() const {

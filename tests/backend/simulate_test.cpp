@@ -197,6 +197,7 @@ Case case_of(uint32_t number) {
   how.rounding = d[2] % 3 == 0 ? Rounding::stochastic : Rounding::nearest;
   how.contraction = static_cast<int>(d[3] % 2);
   c.any_bits = number % 5 == 0 && how.scale == SimulatedScale::e8m0;
+  c.more_rows = number % 7 == 0 ? 1 + static_cast<int64_t>(d[3] / 2 % 9) : 0;
   if (number % 4 != 1) return c;
   how.hadamard = number % 8 == 1 ? 16 : 32;
   if (how.contraction == 1) c.columns = how.hadamard * (1 + a[1] % 3 * 33);
@@ -376,7 +377,8 @@ TEST_F(Simulated, RandomRoundingIsUnbiased) {
 }
 
 TEST_F(Simulated, DrawsAreTheSameOnAnyNumberOfThreads) {
-  Case c{.rows = 61, .columns = 93, .dtype = Dtype::bf16, .to = Dtype::bf16, .how = {.element = {2, 1}, .block_rows = 3, .block_cols = 7}};
+  Case c{
+      .rows = 1101, .columns = 93, .dtype = Dtype::bf16, .to = Dtype::bf16, .how = {.element = {2, 1}, .block_rows = 3, .block_cols = 7}};
   c.how.rounding = Rounding::stochastic;
   const std::vector<float> from = drawn(c.rows * c.columns, 70, false);
   std::vector<std::vector<float>> found;
@@ -407,6 +409,18 @@ TEST_F(Simulated, SharesHaveTheDrawsOfTheWhole) {
   c.rows = 3;
   c.columns = 12;
   EXPECT_TRUE(same_elements(run(fast(), c, part, draws), expected));
+}
+
+// Rows of tokens lie anywhere, those of padding before the first one, and numbers of elements wrap.
+TEST_F(Simulated, RowsHaveTheDrawsOfTheirPlaces) {
+  for (const int64_t columns : {3, 8, 61, 258, 600}) {
+    Case c{.rows = 5, .columns = columns, .dtype = Dtype::f32, .to = Dtype::f32, .how = {.element = {2, 1}, .block_cols = 16}};
+    c.how.rounding = Rounding::stochastic;
+    const std::vector<float> from = drawn(c.rows * c.columns, 74, false);
+    RoundingDraws draws{.seed = 77, .what = 5, .first = 1, .columns = columns, .row_places = {4, -1, -2, 1000000007, 0}};
+    EXPECT_TRUE(same_values(run(fast(), c, from, draws), run(reference(), c, from, draws))) << columns;
+    EXPECT_TRUE(same_values(run(fast(), c, from, draws), restated({c.rows, columns, from}, c.how, c.dtype, c.to, draws).data)) << columns;
+  }
 }
 
 TEST_F(Simulated, OtherSeedsTensorsAndElementsAreOtherDraws) {

@@ -108,6 +108,20 @@ TEST_F(CheckpointTest, AChunkIsReadAgainOnlyAfterEightOthers) {
   EXPECT_THROW(read("w.m", 0), CheckpointDamage);
 }
 
+TEST_F(CheckpointTest, ADamagedChunkIsRefusedEachTimeAndAVerificationReadsAgain) {
+  const State state(3);
+  const std::filesystem::path saved = open_directory(folder).save(state.content()).path;
+  CheckpointReader reader(saved);
+  EXPECT_TRUE(state.equals(reader));
+  const std::filesystem::path shard = saved / "shard-00000.safetensors";
+  flip_byte(shard, static_cast<int64_t>(std::filesystem::file_size(shard)) - 1);
+  EXPECT_TRUE(state.equals(reader)) << "what was verified is kept";
+  EXPECT_THROW(reader.verify(), CheckpointDamage);
+  for (int time = 0; time < 3; ++time) EXPECT_THROW(state.equals(reader), CheckpointDamage);
+  flip_byte(shard, static_cast<int64_t>(std::filesystem::file_size(shard)) - 1);
+  EXPECT_TRUE(state.equals(reader));
+}
+
 TEST_F(CheckpointTest, BoxesThatDoNotTileAreRefusedBeforeAnythingIsWritten) {
   BoxedTensor tensor;
   tensor.boxes[2] = {{2, 0}, {1, 6}};

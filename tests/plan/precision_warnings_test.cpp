@@ -48,20 +48,34 @@ TEST(PlanWarnings, WarningsNameWhatCostsOrDoesNothing) {
                           HasSubstr("lists wgrad, which has no quantized or simulated operand")));
 }
 
-TEST(PlanWarnings, TheWarningOfRowsIsOfRequantizedWeightsAndSpeaksOfTheWireWhereItIsConcerned) {
-  const auto rows = [](const std::string& gemms, const std::string& switches, const std::string& choices = "") {
-    return warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "input": {"format": "e4m3"},
+// Of a recipe that quantizes all operands, weights in rows of blocks.
+PrecisionPlan plan_of_rows(const std::string& gemms, const std::string& switches, const std::string& choices = "") {
+  return plan_of(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "input": {"format": "e4m3"},
       "output_grad": {"format": "e4m3"}, "gemms": [)" +
-                    gemms + "]" + choices + "}}" + switches + "}");
-  };
-  const std::string all = R"("fprop", "dgrad", "wgrad")", gather = R"(, "fp8_param_gather": true)";
-  EXPECT_THAT(rows(R"("fprop", "dgrad")", ""), Contains(AllOf(HasSubstr("dgrad multiplies by codes requantized to columns: "),
-                                                              EndsWith(" bytes more of scales in memory"))));
-  EXPECT_THAT(rows(all, gather), ElementsAre(EndsWith("in memory and on the wire")));
-  EXPECT_THAT(rows(all, gather + R"(, "fp8_output_proj": true)"), ElementsAre(EndsWith(" of them on the wire, too")));
-  EXPECT_THAT(rows(R"("fprop", "wgrad")", ""), Not(Contains(HasSubstr("rows of blocks"))));  // dgrad multiplies by values
-  EXPECT_THAT(rows(all, "", R"(, "columns": "values")"), IsEmpty());                         // dgrad has codes of its own
+                 gemms + "]" + choices + "}}" + switches + "}");
+}
+const std::string kAllGemms = R"("fprop", "dgrad", "wgrad")", kGather = R"(, "fp8_param_gather": true)";
+
+TEST(PlanWarnings, TheWarningOfRowsIsOfWeightsThatDgradHasRequantized) {
+  const auto of_rows = Contains(HasSubstr("dgrad multiplies by codes requantized to columns"));
+  EXPECT_THAT(plan_of_rows(R"("fprop", "dgrad")", "").warnings(), of_rows);
+  EXPECT_THAT(plan_of_rows(kAllGemms, kGather).warnings(), of_rows);
+  EXPECT_THAT(plan_of_rows(R"("fprop", "wgrad")", "").warnings(), Not(of_rows));  // dgrad multiplies by values
+  EXPECT_THAT(plan_of_rows(kAllGemms, "", R"(, "columns": "values")").warnings(), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8_te"})"), IsEmpty());
+}
+
+TEST(PlanWarnings, TheCostOfRowsIsNoWarningAndSpeaksOfTheWireOnlyWhereItIsConcerned) {
+  const auto cost = [](const std::string& gemms, const std::string& switches) {
+    return plan_of_rows(gemms, switches).cost_of_rows().value_or("");
+  };
+  EXPECT_THAT(cost(R"("fprop", "wgrad")", ""),
+              AllOf(HasSubstr("12 weights in rows of blocks"), EndsWith("bytes more of scales in memory")));
+  EXPECT_THAT(cost(kAllGemms, kGather), EndsWith("in memory and on the wire"));
+  EXPECT_THAT(cost(kAllGemms, kGather + R"(, "fp8_output_proj": true)"), EndsWith(" of them on the wire, too"));
+  EXPECT_TRUE(plan_of(R"({"recipe": "mxfp8_te"})").cost_of_rows());
+  for (const char* none : {"mxfp8", "high", "mxfp4_qat"})
+    EXPECT_FALSE(plan_of(text(R"({"recipe": ")", none, "\"}")).cost_of_rows()) << none;
 }
 
 TEST(PlanWarnings, KeysThatDoNothingAreWarnings) {

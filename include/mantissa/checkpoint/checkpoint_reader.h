@@ -45,17 +45,19 @@ class CheckpointReader {
   void read(const std::string& name, const Box& box, std::span<std::byte> out);
   void read(const std::string& name, std::span<std::byte> out);
 
-  // Reads and hashes everything.
+  // Reads and hashes everything, also what was read before.
   void verify();
 
  private:
-  void open_manifest();
-  void check_shards();
   struct KeptChunk {
-    int64_t shard = -1, index = -1;
+    int64_t shard, index;
     std::vector<std::byte> bytes;
   };
-  KeptChunk& room_for_chunk(int64_t bytes);  // the last of kept_
+
+  void open_manifest();
+  void check_shards();
+  // Gives up chunks that were asked for longest ago, until one more of so many bytes may be kept.
+  std::vector<std::byte> room_for_chunk(int64_t bytes);
   std::span<const std::byte> chunk(int64_t shard, int64_t index);
   void read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out);
   void read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out);
@@ -67,7 +69,8 @@ class CheckpointReader {
   std::vector<int64_t> header_bytes_;              // of each shard
   File file_;                                      // of shard open_shard_
   int64_t open_shard_ = -1;
-  std::vector<KeptChunk> kept_;  // verified; the one that was asked for last is the last
+  std::vector<KeptChunk> kept_;  // verified, in the order in which they were last asked for
+  int64_t kept_bytes_ = 0;       // of all of them
 };
 
 }  // namespace mantissa

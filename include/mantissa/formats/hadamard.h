@@ -11,8 +11,9 @@ namespace mantissa {
 constexpr uint32_t kHadamardSigns = 0x6A88D7E8U;
 constexpr double kRootOf32nd = 0x1.6a09e667f3bcdp-3;  // 1 / sqrt(32)
 
-// Transforms kBlocks blocks of n = 16 or 32 elements in place; element i of block b is x[i * kBlocks + b]. Sums of bf16 values are exact in
-// fp64 unless they differ by more than 2^40.
+// Transforms kBlocks blocks of n = 16 or 32 elements in place: x has n * kBlocks, before and after, and element i of block b is
+// x[i * kBlocks + b], so that vectors have many blocks. It is inlined, for kernels that are compiled for several CPUs. Sums of bf16 values
+// are exact in fp64 unless they differ by more than 2^40.
 template <int64_t kBlocks = 1>
 [[gnu::always_inline]] inline void hadamard_transform(double* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {

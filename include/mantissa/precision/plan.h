@@ -120,12 +120,14 @@ class PrecisionPlan {
   std::optional<RecipeProblem> needs_cpu() const;
   // Returns the XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
-  // In plan_text.cpp, as are the next three. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.
+  // In plan_text.cpp, as are the next four. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.
   Json to_json() const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
   // What precision.fp8_param_gather, which is off, would save; none: nothing.
   std::optional<std::string> gather_advice() const;
+  // What blocks of 1 x b cost that tiles do not, of weights that are multiplied as codes; none without such weights.
+  std::optional<std::string> cost_of_rows() const;
 
  private:
   Dtype compute_;

@@ -5,10 +5,12 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "backend/cpu/quantized_rows.h"
 #include "mantissa/backend/backend.h"
+#include "mantissa/base/rng.h"
 #include "mantissa/formats/free_rounding.h"
 
 namespace mantissa {

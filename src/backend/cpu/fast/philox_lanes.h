@@ -7,18 +7,19 @@
 
 namespace mantissa {
 
-inline constexpr int64_t kDraws = 64;  // at a time
+inline constexpr int64_t kDrawsAtOnce = 64;
 
-// The first kWords words of each of kDraws draws.
+// The first two or all four words of each of kDrawsAtOnce draws.
 template <unsigned kWords>
 struct DrawnWords {
-  alignas(64) uint32_t of[kWords][kDraws];
+  static_assert(kWords == 2 || kWords == 4);
+  alignas(64) uint32_t of[kWords][kDrawsAtOnce];
 };
 
-// Draws for indices [index, index + kDraws).
+// Draws for indices [index, index + kDrawsAtOnce).
 template <unsigned kWords>
 [[gnu::always_inline]] inline void draw_words(RngKey key, uint32_t what, uint64_t index, DrawnWords<kWords>& out) {
-  for (int64_t j = 0; j < kDraws; ++j) {
+  for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
     const uint64_t counter = index + static_cast<uint64_t>(j);
     uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32), c2 = what,
              c3 = static_cast<uint32_t>(key.stream);

@@ -59,32 +59,32 @@ template <class... More>
   return std::bit_cast<double>(((std::bit_cast<uint64_t>(sine) & odd) | (std::bit_cast<uint64_t>(cosine) & ~odd)) ^ sign);
 }
 
-// kDraws of them.
+// kDrawsAtOnce of them.
 [[gnu::always_inline]] inline void draw(const Normals& k, uint64_t index, float* __restrict out) {
   DrawnWords<2> words;
   draw_words(k.key, k.what, index, words);
-  alignas(64) float least[kDraws];
-  alignas(64) float most[kDraws];
-  for (int64_t j = 0; j < kDraws; ++j) {
+  alignas(64) float least[kDrawsAtOnce];
+  alignas(64) float most[kDrawsAtOnce];
+  for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
     const double radius = __builtin_sqrt(-2.0 * log_of(words.of[0][j])), x = radius * cosine_of(words.of[1][j]);
     least[j] = static_cast<float>(x - kError * radius);
     most[j] = static_cast<float>(x + kError * radius);
   }
   uint32_t undecided = 0;
-  for (int64_t j = 0; j < kDraws; ++j) undecided |= least[j] != most[j] || least[j] == 0.0F ? 1U : 0U;  // of 0 the sign is
+  for (int64_t j = 0; j < kDrawsAtOnce; ++j) undecided |= least[j] != most[j] || least[j] == 0.0F ? 1U : 0U;  // of 0 the sign is
   if (undecided != 0) {
-    for (int64_t j = 0; j < kDraws; ++j) {
+    for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
       if (least[j] != most[j] || least[j] == 0.0F) least[j] = random_normal(k.key, k.what, index + static_cast<uint64_t>(j));
     }
   }
-  for (int64_t j = 0; j < kDraws; ++j) out[j] = static_cast<float>(k.std * static_cast<double>(least[j]));
+  for (int64_t j = 0; j < kDrawsAtOnce; ++j) out[j] = static_cast<float>(k.std * static_cast<double>(least[j]));
 }
 
 [[gnu::always_inline]] inline void draw_range(Normals k, uint64_t index, float* out, int64_t n) {
   int64_t i = 0;
-  for (; i + kDraws <= n; i += kDraws) draw(k, index + static_cast<uint64_t>(i), out + i);
+  for (; i + kDrawsAtOnce <= n; i += kDrawsAtOnce) draw(k, index + static_cast<uint64_t>(i), out + i);
   if (i == n) return;
-  alignas(64) float last[kDraws];
+  alignas(64) float last[kDrawsAtOnce];
   draw(k, index + static_cast<uint64_t>(i), last);
   std::memcpy(out + i, last, static_cast<size_t>(n - i) * sizeof(float));
 }

@@ -1,5 +1,7 @@
 // Rounding to formats without codes row by row, in vectors of fp64, with the bits of reference/simulate.cpp.
+#include <algorithm>
 #include <bit>
+#include <vector>
 
 #include "backend/cpu/fast/clones.h"
 #include "backend/cpu/fast/cpu_backend.h"
@@ -8,6 +10,7 @@
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simulated_rows.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/base/rng.h"
 #include "mantissa/formats/hadamard.h"
 
 namespace mantissa {
@@ -77,7 +80,7 @@ struct Blocks {
   int64_t count;  // up to kTogether
 };
 
-// Rounds to X between, as the transform does.
+// Rounds the sums to X, the type of the operand, before T.
 template <class X, class T, bool kDown>
 [[gnu::always_inline]] inline void transform_blocks(const X* x, T* out, Blocks of) {
   alignas(64) double all[32 * kTogether] = {};
@@ -99,7 +102,7 @@ class Source {
   void copy() const {
     parallel_for(rows_, rows_per_piece(columns_), [&](int64_t begin, int64_t end) {
       const int64_t copied = std::clamp<int64_t>(given_ - begin, 0, end - begin);
-      cloned<convert<X, T>>(x_ + begin * columns_, out_ + begin * columns_, copied * columns_);
+      if (copied > 0) cloned<convert<X, T>>(x_ + begin * columns_, out_ + begin * columns_, copied * columns_);
       std::fill(out_ + (begin + copied) * columns_, out_ + end * columns_, T{});
     });
   }
@@ -150,15 +153,23 @@ template <class T>
   }
 }
 
-// Words of consecutive elements, whose first index is a multiple of four: kDraws times four of them at a time.
+// Writes the words of so many draws, each of which is of four elements beside each other; and more, up to whole kDrawsAtOnce draws. `index`
+// is that of the first draw: a quarter of the number of its first element.
 [[gnu::always_inline]] inline void draw_range(RngKey key, uint32_t what, uint64_t index, uint32_t* words, int64_t draws) {
-  for (int64_t begin = 0; begin < draws; begin += kDraws) {
+  for (int64_t begin = 0; begin < draws; begin += kDrawsAtOnce) {
     DrawnWords<4> drawn;
-    draw_words(key, what, index + static_cast<uint64_t>(begin), drawn);
-    for (int64_t j = 0; j < kDraws; ++j) {
+    draw_words(key, what, (index + static_cast<uint64_t>(begin)) & (~uint64_t{0} >> 2), drawn);  // as numbers of elements wrap
+    for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
       for (int64_t word = 0; word < 4; ++word) words[4 * (begin + j) + word] = drawn.of[word][j];
     }
   }
+}
+
+template <class T>
+auto row_kernel(const Simulation& how) {
+  const bool random = how.rounding == Rounding::stochastic;
+  if (how.scale == SimulatedScale::e4m3) return random ? cloned<round_row<T, true, true>> : cloned<round_row<T, true, false>>;
+  return random ? cloned<round_row<T, false, true>> : cloned<round_row<T, false, false>>;
 }
 
 // Room of one thread for a row.
@@ -170,7 +181,7 @@ struct Row {
       : encode(static_cast<size_t>(columns + kTogether)),
         decode(encode.size()),
         keys(static_cast<size_t>(columns)),
-        words(encode.size() + size_t{4} * kDraws) {}
+        words(encode.size() + size_t{4} * kDrawsAtOnce) {}
 };
 
 // Rounds `out` in place, by row blocks.

@@ -1,4 +1,10 @@
 // Rounds to formats without codes: the values of free_rounding.h over scales of one or two levels.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/simulated_rows.h"
 #include "mantissa/base/parallel.h"
