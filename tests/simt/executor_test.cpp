@@ -113,7 +113,14 @@ TEST(Executor, ABlockThatStandsStillSaysWhere) {
               }),
               HasSubstr("stands still: threads 0 to 31 have returned, threads 32 to 63 at a barrier"));
   EXPECT_THAT(failure([] { thread() < 40 ? barrier() : static_cast<void>(ballot(true)); }), HasSubstr("stands still"));
+  EXPECT_THAT(failure([] { static_cast<void>(lane() < 16 ? shuffle_xor(1U, 1) : ballot(true)); }), HasSubstr("stands still"));
   EXPECT_THAT(failure([] { warp_barrier(lane() < 16 ? 0xffffU : kAllLanes); }), HasSubstr("at a barrier of a warp with mask"));
+}
+
+// Whichever of them comes last.
+TEST(Executor, LanesWithDifferentMasksDoNotMeet) {
+  for (uint32_t seed = 1; seed <= 20; ++seed)
+    EXPECT_THROW(simt::run_blocks(1, kWarp, seed, [] { ballot(true, lane() < 16 ? ~0U : ~1U); }), Error) << seed;
 }
 
 TEST(Executor, MasksAndAddressesAreChecked) {
