@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <latch>
 #include <thread>
 
 #include "files.h"
@@ -213,13 +214,18 @@ TEST_F(LostPeer, EndsAllGroupsAtOnce) {
 
 TEST_F(LostPeer, IsReportedWhileCommunicatorsEnd) {
   std::future<void> report;
+  std::latch changed(1);
   const auto errors = errors_on_ranks(2, nccl_.links(), [&](Backend& device, const Communicator& world) {
-    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    if (world.rank() == 1) {
+      changed.wait();
+      fail(ExitCode::data, "leaves");
+    }
     nccl_.change({.while_ending = [&, self = std::this_thread::get_id()] {
       if (std::this_thread::get_id() != self) return;
       report = std::async(std::launch::async, [&] { world.latest_calls(); });
       EXPECT_EQ(report.wait_for(std::chrono::seconds(5)), std::future_status::ready);
     }});
+    changed.count_down();
     const Tensor x = filled(device, 1);
     world.sum(x, Purpose::other);
     test::values(x);
