@@ -158,7 +158,7 @@ template <class T>
 [[gnu::always_inline]] inline void draw_range(RngKey key, uint32_t what, uint64_t index, uint32_t* words, int64_t draws) {
   for (int64_t begin = 0; begin < draws; begin += kDrawsAtOnce) {
     DrawnWords<4> drawn;
-    draw_words(key, what, (index + static_cast<uint64_t>(begin)) & (~uint64_t{0} >> 2), drawn);  // as numbers of elements wrap
+    draw_words(key, what, index + static_cast<uint64_t>(begin), drawn);
     for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
       for (int64_t word = 0; word < 4; ++word) words[4 * (begin + j) + word] = drawn.of[word][j];
     }
@@ -250,11 +250,12 @@ class RowRounder {
   // Returns the words of a row.
   const uint32_t* draw(int64_t row, Row& room) const {
     ElementWords words(k_.draws);
-    if (!k_.draws.column_places.empty()) {
+    const uint64_t first = words.number(row, 0), skipped = first % 4;
+    const bool wraps = first > ~uint64_t{0} - static_cast<uint64_t>(columns_);
+    if (!k_.draws.column_places.empty() || wraps) {
       for (int64_t c = 0; c < columns_; ++c) room.words[static_cast<size_t>(c)] = words(row, c);
       return room.words.data();
     }
-    const uint64_t first = words.number(row, 0), skipped = first % 4;
     cloned<draw_range>({k_.draws.seed, RngStream::rounding}, k_.draws.what, first / 4, room.words.data(),
                        ceil_div(static_cast<int64_t>(skipped) + columns_, int64_t{4}));
     return room.words.data() + skipped;
