@@ -134,7 +134,8 @@ std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t 
   require(xxh64(bytes) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
           begin, " to ", begin + static_cast<int64_t>(bytes.size()), ") is damaged");
   kept_bytes_ += static_cast<int64_t>(bytes.size());
-  return kept_.emplace_back(shard_index, index, std::move(bytes)).bytes;
+  kept_.push_back({.shard = shard_index, .index = index, .bytes = std::move(bytes)});
+  return kept_.back().bytes;
 }
 
 void CheckpointReader::read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out) {

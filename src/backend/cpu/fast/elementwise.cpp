@@ -13,17 +13,11 @@ namespace mantissa {
 namespace {
 
 template <class From, class To>
-[[gnu::always_inline]] inline void convert_range(const From* x, To* out, int64_t n) {
-  simd::for_lanes(
-      n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(out + j, simd::load(x + j, part), part); });
-}
-
-template <class From, class To>
 void convert_parallel(const Convert& k) {
   const From* x = k.x.device_data<From>();
   To* out = k.out.device_data<To>();
   parallel_for(k.x.elements(), kPieceElements,
-               [&](int64_t begin, int64_t end) { cloned<convert_range<From, To>>(x + begin, out + begin, end - begin); });
+               [&](int64_t begin, int64_t end) { cloned<simd::convert<From, To>>(x + begin, out + begin, end - begin); });
 }
 
 void copy_parallel(const std::byte* from, std::byte* to, int64_t bytes) {

@@ -75,6 +75,13 @@ template <class Body>
   if (j < n) body(j, Part{n - j});
 }
 
+// Widens or rounds n elements.
+template <class From, class To>
+[[gnu::always_inline]] inline void convert(const From* from, To* to, int64_t n) {
+  for_lanes(
+      n, [&](int64_t j, auto part) __attribute__((always_inline)) { store(to + j, load(from + j, part), part); });
+}
+
 // The same for sums: body(j, slot, Whole or Part). Four independent slots hide the latency of an addition. Which element goes to which slot
 // and lane depends on n only.
 struct Slots {

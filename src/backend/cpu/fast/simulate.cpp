@@ -55,21 +55,15 @@ template <bool kTwoLevels, bool kRandom>
   }
 }
 
-template <class From, class To>
-[[gnu::always_inline]] inline void convert(const From* from, To* to, int64_t n) {
-  simd::for_lanes(
-      n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(to + j, simd::load(from + j, part), part); });
-}
-
 // Scales and words have kTogether elements more than the row.
 template <class T, bool kTwoLevels, bool kRandom>
 [[gnu::always_inline]] inline void round_row(T* row, int64_t n, RowScales of, Grid grid) {
   alignas(64) float x[kTogether] = {};
   for (int64_t c = 0; c < n; c += kTogether) {
     const int64_t count = n - c < kTogether ? n - c : kTogether;
-    convert(row + c, x, count);
+    simd::convert(row + c, x, count);
     round_together<kTwoLevels, kRandom>(x, {of.encode + c, of.decode + c, of.words + c}, grid);
-    convert(x, row + c, count);
+    simd::convert(x, row + c, count);
   }
 }
 
@@ -102,7 +96,7 @@ class Source {
   void copy() const {
     parallel_for(rows_, rows_per_piece(columns_), [&](int64_t begin, int64_t end) {
       const int64_t copied = std::clamp<int64_t>(given_ - begin, 0, end - begin);
-      if (copied > 0) cloned<convert<X, T>>(x_ + begin * columns_, out_ + begin * columns_, copied * columns_);
+      if (copied > 0) cloned<simd::convert<X, T>>(x_ + begin * columns_, out_ + begin * columns_, copied * columns_);
       std::fill(out_ + (begin + copied) * columns_, out_ + end * columns_, T{});
     });
   }
@@ -172,16 +166,23 @@ auto row_kernel(const Simulation& how) {
   return random ? cloned<round_row<T, false, true>> : cloned<round_row<T, false, false>>;
 }
 
-// Room of one thread for a row.
+// Room for a row.
 struct Row {
   std::vector<double> encode, decode;
   std::vector<uint32_t> keys, words;
 
-  explicit Row(int64_t columns)
-      : encode(static_cast<size_t>(columns + kTogether)),
-        decode(encode.size()),
-        keys(static_cast<size_t>(columns)),
-        words(encode.size() + size_t{4} * kDrawsAtOnce) {}
+  // That of this thread, which stays.
+  static Row& of(int64_t columns) {
+    thread_local Row row;
+    const auto size = static_cast<size_t>(columns + kTogether);
+    if (row.encode.size() < size) {
+      row.encode.resize(size);
+      row.decode.resize(size);
+      row.keys.resize(size);
+      row.words.resize(size + size_t{4} * kDrawsAtOnce);
+    }
+    return row;
+  }
 };
 
 // Rounds `out` in place, by row blocks.
@@ -203,7 +204,7 @@ class RowRounder {
   void for_row_blocks(const Body& body) const {
     parallel_for(ceil_div(rows_, k_.how.block_rows), std::max<int64_t>(1, rows_per_piece(columns_) / k_.how.block_rows),
                  [&](int64_t begin, int64_t end) {
-                   Row row(columns_);
+                   Row& row = Row::of(columns_);
                    for (int64_t row_block = begin; row_block < end; ++row_block) body(row_block, row);
                  });
   }
@@ -217,7 +218,7 @@ class RowRounder {
   }
 
   void measure(int64_t row_block, Row& room) {
-    std::ranges::fill(room.keys, 0U);
+    std::fill_n(room.keys.data(), columns_, 0U);
     for (int64_t r = row_block * k_.how.block_rows; r < end_of(row_block); ++r)
       cloned<add_keys<T>>(out_ + r * columns_, columns_, k_.how.rule, room.keys.data());
     for_blocks([&](int64_t i, int64_t begin, int64_t end) {
@@ -228,21 +229,19 @@ class RowRounder {
   SimulatedBlock scale(uint32_t key) const {
     return k_.how.scale == SimulatedScale::e8m0
                ? SimulatedBlock::of_one_level(amax_of_key(key), k_.how)
-               : SimulatedBlock::of_two_levels(amax_of_key(key), tensor_amax_, static_cast<float>(ElementGrid(k_.how.element).largest()));
+               : SimulatedBlock::of_two_levels(amax_of_key(key), tensor_amax_, static_cast<float>(grid_.largest));
   }
 
   void round(int64_t row_block, Row& room) {
-    Grid grid(k_.how.element);
+    Grid grid = grid_;
     for_blocks([&](int64_t i, int64_t begin, int64_t end) {
       const SimulatedBlock scale = this->scale(keys(row_block)[i]);
       std::fill(room.encode.data() + begin, room.encode.data() + end, scale.encode());
       std::fill(room.decode.data() + begin, room.decode.data() + end, scale.decode());
       grid.tensor = scale.tensor();
     });
-    const bool random = k_.how.rounding == Rounding::stochastic, two_levels = k_.how.scale == SimulatedScale::e4m3;
-    const auto kernel = two_levels ? random ? cloned<round_row<T, true, true>> : cloned<round_row<T, true, false>>
-                        : random ? cloned<round_row<T, false, true>>
-                                   : cloned<round_row<T, false, false>>;
+    const bool random = k_.how.rounding == Rounding::stochastic;
+    const auto kernel = row_kernel<T>(k_.how);
     for (int64_t r = row_block * k_.how.block_rows; r < end_of(row_block); ++r)
       kernel(out_ + r * columns_, columns_, {room.encode.data(), room.decode.data(), random ? draw(r, room) : room.words.data()}, grid);
   }
@@ -262,6 +261,7 @@ class RowRounder {
   }
 
   const Simulate& k_;
+  const Grid grid_{k_.how.element};
   T* out_;
   int64_t rows_, columns_;
   std::vector<uint32_t> keys_;  // of the amax of each block
