@@ -21,7 +21,7 @@ add_compile_options(${MANTISSA_ROUNDING_FLAGS})
 # errno of mathematical functions is never read, and with it no square root is vectorized; rounding is the same. The note on the calling
 # convention of vector types has no subject: every function that takes one is inlined.
 add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fno-math-errno> $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
-# The compiler collects its garbage later: a tenth less time for half as much memory again, still below the 2 GiB of scripts/jobs.sh.
+# The compiler collects its garbage later: a tenth less time for half as much memory again, still below the 3 GiB of scripts/jobs.sh.
 add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-expand=400> $<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1500000>)
 if("${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE} $ENV{CXXFLAGS}" MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math|-freciprocal-math")
   message(FATAL_ERROR "fast-math changes rounding and is refused: ${CMAKE_CXX_FLAGS}")
