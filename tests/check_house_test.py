@@ -104,6 +104,8 @@ class Words(unittest.TestCase):
         self.assertEqual(self.words("src/backend/cpu/a.cpp", "x.device_data<float>()[0] = 1;"), [])
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
         self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
+        self.assertEqual(len(self.words("src/backend/cpu/fast/a.cpp", 'asm("vpermps");')), 1)
+        self.assertEqual(self.words("src/backend/cpu/fast/wide_lanes.h", 'asm("vpermps");'), [])
 
     def test_retired_words_are_found_with_their_line(self):
         def found(path, text):

@@ -1,7 +1,6 @@
 // Converts the config.json of an architecture to a ModelConfig, and back; finds the architecture that has the options of a model.
 #include <algorithm>
 #include <array>
-#include <ranges>
 
 #include "hf/architecture_table.h"
 #include "mantissa/json/json.h"
@@ -134,7 +133,7 @@ void ArchitectureReader::read_option(const ArchitectureKey& key, ArchitectureKey
   if (!words.empty()) {
     const auto word = std::ranges::find(words, value, &Words::value_type::first);
     if (word == words.end())
-      from.refuse(key.key, "mantissa knows " + joined(words | std::views::keys, ", ", [](const Json& known) { return known.dump(); }));
+      from.refuse(key.key, "mantissa knows " + joined(words, ", ", [](const auto& known) { return known.first.dump(); }));
     value = word->second;
   }
   set(key.option, from.name(key.key), value);
@@ -167,7 +166,8 @@ int64_t ArchitectureReader::layers() const {
 void ArchitectureReader::drop_experts() {
   model.moe.reset();
   for (const auto& [option, key] : keys_of_options_) {
-    if (option.starts_with("moe.")) std::erase_if(problems_, [&](const std::string& problem) { return problem.starts_with(key + ":"); });
+    if (!option.starts_with("moe.")) continue;
+    std::erase_if(problems_, [start = key + ":"](const std::string& problem) { return problem.starts_with(start); });
   }
 }
 

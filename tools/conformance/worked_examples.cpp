@@ -50,7 +50,9 @@ GoldenQuantization as_golden(const Example& example, Dtype dtype) {
   out.how.format = format, out.how.rule = rule, out.scales = {scale_code};
   // In a poisoned block the zeros that follow hold what its elements hold.
   const bool poisoned = scale_code == 255 && !codes.empty();
-  const auto code_at = [&](size_t i) { return i < codes.size() ? codes[i] : poisoned ? codes.back() : std::string("0x0"); };
+  const auto code_at = [&listed = codes, poisoned](size_t i) {
+    return i < listed.size() ? listed[i] : poisoned ? listed.back() : std::string("0x0");
+  };
   for (size_t i = 0; i < kBlock; ++i) {
     const float x = i < input.size() ? static_cast<float>(number(input[i], title)) : 0.0F;
     const uint32_t bits = dtype == Dtype::bf16 ? to_bf16(x).bits : __builtin_bit_cast(uint32_t, x);

@@ -13,7 +13,9 @@
 #if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__clang__)
 #define MANTISSA_TARGET(level) __attribute__((target("arch=" level), noipa))
 #define MANTISSA_CPU_HAS(level) (__builtin_cpu_supports(level) != 0)
+#define MANTISSA_CPU_LEVELS true
 #else
 #define MANTISSA_TARGET(level)
 #define MANTISSA_CPU_HAS(level) false
+#define MANTISSA_CPU_LEVELS false
 #endif

@@ -17,6 +17,10 @@
 
 namespace mantissa {
 
+// Whether there are clones. Without them only the body of the level of the build may be compiled where another one has instructions that
+// this level lacks.
+inline constexpr bool kCpuLevels = MANTISSA_CPU_LEVELS;
+
 template <auto kBody, auto kBaseline, auto kWidest>
 struct Clones;
 

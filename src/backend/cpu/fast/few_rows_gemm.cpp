@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "backend/cpu/fast/clones.h"
 #include "backend/cpu/fast/lane_math.h"
 #include "backend/cpu/fast/weight_steps.h"
+#include "backend/cpu/fast/wide_lanes.h"
 #include "backend/cpu/scalar.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
@@ -55,10 +57,22 @@ template <class Part>
   std::memcpy(&out, from, sizeof out);
   return out;
 }
-[[gnu::always_inline]] inline Floats joined(const Floats (&parts)[2]) { return parts[0] + parts[1]; }
-[[gnu::always_inline]] inline Floats joined(const simd::TwoFloats (&both)[1]) {
-  return __builtin_shufflevector(both[0], both[0], 0, 1, 2, 3, 4, 5, 6, 7) +
-         __builtin_shufflevector(both[0], both[0], 8, 9, 10, 11, 12, 13, 14, 15);
+template <class Part>
+[[gnu::always_inline]] inline Part fma(Part a, Part b, Part c) {
+  if constexpr (std::is_same_v<Part, Floats>) {
+    return simd::fma(a, b, c);
+  } else {
+    return wide::fma(a, b, c);
+  }
+}
+template <class Part, size_t kParts>
+[[gnu::always_inline]] inline Floats joined(const Part (&parts)[kParts]) {
+  if constexpr (kParts == 2) {
+    return parts[0] + parts[1];
+  } else {
+    return __builtin_shufflevector(parts[0], parts[0], 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(parts[0], parts[0], 8, 9, 10, 11, 12, 13, 14, 15);
+  }
 }
 
 // Multiplies one row of the weight with kRows rows of x. Returns false if an element is NaN.
@@ -77,7 +91,7 @@ template <class Steps, int kRows>
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         Part& part = parts[r][v % kParts];
-        part = simd::fma(w, load_part<Part>(at + r * piece.x_row + v * simd::kLanes), part);
+        part = fma(w, load_part<Part>(at + r * piece.x_row + v * simd::kLanes), part);
       }
     };
     numbers &= Steps::template read<kPlain>(from, scales + kSpans * s, take);
@@ -139,13 +153,13 @@ bool run(const Piece<typename Steps::Scale>& piece) {
 }
 template <>
 bool run<steps::E4M3Codes<>>(const Piece<uint32_t>& piece) {
-  return cloned<multiply_rows<steps::E4M3Codes<false>>, multiply_rows<steps::E4M3Codes<false>>, multiply_rows<steps::E4M3Codes<true>>>(
-      piece);
+  return cloned<multiply_rows<steps::E4M3Codes<false>>, multiply_rows<steps::E4M3Codes<false>>,
+                multiply_rows<steps::E4M3Codes<kCpuLevels>>>(piece);
 }
 template <>
 bool run<steps::E2M1Codes<>>(const Piece<float>& piece) {
-  return cloned<multiply_rows<steps::E2M1Codes<>>, multiply_rows<steps::E2M1Codes<false>>, multiply_rows<steps::E2M1Codes<true, true>>>(
-      piece);
+  return cloned<multiply_rows<steps::E2M1Codes<kCpuLevels>>, multiply_rows<steps::E2M1Codes<false>>,
+                multiply_rows<steps::E2M1Codes<kCpuLevels, kCpuLevels>>>(piece);
 }
 
 // Room that the calling thread keeps.

@@ -133,12 +133,6 @@ template <class T, class Body>
   return out;
 }
 
-// g++ 12 makes two halves of what is written out, and no clone could take an intrinsic.
-[[gnu::always_inline]] inline TwoFloats fma(TwoFloats a, TwoFloats b, TwoFloats c) {
-  asm("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "vm"(b));
-  return c;
-}
-
 [[gnu::always_inline]] inline Floats sqrt(Floats a) {
   Floats out;
   for (int i = 0; i < kLanes; ++i) out[i] = __builtin_sqrtf(a[i]);

@@ -20,6 +20,7 @@
 
 #include "backend/cpu/fast/code_lanes.h"
 #include "backend/cpu/fast/simd.h"
+#include "backend/cpu/fast/wide_lanes.h"
 
 namespace mantissa::steps {
 
@@ -41,14 +42,6 @@ template <class T>
 [[gnu::always_inline]] inline T load(const std::byte* from) {
   T out;
   std::memcpy(&out, from, sizeof out);
-  return out;
-}
-
-// 32 bytes, twice, by an instruction that g++ 12 replaces by a load and a shuffle, and that in an intrinsic no clone could take.
-[[gnu::always_inline]] inline Bytes64 twice(const std::byte* from) {
-  using Unaligned = uint8_t __attribute__((vector_size(32), aligned(1)));
-  Bytes64 out;
-  asm("vbroadcasti64x4 %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Unaligned*>(from)));
   return out;
 }
 
@@ -149,7 +142,7 @@ struct E4M3Codes {
       constexpr auto kFields = static_cast<int16_t>(0x87F0);
       if constexpr (kWide) {
         const auto scale = detail::as<detail::Pairs64>(detail::Words64{} + scales[i]);
-        const auto fields = (detail::as<detail::Pairs64>(detail::twice(from + i * kSpan)) << kLowOrHigh) >> 4 & kFields;
+        const auto fields = (detail::as<detail::Pairs64>(wide::twice<detail::Bytes64>(from + i * kSpan)) << kLowOrHigh) >> 4 & kFields;
         if constexpr (!kPlain) numbers &= !any_nan(fields);
         detail::widen(kPlain ? fields + scale : scaled(fields, scale), 4 * i, 4 * i + 2, take);
       } else {
@@ -172,38 +165,22 @@ struct E4M3Codes {
   // What brings the even bytes of 32 codes to the upper half of 16-bit lanes, and leaves the odd ones there.
   static constexpr detail::Pairs64 kLowOrHigh = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
 
-  // Comparisons of 64 bytes g++ 12 takes apart lane by lane.
-  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes64 least) {
-    bool any;
-    asm("vpcmpub $1, %2, %1, %%k1\n\tkortestq %%k1, %%k1" : "=@ccnz"(any) : "v"(least), "v"(detail::Bytes64{} + 18) : "k1");
-    return any;
-  }
   [[gnu::always_inline]] static bool any_below_normal(detail::Bytes least) { return lanes::any(detail::as<lanes::Words>(least < 18)); }
+  template <class Bytes>
+  [[gnu::always_inline]] static bool any_below_normal(Bytes least) {
+    return wide::any_below(least, Bytes{} + 18);
+  }
   [[gnu::always_inline]] static bool any_nan(detail::Pairs64 fields) {
     const detail::Pairs64 magnitudes = detail::Pairs64{} + kMagnitude;
-    bool any;
-    asm("vpcmpeqw %2, %1, %%k1\n\tkortestd %%k1, %%k1" : "=@ccnz"(any) : "v"(fields & magnitudes), "v"(magnitudes) : "k1");
-    return any;
+    return wide::any_equal(fields & magnitudes, magnitudes);
   }
   // Fields plus the scale, where they are those of a normal element; those of a subnormal one, of m, become those of m 2^-9 before. A zero
   // stays one.
   [[gnu::always_inline]] static detail::Pairs64 scaled(detail::Pairs64 fields, detail::Pairs64 scale) {
     constexpr detail::Pairs64 kToNormal = {0, -272, -160, -112, -64, -48, -32, -16};
-    detail::Pairs64 normal = fields, out = fields;
-    asm("vptestnmw %[exponents], %[fields], %%k1\n\t"
-        "vptestmw %[magnitudes], %[fields], %%k2\n\t"
-        "vpaddw %[change], %[fields], %[normal]%{%%k1%}\n\t"
-        "vpaddw %[scale], %[normal], %[out]%{%%k2%}"
-        : [normal] "+&v"(normal), [out] "+&v"(out)
-        : [fields] "v"(fields), [change] "v"(looked_up(kToNormal, fields >> 4)), [scale] "v"(scale),
-          [exponents] "v"(detail::Pairs64{} + kExponent), [magnitudes] "v"(detail::Pairs64{} + kMagnitude)
-        : "k1", "k2");
-    return out;
-  }
-  [[gnu::always_inline]] static detail::Pairs64 looked_up(detail::Pairs64 table, detail::Pairs64 index) {
-    detail::Pairs64 out;
-    asm("vpermw %1, %2, %0" : "=v"(out) : "v"(table), "v"(index));
-    return out;
+    const detail::Pairs64 exponents = detail::Pairs64{} + kExponent, magnitudes = detail::Pairs64{} + kMagnitude;
+    const detail::Pairs64 normal = wide::add_where_clear(fields, exponents, wide::looked_up_pairs(kToNormal, fields >> 4));
+    return wide::add_where_set(fields, magnitudes, normal, scale);
   }
   static constexpr int16_t kExponent = 0x0780, kMagnitude = 0x07F0;
 };
@@ -228,7 +205,7 @@ struct E2M1Codes {
   template <bool, class Take>
   [[gnu::always_inline]] static bool read(const std::byte* from, const Scale*, const Take& take) {
     if constexpr (kWide) {
-      const detail::Bytes64 codes = detail::twice(from);
+      const detail::Bytes64 codes = wide::twice<detail::Bytes64>(from);
       const detail::Words64 first = spread<0>(codes), second = spread<8>(codes);
       take(0, looked_up(first)), take(4, looked_up(second));
       take(2, looked_up(first >> 4)), take(6, looked_up(second >> 4));
@@ -247,7 +224,7 @@ struct E2M1Codes {
   [[gnu::always_inline]] static Part add(Part sum, Part step, const Scale* scales) {
     if constexpr (kWide) {
       const auto both = detail::as<simd::TwoFloats>(detail::Quads64{} + detail::load<uint64_t>(reinterpret_cast<const std::byte*>(scales)));
-      return simd::fma(step, __builtin_shufflevector(both, both, 0, 0, 0, 0, 5, 5, 5, 5, 8, 8, 8, 8, 13, 13, 13, 13), sum);
+      return wide::fma(step, __builtin_shufflevector(both, both, 0, 0, 0, 0, 5, 5, 5, 5, 8, 8, 8, 8, 13, 13, 13, 13), sum);
     } else {
       const float a = scales[0], b = scales[1];
       return simd::fma(step, simd::Floats{a, a, a, a, b, b, b, b}, sum);
@@ -261,16 +238,12 @@ struct E2M1Codes {
     constexpr uint32_t k = kFirst;
     constexpr detail::Words64 kIndex = {k,     k + 2, k + 4, k + 6, k,     k + 2, k + 4, k + 6,
                                         k + 1, k + 3, k + 5, k + 7, k + 1, k + 3, k + 5, k + 7};
-    detail::Words64 out;
-    asm("vpshufb %2, %1, %0" : "=v"(out) : "v"(codes), "v"(kIndex));
-    return out;
+    return detail::as<detail::Words64>(wide::looked_up_bytes(codes, detail::as<detail::Bytes64>(kIndex)));
   }
   // The doubled element of the lowest four bits of each word; the instruction looks at no others.
   [[gnu::always_inline]] static simd::TwoFloats looked_up(detail::Words64 codes) {
     constexpr simd::TwoFloats kDoubled = {0, 1, 2, 3, 4, 6, 8, 12, -0.0F, -1, -2, -3, -4, -6, -8, -12};
-    simd::TwoFloats out;
-    asm("vpermps %2, %1, %0" : "=v"(out) : "v"(codes), "v"(kDoubled));
-    return out;
+    return wide::looked_up_words(kDoubled, codes);
   }
   // bf16 of doubled elements, of a code in each byte: the first and the last eight of each half.
   [[gnu::always_inline]] static void elements(lanes::Words codes, lanes::Words* bits) {
@@ -279,18 +252,12 @@ struct E2M1Codes {
       using Quads = uint64_t __attribute__((vector_size(32)));
       constexpr uint64_t kLower = 0x4000C08040008000, kUpper = 0x4141404040403F00, kSigns = 0x8080808080808080;
       constexpr Quads kLowerBytes = {kLower, kLower, kLower, kLower}, kUpperBytes = {kUpper, kUpper | kSigns, kUpper, kUpper | kSigns};
-      lower = shuffled(detail::as<detail::Bytes>(kLowerBytes), upper);
-      upper = shuffled(detail::as<detail::Bytes>(kUpperBytes), upper);
+      lower = wide::looked_up_bytes(detail::as<detail::Bytes>(kLowerBytes), upper);
+      upper = wide::looked_up_bytes(detail::as<detail::Bytes>(kUpperBytes), upper);
       bits[0] = interleaved<0>(lower, upper), bits[1] = interleaved<8>(lower, upper);
     } else {
       bits[0] = element(interleaved<0>(upper, lower)), bits[1] = element(interleaved<8>(upper, lower));
     }
-  }
-  // table[index] within each half, which g++ 12 has no other way to write than by an intrinsic, which in turn no clone could take.
-  [[gnu::always_inline]] static detail::Bytes shuffled(detail::Bytes table, detail::Bytes index) {
-    detail::Bytes out;
-    asm("vpshufb %2, %1, %0" : "=x"(out) : "x"(table), "x"(index));
-    return out;
   }
   template <int kFirst>
   [[gnu::always_inline]] static lanes::Words interleaved(detail::Bytes a, detail::Bytes b) {
