@@ -1,7 +1,6 @@
 #include "mantissa/precision/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 
 #include "mantissa/backend/contract.h"
@@ -185,7 +184,7 @@ class Resolver {
   void check_module(const ModulePrecision& entry) {
     const std::string problem = recipe_problem(entry);
     if (problem.empty()) return;
-    problems_[{key_of_recipe(entry), any_layer(entry.module.path), problem}].push_back(entry.module.path);
+    problems_[{key_of_recipe(entry), problem}][any_layer(entry.module.path)].push_back(entry.module.path);
   }
 
   // Says why a module cannot have its recipe, continuing its path; "" if it can.
@@ -203,11 +202,14 @@ class Resolver {
                 recipe.compute, ": use \"high\" for it");
   }
 
-  // Reports once for all layers that have it.
+  // Reports once for all modules that have it.
   void report_problems() {
-    for (const auto& [problem, paths] : problems_) {
-      const auto& [key, layers, message] = problem;
-      report_.error(key, (paths.size() == 1 ? paths.front() : layers) + " " + message);
+    for (const auto& [problem, modules] : problems_) {
+      const std::string names = joined(modules, ", ", [](const auto& module) {
+        const auto& [layers, paths] = module;
+        return paths.size() == 1 ? paths.front() : layers;
+      });
+      report_.error(problem.key, text(modules.size() > 1 ? "each of " : "", names, " ", problem.message));
     }
   }
 
@@ -244,12 +246,17 @@ class Resolver {
     if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantized weight, and no recipe in use has one");
   }
 
+  struct Problem {
+    std::string key, message;
+    auto operator<=>(const Problem&) const = default;
+  };
+
   const PrecisionConfig& config_;
   const ModelShape& model_;
   ConfigReport& report_;
   std::map<std::string, Recipe> recipes_;
   std::vector<Recipe> by_rule_;
-  std::map<std::array<std::string, 3>, std::vector<std::string>> problems_;  // key, path with any layer, message -> paths
+  std::map<Problem, std::map<std::string, std::vector<std::string>>> problems_;  // path with any layer -> paths
 };
 
 }  // namespace

@@ -247,6 +247,21 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is not a multiple of 128, the block of recipe fp8_block"));
 }
 
+TEST(Plan, AProblemOfSeveralModulesIsReportedOnce) {
+  ModelConfig model = small_model();
+  model.hidden_size = 80;
+  const std::string errors =
+      planned(
+          R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})",
+          model)
+          .errors();
+  EXPECT_THAT(
+      errors,
+      HasSubstr(
+          "each of layers.*.attn.out, layers.*.attn.qkv, layers.*.mlp.gate_up does not fit its recipe: in 80 is not a multiple of 32"));
+  EXPECT_THAT(errors, HasSubstr("precision.recipe: layers.0.mlp.down does not fit its recipe: out 80 is not a multiple of 32"));
+}
+
 TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipe) {
   EXPECT_THAT(planned(R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})").errors(),
               HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"));
