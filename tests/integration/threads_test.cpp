@@ -1,4 +1,4 @@
-// training.threads is the number of threads that train. Alone in its executable: threads, once started, stay.
+// training.threads is the number of threads that train. Needs a process of its own, as CTest gives each test: threads, once started, stay.
 #include <gtest/gtest.h>
 
 #include "mantissa/base/parallel.h"
