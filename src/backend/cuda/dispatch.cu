@@ -2,8 +2,8 @@
 
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/packs.h"
 #include "backend/cuda/scan.h"
-#include "backend/cuda/values.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -143,17 +143,21 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class T>
+template <class Team, class T>
 __global__ void __launch_bounds__(kThreads)
-    unpermute(const T* x, CheckedIndices rows, T* out, int64_t count, int64_t columns, int64_t assignments) {
-  for_each_element(count, [=](int64_t i) {
-    const int64_t token = i / columns, column = i - token * columns;
-    float sum = 0.0F;
+    unpermute(Packs<const T> x, CheckedIndices rows, Packs<T> out, int64_t tokens, int64_t assignments) {
+  const int64_t token = Team::row();
+  if (token >= tokens) return;
+  for_each_pack_of_row<Team>(out.count, [&](int64_t first) {
+    Pack sum{};
     for (int64_t j = 0; j < assignments; ++j) {
       const int64_t row = checked(rows, token * assignments + j);
-      if (row >= 0) sum += value_of(x[row * columns + column]);
+      if (row < 0) continue;
+      const Pack more = x.row(row).read(first);
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) sum.at[i] += more.at[i];
     }
-    out[i] = rounded<T>(sum);
+    out.row(token).write(first, sum);
   });
 }
 
@@ -210,8 +214,12 @@ void CudaBackend::execute(const Permute& k) {
 void CudaBackend::execute(const Unpermute& k) {
   const CheckedIndices rows = checked(k.rows, IndexRule::optional("unpermute", "rows", k.x.dim(0)));
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(unpermute<T>, {blocks_for(k.out.elements()), kThreads}, k.x.device_data<T>(), rows, k.out.device_data<T>(), k.out.elements(),
-           k.out.dim(1), k.rows.dim(1));
+    const int64_t tokens = k.out.dim(0), columns = k.out.dim(1);
+    const T* const x = k.x.device_data<T>();
+    T* const out = k.out.device_data<T>();
+    const RowPacks of{columns, begin_at_packs(columns, x, out)};
+    with_team(tokens, columns,
+              [&]<class Team>(Grid grid) { launch(unpermute<Team, T>, grid, of(x), rows, of(out), tokens, k.rows.dim(1)); });
   });
 }
 

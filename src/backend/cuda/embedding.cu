@@ -29,10 +29,16 @@ __global__ void __launch_bounds__(kThreads) gather(Ids k, Packs<const T> weight,
   for_each_pack_of_row<Team>(weight.count, [&](int64_t first) { out.row(i).write(first, row < 0 ? Pack{} : from.read(first)); });
 }
 
-// first_use [rows] = the first id of each row of the table; it held larger numbers.
-__global__ void __launch_bounds__(kThreads) find_first_uses(Ids k, uint32_t* first_use) {
+// Of each row of the table its first id, and the complement of its last one: both are minima of numbers whose bits were all set before.
+struct Uses {
+  uint32_t *first, *not_last;
+};
+
+__global__ void __launch_bounds__(kThreads) find_uses(Ids k, Uses uses) {
   for_each_element(k.count, [=](int64_t i) {
-    if (checked(k.ids, i) >= 0 && k.row(i) >= 0) fetch_min(&first_use[k.row(i)], static_cast<uint32_t>(i));
+    if (checked(k.ids, i) < 0 || k.row(i) < 0) return;
+    fetch_min(&uses.first[k.row(i)], static_cast<uint32_t>(i));
+    fetch_min(&uses.not_last[k.row(i)], ~static_cast<uint32_t>(i));
   });
 }
 
@@ -70,20 +76,22 @@ __device__ void add_uses(const unsigned (&found)[kWarpsOfBlock], Packs<const T> 
   });
 }
 
-// A block has an id. That of the first use of a row adds for all its uses, which it finds by votes, in the order of ids.
+// A block has an id. That of the first use of a row adds for all its uses, which it finds by votes, in the order of ids, up to the last
+// one.
 template <class T>
-__global__ void __launch_bounds__(kThreads) scatter(Ids k, const uint32_t* first_use, Packs<const T> dy, Packs<float> dweight) {
+__global__ void __launch_bounds__(kThreads) scatter(Ids k, Uses uses, Packs<const T> dy, Packs<float> dweight) {
   const int64_t row = k.row(block());
-  if (row < 0 || first_use[row] != block()) return;
+  if (row < 0 || uses.first[row] != block()) return;
+  const int64_t last = ~uses.not_last[row];
   auto& found = block_shared<UsesOfRow>().of_warps;
   unsigned turn = 0;
-  for (int64_t start = block(); start < k.count; start += kThreads, turn = 1 - turn) {
+  for (int64_t start = block(); start <= last; start += kThreads, turn = 1 - turn) {
     const int64_t i = start + thread();
-    const unsigned own = ballot(i < k.count && k.row(i) == row);
+    const unsigned own = ballot(i <= last && k.row(i) == row);
     if (lane() == 0) found[turn][warp()] = own;
     barrier();
     unsigned any = 0;
-    for (const unsigned uses : found[turn]) any |= uses;
+    for (const unsigned votes : found[turn]) any |= votes;
     if (any != 0) add_uses(found[turn], dy, start, dweight.row(row));
   }
 }
@@ -106,15 +114,16 @@ void CudaBackend::execute(const EmbeddingBackward& k) {
   const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(rows))), count, k.part.first,
                 rows};
   if (!k.accumulate) execute(Fill{.out = k.dweight, .value = 0.0});
-  const Tensor first_use = empty(*this, Dtype::i32, {rows});
-  execute(Fill{.out = first_use, .value = -1.0});
-  auto* const firsts = reinterpret_cast<uint32_t*>(first_use.device_data<int32_t>());
-  launch(find_first_uses, {blocks_for(count), kThreads}, ids, firsts);
+  const Tensor found = empty(*this, Dtype::i32, {2, rows});
+  execute(Fill{.out = found, .value = -1.0});
+  auto* const first = reinterpret_cast<uint32_t*>(found.device_data<int32_t>());
+  const Uses uses{first, first + rows};
+  launch(find_uses, {blocks_for(count), kThreads}, ids, uses);
   with_values(k.dy.dtype(), [&]<class T>() {
     const T* const dy = k.dy.device_data<T>();
     float* const dweight = k.dweight.device_data<float>();
     const RowPacks of{channels, begin_at_packs(channels, dy, dweight)};
-    launch(scatter<T>, {count, kThreads}, ids, firsts, of(dy), of(dweight));
+    launch(scatter<T>, {count, kThreads}, ids, uses, of(dy), of(dweight));
   });
 }
 
