@@ -193,6 +193,15 @@ TEST_F(KernelEdges, OneOfTheOperandsBeginsAnywhere) {
                                     .y = output(2, "normed", {3, 64}),
                                     .rstd = o.output_of(Dtype::f32, "rstd", {3}, kStats),
                                     .eps = 1e-5});
+      o.device().run(Unpermute{.x = place(0, o.input({4, 64})),
+                               .rows = o.given(Dtype::i32, {3, 2}, {3, 0, -1, 1, 2, -1}),
+                               .out = output(1, "unpermuted", {3, 64})});
+      const Tensor ids = o.given(Dtype::i32, {3}, {2, 0, 2});
+      o.device().run(EmbeddingForward{.ids = ids, .weight = place(0, o.input({4, 64})), .out = output(1, "embedded", {3, 64})});
+      o.device().run(EmbeddingBackward{.ids = ids,
+                                       .dy = place(0, o.input({3, 64})),
+                                       .dweight = o.updated("dweight", place(1, o.input_of(Dtype::f32, {4, 64})), kExact),
+                                       .accumulate = true});
     });
   }
 }
