@@ -3,13 +3,39 @@
 namespace mantissa {
 namespace {
 
-ModuleShape column_parallel(const std::string& path, int64_t out, int64_t in, bool bias, std::vector<ModulePart> parts = {}) {
-  return {.path = path, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts), .split = Split::column_parallel};
+// A size, and the key of the configuration whose value it is.
+struct Width {
+  int64_t size;
+  const char* key = "";
+};
+
+ModuleShape column_parallel(const std::string& path, Width out, Width in, bool bias, std::vector<ModulePart> parts = {}) {
+  return {.path = path,
+          .out = out.size,
+          .in = in.size,
+          .bias = bias ? out.size : 0,
+          .parts = std::move(parts),
+          .split = Split::column_parallel,
+          .out_key = out.key,
+          .in_key = in.key};
 }
 
-ModuleShape row_parallel(const std::string& path, ModuleRole role, int64_t out, int64_t in, bool bias) {
-  return {.path = path, .role = role, .out = out, .in = in, .bias = bias ? out : 0, .split = Split::row_parallel};
+ModuleShape gate_up(const std::string& path, Width inner, Width hidden, bool bias) {
+  return column_parallel(path, {2 * inner.size}, hidden, bias, {{"gate", inner.size, inner.key}, {"up", inner.size, inner.key}});
 }
+
+ModuleShape row_parallel(const std::string& path, ModuleRole role, Width out, Width in, bool bias) {
+  return {.path = path,
+          .role = role,
+          .out = out.size,
+          .in = in.size,
+          .bias = bias ? out.size : 0,
+          .split = Split::row_parallel,
+          .out_key = out.key,
+          .in_key = in.key};
+}
+
+Width hidden_of(const ModelConfig& config) { return {config.hidden_size, "model.hidden_size"}; }
 
 ModuleShape norm(const std::string& path, int64_t channels, bool bias, ModuleRole role = ModuleRole::other) {
   return {.path = path, .kind = ModuleKind::norm, .role = role, .out = channels, .bias = bias ? channels : 0};
@@ -18,8 +44,9 @@ ModuleShape norm(const std::string& path, int64_t channels, bool bias, ModuleRol
 void add_attention(const ModelConfig& config, int64_t layer, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t q = config.num_attention_heads * config.head_size(), kv = config.kv_heads() * config.head_size();
   const bool qkv_bias = config.attention_bias != AttentionBias::none, out_bias = config.attention_bias == AttentionBias::all;
-  modules.push_back(column_parallel(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, {{"q", q}, {"k", kv}, {"v", kv}}));
-  modules.push_back(row_parallel(path + ".out", ModuleRole::attention_output, config.hidden_size, q, out_bias));
+  const Width hidden = hidden_of(config), heads{q, config.head_dim ? "" : hidden.key};
+  modules.push_back(column_parallel(path + ".qkv", {q + 2 * kv}, hidden, qkv_bias, {{"q", q, heads.key}, {"k", kv}, {"v", kv}}));
+  modules.push_back(row_parallel(path + ".out", ModuleRole::attention_output, hidden, heads, out_bias));
   modules.back().window = config.window(layer);
   if (config.qk_norm) {
     modules.push_back(norm(path + ".q_norm", config.head_size(), false, ModuleRole::head_norm));
@@ -31,25 +58,25 @@ void add_attention(const ModelConfig& config, int64_t layer, const std::string& 
 }
 
 void add_mlp(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
-  const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  if (config.gated()) {
-    modules.push_back(column_parallel(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, {{"gate", inner}, {"up", inner}}));
-  } else {
-    modules.push_back(column_parallel(path + ".up", inner, hidden, config.mlp_bias));
-  }
+  const Width hidden = hidden_of(config), inner{config.intermediate_size, "model.intermediate_size"};
+  modules.push_back(config.gated() ? gate_up(path + ".gate_up", inner, hidden, config.mlp_bias)
+                                   : column_parallel(path + ".up", inner, hidden, config.mlp_bias));
   modules.push_back(row_parallel(path + ".down", ModuleRole::mlp_output, hidden, inner, config.mlp_bias));
 }
 
 void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const MoeConfig& moe = *config.moe;
-  const int64_t hidden = config.hidden_size, inner = moe.intermediate_size, shared = moe.shared_intermediate_size;
+  const Width hidden = hidden_of(config), inner{moe.intermediate_size, "model.moe.intermediate_size"},
+              shared{moe.shared_intermediate_size, "model.moe.shared_intermediate_size"};
   modules.push_back({.path = path + ".router",
                      .kind = ModuleKind::router,
                      .out = moe.num_experts,
-                     .in = hidden,
+                     .in = hidden.size,
                      .bias = moe.router_bias ? moe.num_experts : 0,
                      .buffer_name = path + ".expert_bias",
-                     .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
+                     .buffer = moe.has_expert_bias() ? moe.num_experts : 0,
+                     .out_key = "model.moe.num_experts",
+                     .in_key = hidden.key});
   const auto add_experts = [&](ModuleShape one) {
     one.experts = true;
     one.matrices = moe.num_experts;
@@ -57,10 +84,10 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
     one.active = moe.num_experts_per_tok;
     modules.push_back(std::move(one));
   };
-  add_experts(column_parallel(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, {{"gate", inner}, {"up", inner}}));
+  add_experts(gate_up(path + ".experts.gate_up", inner, hidden, moe.expert_mlp_bias));
   add_experts(row_parallel(path + ".experts.down", ModuleRole::mlp_output, hidden, inner, moe.expert_mlp_bias));
-  if (shared == 0) return;
-  modules.push_back(column_parallel(path + ".shared.gate_up", 2 * shared, hidden, false, {{"gate", shared}, {"up", shared}}));
+  if (shared.size == 0) return;
+  modules.push_back(gate_up(path + ".shared.gate_up", shared, hidden, false));
   modules.push_back(row_parallel(path + ".shared.down", ModuleRole::mlp_output, hidden, shared, false));
 }
 

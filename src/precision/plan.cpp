@@ -45,12 +45,25 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   entry.bytes = resident_bytes(entry, entry.module);
 }
 
-// Says why a rank's share of a size has no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8";
+// A size of a weight as errors name it: "model.hidden_size 80", or "out 100 of part k".
+struct NamedSize {
+  std::string name;
+  int64_t size;
+};
+
+NamedSize named_size(const std::string& key, const std::string& place, int64_t size, const std::string& where = "") {
+  return {key.empty() ? text(place, ' ', size, where) : text(key, ' ', size), size};
+}
+NamedSize in_of(const ModuleShape& module) { return named_size(module.in_key, "in", module.in); }
+NamedSize out_of(const ModuleShape& module) { return named_size(module.out_key, "out", module.out); }
+NamedSize out_of(const ModulePart& part) { return named_size(part.out_key, "out", part.out, " of part " + part.name); }
+
+// Says why a rank's share of a size has no whole number of blocks: "out 100 of part k is not a multiple of 32, the block of recipe mxfp8";
 // "" if it has.
-std::string share_problem(const std::string& what, int64_t size, int64_t ranks, int64_t block, const std::string& of) {
-  if (size % (ranks * block) == 0) return "";
-  if (ranks == 1) return text(what, " is not a multiple of ", block, ", the block of ", of);
-  return text(what, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of,
+std::string share_problem(const NamedSize& what, int64_t ranks, int64_t block, const std::string& of) {
+  if (what.size % (ranks * block) == 0) return "";
+  if (ranks == 1) return text(what.name, " is not a multiple of ", block, ", the block of ", of);
+  return text(what.name, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of,
               ": take fewer ranks");
 }
 
@@ -58,11 +71,11 @@ std::string share_problem(const std::string& what, int64_t size, int64_t ranks, 
 std::string cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
   constexpr int64_t kCell = 32;
   const std::string of = text("codes of recipe ", recipe.name);
-  std::string problem = columns > 1 ? share_problem(text("in ", module.in), module.in, columns, kCell, of) : "";
+  std::string problem = columns > 1 ? share_problem(in_of(module), columns, kCell, of) : "";
   for (const ModulePart& part : module.parts) {
-    if (rows > 1 && problem.empty()) problem = share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, kCell, of);
+    if (rows > 1 && problem.empty()) problem = share_problem(out_of(part), rows, kCell, of);
   }
-  return rows > 1 && problem.empty() ? share_problem(text("out ", module.out), module.out, rows, kCell, of) : problem;
+  return rows > 1 && problem.empty() ? share_problem(out_of(module), rows, kCell, of) : problem;
 }
 
 // Names the sizes of a weight that cannot be divided so; "" if all can.
@@ -70,17 +83,15 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_
   const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
   const int64_t rows = by.row_ranks(), columns = by.column_ranks();
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
-  const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
+  const std::string of = "recipe " + recipe.name;
   std::vector<std::string> problems;
-  if (fake > 1) problems.push_back(share_problem(in, module.in, columns, fake, "weight_fake_quant in " + of));
+  if (fake > 1) problems.push_back(share_problem(in_of(module), columns, fake, "weight_fake_quant in " + of));
   const auto check_in = [&](int64_t length, const std::string& whose) {
-    problems.push_back(share_problem(in, module.in, columns, length, whose));
+    problems.push_back(share_problem(in_of(module), columns, length, whose));
   };
   const auto check_out = [&](int64_t length, const std::string& whose) {
-    for (const ModulePart& part : module.parts) {
-      problems.push_back(share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, length, whose));
-    }
-    problems.push_back(share_problem(text("out ", module.out), module.out, rows, length, whose));
+    for (const ModulePart& part : module.parts) problems.push_back(share_problem(out_of(part), rows, length, whose));
+    problems.push_back(share_problem(out_of(module), rows, length, whose));
   };
   if (block > 0) check_in(block, of), check_out(block, of);
   const SimulatedLengths simulated = simulated_lengths(recipe);

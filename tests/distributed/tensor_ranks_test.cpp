@@ -79,7 +79,7 @@ TEST_F(TensorRanksRefused, WhereHeadsOrBlocksCannotBeDivided) {
   };
   EXPECT_THAT(message({"model.num_key_value_heads=1"}), HasSubstr("model.num_key_value_heads 1 cannot be divided among 2 ranks"));
   EXPECT_THAT(message({"precision.recipe=mxfp8", "precision.dtype=bf16", "model.hidden_size=64", "model.intermediate_size=96"}),
-              HasSubstr("out 96 of part gate cannot be divided among the 2 ranks of parallel.tensor in multiples of 32"));
+              HasSubstr("model.intermediate_size 96 cannot be divided among the 2 ranks of parallel.tensor in multiples of 32"));
   EXPECT_THAT(message({"precision.recipe=mxfp8", "precision.dtype=bf16", "precision.fp8_output_proj=true", "model.hidden_size=64",
                        "model.intermediate_size=128", "model.pad_vocab_to=32", "model.vocab_size=20"}),
               HasSubstr("needs a padded vocabulary in multiples of 64, 32 for each rank of parallel.tensor, got 32"));

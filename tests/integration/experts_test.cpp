@@ -386,7 +386,7 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
                        "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"}),
               HasSubstr("2 experts of a rank have 80 rows of experts.down, which is no multiple of 32"));
   EXPECT_THAT(message({"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}),
-              HasSubstr("moe.experts.gate_up does not fit its recipe: out 48 of part gate is not a multiple of 32"));
+              HasSubstr("moe.experts.gate_up does not fit its recipe: model.moe.intermediate_size 48 is not a multiple of 32"));
 }
 
 }  // namespace mantissa::experts_test

@@ -196,11 +196,13 @@ TEST(SimulatedRecipe, SizesThatCutABlockAreRefused) {
     return own(R"("simulate": {)" + simulate + R"(}, "gemms": ["fprop", "dgrad", "wgrad"])", small_model(), tensor).errors();
   };
   const std::string rows = R"({"format": "e3m2", "block": [1, 40]})", tiles = R"({"format": "e3m2", "block": [64, 4]})";
-  EXPECT_THAT(errors(R"("input": )" + rows), HasSubstr("in 64 is not a multiple of 40, the block of simulate in recipe own"));
+  EXPECT_THAT(errors(R"("input": )" + rows),
+              HasSubstr("model.hidden_size 64 is not a multiple of 40, the block of simulate in recipe own"));
   EXPECT_THAT(errors(R"("output_grad": )" + rows), HasSubstr("is not a multiple of 40, the block of simulate in recipe own"));
-  EXPECT_THAT(errors(R"("weight": )" + tiles), HasSubstr("out 96 of part gate is not a multiple of 64"));
+  EXPECT_THAT(errors(R"("weight": )" + tiles), HasSubstr("model.intermediate_size 96 is not a multiple of 64"));
   EXPECT_EQ(errors(R"("input": )" + tiles), "") << "tiles of tokens and channels";
-  EXPECT_THAT(errors(R"("input": {"format": "e3m2", "block": [1, 64]})"), HasSubstr("in 96 is not a multiple of 64")) << "of mlp.down";
+  EXPECT_THAT(errors(R"("input": {"format": "e3m2", "block": [1, 64]})"), HasSubstr("model.intermediate_size 96 is not a multiple of 64"))
+      << "of mlp.down";
   EXPECT_THAT(errors(R"("input": {"format": "e3m2", "block": [1, 32]})", 2),
               HasSubstr("cannot be divided among the 2 ranks of parallel.tensor in multiples of 32, the block of simulate in recipe own"));
 }
@@ -213,9 +215,9 @@ TEST(SimulatedRecipe, SizesOfExpertsAreWholeBlocks) {
   model.moe->intermediate_size = 32;
   EXPECT_EQ(own(kNvfp4, model).errors(), "");
   model.moe->intermediate_size = 24;
-  EXPECT_THAT(own(kNvfp4, model).errors(),
-              HasSubstr("layers.*.moe.experts.down does not fit its recipe: in 24 is not a multiple of 16, the "
-                        "block of simulate in recipe own"));
+  EXPECT_THAT(own(kNvfp4, model).errors(), HasSubstr("each of layers.*.moe.experts.down, layers.*.moe.experts.gate_up does not fit its "
+                                                     "recipe: model.moe.intermediate_size 24 is not a multiple of 16, the "
+                                                     "block of simulate in recipe own"));
   EXPECT_EQ(own(kNvfp4, model, 1, R"(, "rules": [{"match": "layers.*.moe.experts.*", "recipe": "high"}])").errors(), "");
 }
 

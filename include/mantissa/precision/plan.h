@@ -21,6 +21,7 @@ const char* stored_type_name(StoredType type);
 struct ModulePart {
   std::string name;
   int64_t out;
+  std::string out_key = {};
   bool operator==(const ModulePart& other) const = default;
 };
 
@@ -32,16 +33,17 @@ struct ModuleShape {
   std::string path;
   ModuleKind kind = ModuleKind::linear;
   ModuleRole role = ModuleRole::other;
-  int64_t out = 0, in = 0;             // weight [out, in]; norms and sinks have [out] and in 0. out 0: the vocabulary is not known yet
-  int64_t bias = 0;                    // elements, of all matrices of a grouped weight
-  int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
-  std::vector<ModulePart> parts = {};  // empty: one part
-  Split split = Split::none;           // each part by rows, or all by columns
-  bool experts = false;                // a grouped weight of experts, one below the other
-  int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
-  int64_t window = 0;                  // of the output of attention: keys that a query sees at most; 0: all
-  std::string buffer_name = {};        // of elements beside the parameters that no gradient trains: a router's expert bias
-  int64_t buffer = 0;                  // how many there are
+  int64_t out = 0, in = 0;                // weight [out, in]; norms and sinks have [out] and in 0. out 0: the vocabulary is not known yet
+  int64_t bias = 0;                       // elements, of all matrices of a grouped weight
+  int64_t padding = 0;                    // last rows of the weight, of no token: zero, and never stored
+  std::vector<ModulePart> parts = {};     // empty: one part
+  Split split = Split::none;              // each part by rows, or all by columns
+  bool experts = false;                   // a grouped weight of experts, one below the other
+  int64_t matrices = 1, active = 1;       // of it; those that a token is multiplied with
+  int64_t window = 0;                     // of the output of attention: keys that a query sees at most; 0: all
+  std::string buffer_name = {};           // of elements beside the parameters that no gradient trains: a router's expert bias
+  int64_t buffer = 0;                     // how many there are
+  std::string out_key = {}, in_key = {};  // the key of the configuration whose value this size is, for errors; "": of no single one
   std::string weight_name() const { return kind == ModuleKind::sinks ? path : path + ".weight"; }
   std::string bias_name() const { return path + ".bias"; }
   int64_t rows() const { return matrices * out; }
