@@ -263,8 +263,10 @@ TEST_F(KernelEdges, RowsOfAnyWidthArePermuted) {
       expect_as_reference(text(rows, " rows of ", columns), [&](Operands& o) {
         permute_case(o, 5, rows, columns, {});
         if (columns % 32 == 0) permute_case(o, 5, rows, columns, {Format::e2m1, 1, 32});
-        const Tensor back = o.given(Dtype::i32, {rows, 2}, some_dropped(o, rows * 2, 5));
-        o.device().run(Unpermute{.x = o.input({5, columns}), .rows = back, .out = o.output("back", {rows, columns}, kExact)});
+        for (const int64_t choices : {2, 6}) {
+          const Tensor back = o.given(Dtype::i32, {rows, choices}, some_dropped(o, rows * choices, 5));
+          o.device().run(Unpermute{.x = o.input({5, columns}), .rows = back, .out = o.output("back", {rows, columns}, kExact)});
+        }
       });
     }
   }

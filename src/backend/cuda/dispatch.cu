@@ -143,19 +143,28 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class Team, class T>
+constexpr unsigned kChoicesAtOnce = 4;  // so that loads do not wait for each other
+
+// A choice that was dropped is a row of zeros. A sum is never -0, which they would change.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     unpermute(Packs<const T> x, CheckedIndices rows, Packs<T> out, int64_t tokens, int64_t assignments) {
-  const int64_t token = Team::row();
-  if (token >= tokens) return;
-  for_each_pack_of_row<Team>(out.count, [&](int64_t first) {
+  const int64_t packs = ceil_div(out.count, int64_t{kPack});
+  for_each_element(tokens * packs, [=](int64_t i) {
+    const int64_t token = i / packs, first = (i - token * packs) * kPack;
     Pack sum{};
-    for (int64_t j = 0; j < assignments; ++j) {
-      const int64_t row = checked(rows, token * assignments + j);
-      if (row < 0) continue;
-      const Pack more = x.row(row).read(first);
+    for (int64_t begin = 0; begin < assignments; begin += kChoicesAtOnce) {
+      int64_t from[kChoicesAtOnce];
+      Pack more[kChoicesAtOnce];
       MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) sum.at[i] += more.at[i];
+      for (unsigned n = 0; n < kChoicesAtOnce; ++n) from[n] = begin + n < assignments ? checked(rows, token * assignments + begin + n) : -1;
+      MANTISSA_UNROLL
+      for (unsigned n = 0; n < kChoicesAtOnce; ++n) more[n] = from[n] < 0 ? Pack{} : x.row(from[n]).read(first);
+      MANTISSA_UNROLL
+      for (unsigned n = 0; n < kChoicesAtOnce; ++n) {
+        MANTISSA_UNROLL
+        for (unsigned c = 0; c < kPack; ++c) sum.at[c] += more[n].at[c];
+      }
     }
     out.row(token).write(first, sum);
   });
@@ -218,8 +227,8 @@ void CudaBackend::execute(const Unpermute& k) {
     const T* const x = k.x.device_data<T>();
     T* const out = k.out.device_data<T>();
     const RowPacks of{columns, begin_at_packs(columns, x, out)};
-    with_team(tokens, columns,
-              [&]<class Team>(Grid grid) { launch(unpermute<Team, T>, grid, of(x), rows, of(out), tokens, k.rows.dim(1)); });
+    const int64_t packs = tokens * ceil_div(columns, int64_t{kPack});
+    launch(unpermute<T>, {blocks_for(packs), kThreads}, of(x), rows, of(out), tokens, k.rows.dim(1));
   });
 }
 
