@@ -44,8 +44,8 @@ CONFINED = [
     (re.compile(r"\bdevice_(data|bytes)\b"), r"src/backend/|(src|include/mantissa)/tensor/|tests/", "memory of a device belongs to its backend: upload, download or HostBytes"),
     (re.compile(r"__shared__|__(sync|shfl|ballot|activemask)\w*|\batomic(Add|Or|Max|CAS|Exch)\b|<<<|#\s*include\s*<cuda"),
      r"src/backend/cuda/chip/|src/base/|tests/gpu/", "what only CUDA knows is in src/backend/cuda/chip"),
-    (re.compile(r"\basm\b"), r"src/backend/(cuda/chip/|cpu/fast/wide_lanes\.h)|include/mantissa/base/generated_call\.h|tests/gpu/",
-     "an instruction of a CPU's level is a template of backend/cpu/fast/wide_lanes.h"),
+    (re.compile(r"\b(asm|__asm(__)?)\b"), r"src/backend/(cuda/chip/|cpu/fast/wide_lanes\.h)|include/mantissa/base/generated_call\.h|tests/",
+     "assembly is in backend/cuda/chip, or a template of backend/cpu/fast/wide_lanes.h"),
     (re.compile(r"std::(\w+_distribution|shuffle|mt19937\w*|random_device|default_random_engine)\b"), r"tests/|src/base/", "random numbers come from base/rng.h"),
 ]
 

@@ -12,6 +12,11 @@ targets=(tests/fuzz/corpus/*)
 shift $(($# < 1 ? $# : 1))
 [ -d "${targets[0]}" ] || { echo "fuzz: unknown target '${targets[0]##*/}' ($(ls tests/fuzz/corpus | xargs))" >&2; exit 2; }
 
+if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+  clang++ -fsanitize=fuzzer -fopenmp -x c++ - -o /dev/null 2>/dev/null; then
+  echo "fuzz: SKIPPED, there is no clang++ with libFuzzer and OpenMP (Debian: clang libclang-rt-dev libomp-dev)" >&2
+  exit 77
+fi
 cmake --preset fuzz
 cmake --build --preset fuzz --parallel "$jobs"
 for corpus in "${targets[@]}"; do

@@ -105,6 +105,8 @@ class Words(unittest.TestCase):
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
         self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
         self.assertEqual(len(self.words("src/backend/cpu/fast/a.cpp", 'asm("vpermps");')), 1)
+        self.assertEqual(len(self.words("src/backend/cuda/a.cu", '__asm__ volatile("bar.sync 0;");')), 1)
+        self.assertEqual(len(self.words("include/mantissa/base/a.h", '__asm("nop");')), 1)
         self.assertEqual(self.words("src/backend/cpu/fast/wide_lanes.h", 'asm("vpermps");'), [])
 
     def test_retired_words_are_found_with_their_line(self):

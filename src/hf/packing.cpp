@@ -54,11 +54,11 @@ std::vector<std::string> not_packed(const PackedModules& modules) {
 // Lists modules by name, for readers without "re:". All experts of a layer are one module to them and have one scheme. after_experts says
 // how a list names what lies below that module.
 std::vector<std::string> names_not_packed(const PackedModules& modules, const std::string& after_experts) {
-  constexpr std::string_view kModule = ".experts";
+  constexpr std::string_view kExpertsModule = ".experts";
   std::vector<std::string> names;
   for (const std::string& module : not_packed(modules)) {
-    const size_t experts = module.find(text(kModule, "."));
-    std::string name = experts == std::string::npos ? module : module.substr(0, experts + kModule.size()) + after_experts;
+    const size_t experts = module.find(text(kExpertsModule, "."));
+    std::string name = experts == std::string::npos ? module : module.substr(0, experts + kExpertsModule.size()) + after_experts;
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
   return names;

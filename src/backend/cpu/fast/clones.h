@@ -17,8 +17,8 @@
 
 namespace mantissa {
 
-// Whether there are clones. Without them only the body of the level of the build may be compiled where another one has instructions that
-// this level lacks.
+// Whether bodies are compiled for their levels. Where they are not, one that has instructions of a level must not be compiled: callers
+// instantiate it with this in place of true.
 inline constexpr bool kCpuLevels = MANTISSA_CPU_LEVELS;
 
 template <auto kBody, auto kBaseline, auto kWidest>

@@ -166,10 +166,7 @@ struct E4M3Codes {
   static constexpr detail::Pairs64 kLowOrHigh = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
 
   [[gnu::always_inline]] static bool any_below_normal(detail::Bytes least) { return lanes::any(detail::as<lanes::Words>(least < 18)); }
-  template <class Bytes>
-  [[gnu::always_inline]] static bool any_below_normal(Bytes least) {
-    return wide::any_below(least, Bytes{} + 18);
-  }
+  [[gnu::always_inline]] static bool any_below_normal(detail::Bytes64 least) { return wide::any_below(least, detail::Bytes64{} + 18); }
   [[gnu::always_inline]] static bool any_nan(detail::Pairs64 fields) {
     const detail::Pairs64 magnitudes = detail::Pairs64{} + kMagnitude;
     return wide::any_equal(fields & magnitudes, magnitudes);

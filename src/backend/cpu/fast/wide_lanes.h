@@ -18,6 +18,7 @@ template <class Floats>
 // 32 bytes of any alignment, twice.
 template <class Bytes>
 [[gnu::always_inline]] inline Bytes twice(const std::byte* from) {
+  static_assert(sizeof(Bytes) == 64);
   using Half = uint8_t __attribute__((vector_size(32), aligned(1)));
   Bytes out;
   asm("vbroadcasti64x4 %1, %0" : "=v"(out) : "m"(*reinterpret_cast<const Half*>(from)));
@@ -44,7 +45,7 @@ template <class Pairs>
 [[gnu::always_inline]] inline Pairs add_where_clear(Pairs a, Pairs mask, Pairs b) {
   Pairs out = a;
   asm("vptestnmw %[mask], %[a], %%k1\n\tvpaddw %[b], %[a], %[out]%{%%k1%}"
-      : [out] "+&v"(out)
+      : [out] "+v"(out)
       : [a] "v"(a), [mask] "v"(mask), [b] "v"(b)
       : "k1");
   return out;
@@ -54,13 +55,14 @@ template <class Pairs>
 [[gnu::always_inline]] inline Pairs add_where_set(Pairs where, Pairs mask, Pairs a, Pairs b) {
   Pairs out = where;
   asm("vptestmw %[mask], %[where], %%k1\n\tvpaddw %[b], %[a], %[out]%{%%k1%}"
-      : [out] "+&v"(out)
+      : [out] "+v"(out)
       : [where] "v"(where), [mask] "v"(mask), [a] "v"(a), [b] "v"(b)
       : "k1");
   return out;
 }
 
-// table[lowest bits of the index] in 16-bit and 32-bit lanes of 64 bytes, and of bytes within each 16 of 32 or 64.
+// table[lowest bits of the index] in 16-bit and 32-bit lanes of 64 bytes, and of bytes within each 16 of 32 or 64, there 0 for an index of
+// 128 or more.
 template <class Pairs>
 [[gnu::always_inline]] inline Pairs looked_up_pairs(Pairs table, Pairs index) {
   Pairs out;
