@@ -168,7 +168,8 @@ Example encoded(std::span<const ChatPiece> pieces, const LineOptions& options, c
     const std::optional<int32_t> id = options.encoder->id_of(piece.text);
     if (!id) {
       fail(ExitCode::usage, "data.chat_template: ", choice_name(*options.chat_template), " needs the token ", piece.text, ", which the ",
-           options.encoder->name, " tokenizer lacks");
+           options.encoder->name,
+           " tokenizer lacks: take another template, or train a tokenizer with tokenize --train-vocab --chat-template");
     }
     require(*id < options.vocab_size, ExitCode::usage, "model.vocab_size: ", options.vocab_size, " leaves out the token ", piece.text,
             ", whose id is ", *id);

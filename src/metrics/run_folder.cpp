@@ -47,12 +47,14 @@ std::string free_name(const fs::path& folder) {
   }
 }
 
-// Settings that start another run. Where the folders are given, as in the config.json of a run, they do not follow the run's name.
+// Settings that start another run. Folders that are given, as in the config.json of a run, do not follow the run's name.
 std::string other_folder(const LoadedConfig& loaded, bool folder_used) {
   const fs::path folder = loaded.config.logging.dir;
-  if (!loaded.report.given("logging.dir") && !loaded.report.given("checkpoint.dir")) return "--set logging.run_name=" + free_name(folder);
-  const char* const checkpoints = "--set checkpoint.dir=%d/checkpoints";
-  return folder_used ? text("--set logging.dir=", (folder.parent_path() / free_name(folder)).string(), ' ', checkpoints) : checkpoints;
+  const bool checkpoints_given = loaded.report.given("checkpoint.dir");
+  if (!loaded.report.given("logging.dir") && !checkpoints_given) return "--set logging.run_name=" + free_name(folder);
+  const std::string checkpoints = "--set checkpoint.dir=%d/checkpoints";
+  if (!folder_used) return checkpoints;
+  return text("--set logging.dir=", (folder.parent_path() / free_name(folder)).string(), checkpoints_given ? ' ' + checkpoints : "");
 }
 
 void require_no_run(const LoadedConfig& loaded, bool metrics) {

@@ -107,16 +107,22 @@ void check_data(const std::string& path, const std::string& key, ConfigReport& r
   }
 }
 
-void check_checkpoint(const std::string& path, const std::string& key, ConfigReport& report, const char* advice = "") {
+struct Wanted {
+  const char* what;
+  const char* advice = "";  // where not even its folder is there
+};
+
+void check_checkpoint(const std::string& path, const std::string& key, const Wanted& wanted, ConfigReport& report) {
   std::error_code error;
   if (report.failed(key) || std::filesystem::exists(path, error)) return;
   const bool alone = !std::filesystem::exists(std::filesystem::path(path).parent_path(), error);
-  report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path) + (alone ? advice : ""));
+  report.error(key, text("no such ", wanted.what, ": \"", path, "\"", steps_beside(path), alone ? wanted.advice : ""));
 }
 
 void check_initial_model(const std::string& path, ConfigReport& report) {
-  check_checkpoint(path, "checkpoint.init_from", report,
-                   "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder");
+  check_checkpoint(path, "checkpoint.init_from",
+                   {"checkpoint or folder of a model", "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder"},
+                   report);
 }
 
 bool continues(const CheckpointConfig& config) {
@@ -134,7 +140,7 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
   check_sets(config.data.train, "data.train", report);
   check_sets(config.data.valid, "data.valid", report);
   const std::string& resume = config.checkpoint.resume;
-  if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
+  if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", {"checkpoint"}, report);
   if (config.checkpoint.init_from && !continues(config.checkpoint)) check_initial_model(*config.checkpoint.init_from, report);
 }
 

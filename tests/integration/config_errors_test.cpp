@@ -98,7 +98,7 @@ const std::vector<Broken> kBrokenConfigs = {
 "rules": [{"match": "*.mlp.down", "recipe": "wide"}]}, "model": {"mlp_bias": true, "qk_norm": false}, "checkpoint": {"export": {"dtype": "bf16"}})",
      {"checkpoint.export.dtype: bf16 does not hold layers.0.mlp.down, which computes in fp32: take auto or fp32"}},
     // Files.
-    {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
+    {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint or folder of a model", "c.json:2:29"}},
     {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},
     {"!{\n\"data\": {\"path\": \"no*.txt\", \"tokenizer\": \"byte\"}}", {"no*.txt\" matches no file", "text.txt", "c.json:2:18"}},
     {"!{\n\"data\": {\"path\": \".\", \"tokenizer\": \"byte\"}}", {"is a folder", "c.json:2:18"}},

@@ -16,6 +16,7 @@ namespace mantissa::train_test {
 using test::error_of;
 using test::read_file;
 using test::TrainedRun;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -187,7 +188,7 @@ TEST_F(TrainTest, UsedFolderIsRefusedAndNothingInItChanges) {
   const Error error = error_of([&] { run("used"); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("--resume"));
-  EXPECT_THAT(error.what(), HasSubstr("--set logging.dir=" + run_folder("used-2") + " --set checkpoint.dir=%d/checkpoints"));
+  EXPECT_THAT(error.what(), EndsWith("--set logging.dir=" + run_folder("used-2")));
   EXPECT_EQ(read_file(run_folder("used") + "/metrics.jsonl"), metrics);
   EXPECT_EQ(read_file(run_folder("used") + "/run.json"), record);
   EXPECT_EQ(read_file(lock), owner);

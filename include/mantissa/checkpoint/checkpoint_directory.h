@@ -3,7 +3,7 @@
 //   LOCK                         who owns it (folder_lock.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
 //   step-00001000/               shard-00000.safetensors, .. and manifest.json; complete if and only if that is there: it is written last
-//   .tmp-00001000-<id>/          a save in progress
+//   .tmp-00001000-<id>/          a save in progress, which no manifest makes a checkpoint
 //   .bad-*                       damaged ones that were set aside; the newest two are kept
 //   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
 //   .trash-*                     being deleted

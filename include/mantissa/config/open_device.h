@@ -21,7 +21,7 @@ inline std::unique_ptr<Backend> make_backend(DeviceChoice device) {
     return make_backend(backend_name(device));
   } catch (const Error& error) {
     if (device != DeviceChoice::cuda || error.code() != ExitCode::environment) throw;
-    fail(error.code(), error.what(), "; training.device=cpu, or --device cpu, computes without one");
+    fail(error.code(), error.what(), "; training.device=cpu (in bench and conformance --device cpu) computes without one");
   }
 }
 
