@@ -261,6 +261,25 @@ TEST(Plan, AProblemOfSeveralModulesIsReportedOnce) {
   EXPECT_THAT(errors, Not(HasSubstr("errors")));
 }
 
+TEST(Plan, ASizeThatIsTheValueOfAKeyIsNamedByIt) {
+  const auto expect = [](const ModelConfig& model, const std::string& rules, const std::vector<std::string>& sizes) {
+    const std::string errors = planned(R"({"recipe": "mxfp8", "rules": [)" + rules + "]}", model).errors();
+    for (const std::string& size : sizes) EXPECT_THAT(errors, HasSubstr("does not fit its recipe: " + size + " is not a multiple of 32"));
+  };
+  ModelConfig model = small_model();
+  model.num_attention_heads = 2, model.head_dim = 40;
+  expect(model, "", {"out 80 of part q", "in 80"});
+  model = small_model();
+  model.intermediate_size = 100;
+  expect(model, R"({"match": "*.down", "recipe": "high"})", {"model.intermediate_size 100"});
+  model.activation = Activation::gelu_tanh;
+  expect(model, R"({"match": "*.down", "recipe": "high"})", {"model.intermediate_size 100"});
+  model = small_model();
+  model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 48, .shared_intermediate_size = 40};
+  expect(model, R"({"match": "*.router", "recipe": "mxfp8"})",
+         {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"});
+}
+
 TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipe) {
   EXPECT_THAT(planned(R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})").errors(),
               HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"));
