@@ -71,7 +71,7 @@ DeviceChoice device_choice(const std::string& device) { return choice_of<DeviceC
 
 std::unique_ptr<Backend> device_of(const std::string& device) {
   try {
-    return make_backend(device_choice(device));
+    return make_backend(device_choice(device), "--device cpu");
   } catch (const Error& error) {
     fail(error.code(), "--device: ", error.what());
   }

@@ -139,11 +139,8 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (!config.model.vocab_size && !config.data.tokenizer && !report.failed("checkpoint.init_from")) {
     const char* const more =
         report.given("model") || config.checkpoint.init_from ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder";
-    report.error(
-        "model.vocab_size",
-        text(
-            "must be given: data.tokenizer is null, so there is no tokenizer to take it from; for texts set data.tokenizer to char or byte",
-            more));
+    const char* const needed = "must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts";
+    report.error("model.vocab_size", text(needed, more));
   }
   if (!config.model.vocab_size) return;
   const int64_t vocab = *config.model.vocab_size;

@@ -245,7 +245,8 @@ TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
     };
     const auto absent = on("cuda"), unknown = on("gpu");
     EXPECT_EQ(absent.exit_code, 3) << command[0];
-    EXPECT_THAT(absent.errors, says_why_there_is_no_gpu("--device: ")) << command[0];
+    EXPECT_THAT(absent.errors, AllOf(says_why_there_is_no_gpu("--device: "), HasSubstr("; --device cpu computes without one")))
+        << command[0];
     EXPECT_EQ(unknown.exit_code, 2) << command[0];
     EXPECT_THAT(unknown.errors, AllOf(HasSubstr("--device"), HasSubstr("cpu_reference"))) << command[0];
     EXPECT_THAT(absent.output + unknown.output, IsEmpty()) << command[0];
@@ -260,7 +261,7 @@ TEST_F(DeviceChoices, ARunNeedsTheDeviceThatItNames) {
   const auto result = mantissa({"train", MANTISSA_SOURCE_DIR "/configs/quickstart.json", "--set", "data.train=[]", "--set", "data.valid=[]",
                                 "--set", "data.path=text", "--set", "training.device=cuda", "--set", "logging.dir=run"});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.errors, says_why_there_is_no_gpu(""));
+  EXPECT_THAT(result.errors, AllOf(says_why_there_is_no_gpu(""), HasSubstr("; training.device=cpu computes without one")));
   EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 

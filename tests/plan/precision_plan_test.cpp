@@ -241,8 +241,7 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
                         "recipe mxfp8_weights"));
   EXPECT_THAT(planned(R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})", model).errors(),
               HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: model.intermediate_size 100 is not a "
-                        "multiple of 32, the block of "
-                        "weight_fake_quant in recipe mxfp4_qat"));
+                        "multiple of 32, the block of weight_fake_quant in recipe mxfp4_qat"));
   EXPECT_EQ(planned(R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", model).errors(), "");
   EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(),
               HasSubstr("model.hidden_size 64 is not a multiple of 128, the block of recipe fp8_block"));

@@ -15,13 +15,13 @@ inline std::string backend_name(DeviceChoice device) {
   return find_gpus().usable ? "cuda" : "cpu";
 }
 
-// Throws Error(environment) for a device that this build or this host lacks.
-inline std::unique_ptr<Backend> make_backend(DeviceChoice device) {
+// Throws Error(environment) for a device that this build or this host lacks; `instead` is the setting that takes the CPU.
+inline std::unique_ptr<Backend> make_backend(DeviceChoice device, const char* instead = "training.device=cpu") {
   try {
     return make_backend(backend_name(device));
   } catch (const Error& error) {
     if (device != DeviceChoice::cuda || error.code() != ExitCode::environment) throw;
-    fail(error.code(), error.what(), "; training.device=cpu (in bench and conformance --device cpu) computes without one");
+    fail(error.code(), error.what(), "; ", instead, " computes without one");
   }
 }
 
