@@ -88,6 +88,12 @@ std::optional<std::string> path_in(const fs::path& root, const std::string& proc
   return {};
 }
 
+// In a container the path may lie outside of what is mounted, whose top is then its own group.
+fs::path folder_of_group(const fs::path& top, const fs::path& below) {
+  const bool outside = below.empty() || *below.begin() == "..";
+  return outside || below == "." ? top : top / below;
+}
+
 std::vector<Group> groups_of(const std::string& process, const fs::path& root) {
   std::vector<Group> groups;
   std::ifstream in(root / "proc/self/mountinfo");
@@ -98,9 +104,7 @@ std::vector<Group> groups_of(const std::string& process, const fs::path& root) {
     const std::optional<std::string> path = path_in(root, process, version2);
     if (!path) continue;
     const fs::path top = root / fs::path(mount.point).relative_path(), below = fs::path(*path).lexically_relative(mount.root);
-    // In a container the path may lie outside of what is mounted, whose top is then its own group.
-    const bool outside = below.empty() || *below.begin() == "..";
-    groups.push_back({.folder = outside || below == "." ? top : top / below, .top = top, .files = version2 ? &kVersion2 : &kVersion1});
+    groups.push_back({.folder = folder_of_group(top, below), .top = top, .files = version2 ? &kVersion2 : &kVersion1});
   }
   return groups;
 }

@@ -27,6 +27,20 @@ size_t printable_bytes(std::string_view text) {
   return 0;
 }
 
+// Returns "\x1b".
+std::string escaped_byte(char byte) {
+  std::array<char, 8> escape{};
+  std::snprintf(escape.data(), escape.size(), "\\x%02x", static_cast<unsigned char>(byte));
+  return escape.data();
+}
+
+// Returns how the character that the text begins with is shown; it has `bytes`, 0 if it is a control character or none.
+std::string printable_piece(std::string_view text, size_t bytes, std::string_view line_end) {
+  if (bytes > 0) return std::string(text.substr(0, bytes));
+  if (text.front() == '\n') return std::string(line_end);
+  return escaped_byte(text.front());
+}
+
 }  // namespace
 
 std::string printable(std::string_view text, std::string_view line_end) {
@@ -34,15 +48,7 @@ std::string printable(std::string_view text, std::string_view line_end) {
   out.reserve(text.size());
   while (!text.empty()) {
     const size_t bytes = printable_bytes(text);
-    if (bytes > 0) {
-      out += text.substr(0, bytes);
-    } else if (text.front() == '\n') {
-      out += line_end;
-    } else {
-      std::array<char, 8> escape{};
-      std::snprintf(escape.data(), escape.size(), "\\x%02x", static_cast<unsigned char>(text.front()));
-      out += escape.data();
-    }
+    out += printable_piece(text, bytes, line_end);
     text.remove_prefix(std::max<size_t>(bytes, 1));
   }
   return out;

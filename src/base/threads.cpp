@@ -56,10 +56,7 @@ class Pool {
     if (taken_.exchange(true)) return false;
     job_ = &job;
     places_.store(static_cast<uint64_t>(workers) << 32U);
-    if (sleepers_.load() > 0) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      wake_.notify_all();
-    }
+    wake_sleepers();
     job.work();
     places_.fetch_and(0xFFFFFFFFU);  // nobody may join any more
     for (int spins = 0; places_.load() != 0; ++spins) pause(spins);
@@ -81,6 +78,12 @@ class Pool {
  private:
   void wait_until_ready() {
     for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
+  }
+
+  void wake_sleepers() {
+    if (sleepers_.load() == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
   }
 
   static void pause(int spins) {
