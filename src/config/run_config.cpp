@@ -11,6 +11,18 @@
 namespace mantissa {
 namespace {
 
+void derive_data(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
+  if (world % parallel.tensor != 0) report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
+  parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
+  report.derive("parallel.data");
+}
+
+std::string world_mismatch(const ParallelConfig& parallel, int64_t world) {
+  return text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
+              world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
+              parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are");
+}
+
 void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
   if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
   if (parallel.sequence_parallel && parallel.tensor == 1) {
@@ -18,16 +30,9 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
   }
   if (report.failed("parallel")) return;
   if (parallel.data == -1) {
-    if (world % parallel.tensor != 0)
-      report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
-    parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
-    report.derive("parallel.data");
+    derive_data(parallel, world, report);
   } else if (world > 0 && parallel.world() != world) {
-    report.error(
-        "parallel.data",
-        text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
-             world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
-             parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
+    report.error("parallel.data", world_mismatch(parallel, world));
   }
   if (!report.failed("parallel") && parallel.data % parallel.expert != 0)
     report.error("parallel.expert", text(parallel.expert, " does not divide parallel.data ", parallel.data));
@@ -88,6 +93,11 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
   }
 }
 
+std::string uneven_expert_rows(int64_t experts, int64_t rows, const char* what) {
+  return text(count_text(experts, "expert"), " of a rank have ", rows, " rows of experts.", what,
+              ", which is no multiple of 32; take fewer ranks");
+}
+
 // Ranks hold whole experts and whole row blocks of 32 rows, over which norms and hashes are summed.
 void divide_experts(const RunConfig& config, ConfigReport& report) {
   const int64_t ranks = config.parallel.expert;
@@ -99,8 +109,7 @@ void divide_experts(const RunConfig& config, ConfigReport& report) {
   const auto check = [&](const char* what, int64_t rows) {
     const int64_t own = moe.num_experts / ranks * rows;
     if (own % 32 == 0) return;
-    report.error("parallel.expert", text(count_text(moe.num_experts / ranks, "expert"), " of a rank have ", own, " rows of experts.", what,
-                                         ", which is no multiple of 32; take fewer ranks"));
+    report.error("parallel.expert", uneven_expert_rows(moe.num_experts / ranks, own, what));
   };
   check("gate_up", 2 * moe.intermediate_size);
   check("down", config.model.hidden_size);
@@ -135,12 +144,15 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
   }
 }
 
+std::string missing_vocabulary(const RunConfig& config, const ConfigReport& report) {
+  const bool model_known = report.given("model") || config.checkpoint.init_from;
+  const char* const more = model_known ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder";
+  return text("must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts", more);
+}
+
 void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (!config.model.vocab_size && !config.data.tokenizer && !report.failed("checkpoint.init_from")) {
-    const char* const more =
-        report.given("model") || config.checkpoint.init_from ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder";
-    const char* const needed = "must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts";
-    report.error("model.vocab_size", text(needed, more));
+    report.error("model.vocab_size", missing_vocabulary(config, report));
   }
   if (!config.model.vocab_size) return;
   const int64_t vocab = *config.model.vocab_size;
@@ -184,13 +196,15 @@ std::string replaced(std::string path, const std::string& placeholder, const std
   return path;
 }
 
+void derive_run_name(LoggingConfig& logging, ConfigReport& report, const std::string& file) {
+  const std::string stem = std::filesystem::path(file).stem().string();
+  logging.run_name = stem.empty() ? "run" : stem;
+  report.derive("logging.run_name");
+}
+
 void resolve_folders(RunConfig& config, ConfigReport& report, const std::string& file) {
   LoggingConfig& logging = config.logging;
-  if (!logging.run_name) {
-    const std::string stem = std::filesystem::path(file).stem().string();
-    logging.run_name = stem.empty() ? "run" : stem;
-    report.derive("logging.run_name");
-  }
+  if (!logging.run_name) derive_run_name(logging, report, file);
   const std::string& name = *logging.run_name;
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
     report.error("logging.run_name", "must be a plain file name, got \"" + shortened(name) + "\"");
@@ -199,6 +213,11 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
   config.checkpoint.dir = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", logging.dir);
   if (logging.dir.empty()) report.error("logging.dir", "must name a folder, got an empty string");
   if (config.checkpoint.dir.empty()) report.error("checkpoint.dir", "must name a folder, got an empty string");
+}
+
+std::string unknown_model_key(const std::string& key, const std::vector<std::string>& known) {
+  const bool lacks_section = std::ranges::find(known, "model." + key) != known.end();
+  return text("\"", key, "\" is no key of section model", lacks_section ? text("; write \"model.", key, "\"") : did_you_mean(key, known));
 }
 
 // Reports entries of checkpoint.allow_model_change that are no keys.
@@ -212,11 +231,14 @@ void check_model_changes(const std::vector<std::string>& keys, ConfigReport& rep
   for (const Field& field : fields_of(rope)) known.push_back("model.rope_scaling." + field.name);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (std::ranges::find(known, keys[i]) != known.end()) continue;
-    const bool lacks_section = std::ranges::find(known, "model." + keys[i]) != known.end();
-    report.error(text("checkpoint.allow_model_change.", i),
-                 text("\"", keys[i], "\" is no key of section model",
-                      lacks_section ? text("; write \"model.", keys[i], "\"") : did_you_mean(keys[i], known)));
+    report.error(text("checkpoint.allow_model_change.", i), unknown_model_key(keys[i], known));
   }
+}
+
+void pad_vocabulary(ModelConfig& model, int64_t tensor, ConfigReport& report) {
+  if (model.pad_vocab_to % tensor == 0) return;
+  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
+  report.derive("model.pad_vocab_to");
 }
 
 }  // namespace
@@ -234,9 +256,7 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
     divide("model.moe.intermediate_size", model.moe->intermediate_size);
     divide("model.moe.shared_intermediate_size", model.moe->shared_intermediate_size);
   }
-  if (model.pad_vocab_to % tensor == 0) return;
-  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
-  report.derive("model.pad_vocab_to");
+  pad_vocabulary(model, tensor, report);
 }
 
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
