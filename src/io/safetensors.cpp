@@ -63,11 +63,8 @@ class HeaderReader {
         buffer_bytes_(file_bytes - data_begin_) {}
 
   SafetensorsHeader read() {
-    require_at(0, text_.starts_with('{'), "the header must begin with {");
-    const size_t last = text_.find_last_not_of(' ');
-    require_at(last, text_[last] == '}', "the header must end with } and be padded with spaces only");
-    const ParsedJson parsed = parse_strict_json(text_);
-    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is no JSON: ", parsed.problems.front().message);
+    require_braces();
+    const ParsedJson parsed = parsed_text();
     require_at(0, parsed.root.size() <= SafetensorsLimits::kTensors, "more than ", SafetensorsLimits::kTensors, " tensors");
     SafetensorsHeader header;
     for (const auto& [name, value] : parsed.root.members()) {
@@ -91,6 +88,18 @@ class HeaderReader {
   template <class... Parts>
   void require_at(size_t position, bool ok, const Parts&... parts) const {
     if (!ok) fail_at(position, parts...);
+  }
+
+  void require_braces() const {
+    require_at(0, text_.starts_with('{'), "the header must begin with {");
+    const size_t last = text_.find_last_not_of(' ');
+    require_at(last, text_[last] == '}', "the header must end with } and be padded with spaces only");
+  }
+
+  ParsedJson parsed_text() const {
+    ParsedJson parsed = parse_strict_json(text_);
+    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is no JSON: ", parsed.problems.front().message);
+    return parsed;
   }
 
   SafetensorsMetadata metadata(const Json& object) const {
@@ -237,14 +246,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
+uint64_t little_endian(std::span<const std::byte> bytes) {
+  uint64_t value = 0;
+  for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | std::to_integer<uint64_t>(bytes[i]);
+  return value;
+}
+
 SafetensorsHeader read_header(const File& file, int64_t file_bytes) {
   const std::string source = file.path().string();
   std::array<std::byte, 8> front{};
   const auto size = static_cast<int64_t>(front.size());
   require(file_bytes >= size, ExitCode::data, source, ": byte ", file_bytes, ": ends within the length of its header");
   file.read_at(0, front);
-  uint64_t length = 0;
-  for (size_t i = front.size(); i-- > 0;) length = length << 8 | std::to_integer<uint64_t>(front[i]);
+  const uint64_t length = little_endian(front);
   require(length <= SafetensorsLimits::kHeaderBytes, ExitCode::data, source, ": byte 0: a header of ", length, " bytes, at most ",
           SafetensorsLimits::kHeaderBytes, " are accepted");
   require(std::cmp_less_equal(length, file_bytes - size), ExitCode::data, source, ": byte 0: a header of ", length, " bytes in a file of ",
