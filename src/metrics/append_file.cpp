@@ -13,6 +13,17 @@
 #include "mantissa/base/log.h"
 
 namespace mantissa {
+namespace {
+
+// Removes what was written from `rest`; returns the error, or 0.
+int write_part(int fd, std::string_view& rest) {
+  const ssize_t written = ::write(fd, rest.data(), rest.size());
+  if (written > 0) rest.remove_prefix(static_cast<size_t>(written));
+  if (written > 0 || (written < 0 && errno == EINTR)) return 0;
+  return written < 0 ? errno : EIO;
+}
+
+}  // namespace
 
 AppendFile::AppendFile(const std::filesystem::path& path) : path_(path) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -39,14 +50,7 @@ AppendFile::~AppendFile() {
 void AppendFile::append(std::string_view record) {
   std::string_view rest = record;
   int error = 0;
-  while (!rest.empty() && error == 0) {  // a write that took a part says nothing; the next one says why
-    const ssize_t written = ::write(fd_, rest.data(), rest.size());
-    if (written > 0) {
-      rest.remove_prefix(static_cast<size_t>(written));
-    } else if (written == 0 || errno != EINTR) {
-      error = written < 0 ? errno : EIO;
-    }
-  }
+  while (!rest.empty() && error == 0) error = write_part(fd_, rest);  // a write that took a part says nothing; the next one says why
   const auto written = static_cast<int64_t>(record.size() - rest.size());
   if (error == 0 || (written > 0 && ::ftruncate(fd_, size_) != 0)) size_ += written;  // a part that cannot be cut stays
   if (error == 0) return;

@@ -100,6 +100,14 @@ void write_descriptions(const LoadedConfig& loaded, const std::vector<std::strin
   write_file_atomically(folder / "run.json", run.dump(2, Json::Order::keys) + "\n");
 }
 
+void add_routing_values(const std::vector<LayerRouting>& routing, std::vector<TaggedValue>& values) {
+  const LayerRouting& worst = most_uneven(routing);
+  values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});
+  if (worst.balance_loss) values.push_back({"moe/balance_loss", static_cast<float>(*worst.balance_loss)});
+  if (worst.z_loss) values.push_back({"moe/z_loss", static_cast<float>(*worst.z_loss)});
+  values.push_back({"moe/dropped", static_cast<float>(mean_dropped(routing))});
+}
+
 }  // namespace
 
 void require_no_checkpoints(const LoadedConfig& loaded) { require_no_run(loaded, false); }
@@ -144,13 +152,7 @@ void Metrics::write(const StepEvent& event) {
                                      {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
                                      {"mem/peak_gib", static_cast<float>(event.memory_gib)}};
   if (event.gpu_memory_gib) values.push_back({"mem/gpu_peak_gib", static_cast<float>(*event.gpu_memory_gib)});
-  if (!event.routing.empty()) {
-    const LayerRouting& worst = most_uneven(event.routing);
-    values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});
-    if (worst.balance_loss) values.push_back({"moe/balance_loss", static_cast<float>(*worst.balance_loss)});
-    if (worst.z_loss) values.push_back({"moe/z_loss", static_cast<float>(*worst.z_loss)});
-    values.push_back({"moe/dropped", static_cast<float>(mean_dropped(event.routing))});
-  }
+  if (!event.routing.empty()) add_routing_values(event.routing, values);
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});
   if (event.mfu_measured) values.push_back({"perf/mfu_meas", static_cast<float>(*event.mfu_measured)});
   events_->write(event.step, now, values);

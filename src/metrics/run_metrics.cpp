@@ -70,6 +70,11 @@ std::string name_of(const fs::path& folder) {
   return from_json<std::string>(json_text(path.filename().string()), folder.string());
 }
 
+void take_line(RunMetrics& run, std::string_view line, const std::string& where) {
+  const Json json = parse_json_line(line, where);
+  take(run, JsonReader(json, where));
+}
+
 }  // namespace
 
 RunMetrics read_run_metrics(const fs::path& folder) {
@@ -82,9 +87,7 @@ RunMetrics read_run_metrics(const fs::path& folder) {
   const std::string content = content_of(path);
   size_t number = 0;
   for (size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const std::string where = text(path.string(), ":", ++number);
-    const Json line = parse_json_line(std::string_view(content).substr(begin, end - begin), where);
-    take(run, JsonReader(line, where));
+    take_line(run, std::string_view(content).substr(begin, end - begin), text(path.string(), ":", ++number));
   }
   if (fs::is_regular_file(folder / "config.json", ignored)) run.config = content_of(folder / "config.json");
   return run;

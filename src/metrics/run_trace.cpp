@@ -36,12 +36,13 @@ struct Event {
   }
 };
 
+double microseconds(std::chrono::nanoseconds time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
 }  // namespace
 
 std::string finish_trace(int rank) {
   static constexpr std::array kTracks{"compute", "communication", "wait"};
   std::string out = "{\"traceEvents\":[";
-  const auto microseconds = [](auto time) { return std::chrono::duration<double, std::micro>(time).count(); };
   for (const RecordedSpan& span : end_trace()) {
     if (out.back() != '[') out += ",\n";
     out += json_text(Event{.name = span.name,
