@@ -22,6 +22,10 @@ bool rounds_at_random(const SimulatedOperands& simulated) {
   return at_random(simulated.weight) || at_random(simulated.input) || at_random(simulated.output_grad);
 }
 
+MlpOptions shared_mlp_options(const MoeOptions& options) {
+  return {.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit};
+}
+
 }  // namespace
 
 Tensor RouterStatistics::next(Backend& device, int64_t experts) {
@@ -46,11 +50,7 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
   const ModuleShape& router = plan.of(path + ".router").module;
   if (router.buffer > 0) expert_bias_ = &set.add_buffer({.name = router.buffer_name, .shape = {router.buffer}});
   if (!plan.find(path + ".shared.down")) return;
-  shared_.emplace(
-      set, plan, path + ".shared",
-      MlpOptions{
-          .gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit},
-      mesh);
+  shared_.emplace(set, plan, path + ".shared", shared_mlp_options(options), mesh);
 }
 
 Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const {

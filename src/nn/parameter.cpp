@@ -25,25 +25,41 @@ ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& tak
   return map;
 }
 
+int64_t divided_evenly(const std::string& whose, int64_t size, int ranks) {
+  require(size % ranks == 0, whose, ": ", size, " cannot be divided among ", ranks, " ranks");
+  return size / ranks;
+}
+
+// Returns the rows of a parameter whose fused parts lie together; so many rows of experts are before them.
+ParameterShard::Chunk unsplit_chunk(const ParameterShard& shard, int64_t experts_before) {
+  const Sharding& by = shard.of->sharding;
+  const int64_t column = by.column_ranks() > 1 ? by.ranks.tensor_rank * shard.of->shape[1] : 0;
+  return {.begin = shard.begin, .end = shard.stored_end(), .row = experts_before + shard.begin, .column = column};
+}
+
+// Sums what `of` returns of each source into that of source 0: pairs of sources, then pairs of pairs.
+void add_in_pairs(Backend& device, int64_t sources, const auto& of) {
+  for (int64_t distance = 1; distance < sources; distance *= 2) {
+    for (int64_t source = 0; source + distance < sources; source += 2 * distance)
+      device.run(Add{.a = of(source), .b = of(source + distance), .out = of(source)});
+  }
+}
+
 }  // namespace
 
 int64_t gradient_elements(int64_t elements) { return round_up(elements, 32); }
 
 ParameterSpec sharded(ParameterSpec whole, const Sharding& by) {
-  const auto divided = [&](int64_t size, int ranks) {
-    require(size % ranks == 0, whole.name, ": ", size, " cannot be divided among ", ranks, " ranks");
-    return size / ranks;
-  };
   const int experts = by.ranks.expert, rows = by.row_ranks(), columns = by.column_ranks();
   whole.sharding = by;
-  whole.matrices = divided(whole.matrices, experts);
+  whole.matrices = divided_evenly(whole.name, whole.matrices, experts);
   whole.parts.resize(whole.parts.size() / static_cast<size_t>(experts));
-  const int64_t stored = divided(whole.shape[0], experts) - whole.padding;
-  whole.shape = whole.shape.with_dim0(divided(whole.shape[0] / experts, rows));
-  if (columns > 1) whole.shape = {whole.shape[0], divided(whole.shape[1], columns)};
+  const int64_t stored = divided_evenly(whole.name, whole.shape[0], experts) - whole.padding;
+  whole.shape = whole.shape.with_dim0(divided_evenly(whole.name, whole.shape[0] / experts, rows));
+  if (columns > 1) whole.shape = {whole.shape[0], divided_evenly(whole.name, whole.shape[1], columns)};
   if (rows == 1) return whole;
   require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
-  for (int64_t& part : whole.parts) part = divided(part, rows);
+  for (int64_t& part : whole.parts) part = divided_evenly(whole.name, part, rows);
   whole.stored_rows = stored;
   return as_of(std::move(whole), by.ranks.tensor_rank, by.ranks.expert_rank);
 }
@@ -65,10 +81,7 @@ std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
   const ModelRanks& ranks = of->sharding.ranks;
   const int64_t experts_before = of->stored_shape()[0] / ranks.expert * ranks.expert_rank;  // their rows
-  if (of->sharding.row_ranks() == 1) {                                                      // fused parts lie together
-    const int64_t column = of->sharding.column_ranks() > 1 ? ranks.tensor_rank * of->shape[1] : 0;
-    return {{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
-  }
+  if (of->sharding.row_ranks() == 1) return {unsplit_chunk(*this, experts_before)};         // fused parts lie together
   std::vector<Chunk> chunks;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
@@ -124,10 +137,7 @@ void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
       const int64_t begin = (matrix * parameter.sources + source) * rows;
       return all.slice(begin, begin + rows);
     };
-    for (int64_t distance = 1; distance < parameter.sources; distance *= 2) {
-      for (int64_t source = 0; source + distance < parameter.sources; source += 2 * distance)
-        device_->run(Add{.a = of(source), .b = of(source + distance), .out = of(source)});
-    }
+    add_in_pairs(*device_, parameter.sources, of);
     if (matrix > 0) device_->run(Convert{.x = of(0), .out = all.slice(matrix * rows, (matrix + 1) * rows)});
   }
 }

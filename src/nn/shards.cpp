@@ -14,6 +14,12 @@ namespace {
 
 int64_t partial_norms(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
 
+int64_t elements_in(const std::vector<std::pair<int64_t, int64_t>>& ranges) {
+  int64_t elements = 0;
+  for (const auto& [begin, end] : ranges) elements += end - begin;
+  return elements;
+}
+
 }  // namespace
 
 Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
@@ -173,9 +179,7 @@ void Shards::send(Bucket& bucket) {
 // All ranks make this exchange together, also those without a share.
 void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
   if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
-  int64_t elements = 0;
-  for (const auto& [begin, end] : bucket.partial) elements += end - begin;
-  const Tensor together = empty(sums.device(), sums.dtype(), {elements});
+  const Tensor together = empty(sums.device(), sums.dtype(), {elements_in(bucket.partial)});
   const auto each = [&](const auto& body) {
     int64_t at = 0;
     for (const auto& [begin, end] : bucket.partial) {
