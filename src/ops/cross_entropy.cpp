@@ -25,23 +25,28 @@ LinearInput chunk_input(const LinearInput& all, const LinearGemms& gemms, int64_
   return out;
 }
 
-// Computes the loss of columns that the ranks share: each announces the sums of its own, then all know the loss.
-void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp, double scale,
-                 const Tensor& dlogits) {
+// Returns the sums that each rank announces of its own columns, [ranks, rows, 2].
+Tensor sums_of_ranks(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp) {
   const int64_t rows = logits.dim(0), first = logits.dim(1) * tp.group.rank(), rank = tp.group.rank(), ranks = tp.group.size();
   Backend& device = logits.device();
   const Tensor sums = empty(device, chunk.loss.dtype(), {ranks, rows, 2}), own = sums.slice(rank, rank + 1).view({rows, 2});
   device.run(CrossEntropyShare{.logits = logits, .targets = chunk.targets, .sums = own, .first = first, .vocab = options.vocab});
-  const std::vector<int64_t> counts(static_cast<size_t>(ranks), own.bytes());
-  tp.group.all_gather(sums, counts, Purpose::activations);
-  device.run(CrossEntropyOfShares{.logits = logits,
-                                  .targets = chunk.targets,
-                                  .sums = sums,
-                                  .loss = chunk.loss,
-                                  .first = first,
-                                  .vocab = options.vocab,
-                                  .scale = scale,
-                                  .dlogits = dlogits});
+  gather_parts(tp, sums, own.bytes());
+  return sums;
+}
+
+// Computes the loss of columns that the ranks share: each announces the sums of its own, then all know the loss.
+void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp, double scale,
+                 const Tensor& dlogits) {
+  const Tensor sums = sums_of_ranks(chunk, logits, options, tp);
+  logits.device().run(CrossEntropyOfShares{.logits = logits,
+                                           .targets = chunk.targets,
+                                           .sums = sums,
+                                           .loss = chunk.loss,
+                                           .first = logits.dim(1) * tp.group.rank(),
+                                           .vocab = options.vocab,
+                                           .scale = scale,
+                                           .dlogits = dlogits});
 }
 
 void chunk_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp, double scale,

@@ -47,14 +47,18 @@ void gather_rows(const TensorParallel& tp, const QuantizedTensor& codes) {
   tp.group.all_gather(parts, Purpose::activations);
 }
 
+void gather_parts(const TensorParallel& tp, const Tensor& all, int64_t bytes) {
+  const std::vector<int64_t> counts(static_cast<size_t>(tp.group.size()), bytes);
+  tp.group.all_gather(all, counts, Purpose::activations);
+}
+
 Tensor gathered_columns(const TensorParallel& tp, const Tensor& columns) {
   if (!shared(tp)) return columns;
   const int64_t rows = columns.dim(0), ranks = tp.group.size(), rank = tp.group.rank();
   Backend& device = columns.device();
   const Tensor by_rank = empty(device, columns.dtype(), {ranks * rows, columns.dim(1)});
   device.run(Convert{.x = columns, .out = by_rank.slice(rank * rows, (rank + 1) * rows)});
-  const std::vector<int64_t> counts(static_cast<size_t>(ranks), columns.bytes());
-  tp.group.all_gather(by_rank, counts, Purpose::activations);
+  gather_parts(tp, by_rank, columns.bytes());
   if (rows == 1) return by_rank.view({1, ranks * columns.dim(1)});
   // Reorders rows by a lookup, so that the parts of a row are adjacent.
   std::vector<int32_t> order;

@@ -16,6 +16,8 @@ Tensor gathered_rows(const TensorParallel& tp, const Tensor& share);
 Tensor share_of_rows(const TensorParallel& tp, const Tensor& rows);
 // Gathers rowwise codes of at least `tokens` rows in place.
 void gather_rows(const TensorParallel& tp, const QuantizedTensor& codes);
+// Gathers `all` in place, of which each rank brings a part of so many bytes.
+void gather_parts(const TensorParallel& tp, const Tensor& all, int64_t bytes);
 // Gathers [N, C of each rank, by rank] where the ranks share columns.
 Tensor gathered_columns(const TensorParallel& tp, const Tensor& columns);
 

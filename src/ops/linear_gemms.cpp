@@ -31,6 +31,16 @@ struct BothWays {
   }
 };
 
+OutputGradient quantized_both_ways(const Tensor& dy, const Quantization& how) {
+  const BothWays codes(dy, how);
+  return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
+}
+
+void quantize_zeros(const QuantizedTensor& out) {
+  const Tensor nothing = zeros(out.device(), Dtype::bf16, out.shape);
+  out.device().run(Quantize{.x = nothing, .out = out});
+}
+
 int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
 
 // Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
@@ -84,10 +94,7 @@ OutputGradient LinearGemms::output_gradient(const Tensor& dy, bool wants_rows) c
   const Tensor high = converted(dy, compute());
   const OperandChoice rows = choose_operands(recipe_, GemmRole::dgrad).first, columns = choose_operands(recipe_, GemmRole::wgrad).first;
   require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
-  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
-    const BothWays codes(dy, rows.how);
-    return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
-  }
+  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) return quantized_both_ways(dy, rows.how);
   const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
     if (choice.is_codes()) return quantized(source_of(dy), choice.how);
     return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, dy) : high;
@@ -156,10 +163,7 @@ QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tens
     if (!Tape::in_backward())
       observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes, .own_tokens = true});
   }
-  if (tp.tokens < padded) {
-    const Tensor nothing = zeros(x.device(), Dtype::bf16, {padded - tp.tokens, x.dim(1)});
-    x.device().run(Quantize{.x = nothing, .out = slice(out, tp.tokens, padded)});
-  }
+  if (tp.tokens < padded) quantize_zeros(slice(out, tp.tokens, padded));
   gather_rows(tp, out);
   return out;
 }

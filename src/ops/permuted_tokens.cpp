@@ -119,15 +119,24 @@ std::shared_ptr<const HostGroups> known_groups(const AllToAllPlan& plan, int64_t
   return std::make_shared<const HostGroups>(std::move(out));
 }
 
-// Lays out what arrives on the device.
-Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, ExpertGradients gradients, int64_t multiple) {
-  const auto experts = static_cast<int64_t>(arriving.experts), ranks = std::ssize(arriving.of) / experts;
+int64_t indexable_rows(const Counts& arriving, int64_t multiple) {
   const int64_t rows = group_rows(arriving, multiple);
   require(rows <= INT32_MAX, rows, " rows arrived for experts, too many for indices of 32 bits");
+  return rows;
+}
+
+Dispatch empty_dispatch(Backend& device, int64_t experts, int64_t arrivals, int64_t rows) {
   Dispatch out;
   out.offsets = empty(device, Dtype::i32, {experts + 1});
   out.rows = empty(device, Dtype::i32, {arrivals});
   out.assignments = empty(device, Dtype::i32, {rows});
+  return out;
+}
+
+// Lays out what arrives on the device.
+Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, ExpertGradients gradients, int64_t multiple) {
+  const auto experts = static_cast<int64_t>(arriving.experts), ranks = std::ssize(arriving.of) / experts;
+  Dispatch out = empty_dispatch(device, experts, arrivals, indexable_rows(arriving, multiple));
   if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {experts * ranks + 1});
   const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
   device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks, experts}, counts.data()),
@@ -165,6 +174,13 @@ void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numb
   for (size_t i = 1; i < numbers.size(); ++i) {
     if (rows[i] < 0) numbers[i] = (rows[i - 1] < 0 ? numbers[i - 1] : -numbers[i - 1] * kMostPadding) - 1;
   }
+}
+
+// Where the rows of each matrix end, beginning with 0.
+std::vector<int64_t> matrix_ends(const Dispatch& of) {
+  if (of.all_to_all) return of.all_to_all->ends;
+  const std::vector<int32_t> ends = to_host<int32_t>(of.offsets);
+  return {ends.begin(), ends.end()};
 }
 
 }  // namespace
@@ -211,12 +227,7 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
 
 void number_rows(Dispatch& to, Rounding rounding) {
   NumberedRows out;
-  if (to.all_to_all) {
-    out.ends = to.all_to_all->ends;
-  } else {
-    const std::vector<int32_t> ends = to_host<int32_t>(to.offsets);
-    out.ends.assign(ends.begin(), ends.end());
-  }
+  out.ends = matrix_ends(to);
   if (rounding == Rounding::stochastic) {
     const RoundingPosition* const at = rounding_position();
     std::vector<int64_t> own = numbers_of(to.all_to_all ? to.all_to_all->assignments : to.assignments, at ? at->token * to.per_row : 0);
