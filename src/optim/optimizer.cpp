@@ -93,6 +93,13 @@ void exchange_control(const Shards& shards, const StepLosses& step, const OwnRep
   finish.flags = from_host(device, Dtype::i32, {static_cast<int64_t>(flags.size())}, flags.data());
 }
 
+// Takes as many values from the front of `rest` as the part has.
+std::span<const double> next_part(std::span<const double>& rest, const Tensor& part) {
+  const auto out = rest.first(static_cast<size_t>(part.elements()));
+  rest = rest.subspan(out.size());
+  return out;
+}
+
 }  // namespace
 
 Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, int64_t bucket_bytes)
@@ -184,13 +191,8 @@ void Optimizer::report_to_ranks(const StepLosses& losses, FinishGradients& finis
   device.run(SumCounts{.counts = parameters_.nonfinite().view({1, 1}), .out = report_.flag});
   const std::vector<double> all = to_host<double>(report_.all.slice(report_.outcome.elements(), report_.all.elements()));
   std::span<const double> rest = all;
-  const auto next = [&rest](const Tensor& part) {
-    const auto out = rest.first(static_cast<size_t>(part.elements()));
-    rest = rest.subspan(out.size());
-    return out;
-  };
-  const auto figures = next(report_.figures), flag = next(report_.flag), own_losses = next(report_.losses),
-             partials = next(report_.partials);
+  const auto figures = next_part(rest, report_.figures), flag = next_part(rest, report_.flag), own_losses = next_part(rest, report_.losses),
+             partials = next_part(rest, report_.partials);
   result.figures.assign(figures.begin(), figures.end());
   exchange_control(shards_, losses,
                    {.flag = flag.front(), .losses = own_losses, .assignments = losses.assignments_of(figures), .partials = partials},
