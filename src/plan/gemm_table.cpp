@@ -72,6 +72,25 @@ Cells cells_of(const PlannedGemm& gemm, const std::string& note, PlanTable form)
   return cells;
 }
 
+// Modules of several layers have the same key if they differ in nothing but the layer.
+Cells gemm_group_key(const PlannedGemm& gemm, const std::string& note) {
+  Cells key = cells_of(gemm, note, PlanTable::wide);
+  key.push_back(any_layer(gemm.module));
+  return key;
+}
+
+Cells gemm_heads(PlanTable form) {
+  if (form == PlanTable::wide) return {"module", "GEMM", "operands", "m x n x k", "path", "written before", "bound"};
+  return {"module", "GEMM", "m x n x k", "path", "written before", "bound"};
+}
+
+Cells gemm_row(const EqualGemms& group, PlanTable form) {
+  const std::string module = printable(joined_path(group.paths));
+  Cells row = {form == PlanTable::wide ? module : without_middle(module, kNarrowModule)};
+  row.insert(row.end(), group.cells.begin(), group.cells.end());
+  return row;
+}
+
 }  // namespace
 
 GemmForm gemm_form(const Recipe& recipe, GemmRole role, const ModuleShape& held, int64_t rows) {
@@ -122,20 +141,12 @@ std::string gemm_table(const std::vector<PlannedGemm>& gemms, const GemmDevice& 
   std::vector<EqualGemms> groups;
   for (const PlannedGemm& gemm : gemms) {
     const std::string note = notes.number_of(gemm, device);
-    Cells key = cells_of(gemm, note, PlanTable::wide);
-    key.push_back(any_layer(gemm.module));
-    const auto [found, added] = known.insert({key, groups.size()});
+    const auto [found, added] = known.insert({gemm_group_key(gemm, note), groups.size()});
     if (added) groups.push_back({.paths = {}, .cells = cells_of(gemm, note, form)});
     groups[found->second].paths.push_back(gemm.module);
   }
-  std::vector<Cells> rows = {form == PlanTable::wide ? Cells{"module", "GEMM", "operands", "m x n x k", "path", "written before", "bound"}
-                                                     : Cells{"module", "GEMM", "m x n x k", "path", "written before", "bound"}};
-  for (const EqualGemms& group : groups) {
-    const std::string module = printable(joined_path(group.paths));
-    Cells row = {form == PlanTable::wide ? module : without_middle(module, kNarrowModule)};
-    row.insert(row.end(), group.cells.begin(), group.cells.end());
-    rows.push_back(std::move(row));
-  }
+  std::vector<Cells> rows = {gemm_heads(form)};
+  for (const EqualGemms& group : groups) rows.push_back(gemm_row(group, form));
   return aligned(rows) + notes.text_of_all();
 }
 

@@ -20,23 +20,31 @@ struct NamedPart {
   std::string keys;
 };
 
-std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstimate& memory) {
+std::string gradient_keys(const TrainingConfig& training, const std::string& model) {
+  const bool tree = training.accumulation == Accumulation::tree && *training.grad_accum > 1;
+  return tree ? "training.accumulation=running, " + model : model;
+}
+
+void keep_largest(std::vector<NamedPart>& parts) {
   constexpr size_t kShown = 3;
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
+  parts.resize(kShown);
+  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
+}
+
+std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstimate& memory) {
   const std::string model = "model.num_layers, model.hidden_size, model.intermediate_size",
                     rows = "training.micro_batch_size, training.seq_len";
   const bool recomputes = config.training.recompute == Recompute::full;
-  const bool tree = config.training.accumulation == Accumulation::tree && *config.training.grad_accum > 1;
   std::vector<NamedPart> parts = {{"master weights", memory.masters, model},
                                   {"weights", memory.values, model},
-                                  {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
+                                  {"gradients", memory.gradients, gradient_keys(config.training, model)},
                                   {"optimizer", memory.optimizer, model},
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
                                   {"exchange", memory.exchange, "parallel.data"},
                                   {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
-  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
-  parts.resize(kShown);
-  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
+  keep_largest(parts);
   return parts;
 }
 

@@ -112,6 +112,12 @@ std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
   return widths;
 }
 
+void cut_cells(Cells& row, const std::vector<size_t>& widths) {
+  row[kModule] = cut_module(row[kModule], widths[kModule]);
+  row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
+  row[kRule] = cut_rule(row[kRule], widths[kRule]);
+}
+
 // Rules lack "precision.".
 std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   constexpr std::string_view kSection = "precision.";
@@ -124,11 +130,7 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
     rows.push_back(std::move(row));
   }
   const std::vector<size_t> widths = narrow_widths(rows);
-  for (Cells& row : rows) {
-    row[kModule] = cut_module(row[kModule], widths[kModule]);
-    row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
-    row[kRule] = cut_rule(row[kRule], widths[kRule]);
-  }
+  for (Cells& row : rows) cut_cells(row, widths);
   return rows;
 }
 
