@@ -120,6 +120,21 @@ bool has_branches(const std::string& expression) {
   return false;
 }
 
+PatternAlternative expression_alternative(const std::string& pattern, const std::string& expression) {
+  return {.written = pattern,
+          .glob = {},
+          .expression = compile(expression),
+          .literal_end = ends_literally(expression, "\\.") && !has_branches(expression),
+          .has_wildcards = !is_word(expression),
+          .choices = {}};
+}
+
+void read_glob(PatternAlternative& alternative, int64_t layers) {
+  alternative.glob = count_layer(alternative.written, layers);
+  alternative.literal_end = ends_literally(alternative.written, ".");
+  alternative.has_wildcards = alternative.written.find_first_of("*?") != std::string::npos;
+}
+
 }  // namespace
 
 bool PatternAlternative::matches(const std::string& path) const {
@@ -131,21 +146,11 @@ Pattern::Pattern(const std::string& pattern, int64_t layers) {
   require(!pattern.empty(), ExitCode::usage, "is missing");
   require(pattern.size() <= kLongestPattern, ExitCode::usage, "is longer than ", kLongestPattern, " characters");
   if (pattern.starts_with(kExpression)) {
-    const std::string expression = pattern.substr(kExpression.size());
-    alternatives_.push_back({.written = pattern,
-                             .glob = {},
-                             .expression = compile(expression),
-                             .literal_end = ends_literally(expression, "\\.") && !has_branches(expression),
-                             .has_wildcards = !is_word(expression),
-                             .choices = {}});
+    alternatives_.push_back(expression_alternative(pattern, pattern.substr(kExpression.size())));
     return;
   }
   alternatives_ = expand_braces(pattern);
-  for (PatternAlternative& alternative : alternatives_) {
-    alternative.glob = count_layer(alternative.written, layers);
-    alternative.literal_end = ends_literally(alternative.written, ".");
-    alternative.has_wildcards = alternative.written.find_first_of("*?") != std::string::npos;
-  }
+  for (PatternAlternative& alternative : alternatives_) read_glob(alternative, layers);
 }
 
 bool Pattern::matches(const std::string& path) const {

@@ -270,6 +270,17 @@ class Resolver {
   std::map<Problem, std::map<std::string, std::vector<std::string>>> problems_;  // path with any layer -> paths
 };
 
+std::string unfit_ambient(const Recipe& ambient) {
+  return text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"",
+              ambient.name, "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad);
+}
+
+std::string uneven_vocabulary(const OutputProjection& output, int64_t multiple) {
+  const std::string per_rank = output.tensor == 1 ? "" : text(", 32 for each rank of parallel.tensor");
+  return text("needs a padded vocabulary in multiples of ", multiple, per_rank, ", got ", output.rows, ": set model.pad_vocab_to to ",
+              multiple);
+}
+
 }  // namespace
 
 const char* stored_type_name(StoredType type) {
@@ -288,19 +299,13 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   if (ambient.simulated.any()) {
     problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
   } else if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
-    problems.push_back(
-        text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
-             "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
+    problems.push_back(unfit_ambient(ambient));
   }
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
   if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
   const int64_t multiple = 32 * output.tensor;
-  if (output.rows % multiple != 0) {
-    const std::string per_rank = output.tensor == 1 ? "" : text(", 32 for each rank of parallel.tensor");
-    problems.push_back(text("needs a padded vocabulary in multiples of ", multiple, per_rank, ", got ", output.rows,
-                            ": set model.pad_vocab_to to ", multiple));
-  }
+  if (output.rows % multiple != 0) problems.push_back(uneven_vocabulary(output, multiple));
   return problems;
 }
 

@@ -121,6 +121,25 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
   }
 }
 
+std::string unread_operand(const Recipe& recipe, const char* does, const char* operand) {
+  return text("recipe \"", recipe.name, "\" ", does, operand, ", which none of its gemms reads");
+}
+
+bool reads_quantized(const Recipe& recipe, GemmRole role) {
+  const GemmOperands operands = choose_operands(recipe, role);
+  const auto quantized = [](const OperandChoice& of) { return of.is_codes() || of.source == OperandSource::simulated; };
+  return quantized(operands.first) || quantized(operands.second);
+}
+
+void warn_of_idle_gemms(const Recipe& recipe, std::vector<std::string>& warnings) {
+  for (const GemmRole role : kGemmRoles) {
+    const bool idle = !reads_quantized(recipe, role);
+    if (recipe.gemms.holds(role) && idle) {
+      warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized or simulated operand"));
+    }
+  }
+}
+
 // Warns of operands that a recipe quantizes and no GEMM reads, and of listed GEMMs that read nothing quantized.
 void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   std::set<std::string> seen;
@@ -129,19 +148,12 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
     if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
     const auto unread = [&](const char* operand, const Quantization& how, const Simulation& simulated, bool read) {
       if ((!how && !simulated) || read) return;
-      warnings.push_back(
-          text("recipe \"", recipe.name, "\" ", how ? "quantizes " : "simulates ", operand, ", which none of its gemms reads"));
+      warnings.push_back(unread_operand(recipe, how ? "quantizes " : "simulates ", operand));
     };
     unread("weight", recipe.weight, recipe.simulated.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
     unread("input", recipe.input, recipe.simulated.input, recipe.gemms.fprop || recipe.gemms.wgrad);
     unread("output_grad", recipe.output_grad, recipe.simulated.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
-    for (const GemmRole role : kGemmRoles) {
-      const GemmOperands operands = choose_operands(recipe, role);
-      const auto quantized = [](const OperandChoice& of) { return of.is_codes() || of.source == OperandSource::simulated; };
-      if (recipe.gemms.holds(role) && !quantized(operands.first) && !quantized(operands.second)) {
-        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized or simulated operand"));
-      }
-    }
+    warn_of_idle_gemms(recipe, warnings);
   }
 }
 
@@ -170,6 +182,12 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
                           " sums codes of the output gradient, as tokens travel with these: it is 2 to 4 % off that of unquantized ones"));
 }
 
+std::string cost_text(int64_t count, int64_t extra, int64_t sent) {
+  std::string out = text(count, " weights in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
+  if (sent > 0) out += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
+  return out;
+}
+
 }  // namespace
 
 std::optional<std::string> PrecisionPlan::gather_advice() const {
@@ -196,9 +214,7 @@ std::optional<std::string> PrecisionPlan::cost_of_rows() const {
     sent += entry.stores_only_codes() ? more : 0;
   }
   if (count == 0) return {};
-  std::string out = text(count, " weights in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
-  if (sent > 0) out += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
-  return out;
+  return cost_text(count, extra, sent);
 }
 
 Json PrecisionPlan::to_json() const {

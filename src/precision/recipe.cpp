@@ -86,21 +86,31 @@ void check_columns(const Recipe& recipe, Problems& problems) {
                       "dgrad reads as codes; leave it out"});
 }
 
+void check_no_output_grad(const Recipe& recipe, const char* backward, Problems& problems) {
+  for (const auto& [key, given] : {std::pair{"output_grad", recipe.output_grad.format != Format::none},
+                                   {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
+    if (given) problems.push_back({key, text("must be null beside backward ", backward, ", under which gradients are not quantized")});
+}
+
 void check_backward(const Recipe& recipe, Problems& problems) {
   if (recipe.backward == BackwardOperands::quantized) return;
   const bool dequantizes = recipe.backward == BackwardOperands::dequantized, of_codes = recipe.gemms.fprop;
   const char* const name = dequantizes ? "dequantized" : "high_precision";
   if (recipe.gemms.dgrad || recipe.gemms.wgrad)
     problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
-  for (const auto& [key, given] : {std::pair{"output_grad", recipe.output_grad.format != Format::none},
-                                   {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
-    if (given) problems.push_back({key, text("must be null beside backward ", name, ", under which gradients are not quantized")});
+  check_no_output_grad(recipe, name, problems);
   if (dequantizes && of_codes && (recipe.simulated.weight || recipe.simulated.input))
     problems.push_back({"backward", "dequantized is of codes, and fprop multiplies simulated operands, too: simulate none of them"});
   if (dequantizes && !((recipe.weight || recipe.input) && of_codes))
     problems.push_back({"backward", "dequantized changes nothing: fprop multiplies no codes"});
   if (!dequantizes && !recipe.weight_fake_quant && !of_codes)
     problems.push_back({"backward", "high_precision changes nothing: fprop multiplies values before quantization"});
+}
+
+void check_one_weight(const Recipe& recipe, Problems& problems) {
+  if (!recipe.weight || !recipe.weight_fake_quant) return;
+  problems.push_back(
+      {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
 }
 
 }  // namespace
@@ -143,10 +153,7 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
   check_operand("output_grad", recipe.output_grad, false, problems);
   check_fake_quant(recipe.weight_fake_quant, problems);
   if (problems.empty()) check_block_lengths(recipe, problems);
-  if (recipe.weight && recipe.weight_fake_quant) {
-    problems.push_back(
-        {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
-  }
+  check_one_weight(recipe, problems);
   check_gemms(recipe, problems);
   check_simulated(recipe, problems);
   if (problems.empty()) check_columns(recipe, problems);

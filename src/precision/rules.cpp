@@ -53,6 +53,16 @@ std::string as_path(const std::string& match) {
   return path;
 }
 
+// Returns the paths of modules that rules match, the nearest first.
+std::set<std::pair<size_t, std::string>> ranked_paths(const std::string& wanted, const std::vector<RuledModule>& modules) {
+  std::set<std::pair<size_t, std::string>> ranked;
+  for (const RuledModule& module : modules) {
+    const std::string path = any_layer(module.path);
+    if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
+  }
+  return ranked;
+}
+
 // Suggests the corrected pattern, else the three nearest modules.
 std::string nearest_to(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
   if (!match.starts_with("re:")) {
@@ -60,13 +70,8 @@ std::string nearest_to(const std::string& match, const std::vector<RuledModule>&
   }
   constexpr size_t kLongest = 256, kShown = 3;
   const std::string wanted = as_path(match).substr(0, kLongest);
-  std::set<std::pair<size_t, std::string>> ranked;
-  for (const RuledModule& module : modules) {
-    const std::string path = any_layer(module.path);
-    if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
-  }
   std::vector<std::string> names;
-  for (const auto& [distance, path] : ranked) {
+  for (const auto& [distance, path] : ranked_paths(wanted, modules)) {
     if (names.size() < kShown) names.push_back(path);
   }
   return names.empty() ? "" : "; nearest modules: " + joined(names);

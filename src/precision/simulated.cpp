@@ -23,20 +23,27 @@ void check_excluded(const char* name, const Simulation& how, const Quantization&
   if (how && codes) problems.push_back({text("simulate.", name), text("excludes ", name, ": make one of them null")});
 }
 
+const char* unfit_hadamard_gemms(const SimulatedOperands& simulated) {
+  if (simulated.hadamard > 0)
+    return "is empty, so nothing would be transformed: list some of fprop, dgrad, wgrad, or set simulate.hadamard to 0";
+  return "must be empty: simulate.hadamard is 0";
+}
+
+bool both_simulated(const Recipe& recipe, GemmRole role) {
+  const GemmOperands operands = choose_operands(recipe, role);
+  return operands.first.source == OperandSource::simulated && operands.second.source == OperandSource::simulated;
+}
+
 void check_transform(const Recipe& recipe, std::vector<RecipeProblem>& problems) {
   const SimulatedOperands& simulated = recipe.simulated;
   if (simulated.hadamard != 0 && simulated.hadamard != 16 && simulated.hadamard != 32) {
     return problems.push_back({"simulate.hadamard", text("must be 16 or 32, or 0 for none, got ", simulated.hadamard)});
   }
   if ((simulated.hadamard > 0) != simulated.hadamard_gemms.any()) {
-    return problems.push_back({"simulate.hadamard_gemms", simulated.hadamard > 0
-                                                              ? "is empty, so nothing would be transformed: list some of "
-                                                                "fprop, dgrad, wgrad, or set simulate.hadamard to 0"
-                                                              : "must be empty: simulate.hadamard is 0"});
+    return problems.push_back({"simulate.hadamard_gemms", unfit_hadamard_gemms(simulated)});
   }
   for (const GemmRole role : kGemmRoles) {
-    const GemmOperands operands = choose_operands(recipe, role);
-    const bool both = operands.first.source == OperandSource::simulated && operands.second.source == OperandSource::simulated;
+    const bool both = both_simulated(recipe, role);
     if (!simulated.hadamard_gemms.holds(role) || both) continue;
     problems.push_back({"simulate.hadamard_gemms",
                         text("lists ", gemm_name(role), ", whose operands must both be simulated, so that their product stays as it was")});
