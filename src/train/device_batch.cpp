@@ -29,6 +29,11 @@ void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, 
   }
 }
 
+bool has_segments(const Batch& batch, int64_t first, int64_t count) {
+  const auto begin = batch.segment_starts.begin() + first * batch.length;
+  return std::any_of(begin, begin + count * batch.length, [](int32_t start) { return start != 0; });
+}
+
 }  // namespace
 
 DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count) {
@@ -38,9 +43,8 @@ DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64
   const auto upload = [&](const std::vector<int32_t>& values) {
     return from_host(model.device(), Dtype::i32, {count * batch.length}, values.data() + first * batch.length);
   };
-  const auto begin = batch.segment_starts.begin() + first * batch.length;
   // Without boundaries inside the rows attention takes its simple path.
-  const bool segmented = std::any_of(begin, begin + count * batch.length, [](int32_t start) { return start != 0; });
+  const bool segmented = has_segments(batch, first, count);
   return {.tokens = {.batch = count,
                      .tokens = upload(batch.tokens),
                      .positions = upload(batch.positions),

@@ -25,6 +25,11 @@ Partial sum_over(Gpt& model, const Batch& batch) {
   return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
 }
 
+void add_partial(const Partial& part, SetLoss& sum) {
+  sum.loss += part.loss;
+  sum.targets += part.targets;
+}
+
 // Returns the loss as a sum, in the order of the windows; none if stopped.
 std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
                                     const std::function<bool()>& stop, const Communicator& ranks) {
@@ -36,10 +41,7 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
     agree(ranks, [&] {
       if (own < windows) batch = data.batch(set, own, std::min(micro_batch_size, windows - own));
     });
-    for (const Partial& part : ranks.all(sum_over(model, batch))) {
-      sum.loss += part.loss;
-      sum.targets += part.targets;
-    }
+    for (const Partial& part : ranks.all(sum_over(model, batch))) add_partial(part, sum);
   }
   return sum;
 }
@@ -47,6 +49,14 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
 int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters) {
   const int64_t windows = data.windows(set);
   return iters && *iters <= windows / micro_batch_size ? *iters * micro_batch_size : windows;
+}
+
+// Adds a sum to those of the whole, then makes it the mean of its set.
+void take_set(SetLoss sum, Evaluation& result) {
+  result.loss += sum.loss;
+  result.targets += sum.targets;
+  if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);
+  result.sets.push_back(std::move(sum));
 }
 
 }  // namespace
@@ -70,11 +80,7 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
     std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop, ranks);
     if (!summed) return {.stopped = true};
-    SetLoss& sum = *summed;
-    result.loss += sum.loss;
-    result.targets += sum.targets;
-    if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);
-    result.sets.push_back(std::move(sum));
+    take_set(std::move(*summed), result);
   }
   result.loss /= static_cast<double>(result.targets);
   return result;

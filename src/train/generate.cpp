@@ -88,11 +88,24 @@ std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequen
   return out;
 }
 
+void require_numbers(std::span<const float> logits) {
+  for (size_t i = 0; i < logits.size(); ++i)
+    require(!std::isnan(logits[i]), ExitCode::numerical, "generation: logit ", i, " is not a number");
+}
+
+// Returns the token whose weight, after those before it, reaches beyond `left`.
+int32_t drawn_token(std::span<const Candidate> candidates, double left) {
+  for (const Candidate& candidate : candidates) {
+    left -= candidate.weight;
+    if (left < 0.0) return candidate.id;
+  }
+  return candidates.back().id;
+}
+
 }  // namespace
 
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
-  for (size_t i = 0; i < logits.size(); ++i)
-    require(!std::isnan(logits[i]), ExitCode::numerical, "generation: logit ", i, " is not a number");
+  require_numbers(logits);
   const bool greedy = options.temperature <= 0.0;
   std::vector<Candidate> candidates = likeliest(logits, greedy ? 1 : options.top_k);
   if (greedy) return candidates[0].id;
@@ -102,12 +115,7 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
   double reached = 0.0;
   size_t kept = 0;
   while (kept < candidates.size() && (kept == 0 || reached < options.top_p * total)) reached += candidates[kept++].weight;
-  double left = uniform * reached;
-  for (size_t i = 0; i < kept; ++i) {
-    left -= candidates[i].weight;
-    if (left < 0.0) return candidates[i].id;
-  }
-  return candidates[kept - 1].id;
+  return drawn_token(std::span(candidates).first(kept), uniform * reached);
 }
 
 std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<std::vector<int32_t>>& prompts,

@@ -179,17 +179,25 @@ void take_saved_model(LoadedConfig& loaded) {
   }
 }
 
+bool has_tokenizer_file(const std::string& folder) {
+  std::error_code missing;
+  return is_hf_folder(folder) && std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json", missing);
+}
+
+void require_ids_of_model(const std::string& folder, const ModelConfig& model) {
+  const int64_t ids = Tokenizer::from_path(folder).size(), most = model.vocab_size.value_or(ids);
+  require(ids <= most, ExitCode::data, folder, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+}
+
 // Takes the tokenizer of a folder of Hugging Face's form that the run starts from, if the config does not name one or null.
 void take_saved_tokenizer(LoadedConfig& loaded) {
   RunConfig& config = loaded.config;
   const std::optional<std::string>& from = config.checkpoint.init_from;
   if (!from || loaded.report.given("data.tokenizer") || loaded.report.failed("checkpoint") || loaded.report.failed("model")) return;
   const std::string path = absolute_input_path(*from, "checkpoint.init_from", loaded.report);
-  std::error_code missing;
-  if (!is_hf_folder(path) || !std::filesystem::exists(std::filesystem::path(path) / "tokenizer.json", missing)) return;
+  if (!has_tokenizer_file(path)) return;
   try {
-    const int64_t ids = Tokenizer::from_path(path).size(), most = config.model.vocab_size.value_or(ids);
-    require(ids <= most, ExitCode::data, path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+    require_ids_of_model(path, config.model);
     config.data.tokenizer = path;
     loaded.report.derive("data.tokenizer");
   } catch (const Error& error) {

@@ -46,6 +46,11 @@ Compared buffer(const Buffer& of) {
   return {.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value};
 }
 
+std::string other_bytes(const Compared& of, int rank, int owner) {
+  return text("rank ", rank, " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1, ", than rank ", owner,
+              ", which owns them (training.replica_check_interval): its memory or the network changed them");
+}
+
 // Returns "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
 std::string difference(const Communicator& group, const std::vector<Compared>& rows, const std::function<int(int)>& world_rank) {
   const size_t count = rows.size(), ranks = static_cast<size_t>(group.size());
@@ -57,9 +62,7 @@ std::string difference(const Communicator& group, const std::vector<Compared>& r
     for (size_t i = 0; i < count; ++i) {
       const Compared& of = rows[i];
       if (hashes[rank * count + i] == hashes[static_cast<size_t>(of.owner) * count + i]) continue;
-      return text("rank ", world_rank(static_cast<int>(rank)), " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1,
-                  ", than rank ", world_rank(of.owner),
-                  ", which owns them (training.replica_check_interval): its memory or the network changed them");
+      return other_bytes(of, world_rank(static_cast<int>(rank)), world_rank(of.owner));
     }
   }
   return "";

@@ -104,6 +104,14 @@ class RunExports::Shard {
       }
     });
   }
+  // Takes a step of the export; what it throws is why the shard failed.
+  void attempt(const auto& step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      fail_with(error.what());
+    }
+  }
   void fail_with(const std::string& problem) {
     problem_ = problem;
     state_ = ShardState::failed;
@@ -176,22 +184,12 @@ void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
 void RunExports::begin(const Order& order) {
   shard_ = std::make_unique<Shard>();
   const ExportOptions& options = *config_.checkpoint.exported;
-  if (world_.rank() == 0) {
-    try {
-      shard_->make_folder(order, export_folder(config_, order.step), options);
-    } catch (const std::exception& error) {
-      shard_->fail_with(error.what());
-    }
-  }
+  if (world_.rank() == 0) shard_->attempt([&] { shard_->make_folder(order, export_folder(config_, order.step), options); });
   const bool made = world_.all(shard_->state()).front() != ShardState::failed;
   const std::string folder = broadcast_string(world_, shard_->folder());
   if (!made && world_.rank() > 0) shard_->fail_with("");
   if (!made) return;
-  try {
-    shard_->start(order, folder, options, world_, progress_);
-  } catch (const std::exception& error) {  // no thread is left
-    shard_->fail_with(error.what());
-  }
+  shard_->attempt([&] { shard_->start(order, folder, options, world_, progress_); });  // it throws where no thread is left
 }
 
 void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {

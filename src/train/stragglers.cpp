@@ -7,6 +7,14 @@
 #include "mantissa/base/log.h"
 
 namespace mantissa {
+namespace {
+
+double median_of(std::vector<double> seconds) {
+  std::ranges::sort(seconds);
+  return seconds[(seconds.size() - 1) / 2];  // the upper one of speeds
+}
+
+}  // namespace
 
 std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
   require(seconds.size() == sums_.size(), "stragglers: times of ", seconds.size(), " ranks, and there are ", sums_.size());
@@ -14,9 +22,7 @@ std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
   if (++steps_ < kWindowSteps) return {};
   steps_ = 0;
   const std::vector<double> window = std::exchange(sums_, std::vector<double>(sums_.size()));
-  std::vector<double> sorted = window;
-  std::ranges::sort(sorted);
-  const double median = sorted[(sorted.size() - 1) / 2];  // the upper one of speeds
+  const double median = median_of(window);
   std::vector<Straggler> out;
   for (size_t rank = 0; rank < window.size(); ++rank) {
     const bool slow = median < kSlow * window[rank];

@@ -289,23 +289,31 @@ ExitCode finish(Run& run, bool saved) {
   return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;
 }
 
+Request next_request(Run& run, bool stepped) {
+  // After a step, the ranks have agreed already.
+  const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
+  run.pending = Request::none;
+  return request;
+}
+
+void advance_exports(Run& run) {
+  if (run.exports.pending() == 0 || run.state.step % run.config.logging.interval != 0) return;
+  run.set_phase("save");
+  run.exports.advance(run.checkpoints);
+}
+
 ExitCode loop(Run& run) {
   // Says whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
   if (run.state.has_pending() || (has_finished(run) && !saved)) saved = after_step(run);
   if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   for (bool stepped = false;; stepped = true) {
-    // After a step, the ranks have agreed already.
-    const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
-    run.pending = Request::none;
+    const Request request = next_request(run, stepped);
     const bool ends = has_finished(run) || request == Request::save_and_stop;
     if (request != Request::none && !saved) saved = save(run);
     if (ends) return finish(run, saved);
     take_step(run);
-    if (run.exports.pending() > 0 && run.state.step % run.config.logging.interval == 0) {
-      run.set_phase("save");
-      run.exports.advance(run.checkpoints);
-    }
+    advance_exports(run);
     saved = after_step(run);
   }
 }

@@ -45,6 +45,22 @@ void log_reconciled(const TensorReader& weights, const Run& run) {
   for (const std::string& line : reconciled_weights(weights, run.plan)) log_info("reconciled: ", line);
 }
 
+void take_weights(HfWeights& weights, const std::string& folder, Run& run) {
+  require_initial_model(weights.run_config(), run.config, folder);
+  run.files = kept_files(tokenizer_files(weights), folder, run);
+  load_hf_weights(weights, run.model.parameters(), &run.optimizer);
+}
+
+void warn_of_values(const HfWeights& weights, const Run& run) {
+  if (!run.is_rank0()) return;
+  for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
+}
+
+void warn_of_missing_biases(Run& run, const std::string& folder) {
+  if (run.model.parameters().buffers().empty()) return;
+  log_warning(folder, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
+}
+
 // A folder of Hugging Face's form, of which each rank reads its shards.
 void start_from_folder(Run& run, const std::string& folder) {
   run.model.parameters().clear_nonfinite();
@@ -52,18 +68,13 @@ void start_from_folder(Run& run, const std::string& folder) {
   agree_on_reading(run.mesh.world, [&] {
     HfWeights weights(folder);
     fingerprint = weights.fingerprint();
-    require_initial_model(weights.run_config(), run.config, folder);
-    run.files = kept_files(tokenizer_files(weights), folder, run);
-    load_hf_weights(weights, run.model.parameters(), &run.optimizer);
-    if (run.is_rank0()) {
-      for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
-    }
+    take_weights(weights, folder, run);
+    warn_of_values(weights, run);
     log_reconciled(weights, run);
   });
   require_same(run.mesh.world, "the folder of checkpoint.init_from", fingerprint);
   run.optimizer.shards().gather();
-  if (!run.model.parameters().buffers().empty())
-    log_warning(folder, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
+  warn_of_missing_biases(run, folder);
   log_info("weights from ", folder);
 }
 
