@@ -29,6 +29,19 @@ struct BenchArguments {
   GenerationShape generation;
 };
 
+// Of sequences of one length, each of which begins at 0.
+std::vector<int32_t> positions_in_sequences(size_t tokens, int64_t length) {
+  std::vector<int32_t> positions(tokens);
+  for (size_t i = 0; i < tokens; ++i) positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);
+  return positions;
+}
+
+void draw_token(Batch& batch, size_t i, int64_t vocab, uint64_t seed) {
+  const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);
+  batch.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocab));
+  batch.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocab));
+}
+
 // Makes a batch of uniform random tokens: speed does not depend on their values.
 Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t seed) {
   const auto n = static_cast<size_t>(sequences * length);
@@ -36,17 +49,12 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
               .length = length,
               .tokens = std::vector<int32_t>(n),
               .targets = std::vector<int32_t>(n),
-              .positions = std::vector<int32_t>(n),
+              .positions = positions_in_sequences(n, length),
               .segment_starts = std::vector<int32_t>(n, 0),
               .target_count = sequences * length,
               .all_count = true,
               .samples = {}};
-  for (size_t i = 0; i < n; ++i) {
-    const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);
-    batch.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocab));
-    batch.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocab));
-    batch.positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);
-  }
+  for (size_t i = 0; i < n; ++i) draw_token(batch, i, vocab, seed);
   return batch;
 }
 
@@ -226,26 +234,30 @@ Option against_option(std::vector<std::string>& against, const std::string& inst
                          "repeatable, all for the one other run"};
 }
 
+Option filter_option(std::string& filter) {
+  return {.name = "--filter", .target = &filter, .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"};
+}
+
 using Bench = void (*)(Backend&, const BenchOptions&);
+
+ExitCode run_device_bench(const BenchArguments& arguments, Bench run) {
+  use_threads(arguments.threads);
+  const auto device = device_of(arguments.device);
+  run(*device, arguments.bench);
+  return ExitCode::ok;
+}
 
 Command device_bench(const std::string& name, const std::string& summary, Bench run) {
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = bench_options(*arguments);
-  options.push_back({.name = "--filter",
-                     .target = &arguments->bench.filter,
-                     .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"});
+  options.push_back(filter_option(arguments->bench.filter));
   options.push_back(device_option(arguments->device));
   options.push_back(threads_option(arguments->threads));
   return {.name = name,
           .summary = summary,
           .example = "mantissa bench " + name + " --time-budget 60 --json results.jsonl",
           .options = options,
-          .run = [arguments, run] {
-            use_threads(arguments->threads);
-            const auto device = device_of(arguments->device);
-            run(*device, arguments->bench);
-            return ExitCode::ok;
-          }};
+          .run = [arguments, run] { return run_device_bench(*arguments, run); }};
 }
 
 Command comm_bench() {
@@ -253,9 +265,7 @@ Command comm_bench() {
   return {.name = "comm",
           .summary = "collectives of several ranks against a copy within each",
           .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
-          .options = {{.name = "--filter",
-                       .target = &arguments->bench.filter,
-                       .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"},
+          .options = {filter_option(arguments->bench.filter),
                       {.name = "--json", .target = &arguments->bench.json, .description = "append one JSON object a line to this file"},
                       threads_option(arguments->threads)},
           .run =
@@ -301,6 +311,18 @@ Command train_bench() {
           .many_ranks = true};
 }
 
+Opponent generation_opponent(const BenchArguments& arguments) {
+  return {joined(arguments.against), opponent(arguments.config, arguments.against, {})};
+}
+
+ExitCode run_generate_bench(const BenchArguments& arguments) {
+  check(arguments.generation);
+  const RunConfig config = configuration(arguments.config, {});
+  set_num_threads(config.training.threads);
+  bench_generate(config, arguments.generation, generation_opponent(arguments), arguments.bench);
+  return ExitCode::ok;
+}
+
 Command generate_bench() {
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = config_options(arguments->config);
@@ -314,14 +336,7 @@ Command generate_bench() {
               "mantissa bench generate configs/gpt2-124m.json\n"
               "mantissa bench generate configs/qwen3-0.6b.json --set precision.recipe=mxfp8 --against precision.recipe=high",
           .options = options,
-          .run = [arguments] {
-            check(arguments->generation);
-            const RunConfig config = configuration(arguments->config, {});
-            set_num_threads(config.training.threads);
-            bench_generate(config, arguments->generation, {joined(arguments->against), opponent(arguments->config, arguments->against, {})},
-                           arguments->bench);
-            return ExitCode::ok;
-          }};
+          .run = [arguments] { return run_generate_bench(*arguments); }};
 }
 
 }  // namespace

@@ -34,6 +34,12 @@ int calls_of(const Communicator& world, const std::function<void()>& run) {
   return static_cast<int>(std::clamp(kRankSliceSeconds / slowest(world, 2, run), 1.0, 1e5));
 }
 
+// Keeps this rank busy until those that wait for it sleep.
+void compute_until_asleep() {
+  const double end = monotonic_seconds() + kUntilAsleep;
+  while (monotonic_seconds() < end) continue;
+}
+
 class CommBench {
  public:
   CommBench(const Communicator& world, Backend& device, const BenchOptions& options)
@@ -52,9 +58,7 @@ class CommBench {
       const std::vector<int64_t> counts = equal_shares(size);
       const std::span<std::byte> in(bytes_.data(), static_cast<size_t>(size)), out(copy_.data(), in.size());
       measure("all_gather", size, [&] { world_.all_gather(in, counts, Purpose::other); });
-      const std::vector<int64_t> swapped(counts.size(), counts[static_cast<size_t>(world_.rank())]);
-      const std::span<std::byte> back = out.first(static_cast<size_t>(swapped[0]) * counts.size());
-      measure("all_to_all", size, [&] { world_.all_to_all(in, counts, back, swapped, Purpose::other); });
+      measure_all_to_all(in, counts, out);
       const Tensor tensor = sums_.slice(0, size / 4);
       measure("tree_sum", size, [&] { world_.sum(tensor, Purpose::other); });
       measure("broadcast", size, [&] { world_.broadcast(in, 0, Purpose::other); });
@@ -84,6 +88,12 @@ class CommBench {
     if (size == kLargest && (name == "all_gather" || name == "all_to_all")) exchanges_.push_back(spread_of(seconds).median);
   }
 
+  void measure_all_to_all(std::span<std::byte> in, const std::vector<int64_t>& counts, std::span<std::byte> out) {
+    const std::vector<int64_t> swapped(counts.size(), counts[static_cast<size_t>(world_.rank())]);
+    const std::span<std::byte> back = out.first(static_cast<size_t>(swapped[0]) * counts.size());
+    measure("all_to_all", std::ssize(in), [&] { world_.all_to_all(in, counts, back, swapped, Purpose::other); });
+  }
+
   // Measures what a rank sends a second, while it receives as much, in the largest exchanges: the link rate of the cost model.
   void report_link() const {
     if (world_.rank() > 0 || exchanges_.size() < 2) return;
@@ -96,14 +106,10 @@ class CommBench {
     if (std::string("comm.wake_up").find(options_.filter) == std::string::npos) return;
     std::vector<double> seconds;
     const std::span<std::byte> bytes(bytes_.data(), 8);
-    const auto compute = [] {
-      const double end = monotonic_seconds() + kUntilAsleep;
-      while (monotonic_seconds() < end) continue;
-    };
     for (int i = 0; i < 1000; ++i) {
       const double begin = monotonic_seconds();
       for (const int sender : {0, 1}) {
-        if (world_.rank() == sender) compute();
+        if (world_.rank() == sender) compute_until_asleep();
         world_.broadcast(bytes, sender, Purpose::other);
       }
       seconds.push_back((monotonic_seconds() - begin) / 2 - kUntilAsleep);
@@ -119,9 +125,6 @@ class CommBench {
     std::printf("\n");
     std::fflush(stdout);
     if (!json_.is_open()) return;
-    const auto percentiles = [](const Spread& spread, double scale) {
-      return Json{{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
-    };
     Json line{{"bench", "comm." + name}, {"bytes", size}, {"ranks", world_.size()}};
     line.add("us", percentiles(seconds, 1e6));
     if (ratio.median > 0.0) line.add("ratio_copy", percentiles(ratio, 1.0));

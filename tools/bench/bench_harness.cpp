@@ -56,10 +56,6 @@ class ForeignLoad {
   double wall_ = monotonic_seconds(), own_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
 };
 
-Json percentiles(const Spread& spread, double scale) {
-  return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
-}
-
 // Units in which a workload's rate is reported.
 struct Unit {
   const char *name, *counted, *ratio;
@@ -89,6 +85,10 @@ Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const auto at = [&](double q) { return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))]; };
   return {.median = at(0.5), .p10 = at(0.1), .p90 = at(0.9)};
+}
+
+Json percentiles(const Spread& spread, double scale) {
+  return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
 }
 
 void JsonLines::open(const std::string& path) {
