@@ -114,6 +114,17 @@ std::vector<long double> operand_values(Format format, const std::vector<uint8_t
   return out;
 }
 
+struct GemmElement {
+  long double sum = 0, magnitude = 0;
+  void add(long double term) { sum += term, magnitude += std::abs(term); }
+};
+
+bool is_stored(const GemmElement& element, const GoldenGemm& file, size_t i) {
+  const auto stored = static_cast<long double>(file.product[i]), stored_magnitude = static_cast<long double>(file.magnitude[i]);
+  return std::abs(element.sum - stored) <= kStoredTolerance * element.magnitude &&
+         std::abs(element.magnitude - stored_magnitude) <= kStoredTolerance * element.magnitude;
+}
+
 // The GEMM and its magnitudes in extended precision against what the file holds: a code or scale that was changed shows here also where
 // the tolerance of the fp32 GEMM would hide it.
 std::string stored_gemm_difference(const GoldenGemm& file) {
@@ -121,17 +132,11 @@ std::string stored_gemm_difference(const GoldenGemm& file) {
   const std::vector<long double> b = operand_values(file.b_format, file.b_codes, file.b_scales);
   const auto k = static_cast<size_t>(file.k), n = static_cast<size_t>(file.n);
   for (size_t i = 0; i < file.product.size(); ++i) {
-    long double sum = 0, magnitude = 0;
-    for (size_t j = 0; j < k; ++j) {
-      const long double term = a[i / n * k + j] * b[i % n * k + j];
-      sum += term, magnitude += std::abs(term);
-    }
-    const auto stored = static_cast<long double>(file.product[i]), stored_magnitude = static_cast<long double>(file.magnitude[i]);
-    const bool same =
-        std::abs(sum - stored) <= kStoredTolerance * magnitude && std::abs(magnitude - stored_magnitude) <= kStoredTolerance * magnitude;
-    if (!same) {
-      return text("GEMM: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(sum), " of magnitude ",
-                  static_cast<double>(magnitude), ", the file says ", file.product[i], " of ", file.magnitude[i]);
+    GemmElement element;
+    for (size_t j = 0; j < k; ++j) element.add(a[i / n * k + j] * b[i % n * k + j]);
+    if (!is_stored(element, file, i)) {
+      return text("GEMM: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(element.sum),
+                  " of magnitude ", static_cast<double>(element.magnitude), ", the file says ", file.product[i], " of ", file.magnitude[i]);
     }
   }
   return "";

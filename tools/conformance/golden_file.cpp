@@ -67,17 +67,18 @@ class Sections {
   std::string_view left_;
 };
 
+void check_swizzle_name(const std::vector<std::string>& parts, const GoldenQuantization& file) {
+  const std::string size = text(file.rows, 'x', file.columns);
+  expect(parts[1] == size, "header: the matrix is ", size, ", the name says ", parts[1]);
+  expect(!file.swizzled.empty(), "header: no swizzled scales, as the name says");
+}
+
 void check_name(const std::string& name, const GoldenQuantization& file, const char* orientation) {
   const std::vector<std::string> parts = split(name.substr(0, name.rfind('.')), '_');
   expect(parts.size() >= (parts.front() == "swizzle" ? 3 : 4),
          "name: expected <format>_<rule>_<kind>_<row|col|tile>.mxg or swizzle_<R>x<C>_<row|col>.mxg");
   expect(parts.back() == orientation, "header: blocks are '", orientation, "', the name says '", parts.back(), "'");
-  if (parts.front() == "swizzle") {
-    const std::string size = text(file.rows, 'x', file.columns);
-    expect(parts[1] == size, "header: the matrix is ", size, ", the name says ", parts[1]);
-    expect(!file.swizzled.empty(), "header: no swizzled scales, as the name says");
-    return;
-  }
+  if (parts.front() == "swizzle") return check_swizzle_name(parts, file);
   const char *format = format_name(file.how.format), *rule = scale_rule_name(file.how.rule);
   expect(parts.front() == format, "header: the format is ", format, ", the name says '", parts.front(), "'");
   expect(parts[1] == rule, "header: the rule is ", rule, ", the name says '", parts[1], "'");
@@ -95,6 +96,12 @@ bool holds_nonfinite(const GoldenQuantization& file) {
   return false;
 }
 
+int64_t expected_swizzled_bytes(const Header& words, const GoldenQuantization& file) {
+  if (!(words[8] & kSwizzled)) return 0;
+  expect(!file.how.tiles(), "header: tiles have no one swizzled layout");
+  return file.how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32) : swizzled_bytes(file.rows, file.columns / 32);
+}
+
 // What the header says of the sections, against what follows from its other words.
 void check_counts(const Header& words, const GoldenQuantization& file) {
   const Shape shape{file.rows, file.columns};
@@ -105,11 +112,7 @@ void check_counts(const Header& words, const GoldenQuantization& file) {
   expect(words[9] == scales_shape(shape, how).elements(), "header: ", words[9], " scales, expected ", scales_shape(shape, how).elements());
   expect(words[10] == codes_shape(shape, how).elements(), "header: ", words[10], " bytes of codes, expected ",
          codes_shape(shape, how).elements());
-  int64_t swizzled = 0;
-  if (words[8] & kSwizzled) {
-    expect(!how.tiles(), "header: tiles have no one swizzled layout");
-    swizzled = how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32) : swizzled_bytes(file.rows, file.columns / 32);
-  }
+  const int64_t swizzled = expected_swizzled_bytes(words, file);
   expect(words[11] == swizzled, "header: ", words[11], " bytes of swizzled scales, expected ", swizzled);
 }
 
@@ -142,22 +145,31 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   return out;
 }
 
+// What the header says of K and the scales, against what follows from its other words.
+void check_counts(const Header& words, const GoldenGemm& file) {
+  expect(file.k % 32 == 0, "header: K is ", file.k, ", expected a multiple of 32");
+  expect(words[7] == file.m * file.k / 32 && words[8] == file.n * file.k / 32, "header: ", words[7], " and ", words[8],
+         " scales, expected ", file.m * file.k / 32, " and ", file.n * file.k / 32);
+}
+
+void check_name(const std::string& name, const GoldenGemm& file) {
+  const std::string expected = text("gemm_", format_name(file.a_format), '_', format_name(file.b_format), ".mxm");
+  expect(name == expected, "header: the formats call for the name ", expected);
+}
+
 GoldenGemm parse_gemm(const std::string& name, std::string_view bytes) {
   const Header words = parse_header(bytes, "MXM1");
   GoldenGemm out;
   out.a_format = choice(kFormats, words[2], 2, "format of A"), out.b_format = choice(kFormats, words[3], 2, "format of B");
   out.m = size_in(words[4], "M"), out.n = size_in(words[5], "N"), out.k = size_in(words[6], "K");
-  expect(out.k % 32 == 0, "header: K is ", out.k, ", expected a multiple of 32");
-  expect(words[7] == out.m * out.k / 32 && words[8] == out.n * out.k / 32, "header: ", words[7], " and ", words[8], " scales, expected ",
-         out.m * out.k / 32, " and ", out.n * out.k / 32);
+  check_counts(words, out);
   expect(words[9] == 0 && words[10] == 0 && words[11] == 0, "header: reserved words 9 to 11 are not zero");
   Sections payload(bytes.substr(kHeaderBytes));
   out.a_scales = payload.take<uint8_t>(words[7], "the scales of A"), out.a_codes = payload.take<uint8_t>(out.m * out.k, "the codes of A");
   out.b_scales = payload.take<uint8_t>(words[8], "the scales of B"), out.b_codes = payload.take<uint8_t>(out.n * out.k, "the codes of B");
   out.product = payload.take<double>(out.m * out.n, "the GEMM"), out.magnitude = payload.take<double>(out.m * out.n, "the magnitudes");
   payload.end();
-  const std::string expected = text("gemm_", format_name(out.a_format), '_', format_name(out.b_format), ".mxm");
-  expect(name == expected, "header: the formats call for the name ", expected);
+  check_name(name, out);
   return out;
 }
 
