@@ -128,29 +128,43 @@ class Reports {
   std::vector<int64_t> numbers_;
 };
 
+// Returns the first that reports a rank as its cause; null if none does. A rank that the launcher ended counts if another left because of
+// it by itself.
+const Ending* reporter_of(const std::vector<Ending>& failures, const Reports& reports, int first_rank, const Ending& of) {
+  const auto cause = [&](const Ending& other) { return reports.cause(other.rank - first_rank); };
+  const auto reports_it = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
+  const auto found = std::find_if(failures.begin(), failures.end(), reports_it);
+  return found == failures.end() ? nullptr : &*found;
+}
+
+// The lowest comes first.
+int place_among_failures(const Ending& ending, bool reports_another, bool reported) {
+  const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
+  if (reports_another) return 3;
+  return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
+}
+
 // Moves the failure that came first to the front. Of those that report no other rank it is one that others report, unless it left because
 // it had lost a peer; else the first by time that neither lost a peer nor was ended because of another; else one that others report; else
 // the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
-  const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
-  // A rank that the launcher ended counts if another left because of it by itself.
-  const auto reporter_of = [&](const Ending& of) {
-    const auto reports_it = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
-    return std::find_if(failures.begin(), failures.end(), reports_it);
-  };
   const auto order = [&](const Ending& ending) {
-    const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
-    const bool reported = reporter_of(ending) != failures.end();
-    if (cause(ending) >= 0) return 3;
-    return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
+    const bool reported = reporter_of(failures, reports, first_rank, ending) != nullptr;
+    return place_among_failures(ending, reports.cause(ending.rank - first_rank) >= 0, reported);
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);
   std::rotate(failures.begin(), first, first + 1);
   // If the launcher ended it before it had ended by itself, it gets the code of those that left because of it.
   Ending& front = failures.front();
-  const auto reported = reporter_of(front);
-  if (front.sent && reported != failures.end()) front.code = reported->code, front.signal = reported->signal;
+  const Ending* const reported = reporter_of(failures, reports, first_rank, front);
+  if (front.sent && reported != nullptr) front.code = reported->code, front.signal = reported->signal;
+}
+
+void check_tee(const LaunchArguments& arguments) {
+  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
+          arguments.tee.value_or(0));
+  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
 }
 
 void check(const LaunchArguments& arguments) {
@@ -165,9 +179,7 @@ void check(const LaunchArguments& arguments) {
           " needs --master-addr, the host of rank 0");
   require(!arguments.standalone || (arguments.nodes == 1 && !arguments.port && !arguments.address), ExitCode::usage,
           "--standalone takes a free port of this host; leave out --nnodes, --master-addr and --master-port");
-  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
-          arguments.tee.value_or(0));
-  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
+  check_tee(arguments);
 }
 
 // A subcommand of mantissa is run by this binary.
@@ -177,25 +189,36 @@ std::vector<std::string> full_command(const std::vector<std::string>& own, std::
   return words;
 }
 
+void number_ranks(WorkerPlan& plan, const LaunchArguments& arguments) {
+  plan.world = plan.workers * arguments.nodes;
+  plan.first_rank = plan.workers * arguments.node_rank;
+  plan.node = arguments.node_rank;
+  plan.nodes = arguments.nodes;
+}
+
+void choose_output(WorkerPlan& plan, const LaunchArguments& arguments) {
+  plan.log_folder = arguments.log_folder.value_or("");
+  plan.shown = static_cast<int>(arguments.tee.value_or(3));
+  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
+}
+
+bool secret_is_given() {
+  const Environment environment = process_environment();
+  return environment.contains("MANTISSA_SECRET") || environment.contains("MANTISSA_SECRET_FILE");
+}
+
 WorkerPlan plan_of(const LaunchArguments& arguments) {
   check(arguments);
   WorkerPlan plan;
   plan.workers = worker_count(arguments.workers);
   require(int64_t{plan.workers} * arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes times --nproc-per-node: more than ", kMostRanks,
           " ranks");
-  plan.world = plan.workers * arguments.nodes;
-  plan.first_rank = plan.workers * arguments.node_rank;
-  plan.node = arguments.node_rank;
-  plan.nodes = arguments.nodes;
+  number_ranks(plan, arguments);
   plan.master_address = arguments.address.value_or("127.0.0.1");
   plan.master_port = static_cast<int>(arguments.port.value_or(kDefaultPort));
   plan.most_restarts = arguments.max_restarts;
-  plan.log_folder = arguments.log_folder.value_or("");
-  plan.shown = static_cast<int>(arguments.tee.value_or(3));
-  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
-  const Environment environment = process_environment();
-  if (plan.nodes == 1 && !environment.contains("MANTISSA_SECRET") && !environment.contains("MANTISSA_SECRET_FILE"))
-    plan.secret = new_secret();
+  choose_output(plan, arguments);
+  if (plan.nodes == 1 && !secret_is_given()) plan.secret = new_secret();
   plan.command = full_command(arguments.subcommands, arguments.command);
   return plan;
 }

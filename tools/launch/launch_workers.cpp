@@ -103,14 +103,19 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::_exit(127);
 }
 
+std::string stat_line(const std::filesystem::path& process) {
+  std::ifstream file(process / "stat");
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
 // Returns the groups of all processes that are stopped (state T).
 std::set<pid_t> stopped_groups() {
   std::set<pid_t> out;
   std::error_code gone;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
-    std::ifstream file(entry.path() / "stat");
-    std::string line;
-    std::getline(file, line);
+    const std::string line = stat_line(entry.path());
     const size_t name_end = line.rfind(')');  // pid (name) state parent group
     if (name_end == std::string::npos) continue;
     std::istringstream fields(line.substr(name_end + 1));
@@ -202,15 +207,20 @@ class Group {
     require(!failed, ExitCode::usage, plan_.command.front(), ": cannot be run: ", system_message(exec_error));
   }
 
+  // Returns for how many milliseconds to listen. The end of what a wrapper left is not always reported: its parent may be another process
+  // that it left.
+  int milliseconds_until(double until) const {
+    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
+    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
+    return static_cast<int>(std::ceil(left * 1e3));
+  }
+
   void listen(double until) {
     std::vector<pollfd> waits = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
     for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
     for (const UnblockedOutput& output : shown_)
       waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
-    // The end of what a wrapper left is not always reported: its parent may be another process that it left.
-    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
-    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
-    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return reap();
+    if (::poll(waits.data(), waits.size(), milliseconds_until(until)) <= 0) return reap();
     for (UnblockedOutput& output : shown_) output.flush();
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (waits[i + 1].revents != 0 && streams_[i].fd() >= 0) streams_[i].read();
@@ -254,22 +264,27 @@ class Group {
   }
   bool asked_to_end() const { return !attempt_.failures.empty() || signaled_to_end(); }
 
+  void take_member_ending(Worker& worker, const siginfo_t& info, bool by_itself) const {
+    // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
+    const bool counts = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
+    if (counts && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+  }
+
+  static void take_code(Worker& worker, const siginfo_t& info, bool by_itself) {
+    worker.counted = by_itself || counts_kills_of(info.si_pid);
+    worker.signal = by_itself ? 0 : info.si_status;
+    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
+  }
+
   // One child has ended, but has not been waited for, so its number and that of its group are still theirs.
   void take_ending(const siginfo_t& info) {
     const bool by_itself = info.si_code == CLD_EXITED;
     const auto found = running_.find(::getpgid(info.si_pid));
     if (found == running_.end()) return;
     Worker& worker = found->second;
-    if (found->first != info.si_pid) {
-      // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
-      const bool counts = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
-      if (counts && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
-      return;
-    }
+    if (found->first != info.si_pid) return take_member_ending(worker, info, by_itself);
     worker.leads = false;
-    worker.counted = by_itself || counts_kills_of(info.si_pid);
-    worker.signal = by_itself ? 0 : info.si_status;
-    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
+    take_code(worker, info, by_itself);
     // A signal goes to the whole group. A wrapper dies of it at once, or its trap exits, and what it runs may save first, or go on after
     // SIGUSR2. A wrapper that ended unasked waited for what it wanted to wait for.
     worker.died = worker.code > kDiedOfSignal && worker.code <= kDiedOfSignal + SIGRTMAX;
