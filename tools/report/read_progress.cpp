@@ -46,23 +46,30 @@ int64_t size_of(const std::filesystem::path& file) {
 
 bool is_weight(const std::string& tensor) { return !tensor.starts_with("m.") && !tensor.starts_with("v."); }
 
-// Of these tensors in their order: a checkpoint is read in whole chunks, of which the latest is kept.
-int64_t chunk_bytes(const CheckpointReader& reader, const std::function<bool(const std::string&)>& read) {
+// A checkpoint is read in whole chunks, of which the latest is kept.
+struct ReadChunks {
   int64_t bytes = 0;
-  std::pair<int64_t, int64_t> latest{-1, -1};
+  std::pair<int64_t, int64_t> latest{-1, -1};  // shard, chunk
+
+  void read(int64_t number, const Shard& shard, int64_t chunk) {
+    if (latest == std::pair{number, chunk}) return;
+    bytes += std::min(shard.chunk_bytes, shard.bytes - chunk * shard.chunk_bytes);
+    latest = {number, chunk};
+  }
+};
+
+// Of these tensors in their order.
+int64_t chunk_bytes(const CheckpointReader& reader, const std::function<bool(const std::string&)>& read) {
+  ReadChunks chunks;
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!read(tensor.name)) continue;
     for (const Piece& piece : tensor.pieces) {
       const Shard& shard = reader.manifest().shards.at(static_cast<size_t>(piece.shard));
       const int64_t end = piece.offset + piece.box.elements() * dtype_bytes(tensor.dtype), size = shard.chunk_bytes;
-      for (int64_t chunk = piece.offset / size; chunk * size < end; ++chunk) {
-        if (latest == std::pair{piece.shard, chunk}) continue;
-        bytes += std::min(size, shard.bytes - chunk * size);
-        latest = {piece.shard, chunk};
-      }
+      for (int64_t chunk = piece.offset / size; chunk * size < end; ++chunk) chunks.read(piece.shard, shard, chunk);
     }
   }
-  return bytes;
+  return chunks.bytes;
 }
 
 }  // namespace

@@ -122,16 +122,19 @@ std::string color_of(const PrecisionEvent& cell, const Decibels& range) {
   return cell.sqnr_db ? color_of((*cell.sqnr_db - range.low) / std::max(1e-9, range.high - range.low)) : color_of(1.0);
 }
 
+double scaled_blocks(const PrecisionEvent& cell) {
+  double blocks = 0.0;
+  for (const auto& [exponent, count] : cell.scale_exponents()) blocks += static_cast<double>(count);
+  return blocks;
+}
+
 // Lists the most frequent scales: ", scales 2^-9: 60%, 2^-8: 30% ...".
 std::string scales_text(const PrecisionEvent& cell) {
   constexpr size_t kShown = 4;
   std::vector<std::pair<int64_t, int>> by_count;
-  double blocks = 0.0;
-  for (const auto& [exponent, count] : cell.scale_exponents()) {
-    by_count.emplace_back(-count, exponent);
-    blocks += static_cast<double>(count);
-  }
+  for (const auto& [exponent, count] : cell.scale_exponents()) by_count.emplace_back(-count, exponent);
   std::sort(by_count.begin(), by_count.end());
+  const double blocks = scaled_blocks(cell);
   std::string out;
   for (size_t i = 0; i < std::min(kShown, by_count.size()); ++i) {
     const double percent = -100.0 * static_cast<double>(by_count[i].first) / blocks;

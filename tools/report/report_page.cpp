@@ -135,6 +135,16 @@ Decibels common_range(const Runs& runs) {
   return {std::min(range.low, range.high - 3), range.high};
 }
 
+std::map<std::string, std::vector<PrecisionEvent>> cells_by_role(const RunMetrics& run) {
+  std::map<std::string, std::vector<PrecisionEvent>> by_role;
+  for (const PrecisionEvent& cell : run.precision) by_role[cell.role].push_back(cell);
+  return by_role;
+}
+
+std::string heat_figure(const std::string& title, const std::vector<PrecisionEvent>& cells, const Decibels& range) {
+  return figure(title, heat_map(title, cells, range));
+}
+
 std::string precision(const Runs& runs) {
   if (std::all_of(runs.begin(), runs.end(), [](const RunMetrics& run) { return run.precision.empty(); }))
     return "<p class=\"soft\">No run has precision statistics; precision.report_interval turns them on.</p>\n";
@@ -145,12 +155,7 @@ std::string precision(const Runs& runs) {
       "pointer.</p>\n" +
       heat_scale(range);
   for (const RunMetrics& run : runs) {
-    std::map<std::string, std::vector<PrecisionEvent>> by_role;
-    for (const PrecisionEvent& cell : run.precision) by_role[cell.role].push_back(cell);
-    for (const auto& [role, cells] : by_role) {
-      const std::string title = text(run.name, ": ", role);
-      out += figure(title, heat_map(title, cells, range));
-    }
+    for (const auto& [role, cells] : cells_by_role(run)) out += heat_figure(text(run.name, ": ", role), cells, range);
   }
   return out;
 }
@@ -185,25 +190,40 @@ std::map<std::string, std::string> settings(const RunMetrics& run) {
   return out;
 }
 
+bool has_setting(const std::map<std::string, std::string>& values, const std::string& key, const std::string& value) {
+  const auto found = values.find(key);
+  return found != values.end() && found->second == value;
+}
+
+std::string setting_cell(const std::map<std::string, std::string>& values, const std::string& key) {
+  const auto found = values.find(key);
+  return text_cell(found == values.end() ? "-" : escaped(found->second));
+}
+
+std::string setting_row(const std::string& key, const std::vector<std::map<std::string, std::string>>& runs) {
+  std::string row = "<tr>" + text_cell(escaped(key));
+  for (const auto& values : runs) row += setting_cell(values, key);
+  return row + "</tr>\n";
+}
+
+std::string head_of_differences(const Runs& runs) {
+  std::string head = "<h3>What differs</h3>\n<div class=\"scroll\"><table>\n<tr><th>setting</th>";
+  for (const RunMetrics& run : runs) head += "<th>" + escaped(run.name) + "</th>";
+  return head + "</tr>\n";
+}
+
 std::string differences(const Runs& runs) {
   std::vector<std::map<std::string, std::string>> all;
   std::map<std::string, std::string> keys;
   for (const RunMetrics& run : runs) keys.merge(std::map(all.emplace_back(settings(run))));
   std::string rows;
   for (const auto& [key, first] : keys) {
-    std::string row = "<tr>" + text_cell(escaped(key));
     bool differs = false;
-    for (const auto& values : all) {
-      const auto found = values.find(key);
-      differs = differs || found == values.end() || found->second != first;
-      row += text_cell(found == values.end() ? "-" : escaped(found->second));
-    }
-    if (differs) rows += row + "</tr>\n";
+    for (const auto& values : all) differs = differs || !has_setting(values, key, first);
+    if (differs) rows += setting_row(key, all);
   }
   if (rows.empty()) return {};
-  std::string head = "<h3>What differs</h3>\n<div class=\"scroll\"><table>\n<tr><th>setting</th>";
-  for (const RunMetrics& run : runs) head += "<th>" + escaped(run.name) + "</th>";
-  return head + "</tr>\n" + rows + "</table></div>\n";
+  return head_of_differences(runs) + rows + "</table></div>\n";
 }
 
 std::string configurations(const Runs& runs) {
