@@ -24,16 +24,19 @@ ExitCode check(const CheckArguments& arguments) {
   return ExitCode::ok;
 }
 
+Command schema_command() {
+  return {.name = "schema",
+          .summary = "print the JSON schema of a run configuration",
+          .example = "mantissa config schema > config.schema.json",
+          .run = print_schema};
+}
+
 }  // namespace
 
 Command config_command() {
   const auto arguments = std::make_shared<CheckArguments>();
   std::vector<Option> options = config_options(arguments->sources);
   options.push_back(world_option(arguments->world));
-  const Command schema{.name = "schema",
-                       .summary = "print the JSON schema of a run configuration",
-                       .example = "mantissa config schema > config.schema.json",
-                       .run = print_schema};
   const Command checked{.name = "check",
                         .summary = "check a configuration and print the effective one, each value with its origin",
                         .example = "mantissa config check configs/quickstart.json --set optimizer.lr=3e-4",
@@ -42,7 +45,7 @@ Command config_command() {
   return {.name = "config",
           .summary = "check a run configuration, or print its schema",
           .example = "mantissa config check configs/quickstart.json",
-          .subcommands = {schema, checked}};
+          .subcommands = {schema_command(), checked}};
 }
 
 }  // namespace mantissa::tools

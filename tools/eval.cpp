@@ -44,13 +44,16 @@ void require_files(const DataConfig& config) {
   }
 }
 
+// Evaluates on a file in place of the data of the run.
+void replace_data(DataConfig& config, const std::string& path) {
+  config.path.reset();
+  config.train.clear();
+  config.valid = {WeightedPath{.path = path}};
+}
+
 Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
   DataConfig config = loaded.config.data;
-  if (arguments.data) {
-    config.path.reset();
-    config.train.clear();
-    config.valid = {WeightedPath{.path = *arguments.data}};
-  }
+  if (arguments.data) replace_data(config, *arguments.data);
   if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
   require_files(config);
   Data data = open_validation_data(config, {.seq_len = loaded.config.training.seq_len,
@@ -68,21 +71,32 @@ void print_loss(const std::string& name, double loss, int64_t targets, bool byte
   std::cout << " | " << targets << " targets\n";
 }
 
+// Digits give back the same fp32.
+std::string fp32_text(float value) {
+  std::array<char, 32> digits{};
+  char* const stop = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  return {digits.data(), stop};
+}
+
+// Returns where the last target of the sequence that begins there is passed; `begin` if it has none.
+size_t end_of_targets(const Batch& batch, size_t begin) {
+  size_t end = begin + static_cast<size_t>(batch.length);
+  while (end > begin && batch.targets[end - 1] == kNoTarget) --end;
+  return end;
+}
+
 // The sequences of a batch as lines of JSON: its tokens up to the last one that is a target, and their log-probabilities, null where a
-// token is none. Digits give back the same fp32.
+// token is none.
 void append_lines(PendingFile& file, const Batch& batch, const std::vector<float>& logprobs) {
   for (int64_t row = 0; row < batch.sequences; ++row) {
     const auto begin = static_cast<size_t>(row * batch.length);
-    size_t end = begin + static_cast<size_t>(batch.length);
-    while (end > begin && batch.targets[end - 1] == kNoTarget) --end;
+    const size_t end = end_of_targets(batch, begin);
     if (end == begin) continue;
     std::string tokens = std::to_string(batch.tokens[begin]), values = "null";
     for (size_t i = begin; i < end; ++i) {
-      std::array<char, 32> digits{};
-      char* const stop = std::to_chars(digits.data(), digits.data() + digits.size(), logprobs[i]).ptr;
       const bool is_target = batch.targets[i] != kNoTarget;
       tokens += ',' + std::to_string(is_target ? batch.targets[i] : batch.tokens[i + 1]);
-      values += ',' + (is_target ? std::string(digits.data(), stop) : "null");
+      values += ',' + (is_target ? fp32_text(logprobs[i]) : "null");
     }
     const std::string line = R"({"tokens":[)" + tokens + R"(],"logprobs":[)" + values + "]}\n";
     file.append(std::as_bytes(std::span(line)));
@@ -132,6 +146,11 @@ Evaluation with_means(Evaluation sums) {
   return sums;
 }
 
+void publish_whole(PendingFile& file) {
+  file.sync();
+  file.publish();
+}
+
 // By --prompt-ids or --logprobs. All ranks compute the same; the first one writes.
 Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
   std::optional<PendingFile> file;
@@ -144,11 +163,13 @@ Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const Loa
     SetLoss& sum = sums.sets.emplace_back();
     for (const Batch& batch : prompts(arguments, loaded.config.model)) score(*loaded.model, batch, out, sum);
   }
-  if (file) {
-    file->sync();
-    file->publish();
-  }
+  if (file) publish_whole(*file);
   return with_means(std::move(sums));
+}
+
+void print_sets(const Evaluation& result, bool bytes) {
+  if (result.sets.size() <= 1) return;
+  for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
@@ -160,9 +181,7 @@ void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
   const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
   if (mesh.tensor.rank() == 0) {
     std::cout.precision(6);
-    if (result.sets.size() > 1) {
-      for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
-    }
+    print_sets(result, bytes);
     print_loss(loaded.path.string(), result.loss, result.targets, bytes);
   }
   require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");

@@ -16,24 +16,29 @@ struct ExportArguments {
   std::optional<std::string> convention;
 };
 
+Convention packed_convention(const std::string& name, ExportWeights weights) {
+  require(weights == ExportWeights::packed, ExitCode::usage,
+          "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
+  return choice_of<Convention>(name).value();
+}
+
+void print_exported(const std::string& folder, const ExportedModel& done) {
+  std::cout << printable(folder) << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "") << ", "
+            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to "
+            << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by") << '\n';
+}
+
 ExitCode run_export(const ExportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   // The parser has refused all other names.
   ExportOptions options{.weights = choice_of<ExportWeights>(arguments.weights).value(),
                         .dtype = choice_of<ExportDtype>(arguments.dtype).value()};
-  if (arguments.convention) {
-    require(options.weights == ExportWeights::packed, ExitCode::usage,
-            "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
-    options.convention = choice_of<Convention>(*arguments.convention).value();
-  }
+  if (arguments.convention) options.convention = packed_convention(*arguments.convention, options.weights);
   std::unique_ptr<Backend> device = device_of(arguments.device);
   const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options), [&] {
     return export_model(arguments.model, arguments.output, options, std::move(device));
   });
-  std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture)
-            << (done.step ? text(" of step ", *done.step) : "") << ", " << count_text(done.tensors, "tensor") << ", " << done.bytes
-            << " bytes; read back and equal to " << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by")
-            << '\n';
+  print_exported(arguments.output, done);
   return ExitCode::ok;
 }
 

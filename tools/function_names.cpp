@@ -24,6 +24,12 @@ std::vector<T> read_array(std::ifstream& file, uint64_t offset, uint64_t bytes) 
   return out;
 }
 
+std::vector<char> read_names(std::ifstream& file, const Elf64_Shdr& strings) {
+  std::vector<char> names = read_array<char>(file, strings.sh_offset, strings.sh_size);
+  names.push_back('\0');
+  return names;
+}
+
 std::string demangled(const char* name) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
@@ -45,9 +51,7 @@ FunctionNames::FunctionNames() {
   const auto sections = read_array<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum * sizeof(Elf64_Shdr));
   const auto table = std::ranges::find(sections, uint32_t{SHT_SYMTAB}, &Elf64_Shdr::sh_type);
   if (table == sections.end() || table->sh_link >= sections.size()) return;
-  const Elf64_Shdr& strings = sections[table->sh_link];
-  std::vector<char> names = read_array<char>(file, strings.sh_offset, strings.sh_size);
-  names.push_back('\0');
+  const std::vector<char> names = read_names(file, sections[table->sh_link]);
   for (const Elf64_Sym& symbol : read_array<Elf64_Sym>(file, table->sh_offset, table->sh_size)) {
     if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_size == 0 || symbol.st_name >= names.size()) continue;
     functions_.push_back({.begin = symbol.st_value, .size = symbol.st_size, .name = names.data() + symbol.st_name});

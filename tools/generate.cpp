@@ -63,15 +63,19 @@ std::optional<ChatTemplate> template_of(const GenerateArguments& arguments, cons
   return arguments.chat_template ? choice_of<ChatTemplate>(*arguments.chat_template) : loaded.config.data.chat_template;
 }
 
+void require_chat_tokens(const LoadedModel& loaded, ChatTemplate which) {
+  for (const AddedToken& token : chat_tokens(which))
+    require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(which),
+            " needs the token ", token.content, ", which the tokenizer of ", loaded.path.string(), " lacks");
+}
+
 LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& loaded) {
   const std::string path = loaded.path.string();
   require(loaded.tokenizer.has_value(), ExitCode::usage, path, " has no tokenizer, which --chat needs");
   const std::optional<ChatTemplate> which = template_of(arguments, loaded);
   require(which.has_value(), ExitCode::usage, "--chat: ", path, " was not trained on conversations here; name its template with ",
           "--chat-template: ", joined(choice_names<ChatTemplate>()));
-  for (const AddedToken& token : chat_tokens(*which))
-    require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(*which),
-            " needs the token ", token.content, ", which the tokenizer of ", path, " lacks");
+  require_chat_tokens(loaded, *which);
   std::optional<std::string> date = arguments.chat_date;
   require(!date || tells_date(*which), ExitCode::usage,
           "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
@@ -96,13 +100,15 @@ std::vector<Prompt> conversations(const GenerateArguments& arguments, const Load
   return prompts;
 }
 
+Prompt prompt_of_ids(const std::string& ids, int64_t vocab_size) {
+  const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, vocab_size);
+  return {.text = joined(tokens, " "), .tokens = tokens};
+}
+
 std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
   if (arguments.chat_file) return conversations(arguments, loaded);
   std::vector<Prompt> prompts;
-  for (const std::string& ids : arguments.prompt_ids) {
-    const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, *loaded.config.model.vocab_size);
-    prompts.push_back({.text = joined(tokens, " "), .tokens = tokens});
-  }
+  for (const std::string& ids : arguments.prompt_ids) prompts.push_back(prompt_of_ids(ids, *loaded.config.model.vocab_size));
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
   const std::string name = arguments.prompts_file.value_or("--prompt");
@@ -156,17 +162,25 @@ std::vector<int32_t> end_tokens_of(const GenerateArguments& arguments, const Loa
   return ends;
 }
 
+std::vector<std::vector<int32_t>> prompt_tokens(std::span<const Prompt> prompts) {
+  std::vector<std::vector<int32_t>> tokens;
+  for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
+  return tokens;
+}
+
+std::vector<Continuation> continuations_of(std::span<const Prompt> prompts, const std::optional<Tokenizer>& tokenizer, bool ids) {
+  std::vector<Continuation> texts;
+  for (const Prompt& prompt : prompts) texts.emplace_back(prompt, tokenizer, ids);
+  return texts;
+}
+
 // All ranks draw the same tokens; the first prints them. One text is printed as it grows.
 void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, std::span<const Prompt> prompts,
                   bool grows) {
   const std::vector<int32_t> end_tokens = end_tokens_of(arguments, loaded);
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<Continuation> texts;
-  for (const Prompt& prompt : prompts) {
-    tokens.push_back(prompt.tokens);
-    texts.emplace_back(prompt, loaded.tokenizer, ids);
-  }
+  std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
+  std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
   if (prints && grows) texts[0].print();
   generate_batch(*loaded.model, tokens, arguments.sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;

@@ -49,6 +49,11 @@ void show_tensor(const ManifestTensor& tensor) {
   std::cout << '\n';
 }
 
+void show_tensor(const SafetensorsEntry& entry) {
+  show_tensor(entry.name, file_dtype_name(entry.dtype), entry.shape);
+  std::cout << '\n';
+}
+
 void show_checkpoint(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
   std::cout << printable(reader.directory().string()) << '\n'
@@ -77,16 +82,19 @@ void show_hf_folder(const std::string& path) {
             << "architecture  " << (type != nullptr && type->is_string() ? printable(type->string()) : "not named in config.json") << '\n'
             << "size          " << bytes_text(bytes) << " in " << count_text(folder.files().size(), "file") << '\n'
             << folder.entries().size() << " tensors\n";
-  for (const SafetensorsEntry& entry : folder.entries()) {
-    show_tensor(entry.name, file_dtype_name(entry.dtype), entry.shape);
-    std::cout << '\n';
-  }
+  for (const SafetensorsEntry& entry : folder.entries()) show_tensor(entry);
   std::cout << "headers and sizes are right; `mantissa verify` reads the contents of what `mantissa export` wrote\n";
 }
 
 struct TokenStatistics {
   int32_t least = std::numeric_limits<int32_t>::max(), most = -1;
   int64_t documents = 0;
+
+  void add(int32_t id, uint8_t marks) {
+    least = std::min(least, id);
+    most = std::max(most, id);
+    documents += (marks & starts_document) != 0;
+  }
 };
 
 TokenStatistics read_all(const TokenFile& file) {
@@ -97,11 +105,7 @@ TokenStatistics read_all(const TokenFile& file) {
   for (int64_t begin = 0; begin < file.tokens(); begin += kWindow) {
     const auto count = std::min(kWindow, file.tokens() - begin);
     file.read(begin, count, ids.data(), marks.data());
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-      statistics.least = std::min(statistics.least, ids[i]);
-      statistics.most = std::max(statistics.most, ids[i]);
-      statistics.documents += (marks[i] & starts_document) != 0;
-    }
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) statistics.add(ids[i], marks[i]);
   }
   return statistics;
 }

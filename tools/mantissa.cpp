@@ -83,6 +83,16 @@ CLI::Option* add_integer(CLI::App& app, const Option& option, T* target) {
   return added->type_name(std::is_signed_v<Integer> ? "INT" : "UINT");
 }
 
+CLI::Option* add_words(CLI::App& app, const Option& option, std::vector<std::string>* target) {
+  CLI::Option* const added = app.add_option(option.name, *target, option.description);
+  const bool positional = option.name.front() != '-';
+  return positional ? added : added->expected(1)->take_all()->allow_extra_args(false);  // one value each: a file after it stays a file
+}
+
+void show_default(CLI::Option& added, const std::string& value) {
+  if (!value.empty()) added.default_str(replace_line_ends(value, "\\n"));
+}
+
 template <class T>
 CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
   if constexpr (kIsInteger<T>) {
@@ -90,15 +100,11 @@ CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
   } else if constexpr (std::is_same_v<T, bool>) {
     return app.add_flag(option.name, *target, option.description);
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-    CLI::Option* const added = app.add_option(option.name, *target, option.description);
-    const bool positional = option.name.front() != '-';
-    return positional ? added : added->expected(1)->take_all()->allow_extra_args(false);  // one value each: a file after it stays a file
+    return add_words(app, option, target);
   } else {
     CLI::Option* const added = app.add_option(option.name, *target, option.description);
     if constexpr (std::is_arithmetic_v<T>) added->capture_default_str();
-    if constexpr (std::is_same_v<T, std::string>) {
-      if (!target->empty()) added->default_str(replace_line_ends(*target, "\\n"));
-    }
+    if constexpr (std::is_same_v<T, std::string>) show_default(*added, *target);
     return added;
   }
 }

@@ -126,6 +126,30 @@ MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config,
   return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s, .hosts = hosts_of_ranks(*store)});
 }
 
+std::vector<NamedHash> hashes_of_program(const std::string& kernels, const std::string& device, const Nccl& nccl) {
+  return {{"build", build_fingerprint()},
+          {"executable", executable()},
+          {"instruction set", kernels},
+          {"device", device},
+          {"NCCL", nccl.usable ? nccl.text : "none"}};
+}
+
+std::unique_ptr<Transport> transport_of(int rank, Store* store) {
+  return ucx_transport(
+      rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
+}
+
+void require_one_process(const Launch& launch) {
+  require(launch.world == 1, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
+          launch.world, " lets these ranks share the model");
+}
+
+void require_tensor_ranks(int64_t tensor, const Launch& launch) {
+  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
+          launch.world > 1 ? text("this is ", describe(launch)) : "this is one process",
+          "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
+}
+
 }  // namespace
 
 RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) : rank_(launch.rank) {
@@ -147,15 +171,11 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   if (on_gpus) require_gpus(launch);
   const Nccl nccl = on_gpus ? find_nccl() : Nccl{};
   std::vector<NamedHash> inputs = compared(config);
-  inputs.insert(inputs.end(), {{"build", build_fingerprint()},
-                               {"executable", executable()},
-                               {"instruction set", kernels},
-                               {"device", device},
-                               {"NCCL", nccl.usable ? nccl.text : "none"}});
+  const std::vector<NamedHash> program = hashes_of_program(kernels, device, nccl);
+  inputs.insert(inputs.end(), program.begin(), program.end());
   store_->compare(inputs);
   Store* const store = store_.get();
-  auto transport = ucx_transport(
-      launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
+  auto transport = transport_of(launch.rank, store);
   world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink());
 }
 
@@ -233,12 +253,8 @@ Option tensor_option(int64_t& tensor) {
 void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body) {
   const int64_t tensor = model.tensor;
   const Launch launch = launch_from_environment();
-  const bool shared = launch.world > 1;
-  require(tensor > 1 || !shared, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
-          launch.world, " lets these ranks share the model");
-  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
-          shared ? text("this is ", describe(launch)) : "this is one process", "; start them with mantissa launch --nproc-per-node ",
-          tensor, " -- ...");
+  if (tensor <= 1) require_one_process(launch);
+  require_tensor_ranks(tensor, launch);
   RunConfig config;  // what ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
   config.training.device = model.device;

@@ -37,17 +37,21 @@ sigset_t sent_signals() {
   return set;
 }
 
-[[noreturn]] void take_signals() {
+// how: SIG_BLOCK or SIG_UNBLOCK, in the calling thread.
+void mask_sent_signals(int how) {
   const sigset_t sent = sent_signals();
-  ::pthread_sigmask(SIG_UNBLOCK, &sent, nullptr);
+  ::pthread_sigmask(how, &sent, nullptr);
+}
+
+[[noreturn]] void take_signals() {
+  mask_sent_signals(SIG_UNBLOCK);
   while (true) ::pause();
 }
 
 }  // namespace
 
 void watch_signals() {
-  const sigset_t sent = sent_signals();
-  ::pthread_sigmask(SIG_BLOCK, &sent, nullptr);
+  mask_sent_signals(SIG_BLOCK);
   // The kernel restores the default action after the first SIGINT, so a second one ends the process at once.
   watch(SIGINT, on_stop, static_cast<int>(SA_RESETHAND));
   watch(SIGTERM, on_stop, 0);

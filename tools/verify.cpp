@@ -111,6 +111,14 @@ ExitCode verify(const VerifyArguments& arguments) {
   return verify_checkpoint(arguments.path, *device);
 }
 
+Option exported_from_option(std::optional<std::string>& checkpoint) {
+  return {.name = "--against",
+          .target = &checkpoint,
+          .description =
+              "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
+              "alike; else exit code 1"};
+}
+
 }  // namespace
 
 Command verify_command() {
@@ -122,11 +130,7 @@ Command verify_command() {
                        .target = &arguments->path,
                        .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export",
                        .required = true},
-                      {.name = "--against",
-                       .target = &arguments->against,
-                       .description =
-                           "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
-                           "alike; else exit code 1"},
+                      exported_from_option(arguments->against),
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }
