@@ -84,7 +84,7 @@ if(MANTISSA_NVCC)
   target_link_libraries(gpu_formats PRIVATE ${MANTISSA_CUDART} ${CMAKE_DL_LIBS} rt Threads::Threads)
   add_test(NAME gpu_formats COMMAND gpu_formats)
   set_tests_properties(gpu_formats PROPERTIES LABELS gpu TIMEOUT 600 SKIP_RETURN_CODE 77)
-  add_test(NAME device_code COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/gpu/device_code_test.py ${PROJECT_BINARY_DIR}/cuda
+  add_test(NAME device_code COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/gpu/device_code_test.py ${MANTISSA_CUDA_OBJECTS}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(device_code PROPERTIES LABELS interop TIMEOUT 120 SKIP_RETURN_CODE 77 ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
 endif()

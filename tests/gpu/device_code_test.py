@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks at the machine code of the CUDA kernels: device_code_test.py FOLDER with the objects that nvcc made.
+"""Looks at the machine code of the CUDA kernels: device_code_test.py OBJECT..., those that nvcc made of src/backend/cuda.
 
 No kernel keeps values of a thread in memory, as a stack or spilled registers; kernels of codes compute nothing in fp64; what moves rows and
 tiles does so by 16 bytes; and every kernel says how many threads its blocks have. Needs cuobjdump and nvdisasm: those of the CUDA toolkit, or
@@ -13,19 +13,21 @@ import sys
 from pathlib import Path
 
 ARCHITECTURE = "sm_90a"
-# Opcodes in the code of a file: at least one of the first, none of the second.
+# Opcodes of the kernels of a file of src/backend/cuda: every one of the first is in one of them, none of the second in any.
 EXPECTED = {
-    "quantize.o": (["LDG.E.128", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
-    "gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "grouped_gemm.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "mma_gemm.o": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "attention.o": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "flash_attention.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "flash_attention_backward.o": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "dispatch.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
+    "quantize.cu": (["LDG.E.128", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
+    "gemm.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "grouped_gemm.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "mma_gemm.cu": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "attention.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "flash_attention.cu": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "flash_attention_backward.cu": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
+    "dispatch.cu": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
+    "column_sums.h": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
+    "norm_backward.h": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
     **{
-        f"{rows}.o": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"])
-        for rows in ("activation", "cross_entropy", "elementwise", "embedding", "layer_norm", "norm", "optimizer", "qk_norm", "rope", "sum")
+        f"{rows}.cu": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"])
+        for rows in ("activation", "cross_entropy", "elementwise", "embedding", "layer_norm", "norm", "optimizer", "qk_norm", "rope")
     },
 }
 # Kernels with a stack, which run once a step over little data.
@@ -51,10 +53,33 @@ def functions_with_a_stack(path):
     return [each for each in found if not any(word in each for word in MAY_HAVE_A_STACK)]
 
 
-def wrong_opcodes(path):
+def kernel_of(symbol):
+    """The last name of a mangled one: _ZN 8mantissa 3gpu 6rotate IfEE..."""
+    at, name = len("_ZN"), ""
+    while match := re.match(r"L?(\d+)", symbol[at:]):
+        at += match.end()
+        name, at = symbol[at : at + int(match[1])], at + int(match[1])
+    return name
+
+
+def opcodes_of_kernels(objects):
+    """For each kernel the opcodes of all its instances."""
+    opcodes = {}
+    for path in objects:
+        for function in output("cuobjdump", "-arch", ARCHITECTURE, "-sass", path).split("Function : ")[1:]:
+            of_kernel = opcodes.setdefault(kernel_of(function), set())
+            of_kernel.update(re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z0-9_.]+)", function))
+    return opcodes
+
+
+def kernels_in(path):
+    return re.findall(r"__global__\s+void\s+__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*(\w+)\(", path.read_text())
+
+
+def wrong_opcodes(path, opcodes):
     wanted, unwanted = EXPECTED[path.name]
-    opcodes = set(re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z0-9_.]+)", output("cuobjdump", "-arch", ARCHITECTURE, "-sass", path)))
-    has = lambda opcode: any(each == opcode or each.startswith(opcode + ".") for each in opcodes)
+    there = set().union(*(opcodes[kernel] for kernel in kernels_in(path)))
+    has = lambda opcode: any(each == opcode or each.startswith(opcode + ".") for each in there)
     return [f"{path.name}: no {each}" for each in wanted if not has(each)] + [f"{path.name}: has {each}" for each in unwanted if has(each)]
 
 
@@ -62,7 +87,7 @@ def kernels_without_bounds():
     return [
         f"{path}: a kernel without __launch_bounds__"
         for folder in ("src/backend/cuda", "tests/gpu")
-        for path in Path(folder).glob("*.[cu]*")
+        for path in [*Path(folder).glob("*.cu"), *Path(folder).glob("*.h")]
         for match in re.finditer(r"__global__\s+void\s+(\S+)", path.read_text())
         if not match[1].startswith("__launch_bounds__")
     ]
@@ -74,14 +99,19 @@ def main():
     if missing := [tool for tool in ("cuobjdump", "nvdisasm") if not shutil.which(tool)]:
         print(*wrong, f"SKIPPED: no {' and no '.join(missing)}", sep="\n")
         sys.exit(1 if wrong else 77)
-    objects = sorted(path for path in Path(sys.argv[1]).glob("*.o") if Path(f"src/backend/cuda/{path.stem}.cu").exists())
-    if not set(EXPECTED) <= {path.name for path in objects}:
-        sys.exit(f"{sys.argv[1]} has only {[path.name for path in objects]}")
+    objects = [Path(each) for each in sys.argv[1:]]
+    sources = [*Path("src/backend/cuda").glob("*.cu"), *Path("src/backend/cuda").glob("*.h")]
+    kernels = [kernel for path in sources for kernel in kernels_in(path)]
+    opcodes = opcodes_of_kernels(objects)
+    if absent := set(EXPECTED) - {path.name for path in sources} or set(kernels) - set(opcodes):
+        sys.exit(f"there is no {' and no '.join(sorted(absent))}")
+    wrong += [f"{kernel}: the name of two kernels" for kernel in sorted(set(kernels)) if kernels.count(kernel) > 1]
     for path in objects:
         wrong += functions_with_a_stack(path)
+    for path in sources:
         if path.name in EXPECTED:
-            wrong += wrong_opcodes(path)
-    print(*wrong or [f"{len(objects)} files of kernels"], sep="\n")
+            wrong += wrong_opcodes(path, opcodes)
+    print(*wrong or [f"{len(opcodes)} kernels"], sep="\n")
     sys.exit(1 if wrong else 0)
 
 

@@ -10,12 +10,12 @@ namespace {
 using namespace gpu;
 
 // Of a thread's rows: the largest score so far, and the sum of exponentials beside it. All threads of a row have the same.
-struct Softmax {
+struct TileSoftmax {
   float largest[kEach], sum[kEach];
 };
 
 // Scores become exponentials, but those that are hidden; what was summed before is scaled to the new largest score.
-__device__ void softmax_step(Sums& scores, Softmax& rows, Sums& mixed) {
+__device__ void softmax_step(Sums& scores, TileSoftmax& rows, Sums& mixed) {
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kEach; ++i) {
     float largest = rows.largest[i];
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   const HeadRows<const T> keys{k.keys + key_at, k.key_stride}, values{k.values + key_at, k.key_stride};
   const Mask mask{k.segment_starts ? k.segment_starts + sequence * k.queries_of_sequence : nullptr, k.window};
   const float sink = k.sinks ? value_of(k.sinks[head]) : kNoScore;
-  Softmax softmax;
+  TileSoftmax softmax;
   for (float& largest : softmax.largest) largest = sink;
   for (float& sum : softmax.sum) sum = sink == kNoScore ? 0.0F : 1.0F;
   Sums mixed;

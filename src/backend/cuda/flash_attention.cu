@@ -8,7 +8,7 @@ namespace {
 
 // Of a thread's rows: what was subtracted from their scores so far, and its part of the sum of exponentials. Powers are of two.
 template <unsigned kFragments>
-struct Softmax {
+struct FlashSoftmax {
   float subtracted[2 * kFragments], sum[2 * kFragments];
 };
 
@@ -17,7 +17,7 @@ constexpr float kGrowth = 8.0F;
 
 // Scores become exponentials; what was summed before is scaled to what is subtracted now.
 template <unsigned kFragments, unsigned kKeys, unsigned kColumns>
-__device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale, Softmax<kFragments>& rows,
+__device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale, FlashSoftmax<kFragments>& rows,
                              float (&mixed)[kFragments][kColumns][4]) {
   float factor[2 * kFragments];
   bool grows = false;
@@ -67,7 +67,7 @@ __device__ float sink_of(const Attention<bf16>& k, const Place& at) { return k.s
 
 // Divides by the sums of exponentials, and writes.
 template <unsigned kFragments, unsigned kColumns>
-__device__ void finish(const Attention<bf16>& k, const Place& at, const Softmax<kFragments>& softmax,
+__device__ void finish(const Attention<bf16>& k, const Place& at, const FlashSoftmax<kFragments>& softmax,
                        const float (&mixed)[kFragments][kColumns][4]) {
   float factors[2 * kFragments];
   MANTISSA_UNROLL
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChann
     const int position = first_position + static_cast<int>(thread());
     tiles.sights[thread()] = sight_of(mask, position, position < end);
   }
-  Softmax<kFragments> softmax{};
+  FlashSoftmax<kFragments> softmax{};
   for (float& subtracted : softmax.subtracted) subtracted = sink_of(k, at);
   if (thread() == 0) tiles.place = at;
   FlashSums<kFragments, kChannels / 8> mixed = {};

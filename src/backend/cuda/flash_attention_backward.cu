@@ -47,7 +47,7 @@ struct TilesOfQueries {
 };
 
 template <unsigned kChannels>
-__global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kChannels>.blocks) attention_dq(AttentionGradient<bf16> k) {
+__global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kChannels>.blocks) flash_dq(AttentionGradient<bf16> k) {
   constexpr unsigned kFragments = kOfQueries<kChannels>.fragments, kStep = kOfQueries<kChannels>.step,
                      kOfBlock = kOfQueries<kChannels>.threads();
   static_assert(kOfQueries<kChannels>.at_once == kStep);
@@ -172,7 +172,7 @@ __device__ void add_queries(const QueryWalk<kStep>& at, float scale, const Fragm
 }
 
 template <unsigned kChannels>
-__global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannels>.blocks) attention_dkv(AttentionGradient<bf16> k) {
+__global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannels>.blocks) flash_dkv(AttentionGradient<bf16> k) {
   constexpr unsigned kFragments = kOfKeys<kChannels>.fragments, kStep = kOfKeys<kChannels>.step, kAtOnce = kOfKeys<kChannels>.at_once,
                      kOfBlock = kOfKeys<kChannels>.threads();
   static_assert(2 * kStep <= kOfBlock);
@@ -220,11 +220,11 @@ int64_t tiles_of(const AttentionGradient<bf16>& k) { return ceil_div(k.length, i
 
 template <unsigned kChannels>
 FlashLaunch<AttentionGradient<bf16>> dq(int64_t blocks) {
-  return {attention_dq<kChannels>, {blocks, kOfQueries<kChannels>.threads(), sizeof(TilesOfQueries<kChannels>)}};
+  return {flash_dq<kChannels>, {blocks, kOfQueries<kChannels>.threads(), sizeof(TilesOfQueries<kChannels>)}};
 }
 template <unsigned kChannels>
 FlashLaunch<AttentionGradient<bf16>> dkv(int64_t blocks) {
-  return {attention_dkv<kChannels>, {blocks, kOfKeys<kChannels>.threads(), sizeof(TilesOfKeys<kChannels>)}};
+  return {flash_dkv<kChannels>, {blocks, kOfKeys<kChannels>.threads(), sizeof(TilesOfKeys<kChannels>)}};
 }
 
 }  // namespace

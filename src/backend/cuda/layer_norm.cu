@@ -9,7 +9,7 @@ using namespace gpu;
 
 // What both passes read, rows of `weight.count` channels.
 template <class T>
-struct Rows {
+struct LayerNormRows {
   Packs<const T> x, weight;
   int64_t count;
   float *mean, *rstd;
@@ -32,7 +32,7 @@ __device__ float squares_around(const Pack& pack, float mean, int64_t there) {
 
 // bias.values may be null.
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T> bias, Packs<T> y, float eps) {
+__global__ void __launch_bounds__(kThreads) layer_norm(LayerNormRows<T> k, Packs<const T> bias, Packs<T> y, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
   const Packs<const T> x = k.x.row(row);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) layer_norm(Rows<T> k, Packs<const T>
 
 // With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g n)).
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, Packs<const T> all_dy, Packs<T> dx) {
+__global__ void __launch_bounds__(kThreads) layer_norm_dx(LayerNormRows<T> k, Packs<const T> all_dy, Packs<T> dx) {
   const int64_t row = Team::row();
   if (row >= k.count) return;
   const Packs<const T> dy = all_dy.row(row);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) layer_norm_dx(Rows<T> k, Packs<const
 
 template <class T>
 struct WeightTerm {  // of the gradient of the weight
-  Rows<T> rows;
+  LayerNormRows<T> rows;
   Packs<const T> dy;
 
   __device__ Pack operator()(int64_t row, int64_t first) const {
@@ -114,7 +114,7 @@ void CudaBackend::execute(const LayerNormForward& k) {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const bias = data_or_null<T>(k.bias);
     T* const y = k.y.device_data<T>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, bias, y)};
-    const Rows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    const LayerNormRows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
     with_team(rows, channels,
               [&]<class Team>(Grid grid) { launch(layer_norm<Team, T>, grid, all, of(bias), of(y), static_cast<float>(k.eps)); });
   });
@@ -139,7 +139,7 @@ void CudaBackend::execute(const LayerNormBackward& k) {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
-    const Rows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
+    const LayerNormRows<T> all{of(x), of(weight), rows, k.mean.device_data<float>(), k.rstd.device_data<float>()};
     with_team(rows, channels, [&]<class Team>(Grid grid) { launch(layer_norm_dx<Team, T>, grid, all, of(dy), of(dx)); });
     sum_rows(WeightTerm<T>{all, of(dy)}, k.dweight);
     if (k.dbias.defined()) sum_rows(BiasTerm<T>{of(dy)}, k.dbias);

@@ -9,13 +9,13 @@ using namespace gpu;
 
 // What both passes read, rows of `weight.count` channels.
 template <class T>
-struct Rows {
+struct NormRows {
   Packs<const T> x, weight;
   int64_t count;
 };
 
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, Packs<T> y, float* rstd, float eps) {
+__global__ void __launch_bounds__(kThreads) rms_norm(NormRows<T> k, Packs<T> y, float* rstd, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
   const Packs<const T> x = k.x.row(row);
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm(Rows<T> k, Packs<T> y, floa
 
 // With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g n)).
 template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* rstd, Packs<const T> all_dy, Packs<T> dx) {
+__global__ void __launch_bounds__(kThreads) rms_norm_dx(NormRows<T> k, const float* rstd, Packs<const T> all_dy, Packs<T> dx) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
   const Packs<const T> x = k.x.row(row), dy = all_dy.row(row);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_dx(Rows<T> k, const float* 
 
 template <class T>
 struct RmsWeightTerm {  // of the gradient of the weight
-  Rows<T> rows;
+  NormRows<T> rows;
   Packs<const T> dy;
   const float* rstd;
 
@@ -82,7 +82,7 @@ void CudaBackend::execute(const RmsNormForward& k) {
     T* const y = k.y.device_data<T>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, y)};
     with_team(rows, channels, [&]<class Team>(Grid grid) {
-      launch(rms_norm<Team, T>, grid, Rows<T>{of(x), of(weight), rows}, of(y), k.rstd.device_data<float>(), static_cast<float>(k.eps));
+      launch(rms_norm<Team, T>, grid, NormRows<T>{of(x), of(weight), rows}, of(y), k.rstd.device_data<float>(), static_cast<float>(k.eps));
     });
   });
 }
@@ -97,7 +97,7 @@ void CudaBackend::execute(const RmsNormBackward& k) {
     T* const dx = k.dx.device_data<T>();
     const float* const rstd = k.rstd.device_data<float>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
-    const Rows<T> all{of(x), of(weight), rows};
+    const NormRows<T> all{of(x), of(weight), rows};
     with_team(rows, channels, [&]<class Team>(Grid grid) { launch(rms_norm_dx<Team, T>, grid, all, rstd, of(dy), of(dx)); });
     launch(sum_pieces<RmsWeightTerm<T>>, grid_of_pieces(rows, channels), RmsWeightTerm<T>{all, of(dy), rstd}, rows, channels,
            partials.device_data<float>());

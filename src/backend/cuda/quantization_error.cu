@@ -13,7 +13,7 @@ using namespace gpu;
 constexpr int64_t kScaleCodes = 256, kElementsOfThread = 16, kMostPieces = 1024;
 static_assert(kScaleCodes == kThreads, "a thread has a scale code");
 
-struct Sums {
+struct ErrorSums {
   double signal, noise;
   int64_t clipped, flushed, elements;
   uint32_t amax;  // fp32 bits; those of NaN are the largest
@@ -28,7 +28,7 @@ struct Sums {
     ++elements;
     amax = Largest<uint32_t>()(amax, magnitude);
   }
-  __device__ void add(const Sums& other) {
+  __device__ void add(const ErrorSums& other) {
     signal += other.signal;
     noise += other.noise;
     clipped += other.clipped;
@@ -39,7 +39,7 @@ struct Sums {
 };
 
 // The same in every thread.
-__device__ Sums of_block(const Sums& own) {
+__device__ ErrorSums of_block(const ErrorSums& own) {
   return {block_sum(own.signal),  block_sum(own.noise),    block_sum(own.clipped),
           block_sum(own.flushed), block_sum(own.elements), join_block(own.amax, 0U, Largest<uint32_t>())};
 }
@@ -47,8 +47,8 @@ __device__ Sums of_block(const Sums& own) {
 // A block has every so many elements of x [M, C]; rows may be null: all count.
 template <class E, class T>
 __global__ void __launch_bounds__(kThreads)
-    sum_pieces(const T* x, CodesToRead<E> codes, const int32_t* rows, int64_t count, int64_t cols, Sums* sums) {
-  Sums own{};
+    sum_errors(const T* x, CodesToRead<E> codes, const int32_t* rows, int64_t count, int64_t cols, ErrorSums* sums) {
+  ErrorSums own{};
   for_each_element(count, [&](int64_t i) {
     const int64_t row = i / cols, col = i % cols;
     if (rows != nullptr && rows[row] < 0) return;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     own.add(__builtin_bit_cast(uint32_t, value_of(x[i])), decode_in_block<E>(codes.code(row, col), scale, codes.rule),
             E::decode(static_cast<uint8_t>(E::max_code), scale));
   });
-  const Sums all = of_block(own);
+  const ErrorSums all = of_block(own);
   if (thread() == 0) sums[block()] = all;
 }
 
@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block.
 __global__ void __launch_bounds__(kThreads)
-    finish(const Sums* sums, int64_t pieces, const Histogram* histograms, int64_t histogram_count, double* out) {
-  Sums own{};
+    finish_errors(const ErrorSums* sums, int64_t pieces, const Histogram* histograms, int64_t histogram_count, double* out) {
+  ErrorSums own{};
   for (int64_t i = thread(); i < pieces; i += kThreads) own.add(sums[i]);
-  const Sums all = of_block(own);
+  const ErrorSums all = of_block(own);
   if (thread() == 0) {
     out[QuantizationError::signal] = all.signal;
     out[QuantizationError::noise] = all.noise;
@@ -103,18 +103,18 @@ int64_t pieces_of(int64_t elements) { return std::min(ceil_div(elements, kThread
 void CudaBackend::execute(const QuantizationError& k) {
   const int64_t elements = k.x.elements(), across = k.q.scales.dim(1), scales = ceil_div(k.x.dim(0), k.q.how.block_rows) * across;
   const int64_t pieces = pieces_of(elements), histograms = pieces_of(scales);
-  const Tensor sum_memory = empty(*this, Dtype::u8, {pieces * int64_t{sizeof(Sums)}}),
+  const Tensor sum_memory = empty(*this, Dtype::u8, {pieces * int64_t{sizeof(ErrorSums)}}),
                histogram_memory = empty(*this, Dtype::u8, {histograms * int64_t{sizeof(Histogram)}});
-  auto* const sums = reinterpret_cast<Sums*>(sum_memory.device_bytes());
+  auto* const sums = reinterpret_cast<ErrorSums*>(sum_memory.device_bytes());
   auto* const counts = reinterpret_cast<Histogram*>(histogram_memory.device_bytes());
   const int32_t* const rows = data_or_null<int32_t>(k.rows);
   with_element(k.q.how.format, [&]<class E>() {
     with_values(k.x.dtype(), [&]<class T>() {
-      launch(sum_pieces<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);
+      launch(sum_errors<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);
     });
   });
   launch(count_scales, {histograms, kThreads}, k.q.scales.device_data<uint8_t>(), rows, scales, across, counts);
-  launch(finish, {1, kThreads}, sums, pieces, counts, histograms, k.out.device_data<double>());
+  launch(finish_errors, {1, kThreads}, sums, pieces, counts, histograms, k.out.device_data<double>());
 }
 
 }  // namespace mantissa

@@ -7,7 +7,7 @@ namespace {
 
 using namespace gpu;
 
-struct Rows {
+struct RotatedRows {
   CheckedIndices positions;
   const float* table;
   int64_t count, row, rotated, head_dim;  // elements of the last three
@@ -16,7 +16,7 @@ struct Rows {
 
 // A warp has a row. Each channel of the first half of a head turns with that of the second half beside it.
 template <class T>
-__global__ void __launch_bounds__(kThreads) rotate(Rows k, const T* x, T* y) {
+__global__ void __launch_bounds__(kThreads) rotate(RotatedRows k, const T* x, T* y) {
   const int64_t row = OfWarp::row();
   const int64_t position = row < k.count ? checked(k.positions, row) : -1;
   if (position < 0) return;
@@ -52,14 +52,14 @@ void CudaBackend::execute(const Rope& k) {
     const T* const x = k.x.device_data<T>();
     T* const y = k.y.device_data<T>();
     const float* const table = k.table.device_data<float>();
-    const Rows rows{.positions = checked(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0))),
-                    .table = table,
-                    .count = k.x.dim(0),
-                    .row = layout.row(),
-                    .rotated = (layout.heads + layout.kv_heads) * layout.head_dim,
-                    .head_dim = layout.head_dim,
-                    .inverse = k.inverse,
-                    .aligned = begin_at_packs(layout.head_dim / 2, x, y, table)};
+    const RotatedRows rows{.positions = checked(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0))),
+                           .table = table,
+                           .count = k.x.dim(0),
+                           .row = layout.row(),
+                           .rotated = (layout.heads + layout.kv_heads) * layout.head_dim,
+                           .head_dim = layout.head_dim,
+                           .inverse = k.inverse,
+                           .aligned = begin_at_packs(layout.head_dim / 2, x, y, table)};
     launch(rotate<T>, {ceil_div(rows.count, int64_t{OfWarp::kRowsOfBlock}), kThreads}, rows, x, y);
   });
 }
