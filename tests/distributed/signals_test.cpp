@@ -13,7 +13,7 @@ using test::SignalTrials;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST_P(SignalTrials, AnswersSignalsAtAnyTimeAndResumesBitForBit) { stop_and_save_at_random_times(4, 12); }
+TEST_P(SignalTrials, AnswersSignalsAtAnyTimeAndResumesBitForBit) { stop_and_save_at_random_times(2, 12); }
 
 INSTANTIATE_TEST_SUITE_P(, SignalTrials,
                          ::testing::Values(test::SignalCase{"avx2_ranks", "AVX2", 2}, test::SignalCase{"native_alone", "ALL", 1}),

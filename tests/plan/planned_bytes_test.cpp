@@ -69,59 +69,67 @@ TEST_F(PlannedBytes, OfDataRanksAreSent) {
   }
 }
 
+class PlannedBytesOf : public PlannedBytes, public ::testing::WithParamInterface<Grid> {};
+
+using PlannedBytesOfTensorRanks = PlannedBytesOf;
+
 // 15 tokens, so shares of them are ragged. Codes travel where a recipe reads them, values where wgrad reads those beside them.
-TEST_F(PlannedBytes, OfTensorRanksAreSent) {
-  for (const Grid& grid : {Grid{1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}}) {
-    const auto check = [&](std::vector<std::string> sets, const char* name) {
-      sets.insert(sets.end(), {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=4", "model.qk_norm=true",
-                               "training.seq_len=15"});
-      expect(grid, sets, name);
-    };
-    check({"precision.dtype=fp32"}, "fp32");
-    check({"precision.dtype=bf16", "model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true",
-           "model.mlp_bias=true", "model.attention_bias=all", "model.activation=gelu_tanh", "model.qk_norm=false"},
-          "gpt2");
-    check({"data.eod_id=3", "data.mask_eod_loss=true", "training.recompute=selective"}, "masked");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "mxfp8");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
-    check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
-    check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
-    check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
-    const std::vector<std::string> experts = {"model.moe.num_experts=5",
-                                              "model.moe.intermediate_size=128",
-                                              "model.moe.shared_intermediate_size=128",
-                                              "model.moe.dense_layers=[1]",
-                                              "precision.dtype=bf16",
-                                              "precision.recipe=mxfp8"};
-    check(experts, "experts");
-    std::vector<std::string> again = experts;
-    again.insert(again.end(), {"training.recompute=full", "precision.fp8_param_gather=true"});
-    check(again, "experts_again");
-    std::vector<std::string> biased = experts;
-    biased.insert(biased.end(), {"model.moe.router_bias=true", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"});
-    check(biased, "experts_biased");
-  }
+TEST_P(PlannedBytesOfTensorRanks, AreSent) {
+  const auto check = [&](std::vector<std::string> sets, const char* name) {
+    sets.insert(sets.end(), {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=4", "model.qk_norm=true",
+                             "training.seq_len=15"});
+    expect(GetParam(), sets, name);
+  };
+  check({"precision.dtype=fp32"}, "fp32");
+  check({"precision.dtype=bf16", "model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true",
+         "model.mlp_bias=true", "model.attention_bias=all", "model.activation=gelu_tanh", "model.qk_norm=false"},
+        "gpt2");
+  check({"data.eod_id=3", "data.mask_eod_loss=true", "training.recompute=selective"}, "masked");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "mxfp8");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
+  check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
+  check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
+  check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
+  const std::vector<std::string> experts = {
+      "model.moe.num_experts=5", "model.moe.intermediate_size=128", "model.moe.shared_intermediate_size=128", "model.moe.dense_layers=[1]",
+      "precision.dtype=bf16",    "precision.recipe=mxfp8"};
+  check(experts, "experts");
+  std::vector<std::string> again = experts;
+  again.insert(again.end(), {"training.recompute=full", "precision.fp8_param_gather=true"});
+  check(again, "experts_again");
+  std::vector<std::string> biased = experts;
+  biased.insert(biased.end(), {"model.moe.router_bias=true", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"});
+  check(biased, "experts_biased");
 }
 
+using PlannedBytesOfExpertRanks = PlannedBytesOf;
+
 // With as many rows for each expert: 16 tokens, of which each goes to two of four.
-TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
-  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}, {2, 2, true, 2}}) {
-    const auto check = [&](std::vector<std::string> sets, const char* name) {
-      sets.insert(sets.end(),
-                  {"model.hidden_size=64", "model.num_attention_heads=4", "model.intermediate_size=64", "model.moe.num_experts=4",
-                   "model.moe.intermediate_size=64", "model.moe.force_balance=true", "model.moe.shared_intermediate_size=64"});
-      expect(grid, sets, name);
-    };
-    check({"precision.dtype=fp32"}, "fp32");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.accumulation=tree"}, "mxfp8");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}, "unquantized");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
-    // Values, which wgrad reads, but for a forward pass whose input is not kept.
-    check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
-    check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true"}, "biased");
-  }
+TEST_P(PlannedBytesOfExpertRanks, AreSent) {
+  const auto check = [&](std::vector<std::string> sets, const char* name) {
+    sets.insert(sets.end(), {"model.hidden_size=64", "model.num_attention_heads=4", "model.intermediate_size=64", "model.moe.num_experts=4",
+                             "model.moe.intermediate_size=64", "model.moe.force_balance=true", "model.moe.shared_intermediate_size=64"});
+    expect(GetParam(), sets, name);
+  };
+  check({"precision.dtype=fp32"}, "fp32");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.accumulation=tree"}, "mxfp8");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}, "unquantized");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
+  // Values, which wgrad reads, but for a forward pass whose input is not kept.
+  check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
+  check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
+  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true"}, "biased");
 }
+
+const auto kName = [](const auto& c) { return c.param.name(); };
+INSTANTIATE_TEST_SUITE_P(, PlannedBytesOfTensorRanks,
+                         ::testing::Values(Grid{1, 2, false}, Grid{1, 2, true}, Grid{1, 4, false}, Grid{1, 4, true}, Grid{2, 2, false},
+                                           Grid{2, 2, true}),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(, PlannedBytesOfExpertRanks,
+                         ::testing::Values(Grid{2, 1, false, 2}, Grid{4, 1, false, 4}, Grid{4, 1, false, 2}, Grid{2, 2, false, 2},
+                                           Grid{2, 2, true, 2}),
+                         kName);
 
 }  // namespace mantissa::planned_bytes_test

@@ -28,6 +28,7 @@ struct Layout {
   int expert = 1;
 
   int ranks() const { return data * tensor; }
+  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : ""); }
 };
 
 // In the shape of GPT-2, and in that of Qwen3.
@@ -124,21 +125,25 @@ void expect_as_predicted(const nlohmann::json& model, const Layout& layout, cons
   EXPECT_LT(ratio(memory.tensors(), found.peak), 1.25) << what;
 }
 
-constexpr Layout kLayouts[] = {{1, 1, false}, {1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}};
+class RankMemoryOf : public ::testing::TestWithParam<Layout> {};
 
-TEST(RankMemory, IsWhatIsPredicted) {
+TEST_P(RankMemoryOf, IsWhatIsPredicted) {
   for (const nlohmann::json& model : {gpt2(), qwen3()}) {
-    for (const Layout& layout : kLayouts) {
-      expect_as_predicted(model, layout, {"precision.dtype=fp32"});
-      expect_as_predicted(model, layout, {"precision.dtype=bf16"});
-      expect_as_predicted(model, layout, {"precision.dtype=bf16", "training.recompute=full"});
-      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "precision.dtype=fp32"});
-      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"});
-      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "training.recompute=selective"});
-      expect_as_predicted(model, layout, {"precision.recipe=mxfp4_qat"});
-    }
+    const auto expect = [&](const std::vector<std::string>& sets) { expect_as_predicted(model, GetParam(), sets); };
+    expect({"precision.dtype=fp32"});
+    expect({"precision.dtype=bf16"});
+    expect({"precision.dtype=bf16", "training.recompute=full"});
+    expect({"precision.recipe=mxfp8", "precision.dtype=fp32"});
+    expect({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"});
+    expect({"precision.recipe=mxfp8", "training.recompute=selective"});
+    expect({"precision.recipe=mxfp4_qat"});
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, RankMemoryOf,
+                         ::testing::Values(Layout{1, 1, false}, Layout{1, 2, false}, Layout{1, 2, true}, Layout{1, 4, false},
+                                           Layout{1, 4, true}, Layout{2, 2, false}, Layout{2, 2, true}),
+                         [](const auto& c) { return c.param.name(); });
 
 // Position table, norms and biases of what is divided by columns are whole on each rank; the inputs of norms without sequence parallelism.
 TEST(RankMemory, OfTwoTensorRanksIsHalf) {
