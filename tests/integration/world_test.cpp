@@ -93,7 +93,7 @@ TEST_F(World, IsNamedByWhatTheRanksShare) {
   EXPECT_EQ(preview.exit_code, 0) << preview.errors;
   for (const char* const part :
        {"layout   8 ranks: data 4 x tensor 2, experts over 2 data ranks\n", "4 data ranks x 2 x 2 sequences of 16 = 256 tokens",
-        " on each rank\n", "  exchange        ", "  program         32.0 MiB (code, libraries, stacks, transport)\n"}) {
+        " on each rank\n", "  exchange        ", "  program         38.0 MiB (code, libraries, stacks, transport)\n"}) {
     EXPECT_THAT(preview.output, HasSubstr(part));
   }
 }
