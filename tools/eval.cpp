@@ -78,7 +78,7 @@ std::string fp32_text(float value) {
   return {digits.data(), stop};
 }
 
-// Returns where the last target of the sequence that begins there is passed; `begin` if it has none.
+// Returns where the last target of the sequence at `begin` is passed; `begin` if it has none.
 size_t end_of_targets(const Batch& batch, size_t begin) {
   size_t end = begin + static_cast<size_t>(batch.length);
   while (end > begin && batch.targets[end - 1] == kNoTarget) --end;

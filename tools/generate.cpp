@@ -179,7 +179,7 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
                   bool grows) {
   const std::vector<int32_t> end_tokens = end_tokens_of(arguments, loaded);
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
-  std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
+  const std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
   std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
   if (prints && grows) texts[0].print();
   generate_batch(*loaded.model, tokens, arguments.sampling, [&](size_t i, int32_t id) {

@@ -37,7 +37,7 @@ sigset_t sent_signals() {
   return set;
 }
 
-// how: SIG_BLOCK or SIG_UNBLOCK, in the calling thread.
+// Blocks or unblocks them in the calling thread, by SIG_BLOCK or SIG_UNBLOCK.
 void mask_sent_signals(int how) {
   const sigset_t sent = sent_signals();
   ::pthread_sigmask(how, &sent, nullptr);

@@ -111,7 +111,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   return verify_checkpoint(arguments.path, *device);
 }
 
-Option exported_from_option(std::optional<std::string>& checkpoint) {
+Option against_checkpoint_option(std::optional<std::string>& checkpoint) {
   return {.name = "--against",
           .target = &checkpoint,
           .description =
@@ -130,7 +130,7 @@ Command verify_command() {
                        .target = &arguments->path,
                        .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export",
                        .required = true},
-                      exported_from_option(arguments->against),
+                      against_checkpoint_option(arguments->against),
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }

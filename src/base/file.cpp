@@ -27,8 +27,8 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 
   throw ReadError(ExitCode::data, message);
 }
 
-// Other failures, as of a container that lacks the call, show when the file is written.
 void require_folder_open(const std::filesystem::path& folder, const std::filesystem::path& path) {
+  // Other failures, as of a container that lacks the call, show when the file is written.
   const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);
   require(open_to_us, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
 }

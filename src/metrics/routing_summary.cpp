@@ -91,8 +91,7 @@ std::vector<int64_t> layers_with_experts(const ModelConfig& model) {
 
 int64_t routing_numbers(const RunConfig& config) {
   const ModelConfig& model = config.model;
-  int64_t layers = 0;
-  for (int64_t i = 0; i < model.num_layers; ++i) layers += model.has_experts(i) ? 1 : 0;
+  const int64_t layers = std::ssize(layers_with_experts(model));
   return layers == 0 ? 0 : layers * (model.moe->num_experts + 1 + static_cast<int64_t>(kLosses) * *config.training.grad_accum);
 }
 

@@ -81,7 +81,7 @@ std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
   const ModelRanks& ranks = of->sharding.ranks;
   const int64_t experts_before = of->stored_shape()[0] / ranks.expert * ranks.expert_rank;  // their rows
-  if (of->sharding.row_ranks() == 1) return {unsplit_chunk(*this, experts_before)};         // fused parts lie together
+  if (of->sharding.row_ranks() == 1) return {unsplit_chunk(*this, experts_before)};
   std::vector<Chunk> chunks;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {

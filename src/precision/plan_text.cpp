@@ -121,8 +121,8 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
   }
 }
 
-std::string unread_operand(const Recipe& recipe, const char* does, const char* operand) {
-  return text("recipe \"", recipe.name, "\" ", does, operand, ", which none of its gemms reads");
+std::string unread_operand(const Recipe& recipe, const char* verb, const char* operand) {
+  return text("recipe \"", recipe.name, "\" ", verb, operand, ", which none of its gemms reads");
 }
 
 bool reads_quantized(const Recipe& recipe, GemmRole role) {

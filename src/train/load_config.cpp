@@ -179,7 +179,7 @@ void take_saved_model(LoadedConfig& loaded) {
   }
 }
 
-bool has_tokenizer_file(const std::string& folder) {
+bool is_hf_folder_with_tokenizer(const std::string& folder) {
   std::error_code missing;
   return is_hf_folder(folder) && std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json", missing);
 }
@@ -195,7 +195,7 @@ void take_saved_tokenizer(LoadedConfig& loaded) {
   const std::optional<std::string>& from = config.checkpoint.init_from;
   if (!from || loaded.report.given("data.tokenizer") || loaded.report.failed("checkpoint") || loaded.report.failed("model")) return;
   const std::string path = absolute_input_path(*from, "checkpoint.init_from", loaded.report);
-  if (!has_tokenizer_file(path)) return;
+  if (!is_hf_folder_with_tokenizer(path)) return;
   try {
     require_ids_of_model(path, config.model);
     config.data.tokenizer = path;

@@ -9,9 +9,10 @@
 namespace mantissa {
 namespace {
 
-double median_of(std::vector<double> seconds) {
+// Of two in the middle it is the lower one, which is the upper one of speeds.
+double lower_median(std::vector<double> seconds) {
   std::ranges::sort(seconds);
-  return seconds[(seconds.size() - 1) / 2];  // the upper one of speeds
+  return seconds[(seconds.size() - 1) / 2];
 }
 
 }  // namespace
@@ -22,7 +23,7 @@ std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
   if (++steps_ < kWindowSteps) return {};
   steps_ = 0;
   const std::vector<double> window = std::exchange(sums_, std::vector<double>(sums_.size()));
-  const double median = median_of(window);
+  const double median = lower_median(window);
   std::vector<Straggler> out;
   for (size_t rank = 0; rank < window.size(); ++rank) {
     const bool slow = median < kSlow * window[rank];

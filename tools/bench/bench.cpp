@@ -29,7 +29,7 @@ struct BenchArguments {
   GenerationShape generation;
 };
 
-// Of sequences of one length, each of which begins at 0.
+// Returns the positions of tokens in sequences of one length, each of which begins at 0.
 std::vector<int32_t> positions_in_sequences(size_t tokens, int64_t length) {
   std::vector<int32_t> positions(tokens);
   for (size_t i = 0; i < tokens; ++i) positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);

@@ -40,7 +40,7 @@ struct Spread {
   double median = 0.0, p10 = 0.0, p90 = 0.0;
 };
 Spread spread_of(std::vector<double> values);
-Json percentiles(const Spread& spread, double scale);  // {"med", "p10", "p90"}
+Json percentiles(const Spread& spread, double scale);  // writes {"med", "p10", "p90"}
 
 struct Measurement {
   Spread ratio;             // workload rate / ceiling rate, per slice

@@ -145,7 +145,7 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   return out;
 }
 
-// What the header says of K and the scales, against what follows from its other words.
+// Compares what the header says of K and of the scales with what follows from its other words.
 void check_counts(const Header& words, const GoldenGemm& file) {
   expect(file.k % 32 == 0, "header: K is ", file.k, ", expected a multiple of 32");
   expect(words[7] == file.m * file.k / 32 && words[8] == file.n * file.k / 32, "header: ", words[7], " and ", words[8],

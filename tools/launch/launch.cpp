@@ -138,9 +138,9 @@ const Ending* reporter_of(const std::vector<Ending>& failures, const Reports& re
 }
 
 // The lowest comes first.
-int place_among_failures(const Ending& ending, bool reports_another, bool reported) {
+int place_among_failures(const Ending& ending, const Ending* reporter) {
   const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
-  if (reports_another) return 3;
+  const bool reported = reporter != nullptr;
   return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
 }
 
@@ -149,8 +149,8 @@ int place_among_failures(const Ending& ending, bool reports_another, bool report
 // the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
   const auto order = [&](const Ending& ending) {
-    const bool reported = reporter_of(failures, reports, first_rank, ending) != nullptr;
-    return place_among_failures(ending, reports.cause(ending.rank - first_rank) >= 0, reported);
+    if (reports.cause(ending.rank - first_rank) >= 0) return 3;
+    return place_among_failures(ending, reporter_of(failures, reports, first_rank, ending));
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);

@@ -58,7 +58,7 @@ struct ReadChunks {
   }
 };
 
-// Of these tensors in their order.
+// Counts the bytes of the chunks that a reader of these tensors reads, in their order.
 int64_t chunk_bytes(const CheckpointReader& reader, const std::function<bool(const std::string&)>& read) {
   ReadChunks chunks;
   for (const ManifestTensor& tensor : reader.manifest().tensors) {

@@ -200,9 +200,9 @@ std::string setting_cell(const std::map<std::string, std::string>& values, const
   return text_cell(found == values.end() ? "-" : escaped(found->second));
 }
 
-std::string setting_row(const std::string& key, const std::vector<std::map<std::string, std::string>>& runs) {
+std::string setting_row(const std::string& key, const std::vector<std::map<std::string, std::string>>& of_runs) {
   std::string row = "<tr>" + text_cell(escaped(key));
-  for (const auto& values : runs) row += setting_cell(values, key);
+  for (const auto& values : of_runs) row += setting_cell(values, key);
   return row + "</tr>\n";
 }
 
