@@ -32,4 +32,5 @@ cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
 excluded=slow
 [ -e /dev/nvidia0 ] || excluded+='|gpu'
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
-ctest --preset "$preset" --parallel "$(nproc)" --label-exclude "^($excluded)\$" "${only[@]}" "$@"
+# One more than cores: tests of rendezvous, watchdogs and launchers wait most of their time.
+ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@"

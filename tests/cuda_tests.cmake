@@ -58,7 +58,7 @@ foreach(seed RANGE 2 10)
   add_test(NAME simt_seed_${seed} COMMAND simt_tests --gtest_brief=1 --gtest_filter=-${without})
   set_tests_properties(simt_seed_${seed} PROPERTIES LABELS slow TIMEOUT 300 ENVIRONMENT MANTISSA_SIMT_SEED=${seed})
 endforeach()
-set_tests_properties(simt_seed_2 PROPERTIES LABELS integration)
+set_tests_properties(simt_seed_2 PROPERTIES LABELS integration COST 100)  # long ones begin first
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
   add_test(NAME gpu_script COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/gpu_script_test.sh)
   set_tests_properties(gpu_script PROPERTIES LABELS integration TIMEOUT 60 SKIP_RETURN_CODE 77)
