@@ -232,6 +232,22 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
 }
 
 // Clocks and sockets count in integers.
+TEST(RunConfig, AVocabularyIsPaddedToRowsForEveryTensorRank) {
+  const auto padding = [](int64_t pad_vocab_to, int64_t tensor) {
+    Read r = resolved(
+        {{"model", {{"pad_vocab_to", pad_vocab_to}, {"hidden_size", 384}, {"num_attention_heads", 12}, {"intermediate_size", 384}}}});
+    divide_model(r.config.model, tensor, r.report);
+    EXPECT_EQ(r.errors(), "");
+    return r.config.model.pad_vocab_to;
+  };
+  EXPECT_EQ(padding(1, 4), 4);
+  EXPECT_EQ(padding(2, 4), 4);
+  EXPECT_EQ(padding(8, 4), 8);
+  EXPECT_EQ(padding(6, 4), 12);
+  EXPECT_EQ(padding(2, 3), 6);
+  EXPECT_EQ(padding(3, 1), 3);
+}
+
 TEST(RunConfig, TimeoutsAreAtMostAMillionSeconds) {
   for (const std::string key : {"init_timeout_s", "heartbeat_timeout_s", "step_timeout_s", "section_timeout_s"}) {
     EXPECT_EQ(resolved({{"parallel", {{key, 1e6}}}}).errors(), "");
