@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "files.h"
 #include "testing.h"
 
@@ -45,6 +47,16 @@ TEST_F(DeviceBatchTest, SequencesOfABatchAreUploaded) {
   EXPECT_EQ(to_host<int32_t>(rows.tokens.positions), (std::vector<int32_t>{0, 1, 0, 1, 0, 1, 2, 3}));
   EXPECT_EQ(to_host<int32_t>(rows.tokens.segment_starts), (std::vector<int32_t>{0, 0, 2, 2, 0, 0, 0, 0}));
   EXPECT_FALSE(to_device(*model_, batch(), 2, 1).tokens.segment_starts.defined());
+}
+
+// Attention would look across its boundary.
+TEST_F(DeviceBatchTest, ASequenceWithABoundaryMayBeAnyOfThem) {
+  for (const size_t divided : {0U, 1U, 2U}) {
+    Batch each = batch();
+    std::ranges::fill(each.segment_starts, 0);
+    each.segment_starts[4 * divided + 3] = 2;
+    EXPECT_EQ(to_host<int32_t>(to_device(*model_, each, 0, 3).tokens.segment_starts), each.segment_starts) << divided;
+  }
 }
 
 TEST_F(DeviceBatchTest, AnIndexThatIsOutsideIsNamedBySequenceAndPosition) {
