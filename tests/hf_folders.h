@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "architecture_configs.h"
 #include "files.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/formats/fp16.h"
@@ -17,26 +18,15 @@
 
 namespace mantissa::test {
 
-inline constexpr std::array kArchitectureTypes = {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_oss"};
-
+// A config of two layers that says no type.
 inline nlohmann::json architecture_json(const std::string& type) {
-  if (type == "gpt2")
-    return {{"model_type", type}, {"vocab_size", 259}, {"n_embd", 96}, {"n_layer", 2}, {"n_head", 4}, {"n_positions", 64}};
-  nlohmann::json config = {{"model_type", type},
-                           {"vocab_size", 259},
-                           {"hidden_size", 96},
-                           {"intermediate_size", 160},
-                           {"num_hidden_layers", 2},
-                           {"num_attention_heads", 4},
-                           {"num_key_value_heads", 2},
-                           {"max_position_embeddings", 64},
-                           {"tie_word_embeddings", type == "qwen3"}};
-  if (type != "qwen2") config["head_dim"] = 32;
-  if (type == "gpt_oss")
-    config.update({{"num_local_experts", 3}, {"num_experts_per_tok", 2}, {"attention_bias", true}, {"sliding_window", 16}});
-  if (type == "mixtral") config.update({{"num_local_experts", 3}, {"num_experts_per_tok", 2}});
-  if (type == "qwen3_moe")
-    config.update({{"num_experts", 3}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 64}, {"norm_topk_prob", true}});
+  nlohmann::json config = config_of(type);
+  if (type == "gpt2") return config;
+  for (const char* const key : {"num_experts", "num_local_experts"})
+    if (config.contains(key)) config[key] = 3;
+  config.update({{"num_hidden_layers", 2}, {"tie_word_embeddings", type == "qwen3"}});
+  if (type == "gpt_oss") config["sliding_window"] = 16;
+  for (const char* const key : {"mlp_only_layers", "rms_norm_eps", "rope_theta", "torch_dtype"}) config.erase(key);
   return config;
 }
 
@@ -157,12 +147,13 @@ class HfFolder {
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;
     std::string bytes;
-    for (int64_t i = 0; i < count; ++i) {
-      const auto word =
-          random_words({.seed = 5, .stream = RngStream::test}, static_cast<uint32_t>(tensors_.size()), static_cast<uint64_t>(i));
-      uint32_t bits = (word[0] & 0x807FFFFFU) | ((112U + word[1] % 13U) << 23);
+    std::array<uint32_t, 4> words = {};
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      if (i % 2 == 0) words = random_words({.seed = 5, .stream = RngStream::test}, static_cast<uint32_t>(tensors_.size()), i / 2);
+      const uint32_t fraction = words[i % 2 * 2], exponent = words[i % 2 * 2 + 1] % 13U;
+      uint32_t bits = (fraction & 0x807FFFFFU) | ((112U + exponent) << 23);
       if (dtype == FileDtype::bf16) bits >>= 16;
-      if (dtype == FileDtype::f16) bits = (word[0] & 0x83FFU) | ((1U + word[1] % 13U) << 10);
+      if (dtype == FileDtype::f16) bits = (fraction & 0x83FFU) | ((1U + exponent) << 10);
       bytes.append(reinterpret_cast<const char*>(&bits), dtype == FileDtype::f32 ? 4 : 2);
     }
     tensors_[name] = {.dtype = dtype, .shape = std::move(shape), .bytes = std::move(bytes)};

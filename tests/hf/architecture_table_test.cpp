@@ -2,14 +2,13 @@
 // only a table beside it shows a swapped pair.
 #include <gmock/gmock.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "architecture_configs.h"
 #include "mantissa/base/text.h"
 #include "mantissa/checkpoint/checkpoint_manifest.h"
-#include "mantissa/hf/hugging_face.h"
+#include "mantissa/models/model_shape.h"
 #include "testing.h"
 
 namespace mantissa::architecture_table_test {
@@ -114,108 +113,124 @@ TEST(ArchitectureTable, TensorsHaveTheNamesOfTransformersForWhatTheyHold) {
 }
 
 // What a model of each architecture is written as: these words and numbers, whatever reads them here again.
-json written(const std::string& type, const json& change = {}) {
-  json config = config_of(type);
-  if (!change.is_null()) config.update(change);
-  const ArchitectureConfig architecture = read(config);
-  return json::parse(architecture_config(architecture.model, architecture.dtype, {}));
-}
-
-json rms(const char* type, const char* architecture, const json& more) {
-  json out = {{"architectures", {architecture}},
-              {"model_type", type},
-              {"vocab_size", 259},
-              {"hidden_act", "silu"},
-              {"hidden_size", 96},
-              {"intermediate_size", 160},
-              {"num_hidden_layers", 3},
-              {"num_attention_heads", 4},
-              {"num_key_value_heads", 2},
-              {"max_position_embeddings", 64},
-              {"rms_norm_eps", 1e-5},
-              {"rope_theta", 5e5},
-              {"initializer_range", 0.02},
-              {"tie_word_embeddings", true},
-              {"bos_token_id", nullptr},
-              {"eos_token_id", nullptr},
-              {"torch_dtype", "bfloat16"}};
-  out.update(more);
-  return out;
-}
-
 TEST(ArchitectureTable, ConfigsHaveTheKeysOfTransformers) {
-  const json experts = {{"num_experts_per_tok", 2}, {"router_aux_loss_coef", 0.001}, {"output_router_logits", false}};
-  const auto with_experts = [&](json more) {
-    more.update(experts);
-    return more;
+  const json rms = json::parse(R"({"vocab_size": 259, "hidden_act": "silu", "hidden_size": 96, "intermediate_size": 160,
+      "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+      "rope_theta": 5e5, "initializer_range": 0.02, "tie_word_embeddings": true, "bos_token_id": null, "eos_token_id": null,
+      "torch_dtype": "bfloat16"})"),
+             experts = json::parse(R"({"num_experts_per_tok": 2, "router_aux_loss_coef": 0.001, "output_router_logits": false})"),
+             qwen = json::parse(R"({"use_sliding_window": false, "sliding_window": null})");
+  const auto expect_written = [](const char* type, std::vector<json> parts, const char* own) {
+    json expected = json::parse(own);
+    for (const json& part : parts) expected.update(part);
+    const ArchitectureConfig config = read(config_of(type));
+    EXPECT_EQ(json::parse(architecture_config(config.model, config.dtype, {})), expected) << type;
   };
-  EXPECT_EQ(written("llama"), rms("llama", "LlamaForCausalLM", {{"head_dim", 32}, {"attention_bias", false}, {"mlp_bias", false}}));
-  EXPECT_EQ(written("qwen2"), rms("qwen2", "Qwen2ForCausalLM", {{"use_sliding_window", false}, {"sliding_window", nullptr}}));
-  const json qwen3 = {{"head_dim", 32}, {"attention_bias", false}, {"use_sliding_window", false}, {"sliding_window", nullptr}};
-  EXPECT_EQ(written("qwen3"), rms("qwen3", "Qwen3ForCausalLM", qwen3));
-  json qwen3_moe = with_experts(
-      {{"num_experts", 6}, {"moe_intermediate_size", 64}, {"norm_topk_prob", true}, {"decoder_sparse_step", 1}, {"mlp_only_layers", {1}}});
-  qwen3_moe.update(qwen3);
-  EXPECT_EQ(written("qwen3_moe"), rms("qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe));
-  EXPECT_EQ(written("mixtral"),
-            rms("mixtral", "MixtralForCausalLM", with_experts({{"head_dim", 32}, {"sliding_window", nullptr}, {"num_local_experts", 6}})));
-  const json gpt_oss = {{"head_dim", 32},
-                        {"attention_bias", true},
-                        {"swiglu_limit", 7.0},
-                        {"sliding_window", 4},
-                        {"layer_types", {"sliding_attention", "full_attention", "sliding_attention"}},
-                        {"num_local_experts", 6}};
-  json expected = rms("gpt_oss", "GptOssForCausalLM", with_experts(gpt_oss));
-  json found = written("gpt_oss");
-  expected["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
-                              {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
-  EXPECT_EQ(found, expected);
-  const json gpt2 = {{"architectures", {"GPT2LMHeadModel"}},
-                     {"model_type", "gpt2"},
-                     {"vocab_size", 259},
-                     {"activation_function", "gelu_new"},
-                     {"n_embd", 96},
-                     {"n_layer", 2},
-                     {"n_head", 4},
-                     {"n_inner", 384},
-                     {"n_positions", 64},
-                     {"n_ctx", 64},
-                     {"layer_norm_epsilon", 1e-5},
-                     {"initializer_range", 0.02},
-                     {"attn_pdrop", 0.0},
-                     {"embd_pdrop", 0.0},
-                     {"resid_pdrop", 0.0},
-                     {"tie_word_embeddings", true},
-                     {"bos_token_id", nullptr},
-                     {"eos_token_id", nullptr},
-                     {"torch_dtype", "float32"}};
-  EXPECT_EQ(written("gpt2"), gpt2);
+  expect_written("llama", {rms}, R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 32, "attention_bias": false,
+      "mlp_bias": false})");
+  expect_written("qwen2", {rms, qwen}, R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})");
+  expect_written("qwen3", {rms, qwen}, R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32,
+      "attention_bias": false})");
+  expect_written("qwen3_moe", {rms, qwen, experts}, R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "head_dim": 32, "attention_bias": false, "num_experts": 6, "moe_intermediate_size": 64, "norm_topk_prob": true,
+      "decoder_sparse_step": 1, "mlp_only_layers": [1]})");
+  expect_written("mixtral", {rms, experts}, R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "head_dim": 32,
+      "sliding_window": null, "num_local_experts": 6})");
+  expect_written("gpt_oss", {rms, experts}, R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 32,
+      "attention_bias": true, "swiglu_limit": 7.0, "sliding_window": 4, "num_local_experts": 6,
+      "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_scaling": {"rope_type": "yarn", "factor": 32.0,
+      "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}})");
+  expect_written("gpt2", {}, R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 259,
+      "activation_function": "gelu_new", "n_embd": 96, "n_layer": 2, "n_head": 4, "n_inner": 384, "n_positions": 64, "n_ctx": 64,
+      "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+      "tie_word_embeddings": true, "bos_token_id": null, "eos_token_id": null, "torch_dtype": "float32"})");
 }
 
-TEST(ArchitectureTable, ValuesHaveTheMeaningOfTransformers) {
-  const auto activation = [](const char* name) {
-    json config = config_of("gpt2");
-    config["activation_function"] = name;
-    return read(config).model.activation;
-  };
-  EXPECT_EQ(activation("gelu_new"), Activation::gelu_tanh);
-  EXPECT_EQ(activation("gelu_pytorch_tanh"), Activation::gelu_tanh);
-  EXPECT_EQ(activation("gelu"), Activation::gelu_erf);
-  EXPECT_EQ(written("gpt2", {{"activation_function", "gelu"}})["activation_function"], "gelu");
-  for (const char* const type : {"qwen3_moe", "mixtral", "gpt_oss"})
-    EXPECT_EQ(written(type, {{"router_aux_loss_coef", 0.25}})["router_aux_loss_coef"], 0.25) << type;
+// The keys of published files, with small numbers: every key is known, and the options are those of the architecture.
+TEST(ArchitectureTable, PublishedFilesAreRead) {
+  const std::string run = R"("use_cache":true,"bos_token_id":1,"eos_token_id":2,"initializer_range":0.02,"transformers_version":"4.46.0",)",
+                    sizes = run + R"("vocab_size":259,"hidden_size":96,"intermediate_size":160,"num_hidden_layers":2,"hidden_act":"silu",
+    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"rms_norm_eps":1e-06,"tie_word_embeddings":false,)",
+                    gpt2 = run + R"("model_type":"gpt2","architectures":["GPT2LMHeadModel"],"activation_function":"gelu_new",
+    "attn_pdrop":0.1,"embd_pdrop":0.1,"resid_pdrop":0.1,"layer_norm_epsilon":1e-05,"n_ctx":64,"n_embd":96,"n_head":4,"n_layer":2,
+    "n_positions":64,"summary_activation":null,"summary_first_dropout":0.1,"summary_proj_to_labels":true,"summary_type":"cls_index",
+    "summary_use_proj":true,"task_specific_params":{"text-generation":{"do_sample":true,"max_length":50}},"vocab_size":259)",
+                    llama = R"("model_type":"llama","architectures":["LlamaForCausalLM"],"pretraining_tp":1,"torch_dtype":"bfloat16",)",
+                    qwen = R"("attention_dropout":0.0,"use_sliding_window":false,"max_window_layers":28,"torch_dtype":"bfloat16",)",
+                    moe = qwen + R"("model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,"head_dim":32,
+    "decoder_sparse_step":1,"mlp_only_layers":[],"moe_intermediate_size":64,"norm_topk_prob":true,"num_experts":6,"num_experts_per_tok":2,
+    "output_router_logits":false,"rope_scaling":null,"rope_theta":1000000.0,"router_aux_loss_coef":0.001,"sliding_window":null)";
+  const std::vector<std::pair<const char*, std::string>> files = {
+      {"Llama 2", sizes + llama + R"("_name_or_path":"x","max_length":4096,"pad_token_id":0,"rope_scaling":null)"},
+      {"Llama 3.2", sizes + llama + R"("attention_bias":false,"attention_dropout":0.0,"mlp_bias":false,"head_dim":24,"rope_theta":500000.0,
+        "rope_scaling":{"factor":32.0,"high_freq_factor":4.0,"low_freq_factor":1.0,"original_max_position_embeddings":8,
+        "rope_type":"llama3"})"},
+      {"SmolLM2", sizes + llama + R"("is_llama_config":true,"rope_interleaved":false,"rope_scaling":null,"rope_theta":130000,
+        "transformers.js_config":{"kv_cache_dtype":{"fp16":"float16","q4f16":"float16"}}, "attention_bias":false,"mlp_bias":false)"},
+      {"Qwen2.5", sizes + qwen + R"("model_type":"qwen2","architectures":["Qwen2ForCausalLM"],"sliding_window":131072,"use_mrope":false,
+        "rope_theta":1000000.0,"_attn_implementation_autoset":true)"},
+      {"Qwen3", sizes + qwen + R"("model_type":"qwen3","architectures":["Qwen3ForCausalLM"],"attention_bias":false,"head_dim":32,
+        "rope_scaling":null,"rope_theta":1000000,"sliding_window":null)"},
+      {"Qwen3-30B-A3B", sizes + moe},
+      {"Qwen3-Coder-30B-A3B", sizes + moe + R"(,"qkv_bias":false,"shared_expert_intermediate_size":0,"use_qk_norm":true)"},
+      {"Mixtral", sizes + R"("model_type":"mixtral","architectures":["MixtralForCausalLM"],"attention_dropout":0.0,"num_local_experts":6,
+        "num_experts_per_tok":2,"output_router_logits":false,"rope_theta":1000000.0,"router_aux_loss_coef":0.02,"sliding_window":null,
+        "router_jitter_noise":0.0,"torch_dtype":"bfloat16")"},
+      {"gpt-oss", sizes + R"("model_type":"gpt_oss","architectures":["GptOssForCausalLM"],"attention_bias":true,"attention_dropout":0.0,
+        "experts_per_token":2,"head_dim":32,"initial_context_length":32,"layer_types":["sliding_attention","full_attention"],
+        "num_experts_per_tok":2,"num_local_experts":6,"output_router_logits":false,"pad_token_id":3,"quantization_config":{
+        "modules_to_not_convert":["model.layers.*.self_attn","model.layers.*.mlp.router","model.embed_tokens","lm_head"],
+        "quant_method":"mxfp4"},"rope_scaling":{"beta_fast":32.0,"beta_slow":1.0,"factor":32.0,"original_max_position_embeddings":32,
+        "rope_type":"yarn","truncate":false},"rope_theta":150000,"router_aux_loss_coef":0.9,"sliding_window":128,"swiglu_limit":7.0)"},
+      {"GPT-2", gpt2},
+      {"GPT-2 XL", gpt2 + R"(,"n_special":0,"predict_special_tokens":true,"output_past":true)"},
+      {"DistilGPT2", gpt2 + R"(,"_num_labels":1,"id2label":{"0":"LABEL_0"},"label2id":{"LABEL_0":0})"}};
+  for (const auto& [name, keys] : files) {
+    SCOPED_TRACE(name);
+    EXPECT_NO_THROW(EXPECT_EQ(read(json::parse("{" + keys + "}")).model.vocab_size, 259));
+  }
 }
 
-TEST(ArchitectureTable, TheNewerNameOfTheTypeComesFirst) {
-  json config = config_of("llama");
-  config["torch_dtype"] = "bfloat16";
-  config["dtype"] = "float32";
-  EXPECT_EQ(read(config).dtype, Dtype::f32);
-  config["torch_dtype"] = "float32";
-  config["dtype"] = "bfloat16";
-  EXPECT_EQ(read(config).dtype, Dtype::bf16);
-  config.erase("dtype");
-  EXPECT_EQ(read(config).dtype, Dtype::f32);
+// Rows of all tensors of a parameter are its rows, once each. Of gate and up of gpt-oss, which stand one below the other here, the file has
+// the rows in turn.
+TEST(ArchitectureTable, TensorsTileTheParameters) {
+  for (const char* type : test::kArchitectureTypes) {
+    const ModelConfig model = read(config_of(type)).model;
+    const std::vector<ArchitectureTensor> tensors = architecture_tensors(architecture_of(model), model);
+    std::set<std::string> names;
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
+      std::vector<int> seen(static_cast<size_t>(parameter.shape[0]));
+      for (const ArchitectureTensor& tensor : tensors) {
+        if (tensor.parameter != parameter.name) continue;
+        EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+        EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
+        for (const RowRun& run : tensor.runs) {
+          const int64_t twice = model.moe ? 2 * model.moe->intermediate_size : 0;
+          if (run.step == 2) {
+            EXPECT_EQ(run.file_row, run.row / twice * twice + run.row % twice / (twice / 2)) << tensor.name;
+          }
+          for (int64_t row = 0; row < run.rows; ++row) {
+            ++seen.at(static_cast<size_t>(run.row + row));
+            EXPECT_LT(run.file_row + row * run.step, tensor.rows());
+          }
+        }
+      }
+      EXPECT_THAT(seen, ::testing::Each(1)) << parameter.name;
+    }
+    EXPECT_EQ(names.size(), tensors.size());
+  }
+}
+
+TEST(ArchitectureTable, BuffersAndPrefixesAreThoseOfOlderFiles) {
+  for (const char* name : {"transformer.h.0.attn.bias", "h.0.attn.masked_bias"}) {
+    EXPECT_TRUE(is_architecture_buffer(Architecture::gpt2, name)) << name;
+    EXPECT_FALSE(is_architecture_buffer(Architecture::llama, name)) << name;
+  }
+  EXPECT_TRUE(is_architecture_buffer(Architecture::llama, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+  EXPECT_FALSE(is_architecture_buffer(Architecture::gpt2, "transformer.h.0.attn.c_attn.bias"));
+  EXPECT_EQ(with_base_prefix(Architecture::gpt2, "h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+  EXPECT_EQ(with_base_prefix(Architecture::llama, "norm.weight"), "model.norm.weight");
+  for (const char* whole : {"lm_head.weight", "model.norm.weight"}) EXPECT_EQ(with_base_prefix(Architecture::llama, whole), whole);
 }
 
 }  // namespace mantissa::architecture_table_test

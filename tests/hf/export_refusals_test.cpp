@@ -1,0 +1,106 @@
+// What a plan cannot be exported as, by module and rule: a table of options of a run and the words of the refusal.
+#include <gmock/gmock.h>
+
+#include "hf/export_weights.h"
+#include "mantissa/config/run_config.h"
+#include "training.h"
+
+namespace mantissa::export_refusals_test {
+
+using ::testing::HasSubstr;
+
+using Sets = std::vector<std::string>;
+
+struct Refused {
+  std::string what;
+  Sets sets;
+  Convention convention = Convention::compressed_tensors;
+};
+
+const std::string kOwn = "precision.recipe=own";
+std::string own(const std::string& recipe) { return R"(precision.recipes={"own": )" + recipe + "}"; }
+std::string moe(int64_t width, const std::string& more = "") {
+  return text(R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": )", width, more, "}");
+}
+std::string rule(const std::string& modules, const std::string& recipe) {
+  return R"(precision.rules=[{"match": ")" + modules + R"(", "recipe": ")" + recipe + R"("}])";
+}
+
+class ExportRefusals : public test::TrainingTest {
+ protected:
+  void expect_refused(const Sets& shape, const std::vector<Refused>& refusals) const {
+    for (const auto& [what, more, convention] : refusals) {
+      SCOPED_TRACE(what);
+      Sets sets = shape;
+      sets.insert(sets.end(), more.begin(), more.end());
+      RunConfig config = this->config("run", sets).config;
+      config.model.vocab_size = 8;
+      const PrecisionPlan plan = resolve_plan(config);
+      const ForwardTypes types(plan);
+      const ExportOptions options{.weights = ExportWeights::packed, .convention = convention};
+      const Error error = test::error_of([&] { ExportedWeights(types, config.model, options); });
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_THAT(error.what(), HasSubstr(what));
+      EXPECT_NO_THROW(ExportedWeights(types, config.model, {})) << "dequantized";
+    }
+  }
+};
+
+TEST_F(ExportRefusals, OfBlocksOf32) {
+  expect_refused(
+      {"model.hidden_size=64", "model.intermediate_size=128", "model.num_attention_heads=2", "model.head_dim=32", "precision.dtype=bf16"},
+      {{"layers.0.attn.qkv (recipe own, e5m2 1x32 rceil): no server reads E5M2 weights",
+        {kOwn, own(R"({"base": "mxfp8_weights", "weight": {"format": "e5m2", "block": [1, 32]}})")}},
+       {"its input is e4m3 1x32 rceil 2^-22..2^127, and servers quantize inputs to E4M3 only, by rceil with any scale",
+        {kOwn, own(R"({"base": "mxfp8", "input": {"scale_range": [-22, 127]}})")}},
+       {"its input is e4m3 1x32 floor,", {kOwn, own(R"({"base": "mxfp8", "input": {"rule": "floor"}})")}},
+       {"its input is e5m2 1x32 rceil,", {kOwn, own(R"({"base": "mxfp8", "input": {"format": "e5m2"}})")}},
+       {"packed weights have blocks of 32", {kOwn, own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 16]}})")}},
+       {"packed weights have blocks of 32", {kOwn, own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 64]}})")}},
+       {"layers.0.attn.qkv (recipe own) is trained on simulated operands, which have no codes",
+        {kOwn, own(R"({"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop", "dgrad"]})")}},
+       {"no recipe of the plan quantizes a weight, so there is nothing to pack", {}},
+       {"GPT-2 keeps its weights [in, out], where no server reads blocks",
+        {"precision.recipe=mxfp8_weights", "model.norm=layer", "model.norm_bias=true", "model.position=learned",
+         "model.activation=gelu_tanh", "model.attention_bias=all", "model.mlp_bias=true", "model.qk_norm=false"}},
+       {"layers.0.moe.experts.gate_up has recipe mxfp8 (precision.rules.0) and layers.0.moe.experts.down has mxfp4_qat (precision.rules.1)",
+        {moe(96), R"(precision.rules=[{"match": "layers.*.moe.experts.gate_up", "recipe": "mxfp8"},
+                                      {"match": "layers.*.moe.experts.down", "recipe": "mxfp4_qat"}])"}},
+       {"take the convention compressed-tensors", {"precision.recipe=mxfp8_weights"}, Convention::sglang},
+       {"take the convention compressed-tensors", {"precision.recipe=mxfp4_qat"}, Convention::modelopt}});
+}
+
+TEST_F(ExportRefusals, OfBlocksOf128) {
+  const std::string routed = R"(precision.recipes={"routed": {"base": "fp8_block", "weight": null,
+      "weight_fake_quant": {"format": "e2m1", "block": [1, 32]}}})";
+  const Convention fp8 = Convention::fp8;
+  expect_refused(
+      {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=2", "model.head_dim=64", "precision.dtype=bf16"},
+      {{"(recipe mxfp8, e4m3 32x32 rceil): the convention fp8 has E4M3 in tiles of 128x128", {"precision.recipe=mxfp8"}, fp8},
+       {"layers.0.attn.qkv (recipe mxfp4_qat, e2m1 1x32 flashinfer): the convention fp8", {"precision.recipe=mxfp4_qat"}, fp8},
+       {"its input is in high precision, and servers quantize inputs of the convention fp8",
+        {kOwn, own(R"({"base": "mxfp8_weights", "weight": {"block": [128, 128]}})")},
+        fp8},
+       {"its input is e4m3 1x128 floor,", {kOwn, own(R"({"base": "fp8_block", "input": {"rule": "floor"}})")}, fp8},
+       {"layers.0.moe.experts.gate_up (recipe mxfp4_qat_mxfp8_act, e2m1 1x32 flashinfer): its input is e4m3 1x32 rceil",
+        {"precision.recipe=fp8_block", moe(128), rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp8_act")},
+        fp8},
+       {"take the convention fp8, or dequantized weights",
+        {"precision.recipe=fp8_block", moe(128), routed, rule("layers.*.moe.experts.*", "routed")}}});
+}
+
+// Its experts have a form of their own.
+TEST_F(ExportRefusals, OfGptOss) {
+  expect_refused({"model.hidden_size=64", "model.num_attention_heads=2", "model.head_dim=32", "model.qk_norm=false",
+                  "model.attention_bias=all", "model.attention_sinks=true", "model.activation=swiglu_clamped",
+                  moe(96, R"(, "router_bias": true, "expert_mlp_bias": true)"), "model.intermediate_size=96", "precision.dtype=bf16"},
+                 {{"convention sglang: gpt-oss has a form of its own, blocks and scales: drop the convention",
+                   {rule("layers.*.moe.experts.*", "mxfp4_qat")},
+                   Convention::sglang},
+                  {"gpt-oss has MXFP4 in all layers or none", {rule("layers.1.moe.experts.*", "mxfp4_qat")}},
+                  {"of gpt-oss only experts are packed", {"precision.recipe=mxfp8"}},
+                  {"of gpt-oss only experts are packed", {"precision.recipe=mxfp4_qat"}},
+                  {"of gpt-oss only experts are packed", {rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp8_act")}}});
+}
+
+}  // namespace mantissa::export_refusals_test
