@@ -23,11 +23,6 @@ inline const std::vector<std::string> kShape = {
     "model.hidden_size=64", "model.intermediate_size=96", "model.num_attention_heads=3",     "model.num_key_value_heads=1",
     "model.head_dim=32",    "training.steps=3",           "model.max_position_embeddings=16"};
 
-struct Trained {
-  const char* name;
-  std::vector<std::string> sets;
-};
-
 // Reads a folder of Hugging Face's form as a run that starts from it does.
 inline void require_usable(const std::string& folder) {
   HfWeights weights(folder);
@@ -38,6 +33,14 @@ inline void require_usable(const std::string& folder) {
 class ExportTest : public TrainingTest {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
+  // The checkpoint of a run of one step of kShape in bf16, with these changes.
+  std::string trained(const std::string& name, const std::vector<std::string>& more) const {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(), {"precision.dtype=bf16", "training.steps=1"});
+    sets.insert(sets.end(), more.begin(), more.end());
+    run(name, sets);
+    return checkpoint(name, 1);
+  }
   // What a run finds wrong with a folder that it starts from.
   Error folder_error(const std::string& from) const {
     return error_of([&] { require_usable(path(from)); });
@@ -54,12 +57,16 @@ class ExportTest : public TrainingTest {
     for (const std::string& name : read.names()) out[name] = read.bytes(name);
     return out;
   }
-  // With a vocabulary, which otherwise follows from the data.
-  RunConfig config_named(const std::string& name, std::vector<std::string> sets) const {
-    RunConfig out = config(name, std::move(sets)).config;
+  // The plan of kShape by a recipe, with a vocabulary, which otherwise follows from the data.
+  PrecisionPlan plan_of(const std::string& recipe, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=" + recipe});
+    sets.insert(sets.end(), more.begin(), more.end());
+    RunConfig out = config(recipe, std::move(sets)).config;
     out.model.vocab_size = 8;
-    return out;
+    return resolve_plan(out);
   }
+  nlohmann::json json_in(const std::string& file) const { return nlohmann::json::parse(read_file(path(file))); }
 
   int runs_ = 0;
 

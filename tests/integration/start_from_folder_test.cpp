@@ -1,85 +1,83 @@
-// Training starts from a folder of Hugging Face's form: the values of its tensors, in whatever form they are kept.
+// Training starts from the weights of a folder of Hugging Face's form or of a checkpoint: the values of its tensors, in whatever form they
+// are kept, and a model with the same mathematics.
+#include "checkpoint_shards.h"
 #include "exports.h"
 #include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/train/load_config.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::start_from_folder_test {
 
+using nlohmann::json;
 using test::error_of;
 using test::HfFolder;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 class StartFromFolder : public test::ExportTest {
  protected:
-  // Three steps of a run that takes its model from `from`, on letters instead of the ids that the model knows.
-  LoadedConfig named(const std::string& name, const std::string& from, const nlohmann::json& more = {},
+  // A step of a run that takes its model from `from`, on letters instead of the ids that the model knows.
+  LoadedConfig named(const std::string& name, const std::string& from, const json& more = {},
                      const std::vector<std::string>& sets = {}) const {
-    nlohmann::json json = {{"training", {{"steps", 3}, {"seq_len", 16}, {"micro_batch_size", 2}, {"global_batch_size", 4}}},
-                           {"data", {{"path", path("text.txt")}, {"tokenizer", "char"}}},
-                           {"checkpoint", {{"init_from", path(from)}, {"allow_tokenizer_change", true}}},
-                           {"logging", {{"run_name", name}, {"dir", path("runs/%n")}, {"tensorboard", false}}}};
-    if (!more.is_null()) json.merge_patch(more);
-    const int64_t world = json.value("/parallel/data"_json_pointer, 1) * json.value("/parallel/tensor"_json_pointer, 1);
-    return load_run_config({.file = path(name + ".json"), .text = json.dump(), .set_files = {}, .sets = sets}, Inputs::must_exist, world);
+    json config = {{"training", {{"steps", 1}, {"seq_len", 16}, {"micro_batch_size", 2}, {"global_batch_size", 4}}},
+                   {"data", {{"path", path("text.txt")}, {"tokenizer", "char"}}},
+                   {"checkpoint", {{"init_from", path(from)}, {"allow_tokenizer_change", true}}},
+                   {"logging", {{"run_name", name}, {"dir", path("runs/%n")}, {"tensorboard", false}}}};
+    if (!more.is_null()) config.merge_patch(more);
+    const int64_t world = config.value("/parallel/data"_json_pointer, 1) * config.value("/parallel/tensor"_json_pointer, 1);
+    return load_run_config({.file = path(name + ".json"), .text = config.dump(), .set_files = {}, .sets = sets}, Inputs::must_exist, world);
   }
+  json model_of(const std::string& folder) const { return json::parse(effective_config(named("own", folder).config)).at("model"); }
   void train(const LoadedConfig& config) const {
-    const ParallelConfig& parallel = config.config.parallel;
-    const auto errors = test::run_ranks(static_cast<int>(parallel.world()), [&](const Communicator& world) { run(config, {}, world); });
+    const int64_t ranks = config.config.parallel.world();
+    const auto errors = test::run_ranks(static_cast<int>(ranks), [&](const Communicator& world) { run(config, {}, world); });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));
   }
-  // A folder with the same values in fp32.
-  std::string in_fp32(const std::string& folder) const {
-    const std::string wide = folder + " fp32";
-    if (!std::filesystem::exists(path(wide))) HfFolder(path(folder)).in_fp32().write(path(wide));
-    for (const char* const file : {"tokenizer.json", "generation_config.json"}) {
-      std::error_code none;
-      std::filesystem::copy_file(path(folder + "/" + file), path(wide + "/" + file), std::filesystem::copy_options::overwrite_existing,
-                                 none);
-    }
-    return wide;
-  }
   // Trains from a folder and from another with the same values: of all tensors that are saved, config.json alone may differ.
-  void expect_same(const std::string& folder, const std::string& values, const nlohmann::json& more = {}) {
+  void expect_same(const std::string& folder, const std::string& values, const json& more = {}) {
     const std::string direct = text("direct ", ++runs_), other = text("other ", runs_);
     train(named(direct, folder, more));
     train(named(other, values, more));
-    CheckpointReader a(checkpoint(direct, 3)), b(checkpoint(other, 3));
+    CheckpointReader a(checkpoint(direct, 1)), b(checkpoint(other, 1));
     for (const TensorDifference& difference : diff_checkpoints(a, b)) {
       if (difference.name != std::string(kTokenizerFilePrefix) + "config.json")
         ADD_FAILURE() << folder << ' ' << difference.name << ": " << difference.what;
     }
     EXPECT_EQ(a.manifest().plan, b.manifest().plan) << folder;
   }
-  Error refusal(const std::string& folder, const nlohmann::json& more = {}) {
-    return error_of([&] { run(named(text("refused ", ++runs_), folder, more)); });
+  void expect_bits_of_fp32(const std::string& folder, const std::vector<json>& runs = {json()}) {
+    const std::string wide = folder + " fp32";
+    HfFolder(path(folder)).in_fp32().write(path(wide));
+    std::filesystem::copy_file(path(folder + "/tokenizer.json"), path(wide + "/tokenizer.json"));
+    for (const json& more : runs) expect_same(folder, wide, more);
+  }
+  void expect_refused(const std::string& folder, const json& more, ExitCode code, const std::string& what) {
+    const Error error = error_of([&] { run(named(text("refused ", ++runs_), folder, more)); });
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(what));
   }
 };
 
-class StartFromArchitecture : public StartFromFolder, public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(StartFromArchitecture, HasTheBitsOfItsValuesInFp32) {
-  for (const char* types : {"F32", "BF16", "F16 F32"}) {
-    const std::string name = text(GetParam(), ' ', types);
-    HfFolder(path(name), GetParam(), types);
-    expect_same(name, in_fp32(name));
+TEST_F(StartFromFolder, HasTheBitsOfItsValuesInFp32) {
+  for (const char* architecture : test::kArchitectureTypes) {
+    HfFolder(path(architecture), architecture, "F16 F32 BF16");
+    expect_bits_of_fp32(architecture);
   }
+  HfFolder(path("narrow"), "qwen2", "BF16");
+  expect_bits_of_fp32("narrow");
 }
-
-INSTANTIATE_TEST_SUITE_P(All, StartFromArchitecture, ::testing::ValuesIn(test::kArchitectureTypes),
-                         [](const auto& one) { return std::string(one.param); });
 
 // Codes of the file become masters, and the codes of the run's own recipe come from these.
 TEST_F(StartFromFolder, PackedWeightsHaveTheBitsOfTheirValues) {
-  for (const char* recipe : {"mxfp8", "mxfp4_qat"}) {
-    std::vector<std::string> sets = test::kShape;
-    sets.insert(sets.end(), {"precision.dtype=bf16", text("precision.recipe=", recipe)});
-    run(recipe, sets);
-    const std::string packed = text(recipe, " packed"), values = text(recipe, " values");
-    pack_to(checkpoint(recipe, 3), packed);
-    export_to(checkpoint(recipe, 3), values);
-    for (const char* own : {"mxfp8", "mxfp4_qat", "high"})
-      expect_same(packed, values, {{"precision", {{"dtype", "bf16"}, {"recipe", own}}}});
+  for (const auto& [recipe, own] : std::vector<std::pair<std::string, std::string>>{
+           {"mxfp8", "mxfp8"}, {"mxfp8", "high"}, {"mxfp4_qat", "mxfp4_qat"}, {"mxfp4_qat", "mxfp8"}}) {
+    if (!std::filesystem::exists(path(recipe))) {
+      const std::string saved = trained(recipe, {"precision.recipe=" + recipe});
+      pack_to(saved, recipe);
+      export_to(saved, recipe + " values");
+    }
+    expect_same(recipe, recipe + " values", {{"precision", {{"dtype", "bf16"}, {"recipe", own}}}});
   }
 }
 
@@ -88,17 +86,14 @@ TEST_F(StartFromFolder, RanksHaveTheBitsOfTheValues) {
   HfFolder(path("dense"), "gpt2", "F16 F32");
   HfFolder(path("experts"), "mixtral", "BF16", {{"num_local_experts", 4}});
   HfFolder(path("fused"), "qwen3", "F32 BF16");
-  for (const char* folder : {"dense", "fused", "experts"}) {
-    expect_same(folder, in_fp32(folder), {{"parallel", {{"data", 2}}}});
-    expect_same(folder, in_fp32(folder), {{"parallel", {{"tensor", 2}}}});
-  }
-  expect_same("experts", in_fp32("experts"), {{"parallel", {{"data", 2}, {"expert", 2}}}});
-  std::vector<std::string> sets = test::kShape;
-  sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.hidden_size=128", "model.intermediate_size=128",
-                           "model.num_attention_heads=4", "model.num_key_value_heads=2"});
-  run("trained", sets);
-  pack_to(checkpoint("trained", 3), "codes");
-  export_to(checkpoint("trained", 3), "values");
+  const json data = {{"parallel", {{"data", 2}}}}, tensor = {{"parallel", {{"tensor", 2}}}};
+  expect_bits_of_fp32("dense", {data, tensor});
+  expect_bits_of_fp32("fused", {tensor});
+  expect_bits_of_fp32("experts", {tensor, {{"parallel", {{"data", 2}, {"expert", 2}}}}});
+  const std::string saved = trained("trained", {"precision.recipe=mxfp8", "model.hidden_size=128", "model.intermediate_size=128",
+                                                "model.num_attention_heads=4", "model.num_key_value_heads=2"});
+  pack_to(saved, "codes");
+  export_to(saved, "values");
   for (const char* group : {"data", "tensor"})
     expect_same("codes", "values", {{"precision", {{"dtype", "bf16"}, {"recipe", "mxfp8"}}}, {"parallel", {{group, 2}}}});
 }
@@ -110,41 +105,34 @@ TEST_F(StartFromFolder, TakesTheModelOfTheFolderAndKeepsItsFiles) {
   EXPECT_EQ(loaded.config.model.pad_vocab_to, 1) << "which a folder does not say";
   EXPECT_EQ(loaded.report.origin("model.hidden_size"), "derived");
   test::write_file(path("ids.bin"), std::string(4000, '\1'));
-  const nlohmann::json ids = {{"data", {{"path", path("ids.bin")}, {"format", "nanogpt"}}}};
-  run(named("on ids", "qwen", ids, {"data.tokenizer=null"}));
-  CheckpointReader reader(checkpoint("on ids", 3));
+  run(named("on ids", "qwen", {{"data", {{"path", path("ids.bin")}, {"format", "nanogpt"}}}}, {"data.tokenizer=null"}));
+  CheckpointReader reader(checkpoint("on ids", 1));
   const std::vector<TokenizerFile> files = tokenizer_files(reader);
   ASSERT_EQ(files.size(), 2U) << "config.json and tokenizer.json";
   for (const TokenizerFile& file : files) EXPECT_EQ(file.bytes, test::read_file(path("qwen/" + file.name))) << file.name;
+  // A run that goes on needs the folder no more.
+  json more = {{"model", model_of("qwen")}, {"checkpoint", {{"resume", "auto"}}}};
+  EXPECT_EQ(run(named("again", "qwen", more)).losses.size(), 1U);
+  std::filesystem::remove_all(path("qwen"));
+  more["training"]["steps"] = 3;
+  EXPECT_EQ(run(named("again", "qwen", more)).losses.size(), 2U);
 }
 
 TEST_F(StartFromFolder, WhatCannotBeReadIsRefused) {
   const HfFolder good(path("good"), "qwen3", "F32");
-  const std::string poisoned = "model.layers.1.self_attn.k_proj.weight";
-  good.poison(poisoned, 3 * 96 + 5).write(path("poisoned"));
-  EXPECT_EQ(refusal("poisoned").code(), ExitCode::data);
-  EXPECT_THAT(refusal("poisoned").what(), HasSubstr(path("poisoned") + ": " + poisoned + "[3, 5] is NaN or Inf"));
+  good.poison("model.layers.1.self_attn.k_proj.weight", 3 * 96 + 5).write(path("poisoned"));
+  expect_refused("poisoned", {}, ExitCode::data, path("poisoned") + ": model.layers.1.self_attn.k_proj.weight[3, 5] is NaN or Inf");
   good.without("model.norm.weight").write(path("incomplete"));
-  EXPECT_EQ(refusal("incomplete").code(), ExitCode::data) << "as with a section model";
-  EXPECT_THAT(refusal("incomplete").what(), HasSubstr(path("incomplete")));
-  EXPECT_THAT(refusal("incomplete").what(), HasSubstr("model.norm.weight"));
+  expect_refused("incomplete", {}, ExitCode::data, path("incomplete"));
   good.write(path("no generation"));
   test::write_file(path("no generation/generation_config.json"), "{");
-  EXPECT_EQ(refusal("no generation").code(), ExitCode::data);
-  EXPECT_THAT(refusal("no generation").what(), HasSubstr("generation_config.json"));
-}
-
-TEST_F(StartFromFolder, AVocabularyThatATokenizerDoesNotFitIsSaidToBeThatOfTheFolder) {
-  run("first", test::kShape);
-  export_to(checkpoint("first", 3), "letters");
-  const Error error = refusal("letters", {{"data", {{"tokenizer", "byte"}}}});
-  EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr("the byte tokenizer has 256 ids, got 8, which is that of the model of checkpoint.init_from"));
-}
-
-// One rank has the element; all name it.
-TEST_F(StartFromFolder, RanksRefuseTogetherWhatOneOfThemFinds) {
-  const HfFolder good(path("good"), "qwen3", "F32");
+  expect_refused("no generation", {}, ExitCode::data, "generation_config.json");
+  export_to(trained("first", {}), "letters");
+  expect_refused("letters", {{"data", {{"tokenizer", "byte"}}}}, ExitCode::usage,
+                 "the byte tokenizer has 256 ids, got 8, which is that of the model of checkpoint.init_from");
+  expect_refused("letters", {{"checkpoint", {{"init_from", nullptr}, {"resume", path("letters")}}}, {"model", model_of("letters")}},
+                 ExitCode::usage, "checkpoint.init_from");
+  // One rank has the element; all name it.
   good.poison("model.layers.1.mlp.up_proj.weight", 100 * 96 + 7).write(path("poisoned"));
   const LoadedConfig config = named("ranks", "poisoned", {{"parallel", {{"tensor", 2}}}});
   const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(config, {}, world); });
@@ -162,46 +150,109 @@ TEST_F(StartFromFolder, AFingerprintKnowsEveryTensor) {
   }
 }
 
-TEST_F(StartFromFolder, ARunThatGoesOnNeedsItNoMore) {
+TEST_F(StartFromFolder, AnotherModelOrTokenizerIsRefusedByKey) {
   HfFolder(path("qwen"), "qwen3", "F32");
-  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
-  const nlohmann::json more = {{"model", model}, {"checkpoint", {{"resume", "auto"}}}};
-  EXPECT_EQ(run(named("again", "qwen", more)).losses.size(), 3U);
-  std::filesystem::remove_all(path("qwen"));
-  nlohmann::json longer = more;
-  longer["training"]["steps"] = 5;
-  EXPECT_EQ(run(named("again", "qwen", longer)).losses.size(), 2U);
-}
-
-// Any key of the model may be listed, also one that changes shapes.
-TEST_F(StartFromFolder, AnotherShapeIsRefusedWhateverMayDiffer) {
-  HfFolder(path("qwen"), "qwen3", "F32");
-  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
+  expect_refused("qwen", {{"checkpoint", {{"allow_tokenizer_change", false}}}}, ExitCode::usage, "checkpoint.allow_tokenizer_change");
+  const json model = model_of("qwen");
+  expect_refused("qwen", {{"model", test::changed(model, {{"rope_theta", 500}})}}, ExitCode::usage,
+                 "is of another model:\n  model.rope_theta");
+  EXPECT_EQ(run(named("same", "qwen", {{"model", model}})).losses.size(), 1U);
+  // Any key of the model may be listed, also one that changes shapes.
   for (const auto& [key, value] : std::vector<std::pair<std::string, int64_t>>{{"hidden_size", 64},
                                                                                {"hidden_size", 128},
                                                                                {"intermediate_size", 192},
                                                                                {"vocab_size", 300},
                                                                                {"num_layers", 3},
                                                                                {"head_dim", 16}}) {
-    nlohmann::json other = model;
-    other[key] = value;
-    const Error error = refusal("qwen", {{"model", other}, {"checkpoint", {{"allow_model_change", {"model." + key}}}}});
-    EXPECT_EQ(error.code(), ExitCode::usage) << key << ": " << error.what();
-    EXPECT_THAT(error.what(), HasSubstr("the model needs")) << key;
+    const json other = test::changed(model, {{key, value}});
+    expect_refused("qwen", {{"model", other}, {"checkpoint", {{"allow_model_change", {"model." + key}}}}}, ExitCode::usage,
+                   "the model needs");
   }
 }
 
-TEST_F(StartFromFolder, AnotherTokenizerOrModelIsRefusedByKey) {
-  HfFolder(path("qwen"), "qwen3", "F32");
-  const Error tokenizer = refusal("qwen", {{"checkpoint", {{"allow_tokenizer_change", false}}}});
-  EXPECT_EQ(tokenizer.code(), ExitCode::usage);
-  EXPECT_THAT(tokenizer.what(), HasSubstr("checkpoint.allow_tokenizer_change"));
-  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
-  nlohmann::json other = model;
-  other["rope_theta"] = 500;
-  EXPECT_EQ(refusal("qwen", {{"model", other}}).code(), ExitCode::usage);
-  EXPECT_THAT(refusal("qwen", {{"model", other}}).what(), HasSubstr("is of another model:\n  model.rope_theta"));
-  EXPECT_EQ(run(named("same", "qwen", {{"model", model}})).losses.size(), 3U);
+// A run that starts from a checkpoint has its mathematics, or says where not.
+TEST_F(StartFromFolder, AnotherModelThanTheCheckpointsIsRefusedByKey) {
+  const std::string first = trained("first", {"model.pad_vocab_to=16"});
+  const auto started = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"model.pad_vocab_to=16", "checkpoint.init_from=" + first});
+    return saved_config(CheckpointReader(trained(text("run ", ++runs_), more))).model;
+  };
+  for (const std::string change :
+       {"rope_theta=500", "norm_eps=1e-3", "activation=gelu_erf", "qk_norm=false", "tie_word_embeddings=true", "num_attention_heads=4"}) {
+    const Error error = error_of([&] { started({"model." + change}); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << change;
+    EXPECT_THAT(error.what(), HasSubstr("is of another model:\n  model." + change.substr(0, change.find('='))));
+  }
+  EXPECT_EQ(started({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).rope_theta, 500);
+  EXPECT_EQ(started({"model.init_std=0.5", "model.max_position_embeddings=32", "model.logits_dtype=fp32"}).max_position_embeddings, 32);
+  EXPECT_THAT(error_of([&] { started({R"(checkpoint.allow_model_change=["model.rope_teta"])"}); }).what(),
+              HasSubstr("\"model.rope_teta\" is no key of section model; did you mean 'model.rope_theta'?"));
+  // Without a section "model" that of the checkpoint is taken.
+  const LoadedConfig loaded = named("second", "runs/first");
+  EXPECT_EQ(loaded.config.model.num_attention_heads, 3);
+  EXPECT_EQ(loaded.config.model.pad_vocab_to, 1) << "which is none of its values";
+  EXPECT_EQ(loaded.report.origin("model.hidden_size"), "derived");
+  EXPECT_EQ(run(loaded).losses.size(), 1U);
+}
+
+// A run that starts from packed weights has their values, in whatever form its plan keeps them, and says what changed.
+TEST_F(StartFromFolder, PackedWeightsAreReconciledWithThePlan) {
+  const std::vector<std::string> sets = {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"};
+  const std::string first = trained("first", sets);
+  pack_to(first, "packed");
+  export_to(first, "values");
+  const HfWeights codes(path("packed"));
+  const auto lines = [&](const std::string& recipe) { return reconciled_weights(codes, plan_of(recipe)); };
+  EXPECT_THAT(lines("mxfp8"), Contains("layers.{0..1}.attn.qkv: e4m3 1x32 in the file, e4m3 32x32 here"));
+  EXPECT_THAT(lines("high"), Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
+  EXPECT_THAT(lines("high"), Contains("output: e4m3 1x32 in the file, bf16 here"));
+  EXPECT_THAT(lines("mxfp4_qat"), Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
+  const PrecisionPlan plan = resolve_plan(codes.run_config());
+  EXPECT_THAT(reconciled_weights(codes, plan), ::testing::IsEmpty());
+  const auto& gemms = plan.of("layers.1.mlp.down").recipe.gemms;
+  EXPECT_TRUE(gemms.fprop && gemms.dgrad && !gemms.wgrad);  // those of a server and their input gradients
+  // Masters are other, but forward reads the same values.
+  const auto first_loss = [&](const std::string& name, const std::string& from) {
+    std::vector<std::string> more = test::kShape;
+    more.insert(more.end(), sets.begin(), sets.end());
+    more.insert(more.end(), {"precision.dtype=bf16", "training.steps=1", "checkpoint.init_from=" + from});
+    return run(name, more).losses.at(0);
+  };
+  const double loss = first_loss("from masters", first);
+  EXPECT_EQ(first_loss("from codes", path("packed")), loss);
+  EXPECT_EQ(first_loss("from values", path("values")), loss);
+  const LoadedModel wide = load_model(path("packed"), make_backend("cpu"), {}, Dtype::f32);
+  EXPECT_EQ(wide.model->compute(), Dtype::f32);
+  for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << name;
+}
+
+// The tensors of a run that started from a folder must be those of the model in its manifest.
+TEST_F(StartFromFolder, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
+  pack_to(trained("run", {"precision.recipe=mxfp8"}), "packed");
+  const std::string saved = trained("next", {"precision.recipe=mxfp8", "checkpoint.init_from=" + path("packed")});
+  const Manifest written = CheckpointReader(saved).manifest();
+  const auto expect_error = [&](const std::function<void(Manifest&)>& change, const std::string& what) {
+    Manifest manifest = written;
+    change(manifest);
+    test::write_manifest_and_header(saved, manifest);
+    const Error error = error_of([&] { load_model(saved, make_backend("cpu")); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(), HasSubstr(what));
+  };
+  const auto expect_error_renamed = [&](const std::string& from, const std::string& to, const std::string& what) {
+    expect_error([&](Manifest& manifest) { std::ranges::find(manifest.tensors, from, &ManifestTensor::name)->name = to; }, what);
+  };
+  const std::string down = "layers.0.mlp.down.weight", file(kTokenizerFilePrefix);
+  expect_error_renamed("master." + down, "others." + down, "there is no tensor master.layers.0.mlp.down.weight");
+  expect_error_renamed("v." + down, "master.other", " parameters, but there are ");
+  expect_error_renamed(file + "tokenizer.json", file + "other", "other must be the bytes of a file that goes with a model");
+  expect_error(
+      [](Manifest& manifest) {
+        json config = json::parse(manifest.config);
+        config["model"].update({{"vocab_size", 7}, {"pad_vocab_to", 8}});
+        manifest.config = config.dump();
+      },
+      "embed.weight of its model is fp32 [7, 64], but the tensor is fp32 [8, 64]");
 }
 
 }  // namespace mantissa::start_from_folder_test
