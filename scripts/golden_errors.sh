@@ -1,0 +1,8 @@
+#!/bin/sh
+# Renews the expected error messages, what stands behind "=>" in tests/golden/errors/*.txt, by the tests that compare them. Look at the
+# difference before committing.
+#   scripts/golden_errors.sh build/release/bin
+set -eu
+for area in json config tools; do
+  MANTISSA_RENEW_ERRORS=1 "$1/${area}_tests" --gtest_filter='*Messages.*' --gtest_brief=1
+done
