@@ -8,6 +8,7 @@
 #include <regex>
 
 #include "process.h"
+#include "tool_commands.h"
 #include "tools/report/report_charts.h"
 #include "tools/report/svg.h"
 
@@ -18,7 +19,6 @@ using namespace tools;
 using test::error_of;
 using test::ProcessResult;
 using test::read_file;
-using test::run_mantissa;
 using test::write_file;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -38,6 +38,10 @@ std::string precision_line(int64_t step, const std::string& module, const std::s
               R"(,"clipped":0.25,"flushed":0.125,"amax":)", amax, R"(,"scales":{"126":3,"127":1}})", "\n");
 }
 
+void expect_parts(const std::string& page, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) EXPECT_THAT(page, HasSubstr(part));
+}
+
 class ReportPage : public ::testing::Test {
  protected:
   RunMetrics run(const std::string& name, const std::string& metrics, const std::string& config = "") {
@@ -46,6 +50,8 @@ class ReportPage : public ::testing::Test {
     if (!config.empty()) write_file(folder_ / (name + "/config.json"), config);
     return read_run_metrics(folder_ / name);
   }
+
+  std::string page(const std::string& metrics, const std::string& config = "") { return report_page({run("a", metrics, config)}); }
 
   // The number of drawings. The whole page must be well-formed XML, so that each drawing is.
   int drawings(const std::string& page) {
@@ -59,52 +65,43 @@ class ReportPage : public ::testing::Test {
   test::TemporaryFolder folder_;
 };
 
+const std::string kStep = kStart + step_line(1, "3.5");
+
 TEST_F(ReportPage, ARunWithoutPrecisionStatisticsHasFourChartsAndSaysHowToGetMore) {
-  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + step_line(2, "2.5") +
-                                    R"({"type":"eval","step":2,"loss":2.75})"
-                                    "\n");
-  const std::string page = report_page({a});
-  EXPECT_EQ(drawings(page), 4);
-  EXPECT_THAT(page, HasSubstr("precision.report_interval turns them on"));
-  EXPECT_THAT(page, HasSubstr("<title>a validation, step 2: 2.75</title>"));
-  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>0</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>"));
+  const std::string shown = page(kStep + step_line(2, "2.5") + R"({"type":"eval","step":2,"loss":2.75})" + "\n");
+  EXPECT_EQ(drawings(shown), 4);
+  expect_parts(shown, {"precision.report_interval turns them on", "<title>a validation, step 2: 2.75</title>",
+                       "<td>2 of 4</td><td>0</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>",
+                       "prefers-color-scheme: dark", "td.text { overflow-wrap: anywhere;"});
+  for (const char* outside : {"http", "<script", "<link", "<img", "url(", "@import", "@font-face"})
+    EXPECT_THAT(shown, Not(HasSubstr(outside)));
 }
 
 TEST_F(ReportPage, TheBestValidationLossIsTheLeastThatIsANumber) {
-  std::string metrics = kStart + step_line(1, "3.5");
+  std::string metrics = kStep;
   for (const char* loss : {"null", "2.75", "2.25", "2.5"}) metrics += text(R"({"type":"eval","step":1,"loss":)", loss, "}\n");
-  EXPECT_THAT(report_page({run("a", metrics)}), HasSubstr("<td>3.5</td><td>2.5</td><td>2.25</td>"));
-  const std::string nothing = report_page({run("b", kStart + step_line(1, "3.5") + R"({"type":"eval","step":1,"loss":null})" + "\n")});
-  EXPECT_THAT(nothing, HasSubstr("<td>-</td><td>1234.5</td>"));
-}
-
-TEST_F(ReportPage, NeedsNothingFromOutsideAndFollowsTheColorScheme) {
-  const std::string page = report_page({run("a", kStart + step_line(1, "3.5"))});
-  EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
-  for (const char* outside : {"http", "<script", "<link", "<img", "url(", "@import", "@font-face"})
-    EXPECT_THAT(page, Not(HasSubstr(outside)));
+  EXPECT_THAT(page(metrics), HasSubstr("<td>3.5</td><td>2.5</td><td>2.25</td>"));
+  EXPECT_THAT(page(kStep + R"({"type":"eval","step":1,"loss":null})" + "\n"), HasSubstr("<td>-</td><td>1234.5</td>"));
 }
 
 TEST_F(ReportPage, RunsAreOverlaidEachInItsColorAndOnlySettingsThatDifferAreCompared) {
-  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + step_line(2, "3"), R"({"optimizer": {"lr": 0.001, "beta1": 0.9}})"),
-                   b = run("b", kStart + step_line(1, "3.25") + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}})");
+  const RunMetrics a = run("a", kStep + step_line(2, "3"), R"({"optimizer": {"lr": 0.001, "beta1": 0.9}, "x": {}, "y": [], "z": null})"),
+                   b = run("b", kStep + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}, "x": null, "y": [1], "z": {}})");
   const std::string page = report_page({a, b});
   EXPECT_EQ(drawings(page), 4);
-  EXPECT_THAT(page, HasSubstr("<span class=\"swatch run1\"></span>b</td>"));
-  EXPECT_THAT(page, HasSubstr("<title>b training</title>"));
-  EXPECT_THAT(page, HasSubstr("<path class=\"line run1\" d=\"M64 "));
-  EXPECT_THAT(page, HasSubstr("<td class=\"text\">optimizer.lr</td><td class=\"text\">0.001</td><td class=\"text\">0.002</td></tr>"));
+  const std::string td = "</td><td class=\"text\">";
+  expect_parts(page, {"<span class=\"swatch run1\"></span>b</td>", "<title>b training</title>", "<path class=\"line run1\" d=\"M64 ",
+                      "optimizer.lr" + td + "0.001" + td + "0.002</td></tr>", "x" + td + "{}" + td + "null<", "y" + td + "[]</td>",
+                      "z" + td + "null" + td + "{}<"});
   EXPECT_THAT(page, Not(HasSubstr(">optimizer.beta1</td>")));
 }
 
 TEST_F(ReportPage, RanksAreThoseOfTheConfiguration) {
-  const auto page = [&](const std::string& parallel) {
-    return report_page({run("a", kStart + step_line(1, "3.5"), text(R"({"parallel": )", parallel, "}"))});
-  };
-  EXPECT_THAT(page(R"({"data": 4, "tensor": 2, "expert": 4})"), HasSubstr("<td>8</td><td class=\"text\">"));
-  EXPECT_THAT(page("{}"), HasSubstr("<td>1</td><td class=\"text\">"));
+  const auto ranks = [&](const std::string& parallel) { return page(kStep, text(R"({"parallel": )", parallel, "}")); };
+  EXPECT_THAT(ranks(R"({"data": 4, "tensor": 2, "expert": 4})"), HasSubstr("<td>8</td><td class=\"text\">"));
+  EXPECT_THAT(ranks("{}"), HasSubstr("<td>1</td><td class=\"text\">"));
   for (const char* const bad : {"9223372036854775807", "18446744073709551615", "0", "-1", "1.5", "\"2\"", "[2]"}) {
-    const Error error = test::error_of([&] { page(text(R"({"data": 2, "tensor": )", bad, "}")); });
+    const Error error = error_of([&] { ranks(text(R"({"data": 2, "tensor": )", bad, "}")); });
     EXPECT_EQ(error.code(), ExitCode::data) << bad;
     EXPECT_THAT(error.what(), ::testing::StartsWith("a/config.json: parallel.tensor")) << bad;
   }
@@ -114,28 +111,28 @@ TEST_F(ReportPage, NamesPromptsAndSettingsAreEscaped) {
   const std::string name = "<b>&\"'\x01\xff";
   const std::string sample = R"({"type":"sample","step":1,"prompt":"<i>","text":"a & b\u0000\u001b[31m</pre>"})"
                              "\n";
-  const RunMetrics a = run(name, kStart + step_line(1, "3.5") + precision_line(1, "<m>", "30") + sample, R"({"x": "</pre><script>"})");
+  const RunMetrics a = run(name, kStep + precision_line(1, "<m>", "30") + sample, R"({"x": "</pre><script>"})");
   const std::string page = report_page({a});
   EXPECT_EQ(drawings(page), 6);
-  EXPECT_THAT(page, HasSubstr("&lt;b&gt;&amp;&quot;&#39;\xEF\xBF\xBD\xEF\xBF\xBD training</title>"));
-  EXPECT_THAT(page, HasSubstr("<pre><b>&lt;i&gt;</b>a &amp; b\xEF\xBF\xBD\xEF\xBF\xBD[31m&lt;/pre&gt;</pre>"));
-  EXPECT_THAT(page, HasSubstr("&lt;m&gt; input, step 1: 30 dB"));
+  expect_parts(page, {"&lt;b&gt;&amp;&quot;&#39;\xEF\xBF\xBD\xEF\xBF\xBD training</title>", "&lt;m&gt; input, step 1: 30 dB",
+                      "<pre><b>&lt;i&gt;</b>a &amp; b\xEF\xBF\xBD\xEF\xBF\xBD[31m&lt;/pre&gt;</pre>"});
   EXPECT_THAT(page, Not(HasSubstr("<script")));
 }
 
 TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
-  const RunMetrics a =
-      run("a", kStart + step_line(1, "3.5") + precision_line(1, "layers.0.mlp.up", "20") + precision_line(1, "output", "30") +
-                   precision_line(2, "layers.0.mlp.up", "null") + precision_line(2, "output", "null", "null"));
+  std::string grouped = precision_line(1, "layers.0.mlp.up", "20");
+  grouped.insert(grouped.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");
+  const RunMetrics a = run("a", kStep + grouped + precision_line(1, "output", "30") + precision_line(2, "layers.0.mlp.up", "null") +
+                                    precision_line(2, "output", "null", "null"));
+  EXPECT_FALSE(a.precision[1].worst_expert);
   EXPECT_THAT(a.precision[0].scales, ElementsAre(std::pair(126, 3), std::pair(127, 1)));
   const std::string map = heat_map("a: input", a.precision, {20, 30});
-  EXPECT_THAT(map,
-              HasSubstr("layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5, scales 2^-1: 75%, 2^0: 25%</title>"));
-  EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="0" width="360" height="15" fill="rgb(68,1,84)")svg"));      // the least
-  EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="16" width="360" height="15" fill="rgb(253,231,37)")svg"));  // the most
-  EXPECT_THAT(map, HasSubstr(R"svg(x="540" y="0" width="360" height="15" fill="rgb(253,231,37)")svg"));   // exact
-  EXPECT_THAT(map, HasSubstr("layers.0.mlp.up input, step 2: exact"));
-  EXPECT_THAT(map, HasSubstr("output input, step 2: NaN or Inf"));
+  expect_parts(map, {"layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5, scales 2^-1: 75%, 2^0: 25%, "
+                     "worst expert 3: 17.25 dB</title>",
+                     R"svg(x="180" y="0" width="360" height="15" fill="rgb(68,1,84)")svg",      // the least
+                     R"svg(x="180" y="16" width="360" height="15" fill="rgb(253,231,37)")svg",  // the most
+                     R"svg(x="540" y="0" width="360" height="15" fill="rgb(253,231,37)")svg",   // exact
+                     "layers.0.mlp.up input, step 2: exact", "output input, step 2: NaN or Inf"});
   EXPECT_EQ(drawings(report_page({a})), 6);
 }
 
@@ -153,95 +150,58 @@ TEST_F(ReportPage, TablesTheLoadOfExpertsOfEachLayer) {
                                     line(101, "1.25", "[15,25]", "2.5") + line(150, "1.5", "[5,15]", "null"));
   ASSERT_EQ(a.routing.size(), 3U) << "of the newest 100 steps";
   EXPECT_EQ(a.imbalance.size(), 4U);
-  const std::string page = report_page({a, run("dense", kStart + step_line(1, "3.5"))});
-  EXPECT_THAT(page, HasSubstr("<h2>Experts</h2>\n<h3>a</h3>"));
-  EXPECT_THAT(page, HasSubstr("<th>load, largest over mean, step 150</th><th>the same of the steps from 51</th>"));
-  EXPECT_THAT(page, HasSubstr("<tr><td>1</td><td>1.5</td><td>1.4</td><td>1</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"))
-      << "70 of 100";
-  EXPECT_THAT(page, HasSubstr("<tr><td>3</td><td>1.5</td><td>1</td><td>0</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"));
+  const std::string page = report_page({a, run("dense", kStep)});
+  expect_parts(page, {"<h2>Experts</h2>\n<h3>a</h3>", "<th>load, largest over mean, step 150</th><th>the same of the steps from 51</th>",
+                      "<tr><td>1</td><td>1.5</td><td>1.4</td><td>1</td><td>12.5%</td><td>1.062</td><td>-</td></tr>",  // 70 of 100
+                      "<tr><td>3</td><td>1.5</td><td>1</td><td>0</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"});
   EXPECT_THAT(page, Not(HasSubstr("<h3>dense</h3>")));
-  EXPECT_THAT(report_page({run("other", kStart + step_line(1, "3.5"))}), Not(HasSubstr("Experts</h2>")));
-}
-
-TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAGroupedWeight) {
-  std::string line = precision_line(1, "layers.0.moe.experts.down", "20");
-  line.insert(line.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");
-  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + line + precision_line(1, "output", "30"));
-  ASSERT_TRUE(a.precision[0].worst_expert);
-  EXPECT_FALSE(a.precision[1].worst_expert);
-  EXPECT_THAT(heat_map("a: input", a.precision, {20, 30}), HasSubstr("2^0: 25%, worst expert 3: 17.25 dB</title>"));
+  EXPECT_THAT(report_page({run("other", kStep)}), Not(HasSubstr("Experts</h2>")));
 }
 
 TEST_F(ReportPage, AllHeatMapsHaveOneScaleOfThreeDecibelsOrMore) {
-  const RunMetrics fine = run("fine", kStart + step_line(1, "3.5") + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
-  const RunMetrics coarse = run("coarse", kStart + step_line(1, "3.5") + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
-  const std::string page = report_page({fine, coarse});
-  EXPECT_THAT(page, HasSubstr(">14 dB</text>"));
-  EXPECT_THAT(page, HasSubstr(">32 dB, or exact</text>"));
-  EXPECT_THAT(page, HasSubstr(heat_map("fine: input", fine.precision, {14, 32})));
-  EXPECT_THAT(page, HasSubstr(heat_map("coarse: input", coarse.precision, {14, 32})));
-  EXPECT_THAT(report_page({fine}), HasSubstr(heat_map("fine: input", fine.precision, {29, 32})));
-  const std::string beside = report_page({fine, run("without", kStart + step_line(1, "3.5"))});
-  EXPECT_THAT(beside, HasSubstr(heat_map("fine: input", fine.precision, {29, 32})));
-  const std::string exact = report_page({run("exact", kStart + step_line(1, "3.5") + precision_line(1, "a", "null"))});
-  EXPECT_THAT(exact, HasSubstr(">0 dB</text>")) << "no cell has an error";
-  EXPECT_THAT(exact, HasSubstr(">3 dB, or exact</text>"));
+  const RunMetrics fine = run("fine", kStep + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
+  const RunMetrics coarse = run("coarse", kStep + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
+  expect_parts(report_page({fine, coarse}), {">14 dB</text>", ">32 dB, or exact</text>", heat_map("fine: input", fine.precision, {14, 32}),
+                                             heat_map("coarse: input", coarse.precision, {14, 32})});
+  expect_parts(report_page({fine}), {heat_map("fine: input", fine.precision, {29, 32})});
+  expect_parts(report_page({fine, run("without", kStep)}), {heat_map("fine: input", fine.precision, {29, 32})});
+  const RunMetrics exact = run("exact", kStep + precision_line(1, "a", "null"));  // no cell has an error
+  expect_parts(report_page({exact}), {">0 dB</text>", ">3 dB, or exact</text>"});
 }
 
-TEST_F(ReportPage, EmptySettingsAreShownAsTheyAre) {
-  const std::string page =
-      report_page({run("a", kStart, R"({"x": {}, "y": [], "z": null})"), run("b", kStart, R"({"x": null, "y": [1], "z": {}})")});
-  for (const char* const row : {"x</td><td class=\"text\">{}</td><td class=\"text\">null<", "y</td><td class=\"text\">[]</td>",
-                                "z</td><td class=\"text\">null</td><td class=\"text\">{}<"})
-    EXPECT_THAT(page, HasSubstr(row));
-}
-
-TEST_F(ReportPage, TheSummaryHasRanksAndRestarts) {
+TEST_F(ReportPage, TheSummaryHasRestartsAndStepsAreThoseSinceTheLastOne) {
   const auto start = [](int64_t step) { return std::regex_replace(kStart, std::regex("\"step\":0"), text("\"step\":", step)); };
-  const RunMetrics a = run("a", start(0) + step_line(1, "3.5") + start(1) + start(1) + step_line(2, "3") + start(2) + start(2) + start(2),
-                           R"({"parallel": {"data": 4, "tensor": 2, "expert": 4}})"),
-                   b = run("b", start(0) + step_line(1, "3.5") + start(1), R"({"parallel": {"data": 1, "tensor": 1}})");
+  const RunMetrics a = run("a", kStep + start(1) + start(1) + step_line(2, "3") + start(2) + start(2) + start(2)),
+                   b = run("b", kStep + start(1)), c = run("c", start(3));
   EXPECT_THAT(a.starts, ElementsAre(0, 1, 1, 2, 2, 2));
-  const std::string page = report_page({a, b});
-  EXPECT_THAT(page, HasSubstr("<th>restarts</th>"));
-  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>5, at steps ... 1, 2, 2, 2</td>"));
-  EXPECT_THAT(page, HasSubstr("<td>1 of 4</td><td>1, at step 1</td>"));
-  EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>8</td><td class=\"text\">cpu, 2 threads</td>"));
-  EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>1</td><td class=\"text\">cpu, 2 threads</td>"));
-}
-
-TEST_F(ReportPage, ARunThatTookNoStepSinceItWasResumedIsAtItsStart) {
-  const std::string start = std::regex_replace(kStart, std::regex("\"step\":0"), "\"step\":3");
-  EXPECT_THAT(report_page({run("a", start)}), HasSubstr("<td>3 of 4</td>"));
+  expect_parts(report_page({a, b, c}), {"<th>restarts</th>", "<td>2 of 4</td><td>5, at steps ... 1, 2, 2, 2</td>",
+                                        "<td>1 of 4</td><td>1, at step 1</td>", "<td>3 of 4</td>"});
+  const RunMetrics again = run("d", kStep + step_line(2, "9") + precision_line(2, "output", "30") + start(1) + step_line(2, "2.5"));
+  ASSERT_EQ(again.loss.size(), 2U) << "steps done again count once";
+  EXPECT_EQ(again.loss[1].value, 2.5);
+  EXPECT_TRUE(again.precision.empty());
 }
 
 TEST_F(ReportPage, TheNewestTextIsTheFirstAndOpen) {
-  std::string lines = kStart + step_line(1, "3.5");
+  std::string lines = kStep;
   for (int step = 1; step <= 14; ++step) lines += text(R"({"type":"sample","step":)", step, R"(,"prompt":"p","text":"t"})", "\n");
-  const std::string page = report_page({run("a", lines)});
-  EXPECT_THAT(page, HasSubstr("the newest 12 of 14</p>\n<details open=\"open\"><summary>step 14</summary><pre><b>p</b>t</pre></details>\n"
-                              "<details><summary>step 13</summary>"));
-  EXPECT_THAT(page, Not(HasSubstr("<summary>step 2</summary>")));
+  const std::string shown = page(lines);
+  EXPECT_THAT(shown, HasSubstr("the newest 12 of 14</p>\n<details open=\"open\"><summary>step 14</summary><pre><b>p</b>t</pre></details>\n"
+                               "<details><summary>step 13</summary>"));
+  EXPECT_THAT(shown, Not(HasSubstr("<summary>step 2</summary>")));
 }
 
-TEST_F(ReportPage, LongSettingsAndNamesStayInTheirTable) {
-  const std::string page = report_page({run("a", kStart, R"({"x": ")" + std::string(500, 'p') + R"("})"), run("b", kStart, R"({"x": 1})")});
-  EXPECT_THAT(page, HasSubstr("td.text { overflow-wrap: anywhere;"));
-  EXPECT_THAT(page, HasSubstr("<td class=\"text\">&quot;pppp"));
+std::string chart_of(const Series& series, bool dots = false) {
+  return line_chart("loss", {{.label = "a", .run = 0, .dots = dots, .points = &series}});
 }
 
-TEST_F(ReportPage, ValuesThatAreNotFiniteAreGaps) {
-  const Series series = {{1, 1.0}, {2, 2.0}, {3, std::nan("")}, {4, 2.0}, {5, 1.0}};
-  const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &series}});
-  EXPECT_THAT(chart, HasSubstr(R"(d="M64 226h0L205 10M487 10h0L628 226")"));
-  const Series nothing = {{1, std::nan("")}};
-  EXPECT_EQ(line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &nothing}}), "");
-}
-
-TEST_F(ReportPage, ALongSeriesKeepsItsSpike) {
+TEST(Charts, ValuesThatAreNotFiniteAreGapsAndALongSeriesKeepsItsSpike) {
+  const double nan = std::nan("");
+  EXPECT_THAT(chart_of({{1, 1.0}, {2, 2.0}, {3, nan}, {4, 2.0}, {5, 1.0}}), HasSubstr(R"(d="M64 226h0L205 10M487 10h0L628 226")"));
+  EXPECT_EQ(chart_of({{1, nan}}), "");
   Series series;
   for (int64_t i = 0; i < 100000; ++i) series.push_back({i, i == 77777 ? 50.0 : 1.0});
-  const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &series}});
+  const std::string chart = chart_of(series);
   EXPECT_LT(chart.size(), 40000U);
   EXPECT_THAT(chart, HasSubstr(" 10L")) << "the top of the chart is reached";
 }
@@ -262,34 +222,28 @@ void expect_labels_inside(const std::string& chart) {
   EXPECT_GT(labels, 4);
 }
 
-TEST_F(ReportPage, NoLabelOfAChartIsCutOff) {
-  for (const int64_t last : {int64_t{10}, int64_t{20000}, int64_t{4000000}, int64_t{200000000}}) {
-    const Series series = {{1, 0.00012}, {last, 123456.0}};
-    expect_labels_inside(line_chart("loss", {{.label = "a", .run = 0, .dots = true, .points = &series}}));
-  }
+TEST(Charts, NoLabelIsCutOff) {
+  for (const int64_t last : {int64_t{10}, int64_t{20000}, int64_t{4000000}, int64_t{200000000}})
+    expect_labels_inside(chart_of({{1, 0.00012}, {last, 123456.0}}, true));
 }
 
-TEST_F(ReportPage, ExtremeStepsAndValuesHaveFiniteCoordinates) {
+TEST(Charts, ExtremeStepsAndValuesHaveFiniteCoordinates) {
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  const auto is_finite = [](const std::string& drawn) { return drawn.find("nan") == drawn.npos && drawn.find("inf") == drawn.npos; };
   for (const Series& series : {Series{{kLast - 1, 1.0}, {kLast, 2.0}},
                                {{0, -1.7e308}, {1, 1.7e308}},
                                {{0, -1e300}, {kLast, 1e300}},
                                {{-kLast, 1.0}, {kLast, 1.0 + 1e-15}},
-                               {{5, 5e-324}, {6, 0.0}}}) {
-    const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = true, .points = &series}});
-    for (const char* bad : {"nan", "inf"}) EXPECT_THAT(chart, Not(HasSubstr(bad)));
-  }
-  const Series too_great = {{0, 1.0}, {1, 1.7e308}, {2, 2.0}};
-  EXPECT_THAT(line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &too_great}}), HasSubstr("M628 10h0")) << "a gap";
-}
-
-TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColors) {
-  std::vector<PrecisionEvent> cells = {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
-                                       {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
-  const std::string map = heat_map("m", cells, {-1.7e308, 1.7e308});
+                               {{5, 5e-324}, {6, 0.0}}})
+    EXPECT_TRUE(is_finite(chart_of(series, true)));
+  EXPECT_THAT(chart_of({{0, 1.0}, {1, 1.7e308}, {2, 2.0}}), HasSubstr("M628 10h0")) << "a gap";
+  const std::string map = heat_map("m",
+                                   {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
+                                    {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}},
+                                   {-1.7e308, 1.7e308});
   EXPECT_THAT(map, HasSubstr("rgb(68,1,84)"));
   EXPECT_THAT(map, Not(HasSubstr("rgb(-")));
-  for (const char* bad : {"nan", "inf"}) EXPECT_THAT(map, Not(HasSubstr(bad)));
+  EXPECT_TRUE(is_finite(map));
 }
 
 TEST(Axes, RangeTooNarrowForTicksIsWidened) {
@@ -317,63 +271,35 @@ TEST(Axes, TicksAreOneTwoOrFiveTimesAPowerOfTenAndHoldTheRange) {
   EXPECT_EQ(number_text(6e-4), "0.0006");
 }
 
-TEST_F(ReportPage, StepsDoneAgainAfterAResumeCountOnce) {
-  const std::string again =
-      R"({"type":"start","step":1,"steps":4,"resumed":"c","parameters":7,"precision":"bf16, mxfp8","device":"cpu","threads":2,"time":1.5})"
-      "\n";
-  const RunMetrics a =
-      run("a", kStart + step_line(1, "3.5") + step_line(2, "9") + precision_line(2, "output", "30") + again + step_line(2, "2.5"));
-  ASSERT_EQ(a.loss.size(), 2U);
-  EXPECT_EQ(a.loss[1].value, 2.5);
-  EXPECT_TRUE(a.precision.empty());
-}
-
-TEST_F(ReportPage, ATornLastLineOfARunningOrKilledRunIsPassedOver) {
-  EXPECT_EQ(run("a", kStart + step_line(1, "3.5") + R"({"type":"st)").loss.size(), 1U);
-}
-
-TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumber) {
-  const auto problem = [&](const std::string& line) {
-    const Error error = error_of([&] { run("a", kStart + line + "\n"); });
-    EXPECT_EQ(error.code(), ExitCode::data);
-    return std::string(error.what());
-  };
-  const std::string where = folder_ / "a/metrics.jsonl" + ":2: ";
-  EXPECT_THAT(problem("{\"type\":\"step\""), ::testing::StartsWith(where));
-  EXPECT_EQ(problem("[1]"), where + "must be an object, got [1]");
-  EXPECT_EQ(problem(R"({"type":"step","step":1.5})"), where + "step: must be an integer, got 1.5");
-  EXPECT_EQ(problem(R"({"type":"step","step":9223372036854775808})"),
-            where + "step: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808");
-  EXPECT_EQ(problem(R"({"type":"step","step":1,"loss":"low"})"), where + "loss: must be a number, got \"low\"");
-  EXPECT_EQ(
-      problem(
-          R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":{"-1":1}})"),
-      where + "scales.-1: is no name of an entry");
-  for (const char* const count : {"-9223372036854775808", "9223372036854775808", "1.5"}) {
-    EXPECT_THAT(
-        problem(
-            text(R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":{"1":)",
-                 count, "}}")),
-        ::testing::StartsWith(where + "scales.1: must be "));
+TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumberButForATornLastOne) {
+  EXPECT_EQ(run("a", kStep + R"({"type":"st)").loss.size(), 1U);
+  const std::string precision =
+      R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":)";
+  for (const auto& [line, problem] : {std::pair{std::string("{\"type\":\"step\""), ""},
+                                      {"[1]", "must be an object, got [1]"},
+                                      {"{}", "has no \"type\""},
+                                      {R"({"type":"step","step":1.5})", "step: must be an integer, got 1.5"},
+                                      {R"({"type":"step","step":9223372036854775808})", "step: must be in [-9223372036854775808, "},
+                                      {R"({"type":"step","step":1,"loss":"low"})", "loss: must be a number, got \"low\""},
+                                      {precision + R"({"-1":1}})", "scales.-1: is no name of an entry"},
+                                      {precision + R"({"1":-9223372036854775808}})", "scales.1: must be "},
+                                      {precision + R"({"1":9223372036854775808}})", "scales.1: must be "},
+                                      {precision + R"({"1":1.5}})", "scales.1: must be "}}) {
+    const Error error = error_of([&, line = line] { run("a", kStart + line + "\n"); });
+    EXPECT_EQ(error.code(), ExitCode::data) << line;
+    EXPECT_THAT(error.what(), ::testing::StartsWith(text(folder_ / "a/metrics.jsonl", ":2: ", problem))) << line;
   }
 }
 
-TEST_F(ReportPage, TheCommandWritesTheFileAndRefusesWhatIsNoRun) {
-  run("a", kStart + step_line(1, "3.5"));
-  run("x/a", kStart + step_line(1, "3.5"));
-  const ProcessResult written = run_mantissa({"report", "a/", "x/a", "--output", "out.html"}, folder_.path());
-  EXPECT_EQ(written.exit_code, 0) << written.errors;
-  EXPECT_EQ(written.output, "out.html: 2 runs\n");
-  EXPECT_THAT(read_file(folder_ / "out.html"), HasSubstr("mantissa report: a (a/) a (x/a)"));
-  const ProcessResult missing = run_mantissa({"report", "nowhere"}, folder_.path());
-  EXPECT_EQ(missing.exit_code, 2);
-  EXPECT_THAT(missing.errors, HasSubstr("nowhere: no run folder of that name"));
-  EXPECT_EQ(run_mantissa({"report", "x"}, folder_.path()).exit_code, 2);
-  write_file(folder_ / "a/metrics.jsonl", "{}\n");
-  const ProcessResult damaged = run_mantissa({"report", "a", "--output", "never.html"}, folder_.path());
-  EXPECT_EQ(damaged.exit_code, 4);
-  EXPECT_THAT(damaged.errors, HasSubstr("metrics.jsonl:1: has no \"type\""));
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "never.html"));
+TEST_F(ReportPage, TheCommandWritesTheFileAndNothingForADamagedRun) {
+  const test::WorkingFolder here(folder_.path());
+  run("a", kStep);
+  run("x/a", kStep);
+  EXPECT_EQ(test::command_result({"report", "a/", "x/a", "--output", "out.html"}).output, "out.html: 2 runs\n");
+  EXPECT_THAT(read_file("out.html"), HasSubstr("mantissa report: a (a/) a (x/a)"));
+  write_file("a/metrics.jsonl", "{}\n");
+  EXPECT_EQ(test::command_result({"report", "a", "--output", "never.html"}).exit_code, 4);
+  EXPECT_FALSE(std::filesystem::exists("never.html"));
 }
 
 }  // namespace mantissa::report_page_test

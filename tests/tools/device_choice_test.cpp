@@ -1,8 +1,6 @@
 // A checkpoint has no device: what a run saved on one is evaluated, continued, exported and verified on any other, and trained on there.
 #include <gmock/gmock.h>
 
-#include <sstream>
-
 #include "async_device.h"
 #include "checkpoint_shards.h"
 #include "exports.h"
@@ -11,6 +9,8 @@
 #include "mantissa/hf/forward_weights.h"
 #include "mantissa/train/evaluate.h"
 #include "process.h"
+#include "shared_run.h"
+#include "tool_commands.h"
 
 namespace mantissa::device_choice_test {
 
@@ -20,7 +20,6 @@ using test::ClosedDevice;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 using Words = std::vector<std::string>;
@@ -36,30 +35,31 @@ class DeviceChoices : public test::ExportTest {
   }
 
   // Three steps by the plain kernels of the CPU.
-  void train_on_reference() const { run("run", sets({"training.device=cpu_reference"})); }
+  static void SetUpTestSuite() { shared_ = std::make_unique<test::SharedRun>(sets({"training.device=cpu_reference"})); }
+  static void TearDownTestSuite() { shared_.reset(); }
+  DeviceChoices() { shared_->copy_to(run_folder("run")); }
 
   // Makes the checkpoint say that it was saved on a device which this build lacks.
-  void say_cuda() const {
-    test::change_manifest(saved_, [](Manifest& manifest) {
+  static void say_cuda(const std::string& saved) {
+    test::change_manifest(saved, [](Manifest& manifest) {
       json config = json::parse(manifest.config);
       config.at("training").at("device") = "cuda";
       manifest.config = config.dump();
     });
   }
 
-  test::ProcessResult mantissa(const Words& words) const { return test::run_mantissa(words, folder_.path()); }
   // Of a command that succeeds.
-  std::string output(const Words& words) const {
-    const auto result = mantissa(words);
-    EXPECT_EQ(result.exit_code, 0) << result.errors;
+  static std::string output(const Words& words, const Words& more = {}) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const test::CommandResult result = test::command_result(all);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
     return result.output;
   }
 
   // What eval writes with these options.
   std::vector<float> logprobs(const Words& options) const {
-    Words words = {"eval", saved_, "--prompt-ids", "97,98,99,100,104,97,98", "--logprobs", "out.jsonl"};
-    words.insert(words.end(), options.begin(), options.end());
-    output(words);
+    output({"eval", saved_, "--prompt-ids", "97,98,99,100,104,97,98", "--logprobs", "out.jsonl"}, options);
     const json line = json::parse(test::read_file(path("out.jsonl")));
     std::vector<float> out;
     for (const json& value : line.at("logprobs"))
@@ -80,19 +80,18 @@ class DeviceChoices : public test::ExportTest {
     return files;
   }
 
+  static inline std::unique_ptr<test::SharedRun> shared_;
   const std::string saved_ = checkpoint("run", 3);
+  test::WorkingFolder here_{folder_.path()};
 };
 
 TEST_F(DeviceChoices, EvalHasTheBitsOfTheDeviceThatItIsGiven) {
-  train_on_reference();
   const std::vector<float> plain = logprobs_on(make_backend("cpu_reference")), fast = logprobs_on(make_backend("cpu"));
   ASSERT_EQ(plain.size(), 6U);
   ASSERT_NE(plain, fast);
   for (const bool cuda : {false, true}) {
-    if (cuda) say_cuda();
+    if (cuda) say_cuda(saved_);
     EXPECT_EQ(logprobs({}), fast) << "not those of the device that trained";
-    EXPECT_EQ(logprobs({"--device", "auto"}), fast);
-    EXPECT_EQ(logprobs({"--device", "cpu"}), fast);
     EXPECT_EQ(logprobs({"--device", "cpu_reference"}), plain);
   }
   EXPECT_EQ(logprobs_on(std::make_unique<ClosedDevice>()), fast);
@@ -100,19 +99,15 @@ TEST_F(DeviceChoices, EvalHasTheBitsOfTheDeviceThatItIsGiven) {
 }
 
 TEST_F(DeviceChoices, GenerateContinuesOnAnyDevice) {
-  train_on_reference();
   const Words words = {"generate", saved_, "--prompt-ids", "97,98", "--temperature", "0", "--max-new-tokens", "5"};
   const std::string before = output(words);
-  say_cuda();
+  say_cuda(saved_);
   EXPECT_EQ(output(words), before);
-  Words plain = words;
-  plain.insert(plain.end(), {"--device", "cpu_reference"});
-  EXPECT_EQ(output(plain).substr(0, 6), "97 98 ");
+  EXPECT_EQ(output(words, {"--device", "cpu_reference"}).substr(0, 6), "97 98 ");
 }
 
 TEST_F(DeviceChoices, ExportWritesTheSameBytesOnAnyDevice) {
-  train_on_reference();
-  say_cuda();
+  say_cuda(saved_);
   for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
     const ExportOptions options{.weights = weights};
     const auto expected = files_by(make_backend("cpu"), saved_, options);
@@ -131,8 +126,7 @@ TEST_F(DeviceChoices, ExportWritesTheSameBytesOnAnyDevice) {
   }
 }
 
-TEST_F(DeviceChoices, AnExportIsMadeOnTheDeviceThatIsGiven) {
-  train_on_reference();
+TEST_F(DeviceChoices, AnExportIsMadeAndLoadedOnTheDeviceThatIsGiven) {
   auto closed = std::make_unique<ClosedDevice>();
   const ClosedDevice& device = *closed;
   ModelExport model(saved_, {}, std::move(closed));
@@ -141,11 +135,12 @@ TEST_F(DeviceChoices, AnExportIsMadeOnTheDeviceThatIsGiven) {
   model.write(path("out"), 0, 1);
   EXPECT_GT(device.uploads(), 0);
   EXPECT_GT(device.waits(Lane::compute), 0);
+  export_to(saved_, "folder");
+  EXPECT_EQ(load_model(path("folder"), make_backend("cpu_reference")).device->name(), std::string("cpu_reference"));
 }
 
 // A chunk of a large matrix may begin and end inside a block.
 TEST_F(DeviceChoices, RowsInsideBlocksAreThoseOfTheWholeOnAnyDevice) {
-  train_on_reference();
   const std::string weight = "layers.0.mlp.down.weight";
   constexpr int64_t kRows = 64, kColumns = 96, kBegin = 5, kEnd = 49;
   test::set_element(saved_, "master." + weight, 40 * kColumns, 3.0F);  // so that its block has another scale
@@ -172,8 +167,7 @@ TEST_F(DeviceChoices, RowsInsideBlocksAreThoseOfTheWholeOnAnyDevice) {
 }
 
 TEST_F(DeviceChoices, VerifyMakesCodesOnAnyDevice) {
-  train_on_reference();
-  say_cuda();
+  say_cuda(saved_);
   const std::string intact = output({"verify", saved_});
   EXPECT_THAT(intact, HasSubstr("the codes of 8 weights follow from their masters"));
   EXPECT_EQ(output({"verify", saved_, "--device", "cpu_reference"}), intact);
@@ -185,29 +179,23 @@ TEST_F(DeviceChoices, VerifyMakesCodesOnAnyDevice) {
   EXPECT_EQ(verify_codes(reader, async), 8);
 }
 
-TEST_F(DeviceChoices, AFolderOfHuggingFaceIsLoadedOntoTheDeviceThatIsGiven) {
-  train_on_reference();
-  export_to(saved_, "folder");
-  EXPECT_EQ(load_model(path("folder"), make_backend("cpu_reference")).device->name(), std::string("cpu_reference"));
-}
-
 TEST_F(DeviceChoices, ARunStartsFromWeightsOfAnotherDevice) {
-  train_on_reference();
   const auto losses = [&](const std::string& name, const std::string& device) {
     return run(name, sets({"checkpoint.init_from=" + saved_, "training.device=" + device})).losses;
   };
   const std::vector<double> fast = losses("fast", "auto"), plain = losses("plain", "cpu_reference");
   EXPECT_NE(fast, plain);
-  say_cuda();
+  say_cuda(saved_);
   EXPECT_EQ(losses("fast again", "auto"), fast);
   EXPECT_EQ(losses("plain again", "cpu_reference"), plain);
 }
 
 TEST_F(DeviceChoices, ARunGoesOnAndOnAnotherDeviceWhichItSays) {
-  run("run", sets({}));
+  run("start", sets({}));
+  const std::string start = checkpoint("start", 3);
   const auto losses = [&](const std::string& name, const std::string& device) {
     open_log({.console = false, .file = path("log-" + name)});
-    const Words more = {"training.steps=6", "checkpoint.resume=" + saved_, "training.device=" + device};
+    const Words more = {"training.steps=6", "checkpoint.resume=" + start, "training.device=" + device};
     const std::vector<double> out = run(name, sets(more)).losses;
     close_log();
     return out;
@@ -217,7 +205,7 @@ TEST_F(DeviceChoices, ARunGoesOnAndOnAnotherDeviceWhichItSays) {
   EXPECT_NE(fast, plain);
   EXPECT_THAT(test::read_file(path("log-fast")), Not(HasSubstr("training.device")));
   EXPECT_THAT(test::read_file(path("log-plain")), HasSubstr("training.device: auto in the checkpoint, cpu_reference here"));
-  say_cuda();
+  say_cuda(start);
   EXPECT_EQ(losses("fast again", "auto"), fast);
   EXPECT_THAT(test::read_file(path("log-fast again")), HasSubstr("training.device: cuda in the checkpoint, auto here"));
 }
@@ -230,39 +218,32 @@ auto says_why_there_is_no_gpu(const std::string& before) {
 
 TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
   if (find_gpus().usable) GTEST_SKIP() << "this host has it";
-  train_on_reference();
-  const std::string golden = std::string(MANTISSA_SOURCE_DIR) + "/tests/golden";
-  const std::vector<Words> commands = {{"eval", saved_, "--prompt-ids", "97,98", "--logprobs", "out.jsonl"},
-                                       {"generate", saved_},
-                                       {"export", saved_, "--output", "out"},
-                                       {"verify", saved_},
-                                       {"conformance", golden}};
-  for (const Words& command : commands) {
-    const auto on = [&](const std::string& device) {
-      Words words = command;
-      words.insert(words.end(), {"--device", device});
-      return mantissa(words);
-    };
-    const auto absent = on("cuda"), unknown = on("gpu");
-    EXPECT_EQ(absent.exit_code, 3) << command[0];
-    EXPECT_THAT(absent.errors, AllOf(says_why_there_is_no_gpu("--device: "), HasSubstr("; --device cpu computes without one")))
-        << command[0];
-    EXPECT_EQ(unknown.exit_code, 2) << command[0];
-    EXPECT_THAT(unknown.errors, AllOf(HasSubstr("--device"), HasSubstr("cpu_reference"))) << command[0];
-    EXPECT_THAT(absent.output + unknown.output, IsEmpty()) << command[0];
+  for (Words words : {Words{"eval", saved_, "--prompt-ids", "97,98", "--logprobs", "out.jsonl"},
+                      {"generate", saved_},
+                      {"export", saved_, "--output", "out"},
+                      {"verify", saved_},
+                      {"conformance", MANTISSA_SOURCE_DIR "/tests/golden"}}) {
+    SCOPED_TRACE(words[0]);
+    words.insert(words.end(), {"--device", "cuda"});
+    const auto absent = test::command_result(words);
+    EXPECT_EQ(absent.exit_code, 3);
+    EXPECT_THAT(absent.error, AllOf(says_why_there_is_no_gpu("--device: "), HasSubstr("; --device cpu computes without one")));
+    EXPECT_EQ(absent.output, "");
+    words.back() = "gpu";
+    const auto unknown = test::run_mantissa(words, ".");
+    EXPECT_EQ(unknown.exit_code, 2);
+    EXPECT_THAT(unknown.errors, AllOf(HasSubstr("--device"), HasSubstr("cpu_reference")));
   }
-  for (const char* const name : {"out", "out.jsonl"}) EXPECT_FALSE(std::filesystem::exists(path(name))) << name;
+  for (const char* const name : {"out", "out.jsonl"}) EXPECT_FALSE(std::filesystem::exists(name)) << name;
 }
 
 // A run says so before it makes a folder.
 TEST_F(DeviceChoices, ARunNeedsTheDeviceThatItNames) {
   if (find_gpus().usable) GTEST_SKIP() << "this host has it";
-  test::write_file(path("text"), std::string(4000, 'a'));
-  const auto result = mantissa({"train", MANTISSA_SOURCE_DIR "/configs/quickstart.json", "--set", "data.train=[]", "--set", "data.valid=[]",
-                                "--set", "data.path=text", "--set", "training.device=cuda", "--set", "logging.dir=run"});
-  EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.errors, AllOf(says_why_there_is_no_gpu(""), HasSubstr("; training.device=cpu computes without one")));
-  EXPECT_FALSE(std::filesystem::exists(path("run")));
+  const Error error = test::error_of([&] { run("other", sets({"training.device=cuda"})); });
+  EXPECT_EQ(error.code(), ExitCode::environment);
+  EXPECT_THAT(error.what(), AllOf(says_why_there_is_no_gpu(""), HasSubstr("; training.device=cpu computes without one")));
+  EXPECT_FALSE(std::filesystem::exists(run_folder("other")));
 }
 
 }  // namespace mantissa::device_choice_test
