@@ -8,6 +8,7 @@ namespace mantissa::terminal_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Words = std::vector<std::string>;
 
 const std::string kEvil = "evil\x1b[2J\nerror: forged";
 
@@ -17,83 +18,72 @@ class Terminal : public test::TrainingTest {
     test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=2", "data.tokenizer=byte"}).config));
   }
 
-  test::ProcessResult mantissa(std::vector<std::string> arguments) const {
-    return test::run_mantissa(std::move(arguments), folder_.path());
-  }
+  test::ProcessResult mantissa(const Words& words) const { return test::run_mantissa(words, folder_.path()); }
 
-  static void expect_harmless(const test::ProcessResult& run) {
+  static void expect_harmless(const test::ProcessResult& run, int exit_code) {
+    EXPECT_EQ(run.exit_code, exit_code) << run.errors;
     EXPECT_THAT(run.output + run.errors, HasSubstr("evil\\x1b[2J"));
     EXPECT_THAT(run.output + run.errors, Not(HasSubstr("\x1b")));
     EXPECT_THAT("\n" + run.output + run.errors, Not(HasSubstr("\nerror: forged")));
   }
 };
 
-TEST_F(Terminal, NamesInErrorsAreEscaped) {
-  for (const std::string command : {"train", "eval", "verify", "inspect", "report", "conformance", "generate"}) {
-    const auto run = mantissa({command, kEvil});
-    EXPECT_EQ(run.exit_code, 2) << run.errors;
-    expect_harmless(run);
-  }
-  expect_harmless(mantissa({kEvil}));
-  expect_harmless(mantissa({"train", "run.json", kEvil}));
-}
-
-TEST_F(Terminal, OriginsOfKeysAreEscaped) {
-  expect_harmless(mantissa({"config", "check", "run.json", "--set", "optimizer.lr=-1 " + kEvil}));
+// All errors are printed at one place.
+TEST_F(Terminal, NamesInErrorsAndOriginsOfKeysAreEscaped) {
+  for (const Words& words : {Words{kEvil},
+                             {"train", kEvil},
+                             {"eval", kEvil},
+                             {"train", "run.json", kEvil},
+                             {"config", "check", "run.json", "--set", "optimizer.lr=-1 " + kEvil}})
+    expect_harmless(mantissa(words), 2);
   const auto checked = mantissa({"config", "check", "run.json", "--set", "checkpoint.dir=" + kEvil});
   EXPECT_EQ(checked.exit_code, 0) << checked.errors;
   EXPECT_THAT(checked.output, HasSubstr("// --set checkpoint.dir=evil\\x1b[2J\\x0aerror: forged\n"));
   EXPECT_THAT(checked.output, Not(HasSubstr("\x1b")));
   test::write_file(folder_ / kEvil.substr(0, 12), "{\"optimizer\": {\"lr\": 2e-3}}");
-  expect_harmless(mantissa({"config", "check", "run.json", "--set-file", kEvil.substr(0, 12)}));
+  expect_harmless(mantissa({"config", "check", "run.json", "--set-file", kEvil.substr(0, 12)}), 0);
 }
 
 TEST_F(Terminal, NamesInWhatIsPrintedAreEscaped) {
-  const std::string folder = folder_ / kEvil.substr(0, 12);
-  const std::string validation = folder + "-data";
+  const std::string folder = folder_ / kEvil.substr(0, 12), validation = folder + "-data";
   test::write_file(validation, test::second_order_text(500));
-  const auto trained =
-      mantissa({"train", "run.json", "--set", "logging.dir=" + folder, "--set", "checkpoint.dir=" + folder + "/checkpoints", "--set",
-                "data.path=null", "--set", "data.train.0.path=text.txt", "--set", "data.valid.0.path=text.txt", "--set",
-                "data.valid.1.path=" + validation});
-  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
-  expect_harmless(trained);
-  for (const std::vector<std::string>& command : {std::vector<std::string>{"eval", folder},
-                                                  {"verify", folder},
-                                                  {"inspect", folder + "/checkpoints/step-00000002"},
-                                                  {"inspect", validation},
-                                                  {"report", folder, "--output", folder + ".html"},
-                                                  {"tokenize", "text.txt", "--output", folder + "-out"}}) {
-    const auto run = mantissa(command);
-    EXPECT_EQ(run.exit_code, 0) << command.front() << run.errors;
-    expect_harmless(run);
-  }
+  for (const Words& words :
+       {Words{"train", "run.json", "--set", "logging.dir=" + folder, "--set", "checkpoint.dir=" + folder + "/checkpoints", "--set",
+              "data.path=null", "--set", "data.train.0.path=text.txt", "--set", "data.valid.0.path=text.txt", "--set",
+              "data.valid.1.path=" + validation},
+        {"eval", folder},
+        {"verify", folder},
+        {"inspect", folder + "/checkpoints/step-00000002"},
+        {"inspect", validation},
+        {"report", folder, "--output", folder + ".html"},
+        {"tokenize", "text.txt", "--output", folder + "-out"}})
+    expect_harmless(mantissa(words), 0);
 }
 
 // Its standard output is a pipe that nobody reads any more, and SIGPIPE is ignored, as Python leaves it to its children.
 class ReaderThatWentAway : public Terminal {
  protected:
-  test::ProcessResult unread(const std::vector<std::string>& arguments) const {
+  test::ProcessResult unread(const Words& arguments) const {
     const std::string program =
         "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w); os.execv(sys.argv[1], sys.argv[1:])";
-    std::vector<std::string> words = {"python3", "-c", program, MANTISSA_BINARY};
+    Words words = {"python3", "-c", program, MANTISSA_BINARY};
     words.insert(words.end(), arguments.begin(), arguments.end());
     return test::run_process(words, folder_.path());
   }
 };
 
-TEST_F(ReaderThatWentAway, EndsACommandWithoutAWord) {
-  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
-  for (const std::vector<std::string>& command : {std::vector<std::string>{"config", "schema"},
-                                                  {"inspect", run_folder("run")},
-                                                  {"eval", run_folder("run")},
-                                                  {"explain", "run.json"},
-                                                  {"doctor"},
-                                                  {"--help"}}) {
-    const auto run = unread(command);
-    EXPECT_EQ(run.exit_code, 128 + SIGPIPE) << command.front();
-    EXPECT_EQ(run.errors, "") << command.front();
+TEST_F(ReaderThatWentAway, EndsACommandWithoutAWordAndLeavesItsFilesWhole) {
+  run("run", {"training.steps=1", "data.tokenizer=byte"});
+  for (const Words& words : {Words{"config", "schema"},
+                             {"eval", run_folder("run")},
+                             {"doctor"},
+                             {"--help"},
+                             {"tokenize", "--tokenizer", "char", "text.txt", "--output", "out"}}) {
+    const auto run = unread(words);
+    EXPECT_EQ(run.exit_code, 128 + SIGPIPE) << words.front();
+    EXPECT_EQ(run.errors, "") << words.front();
   }
+  for (const char* const name : {"out.bin", "out.idx", "out.tokenizer.json"}) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
 }
 
 TEST_F(ReaderThatWentAway, DoesNotStopTraining) {
@@ -102,19 +92,14 @@ TEST_F(ReaderThatWentAway, DoesNotStopTraining) {
   EXPECT_EQ(list_checkpoints(run_folder("run") + "/checkpoints").size(), 1U);
 }
 
-TEST_F(ReaderThatWentAway, LeavesTheFilesOfACommandWhole) {
-  EXPECT_EQ(unread({"tokenize", "--tokenizer", "char", "text.txt", "--output", "out"}).exit_code, 128 + SIGPIPE);
-  for (const char* const name : {"out.bin", "out.idx", "out.tokenizer.json"}) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
-}
-
 // Its standard output and errors are a small pipe that somebody holds open and does not read.
 class ReaderThatDoesNotRead : public Terminal {
  protected:
-  std::vector<std::string> unread(const std::vector<std::string>& arguments) const {
+  static Words unread(const Words& arguments) {
     const std::string program =
         "import fcntl, os, sys; r, w = os.pipe(); fcntl.fcntl(w, 1031, 4096); os.set_inheritable(r, True); os.dup2(w, 1); os.dup2(w, 2); "
         "os.close(w); os.execv(sys.argv[1], sys.argv[1:])";  // 1031: F_SETPIPE_SZ
-    std::vector<std::string> words = {"python3", "-c", program, MANTISSA_BINARY};
+    Words words = {"python3", "-c", program, MANTISSA_BINARY};
     words.insert(words.end(), arguments.begin(), arguments.end());
     return words;
   }
@@ -138,14 +123,13 @@ TEST_F(ReaderThatDoesNotRead, LetsTheLauncherHandOnSignals) {
 // Whether the worker waits for the reader, too, or has ended and left what it wrote in its pipe.
 TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
   const std::string program =
-      "import subprocess, sys, time; p = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE); time.sleep(4); "
-      "sys.exit(p.stdout.read().count(b'x') != int(sys.argv[1]))";
-  for (const std::string bytes : {"100000", "300000"}) {
-    const auto run = test::run_process(
-        {"python3", "-c", program, bytes, MANTISSA_BINARY, "launch", "--", "sh", "-c", "head -c " + bytes + " /dev/zero | tr '\\0' x"},
-        folder_.path());
-    EXPECT_EQ(run.exit_code, 0) << bytes << run.errors;
-  }
+      "import subprocess, sys, time\n"
+      "started = [(n, subprocess.Popen(sys.argv[1:] + [f\"head -c {n} /dev/zero | tr '\\\\0' x\"], stdout=subprocess.PIPE))"
+      " for n in (100000, 300000)]\n"
+      "time.sleep(4)\n"
+      "sys.exit(any(p.stdout.read().count(b'x') != n for n, p in started))";
+  const auto run = test::run_process({"python3", "-c", program, MANTISSA_BINARY, "launch", "--", "sh", "-c"}, folder_.path());
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
 }
 
 }  // namespace mantissa::terminal_test
