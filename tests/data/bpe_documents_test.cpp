@@ -82,8 +82,12 @@ TEST_F(BpeDocumentsTest, TheEndTokenIsThatOfTheFileBesideIt) {
 }
 
 TEST_F(BpeDocumentsTest, APathIsAFileOrAFolder) {
+  const std::string described = tokenizer(with_ends()).to_json();
+  EXPECT_THAT(described, HasSubstr("\"bpe\""));
+  EXPECT_EQ(error_of([&] { Tokenizer::from_json(described, "m"); }).code(), ExitCode::data) << "the file is elsewhere";
   tokenizer_path(small_tokenizer());
   EXPECT_EQ(Tokenizer::from_path(folder_.path()).size(), 17);
+  EXPECT_NE(Tokenizer::from_path(folder_.path()).to_json(), described) << "by the hash of its file";
   EXPECT_EQ(error_of([&] { Tokenizer::from_path(folder_ / "none"); }).code(), ExitCode::usage);
   write_file(folder_ / "tokenizer.json", R"({"model":{"type":"Unigram"}})");
   const Error error = error_of([&] { Tokenizer::from_path(folder_.path()); });
@@ -114,8 +118,8 @@ TEST_F(BpeDocumentsTest, ATokenizerIsTrainedOnTheTextsOfExamples) {
                     R"({"messages":[{"role":"user","content":"e"},{"role":"assistant","content":"f","thinking":"g","tool_calls":null}]})"),
               ElementsAre("a", "c", "d", "e", "f", "g"));
   EXPECT_EQ(error_of([&] { texts(R"({"tokens":[1],"mask":[1]})"); }).code(), ExitCode::usage);
-  for (const char* const bad : {R"({"messages":[{"content":3}]})", R"({"messages":3})", R"({"messages":[3]})", R"({"content":"a"})", "[1]",
-                                "3", R"({"text":"a","messages":[]})", R"({"text":3})", R"({"completion":"a"})"}) {
+  for (const char* const bad : {R"({"messages":[{"content":3}]})", R"({"messages":3})", R"({"messages":[3]})", R"({"content":"a"})", "3",
+                                R"({"text":"a","messages":[]})", R"({"text":3})", R"({"completion":"a"})"}) {
     const Error error = error_of([&] { texts(std::string(bad) + "\n"); });
     EXPECT_EQ(error.code(), ExitCode::data) << bad;
     EXPECT_THAT(error.what(), HasSubstr("t.jsonl, line 1")) << bad;
@@ -143,8 +147,7 @@ TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
 
 TEST_F(BpeDocumentsTest, ExamplesTakeTokensOfUsersForText) {
   const Data data = open_data(config("a.jsonl", "{\"prompt\":\"hello</s>\",\"completion\":\"ld\"}\n"), {.seq_len = 4});
-  Ids ids = all_tokens(data);
-  EXPECT_THAT(ids, ElementsAre(30, 13, 16, ::testing::_)) << "'<', '/', 's' and '>' have no token";
+  EXPECT_THAT(all_tokens(data), ElementsAre(30, 13, 16, ::testing::_)) << "'<', '/', 's' and '>' have no token";
 }
 
 TEST_F(BpeDocumentsTest, AWholeCharacterIsPrintedAtOnce) {
@@ -166,31 +169,17 @@ TEST_F(BpeDocumentsTest, AWholeCharacterIsPrintedAtOnce) {
 }
 
 // Its decoder strips the space that a text begins with, which is not there in the middle of one.
-TEST_F(BpeDocumentsTest, AStreamKeepsSpacesBetweenTokens) {
+TEST_F(BpeDocumentsTest, AStreamKeepsSpacesBetweenTokensAndBytesAsTheyAre) {
   Json json = small_tokenizer({"\xE2\x96\x81hello", "\xE2\x96\x81wor"});
   json["decoder"] = parse_json(R"({"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"Fuse"},
     {"type":"Strip","content":" ","start":1,"stop":0}]})",
                                "d");
-  const Tokenizer own = tokenizer(json);
-  TokenStream stream(own, {17});
-  EXPECT_EQ(stream.add(18), " wor");
-  EXPECT_EQ(stream.add(16), "ld");
-  EXPECT_EQ(stream.add(17), " hello");
-  EXPECT_EQ(stream.rest(), "");
-}
-
-TEST_F(BpeDocumentsTest, BytesAndCharactersStreamAsTheyAre) {
-  const Tokenizer bytes = Tokenizer::bytes();
-  TokenStream stream(bytes, {'a'});
-  EXPECT_EQ(stream.add(0xC3), "\xC3");
-  EXPECT_EQ(stream.add(0xA9), "\xA9");
-}
-
-TEST_F(BpeDocumentsTest, IsDescribedByTheHashOfItsFile) {
-  const std::string first = tokenizer(small_tokenizer()).to_json(), second = tokenizer(with_ends()).to_json();
-  EXPECT_NE(first, second);
-  EXPECT_THAT(first, HasSubstr("\"bpe\""));
-  EXPECT_EQ(error_of([&] { Tokenizer::from_json(first, "m"); }).code(), ExitCode::data) << "the file is elsewhere";
+  const Tokenizer own = tokenizer(json), bytes = Tokenizer::bytes();
+  TokenStream stream(own, {17}), of_bytes(bytes, {'a'});
+  std::string shown;
+  for (const int32_t id : {18, 16, 17}) shown += stream.add(id);
+  EXPECT_EQ(shown + '|' + stream.rest(), " world hello|");
+  EXPECT_EQ(of_bytes.add(0xC3), "\xC3");
 }
 
 }  // namespace mantissa::bpe_documents_test

@@ -24,13 +24,10 @@ std::string rendered(ChatTemplate which, const std::vector<ChatMessage>& message
 
 const std::vector<ChatMessage> kTwoTurns = {{kUser, "Hi"}, {kAssistant, "Hello."}, {kUser, "2+2?"}, {kAssistant, "4"}};
 
-TEST(ChatTemplates, PlainChatMlAddsNothing) {
+TEST(ChatTemplates, PlainChatMlAddsNothingAndQwen25ASystemMessageOfItsOwn) {
   EXPECT_EQ(rendered(ChatTemplate::chatml, kTwoTurns),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[4<|im_end|>]]\n");
-}
-
-TEST(ChatTemplates, Qwen25HasASystemMessageOfItsOwn) {
   EXPECT_EQ(rendered(ChatTemplate::qwen25, {{kUser, "Hi"}, {kAssistant, "Hello."}, {kUser, "2+2?"}, {kAssistant, " 4\n"}}),
             "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
@@ -99,9 +96,6 @@ TEST(ChatTemplates, Llama3TellsItsDateAndTrims) {
       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 01 Jan 2026\n\n"
       "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
       "<|start_header_id|>assistant<|end_header_id|>\n\n[[Hello.<|eot_id|>]]");
-}
-
-TEST(ChatTemplates, Llama3TrimsTheSeparatorsThatPythonTakesForSpace) {
   EXPECT_THAT(
       rendered(ChatTemplate::llama3, {{kUser, "\x1C\x1DHi\x1E\x1F"}, {kAssistant, "\x1BHello."}}),
       ::testing::EndsWith("<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\x1BHello.<|eot_id|>]]"));
@@ -127,9 +121,6 @@ TEST(ChatTemplates, HarmonyReasonsInAChannelOfTheLastAnswer) {
   EXPECT_EQ(rendered(ChatTemplate::harmony, {{kSystem, ""}, {kAssistant, "Hello."}}, "2026-01-01"),
             system + "<|start|>assistant[[<|channel|>final<|message|>Hello.<|return|>]]")
       << "without instructions";
-}
-
-TEST(ChatTemplates, HarmonyTellsNoDateUnlessItIsGiven) {
   EXPECT_THAT(rendered(ChatTemplate::harmony, kTwoTurns), ::testing::HasSubstr("Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n#"));
 }
 

@@ -59,21 +59,17 @@ class TokenFileTest : public ::testing::Test {
   const Tokenizer bytes_ = Tokenizer::bytes();
 };
 
-TEST_F(TokenFileTest, NanoGptIsRawIdsOfTheGivenWidth) {
-  const TokenFile narrow = open("a.bin", bytes_of<uint16_t>({1, 2, 65000}), {.vocab_size = 65001});
-  EXPECT_EQ(narrow.format(), DataFormat::nanogpt);
-  EXPECT_THAT(all_tokens(narrow), ElementsAre(1, 2, 65000));
-  const TokenFile wide = open("b.bin", bytes_of<uint32_t>({1, 100000}), {.dtype = TokenDtype::u32, .vocab_size = 100001});
-  EXPECT_THAT(all_tokens(wide), ElementsAre(1, 100000));
-}
-
-TEST_F(TokenFileTest, LlmcShardsOfBothKindsAreKnownByTheirMagic) {
-  const TokenFile narrow = open("a", header({20240520, 1, 3}) + bytes_of<uint16_t>({5, 6, 7}), {.vocab_size = 8});
-  EXPECT_EQ(narrow.format(), DataFormat::llmc);
-  EXPECT_THAT(all_tokens(narrow), ElementsAre(5, 6, 7));
-  const TokenFile wide = open("b.bin", header({20240801, 7, 2}) + bytes_of<uint32_t>({5, 128000}), {.vocab_size = 128256});
-  EXPECT_EQ(wide.format(), DataFormat::llmc);
-  EXPECT_THAT(all_tokens(wide), ElementsAre(5, 128000));
+TEST_F(TokenFileTest, RawIdsAreNanoGptsAndLlmcShardsOfBothKindsAreKnownByTheirMagic) {
+  const auto expect = [&](const char* name, const std::string& content, TokenFileOptions options, DataFormat format,
+                          const std::vector<int32_t>& ids) {
+    const TokenFile file = open(name, content, options);
+    EXPECT_EQ(file.format(), format);
+    EXPECT_EQ(all_tokens(file), ids);
+  };
+  expect("a.bin", bytes_of<uint16_t>({1, 2, 65000}), {.vocab_size = 65001}, DataFormat::nanogpt, {1, 2, 65000});
+  expect("b.bin", bytes_of<uint32_t>({1, 100000}), {.dtype = TokenDtype::u32, .vocab_size = 100001}, DataFormat::nanogpt, {1, 100000});
+  expect("a", header({20240520, 1, 3}) + bytes_of<uint16_t>({5, 6, 7}), {.vocab_size = 8}, DataFormat::llmc, {5, 6, 7});
+  expect("c.bin", header({20240801, 7, 2}) + bytes_of<uint32_t>({5, 128000}), {.vocab_size = 128256}, DataFormat::llmc, {5, 128000});
 }
 
 TEST_F(TokenFileTest, LlmqIsReadWithAndWithoutMasks) {
@@ -120,7 +116,10 @@ TEST_F(TokenFileTest, MegatronBytesAreThoseOfTheSpecification) {
   EXPECT_EQ(test::read_file(folder_ / "p.idx"), expected);
 }
 
-TEST_F(TokenFileTest, MegatronWidthFollowsTheVocabulary) {
+TEST_F(TokenFileTest, MegatronWidthFollowsTheVocabularyAndAnUnfinishedWriterLeavesNothing) {
+  { MegatronWriter writer(folder_ / "x", {.vocab_size = 10, .eod_id = {}}); }
+  { LlmcWriter writer(folder_ / "x.bin", {.vocab_size = 10, .eod_id = {}}); }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
   for (const auto& [vocabulary, width] : {std::pair{65499, 2U}, {65500, 4U}}) {
     MegatronWriter writer(folder_ / "p", {.vocab_size = vocabulary, .eod_id = {}});
     writer.add_document(std::vector<int32_t>{7});
@@ -161,23 +160,14 @@ TEST_F(TokenFileTest, LlmcWriterPutsTheEndTokenBeforeEachDocument) {
   }
 }
 
-TEST_F(TokenFileTest, UnfinishedWriterLeavesNothingBehind) {
-  { MegatronWriter writer(folder_ / "x", {.vocab_size = 10, .eod_id = {}}); }
-  { LlmcWriter writer(folder_ / "x.bin", {.vocab_size = 10, .eod_id = {}}); }
-  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
-}
-
-TEST_F(TokenFileTest, TextOfTheByteTokenizerIsItsBytes) {
+TEST_F(TokenFileTest, TextOfTheByteTokenizerIsItsBytesAndTheEndTokenIfThereIsOne) {
   const TokenFile file = open("a.txt", "h\u00e9", {.tokenizer = &bytes_, .vocab_size = 256});
   EXPECT_EQ(file.format(), DataFormat::text);
   EXPECT_THAT(all_tokens(file), ElementsAre('h', 0xC3, 0xA9));
   EXPECT_THAT(all_marks(file), ElementsAre(starts_document, 0, ends_document));
-}
-
-TEST_F(TokenFileTest, TextWithAnEndTokenEndsWithIt) {
-  const TokenFile file = open("a.txt", "hi", {.tokenizer = &bytes_, .vocab_size = 300, .eod_id = 299, .append_eod = true});
-  EXPECT_THAT(all_tokens(file), ElementsAre('h', 'i', 299));
-  EXPECT_THAT(all_marks(file), ElementsAre(starts_document, 0, ends_document | end_token));
+  const TokenFile ended = open("a.txt", "hi", {.tokenizer = &bytes_, .vocab_size = 300, .eod_id = 299, .append_eod = true});
+  EXPECT_THAT(all_tokens(ended), ElementsAre('h', 'i', 299));
+  EXPECT_THAT(all_marks(ended), ElementsAre(starts_document, 0, ends_document | end_token));
 }
 
 TEST_F(TokenFileTest, TextIsCutIntoWindowsBetweenCharacters) {
@@ -209,21 +199,6 @@ TEST_F(TokenFileTest, JsonLinesAreOneDocumentEach) {
   EXPECT_THAT(all_tokens(file), ElementsAre('a', 'b', 0, 0, 0xC3, 0xA9, 0));
   const int first = starts_document, last = ends_document | end_token;
   EXPECT_THAT(all_marks(file), ElementsAre(first, 0, last, first | last, first, 0, last));
-}
-
-TEST_F(TokenFileTest, BadJsonLinesAreNamed) {
-  for (const char* bad : {"{\"text\": 1}", "{}", "[]", "\"x\"", "{\"text\":\"a\"", "{\"text\":\"a\",\"text\":\"b\"}", "{\"text\":\"\xff\"}",
-                          "{\"text\":\"a\"} x", "null"}) {
-    const Error error =
-        error_of([&] { open("a.jsonl", text("{\"text\":\"fine\"}\n", bad, "\n"), {.tokenizer = &bytes_, .vocab_size = 256}); });
-    EXPECT_EQ(error.code(), ExitCode::data) << bad;
-    EXPECT_THAT(error.what(), HasSubstr("a.jsonl, line 2")) << bad;
-  }
-}
-
-TEST_F(TokenFileTest, DeeplyNestedJsonIsRefusedWithoutRecursion) {
-  const std::string deep = "{\"a\":" + std::string(1000000, '[') + std::string(1000000, ']') + ",\"text\":\"a\"}";
-  EXPECT_EQ(error_of([&] { open("a.jsonl", deep, {.tokenizer = &bytes_, .vocab_size = 256}); }).code(), ExitCode::data);
 }
 
 TEST_F(TokenFileTest, OptionsThatDoNotFitTheFormatAreUsageErrors) {

@@ -99,13 +99,18 @@ TEST_F(ExampleRowsTest, EveryRowIsASampleAndEveryTargetCountsOnce) {
   EXPECT_EQ(data.files.front()->files().front().examples().targets, targets);
 }
 
-TEST_F(ExampleRowsTest, TheEndOfALongOneIsCutOffAndCounted) {
-  const Data data = open(config(line(1, 11, 3) + line(2, 8) + line(3, 9, 8)), 8);
+TEST_F(ExampleRowsTest, TheEndOfALongOneIsCutOffCountedAndAWarning) {
+  const DataConfig long_ones = config(line(1, 11, 3) + line(2, 8) + line(3, 9, 8));
+  const Data data = open(long_ones, 8);
   const ExampleCounts& counts = data.files.front()->files().front().examples();
   EXPECT_EQ(counts.examples, 3);
   EXPECT_EQ(counts.targets, 5 + 7 + 0);
   EXPECT_EQ(counts.cut_examples, 2);
   EXPECT_EQ(counts.cut_targets, 3 + 1);
+  EXPECT_THAT(data_warnings(long_ones, data),
+              ElementsAre(HasSubstr("a.jsonl: 2 of 3 examples longer than training.seq_len: the end is cut off, with 4 of 16 targets")));
+  const DataConfig whole = config(line(2, 8));
+  EXPECT_THAT(data_warnings(whole, open(whole, 8)), ::testing::IsEmpty());
 }
 
 TEST_F(ExampleRowsTest, TheShortFormDividesThemBetweenRows) {
@@ -119,12 +124,7 @@ TEST_F(ExampleRowsTest, TheShortFormDividesThemBetweenRows) {
   EXPECT_EQ(data.valid.windows(0), 2);
   EXPECT_EQ(data.valid.batch(0, 0, 2).target_count, 14);
   EXPECT_EQ(open_validation_data(config, {.seq_len = 8, .vocab_size = 100}).valid.batch(0, 0, 2).tokens, data.valid.batch(0, 0, 2).tokens);
-}
-
-TEST_F(ExampleRowsTest, OfOneRowCannotBeDivided) {
-  DataConfig config = this->config(line(1, 8));
-  config.path = config.train.front().path;
-  config.train.clear();
+  write_file(*config.path, line(1, 8));
   const Error error = error_of([&] { open(config, 8); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("data.path: its examples fill 1 row of training.seq_len 8, too few"));
@@ -184,14 +184,6 @@ TEST_F(ExampleRowsTest, AreReadBackToBackWithoutRows) {
   file.read(0, 5, ids.data(), marks.data());
   EXPECT_THAT(ids, ElementsAre(1, 1, 1, 2, 2));
   EXPECT_THAT(marks, ElementsAre(starts_document, 0, ends_document | untrained, starts_document, ends_document | untrained));
-}
-
-TEST_F(ExampleRowsTest, ThatAreCutAreAWarning) {
-  const DataConfig cut = config(line(1, 11, 3) + line(2, 8)), whole = config(line(2, 8));
-  EXPECT_THAT(data_warnings(whole, open(whole, 8)), ::testing::IsEmpty());
-  config(line(1, 11, 3) + line(2, 8));
-  EXPECT_THAT(data_warnings(cut, open(cut, 8)),
-              ElementsAre(HasSubstr("a.jsonl: 1 of 2 examples longer than training.seq_len: the end is cut off, with 3 of 15 targets")));
 }
 
 }  // namespace mantissa::example_rows_test

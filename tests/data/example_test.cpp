@@ -91,14 +91,6 @@ TEST(Examples, WhatTheOptionsLackIsAUsageError) {
       << "which the template ends";
 }
 
-TEST(Examples, AllLinesHaveTheFormOfTheFirst) {
-  LineReader reader(options());
-  reader.read(R"({"text": "a"})", "f, line 1");
-  const Error error = error_of([&] { reader.read(R"({"prompt": "a", "completion": "b"})", "f, line 2"); });
-  EXPECT_EQ(error.code(), ExitCode::data);
-  EXPECT_STREQ(error.what(), R"(f, line 2: has "completion", but the lines before have "text"; all lines of a file have one form)");
-}
-
 TEST(ChatPrompts, AreEncodedAsConversationsAre) {
   const auto asked = [](const std::string& messages) {
     return read_chat_prompt("{\"messages\": [" + messages + "]}", options(), "f, line 3");

@@ -1,9 +1,9 @@
 // JSONL that is wrong, in every way that its forms can be. A refusal names file, line, key and reason; the code is that of data, or of
 // usage where the configuration lacks what the line needs.
 #include <gmock/gmock.h>
-#include <sys/resource.h>
 
 #include <chrono>
+#include <sstream>
 
 #include "files.h"
 #include "mantissa/data/token_file.h"
@@ -31,56 +31,19 @@ std::string nested(const std::string& open, const std::string& close, int levels
 }
 
 std::vector<Hostile> broken_json() {
-  std::vector<Hostile> all = {
-      {"{", ", line 1, column "}, {"\n\n{\n", ", line 3, column "}, {kTokens + "\n" + kTokens + "x\n", ", line 2, column 35"}};
-  for (const char* const line : {"}",
-                                 "[",
-                                 "]",
-                                 ",",
-                                 ":",
-                                 "\"",
-                                 "'a'",
-                                 "nul",
-                                 "tru",
-                                 "+1",
-                                 "01",
-                                 "1.",
-                                 ".5",
-                                 "1e",
-                                 "0x10",
-                                 "NaN",
-                                 "Infinity",
-                                 "-",
-                                 "{]",
-                                 "[}",
-                                 "{\"a\"}",
-                                 "{\"a\":}",
-                                 "{\"a\":1,}",
-                                 "[1,]",
-                                 "{a:1}",
-                                 "{'a':1}",
-                                 "{\"a\":1 \"b\":2}",
-                                 "{\"a\" 1}",
-                                 "// {}",
-                                 "/* */{}",
-                                 "{}{}",
-                                 "{} x",
-                                 "\"\\x\"",
-                                 "\"\\u12\"",
-                                 "\"\t\"",
-                                 "\xff",
-                                 "\"\xc3\"",
-                                 "\"\xed\xa0\x80\"",
-                                 "\xef\xbb\xbf{}",
-                                 "{\"tokens\":[1,],\"mask\":[1]}",
-                                 "{\"text\":\"a\",\"text\":\"b\"}",
-                                 "<html>",
-                                 "a,b,c"})
+  std::vector<Hostile> all = {{"{", ", line 1, column "},
+                              {"\n\n{\n", ", line 3, column "},
+                              {kTokens + "\n" + kTokens + "x\n", ", line 2, column 35"},
+                              {std::string("{\"text\":\"a\0b\"}", 14), ", line 1, column "},
+                              {std::string(200, '\0'), ", line 1, column 1"},
+                              {nested("[", "]", 100'000), ", line 1, column "},
+                              {nested("{\"a\":", "}", 100'000), ", line 1, column "}};
+  std::istringstream lines(
+      R"(} [ ] , : " 'a' nul +1 01 1. .5 1e 0x10 NaN Infinity - {] [} {"a"} {"a":} {"a":1,} [1,] {a:1} {'a':1} {"a""b"} //{} /**/{}
+                              {}{} {}x "\x" "\u12" {"tokens":[1,],"mask":[1]} {"text":"a","text":"b"} <html> a,b,c)");
+  for (std::string line; lines >> line;) all.push_back({line, ", line 1, column "});
+  for (const char* const line : {"{\"a\":1 \"b\":2}", "\"\t\"", "\xff", "\"\xc3\"", "\"\xed\xa0\x80\"", "\xef\xbb\xbf{}"})
     all.push_back({line, ", line 1, column "});
-  all.push_back({std::string("{\"text\":\"a\0b\"}", 14), ", line 1, column "});
-  all.push_back({std::string(200, '\0'), ", line 1, column 1"});
-  all.push_back({nested("[", "]", 100'000), ", line 1, column "});
-  all.push_back({nested("{\"a\":", "}", 100'000), ", line 1, column "});
   return all;
 }
 
@@ -208,17 +171,17 @@ TEST_F(HostileJsonl, HasReasoningOnlyWhereATemplateShowsIt) {
   EXPECT_THAT(refusal(line, options_).what(), HasSubstr("messages[0].content: holds <|channel|>; give the reasoning as thinking"));
 }
 
-// A line is refused at 64 MiB, whatever the file has behind it; before that, its values take at most 48 bytes a byte.
+// A line is refused at 64 MiB, whatever the file has behind it.
 TEST_F(HostileJsonl, TakesMemoryAndTimeOfItsLongestLine) {
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THAT(refusal("\n{\"text\": \"" + std::string(100 << 20, 'a') + "\"}", options_).what(),
-              HasSubstr("a.jsonl, line 2: has more than 64 MiB"));
-  EXPECT_THAT(refusal(std::string(70 << 20, '['), options_).what(), HasSubstr("a.jsonl, line 1: has more than 64 MiB"));
-  EXPECT_THAT(refusal(std::string(8 << 20, '['), options_).what(), HasSubstr("a.jsonl, line 1, column "));
+  write_file(folder_ / "a.jsonl", "\n{\"text\": \"");
+  std::filesystem::resize_file(folder_ / "a.jsonl", 100 << 20);
+  EXPECT_THAT(error_of([&] { TokenFile(folder_ / "a.jsonl", options_); }).what(), HasSubstr("a.jsonl, line 2: has more than 64 MiB"));
+  EXPECT_THAT(refusal(std::string(2 << 20, '['), options_).what(), HasSubstr("a.jsonl, line 1, column "));
   std::string lists = "{\"messages\": [";
-  while (lists.size() < (4U << 20)) lists += "[],";
+  while (lists.size() < (1U << 20)) lists += "[],";
   EXPECT_THAT(refusal(lists + "[]]}", options_).what(), HasSubstr("messages[0]: must be an object"));
-  EXPECT_THAT(refusal(std::string(8 << 20, '\n') + "x", options_).what(), HasSubstr("a.jsonl, line 8388609, column 1"));
+  EXPECT_THAT(refusal(std::string(2 << 20, '\n') + "x", options_).what(), HasSubstr("a.jsonl, line 2097153, column 1"));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_LT(took.count(), 60);
 }

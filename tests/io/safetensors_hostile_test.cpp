@@ -1,9 +1,8 @@
-// Safetensors files and indexes that are damaged or forged: each is refused with a reason, in bounded memory, and nothing is written.
+// Safetensors files and indexes that are forged: each is refused with a reason, in bounded memory, and nothing is written. Files that break
+// off, or in which any one byte is another, are in tests/fuzz/fuzz_test.cpp.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-
-#include <set>
 
 #include "safetensors_files.h"
 
@@ -13,7 +12,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What is made below by hand and by loops is more than 500 files: each is refused with its path, the byte and a reason.
+// Each file is refused with its path, the byte and a reason.
 class HostileSafetensors : public Safetensors {
  protected:
   std::string path_ = folder_ / "model.safetensors";
@@ -41,16 +40,6 @@ TEST_F(HostileSafetensors, LengthsBeyondTheFile) {
   expect_refused(safetensors_bytes_of(""), "must begin with {");
 }
 
-TEST_F(HostileSafetensors, EveryTruncationAndEveryByteTooMany) {
-  const std::string good = safetensors_bytes_of(
-      "{" + tensor_text("a", "F32", "[2,3]", "[0,24]") + "," + tensor_text("b", "I64", "[1]", "[24,32]") + "}", std::string(32, 'x'));
-  write_file(path_, good);
-  EXPECT_EQ(SafetensorsFile(path_).entries().size(), 2u);
-  for (size_t size = 0; size < good.size(); ++size) expect_refused(good.substr(0, size), "");
-  for (const size_t more : {size_t{1}, size_t{2}, size_t{8}, size_t{4096}})
-    expect_refused(good + std::string(more, ' '), "the tensors end here");
-}
-
 // An error about a tensor is at its name, one about a value at this value.
 TEST_F(HostileSafetensors, TheByteIsThatOfWhatIsWrong) {
   const auto refused_at = [&](const std::string& members, const std::string& wrong, const std::string& reason) {
@@ -66,36 +55,8 @@ TEST_F(HostileSafetensors, TheByteIsThatOfWhatIsWrong) {
   refused_at(good + R"("bad":{"dtype":"U8","shape":[4],"extra":1})", "\"extra\"", "unknown key");
 }
 
-// A flipped bit gives another file or none; what is accepted has its tensors side by side within the file.
-TEST_F(HostileSafetensors, EveryFlippedBitOfAHeader) {
-  const std::string good = safetensors_bytes_of(
-      "{" + tensor_text("a", "F32", "[2,3]", "[0,24]") + "," + tensor_text("b", "I8", "[8]", "[24,32]") + "}", std::string(32, 'x'));
-  int refused = 0;
-  for (size_t bit = 0; bit < 8 * (good.size() - 32); ++bit) {
-    std::string bytes = good;
-    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ 1 << bit % 8);
-    write_file(path_, bytes);
-    try {
-      const SafetensorsFile file(path_);
-      int64_t sum = 0;
-      for (const SafetensorsEntry& entry : file.entries()) {
-        EXPECT_EQ(entry.bytes(), safetensors_bytes(entry));
-        EXPECT_GE(entry.begin, static_cast<int64_t>(good.size()) - 32);
-        EXPECT_LE(entry.end, static_cast<int64_t>(good.size()));
-        sum += entry.bytes();
-      }
-      EXPECT_EQ(sum, 32);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::data);
-      ++refused;
-    }
-  }
-  EXPECT_GT(refused, 500);
-}
-
 TEST_F(HostileSafetensors, SizesThatCannotBe) {
-  for (int i = 0; i < kFileDtypes; ++i) {
-    const std::string dtype = file_dtype_name(static_cast<FileDtype>(i));
+  for (const char* const dtype : {"F4", "F6_E2M3", "U8", "BF16", "C64"}) {
     const auto refused = [&](const char* shape, const char* offsets, const char* reason) {
       expect_header_refused(tensor_text("a", dtype, shape, offsets), 16, reason);
     };
@@ -112,24 +73,21 @@ TEST_F(HostileSafetensors, SizesThatCannotBe) {
 }
 
 TEST_F(HostileSafetensors, OffsetsThatDoNotTileTheFile) {
-  const auto tensors = [](std::initializer_list<const char*> offsets) {
+  const auto expect_tensors_refused = [&](const std::vector<std::pair<int, int>>& offsets, size_t bytes, const std::string& reason) {
     std::string members;
-    for (const char* text_of : offsets) {
-      int begin = 0, end = 0;
-      std::sscanf(text_of, "[%d,%d]", &begin, &end);
-      members += (members.empty() ? "" : ",") + tensor_text(text("t", members.size()), "U8", text('[', end - begin, ']'), text_of);
-    }
-    return members;
+    for (const auto& [begin, end] : offsets)
+      members += (members.empty() ? "" : ",") +
+                 tensor_text(text("t", members.size()), "U8", text('[', end - begin, ']'), text('[', begin, ',', end, ']'));
+    expect_header_refused(members, bytes, reason);
   };
-  expect_header_refused(tensors({"[0,4]", "[4,8]"}), 9, "the tensors end here");
-  expect_header_refused(tensors({"[0,4]", "[4,8]"}), 7, "end beyond the file");
-  expect_header_refused(tensors({"[1,4]"}), 4, "bytes of no tensor before");
-  expect_header_refused(tensors({"[0,4]", "[5,8]"}), 8, "bytes of no tensor before");
-  expect_header_refused(tensors({"[0,4]", "[3,8]"}), 8, "bytes of another tensor in");
-  expect_header_refused(tensors({"[0,8]", "[0,8]"}), 8, "bytes of another tensor in");
-  expect_header_refused(tensors({"[0,8]", "[2,4]"}), 8, "bytes of another tensor in");
-  expect_header_refused(tensors({"[0,4]", "[2,2]", "[4,8]"}), 8, "bytes of another tensor in");
-  expect_header_refused(tensors({}), 1, "the tensors end here");
+  for (const size_t more : {1U, 2U, 4096U}) expect_tensors_refused({{0, 4}, {4, 8}}, 8 + more, "the tensors end here");
+  expect_tensors_refused({}, 1, "the tensors end here");
+  expect_tensors_refused({{0, 4}, {4, 8}}, 7, "end beyond the file");
+  expect_tensors_refused({{1, 4}}, 4, "bytes of no tensor before");
+  expect_tensors_refused({{0, 4}, {5, 8}}, 8, "bytes of no tensor before");
+  for (const auto& offsets :
+       std::vector<std::vector<std::pair<int, int>>>{{{0, 4}, {3, 8}}, {{0, 8}, {0, 8}}, {{0, 8}, {2, 4}}, {{0, 4}, {2, 2}, {4, 8}}})
+    expect_tensors_refused(offsets, 8, "bytes of another tensor in");
   for (const char* offsets : {"[4,0]", "[9223372036854775807,0]"})
     expect_header_refused(tensor_text("a", "U8", "[4]", offsets), 4, "end before they begin");
   for (const char* offsets : {"[0,5]", "[4,8]", "[0,9223372036854775807]", "[9223372036854775807,9223372036854775807]"})
@@ -145,11 +103,9 @@ TEST_F(HostileSafetensors, OffsetsThatDoNotTileTheFile) {
 TEST_F(HostileSafetensors, HeadersThatAreNone) {
   for (const char* header : {"[]", "0", "null", " {}", "\xef\xbb\xbf{}", "\"{}\"", "{}\n", "{}\t ", "{}x", "{", "{}{}]"})
     expect_refused(safetensors_bytes_of(header), "the header must");
-  for (const char* header : {"{}}", "{\"a\"}", "{a:1}", "{,}", "{} {}", "{\"a\":1 \"b\":2}", "{/**/}", "{\"a\":NaN}", "{\"a\":1e400}",
-                             "{\"a\\u12\":{}}", "{'a':{}}"})
-    expect_refused(safetensors_bytes_of(header), header[1] == '"' && header[5] == '1' ? "" : "the header is no JSON");
-  for (const size_t at : {size_t{1}, size_t{2}, size_t{4}})
-    expect_refused(safetensors_bytes_of(std::string("{ }  }").replace(at, 1, 1, '\0')), "the header is no JSON: a zero byte");
+  for (const char* header : {"{}}", "{a:1}", "{} {}", "{/**/}", "{\"a\":1e400}"})
+    expect_refused(safetensors_bytes_of(header), "the header is no JSON");
+  expect_refused(safetensors_bytes_of(std::string("{ \0  }", 6)), "the header is no JSON: a zero byte");
   for (const char* value : {"1", "-1", "1.5", "null", "true", "[]", "\"\""}) {
     expect_header_refused(text("\"a\":", value), 0, "\"a\" must be an object");
     expect_header_refused(text("\"__metadata__\":", value), 0, "\"__metadata__\" must be an object");
@@ -169,18 +125,14 @@ TEST_F(HostileSafetensors, HeadersThatAreNone) {
 
 TEST_F(HostileSafetensors, KeysThatAreThereTwice) {
   const std::string a = tensor_text("a", "U8", "[0]", "[0,0]");
-  expect_header_refused(a + "," + a, 0, "duplicate key \"a\"");
   expect_header_refused(a + "," + tensor_text("\\u0061", "U8", "[0]", "[0,0]"), 0, "duplicate key \"a\"");
   expect_header_refused(R"("a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]})", 0, "duplicate key \"dtype\"");
-  expect_header_refused(R"("a":{"dtype":"U8","shape":[0],"shape":[0],"data_offsets":[0,0]})", 0, "duplicate key \"shape\"");
-  expect_header_refused(R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"data_offsets":[0,0]})", 0, "duplicate key \"data_offsets\"");
   expect_header_refused(R"("__metadata__":{},"__metadata__":{})", 0, "duplicate key \"__metadata__\"");
   expect_header_refused(R"("__metadata__":{"x":"1","x":"1"})", 0, "duplicate key \"x\"");
 }
 
 TEST_F(HostileSafetensors, NamesAndTextsThatAreNoUtf8OrControlATerminal) {
-  for (const char* bytes :
-       {"\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80", "\xf8\x88\x80\x80\x80", "\n", "\x01"}) {
+  for (const char* bytes : {"\xff", "\xc0\x80", "\xe2\x82", "\n"}) {
     expect_header_refused(tensor_text(bytes, "U8", "[0]", "[0,0]"), 0, "no JSON");
     expect_header_refused(text("\"__metadata__\":{\"", bytes, "\":\"\"}"), 0, "no JSON");
     expect_header_refused(text("\"__metadata__\":{\"\":\"", bytes, "\"}"), 0, "no JSON");
@@ -201,17 +153,20 @@ TEST_F(HostileSafetensors, DepthIsRefusedWhereItBegins) {
   }
 }
 
-// The least text that a tensor takes, a million and one times; all on the same byte.
+// The least text that a member takes, a million and one times, which are counted before all else; and that of a tensor, all on the same
+// byte.
 TEST_F(HostileSafetensors, CrowdsOfTensorsTakeBoundedMemory) {
-  std::string crowd;
-  const std::string tensor = tensor_text("", "U8", "[]", "[0,1]");  // its first quotation mark is the name's
-  for (int i = 0; i <= 1'000'000; ++i) crowd.append(i > 0 ? ",\"" : "\"").append(std::to_string(i)).append(tensor, 1);
-  expect_header_refused(crowd, 1, "more than 1000000 tensors");
+  const auto crowd = [](int members, const std::string& member) {
+    std::string out;
+    for (int i = 0; i < members; ++i) out.append(i > 0 ? ",\"" : "\"").append(std::to_string(i)).append(member);
+    return out;
+  };
+  const std::string members = crowd(1'000'001, "\":0"), tensor = tensor_text("", "U8", "[]", "[0,1]").substr(1);
+  expect_header_refused(members, 1, "more than 1000000 tensors");
+  expect_header_refused(crowd(100'000, tensor), 1, "bytes of another tensor in");
   struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
-  EXPECT_LE(usage.ru_maxrss, (48 * static_cast<int64_t>(crowd.size()) + (256 << 20)) / 1024);
-  crowd.resize(crowd.find(",\"100000\""));
-  expect_header_refused(crowd, 1, "bytes of another tensor in");
+  EXPECT_LE(usage.ru_maxrss, (48 * static_cast<int64_t>(members.size()) + (256 << 20)) / 1024);
 }
 
 class HostileIndex : public Safetensors {
@@ -237,9 +192,8 @@ class HostileIndex : public Safetensors {
 
 TEST_F(HostileIndex, NamesThatAreNoFilesBesideIt) {
   write_file(folder_ / "outside", "x");
-  for (const char* file :
-       {"\"../outside\"", "\"/etc/passwd\"", "\"..\"", "\".\"", "\"\"", "\"a/b\"", "\"./model-00002-of-00002.safetensors\"", "\".hidden\"",
-        "\"a\\u0000b\"", "\"a\\\\b\"", "\"a b\"", "\"a\\n\"", "\"caf\u00e9\"", "\"-\u2044-\"", "1", "null", "[]", "{}", "true"})
+  for (const char* file : {R"("../outside")", R"("/etc/passwd")", R"("..")", R"("")", R"("a/b")", R"(".hidden")", R"("a\u0000b")",
+                           R"("a\\b")", R"("a b")", R"("a\n")", R"("café")", "1", "null", "{}"})
     expect_refused(index_with(file), "must be in a file beside the index");
   expect_refused(index_with('"' + std::string(256, 'a') + '"'), "must be in a file beside the index");
   expect_refused(index_with("\"missing.safetensors\""), "names the file missing.safetensors, which is not beside it");
@@ -261,7 +215,6 @@ TEST_F(HostileIndex, FilesThatAreNone) {
 
 TEST_F(HostileIndex, TensorsThatAreElsewhere) {
   const std::string second = "\"model-00002-of-00002.safetensors\"";
-  EXPECT_EQ(SafetensorsFolder(folder_.path()).entries().size(), 2u);
   expect_refused(index_with("\"model-00001-of-00002.safetensors\""),
                  "weight_map has a tensor \"b\", which model-00001-of-00002.safetensors has not");
   expect_refused(index_with(second, ",\"c\":" + second), "weight_map has a tensor \"c\"");
@@ -274,34 +227,23 @@ TEST_F(HostileIndex, TensorsThatAreElsewhere) {
 
 TEST_F(HostileIndex, TextsThatAreNone) {
   for (const char* index :
-       {"", "{", "[]", "1", "null", "{}", R"({"weight_map":[]})", R"({"weight_map":null})", R"({"weight_map":{"a":"b",}})",
-        R"({"weight_map":{}} x)", "\xef\xbb\xbf{}", R"({"weight_map":{},"weight_map":{}})", R"({"weight_map":{"a":"b","a":"b"}})",
-        R"({"metadata":{"total_size":NaN},"weight_map":{}})", "{\"\xff\":1}", "// x\n{}"})
+       {"", "[]", "null", "{}", R"({"weight_map":[]})", R"({"weight_map":{}} x)", R"({"weight_map":{"a":"b","a":"b"}})"})
     expect_refused(index, "");
   expect_refused("{\"weight_map\":" + repeated("[", 100'000), "nested more than 32 levels deep");
   EXPECT_THAT(error_with(index_with("\"a\",}")).what(), HasSubstr(".index.json:1:"));
 }
 
-TEST_F(HostileIndex, AFolderIsOneModel) {
+TEST_F(HostileIndex, AFolderIsOneModelAndReadingWritesNothing) {
+  const std::vector<std::string> before = names_in(folder());
+  EXPECT_EQ(SafetensorsFolder(folder_.path()).entries().size(), 2u);
+  EXPECT_EQ(names_in(folder()), before);
   TemporaryFolder empty;
-  EXPECT_EQ(error_of([&] { SafetensorsFolder read(empty.path()); }).code(), ExitCode::usage);
-  EXPECT_EQ(error_of([&] { SafetensorsFolder read(empty / "none"); }).code(), ExitCode::usage);
+  for (const std::string& none : {empty.path().string(), empty / "none"})
+    EXPECT_EQ(error_of([&] { SafetensorsFolder read(none); }).code(), ExitCode::usage);
   fs::copy(folder_ / "other.safetensors", folder_ / "model.safetensors");
   const Error error = error_of([&] { SafetensorsFolder read(folder_.path()); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("has both"));
-}
-
-TEST_F(HostileIndex, ReadingWritesNothing) {
-  const auto listing = [&] {
-    std::set<std::string> names;
-    for (const auto& entry : fs::recursive_directory_iterator(folder_.path()))
-      names.insert(text(entry.path().string(), fs::file_size(entry)));
-    return names;
-  };
-  const auto before = listing();
-  SafetensorsFolder read(folder_.path());
-  EXPECT_EQ(listing(), before);
 }
 
 }  // namespace mantissa::test::safetensors_hostile_test

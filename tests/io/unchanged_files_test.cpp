@@ -76,17 +76,13 @@ TEST(UnchangedFiles, EachTraceAloneTells) {
   reported.reset();
 }
 
-TEST_F(UnchangedFilesTest, AreNotThoseWhoseTimesWereSetBack) {
+TEST_F(UnchangedFilesTest, AreNotThoseWhoseTimesWereSetBackOrThatWentAway) {
   seen_.look_at(file_);
   struct stat status {};
   ASSERT_EQ(::stat(file_.c_str(), &status), 0);
   test::write_file(file_, "otherwise");
   set_times(file_, status);
   expect_seen();
-}
-
-TEST_F(UnchangedFilesTest, AreNotThoseThatWentAway) {
-  seen_.look_at(file_);
   fs::remove(file_);
   expect_seen();
 }
@@ -114,12 +110,9 @@ TEST_F(UnchangedFilesTest, EveryOneOfThemIsLookedAtAgain) {
   test::write_file(file_, "longer than it was");
   expect_seen();
   EXPECT_NO_THROW(seen_.look_at(first));
-}
-
-TEST_F(UnchangedFilesTest, AreNotKnownWhereTheSystemCannotTell) {
   const std::string loop = folder_ / "loop";
   fs::create_symlink("loop", loop);
-  EXPECT_EQ(error_of([&] { seen_.look_at(loop); }).code(), ExitCode::usage);
+  EXPECT_EQ(error_of([&] { seen_.look_at(loop); }).code(), ExitCode::usage) << "the system cannot tell";
 }
 
 }  // namespace mantissa::unchanged_files_test

@@ -1,4 +1,5 @@
-// A tokenizer.json that is wrong, in every place. Each is refused with the file's name, or does its work; none takes much memory.
+// A tokenizer.json that is wrong, in every place. Each is refused with the file's name, or does its work; none takes much memory. Texts
+// that break off, or in which any one byte is another, are in tests/fuzz/fuzz_test.cpp.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -47,7 +48,7 @@ const std::vector<Json>& wrong_values() {
                                            "",
                                            "x",
                                            "\\w(?<",
-                                           std::string(100000, '('),
+                                           std::string(20000, '('),
                                            Json::Entries(),
                                            Json::Members(),
                                            Json::Entries(1000, Json{{"type", "Sequence"}}),
@@ -135,23 +136,9 @@ TEST(HostileTokenizers, NamesInMessagesAreShort) {
   EXPECT_EQ(spoiler.refused_, 3);
 }
 
-TEST(HostileTokenizers, ATextThatBreaksOffIsRefused) {
-  Spoiler spoiler;
-  const std::string text = spoiler.file.dump();
-  for (size_t size = 0; size < text.size(); size += 7) spoiler.try_text(text.substr(0, size), "of " + std::to_string(size) + " bytes");
-  EXPECT_EQ(spoiler.refused_, spoiler.tried_);
-  for (size_t at = 0; at < text.size(); at += 11) {
-    std::string damaged = text;
-    damaged[at] = static_cast<char>(damaged[at] ^ 0x80);
-    spoiler.try_text(damaged, "byte " + std::to_string(at));
-  }
-}
-
 struct RefusedFile {
-  const char *name, *patch, *message;  // a merge patch of small_tokenizer()
+  const char *patch, *message;  // a merge patch of small_tokenizer()
 };
-
-class RefusedTokenizers : public ::testing::TestWithParam<RefusedFile> {};
 
 void apply_patch(Json& json, const Json& patch) {
   for (const auto& [name, value] : patch.members()) {
@@ -162,72 +149,64 @@ void apply_patch(Json& json, const Json& patch) {
   }
 }
 
-TEST_P(RefusedTokenizers, AreNamedByThePartOfTheFile) {
-  Json json = small_tokenizer();
-  apply_patch(json, parse_json(GetParam().patch, "patch"));
-  const Error error = test::error_of([&] { made(json); });
-  EXPECT_EQ(error.code(), ExitCode::data);
-  EXPECT_THAT(error.what(), ::testing::StartsWith("t.json"));
-  EXPECT_THAT(error.what(), HasSubstr(GetParam().message));
+TEST(RefusedTokenizers, AreNamedByThePartOfTheFile) {
+  static constexpr RefusedFile kRefused[] = {
+      {R"({"model":{"type":"WordPiece"}})", "WordPiece"},
+      {R"({"model":{"type":"Unigram"}})", "Unigram"},
+      {R"({"model":null})", "model"},
+      {R"({"model":{"vocab":[]}})", "model.vocab"},
+      {R"({"model":{"vocab":{"zz":0}}})", "id 0"},
+      {R"({"model":{"vocab":{"zz":-1}}})", "zz"},
+      {R"({"model":{"vocab":{"zz":"1"}}})", "zz"},
+      {R"({"model":{"vocab":{"zz":4000000000}}})", "zz"},
+      {R"({"model":{"vocab":{"zz":60000000}}})", "60000000"},
+      {R"({"model":{"dropout":0.1}})", "dropout"},
+      {R"({"model":{"continuing_subword_prefix":"##"}})", "continuing_subword_prefix"},
+      {R"({"model":{"end_of_word_suffix":"</w>"}})", "end_of_word_suffix"},
+      {R"({"model":{"unk_token":"<x>"}})", "<x>"},
+      {R"({"model":{"merges":"h e"}})", "merges"},
+      {R"({"model":{"merges":["he"]}})", "entry 0"},
+      {R"({"model":{"merges":["h e l"]}})", "entry 0"},
+      {R"({"model":{"merges":[["h"]]}})", "entry 0"},
+      {R"({"model":{"merges":[7]}})", "entry 0"},
+      {R"({"model":{"merges":["h x"]}})", "\"x\""},
+      {R"({"model":{"merges":["h l"]}})", "\"hl\""},
+      {R"({"normalizer":{"type":"BertNormalizer"}})", "BertNormalizer"},
+      {R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"Precompiled"}]}})", "Precompiled"},
+      {R"({"normalizer":{}})", "normalizer"},
+      {R"({"normalizer":{"type":"Replace","pattern":"x","content":""}})", "pattern"},
+      {R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"\\w+"},"behavior":"Isolated"}})", R"("\w")"},
+      {R"({"pre_tokenizer":{"type":"Split","pattern":{"String":"x"},"behavior":"Gone"}})", "Gone"},
+      {R"({"pre_tokenizer":{"type":"BertPreTokenizer"}})", "BertPreTokenizer"},
+      {R"({"pre_tokenizer":{"type":"Whitespace"}})", "Whitespace"},
+      {R"({"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel","add_prefix_space":false},{"type":"Digits"}]}})",
+       "after ByteLevel"},
+      {R"({"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}})", "last"},
+      {R"({"pre_tokenizer":{"type":"Metaspace","replacement":""}})", "replacement"},
+      {R"({"decoder":{"type":"WordPiece"}})", "WordPiece"},
+      {R"({"decoder":{"type":"Strip","content":"","start":1,"stop":0}})", "content"},
+      {R"({"decoder":{"type":"Strip","content":" ","start":-1,"stop":0}})", "start"},
+      {R"({"post_processor":{"type":"Other"}})", "Other"},
+      {R"({"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}}})", "single"},
+      {R"({"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
+       "<s>"},
+      {R"({"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
+       "once"},
+      {R"({"added_tokens":{}})", "added_tokens"},
+      {R"({"added_tokens":[{"id":3}]})", "content"},
+      {R"({"added_tokens":[{"id":-3,"content":"x"}]})", "id"},
+      {R"({"added_tokens":[{"id":30,"content":"x"},{"id":31,"content":"x"}]})", "twice"},
+      {R"({"added_tokens":[{"id":30,"content":"x"},{"id":30,"content":"y"}]})", "id 30"},
+      {R"({"added_tokens":[{"id":30,"content":"he"}]})", "model.vocab"}};
+  for (const RefusedFile& row : kRefused) {
+    Json json = small_tokenizer();
+    apply_patch(json, parse_json(row.patch, "patch"));
+    const Error error = test::error_of([&] { made(json); });
+    EXPECT_EQ(error.code(), ExitCode::data) << row.patch;
+    EXPECT_THAT(error.what(), ::testing::StartsWith("t.json")) << row.patch;
+    EXPECT_THAT(error.what(), HasSubstr(row.message)) << row.patch;
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    , RefusedTokenizers,
-    ::testing::Values(
-        RefusedFile{"wordpiece", R"({"model":{"type":"WordPiece"}})", "WordPiece"},
-        RefusedFile{"unigram", R"({"model":{"type":"Unigram"}})", "Unigram"}, RefusedFile{"model_missing", R"({"model":null})", "model"},
-        RefusedFile{"vocab_list", R"({"model":{"vocab":[]}})", "model.vocab"},
-        RefusedFile{"id_twice", R"({"model":{"vocab":{"zz":0}}})", "id 0"},
-        RefusedFile{"id_negative", R"({"model":{"vocab":{"zz":-1}}})", "zz"},
-        RefusedFile{"id_text", R"({"model":{"vocab":{"zz":"1"}}})", "zz"},
-        RefusedFile{"id_huge", R"({"model":{"vocab":{"zz":4000000000}}})", "zz"},
-        RefusedFile{"id_sparse", R"({"model":{"vocab":{"zz":60000000}}})", "60000000"},
-        RefusedFile{"dropout", R"({"model":{"dropout":0.1}})", "dropout"},
-        RefusedFile{"prefix", R"({"model":{"continuing_subword_prefix":"##"}})", "continuing_subword_prefix"},
-        RefusedFile{"suffix", R"({"model":{"end_of_word_suffix":"</w>"}})", "end_of_word_suffix"},
-        RefusedFile{"unknown", R"({"model":{"unk_token":"<x>"}})", "<x>"},
-        RefusedFile{"merges_text", R"({"model":{"merges":"h e"}})", "merges"},
-        RefusedFile{"merge_of_one", R"({"model":{"merges":["he"]}})", "entry 0"},
-        RefusedFile{"merge_of_three", R"({"model":{"merges":["h e l"]}})", "entry 0"},
-        RefusedFile{"merge_list", R"({"model":{"merges":[["h"]]}})", "entry 0"},
-        RefusedFile{"merge_number", R"({"model":{"merges":[7]}})", "entry 0"},
-        RefusedFile{"merge_unknown", R"({"model":{"merges":["h x"]}})", "\"x\""},
-        RefusedFile{"merge_made_unknown", R"({"model":{"merges":["h l"]}})", "\"hl\""},
-        RefusedFile{"bert_normalizer", R"({"normalizer":{"type":"BertNormalizer"}})", "BertNormalizer"},
-        RefusedFile{"precompiled", R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"Precompiled"}]}})", "Precompiled"},
-        RefusedFile{"nameless", R"({"normalizer":{}})", "normalizer"},
-        RefusedFile{"pattern", R"({"normalizer":{"type":"Replace","pattern":"x","content":""}})", "pattern"},
-        RefusedFile{"expression", R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"\\w+"},"behavior":"Isolated"}})", R"("\w")"},
-        RefusedFile{"behavior", R"({"pre_tokenizer":{"type":"Split","pattern":{"String":"x"},"behavior":"Gone"}})", "Gone"},
-        RefusedFile{"bert", R"({"pre_tokenizer":{"type":"BertPreTokenizer"}})", "BertPreTokenizer"},
-        RefusedFile{"white", R"({"pre_tokenizer":{"type":"Whitespace"}})", "Whitespace"},
-        RefusedFile{
-            "after_bytes",
-            R"({"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel","add_prefix_space":false},{"type":"Digits"}]}})",
-            "after ByteLevel"},
-        RefusedFile{"scheme", R"({"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}})", "last"},
-        RefusedFile{"replacement", R"({"pre_tokenizer":{"type":"Metaspace","replacement":""}})", "replacement"},
-        RefusedFile{"decoder", R"({"decoder":{"type":"WordPiece"}})", "WordPiece"},
-        RefusedFile{"strip", R"({"decoder":{"type":"Strip","content":"","start":1,"stop":0}})", "content"},
-        RefusedFile{"strip_count", R"({"decoder":{"type":"Strip","content":" ","start":-1,"stop":0}})", "start"},
-        RefusedFile{"post", R"({"post_processor":{"type":"Other"}})", "Other"},
-        RefusedFile{"template_without_text", R"({"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}}})",
-                    "single"},
-        RefusedFile{
-            "template_unknown",
-            R"({"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
-            "<s>"},
-        RefusedFile{
-            "template_twice",
-            R"({"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
-            "once"},
-        RefusedFile{"added_object", R"({"added_tokens":{}})", "added_tokens"},
-        RefusedFile{"added_nameless", R"({"added_tokens":[{"id":3}]})", "content"},
-        RefusedFile{"added_id", R"({"added_tokens":[{"id":-3,"content":"x"}]})", "id"},
-        RefusedFile{"added_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":31,"content":"x"}]})", "twice"},
-        RefusedFile{"added_id_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":30,"content":"y"}]})", "id 30"},
-        RefusedFile{"added_other_id", R"({"added_tokens":[{"id":30,"content":"he"}]})", "model.vocab"}),
-    [](const auto& one) { return std::string(one.param.name); });
 
 // Each of these is small and would take gigabytes or the stack.
 TEST(BpeTokenizer, HostileFilesTakeNoMemory) {
