@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "checkpoint_testing.h"
 #include "mantissa/io/safetensors.h"
@@ -13,72 +14,77 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-// A [4, 6] tensor stored as the two boxes of a split along dim 1 and one below: what another layout would have written.
+// A tensor of up to three dimensions, stored as boxes that tile it: what any layout of ranks could have written. Elements count from 0.
 struct BoxedTensor {
-  std::vector<float> global = std::vector<float>(24);
-  std::vector<float> stored;
-  std::vector<Box> boxes = {{{0, 0}, {3, 2}}, {{0, 2}, {3, 4}}, {{3, 0}, {1, 6}}};
-
-  BoxedTensor() {
-    for (size_t i = 0; i < global.size(); ++i) global[i] = static_cast<float>(i);
-    for (const Box& box : boxes)
-      for (int64_t r = box.start[0]; r < box.start[0] + box.size[0]; ++r)
-        for (int64_t c = box.start[1]; c < box.start[1] + box.size[1]; ++c) stored.push_back(static_cast<float>(r * 6 + c));
+  explicit BoxedTensor(std::mt19937& random) : random_(random) {
+    for (size_t rank = 1 + random() % 3; rank > 0; --rank) shape.push_back(1 + static_cast<int64_t>(random() % 6));
+    split(whole_box(shape));
+    for (const Box& box : boxes) std::ranges::copy(elements(box), std::back_inserter(stored));
   }
-  CheckpointContent content() const {
-    CheckpointContent out{{.step = 1}, {}};
-    out.tensors = {{.name = "w", .shape = {4, 6}, .boxes = boxes, .data = saved_tensor({24}, stored)}};
+  // Of the whole tensor, in a box.
+  std::vector<float> elements(const Box& box) const {
+    std::vector<float> out = {0};
+    for (size_t d = 0; d < shape.size(); ++d) {
+      std::vector<float> next;
+      for (const float before : out)
+        for (int64_t i = 0; i < box.size[d]; ++i)
+          next.push_back(before * static_cast<float>(shape[d]) + static_cast<float>(box.start[d] + i));
+      out = next;
+    }
     return out;
   }
+  Box random_box() const {
+    Box box;
+    for (const int64_t size : shape) {
+      box.start.push_back(static_cast<int64_t>(random_() % static_cast<size_t>(size)));
+      box.size.push_back(static_cast<int64_t>(random_() % static_cast<size_t>(size - box.start.back() + 1)));
+    }
+    return box;
+  }
+  CheckpointContent content(int64_t step) const {
+    const Shape global = shape.size() == 1   ? Shape{shape[0]}
+                         : shape.size() == 2 ? Shape{shape[0], shape[1]}
+                                             : Shape{shape[0], shape[1], shape[2]};
+    CheckpointContent out{{.step = step}, {}};
+    out.tensors = {{.name = "w", .shape = global, .boxes = boxes, .data = saved_tensor({std::ssize(stored)}, stored)}};
+    return out;
+  }
+
+  std::vector<int64_t> shape;
+  std::vector<Box> boxes;
+  std::vector<float> stored;
+
+ private:
+  void split(const Box& box) {
+    const size_t d = random_() % shape.size();
+    if (box.size[d] < 2 || random_() % 16 == 0) return boxes.push_back(box);
+    Box first = box, second = box;
+    first.size[d] = 1 + static_cast<int64_t>(random_() % static_cast<size_t>(box.size[d] - 1));
+    second.start[d] += first.size[d];
+    second.size[d] -= first.size[d];
+    split(second);
+    split(first);
+  }
+  std::mt19937& random_;
 };
 
-TEST_F(CheckpointTest, BoxesAreJoinedInGlobalCoordinates) {
-  const BoxedTensor tensor;
-  CheckpointReader reader(open_directory(folder).save(tensor.content()).path);
-  std::vector<float> back(24);
-  reader.read("w", std::as_writable_bytes(std::span(back)));
-  EXPECT_EQ(back, tensor.global);
-}
-
-TEST_F(CheckpointTest, EveryBoxOfATensorCanBeReadAlone) {
-  const BoxedTensor tensor;
-  CheckpointReader reader(open_directory(folder).save(tensor.content()).path);
-  int boxes = 0;
-  for (int64_t r = 0; r < 4; ++r)
-    for (int64_t c = 0; c < 6; ++c)
-      for (int64_t rows = 0; r + rows <= 4; ++rows)
-        for (int64_t columns = 0; c + columns <= 6; ++columns, ++boxes) {
-          std::vector<float> back(static_cast<size_t>(rows * columns)), expected;
-          reader.read("w", {{r, c}, {rows, columns}}, std::as_writable_bytes(std::span(back)));
-          for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; j < columns; ++j) expected.push_back(static_cast<float>((r + i) * 6 + c + j));
-          ASSERT_EQ(back, expected) << "box at " << r << ", " << c << " of " << rows << " x " << columns;
-        }
-  EXPECT_EQ(boxes, 14 * 27);
-}
-
-TEST_F(CheckpointTest, AThreeDimensionalTensorIsReadAcrossPieces) {
-  std::vector<float> stored;  // [2, 3, 4] as [2, 1, 4] and [2, 2, 4]
-  for (const auto& [begin, end] : {std::pair{0, 1}, std::pair{1, 3}})
-    for (int a = 0; a < 2; ++a)
-      for (int b = begin; b < end; ++b)
-        for (int c = 0; c < 4; ++c) stored.push_back(static_cast<float>((a * 3 + b) * 4 + c));
-  CheckpointContent content{{.step = 1}, {}};
-  content.tensors = {
-      {.name = "w", .shape = {2, 3, 4}, .boxes = {{{0, 0, 0}, {2, 1, 4}}, {{0, 1, 0}, {2, 2, 4}}}, .data = saved_tensor({24}, stored)}};
-  CheckpointReader reader(open_directory(folder).save(content).path);
-  std::vector<float> back(24), part(4);
-  reader.read("w", std::as_writable_bytes(std::span(back)));
-  for (size_t i = 0; i < back.size(); ++i) EXPECT_EQ(back[i], static_cast<float>(i));
-  reader.read("w", {{1, 0, 2}, {1, 2, 2}}, std::as_writable_bytes(std::span(part)));
-  EXPECT_THAT(part, ElementsAre(14, 15, 18, 19));
-}
-
-TEST_F(CheckpointTest, ATensorLargerThanAChunkIsReadInParts) {
-  const State state(3, 3'000'000);  // 24 MB: six chunks, and the second tensor begins inside the third
-  CheckpointReader reader(open_directory(folder).save(state.content()).path);
-  EXPECT_EQ(reader.manifest().shards[0].hashes.size(), 6u);
-  EXPECT_TRUE(state.equals(reader));
+TEST_F(CheckpointTest, AnyBoxOfATensorOfAnyBoxesIsRead) {
+  std::mt19937 random(5);
+  CheckpointDirectory directory = open_directory(folder);
+  size_t most = 0;
+  for (int64_t step = 1; step <= 20; ++step) {
+    const BoxedTensor tensor(random);
+    CheckpointReader reader(directory.save(tensor.content(step)).path);
+    most = std::max(most, tensor.boxes.size());
+    for (int i = 0; i < 40; ++i) {
+      const Box box = i == 0 ? whole_box(tensor.shape) : tensor.random_box();
+      const std::vector<float> expected = tensor.elements(box);
+      std::vector<float> back(expected.size());
+      reader.read("w", box, std::as_writable_bytes(std::span(back)));
+      ASSERT_EQ(back, expected) << joined(tensor.shape) << ": " << joined(box.start) << " and " << joined(box.size);
+    }
+  }
+  EXPECT_GT(most, 8U);
 }
 
 // 40 MB: five chunks of each tensor. A reader keeps eight.
@@ -86,7 +92,9 @@ TEST_F(CheckpointTest, AChunkIsReadAgainOnlyAfterEightOthers) {
   constexpr int64_t kOfChunk = 1 << 20;  // elements
   const State state(3, 5 * kOfChunk);
   const std::filesystem::path saved = open_directory(folder).save(state.content()).path;
-  CheckpointReader reader(saved);
+  CheckpointReader whole(saved), reader(saved);
+  EXPECT_EQ(whole.manifest().shards[0].hashes.size(), 10u);
+  EXPECT_TRUE(state.equals(whole)) << "chunk by chunk";
   const auto read = [&](const char* tensor, int64_t chunk) {
     std::vector<float> row(10);
     const std::span<float> of_box = std::string_view(tensor) == "w" ? std::span(row) : std::span(row).first(1);
@@ -122,16 +130,13 @@ TEST_F(CheckpointTest, ADamagedChunkIsRefusedEachTimeAndAVerificationReadsAgain)
   EXPECT_TRUE(state.equals(reader));
 }
 
-TEST_F(CheckpointTest, BoxesThatDoNotTileAreRefusedBeforeAnythingIsWritten) {
-  BoxedTensor tensor;
-  tensor.boxes[2] = {{2, 0}, {1, 6}};
+TEST_F(CheckpointTest, BoxesThatDoNotTileAnUnknownTensorAndAWrongSizeAreErrors) {
+  CheckpointContent content{{.step = 1}, {}};
+  content.tensors = {{.name = "w", .shape = {4}, .boxes = {{{0}, {2}}, {{1}, {2}}}, .data = saved_tensor({4}, std::vector<float>(4))}};
   CheckpointDirectory directory = open_directory(folder);
-  EXPECT_EQ(error_code_of([&] { directory.save(tensor.content()); }), ExitCode::internal);
-  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK"));
-}
-
-TEST_F(CheckpointTest, AnUnknownTensorOrAWrongSizeIsAnErrorThatNamesIt) {
-  CheckpointReader reader(open_directory(folder).save(State(1).content()).path);
+  EXPECT_EQ(error_code_of([&] { directory.save(content); }), ExitCode::internal);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK")) << "nothing was written";
+  CheckpointReader reader(directory.save(State(1).content()).path);
   std::vector<std::byte> out(8);
   EXPECT_EQ(error_code_of([&] { reader.tensor("v"); }), ExitCode::usage);
   EXPECT_EQ(error_code_of([&] { reader.read("w", out); }), ExitCode::internal);
@@ -162,53 +167,33 @@ std::vector<ShardEntry> entries(std::initializer_list<int> ranks) {
   return out;
 }
 
+// Each shard is a file of safetensors that any tool of the format reads; the manifest lists tensors as the first one has them.
 TEST_F(CheckpointTest, ShardsOfSeveralProcessesAreOneCheckpoint) {
-  CheckpointDirectory directory = open_directory(folder);
-  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  for (const int r : {2, 0, 1}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
-  const SavedCheckpoint saved = directory.commit(save);
-  EXPECT_THAT(names_in(saved.path),
-              UnorderedElementsAre("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors", "shard-00002.safetensors"));
-  CheckpointReader reader(saved.path);
-  std::vector<float> w(10), v(3);
-  reader.read("w", std::as_writable_bytes(std::span(w)));
-  reader.read("v", std::as_writable_bytes(std::span(v)));
-  EXPECT_THAT(w, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
-  EXPECT_THAT(v, ElementsAre(20, 21, 22));
-  EXPECT_TRUE(directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2}))).folder.empty()) << "it is there";
-}
-
-// As any tool of the format reads them.
-TEST_F(CheckpointTest, AShardIsASafetensorsFileOfItsPieces) {
-  CheckpointDirectory directory = open_directory(folder);
-  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  for (const int r : {0, 1, 2}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
-  const SafetensorsFile last(directory.commit(save).path / "shard-00002.safetensors");
-  ASSERT_EQ(last.entries().size(), 2U);
-  const SafetensorsEntry* const v = last.find("v[1:3]");
-  ASSERT_NE(v, nullptr);
-  EXPECT_EQ(v->dtype, FileDtype::f32);
-  EXPECT_THAT(v->shape, ElementsAre(2));
-  std::vector<float> values(2);
-  last.read(*v, 0, std::as_writable_bytes(std::span(values)));
-  EXPECT_THAT(values, ElementsAre(21, 22));
-}
-
-// The manifest lists tensors as the first shard has them.
-TEST_F(CheckpointTest, AHeaderListsPiecesAsTheyLieInItsShard) {
   std::vector<std::vector<CheckpointTensor>> shares = {share(0), share(1), share(2)};
   std::swap(shares[2][0], shares[2][1]);
   std::vector<ShardEntry> shards;
   for (size_t i = 0; i < 3; ++i) shards.push_back(describe_shard(shares[i], static_cast<int64_t>(i), 1));
   CheckpointDirectory directory = open_directory(folder);
   const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, shards));
-  for (size_t i = 0; i < 3; ++i) write_shard(shares[i], shards[i], save.folder);
+  for (const size_t i : {2U, 0U, 1U}) write_shard(shares[i], shards[i], save.folder);
   const SavedCheckpoint saved = directory.commit(save);
+  EXPECT_THAT(names_in(saved.path),
+              UnorderedElementsAre("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors", "shard-00002.safetensors"));
+  CheckpointReader reader(saved.path);
+  std::vector<float> w(10), v(3), of_last(2);
+  reader.read("w", std::as_writable_bytes(std::span(w)));
+  reader.read("v", std::as_writable_bytes(std::span(v)));
+  EXPECT_THAT(w, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_THAT(v, ElementsAre(20, 21, 22));
+  EXPECT_TRUE(directory.begin(assemble_manifest({.step = 1}, shards)).folder.empty()) << "it is there";
   const SafetensorsFile last(saved.path / "shard-00002.safetensors");
-  std::vector<float> values(2);
-  last.read(*last.find("v[1:3]"), 0, std::as_writable_bytes(std::span(values)));
-  EXPECT_THAT(values, ElementsAre(21, 22));
-  EXPECT_NO_THROW(CheckpointReader(saved.path).verify());
+  ASSERT_EQ(last.entries().size(), 2U);
+  const SafetensorsEntry* const piece = last.find("v[1:3]");
+  ASSERT_NE(piece, nullptr);
+  EXPECT_EQ(piece->dtype, FileDtype::f32);
+  EXPECT_THAT(piece->shape, ElementsAre(2));
+  last.read(*piece, 0, std::as_writable_bytes(std::span(of_last)));
+  EXPECT_THAT(of_last, ElementsAre(21, 22));
 }
 
 TEST_F(CheckpointTest, WideElementsComeFirstInAShard) {
@@ -231,17 +216,14 @@ TEST_F(CheckpointTest, AMissingOrDoubledShareIsRefusedBeforeAnythingIsWritten) {
   EXPECT_THAT(error_of([&] { assemble_manifest({.step = 1}, odd); }).what(), HasSubstr("w is fp32 [6, 2] in one shard, fp32 [5, 2]"));
 }
 
-TEST_F(CheckpointTest, AnAbandonedSaveLeavesNothing) {
+TEST_F(CheckpointTest, ASaveThatIsAbandonedOrLacksAShardLeavesNoCheckpoint) {
   CheckpointDirectory directory = open_directory(folder);
-  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  write_shard(share(0), entries({0, 1, 2})[0], save.folder);
-  directory.abandon(save);
+  const Manifest manifest = assemble_manifest({.step = 1}, entries({0, 1, 2}));
+  const CheckpointDirectory::Save abandoned = directory.begin(manifest);
+  write_shard(share(0), entries({0, 1, 2})[0], abandoned.folder);
+  directory.abandon(abandoned);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK"));
-}
-
-TEST_F(CheckpointTest, AShardThatWasNotWrittenIsNotPublished) {
-  CheckpointDirectory directory = open_directory(folder);
-  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
+  const CheckpointDirectory::Save save = directory.begin(manifest);
   for (const int r : {0, 2}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
   EXPECT_EQ(error_code_of([&] { directory.commit(save); }), ExitCode::storage);
   EXPECT_FALSE(load_newest(checkpoints(), [](CheckpointReader&) {}).has_value());

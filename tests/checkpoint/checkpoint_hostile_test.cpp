@@ -79,44 +79,30 @@ TEST_F(HostileManifest, TheUntouchedOneIsAccepted) {
   EXPECT_TRUE(State(7).equals(reader));
 }
 
-TEST_F(HostileManifest, EveryFlippedBitIsFound) {
-  ASSERT_NO_THROW(parse_manifest(good_, "manifest"));
+TEST_F(HostileManifest, EveryDamagedByteTruncationAndExtensionIsFound) {
+  EXPECT_EQ(format_manifest(parse_manifest(good_, "manifest")), good_);
+  std::vector<std::string> all;
   for (size_t i = 0; i < good_.size(); ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      std::string bad = good_;
-      bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
-      ASSERT_EQ(error_code_of([&] { parse_manifest(bad, "manifest"); }), ExitCode::data) << "byte " << i << ", bit " << bit;
+    all.push_back(good_.substr(0, i));
+    for (const int bits : {1 << (i % 8), 0x20}) {  // letters of the hash in upper case are others
+      all.push_back(good_);
+      all.back()[i] = static_cast<char>(good_[i] ^ bits);
     }
   }
+  for (const char* more : {"\n", " ", "{}", "0123456789abcdef\n"}) all.push_back(good_ + more);
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(error_code_of([&] { parse_manifest(all[i], "manifest"); }), ExitCode::data) << i;
 }
 
-TEST_F(HostileManifest, EveryTruncationAndExtensionIsFound) {
-  for (size_t size = 0; size < good_.size(); ++size)
-    ASSERT_EQ(error_code_of([&] { parse_manifest(good_.substr(0, size), "manifest"); }), ExitCode::data) << size;
-  for (const char* more : {"\n", " ", "{}", "0123456789abcdef\n"})
-    EXPECT_EQ(error_code_of([&] { parse_manifest(good_ + more, "manifest"); }), ExitCode::data);
-}
-
+// The grammar itself has tests in tests/json and tests/fuzz.
 TEST_F(HostileManifest, TextThatIsNotStrictJsonIsRefused) {
   const std::string body = body_.dump();
   const auto with = [&](const std::string& part) { return sealed("{" + part + "," + body.substr(1)); };
-  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
-  expect_refused(sealed(""), "");
-  expect_refused(sealed("[]"), "must be an object");
-  expect_refused(sealed("null"), "must be an object");
-  expect_refused(sealed(body + "x"), "manifest.json");
-  expect_refused(sealed(body + body), "manifest.json");
-  expect_refused(sealed("\xef\xbb\xbf" + body), "byte order mark");
-  expect_refused(sealed("/* comment */" + body), "manifest.json");
-  expect_refused(with(R"("step":7)"), "duplicate");
+  for (const std::string& none : {sealed(""), sealed(body + "x"), sealed("/* comment */" + body), with(R"("x":NaN)"),
+                                  with("\"x\":\"\xff\""), sealed(std::string(1'000'000, '\0'))})
+    expect_refused(none, "manifest.json");
+  for (const char* const no_object : {"[]", "null"}) expect_refused(sealed(no_object), "must be an object");
   expect_refused(with(R"("\u0073tep":7)"), "duplicate");
-  expect_refused(with("\"x\":" + deep), "deep");
-  expect_refused(with(R"("x":NaN)"), "manifest.json");
-  expect_refused(with(R"("x":1e400)"), "manifest.json");
-  expect_refused(with("\"x\":\"\xff\""), "manifest.json");
-  expect_refused(with(R"("x":"\ud800")"), "manifest.json");
-  expect_refused(with(R"("x":1,)"), "manifest.json");
-  expect_refused(sealed(std::string(1'000'000, '\0')), "manifest.json");
+  expect_refused(with("\"x\":" + std::string(100'000, '[') + std::string(100'000, ']')), "deep");
 }
 
 TEST_F(HostileManifest, WrongFieldsAreRefused) {
@@ -129,7 +115,6 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"format_version: must be an integer", {"/format_version", "1.0"}},
       {"step: must be 0 or more, got -1", {"/step", "-1"}},
       {"step: must be an integer", {"/step", "1.5"}},
-      {"step: must be an integer", {"/step", "\"7\""}},
       {"step: must be in [0, 9223372036854775807], got 9223372036854775808", {"/step", "9223372036854775808"}},
       {"fingerprints.build: must be a string", {"/fingerprints/build", "5"}},
       {"fingerprints: has no \"build\"", {"/fingerprints/build"}},
@@ -141,11 +126,9 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"two tensors are called w", {"/tensors/1/name", "\"w\""}},
       {"name has 0 bytes", {"/tensors/0/name", "\"\""}},
       {"name with control characters", {"/tensors/0/name", R"("w\u001b[2J")"}},
-      {"name with control characters", {"/tensors/0/name", R"("w\u0000")"}},
       {"no tensor may be called w[0:1]", {"/tensors/0/name", "\"w[0:1]\""}},
       {"no tensor may be called __metadata__", {"/tensors/0/name", "\"__metadata__\""}},
       {"tensors[0].dtype: must be one of fp32, bf16, fp64, i32, u8, got \"float\"", {"/tensors/0/dtype", "\"float\""}},
-      {"tensors[0].dtype: must be one of fp32", {"/tensors/0/dtype", "\"\""}},
   };
   expect_all_refused(kChanges);
   body_["tensors"][0]["name"] = std::string(1025, 'a');
@@ -156,10 +139,7 @@ TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
   static constexpr Change kChanges[] = {
       {"plain file name", {"/shards/0/file", R"("../shard-00000.safetensors")"}},
       {"plain file name", {"/shards/0/file", R"("/etc/passwd")"}},
-      {"plain file name", {"/shards/0/file", R"("..")"}},
       {"plain file name", {"/shards/0/file", R"("")"}},
-      {"plain file name", {"/shards/0/file", R"("a/b")"}},
-      {"plain file name", {"/shards/0/file", R"("shard\u0000.bin")"}},
       {"No such file", {"/shards/0/file", R"("other.bin")"}},
       {"bytes, the manifest says 40",
        {"/shards/0", R"({"file": "shard-00000.safetensors", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
@@ -186,7 +166,6 @@ TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
       {"start[0]: must be 0 or more, got -1", {"/tensors/0/pieces/0/start", "[-1, 0]"}},
       {"at most 5", {"/tensors/0/shape", "[1, 1, 1, 1, 1, 1000]"}},
       {"another rank", {"/tensors/0/pieces/0/start", "[0]"}},
-      {"another rank", {"/tensors/0/pieces/0/start", "[0]"}, {"/tensors/0/pieces/0/size", "[1000]"}},
       {"is not possible", {"/tensors/0/shape", "[1099511627776, 1099511627776]"}},
       {"too many bytes", {"/tensors/0/shape", "[9223372036854775807]"}},
       {"is not inside", {"/tensors/0/pieces/0/size", "[101, 10]"}},
@@ -197,22 +176,15 @@ TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
       {"cover 0 of 1000", {"/tensors/0/pieces", "[]"}},
       {"pieces[0]: must be an object, got []", {"/tensors/0/pieces/0", "[]"}},
       {"pieces[0]: has an unknown key \"extra\"", {"/tensors/0/pieces/0/extra", "0"}},
-  };
-  expect_all_refused(kChanges);
-}
-
-TEST_F(HostileManifest, BoxesThatOverlapOrLeaveBytesOverAreRefused) {
-  static constexpr const char* kPieces = "/tensors/0/pieces";
-  static constexpr Change kChanges[] = {
       {"overlap",
-       {kPieces,
-        R"([{"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 0}, {"shard": 0, "start": [49, 0], "size": [50, 10], "offset": 2000}])"}},
+       {"/tensors/0/pieces",
+        R"([{"shard":0,"start":[0,0],"size":[50,10],"offset":0}, {"shard":0,"start":[49,0],"size":[50,10],"offset":2000}])"}},
       {"overlap",
-       {kPieces,
-        R"([{"shard": 0, "start": [0, 0], "size": [100, 5], "offset": 0}, {"shard": 0, "start": [0, 4], "size": [100, 5], "offset": 2000}])"}},
+       {"/tensors/0/pieces",
+        R"([{"shard":0,"start":[0,0],"size":[100,5],"offset":0}, {"shard":0,"start":[0,4],"size":[100,5],"offset":2000}])"}},
       {"overlap",
-       {kPieces,
-        R"([{"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 0}, {"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 2000}])"}},
+       {"/tensors/0/pieces",
+        R"([{"shard":0,"start":[0,0],"size":[50,10],"offset":0}, {"shard":0,"start":[0,0],"size":[50,10],"offset":2000}])"}},
       {"cover 2000 of 1000", {"/tensors/0/pieces/-", R"({"shard": 0, "start": [0, 0], "size": [100, 10], "offset": 0})"}},
       {"belong to two tensors", {"/tensors/1/pieces/0/offset", "0"}},
       {"belong to two tensors", {"/tensors/1/pieces/0/offset", "3996"}},
@@ -236,34 +208,20 @@ TEST_F(HostileManifest, HugeCountsAreRefusedInTimeAndMemoryOfTheText) {
   apply({"/tensors/0/pieces", pieces(4096).c_str()});
   apply({"/tensors/0/shape", "[1,4096]"});
   expect_refused(sealed(body_.dump()), "belong to two tensors");
-}
-
-TEST_F(HostileManifest, AManifestOverTheCapIsNotEvenRead) {
   std::filesystem::resize_file(path_, static_cast<uintmax_t>(Manifest::kMaxBytes) + 1);  // a hole: no disk space
-  try {
-    CheckpointReader reader(path_.parent_path());
-    ADD_FAILURE();
-  } catch (const CheckpointDamage& damage) {
-    EXPECT_THAT(damage.what(), HasSubstr("at most 100000000 are accepted"));
-  }
+  EXPECT_THAT(error_of([&] { CheckpointReader reader(path_.parent_path()); }).what(), HasSubstr("at most 100000000 are accepted"));
 }
 
 TEST_F(HostileManifest, LinksFoldersAndPipesInTheFilesPlaceAreRefused) {
   const std::filesystem::path shard_path = path_.parent_path() / "shard-00000.safetensors";
   std::filesystem::rename(shard_path, folder / "elsewhere.bin");
   std::filesystem::create_symlink(folder / "elsewhere.bin", shard_path);
-  EXPECT_THROW(CheckpointReader reader(path_.parent_path()), CheckpointDamage);
-  std::filesystem::remove(shard_path);
-  std::filesystem::create_directory(shard_path);
-  EXPECT_THROW(CheckpointReader reader(path_.parent_path()), CheckpointDamage);
-  std::filesystem::remove(shard_path);
-  ASSERT_EQ(::mkfifo(shard_path.c_str(), 0600), 0);
-  EXPECT_THROW(CheckpointReader reader(path_.parent_path()), CheckpointDamage);
-}
-
-TEST_F(HostileManifest, FormattedTextParsesToTheSameManifest) {
-  const Manifest manifest = parse_manifest(good_, "manifest");
-  EXPECT_EQ(format_manifest(manifest), good_);
+  for (const auto& next : std::initializer_list<std::function<void()>>{[&] { std::filesystem::create_directory(shard_path); },
+                                                                       [&] { ASSERT_EQ(::mkfifo(shard_path.c_str(), 0600), 0); }, [] {}}) {
+    EXPECT_THROW(CheckpointReader reader(path_.parent_path()), CheckpointDamage);
+    std::filesystem::remove(shard_path);
+    next();
+  }
 }
 
 TEST_F(HostileManifest, WhatWouldNotBeReadIsNotFormatted) {

@@ -16,21 +16,17 @@ TEST_F(CheckpointTest, AFolderWithoutCheckpointsIsAFreshStart) {
   EXPECT_EQ(newest(), std::nullopt);
 }
 
-TEST_F(CheckpointTest, ADamagedNewestIsPassedOverWithALine) {
+TEST_F(CheckpointTest, ADamagedNewestIsPassedOverWithALineAndAllDamagedAreNoFreshStart) {
   CheckpointDirectory directory = open_directory(folder);
   for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
   flip_byte(checkpoints() / "step-00000003/shard-00000.safetensors", 4000);  // sizes, header and manifest still agree
   EXPECT_EQ(newest(), 2);
   EXPECT_THAT(log(), HasSubstr("step-00000003/shard-00000.safetensors: chunk 0 (bytes 0 to 8000) is damaged"));
-}
-
-TEST_F(CheckpointTest, AllDamagedIsAnErrorNotAFreshStart) {
-  CheckpointDirectory directory = open_directory(folder);
-  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
   std::filesystem::remove(checkpoints() / "step-00000001/manifest.json");
   std::filesystem::remove_all(checkpoints() / "step-00000002");
+  std::filesystem::remove_all(checkpoints() / "step-00000003");
   EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data);
-  EXPECT_THAT(log(), HasSubstr("step-00000002: there is no such checkpoint folder"));
+  EXPECT_THAT(log(), HasSubstr("step-00000003: there is no such checkpoint folder"));
 }
 
 // A run goes on between the listing of its checkpoints and their reading, and keeps its newest ones.
@@ -85,48 +81,26 @@ TEST_F(CheckpointTest, ABrokenLatestFileIsNotNeeded) {
   EXPECT_EQ(newest(), 2);
 }
 
-TEST_F(CheckpointTest, AFolderUnderAnotherStepsNameIsDamaged) {
+TEST_F(CheckpointTest, TheDamagedLatestIsTriedOnceAndOtherErrorsOfTheLoaderPassThrough) {
   CheckpointDirectory directory = open_directory(folder);
-  directory.save(State(1).content());
-  directory.save(State(2).content());
-  std::filesystem::rename(checkpoints() / "step-00000002", checkpoints() / "step-00000009");
-  EXPECT_EQ(newest(), 1);
-  EXPECT_THAT(log(), HasSubstr("step-00000009: holds step 2"));
-}
-
-TEST_F(CheckpointTest, TheDamagedLatestIsTriedOnce) {
-  CheckpointDirectory directory = open_directory(folder);
-  directory.save(State(1).content());
-  directory.save(State(2).content());
+  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
   write_file(checkpoints() / "step-00000002/manifest.json", "{");
   EXPECT_EQ(newest(), 1);
   const std::string lines = log();
-  const size_t first = lines.find("checkpoint passed over");
-  ASSERT_NE(first, std::string::npos);
-  EXPECT_EQ(lines.find("checkpoint passed over", first + 1), std::string::npos) << lines;
-}
-
-TEST_F(CheckpointTest, OtherErrorsOfTheLoaderPassThrough) {
-  open_directory(folder).save(State(1).content());
+  EXPECT_NE(lines.find("checkpoint passed over"), std::string::npos);
+  EXPECT_EQ(lines.find("checkpoint passed over"), lines.rfind("checkpoint passed over")) << lines;
   const auto load = [](CheckpointReader&) { fail(ExitCode::data, "the data changed"); };
-  try {
-    load_newest(checkpoints(), load);
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "the data changed");
-  }
+  EXPECT_STREQ(error_of([&] { load_newest(checkpoints(), load); }).what(), "the data changed");
 }
 
 TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
   CheckpointDirectory directory = open_directory(folder);
   directory.save(State(1).content());
   directory.save(State(2).content());
-  EXPECT_EQ(open_checkpoint(checkpoints() / "step-00000001").directory(), checkpoints() / "step-00000001");
-  EXPECT_EQ(open_checkpoint(checkpoints() / "step-00000001/").directory(), checkpoints() / "step-00000001");
-  EXPECT_EQ(open_checkpoint(checkpoints() / "").directory(), checkpoints() / "step-00000002");
-  EXPECT_EQ(open_checkpoint(checkpoints()).directory(), checkpoints() / "step-00000002");
-  EXPECT_EQ(open_checkpoint(checkpoints() / "latest").directory(), checkpoints() / "step-00000002");
-  EXPECT_EQ(open_checkpoint(folder.path()).directory(), checkpoints() / "step-00000002");  // as a run folder
+  for (const char* name : {"checkpoints/step-00000001", "checkpoints/step-00000001/"})
+    EXPECT_EQ(open_checkpoint(folder / name).directory(), checkpoints() / "step-00000001") << name;
+  for (const char* name : {"checkpoints", "checkpoints/", "checkpoints/latest", ""})  // the last as a run folder
+    EXPECT_EQ(open_checkpoint(folder / name).directory(), checkpoints() / "step-00000002") << name;
   EXPECT_EQ(error_code_of([&] { open_checkpoint(folder / "missing"); }), ExitCode::usage);
   std::filesystem::create_directory(folder / "empty");
   EXPECT_EQ(error_code_of([&] { open_checkpoint(folder / "empty"); }), ExitCode::usage);
@@ -172,37 +146,28 @@ TEST_F(Candidates, AreWhatLatestNamesThenThatFolderThenTheOthersFromTheNewest) {
               ElementsAre("step-00000002 2 " + two.hash(), "step-00000002 2 ", "step-00000003 3 ", "step-00000002 2 ", "step-00000001 1 "));
 }
 
-TEST_F(Candidates, TheFirstIsDamageWhenItsFolderIsGone) {
-  std::filesystem::remove_all(at(3));
-  expect_damage("step-00000003: there is no such checkpoint folder", 2);
-}
-
-TEST_F(Candidates, TheFirstIsDamageWhenItIsTorn) {
-  std::filesystem::resize_file(at(3) / "shard-00000.safetensors", 10);
-  expect_damage("has 10 bytes, the manifest says ", 2);
-}
-
-TEST_F(Candidates, TheFirstIsDamageWhenItHoldsAnotherStep) {
-  replace(3, 1);
-  expect_damage("step-00000003: holds step 1", 2);
-}
-
-TEST_F(Candidates, TheFirstIsDamageWhenLatestNamesAnotherHash) {
+// Changes are made to the same folder one after the other.
+TEST_F(Candidates, TheFirstIsDamageWhenItOrLatestIs) {
   write_latest(2, "0123456789abcdef");
   expect_damage("step-00000002: is not the version that `latest` names (0123456789abcdef)", 2);
-}
-
-TEST_F(Candidates, TheFirstIsDamageWhenLatestIs) {
+  EXPECT_THAT(log(), HasSubstr("checkpoint passed over"));
+  EXPECT_EQ(log().find("instead of"), std::string::npos) << "the same folder in another version is no other step: " << log();
   write_file(checkpoints() / "latest", "nonsense");
   expect_damage("latest: is damaged", 3);
-  for (int64_t step = 1; step <= 3; ++step) std::filesystem::remove_all(at(step));
-  EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data) << "there were some";
-}
-
-TEST_F(Candidates, TheFirstIsTheNewestWhereNothingWasPublished) {
+  write_latest(3, CheckpointReader(at(3)).hash());
+  std::filesystem::resize_file(at(3) / "shard-00000.safetensors", 10);
+  expect_damage("has 10 bytes, the manifest says ", 2);
+  EXPECT_THAT(log(), HasSubstr("checkpoints: step 2 is taken instead of step 3"));
+  replace(3, 1);
+  expect_damage("step-00000003: holds step 1", 2);
+  std::filesystem::remove_all(at(3));
+  expect_damage("step-00000003: there is no such checkpoint folder", 2);
   std::filesystem::remove(checkpoints() / "latest");
-  EXPECT_EQ(open_checkpoint(folder.path()).manifest().step, 3);
-  EXPECT_EQ(newest(), 3);
+  EXPECT_EQ(open_checkpoint(folder.path()).manifest().step, 2) << "nothing was published";
+  EXPECT_EQ(newest(), 2);
+  write_file(checkpoints() / "latest", "nonsense");
+  for (int64_t step = 1; step <= 2; ++step) std::filesystem::remove_all(at(step));
+  EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data) << "there were some";
 }
 
 TEST_F(Candidates, ACheckpointThatIsNamedIsNotReplacedByAnother) {
@@ -213,33 +178,26 @@ TEST_F(Candidates, ACheckpointThatIsNamedIsNotReplacedByAnother) {
   EXPECT_THAT(error_of([&] { open_checkpoint(at(2)); }).what(), HasSubstr("step-00000002: holds step 1"));
   std::filesystem::rename(at(2), checkpoints() / "best");
   EXPECT_EQ(open_checkpoint(checkpoints() / "best").manifest().step, 1) << "no name of a step, no step to hold";
-  EXPECT_EQ(error_code_of([&] { load_checkpoint(folder / "empty", load); }), ExitCode::usage);
-  std::filesystem::create_directory(folder / "empty");
-  EXPECT_EQ(error_code_of([&] { load_checkpoint(folder / "empty", load); }), ExitCode::usage);
-}
-
-TEST_F(Candidates, TheStepThatIsTakenInsteadOfABetterOneIsALineInTheLog) {
-  std::filesystem::resize_file(at(3) / "shard-00000.safetensors", 10);
-  replace(2, 3);
-  EXPECT_EQ(newest(), 1);
-  EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is taken instead of step 3"));
-}
-
-TEST_F(Candidates, TheSameFolderInAnotherVersionIsNoOtherStep) {
-  write_latest(2, "0123456789abcdef");
-  EXPECT_EQ(newest(), 2);
-  EXPECT_THAT(log(), HasSubstr("checkpoint passed over"));
-  EXPECT_EQ(log().find("instead of"), std::string::npos) << log();
+  EXPECT_EQ(error_code_of([&] { load_checkpoint(folder / "missing", load); }), ExitCode::usage);
 }
 
 TEST_F(Candidates, TheListSaysWhatTheSearchWouldFind) {
-  replace(1, 2);
-  write_latest(3, "0123456789abcdef");
+  const auto problem = [&](size_t i) { return list_checkpoints(checkpoints()).at(i).problem; };
   const auto list = list_checkpoints(checkpoints());
   ASSERT_EQ(list.size(), 3U);
-  EXPECT_THAT(list[0].problem, HasSubstr("holds step 2"));
-  EXPECT_EQ(list[1].problem, "");
-  EXPECT_THAT(list[2].problem, HasSubstr("is not the version that `latest` names"));
+  for (const CheckpointStatus& one : list) {
+    EXPECT_EQ(one.problem, "");
+    EXPECT_EQ(one.tensors, 2u);
+    EXPECT_EQ(one.bytes, 8000);
+    EXPECT_EQ(one.latest, &one == &list.back());
+  }
+  EXPECT_EQ(list[1].samples, 128);
+  replace(1, 2);
+  write_latest(3, "0123456789abcdef");
+  std::filesystem::resize_file(at(2) / "shard-00000.safetensors", 7999);
+  EXPECT_THAT(problem(0), HasSubstr("holds step 2"));
+  EXPECT_THAT(problem(1), HasSubstr("has 7999 bytes, the manifest says "));
+  EXPECT_THAT(problem(2), HasSubstr("is not the version that `latest` names"));
 }
 
 TEST_F(Candidates, AdoptingOneMakesLatestNameIt) {
@@ -256,23 +214,6 @@ TEST_F(Candidates, AdoptingOneMakesLatestNameIt) {
   write_latest(2, "0123456789abcdef");
   directory.adopt(*taken);
   EXPECT_EQ(read_file(checkpoints() / "latest"), named) << "not this version of it";
-}
-
-// ---- list, names
-
-TEST_F(CheckpointTest, TheListTellsWhatIsValidAndWhatIsLatest) {
-  CheckpointDirectory directory = open_directory(folder);
-  for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
-  std::filesystem::resize_file(checkpoints() / "step-00000002/shard-00000.safetensors", 7999);
-  const auto list = list_checkpoints(checkpoints());
-  ASSERT_EQ(list.size(), 3u);
-  EXPECT_EQ(list[0].problem, "");
-  EXPECT_EQ(list[0].tensors, 2u);
-  EXPECT_EQ(list[0].bytes, 8000);
-  EXPECT_EQ(list[0].samples, 64);
-  EXPECT_THAT(list[1].problem, HasSubstr("has 7999 bytes, the manifest says "));
-  EXPECT_FALSE(list[1].latest);
-  EXPECT_TRUE(list[2].latest);
 }
 
 TEST(CheckpointName, RoundTripsAndRefusesEverythingElse) {

@@ -99,26 +99,20 @@ TEST(PlanChange, OneOperandOfSeveralIsNamedAlone) {
   }
 }
 
-TEST(PlanChange, TheGemmsThatTakeTheOperandsCount) {
-  const auto recipe = [](const char* gemms) { return text(R"({"base":"mxfp8","gemms":)", gemms, '}'); };
-  const std::string all = recipe(R"(["fprop","dgrad","wgrad"])");
-  EXPECT_EQ(change(all, recipe(R"(["wgrad","dgrad","fprop"])")), "") << "the order does not";
-  for (const char* fewer : {R"(["dgrad","wgrad"])", R"(["fprop","wgrad"])", R"(["fprop","dgrad"])"}) {
-    EXPECT_THAT(change(all, recipe(fewer)), HasSubstr("own (gemms {")) << fewer;
-  }
-}
-
-TEST(PlanChange, WhatBackwardReadsCounts) {
-  const auto mine = [](const char* more) { return text(R"({"base":"mxfp4_qat_mxfp8_act")", more, '}'); };
+TEST(PlanChange, GemmsWhatBackwardReadsAndTheTypeOfOtherOperandsCount) {
+  const auto of = [](const char* base, const char* more) { return text(R"({"base":")", base, '"', more, '}'); };
+  const auto gemms = [&](const char* list) { return of("mxfp8", (std::string(",\"gemms\":") + list).c_str()); };
+  const std::string all = gemms(R"(["fprop","dgrad","wgrad"])");
+  EXPECT_EQ(change(all, gemms(R"(["wgrad","dgrad","fprop"])")), "") << "the order does not";
+  for (const char* fewer : {R"(["dgrad","wgrad"])", R"(["fprop","wgrad"])", R"(["fprop","dgrad"])"})
+    EXPECT_THAT(change(all, gemms(fewer)), HasSubstr("own (gemms {")) << fewer;
+  const auto mine = [&](const char* more) { return of("mxfp4_qat_mxfp8_act", more); };
   EXPECT_EQ(change(mine(""), mine(R"(,"columns":"rows","backward":"quantized")")), "");
   EXPECT_EQ(change(mine(""), mine(R"(,"columns":"values")")), R"(attn.qkv: own (columns null -> "values"))");
   const char* const values = R"(,"backward":"high_precision")";
   EXPECT_EQ(change(mine(R"(,"backward":"dequantized")"), mine(values)), R"(attn.qkv: own (backward "dequantized" -> "high_precision"))");
   EXPECT_EQ(change(mine(R"(,"output_grad":null,"gemms":["fprop"])"), mine(values)), R"(attn.qkv: own (backward null -> "high_precision"))");
-}
-
-TEST(PlanChange, TheTypeOfOperandsThatAreNotQuantizedCounts) {
-  EXPECT_THAT(change(R"({"base":"bf16"})", R"({"base":"fp32"})"), HasSubstr(R"(own (compute "bf16" -> "fp32")"));
+  EXPECT_THAT(change(of("bf16", ""), of("fp32", "")), HasSubstr(R"(own (compute "bf16" -> "fp32")"));
 }
 
 // ---- the model
