@@ -54,7 +54,7 @@ TEST_F(Limits, StackThatIsJustEnoughServesTheLargestHeadsOfEveryThread) {
 TEST_F(Limits, NoLimitOfTheAddressSpaceEndsInASignal) {
   if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
   bool refused = false, ran = false;
-  for (int64_t mib = 72; mib <= 240; mib += mib < 140 ? 4 : 20) {
+  for (int64_t mib = 72; mib <= 240; mib += mib < 140 ? 8 : 33) {
     const auto run = limited("-v " + std::to_string(mib * 1024), "train run.json --set training.threads=4");
     EXPECT_TRUE(run.exit_code == 0 || run.exit_code == 3) << mib << " MiB: " << run.exit_code << run.errors;
     if (run.exit_code == 3) {

@@ -60,7 +60,7 @@ class ModelFiles : public test::ExportTest {
     int refused = 0;
     for (const std::string& operation : operations) {
       bool reached = true;
-      for (int at = 1; reached; at += operation == "open" ? 1 : 7) {
+      for (int at = 1; reached; at += operation == "open" ? 1 : 13) {
         SCOPED_TRACE(text(operation, ' ', at));
         fs::remove_all(path("model"));
         fs::copy(path("a"), path("model"));

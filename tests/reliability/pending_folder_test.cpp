@@ -2,14 +2,14 @@
 #include "mantissa/io/pending_folder.h"
 
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
-#include <cerrno>
 #include <csignal>
 #include <span>
 
+#include "checkpoint_testing.h"
 #include "files.h"
 #include "mantissa/base/file.h"
+#include "process.h"
 #include "reliability/fault_injection.h"
 
 namespace mantissa::test::pending_folder_test {
@@ -22,12 +22,11 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class PendingFolders : public ::testing::TestWithParam<bool> {
+class AnyPendingFolders : public ::testing::Test {
  protected:
-  ~PendingFolders() override { disarm_fault(); }
+  ~AnyPendingFolders() override { disarm_fault(); }
 
   fs::path target() const { return folder_.path() / "model-hf"; }
-  Fault fault(Fault::Kind kind, int point) const { return {.kind = kind, .at = point, .no_exchange = GetParam()}; }
   static void write(PendingFolder& pending) {
     File file = File::create(pending.path() / "weights");
     file.write_at(0, std::as_bytes(std::span(std::string_view("all of it"))));
@@ -39,14 +38,14 @@ class PendingFolders : public ::testing::TestWithParam<bool> {
     PendingFolder pending(target());
     write(pending);
   }
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(folder_.path())) out.push_back(entry.path().filename());
-    std::ranges::sort(out);
-    return out;
-  }
+  std::vector<std::string> names() const { return names_in(folder_.path()); }
 
   TemporaryFolder folder_;
+};
+
+class PendingFolders : public AnyPendingFolders, public ::testing::WithParamInterface<bool> {
+ protected:
+  Fault fault(Fault::Kind kind, int point) const { return {.kind = kind, .at = point, .no_exchange = GetParam()}; }
 };
 
 INSTANTIATE_TEST_SUITE_P(FileSystem, PendingFolders, ::testing::Bool(),
@@ -54,14 +53,11 @@ INSTANTIATE_TEST_SUITE_P(FileSystem, PendingFolders, ::testing::Bool(),
 
 TEST_P(PendingFolders, KillsLeaveNothingForTheNextOne) {
   for (int point = 1;; ++point) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    const int status = wait_for(start_child([&] {
       arm_fault(fault(Fault::kill, point));
       make();
-      ::_exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
+      return 0;
+    }));
     if (!WIFSIGNALED(status)) {
       EXPECT_GT(point, 8);
       EXPECT_THAT(names(), ElementsAre("model-hf"));
@@ -106,7 +102,7 @@ TEST_P(PendingFolders, ErrorsLeaveNothing) {
 }
 
 // Another process that writes one of the same name, and one of a name that begins alike.
-TEST_P(PendingFolders, OnesInUseStay) {
+TEST_F(AnyPendingFolders, OnesInUseStay) {
   std::optional<PendingFolder> first(target()), other(target().string() + "-0123456789abcdef");
   const fs::path lying = first->path(), beside = other->path();
   make();
@@ -124,17 +120,15 @@ TEST_P(PendingFolders, OnesInUseStay) {
 
 // Left of `name` by a process that was killed.
 void leave(const fs::path& name) {
-  const pid_t child = ::fork();
-  if (child == 0) {
+  wait_for(start_child([&] {
     PendingFolder pending(name);
     write_file(pending.path() / "weights", "a part");
-    ::raise(SIGKILL);
-  }
-  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    return ::raise(SIGKILL);
+  }));
 }
 
 // Where flock is local to a host, a lock that is found free may be held on another.
-TEST_P(PendingFolders, OnesOfOtherHostsStay) {
+TEST_F(AnyPendingFolders, OnesOfOtherHostsStay) {
   leave(target());
   const std::vector<std::string> left = names();
   ASSERT_EQ(left.size(), 2U);
@@ -148,7 +142,7 @@ TEST_P(PendingFolders, OnesOfOtherHostsStay) {
   EXPECT_THAT(names(), ElementsAre("model-hf"));
 }
 
-TEST_P(PendingFolders, NamesThatCannotBeAreMistakes) {
+TEST_F(AnyPendingFolders, NamesThatCannotBeAreMistakes) {
   for (const fs::path& name : {fs::path(), folder_.path() / std::string(229, 'x'), folder_.path() / "not-there" / "model"}) {
     const Error error = error_of([&] { PendingFolder pending(name); });
     EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
@@ -161,7 +155,7 @@ TEST_P(PendingFolders, NamesThatCannotBeAreMistakes) {
   EXPECT_THAT(names(), ElementsAre(std::string(228, 'x')));
 }
 
-TEST_P(PendingFolders, OfOtherNamesStay) {
+TEST_F(AnyPendingFolders, OfOtherNamesStay) {
   leave(target());
   leave(folder_.path() / "model");
   leave(target().string() + "-0123456789abcdef");

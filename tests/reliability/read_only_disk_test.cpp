@@ -2,6 +2,8 @@
 // own, which is not allowed everywhere.
 #include <gmock/gmock.h>
 
+#include <memory>
+
 #include "process.h"
 #include "training.h"
 
@@ -15,22 +17,20 @@ constexpr const char* kReadOnly = "mount -o remount,ro disk || exit 77; ";
 constexpr const char* kFull = "head -c 5000000 /dev/zero > disk/fill 2> /dev/null; ";
 constexpr const char* kWithoutInodes = "i=0; while touch disk/fill$i 2> /dev/null; do i=$((i + 1)); done; ";
 
-class Disk : public test::TrainingTest {
- protected:
-  Disk() {
+// A folder with a run, its export and a place for a disk.
+class RunBesideADisk : public test::TrainingTest {
+ public:
+  RunBesideADisk() {
     test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=1", "data.tokenizer=byte"}).config));
     std::filesystem::create_directory(folder_ / "disk");
+    if (on_disk(kReadOnly, "--version").exit_code == 77) return;
+    mounts_ = true;
+    const std::vector<std::string> train = {"train", "run.json", "--set", "logging.dir=trained", "--set", "checkpoint.dir=%d/checkpoints"};
+    EXPECT_EQ(test::run_mantissa(train, folder_.path()).exit_code, 0);
+    EXPECT_EQ(test::run_mantissa({"export", "trained", "--output", "model"}, folder_.path()).exit_code, 0);
   }
-
-  void SetUp() override {
-    const auto tried = on_disk(kReadOnly, "--version");
-    if (tried.exit_code == 77) GTEST_SKIP() << "no right to mount a disk: " << tried.errors;
-    ASSERT_EQ(
-        test::run_mantissa({"train", "run.json", "--set", "logging.dir=trained", "--set", "checkpoint.dir=%d/checkpoints"}, folder_.path())
-            .exit_code,
-        0);
-    ASSERT_EQ(test::run_mantissa({"export", "trained", "--output", "model"}, folder_.path()).exit_code, 0);
-  }
+  void TestBody() override {}
+  bool mounts() const { return mounts_; }
 
   // "disk" holds an empty folder, one for a run, and a run.
   test::ProcessResult on_disk(const std::string& prepare, const std::string& command) const {
@@ -40,14 +40,31 @@ class Disk : public test::TrainingTest {
                                   prepare + "exec " MANTISSA_BINARY " " + command},
                              folder_.path());
   }
-  static std::string train(const std::string& logging, const std::string& checkpoints, const std::string& more = "") {
-    return "train run.json --set logging.dir=" + logging + " --set checkpoint.dir=" + checkpoints + more;
-  }
+  std::filesystem::path folder() const { return folder_.path(); }
   std::vector<std::string> files() const {
     std::vector<std::string> out;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path())) out.push_back(entry.path().string());
     return out;
   }
+
+ private:
+  bool mounts_ = false;
+};
+
+// All tests have the same.
+class Disk : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { run_ = std::make_unique<RunBesideADisk>(); }
+  static void TearDownTestSuite() { run_.reset(); }
+  void SetUp() override {
+    if (!run_->mounts()) GTEST_SKIP() << "no right to mount a disk";
+  }
+  static test::ProcessResult on_disk(const std::string& prepare, const std::string& command) { return run_->on_disk(prepare, command); }
+  static std::string train(const std::string& logging, const std::string& checkpoints, const std::string& more = "") {
+    return "train run.json --set logging.dir=" + logging + " --set checkpoint.dir=" + checkpoints + more;
+  }
+
+  static inline std::unique_ptr<RunBesideADisk> run_;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 };
 
 // Commands that write one thing and end.
@@ -81,12 +98,12 @@ TEST_F(Disk, ThatIsReadOnlyIsOfTheEnvironmentWhateverFileIsMetFirst) {
     EXPECT_EQ(run.exit_code, 3) << command << run.errors;
     EXPECT_THAT(run.errors, AllOf(HasSubstr("disk/"), HasSubstr("Read-only file system"))) << command;
   };
-  const std::vector<std::string> before = files();
+  const std::vector<std::string> before = run_->files();
   for (const std::string& command : commands) expect_refused(command);
-  EXPECT_THAT(files(), UnorderedElementsAreArray(before)) << "refused before it leaves traces elsewhere";
+  EXPECT_THAT(run_->files(), UnorderedElementsAreArray(before)) << "refused before it leaves traces elsewhere";
   for (const std::string folder : {"disk/new", "disk/empty"}) {  // behind the lock, which lies elsewhere
     expect_refused(train(folder, "other"));
-    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path() / "other"), {}), 1);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(run_->folder() / "other"), {}), 1);
   }
 }
 
@@ -100,24 +117,21 @@ TEST_F(Disk, ThatIsReadOnlyIsReadAsAnyOther) {
 }
 
 TEST_F(Disk, ThatIsFullIsAnErrorOfStorageForEveryOutput) {
-  for (const char* const full : {kFull, kWithoutInodes}) {
-    for (const std::string& command : kOutputs) {
-      const auto run = on_disk(full, command);
-      EXPECT_EQ(run.exit_code, 7) << command << run.errors;
-      EXPECT_THAT(run.errors, HasSubstr("disk/")) << command;
-    }
+  for (size_t i = 0; i < kOutputs.size(); ++i) {
+    const auto run = on_disk(i % 2 == 0 ? kFull : kWithoutInodes, kOutputs[i]);
+    EXPECT_EQ(run.exit_code, 7) << kOutputs[i] << run.errors;
+    EXPECT_THAT(run.errors, HasSubstr("disk/")) << kOutputs[i];
   }
   EXPECT_EQ(on_disk(kWithoutInodes, kBench).exit_code, 7);
 }
 
 // Nothing is lost yet.
 TEST_F(Disk, ThatIsFullBeforeTheFirstStepIsOfTheEnvironment) {
-  for (const char* const full : {kFull, kWithoutInodes}) {
-    for (const std::string folder : {"disk/new", "disk/empty", "disk/run", "disk/trained"}) {
-      const auto run = on_disk(full, train(folder, "%d/checkpoints", " --resume --set training.steps=2"));
-      EXPECT_EQ(run.exit_code, 3) << folder << run.errors;
-      EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr("No space left on device"))) << full;
-    }
+  for (const auto& [full, folder] :
+       {std::pair{kFull, "disk/empty"}, {kFull, "disk/trained"}, {kWithoutInodes, "disk/new"}, {kWithoutInodes, "disk/run"}}) {
+    const auto run = on_disk(full, train(folder, "%d/checkpoints", " --resume --set training.steps=2"));
+    EXPECT_EQ(run.exit_code, 3) << folder << run.errors;
+    EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr("No space left on device"))) << full;
   }
 }
 
