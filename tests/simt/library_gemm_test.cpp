@@ -2,6 +2,7 @@
 // exact product.
 #include <cstdlib>
 
+#include "exact_gemm.h"
 #include "files.h"
 #include "gpu/runtime.h"
 #include "kernel_cases_quantized.h"
@@ -10,7 +11,6 @@
 #include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
 #include "mantissa/precision/operands.h"
-#include "quantized_matrices.h"
 
 namespace mantissa::test::library_gemm_test {
 
@@ -48,28 +48,6 @@ Gemm gemm_of(Operands& o, const Recipe& recipe, GemmRole role, const Sizes& s, i
           .accumulate = wgrad};
 }
 
-std::vector<double> values_of(const Operand& operand) {
-  const QuantizedTensor* const codes = operand.quantized();
-  const std::vector<double> as_it_lies = values(codes ? dequantized(*codes) : operand.dense());
-  return operand.transposed && !as_it_lies.empty() ? transposed(as_it_lies, shape_of(operand.value)[1]) : as_it_lies;
-}
-
-// Holds `actual` against sums in fp64 of the operands' values, of a GEMM that is `before` in what it accumulates into.
-void expect_within(double bound, const Gemm& gemm, const std::vector<double>& before, const std::vector<double>& bias) {
-  const std::vector<double> a = values_of(gemm.a), b = values_of(gemm.b), found = values(gemm.out);
-  const int64_t n = gemm.out.dim(1), k = gemm.a.cols();
-  const double unit = gemm.out.dtype() == Dtype::bf16 ? 0x1p-8 : 0x1p-24;
-  for (int64_t at = 0; at < gemm.out.elements(); ++at) {
-    const auto index = static_cast<size_t>(at);
-    double sum = (gemm.accumulate ? before[index] : 0.0) + (bias.empty() ? 0.0 : bias[static_cast<size_t>(at % n)]), of_all = std::abs(sum);
-    for (int64_t i = 0; i < k; ++i) {
-      const double product = a[static_cast<size_t>(at / n * k + i)] * b[static_cast<size_t>(i * n + at % n)];
-      sum += product, of_all += std::abs(product);
-    }
-    ASSERT_LE(std::abs(found[index] - sum), bound * of_all + unit * std::abs(sum) + 0x1p-133) << "at " << at / n << ", " << at % n;
-  }
-}
-
 int64_t count_of(const Backend& device, GemmPath path) { return device.gemm_counts()[static_cast<size_t>(path)]; }
 
 TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
@@ -78,7 +56,8 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
     for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
       const Recipe recipe = preset_recipe(preset, dtype);
       for (const GemmRole role : kGemmRoles) {
-        for (const Sizes& s : {Sizes{128, 256, 128}, recipe.block() == 128 ? Sizes{144, 128, 640} : Sizes{144, 160, 96}}) {
+        for (const Sizes& s : {Sizes{128, 128, 128}, recipe.block() == 128 ? Sizes{144, 128, 640} : Sizes{144, 160, 96}}) {
+          if (dtype == Dtype::f32 && s.m == 128) continue;
           SCOPED_TRACE(text(preset, ' ', dtype, ' ', gemm_name(role), ' ', s.m, 'x', s.n, 'x', s.k));
           Operands o(device(), dtype);
           const Gemm gemm = gemm_of(o, recipe, role, s, 6);
@@ -92,7 +71,7 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
           EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") ||
                                                (arch == 100 && (preset == "mxfp8" || preset == "mxfp8_te")) ||
                                                (arch == 100 && preset == "mxfp4_qat_mxfp8_act" && role == GemmRole::wgrad));
-          expect_within(route.bound, gemm, before, {});
+          expect_exact(gemm, before, route.bound);
           o.expect_margins_untouched();
         }
       }
@@ -104,24 +83,19 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
 TEST_P(LibraryGemm, OfAnySizeAndAlignmentIsThatOfTheReference) {
   for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{3, 5, 7}, Sizes{33, 70, 65}, Sizes{64, 130, 1}, Sizes{0, 4, 8}, Sizes{4, 4, 0}}) {
     for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
-      for (const bool biased : {false, true}) {
-        for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
-          for (int orientation = 0; orientation < 4; ++orientation) {
-            SCOPED_TRACE(text(s.m, 'x', s.n, 'x', s.k, ' ', dtype, biased ? " bias " : " ", orientation));
-            Operands o(device(), dtype, memory);
-            const bool ta = (orientation & 1) != 0, tb = (orientation & 2) != 0;
-            const Gemm gemm{.a = {.value = o.input(ta ? Shape{s.k, s.m} : Shape{s.m, s.k}), .transposed = ta},
-                            .b = {.value = o.input(tb ? Shape{s.n, s.k} : Shape{s.k, s.n}), .transposed = tb},
-                            .out = o.output("out", {s.m, s.n}, kExact),
-                            .accumulate = false,
-                            .bias = biased ? o.input({s.n}) : Tensor()};
-            device().run(gemm);
-            device().synchronize();
-            expect_within(route_gemm(form_of(gemm), device().gemm_device()).bound, gemm, {},
-                          biased ? values(gemm.bias) : std::vector<double>());
-            o.expect_margins_untouched();
-          }
-        }
+      for (int variant = 0; variant < 8; ++variant) {
+        const bool ta = (variant & 1) != 0, tb = (variant & 2) != 0, aligned = (variant & 4) == 0, biased = (ta != tb) == aligned;
+        SCOPED_TRACE(text(s.m, 'x', s.n, 'x', s.k, ' ', dtype, biased ? " bias " : " ", variant));
+        Operands o(device(), dtype, aligned ? Operands::Memory::aligned : Operands::Memory::misaligned);
+        const Gemm gemm{.a = {.value = o.input(ta ? Shape{s.k, s.m} : Shape{s.m, s.k}), .transposed = ta},
+                        .b = {.value = o.input(tb ? Shape{s.n, s.k} : Shape{s.k, s.n}), .transposed = tb},
+                        .out = o.output("out", {s.m, s.n}, kExact),
+                        .accumulate = false,
+                        .bias = biased ? o.input({s.n}) : Tensor()};
+        device().run(gemm);
+        device().synchronize();
+        expect_exact(gemm, {}, route_gemm(form_of(gemm), device().gemm_device()).bound);
+        o.expect_margins_untouched();
       }
     }
   }
@@ -148,7 +122,7 @@ TEST_P(LibraryGemm, AddsABiasToWhatIsAccumulated) {
         const std::vector<double> before = values(gemm.out);
         device().run(gemm);
         device().synchronize();
-        expect_within(exponent == 0 ? route_gemm(form_of(gemm), device().gemm_device()).bound : 1e-6, gemm, before, values(gemm.bias));
+        expect_exact(gemm, before, exponent == 0 ? route_gemm(form_of(gemm), device().gemm_device()).bound : 1e-6);
       }
     }
   }
@@ -168,7 +142,7 @@ TEST_P(LibraryGemm, OfCodesAddsABiasOfAnyDtype) {
                       .bias = o.input_of(bias, {128})};
       device().run(gemm);
       device().synchronize();
-      expect_within(route_gemm(form_of(gemm), device().gemm_device()).bound, gemm, {}, values(gemm.bias));
+      expect_exact(gemm, {}, route_gemm(form_of(gemm), device().gemm_device()).bound);
     }
   }
 }
@@ -186,7 +160,7 @@ TEST_P(LibraryGemm, OfBlocksAcrossTheContractionIsThatOfValues) {
     EXPECT_FALSE(is_native(route.path));
     device().run(gemm);
     device().synchronize();
-    expect_within(route.bound, gemm, {}, {});
+    expect_exact(gemm, {}, route.bound);
   }
 }
 
@@ -218,7 +192,7 @@ TEST_P(LibraryGemm, OfExtremeScalesIsThatOfFp32) {
           EXPECT_EQ(is_native(route_gemm(form_of(gemm), device().gemm_device()).path), native && GetParam() == (how.block() == 32    ? 100
                                                                                                                 : how.block() == 128 ? 90
                                                                                                                                      : 0));
-          expect_within(1e-6, gemm, before, {});
+          expect_exact(gemm, before, 1e-6);
         }
       }
     }
@@ -257,7 +231,7 @@ TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
   const std::string log = read_file(folder / "log.txt");
   GemmDevice emulating = device().gemm_device();
   emulating.native = false;
-  expect_within(route_gemm(form_of(gemm), emulating).bound, gemm, {}, {});
+  expect_exact(gemm, {}, route_gemm(form_of(gemm), emulating).bound);
   const std::string told = "no algorithm for e4m3";
   EXPECT_EQ(log.find(told) != std::string::npos, is_native(route.path)) << log;
   EXPECT_EQ(log.find(told), log.rfind(told)) << log;

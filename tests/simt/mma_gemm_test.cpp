@@ -1,9 +1,9 @@
 // GEMMs on tensor cores by our kernels: in every orientation, of values and of codes, of groups of any size.
 #include <cstdlib>
 
+#include "exact_gemm.h"
 #include "kernel_operands.h"
 #include "mantissa/backend/functions.h"
-#include "quantized_matrices.h"
 
 namespace mantissa::test::mma_gemm_test {
 
@@ -55,30 +55,13 @@ class GroupGemm : public MmaGemm, public ::testing::WithParamInterface<bool> {
 };
 INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Bool(), [](const auto& c) { return c.param ? "Library" : "Kernel"; });
 
-// Sums in fp64 of what operands hold: a [.., k] row by row, b column by column of [.., n].
-struct Exact {
-  std::vector<double> a, b;
-  int64_t a_row, b_row;
-  bool a_transposed, b_transposed;
-  int64_t first_of_b = 0;
-
-  void expect(double found, int64_t i, int64_t j, int64_t first, int64_t end, double before, double bound, double unit) const {
-    double sum = before, of_all = std::abs(before);
-    for (int64_t k = first; k < end; ++k) {
-      const double x = a[static_cast<size_t>(a_transposed ? k * a_row + i : i * a_row + k)];
-      const double y = b[static_cast<size_t>(first_of_b + (b_transposed ? j * b_row + k : k * b_row + j))];
-      sum += x * y, of_all += std::abs(x * y);
-    }
-    ASSERT_LE(std::abs(found - sum), bound * of_all + unit * std::abs(sum)) << i << ", " << j;
-  }
-};
-
 const std::vector<int64_t> kSizes = {0, 1, 127, 0, 130, 33, 128, 0};
 
 TEST_P(GroupGemm, OfGroupsOfAnySizeIsTheirs) {
   for (const bool transposed : {false, true}) {
     for (const auto& [k, n] : {std::pair<int64_t, int64_t>{8, 8}, {40, 136}, {328, 24}}) {
       for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+        if (dtype == Dtype::f32 && transposed != (k == 40)) continue;
         SCOPED_TRACE(text(k, ", ", n, ' ', transposed, ' ', dtype));
         Operands o(device(), Dtype::bf16);
         const int64_t groups = std::ssize(kSizes), rows = 424;  // five of no group
@@ -87,18 +70,8 @@ TEST_P(GroupGemm, OfGroupsOfAnySizeIsTheirs) {
                                .out = o.output_of(dtype, "out", {rows, n}, kExact),
                                .offsets = offsets_of(o, kSizes),
                                .host = host_of(kSizes)};
-        const std::vector<double> found = run(gemm, path());
-        Exact exact{values(gemm.a.dense()), values(gemm.b.dense()), k, gemm.b.dense().dim(1), false, transposed};
-        int64_t row = 0;
-        for (const int64_t size : kSizes) {
-          for (const int64_t end = row + size; row < end; ++row) {
-            for (int64_t col = 0; col < n; ++col)
-              exact.expect(found[static_cast<size_t>(row * n + col)], row, col, 0, k, 0.0, bound_of(gemm),
-                           dtype == Dtype::bf16 ? 0x1p-8 : 0x1p-24);
-          }
-          exact.first_of_b += n * k;
-        }
-        EXPECT_TRUE(std::all_of(found.begin() + row * n, found.end(), [](double value) { return value == 0.0; }));
+        run(gemm, path());
+        expect_exact(gemm, bound_of(gemm));
         o.expect_margins_untouched();
       }
     }
@@ -115,18 +88,9 @@ TEST_P(GroupGemm, OfWeightsSumsTheRowsOfAGroup) {
                                      .offsets = offsets_of(o, kSizes),
                                      .accumulate = accumulate,
                                      .host = host_of(kSizes)};
-    const std::vector<double> before = values(gemm.out), found = run(gemm, path());
-    const Exact exact{values(std::get<Tensor>(gemm.a)), values(std::get<Tensor>(gemm.b)), m, n, true, false};
-    int64_t row = 0, at = 0;
-    for (const int64_t size : kSizes) {
-      for (int64_t i = 0; i < m; ++i) {
-        for (int64_t j = 0; j < n; ++j, ++at) {
-          const auto index = static_cast<size_t>(at);
-          exact.expect(found[index], i, j, row, row + size, accumulate ? before[index] : 0.0, bound_of(gemm), 0x1p-24);
-        }
-      }
-      row += size;
-    }
+    const std::vector<double> before = values(gemm.out);
+    run(gemm, path());
+    expect_exact(gemm, before, bound_of(gemm));
     o.expect_margins_untouched();
   }
 }
@@ -159,33 +123,28 @@ TEST_P(GroupGemm, OfARowDoesNotDependOnItsGroup) {
 TEST_F(MmaGemm, OfTwoMatricesIsTheirs) {
   for (const bool a_transposed : {false, true}) {
     for (const bool b_transposed : {false, true}) {
-      for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
-        for (const bool accumulate : {false, true}) {
-          SCOPED_TRACE(text(a_transposed, b_transposed, ' ', dtype, ' ', accumulate));
-          Operands o(device(), Dtype::bf16);
-          // What no row in memory has is of any size.
-          const int64_t m = a_transposed ? 136 : 131, n = b_transposed ? 37 : 136, k = a_transposed && !b_transposed ? 301 : 72;
-          Gemm gemm{.a = {.value = o.input(a_transposed ? Shape{k, m} : Shape{m, k}), .transposed = a_transposed},
-                    .b = {.value = o.input(b_transposed ? Shape{n, k} : Shape{k, n}), .transposed = b_transposed},
-                    .out = accumulate ? o.gradient("out", {m, n}, kExact, true) : o.output_of(dtype, "out", {m, n}, kExact),
-                    .accumulate = accumulate};
-          if (dtype == Dtype::f32) gemm.bias = o.input({n});
-          const std::vector<double> before = values(gemm.out), found = run(gemm);
-          const std::vector<double> bias = gemm.bias.defined() ? values(gemm.bias) : std::vector<double>(static_cast<size_t>(n));
-          const Exact exact{values(gemm.a.dense()), values(gemm.b.dense()), gemm.a.dense().dim(1),
-                            gemm.b.dense().dim(1),  a_transposed,           b_transposed};
-          for (int64_t i = 0; i < m; ++i) {
-            for (int64_t j = 0; j < n; ++j) {
-              const auto at = static_cast<size_t>(i * n + j);
-              exact.expect(found[at], i, j, 0, k, (accumulate ? before[at] : 0.0) + bias[static_cast<size_t>(j)], bound_of(gemm),
-                           gemm.out.dtype() == Dtype::bf16 ? 0x1p-8 : 0x1p-23);
-            }
-          }
-          o.expect_margins_untouched();
-        }
+      for (const auto& [dtype, accumulate] : {std::pair{Dtype::bf16, false}, {Dtype::f32, false}, {Dtype::f32, true}}) {
+        SCOPED_TRACE(text(a_transposed, b_transposed, ' ', dtype, ' ', accumulate));
+        Operands o(device(), Dtype::bf16);
+        // What no row in memory has is of any size.
+        const int64_t m = a_transposed ? 136 : 131, n = b_transposed ? 37 : 136, k = a_transposed && !b_transposed ? 301 : 72;
+        Gemm gemm{.a = {.value = o.input(a_transposed ? Shape{k, m} : Shape{m, k}), .transposed = a_transposed},
+                  .b = {.value = o.input(b_transposed ? Shape{n, k} : Shape{k, n}), .transposed = b_transposed},
+                  .out = accumulate ? o.gradient("out", {m, n}, kExact, true) : o.output_of(dtype, "out", {m, n}, kExact),
+                  .accumulate = accumulate};
+        if (dtype == Dtype::f32) gemm.bias = o.input({n});
+        const std::vector<double> before = values(gemm.out);
+        run(gemm);
+        expect_exact(gemm, before, bound_of(gemm));
+        o.expect_margins_untouched();
       }
     }
   }
+}
+
+// Codes of numbers times 2^exponent.
+QuantizedTensor scaled_codes(Backend& device, Shape shape, uint32_t what, int exponent, const Quantization& how) {
+  return quantized(random_tensor(device, Dtype::bf16, shape, what, std::ldexp(1.0, exponent)), how);
 }
 
 // Codes are multiplied as values, and in fp32 where bf16 does not hold these.
@@ -194,109 +153,62 @@ TEST_F(MmaGemm, OfTwoMatricesOfCodesIsThatOfTheirValues) {
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(text(exponent, ' ', accumulate));
       Operands o(device(), Dtype::bf16);
-      const auto codes = [&](Shape shape, uint32_t what, int scale, const Quantization& how) {
-        std::vector<double> drawn = random_values(shape.elements(), what);
-        for (double& value : drawn) value = std::ldexp(value, scale);
-        return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), how);
-      };
-      const QuantizedTensor a = codes({64, 96}, 93, -exponent, rows_of(Format::e4m3, 32));
-      const QuantizedTensor b = codes({32, 96}, 94, exponent, tiles_of(Format::e4m3, 32));
-      const Gemm gemm{.a = {.value = a},
-                      .b = {.value = b, .transposed = true},
+      const Gemm gemm{.a = {.value = scaled_codes(device(), {64, 96}, 93, -exponent, rows_of(Format::e4m3, 32))},
+                      .b = {.value = scaled_codes(device(), {32, 96}, 94, exponent, tiles_of(Format::e4m3, 32)), .transposed = true},
                       .out = accumulate ? o.gradient("out", {64, 32}, kExact, true) : o.output_of(Dtype::f32, "out", {64, 32}, kExact),
                       .accumulate = accumulate,
                       .bias = o.input({32})};
-      const std::vector<double> before = values(gemm.out), bias = values(gemm.bias);
+      const std::vector<double> before = values(gemm.out);
       const int64_t extreme = device().fp32_gemms();
-      const std::vector<double> found = run(gemm);
+      run(gemm);
       EXPECT_EQ(device().fp32_gemms(), extreme + (exponent == 0 ? 0 : 1));
-      const Exact exact{values(dequantized(a)), values(dequantized(b)), 96, 96, false, true};
-      for (int64_t i = 0; i < 64; ++i) {
-        for (int64_t j = 0; j < 32; ++j) {
-          const auto at = static_cast<size_t>(i * 32 + j);
-          exact.expect(found[at], i, j, 0, 96, (accumulate ? before[at] : 0.0) + bias[static_cast<size_t>(j)],
-                       exponent == 0 ? bound_of(gemm) : 1e-6, 0x1p-23);
-        }
-      }
+      expect_exact(gemm, before, exponent == 0 ? bound_of(gemm) : 1e-6);
     }
   }
 }
 
-// Codes are multiplied as values, and in fp32 where bf16 does not hold these.
 TEST_P(GroupGemm, OfCodesIsThatOfTheirValues) {
+  const std::vector<int64_t> sizes = {32, 0, 96};
   for (const int exponent : {0, 124}) {
     SCOPED_TRACE(exponent);
     Operands o(device(), Dtype::bf16);
-    const std::vector<int64_t> sizes = {32, 0, 96};
-    const auto codes = [&](Shape shape, uint32_t what, int scale, const Quantization& how) {
-      std::vector<double> drawn = random_values(shape.elements(), what);
-      for (double& value : drawn) value = std::ldexp(value, scale);
-      return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), how);
-    };
-    const QuantizedTensor a = codes({128, 64}, 91, -exponent, rows_of(Format::e4m3, 32));
-    const QuantizedTensor b = codes({3 * 96, 64}, 92, exponent, tiles_of(Format::e4m3, 32));
-    const GroupedGemm gemm{.a = {.value = a},
-                           .b = {.value = b, .transposed = true},
+    const GroupedGemm gemm{.a = {.value = scaled_codes(device(), {128, 64}, 91, -exponent, rows_of(Format::e4m3, 32))},
+                           .b = {.value = scaled_codes(device(), {288, 64}, 92, exponent, tiles_of(Format::e4m3, 32)), .transposed = true},
                            .out = o.output_of(Dtype::f32, "out", {128, 96}, kExact),
                            .offsets = offsets_of(o, sizes),
                            .host = host_of(sizes)};
-    const std::vector<double> found = run(gemm, path());
+    run(gemm, path());
     EXPECT_EQ(device().fp32_gemms(), exponent == 0 ? 0 : 1);
-    Exact exact{values(dequantized(a)), values(dequantized(b)), 64, 64, false, true};
-    int64_t row = 0;
-    for (const int64_t size : sizes) {
-      for (const int64_t end = row + size; row < end; ++row)
-        for (int64_t col = 0; col < 96; ++col)
-          exact.expect(found[static_cast<size_t>(row * 96 + col)], row, col, 0, 64, 0.0, exponent == 0 ? bound_of(gemm) : 1e-6, 0x1p-24);
-      exact.first_of_b += 96 * 64;
-    }
+    expect_exact(gemm, exponent == 0 ? bound_of(gemm) : 1e-6);
   }
 }
 
 TEST_P(GroupGemm, OfCodesForWeightsIsThatOfTheirValues) {
+  const std::vector<int64_t> sizes = {32, 0, 96};
+  const Quantization how{Format::e4m3, 32, 1};
   for (const int exponent : {0, 124}) {
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(text(exponent, ' ', accumulate));
       Operands o(device(), Dtype::bf16);
-      const std::vector<int64_t> sizes = {32, 0, 96};
-      const auto codes = [&](Shape shape, uint32_t what, int scale) {
-        std::vector<double> drawn = random_values(shape.elements(), what);
-        for (double& value : drawn) value = std::ldexp(value, scale);
-        return quantized(tensor_of(device(), Dtype::bf16, shape, drawn), {Format::e4m3, 32, 1});
-      };
-      const QuantizedTensor a = codes({128, 64}, 95, -exponent), b = codes({128, 96}, 96, exponent);
-      const GroupedWeightGradient gemm{.a = a,
-                                       .b = b,
-                                       .out = o.gradient("dw", {int64_t{3} * 64, 96}, kExact, accumulate),
+      const GroupedWeightGradient gemm{.a = scaled_codes(device(), {128, 64}, 95, -exponent, how),
+                                       .b = scaled_codes(device(), {128, 96}, 96, exponent, how),
+                                       .out = o.gradient("dw", {192, 96}, kExact, accumulate),
                                        .offsets = offsets_of(o, sizes),
                                        .accumulate = accumulate,
                                        .host = host_of(sizes)};
       const std::vector<double> before = values(gemm.out);
       const int64_t extreme = device().fp32_gemms();
-      const std::vector<double> found = run(gemm, path());
+      run(gemm, path());
       EXPECT_EQ(device().fp32_gemms(), extreme + (exponent == 0 ? 0 : 1));
-      const Exact exact{values(dequantized(a)), values(dequantized(b)), 64, 96, true, false};
-      int64_t first = 0;
-      for (size_t g = 0; g < sizes.size(); ++g) {
-        for (int64_t i = 0; i < 64; ++i) {
-          for (int64_t j = 0; j < 96; ++j) {
-            const size_t at = (g * 64 + static_cast<size_t>(i)) * 96 + static_cast<size_t>(j);
-            exact.expect(found[at], i, j, first, first + sizes[g], accumulate ? before[at] : 0.0, exponent == 0 ? bound_of(gemm) : 1e-6,
-                         0x1p-23);
-          }
-        }
-        first += sizes[g];
-      }
+      expect_exact(gemm, before, exponent == 0 ? bound_of(gemm) : 1e-6);
     }
   }
 }
 
 // What a lane reports of an index does not touch what it counts.
 TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
-  const QuantizedTensor small = quantized(tensor_of(device(), Dtype::bf16, {32, 32}, std::vector<double>(1024, 0x1p-124)),
-                                          {Format::e4m3, 1, 32}),
-                        large = quantized(tensor_of(device(), Dtype::bf16, {32, 32}, std::vector<double>(1024, 0x1p120)),
-                                          {Format::e4m3, 1, 32});
+  const QuantizedTensor small = scaled_codes(device(), {32, 32}, 1, -124, {Format::e4m3, 1, 32}),
+                        large = scaled_codes(device(), {32, 32}, 2, 120, {Format::e4m3, 1, 32});
   const auto multiply = [&] {
     device().run(Gemm{.a = {.value = small},
                       .b = {.value = large, .transposed = true},
