@@ -85,7 +85,7 @@ struct Attended {
   std::vector<double> out, lse;
 };
 Attended attended(const std::vector<double>& qkv, int64_t batch, int64_t length, HeadLayout l, double scale,
-                  const std::vector<double>& starts) {
+                  const std::vector<double>& starts, int64_t window, const std::vector<double>& sinks) {
   Attended result{std::vector<double>(static_cast<size_t>(batch * length * l.heads * l.head_dim)), {}};
   const auto at = [&](int64_t row, int64_t head, int64_t c) { return qkv[static_cast<size_t>(row * l.row() + head * l.head_dim + c)]; };
   for (int64_t b = 0; b < batch; ++b) {
@@ -93,9 +93,11 @@ Attended attended(const std::vector<double>& qkv, int64_t batch, int64_t length,
       const int64_t key = l.heads + h / (l.heads / l.kv_heads), value = key + l.kv_heads;
       for (int64_t i = 0; i < length; ++i) {
         const int64_t row = b * length + i;
-        double sum = 0.0;
+        double sum = sinks.empty() ? 0.0 : std::exp(sinks[static_cast<size_t>(h)]);
+        int64_t first = starts.empty() ? 0 : static_cast<int64_t>(starts[static_cast<size_t>(row)]);
+        if (window > 0) first = std::max(first, i - window + 1);
         std::vector<double> mixed(static_cast<size_t>(l.head_dim), 0.0);
-        for (int64_t j = starts.empty() ? 0 : static_cast<int64_t>(starts[static_cast<size_t>(row)]); j <= i; ++j) {
+        for (int64_t j = first; j <= i; ++j) {
           double score = 0.0;
           for (int64_t c = 0; c < l.head_dim; ++c) score += scale * at(row, h, c) * at(b * length + j, key, c);
           sum += std::exp(score);
@@ -118,11 +120,22 @@ TEST_F(Reference, AttentionIsMaskedSoftmaxOverTheKeysOfTheGroup) {
   const std::vector<double> segments{0, 0, 2, 2, 4, 4, 4, 0, 1, 1, 1, 1, 1, 6};
   for (const std::vector<double>& starts : {std::vector<double>{}, segments}) {
     const Tensor segment_starts = starts.empty() ? Tensor() : tensor_of(*device_, Dtype::i32, {batch * length}, starts);
-    device_->run(AttentionForward{
-        .qkv = qkv, .out = y, .lse = lse, .batch = batch, .layout = layout, .scale = 0.4, .segment_starts = segment_starts});
-    const Attended expected = attended(values(qkv), batch, length, layout, 0.4, starts);
-    EXPECT_TRUE(close(values(y), expected.out, 1e-13));
-    EXPECT_TRUE(close(values(lse), expected.lse, 1e-13));
+    for (const int64_t window : {0, 1, 3}) {
+      for (const std::vector<double>& sinks : {std::vector<double>{}, {2.0, -80.0, 0.5, 0.0, -1.0, 1.0}}) {
+        device_->run(AttentionForward{.qkv = qkv,
+                                      .out = y,
+                                      .lse = lse,
+                                      .batch = batch,
+                                      .layout = layout,
+                                      .scale = 0.4,
+                                      .segment_starts = segment_starts,
+                                      .window = window,
+                                      .sinks = sinks.empty() ? Tensor() : f64({6}, sinks)});
+        const Attended expected = attended(values(qkv), batch, length, layout, 0.4, starts, window, sinks);
+        EXPECT_TRUE(close(values(y), expected.out, 1e-13)) << window;
+        EXPECT_TRUE(close(values(lse), expected.lse, 1e-13)) << window;
+      }
+    }
   }
 }
 
