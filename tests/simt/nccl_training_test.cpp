@@ -7,12 +7,15 @@ namespace mantissa::nccl_training_test {
 class TrainingOverNccl : public test::TrainingOnCuda {};
 
 TEST_P(TrainingOverNccl, HasTheBitsOfMessagesThroughTheHost) {
-  const Sets sets = {"training.steps=2", "eval.interval=2", "eval.iters=1", "checkpoint.interval=2"};
+  const bool four = GetParam().name == "dp4";
+  const int64_t steps = four ? 1 : 2;
+  const Sets sets = {text("training.steps=", steps), text("training.global_batch_size=", four ? 4 : 2), text("eval.interval=", steps),
+                     "eval.iters=1", text("checkpoint.interval=", steps)};
   const test::TrainedRun staged = run_on_device("cuda", "staged", sets);
   simt::ThreadNccl nccl;
   const test::TrainedRun direct = run_on_device("cuda", "direct", sets, nccl.links());
   expect_same_course(staged, direct);
-  expect_same_checkpoints("staged", "direct", 2);
+  expect_same_checkpoints("staged", "direct", steps);
   const simt::NcclCounts counts = nccl.counts();
   EXPECT_GT(counts.groups, counts.made);  // the first connects
   EXPECT_EQ(counts.made, counts.destroyed);

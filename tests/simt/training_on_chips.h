@@ -29,7 +29,9 @@ class TrainingOnChips : public TrainingOnCuda {
 
  private:
   // Rows in whole units of 16, a width of 128, and heads that tensor cores take.
-  const Sets kWhole = {"training.seq_len=32", "model.max_position_embeddings=32", "model.hidden_size=128", "model.head_dim=64"};
+  const Sets kWhole = {"training.seq_len=32",   "training.global_batch_size=2",
+                       "eval.iters=1",          "model.max_position_embeddings=32",
+                       "model.hidden_size=128", "model.head_dim=64"};
 };
 
 }  // namespace mantissa::test

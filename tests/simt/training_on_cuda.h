@@ -21,7 +21,7 @@ struct CudaModel {
 class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterface<CudaModel> {
  protected:
   using Sets = std::vector<std::string>;
-  static constexpr int64_t kSteps = 4, kMiddle = 2;
+  static constexpr int64_t kSteps = 2, kMiddle = 1;
 
   // Sequences of 19 letters, of which there are 8, padded to 12. Two ranks divide the matrices in blocks of 32.
   LoadedConfig cuda_config(const std::string& name, const Sets& more) const {
@@ -43,9 +43,9 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
                  "training.accumulation=tree",
                  "training.threads=1",
                  "logging.interval=1",
-                 "eval.interval=4",
+                 text("eval.interval=", kSteps),
                  "eval.iters=2",
-                 R"(eval.samples={"prompts":["ab"],"max_new_tokens":4,"interval":4})",
+                 text(R"(eval.samples={"prompts":["ab"],"max_new_tokens":4,"interval":)", kSteps, '}'),
                  "checkpoint.interval=1",
                  "checkpoint.keep_every=1"};
     sets.insert(sets.end(), GetParam().sets.begin(), GetParam().sets.end());
@@ -137,13 +137,15 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     EXPECT_NO_THROW(verify_codes(reader, *make_backend("cpu")));
   }
 
-  // Near the CPU; the same bits when orders are others, and after a stop.
+  // Near the CPU; the same bits when orders are others, as those of ranks are, and after a stop.
   TrainedRun expect_the_course_of_the_cpu() const {
-    const TrainedRun cuda = run_on_device("cuda", "cuda"), again = run_on_device("cuda", "again");
+    const TrainedRun cuda = run_on_device("cuda", "cuda");
     expect_near("cpu", run_on_device("cpu", "cpu"), "cuda", cuda);
     expect_codes_of_masters("cuda");
-    expect_same_course(cuda, again);
-    expect_same_checkpoints("cuda", "again", kSteps);
+    if (GetParam().layouts.empty()) {
+      expect_same_course(cuda, run_on_device("cuda", "again"));
+      expect_same_checkpoints("cuda", "again", kSteps);
+    }
     const TrainedRun rest = run_on_device("cuda", "rest", {"checkpoint.resume=" + checkpoint("cuda", kMiddle)});
     EXPECT_EQ(rest.losses, std::vector(cuda.losses.begin() + kMiddle, cuda.losses.end()));
     expect_same_checkpoints("cuda", "rest", kSteps);
