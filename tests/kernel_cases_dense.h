@@ -8,7 +8,7 @@
 namespace mantissa::test {
 
 inline void elementwise_cases(Cases& add) {
-  for (const int64_t n : {1, 7, 1000, 70001}) {
+  for (const int64_t n : {1, 7, 33001}) {  // the last in two pieces, or many blocks
     const std::string size = named({n});
     add("Fill", size, [n](Operands& o) { o.device().run(Fill{.out = o.output("out", {n}, kExact), .value = 0.3}); });
     add("RandomNormal", size, [n](Operands& o) {
@@ -59,7 +59,7 @@ inline void gemm_case(Operands& o, GemmShape s, bool a_transposed, bool b_transp
 }
 
 inline void gemms_cases(Cases& add) {
-  for (const GemmShape s : {GemmShape{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 100, 33}, {130, 48, 257}, {200, 300, 16}, {8, 1500, 64}}) {
+  for (const GemmShape s : {GemmShape{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 100, 33}, {130, 48, 257}, {8, 1500, 64}}) {
     for (const int orientation : {0, 1, 2, 3}) {
       const bool at = orientation & 1, bt = orientation & 2;
       const std::string variant = named({s.rows, s.inner, s.columns}) + (at ? "_at" : "_a") + (bt ? "_bt" : "_b");
@@ -150,8 +150,7 @@ inline void layer_norm_backward_case(Operands& o, int64_t rows, int64_t channels
 }
 
 inline void norms_cases(Cases& add) {
-  for (const auto& [rows, channels] :
-       {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}, {33, 1032}, {35, 1544}}) {
+  for (const auto& [rows, channels] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}}) {
     const std::string size = named({rows, channels});
     const int64_t r = rows, c = channels;
     add("RmsNormForward", size, [=](Operands& o) { rms_norm_case(o, r, c); });
@@ -173,8 +172,9 @@ inline void activations_cases(Cases& add) {
     const Shape shape{rows, columns}, twice{rows, 2 * columns};
     const std::string size = named({rows, columns});
     for (const double scale : {1.0, 50.0, 4096.0}) {  // 50: where exp and tanh saturate
+      if (scale > 1.0 && columns != 257) continue;
       const std::string variant = size + (scale > 1.0 ? "_times" + named({static_cast<int64_t>(scale)}) : "");
-      for (const double limit : {0.0, 1.0, 7.0}) {
+      for (const double limit : {0.0, scale > 1.0 ? 7.0 : 1.0}) {
         const std::string limited = variant + (limit > 0.0 ? "_limit" + named({static_cast<int64_t>(limit)}) : "");
         add("SwiGluForward", limited, [=](Operands& o) {
           const Tensor x = o.input(twice, scale);
@@ -291,12 +291,13 @@ inline void loss_and_optimizer_cases(Cases& add) {
   for (const auto& [rows, vocab, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
                                              {5, 3, 8},
                                              {33, 257, 257},
-                                             {70, 1000, 1024},
+                                             {35, 1000, 1024},
                                              {9, 511, 512},
                                              {5, 1025, 1025},
                                              {3, 1536, 1540}}) {
     // Beyond 1 exponentials underflow, and overflow unless the largest logit is taken out.
     for (const double scale : {1.0, 40.0, 200.0, 4096.0}) {
+      if (scale > 1.0 && vocab != 257 && vocab != 1536) continue;
       const int64_t r = rows, v = vocab, c = columns;
       const std::string size = named({r, v, c}) + (scale > 1.0 ? "_times" + named({static_cast<int64_t>(scale)}) : "");
       add("CrossEntropy", size, [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::none); });
@@ -308,7 +309,7 @@ inline void loss_and_optimizer_cases(Cases& add) {
       }
     }
   }
-  for (const Shape shape : {Shape{1}, Shape{7, 5}, Shape{70001}}) {
+  for (const Shape shape : {Shape{1}, Shape{7, 5}, Shape{20001}}) {
     const std::string size = named({shape.elements()});
     add("AdamW", size, [=](Operands& o) { adamw_case(o, shape, false, 0.0); });
     add("AdamW", size + "_value", [=](Operands& o) { adamw_case(o, shape, true, 0.0); });

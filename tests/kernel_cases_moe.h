@@ -137,7 +137,7 @@ inline void dispatch_cases(Cases& add) {
                                                                          {7, 2, 3, 32, 0},
                                                                          {300, 2, 8, 32, 40},
                                                                          {16, 8, 128, 128, 0},
-                                                                         {2000, 4, 16, 64, 0},
+                                                                         {600, 4, 16, 64, 0},
                                                                          {33, 3, 5, 1, 7}}) {
     add("DispatchTable", named({tokens, assignments, experts, multiple, capacity}),
         [=, n = tokens, k = assignments, e = experts, m = multiple, most = capacity](Operands& o) {
@@ -161,7 +161,7 @@ inline void dispatch_cases(Cases& add) {
       o.device().run(SumCounts{.counts = counts, .out = o.output_of(Dtype::f64, "out", {c}, kExact)});
     });
   }
-  for (const auto& [tokens, rows, columns] : {std::array<int64_t, 3>{1, 1, 1}, {5, 64, 7}, {40, 96, 384}, {700, 1500, 128}}) {
+  for (const auto& [tokens, rows, columns] : {std::array<int64_t, 3>{1, 1, 1}, {5, 64, 7}, {40, 96, 384}, {300, 1100, 128}}) {
     const std::string size = named({tokens, rows, columns});
     add("Permute", size, [=, n = tokens, r = rows, c = columns](Operands& o) { permute_case(o, n, r, c, {}); });
     if (columns % 128 != 0) continue;
@@ -172,7 +172,7 @@ inline void dispatch_cases(Cases& add) {
     }
   }
   for (const auto& [tokens, assignments, columns] :
-       {std::array<int64_t, 3>{1, 1, 1}, {9, 1, 33}, {40, 2, 384}, {300, 8, 257}, {3, 4, 5000}}) {
+       {std::array<int64_t, 3>{1, 1, 1}, {9, 1, 33}, {40, 2, 384}, {70, 8, 257}, {3, 4, 5000}}) {
     add("Unpermute", named({tokens, assignments, columns}), [=, n = tokens, k = assignments, c = columns](Operands& o) {
       const Tensor x = o.input({2 * n, c}), rows = o.given(Dtype::i32, {n, k}, some_dropped(o, n * k, 2 * n));
       o.device().run(Unpermute{.x = x, .rows = rows, .out = o.output("out", {n, c}, kExact)});
@@ -285,7 +285,7 @@ inline void grouped_cases(Cases& add) {
     }
   }
   quantized_grouped_cases(add, {{0, 32, 64, 64, 192, 256}, 288, 64, 96}, 32);
-  quantized_grouped_cases(add, {{0, 0, 128, 128, 384}, 512, 256, 128}, 128);
+  quantized_grouped_cases(add, {{0, 0, 128, 128, 256}, 384, 128, 128}, 128);
 }
 
 }  // namespace mantissa::test

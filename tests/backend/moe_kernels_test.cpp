@@ -14,7 +14,6 @@ namespace mantissa::test::moe_kernels_test {
 class MoeKernels : public ContractCheck {};
 INSTANTIATE_TEST_SUITE_P(, MoeKernels, ::testing::ValuesIn(all_backends()), backend_of);
 
-class MoeReference : public BackendTest {};
 class MoeKernelsOfTheCpu : public BackendTest {};
 
 // Those that are compared with the reference.
@@ -169,12 +168,6 @@ TEST_P(MoeKernels, SortTheAssignmentsOfAnyTokens) {
   }
 }
 
-TEST_P(MoeKernels, DropInTheOrderOfTokens) {
-  const DispatchTable table = table_of(device(), tensor_of(device(), Dtype::i32, {4, 2}, {0, 1, 0, 2, 0, 1, 0, 1}), 3, 2, 2);
-  EXPECT_EQ(integers(table.rows), (std::vector<int64_t>{0, 2, 1, 4, -1, 3, -1, -1}));
-  EXPECT_EQ(integers(table.offsets), (std::vector<int64_t>{0, 2, 4, 6}));
-}
-
 TEST_P(MoeKernels, BringEveryRowToItsGroupsAndBack) {
   const int64_t tokens = 70, assignments = 3, columns = 40;
   const DispatchTable table = table_of(
@@ -301,7 +294,7 @@ void set_nan(const Tensor& tensor) {
 
 // A grouped GEMM with NaN behind the last group and in the output.
 GroupedGemm grouped_gemm(Backend& device, const std::vector<int64_t>& load, const OperandKinds& kinds, bool transposed) {
-  constexpr int64_t kIn = 128, kOut = 256, kTail = 64;
+  constexpr int64_t kIn = 128, kOut = 128, kTail = 64;
   const std::vector<double> offsets = offsets_of(load);
   const auto rows = static_cast<int64_t>(offsets.back()), experts = std::ssize(load);
   const Value a = operand(device, kinds.dtype, {rows + kTail, kIn}, kinds.a, 1);
@@ -314,12 +307,15 @@ GroupedGemm grouped_gemm(Backend& device, const std::vector<int64_t>& load, cons
   return {.a = {a}, .b = b, .out = out, .offsets = tensor_of(device, Dtype::i32, {experts + 1}, offsets)};
 }
 
-TEST_F(MoeReference, MultipliesGroupsAsTheirExpertsAloneToTheBit) {
+// On the reference to the bit.
+TEST_P(MoeProducts, OfGroupsAreThoseOfTheirExpertsAlone) {
   for (const std::vector<int64_t>& load : awkward_loads()) {
     for (const OperandKinds& kinds : operand_kinds()) {
       for (const bool transposed : {true, false}) {
-        const GroupedGemm k = grouped_gemm(reference(), load, kinds, transposed);
+        const GroupedGemm k = grouped_gemm(reference(), load, kinds, transposed), actual = grouped_gemm(device(), load, kinds, transposed);
         reference().run(k);
+        device().run(actual);
+        ASSERT_TRUE(close(actual.out, k.out, kinds.out == Dtype::bf16 ? kSums.bf16 : kSums.f32)) << kinds.a << ' ' << kinds.b;
         const std::vector<int64_t> offsets = integers(k.offsets);
         const int64_t matrix = shape_of(k.b.value)[0] / std::ssize(load);
         for (int64_t e = 0; e < std::ssize(load); ++e) {
@@ -332,20 +328,6 @@ TEST_F(MoeReference, MultipliesGroupsAsTheirExpertsAloneToTheBit) {
           ASSERT_TRUE(same_bits(k.out.slice(begin, end), alone)) << "expert " << e << ' ' << kinds.a << ' ' << kinds.b;
         }
         for (const double value : values(k.out.slice(offsets.back(), k.out.dim(0)))) ASSERT_EQ(value, 0.0) << "a row of no group";
-      }
-    }
-  }
-}
-
-TEST_P(MoeProducts, OfGroupsAreThoseOfTheReference) {
-  for (const std::vector<int64_t>& load : awkward_loads()) {
-    for (const OperandKinds& kinds : operand_kinds()) {
-      for (const bool transposed : {true, false}) {
-        const GroupedGemm expected = grouped_gemm(reference(), load, kinds, transposed),
-                          actual = grouped_gemm(device(), load, kinds, transposed);
-        reference().run(expected);
-        device().run(actual);
-        ASSERT_TRUE(close(actual.out, expected.out, kinds.out == Dtype::bf16 ? kSums.bf16 : kSums.f32)) << kinds.a << ' ' << kinds.b;
       }
     }
   }
@@ -366,7 +348,7 @@ void expect_rows_alike(Backend& device, const OperandKinds& kinds, bool transpos
   const Tensor all = product(0, kMost, 0);
   for (const int64_t rows : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 200, 255, 256, 257, 300, 512}) {
     for (const int64_t first : {int64_t{0}, int64_t{7}, kMost - rows}) {
-      if (first + rows > kMost) continue;
+      if (first + rows > kMost || (in > 700 && first < kMost - rows)) continue;  // one place is enough of wide ones
       ASSERT_TRUE(same_bits(product(first, rows, first % 3 * 32), all.slice(first, first + rows)))
           << rows << " rows from " << first << " on, " << in << " to " << out << (transposed ? " transposed " : " ") << kinds.dtype
           << kinds.out << ", " << device.name();

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "files.h"
 #include "quantized_matrices.h"
@@ -207,6 +208,15 @@ Case case_of(uint32_t number) {
 
 RoundingDraws draws_of(const Case& c) { return {.seed = 77, .what = 5, .first = 1234567, .columns = c.columns}; }
 
+// Those of a share of twice as many columns, in any order. Rows of tokens lie anywhere, those of padding before the first one, and numbers
+// of elements wrap.
+RoundingDraws draws_of_share(const Case& c) {
+  RoundingDraws out{.seed = 77, .what = 5, .first = 40, .columns = 2 * c.columns};
+  for (int64_t r = 0; r < c.rows + c.more_rows; ++r) out.row_places.push_back(r % 3 == 1 ? -r : r * 1000000007);
+  for (int64_t i = 0; i < c.columns; ++i) out.column_places.push_back((i * 7 + 3) % (2 * c.columns));
+  return out;
+}
+
 class Simulated : public BackendTest {
  protected:
   std::vector<float> run(Backend& device, const Case& c, const std::vector<float>& from, const RoundingDraws& draws) {
@@ -224,10 +234,14 @@ TEST_F(Simulated, AnyFormatBlockAndShapeHasTheValuesOfItsDefinition) {
   for (uint32_t number = 0; number < 400; ++number) {
     const Case c = case_of(number);
     std::vector<float> from = drawn(c.rows * c.columns, number, c.any_bits);
+    for (float& value : from)
+      value = number % 10 == 3   ? std::ldexp(value, -100 - static_cast<int>(number) % 37)
+              : number % 50 == 7 ? std::copysign(0.0F, value)
+                                 : value;
     Matrix x{c.rows + c.more_rows, c.columns, from};
     for (float& value : x.data) value = rounded_as(c.dtype, value);
     x.data.resize(static_cast<size_t>(x.rows * x.columns));
-    const RoundingDraws draws = draws_of(c);
+    const RoundingDraws draws = number / 8 % 2 == 0 ? draws_of(c) : draws_of_share(c);
     const Matrix expected = restated(x, c.how, c.dtype, c.to, draws);
     for (Backend* device : {&reference(), &fast()}) {
       ASSERT_TRUE(same_values(run(*device, c, from, draws), expected.data)) << "case " << number << ": " << c << " on " << device->name();
@@ -268,34 +282,6 @@ TEST_F(Simulated, Nvfp4OfElementsHasThem) {
   EXPECT_NEAR(y[4], 1.0, 1e-7) << "a tie, to the even element";
   EXPECT_EQ(y[5], 0.0F);
   EXPECT_NEAR(y[16], 0.75, 1e-7);
-}
-
-TEST_F(Simulated, Nvfp4OfZerosIsZeros) {
-  for (const float zero : {0.0F, -0.0F}) {
-    const std::vector<float> x(48, zero);
-    EXPECT_TRUE(same_values(run(kNvfp4, 3, 16, x), x));
-  }
-  std::vector<float> x(48);
-  x[0] = 1.0F;
-  EXPECT_TRUE(same_values(run(kNvfp4, 3, 16, x), x)) << "a block of zeros beside another";
-}
-
-TEST_F(Simulated, Nvfp4FlushesBlocksFarBelowTheLargestAndKeepsSigns) {
-  std::vector<float> x(32);
-  x[0] = 1.0F, x[16] = -0x1p-20F, x[17] = 0x1p-21F;  // scale 448 * 2^-20, below half of the least E4M3
-  const std::vector<float> y = run(kNvfp4, 1, 32, x);
-  EXPECT_TRUE(y[16] == 0.0F && std::signbit(y[16]));
-  EXPECT_TRUE(y[17] == 0.0F && !std::signbit(y[17]));
-}
-
-// 2688 / amax overflows below 2^-116, where the tensor's scale is the largest fp32 and its reciprocal subnormal. Below 2^-125 elements are
-// encoded by the largest fp32, too, which is less than they need.
-TEST_F(Simulated, Nvfp4OfTinyTensorsStaysFinite) {
-  for (const int exponent : {-110, -116, -117, -120, -125, -126, -130, -133}) {
-    const std::vector<float> x(16, std::ldexp(1.0F, exponent)), y = run(kNvfp4, 1, 16, x);
-    EXPECT_TRUE(std::isfinite(y[0])) << exponent;
-    EXPECT_NEAR(std::ldexp(y[0], -exponent), 1.0, exponent >= -125 ? 0.1 : 1.0) << exponent;
-  }
 }
 
 TEST_F(Simulated, ANanOrInfOfABlockOrOfATensorWithTwoLevelsLeavesNoNumber) {
@@ -390,39 +376,6 @@ TEST_F(Simulated, DrawsAreTheSameOnAnyNumberOfThreads) {
   EXPECT_TRUE(same_elements(found[2], found[0]));
 }
 
-// A share of rows and columns, in any order, has the elements of the whole.
-TEST_F(Simulated, SharesHaveTheDrawsOfTheWhole) {
-  Case c{.rows = 12, .columns = 40, .dtype = Dtype::bf16, .to = Dtype::f32, .how = {.element = {2, 1}, .block_rows = 1, .block_cols = 4}};
-  c.how.rounding = Rounding::stochastic;
-  const std::vector<float> from = drawn(c.rows * c.columns, 71, false), whole = run(fast(), c, from, draws_of(c));
-  const std::vector<int64_t> rows = {3, 4, 9}, columns = {8, 9, 10, 11, 28, 29, 30, 31, 0, 1, 2, 3};
-  std::vector<float> part, expected;
-  for (const int64_t r : rows) {
-    for (const int64_t column : columns) {
-      part.push_back(from[static_cast<size_t>(r * c.columns + column)]);
-      expected.push_back(whole[static_cast<size_t>(r * c.columns + column)]);
-    }
-  }
-  RoundingDraws draws = draws_of(c);
-  draws.row_places = rows;
-  draws.column_places = columns;
-  c.rows = 3;
-  c.columns = 12;
-  EXPECT_TRUE(same_elements(run(fast(), c, part, draws), expected));
-}
-
-// Rows of tokens lie anywhere, those of padding before the first one, and numbers of elements wrap.
-TEST_F(Simulated, RowsHaveTheDrawsOfTheirPlaces) {
-  for (const int64_t columns : {3, 8, 61, 258, 600}) {
-    Case c{.rows = 5, .columns = columns, .dtype = Dtype::f32, .to = Dtype::f32, .how = {.element = {2, 1}, .block_cols = 16}};
-    c.how.rounding = Rounding::stochastic;
-    const std::vector<float> from = drawn(c.rows * c.columns, 74, false);
-    RoundingDraws draws{.seed = 77, .what = 5, .first = 40, .columns = columns, .row_places = {4, -1, -2, 1000000007, 0}};
-    EXPECT_TRUE(same_values(run(fast(), c, from, draws), run(reference(), c, from, draws))) << columns;
-    EXPECT_TRUE(same_values(run(fast(), c, from, draws), restated({c.rows, columns, from}, c.how, c.dtype, c.to, draws).data)) << columns;
-  }
-}
-
 TEST_F(Simulated, OtherSeedsTensorsAndElementsAreOtherDraws) {
   Case c{.rows = 8, .columns = 64, .dtype = Dtype::bf16, .to = Dtype::f32, .how = {.element = {2, 1}, .block_cols = 16}};
   c.how.rounding = Rounding::stochastic;
@@ -443,34 +396,47 @@ TEST_F(Simulated, OtherSeedsTensorsAndElementsAreOtherDraws) {
 
 // ---- the error
 
+// Some leave rows out: values are the same, and a block counts with any of its rows.
 TEST_F(Simulated, ErrorIsThatOfWhatIsRounded) {
   using Part = QuantizationError::Part;
   for (uint32_t number = 0; number < 60; ++number) {
     Case c = case_of(number);
     if (c.any_bits) continue;
+    const int64_t rows = c.rows + c.more_rows;
+    std::vector<int32_t> kept(static_cast<size_t>(rows), 0);
+    for (size_t i = 0; i < kept.size(); ++i) kept[i] = number / 8 % 2 == 0 && i % 7 > 1 ? -1 : static_cast<int32_t>(i);
     const std::vector<float> from = drawn(c.rows * c.columns, number, false);
-    const Tensor x = uploaded(fast(), c.dtype, c.rows, c.columns, from), out = empty(fast(), c.to, {c.rows + c.more_rows, c.columns});
-    const Tensor error = empty(fast(), Dtype::f64, {QuantizationError::size});
-    fast().run(Simulate{.x = x, .out = out, .how = c.how, .draws = draws_of(c), .error = error});
+    const Tensor x = uploaded(fast(), c.dtype, c.rows, c.columns, from), out = empty(fast(), c.to, {rows, c.columns});
+    const Tensor error = empty(fast(), Dtype::f64, {QuantizationError::size}),
+                 counted = number / 8 % 2 == 0 ? from_host(fast(), Dtype::i32, {rows}, kept.data()) : Tensor();
+    fast().run(Simulate{.x = x, .out = out, .how = c.how, .draws = draws_of(c), .error = error, .rows = counted});
     const std::vector<double> sums = to_host<double>(error);
     const std::vector<float> y = floats(out);
-    Matrix source{c.rows + c.more_rows, c.columns, floats(x)};
+    EXPECT_TRUE(same_values(run(fast(), c, from, draws_of(c)), y)) << c;
+    Matrix source{rows, c.columns, floats(x)};
     source.data.resize(y.size());
     source = transformed(source, c.how, c.dtype);
-    double signal = 0.0, noise = 0.0, flushed = 0.0, amax = 0.0, blocks = 0.0;
+    double signal = 0.0, noise = 0.0, flushed = 0.0, amax = 0.0, elements = 0.0, blocks = 0.0;
+    std::set<int64_t> of_rows;
     for (size_t i = 0; i < y.size(); ++i) {
+      const int64_t row = static_cast<int64_t>(i) / c.columns;
+      if (kept[static_cast<size_t>(row)] < 0) continue;
       const double value = double{source.data[i]};
       signal += value * value, noise += (value - double{y[i]}) * (value - double{y[i]});
-      flushed += value != 0.0 && y[i] == 0.0F, amax = std::max(amax, std::abs(value));
+      flushed += value != 0.0 && y[i] == 0.0F, amax = std::max(amax, std::abs(value)), elements += 1.0;
+      of_rows.insert(row / c.how.block_rows);
     }
     for (size_t i = Part::scales; i < sums.size(); ++i) blocks += sums[i];
     EXPECT_NEAR(sums[Part::signal], signal, 1e-12 * signal) << c;
     EXPECT_NEAR(sums[Part::noise], noise, 1e-12 * noise) << c;
     EXPECT_EQ(sums[Part::flushed], flushed) << c;
     EXPECT_EQ(sums[Part::amax], amax) << c;
-    EXPECT_EQ(sums[Part::elements], static_cast<double>(y.size())) << c;
-    EXPECT_EQ(blocks, static_cast<double>(ceil_div(c.rows + c.more_rows, c.how.block_rows) * ceil_div(c.columns, c.how.block_cols))) << c;
+    EXPECT_EQ(sums[Part::elements], elements) << c;
+    EXPECT_EQ(blocks, static_cast<double>(std::ssize(of_rows) * ceil_div(c.columns, c.how.block_cols))) << c;
   }
+  const Tensor x = empty(fast(), Dtype::f32, {8, 32}), rows = empty(fast(), Dtype::i32, {8});
+  EXPECT_THAT(error_of([&] { fast().run(Simulate{.x = x, .out = empty_like(x), .how = kNvfp4, .rows = rows}); }).what(),
+              ::testing::HasSubstr("rows are those of the error"));
 }
 
 // As those of codes: clipped elements and scales, too.
@@ -481,35 +447,6 @@ TEST_F(Simulated, ErrorOfAFormatWithCodesIsThatOfItsCodes) {
     fast().run(QuantizationError{.x = x, .q = quantized(x, {Format::e2m1, 1, 32, rule}), .out = expected});
     fast().run(Simulate{.x = x, .out = out, .how = {.element = {2, 1}, .rule = rule}, .error = found});
     EXPECT_TRUE(close(values(found), values(expected), 1e-12)) << scale_rule_name(rule);
-  }
-}
-
-// Values are the same; a block counts with any of its rows.
-TEST_F(Simulated, ErrorLeavesRowsOut) {
-  using Part = QuantizationError::Part;
-  constexpr int64_t kRows = 8, kColumns = 32;
-  const Tensor x = uploaded(fast(), Dtype::bf16, kRows, kColumns, drawn(kRows * kColumns, 80, false));
-  const std::vector<int32_t> which = {7, -1, 0, 3, -1, -1, -1, -1};
-  const Tensor rows = from_host(fast(), Dtype::i32, {kRows}, which.data());
-  for (const int64_t height : {1, 2}) {
-    const Simulation how{.element = {2, 1}, .block_rows = height, .block_cols = 16};
-    const Tensor out = empty_like(x), all = empty_like(x), error = empty(fast(), Dtype::f64, {QuantizationError::size});
-    fast().run(Simulate{.x = x, .out = out, .how = how, .error = error, .rows = rows});
-    fast().run(Simulate{.x = x, .out = all, .how = how});
-    EXPECT_TRUE(same_bits(out, all));
-    const std::vector<double> from = values(x), to = values(out), sums = values(error);
-    double signal = 0.0, noise = 0.0, blocks = 0.0;
-    for (size_t i = 0; i < from.size(); ++i) {
-      if (which[i / kColumns] < 0) continue;
-      signal += from[i] * from[i], noise += (from[i] - to[i]) * (from[i] - to[i]);
-    }
-    for (size_t i = Part::scales; i < sums.size(); ++i) blocks += sums[i];
-    EXPECT_NEAR(sums[Part::signal], signal, 1e-12 * signal);
-    EXPECT_NEAR(sums[Part::noise], noise, 1e-12 * noise);
-    EXPECT_EQ(sums[Part::elements], 3 * kColumns);
-    EXPECT_EQ(blocks, height == 1 ? 6 : 4);
-    EXPECT_THAT(error_of([&] { fast().run(Simulate{.x = x, .out = out, .how = how, .rows = rows}); }).what(),
-                ::testing::HasSubstr("rows are those of the error"));
   }
 }
 
