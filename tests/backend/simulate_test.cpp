@@ -376,6 +376,18 @@ TEST_F(Simulated, DrawsAreTheSameOnAnyNumberOfThreads) {
   EXPECT_TRUE(same_elements(found[2], found[0]));
 }
 
+// Rows of tokens lie anywhere, those of padding before the first one, and numbers of elements wrap.
+TEST_F(Simulated, RowsHaveTheDrawsOfTheirPlaces) {
+  for (const int64_t columns : {3, 8, 61, 258, 600}) {
+    Case c{.rows = 5, .columns = columns, .dtype = Dtype::f32, .to = Dtype::f32, .how = {.element = {2, 1}, .block_cols = 16}};
+    c.how.rounding = Rounding::stochastic;
+    const std::vector<float> from = drawn(c.rows * c.columns, 74, false);
+    RoundingDraws draws{.seed = 77, .what = 5, .first = 40, .columns = columns, .row_places = {4, -1, -2, 1000000007, 0}};
+    EXPECT_TRUE(same_values(run(fast(), c, from, draws), run(reference(), c, from, draws))) << columns;
+    EXPECT_TRUE(same_values(run(fast(), c, from, draws), restated({c.rows, columns, from}, c.how, c.dtype, c.to, draws).data)) << columns;
+  }
+}
+
 TEST_F(Simulated, OtherSeedsTensorsAndElementsAreOtherDraws) {
   Case c{.rows = 8, .columns = 64, .dtype = Dtype::bf16, .to = Dtype::f32, .how = {.element = {2, 1}, .block_cols = 16}};
   c.how.rounding = Rounding::stochastic;
