@@ -14,6 +14,7 @@
 
 namespace mantissa::test::event_file_test {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -79,100 +80,68 @@ TEST(EventFile, RecordsFollowTheVersionAndAreThereAtOnce) {
   EXPECT_EQ(file.failures(), 0);
 }
 
-TEST(EventFile, TwoFilesOfOneSecondHaveDifferentNames) {
+TEST(EventFile, TwoFilesOfOneSecondHaveDifferentNamesAndAMissingFolderIsAnEnvironmentError) {
   const TemporaryFolder folder;
   EXPECT_NE(EventFile(folder.path(), 1.0).path(), EventFile(folder.path(), 1.0).path());
-}
-
-TEST(EventFile, AMissingFolderIsAnEnvironmentError) {
-  const TemporaryFolder folder;
-  try {
-    EventFile(folder / "missing", 1.0);
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::environment);
-  }
+  EXPECT_EQ(error_of([&] { EventFile(folder / "missing", 1.0); }).code(), ExitCode::environment);
 }
 
 // ---- metrics.jsonl
 
-class MetricsLines : public ::testing::Test {
- protected:
-  Metrics metrics() const { return Metrics({.run_name = {}, .dir = folder_.path().string(), .tensorboard = false}); }
-  std::string content() const { return read_file(folder_ / "metrics.jsonl"); }
-
-  // Of the only line.
-  std::vector<std::string> keys() const {
-    std::vector<std::string> keys;
-    const auto line = nlohmann::ordered_json::parse(content());
-    for (const auto& [key, value] : line.items()) keys.push_back(key);
-    return keys;
-  }
-
-  TemporaryFolder folder_;
-};
-
-TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
-  metrics().write(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_gemms = 3}});
-  EXPECT_THAT(keys(), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mfu_meas", "mem_gib",
-                                  "eta_s", "skipped", "time", "q_sqnr_db", "fp32_gemms"));
-  EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_gemms\":3}\n"));
+// What is written of an event, as the only line of metrics.jsonl or as an event file.
+std::string written(const auto& event, bool lines = true) {
+  const TemporaryFolder folder;
+  Metrics({.run_name = {}, .dir = folder.path().string(), .jsonl = lines, .tensorboard = !lines}).write(event);
+  std::string out;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) out += read_file(entry.path());
+  return out;
 }
 
-TEST_F(MetricsLines, AStepOnAGpuHasItsPeakMemory) {
-  metrics().write(StepEvent{.mfu = {}, .memory_gib = 4.5, .gpu_memory_gib = 34.5});
-  EXPECT_THAT(content(), HasSubstr("\"mem_gib\":4.5,"));
-  EXPECT_THAT(content(), EndsWith(",\"gpu_mem_gib\":34.5}\n"));
+std::vector<std::string> keys_of(const std::string& content) {
+  std::vector<std::string> keys;
+  const auto line = nlohmann::ordered_json::parse(content);
+  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  return keys;
 }
 
-TEST_F(MetricsLines, TensorBoardHasThePeakMemoryOfAGpuAndItsUtilization) {
-  const auto tags = [&](const StepEvent& event) {
-    const TemporaryFolder folder;
-    Metrics({.run_name = {}, .dir = folder.path().string(), .jsonl = false}).write(event);
-    std::string out;
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) out += read_file(entry.path());
-    return out;
-  };
-  EXPECT_THAT(tags({.mfu = 0.5, .gpu_memory_gib = 34.5}),
-              ::testing::AllOf(HasSubstr("perf/mfu"), HasSubstr("mem/peak_gib"), HasSubstr("mem/gpu_peak_gib")));
-  EXPECT_THAT(tags({.mfu = {}}), ::testing::AllOf(HasSubstr("mem/peak_gib"), ::testing::Not(HasSubstr("mem/gpu_peak_gib"))));
-}
-
-TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
-  metrics().write(SaveEvent{.step = 7, .problem = "no space"});
-  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
-  EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
-}
-
-TEST_F(MetricsLines, AnExportIsALineOfItsOwn) {
-  metrics().write(ExportEvent{{.step = 7, .path = "e"}});
-  EXPECT_THAT(content(), StartsWith("{\"type\":\"export\",\"step\":7,\"path\":\"e\",\"seconds\":0.0,\"time\":"));
-}
-
-TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
-  metrics().write(PrecisionEvent{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
-  EXPECT_THAT(content(),
+TEST(MetricsLines, HaveTheirKeysInOrder) {
+  const std::string step = written(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_gemms = 3}});
+  EXPECT_THAT(keys_of(step), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mfu_meas",
+                                         "mem_gib", "eta_s", "skipped", "time", "q_sqnr_db", "fp32_gemms"));
+  EXPECT_THAT(step, EndsWith(",\"q_sqnr_db\":null,\"fp32_gemms\":3}\n"));
+  EXPECT_THAT(written(StepEvent{.mfu = {}, .memory_gib = 4.5, .gpu_memory_gib = 34.5}),
+              AllOf(HasSubstr("\"mem_gib\":4.5,"), EndsWith(",\"gpu_mem_gib\":34.5}\n")));
+  const std::string failed = written(SaveEvent{.step = 7, .problem = "no space"});
+  EXPECT_THAT(keys_of(failed), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
+  EXPECT_THAT(failed, StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
+  EXPECT_THAT(written(ExportEvent{{.step = 7, .path = "e"}}),
+              StartsWith("{\"type\":\"export\",\"step\":7,\"path\":\"e\",\"seconds\":0.0,\"time\":"));
+  const PrecisionEvent scales{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}};
+  EXPECT_THAT(written(scales),
               StartsWith("{\"type\":\"precision\",\"step\":1,\"module\":\"m\",\"role\":\"input\",\"sqnr_db\":null,\"clipped\":0.0,"
-                         "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"));
+                         "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"))
+      << "in the order of their codes";
+  EXPECT_THAT(written(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}}), HasSubstr("\"loss\":null,"));
+  EXPECT_THAT(written(SampleEvent{.step = 1, .prompt = "", .text = "a\xff\nb"}), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
 }
 
-TEST_F(MetricsLines, NanBecomesNullAndBrokenTextIsReplaced) {
-  metrics().write(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
-  EXPECT_THAT(content(), HasSubstr("\"loss\":null,"));
-  metrics().write(SampleEvent{.step = 1, .prompt = "", .text = "a\xff\nb"});
-  EXPECT_THAT(content(), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
+TEST(MetricsLines, TensorBoardHasThePeakMemoryOfAGpuAndItsUtilization) {
+  EXPECT_THAT(written(StepEvent{.mfu = 0.5, .gpu_memory_gib = 34.5}, false),
+              AllOf(HasSubstr("perf/mfu"), HasSubstr("mem/peak_gib"), HasSubstr("mem/gpu_peak_gib")));
+  EXPECT_THAT(written(StepEvent{.mfu = {}}, false), AllOf(HasSubstr("mem/peak_gib"), ::testing::Not(HasSubstr("mem/gpu_peak_gib"))));
 }
 
-TEST_F(MetricsLines, AResumedRunAppendsAndATornLastLineIsCut) {
-  const std::string whole = "{\"step\":1}\n";
-  for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()}) {
-    write_file(folder_ / "metrics.jsonl", whole + torn);
-    metrics().write(StartEvent{});
-    EXPECT_THAT(content(), StartsWith(whole + "{\"type\":\"start\","));
-  }
-  write_file(folder_ / "metrics.jsonl", "torn from the start");
-  metrics().write(StartEvent{});
-  EXPECT_THAT(content(), StartsWith("{\"type\":\"start\","));
+TEST(MetricsLines, AResumedRunAppendsAndATornLastLineIsCut) {
+  const TemporaryFolder folder;
+  const auto started_after = [&](const std::string& before) {
+    write_file(folder / "metrics.jsonl", before);
+    Metrics({.run_name = {}, .dir = folder.path().string(), .tensorboard = false}).write(StartEvent{});
+    return read_file(folder / "metrics.jsonl");
+  };
+  const std::string whole = "{\"step\":1}\n", start = "{\"type\":\"start\",";
+  for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()})
+    EXPECT_THAT(started_after(whole + torn), StartsWith(whole + start));
+  EXPECT_THAT(started_after("torn from the start"), StartsWith(start));
 }
 
 }  // namespace mantissa::test::event_file_test

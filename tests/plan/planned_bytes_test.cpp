@@ -1,4 +1,5 @@
-// What runs on ranks that are threads send in a step, by purpose: to the byte what the cost model says.
+// What runs on ranks that are threads send in a step, by purpose: to the byte what the cost model says. Each recipe runs on data ranks, on
+// tensor ranks and on ranks that share experts.
 #include <gmock/gmock.h>
 
 #include "mantissa/plan/cost.h"
@@ -10,23 +11,69 @@ namespace mantissa::planned_bytes_test {
 using test::TrainedRun;
 using ::testing::Each;
 using ::testing::IsEmpty;
+using Sets = std::vector<std::string>;
 
 struct Grid {
   int data, tensor;
   bool sequence = false;
   int expert = 1;
+};
 
-  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : "", "ep", expert); }
+struct Named {
+  std::string name;
+  Sets sets;
+};
+
+const std::string kRows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
+const std::string kForward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]}})";
+
+const std::vector<Named> kRecipes = {
+    {"fp32", {"precision.dtype=fp32"}},
+    {"tree", {"precision.recipe=mxfp8", "training.accumulation=tree"}},
+    {"selective", {"precision.recipe=mxfp8", "training.recompute=selective"}},
+    {"gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}},
+    {"rows", {kRows, "precision.recipe=rows", "precision.fp8_param_gather=true"}},
+    {"output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}},
+    {"qat", {"precision.recipe=mxfp4_qat"}},
+    {"unquantized", {"precision.recipe=mxfp8", "precision.quantized_dispatch=false"}},
+    // Codes travel where a recipe reads them, and values where wgrad reads those beside them: not for a forward pass that keeps no input.
+    {"forward", {kForward, "precision.recipe=forward"}},
+    {"again", {kForward, "precision.recipe=forward", "training.recompute=full"}},
+};
+
+Sets experts(Sets more) {
+  more.insert(more.end(), {"model.moe.num_experts=5", "model.moe.intermediate_size=128", "model.moe.shared_intermediate_size=128"});
+  return more;
+}
+
+const std::vector<Named> kDense = {
+    {"qwen3", {}},
+    {"tied", {"model.tie_word_embeddings=true"}},
+    {"gpt2",
+     {"model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true", "model.attention_bias=all",
+      "model.activation=gelu_tanh", "model.qk_norm=false"}},
+    {"masked", {"data.eod_id=3", "data.mask_eod_loss=true"}},
+};
+const std::vector<Named> kExperts = {
+    {"experts", experts({})},
+    {"dense_layer", experts({"model.moe.dense_layers=[1]"})},
+    {"biased", experts({"model.moe.router_bias=true", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"})},
+    {"steered", experts({"model.moe.score=sigmoid", "model.moe.bias_update_rate=1e-3"})},
 };
 
 class PlannedBytes : public test::TrainingTest {
  protected:
-  void expect(const Grid& grid, std::vector<std::string> sets, const std::string& what) const {
-    sets.insert(sets.end(), {text("parallel.data=", grid.data), text("parallel.tensor=", grid.tensor),
+  // 15 tokens, so that shares of them are ragged; ranks that share experts have as many rows for each: 16 tokens, each for two of four.
+  void expect(const Grid& grid, const Named& recipe, const Named& model) const {
+    const std::string name = text(recipe.name, '_', model.name, "_dp", grid.data, "tp", grid.tensor, grid.sequence, "ep", grid.expert);
+    Sets sets = {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=4", "precision.dtype=bf16"};
+    sets.insert(sets.end(), recipe.sets.begin(), recipe.sets.end());
+    sets.insert(sets.end(), model.sets.begin(), model.sets.end());
+    sets.insert(sets.end(), {text("parallel.data=", grid.data), text("parallel.tensor=", grid.tensor), "training.global_batch_size=null",
                              text("parallel.sequence_parallel=", grid.sequence ? "true" : "false"), text("parallel.expert=", grid.expert),
-                             "training.threads=1", "training.steps=3", "training.micro_batch_size=1", "training.grad_accum=2",
-                             "training.global_batch_size=null"});
-    const std::string name = what + grid.name();
+                             "training.threads=1", "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=2",
+                             text("training.seq_len=", grid.expert > 1 ? 16 : 15)});
+    if (grid.expert > 1) sets.insert(sets.end(), {"model.moe.num_experts=4", "model.moe.force_balance=true"});
     const LoadedConfig loaded = config(name, sets);
     RunConfig known = loaded.config;
     known.model.vocab_size = 8;
@@ -34,102 +81,38 @@ class PlannedBytes : public test::TrainingTest {
     Traffic all;
     const auto errors = test::run_ranks(grid.data * grid.tensor, [&](const Communicator& world) {
       const TrainedRun own = run(loaded, {}, world);
-      if (world.rank() == 0) all = own.steps.at(2).comm_bytes.value();
+      if (world.rank() == 0) all = own.steps.at(1).comm_bytes.value();
     });
     EXPECT_THAT(errors, Each(IsEmpty())) << name;
-    EXPECT_EQ(planned.sent.gradients, all.gradients) << name;
-    EXPECT_EQ(planned.sent.parameters, all.parameters) << name;
-    EXPECT_EQ(planned.sent.activations, all.activations) << name;
-    EXPECT_EQ(planned.sent.control, all.control) << name;
-    EXPECT_EQ(planned.sent.other, all.other) << name;
+    const auto numbers = [](const Traffic& of) { return std::vector{of.gradients, of.parameters, of.activations, of.control, of.other}; };
+    EXPECT_EQ(numbers(planned.sent), numbers(all)) << name;
     const int64_t mean = (all.gradients + all.parameters + all.activations) / (grid.data * grid.tensor);
     EXPECT_GE(planned.busiest, mean) << name;
     const double most = grid.data > 1 ? 1.25 : 1.1;  // shares of so small a model are uneven
     EXPECT_LT(static_cast<double>(planned.busiest), most * static_cast<double>(mean)) << name;
   }
+
+  // Each recipe once, while layouts and models take turns.
+  void expect_on(const std::vector<Grid>& grids, const std::vector<Named>& models) const {
+    for (size_t i = 0; i < kRecipes.size(); ++i) {
+      const bool untied = kRecipes[i].name == "output";  // which has an output projection of its own
+      expect(grids[i % grids.size()], kRecipes[i], untied ? models.front() : models[3 * i % models.size()]);
+    }
+  }
+
+  static std::vector<Named> all_models() {
+    std::vector<Named> out = kDense;
+    out.insert(out.end(), kExperts.begin(), kExperts.end());
+    return out;
+  }
 };
 
-const std::string kRows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
-const std::string kForward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]}})";
+TEST_F(PlannedBytes, OfDataRanksAreSent) { expect_on({{2, 1}, {4, 1}}, all_models()); }
 
-TEST_F(PlannedBytes, OfDataRanksAreSent) {
-  for (const int ranks : {2, 4}) {
-    const auto check = [&](std::vector<std::string> sets, const char* name) {
-      sets.emplace_back("model.intermediate_size=64");
-      expect({ranks, 1}, sets, name);
-    };
-    check({"precision.dtype=fp32"}, "fp32");
-    check({"data.eod_id=3", "data.mask_eod_loss=true"}, "masked");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "values");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.tie_word_embeddings=true"}, "tiles");
-    check({"precision.dtype=bf16", kRows, "precision.recipe=rows", "precision.fp8_param_gather=true"}, "rows");
-    check({"model.moe.num_experts=5", "model.moe.intermediate_size=32", "model.moe.shared_intermediate_size=16"}, "experts");
-    check({"model.moe.num_experts=5", "model.moe.intermediate_size=32", "model.moe.score=sigmoid", "model.moe.bias_update_rate=1e-3"},
-          "biased");
-  }
+TEST_F(PlannedBytes, OfTensorRanksAreSent) { expect_on({{1, 2}, {1, 2, true}, {1, 4}, {1, 4, true}, {2, 2}, {2, 2, true}}, all_models()); }
+
+TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
+  expect_on({{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}, {2, 2, true, 2}}, kExperts);
 }
-
-class PlannedBytesOf : public PlannedBytes, public ::testing::WithParamInterface<Grid> {};
-
-using PlannedBytesOfTensorRanks = PlannedBytesOf;
-
-// 15 tokens, so shares of them are ragged. Codes travel where a recipe reads them, values where wgrad reads those beside them.
-TEST_P(PlannedBytesOfTensorRanks, AreSent) {
-  const auto check = [&](std::vector<std::string> sets, const char* name) {
-    sets.insert(sets.end(), {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=4", "model.qk_norm=true",
-                             "training.seq_len=15"});
-    expect(GetParam(), sets, name);
-  };
-  check({"precision.dtype=fp32"}, "fp32");
-  check({"precision.dtype=bf16", "model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true",
-         "model.mlp_bias=true", "model.attention_bias=all", "model.activation=gelu_tanh", "model.qk_norm=false"},
-        "gpt2");
-  check({"data.eod_id=3", "data.mask_eod_loss=true", "training.recompute=selective"}, "masked");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "mxfp8");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
-  check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
-  check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
-  check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
-  const std::vector<std::string> experts = {
-      "model.moe.num_experts=5", "model.moe.intermediate_size=128", "model.moe.shared_intermediate_size=128", "model.moe.dense_layers=[1]",
-      "precision.dtype=bf16",    "precision.recipe=mxfp8"};
-  check(experts, "experts");
-  std::vector<std::string> again = experts;
-  again.insert(again.end(), {"training.recompute=full", "precision.fp8_param_gather=true"});
-  check(again, "experts_again");
-  std::vector<std::string> biased = experts;
-  biased.insert(biased.end(), {"model.moe.router_bias=true", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"});
-  check(biased, "experts_biased");
-}
-
-using PlannedBytesOfExpertRanks = PlannedBytesOf;
-
-// With as many rows for each expert: 16 tokens, of which each goes to two of four.
-TEST_P(PlannedBytesOfExpertRanks, AreSent) {
-  const auto check = [&](std::vector<std::string> sets, const char* name) {
-    sets.insert(sets.end(), {"model.hidden_size=64", "model.num_attention_heads=4", "model.intermediate_size=64", "model.moe.num_experts=4",
-                             "model.moe.intermediate_size=64", "model.moe.force_balance=true", "model.moe.shared_intermediate_size=64"});
-    expect(GetParam(), sets, name);
-  };
-  check({"precision.dtype=fp32"}, "fp32");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.accumulation=tree"}, "mxfp8");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}, "unquantized");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
-  // Values, which wgrad reads, but for a forward pass whose input is not kept.
-  check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
-  check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
-  check({"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true"}, "biased");
-}
-
-const auto kName = [](const auto& c) { return c.param.name(); };
-INSTANTIATE_TEST_SUITE_P(, PlannedBytesOfTensorRanks,
-                         ::testing::Values(Grid{1, 2, false}, Grid{1, 2, true}, Grid{1, 4, false}, Grid{1, 4, true}, Grid{2, 2, false},
-                                           Grid{2, 2, true}),
-                         kName);
-INSTANTIATE_TEST_SUITE_P(, PlannedBytesOfExpertRanks,
-                         ::testing::Values(Grid{2, 1, false, 2}, Grid{4, 1, false, 4}, Grid{4, 1, false, 2}, Grid{2, 2, false, 2},
-                                           Grid{2, 2, true, 2}),
-                         kName);
 
 }  // namespace mantissa::planned_bytes_test

@@ -1,11 +1,10 @@
-// The plan: storage, wire, export and bytes of each preset; what is refused; hash, JSON and table. The modules are those of a real model.
+// The plan: storage, wire, export and bytes of each preset; what is refused; hash and JSON. The modules are those of a real model; the
+// table is that of integration/explain_test.cpp.
 #include <gmock/gmock.h>
 
 #include "files.h"
 #include "json_values.h"
-#include "mantissa/models/gpt.h"
 #include "mantissa/models/model_shape.h"
-#include "mantissa/plan/plan_table.h"
 #include "mantissa/precision/plan.h"
 #include "testing.h"
 
@@ -51,38 +50,6 @@ std::string formats(const ModulePrecision& entry) {
 // Bytes per element of one linear without a bias.
 double per_parameter(const ModulePrecision& entry) {
   return static_cast<double>(entry.bytes) / static_cast<double>(entry.module.weight_elements());
-}
-
-TEST(ModelShape, IsWhatGptBuilds) {
-  std::vector<ModelConfig> models(4, small_model());
-  models[1].activation = Activation::gelu_tanh;
-  models[1].norm = Norm::layer;
-  models[1].norm_bias = models[1].mlp_bias = models[1].tie_word_embeddings = true;
-  models[1].position = Position::learned;
-  models[1].attention_bias = AttentionBias::all;
-  models[1].qk_norm = false;
-  models[2].attention_bias = AttentionBias::qkv;
-  models[2].head_dim = 48;
-  models[3].norm = Norm::layer;
-  models[3].mlp_bias = true;
-  const auto device = make_backend("cpu_reference");
-  for (const ModelConfig& config : models) {
-    Gpt gpt(config, *device, test::high_plan(config), {.gradients = false});
-    std::vector<std::string> built, shaped;
-    const PrecisionPlan plan = test::high_plan(config);
-    for (const Parameter& parameter : gpt.parameters().all()) {
-      built.push_back(text(parameter.name, parameter.shape));
-      EXPECT_THAT(parameter.name, ::testing::StartsWith(plan.module_of(parameter.name).module.path + "."));
-    }
-    for (const ParameterShape& parameter : parameter_shapes(model_shape(config))) shaped.push_back(text(parameter.name, parameter.padded));
-    for (const ModuleShape& module : model_shape(config).modules) {
-      int64_t rows = 0;
-      for (const ModulePart& part : module.parts) rows += part.out;
-      EXPECT_TRUE(module.parts.empty() || rows == module.out) << module.path;
-    }
-    EXPECT_EQ(shaped.size(), built.size());
-    EXPECT_THAT(shaped, ::testing::UnorderedElementsAreArray(built));
-  }
 }
 
 TEST(Plan, EachPresetHasItsStorageWireExportAndBytes) {
@@ -182,136 +149,133 @@ TEST(Plan, TheOutputProjectionComputesInTheDtypeOfTheRunWhateverTheAmbientRecipe
   EXPECT_EQ(formats(output("fp32", "bf16")), "fp32 fp32 e4m3");
 }
 
-TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
-  const auto errors = [](const std::string& recipe, const std::function<void(ModelConfig&)>& change = {}) {
+struct Refusal {
+  std::string section;                       // of the config
+  std::vector<std::string> parts;            // of the message; none: it is accepted
+  std::function<void(ModelConfig&)> change;  // of the small model
+};
+
+void expect_refusals(const std::vector<Refusal>& refusals) {
+  for (const auto& [section, parts, change] : refusals) {
+    SCOPED_TRACE(section);
     ModelConfig model = small_model();
     if (change) change(model);
-    return planned("{\"recipe\": \"" + recipe + "\", \"fp8_output_proj\": true}", model).errors();
-  };
-  EXPECT_EQ(errors("mxfp8"), "");
-  for (const char* const recipe : {"high", "bf16", "fp32", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
-    EXPECT_THAT(errors(recipe),
-                HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and output_grad"))
-        << recipe;
+    const std::string errors = planned(section, model).errors();
+    for (const std::string& part : parts) EXPECT_THAT(errors, HasSubstr(part));
+    EXPECT_EQ(errors.empty(), parts.empty()) << errors;
   }
-  EXPECT_THAT(errors("fp8_block", [](ModelConfig& model) { model.hidden_size = model.intermediate_size = 512; }),
-              HasSubstr("has weight e4m3 128x128 rceil"));
-  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.tie_word_embeddings = true; }),
-              HasSubstr("model.tie_word_embeddings must be false"));
-  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.logits_dtype = LogitsDtype::fp32; }),
-              HasSubstr("excludes model.logits_dtype fp32"));
-  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.pad_vocab_to = 1; }), HasSubstr("got 65: set model.pad_vocab_to to 32"));
-  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.hidden_size = 72, model.head_dim = 32; }),
-              HasSubstr("needs model.hidden_size in multiples of 32, got 72"));
-  EXPECT_EQ(errors("mxfp8", [](ModelConfig& model) { model.vocab_size.reset(), model.pad_vocab_to = 1; }), "");
-  EXPECT_THAT(
-      planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false, "dgrad": false, "wgrad": false}})").errors(),
-      HasSubstr("fprop, dgrad and wgrad are all off"));
-  EXPECT_EQ(planned(R"({"fp8_output_proj": {"fprop": false}})").errors(), "");
 }
 
-TEST(Plan, TheOutputProjectionIsRefusedIfAnOwnRecipeLacksARole) {
-  const auto errors_without = [](const std::string& role) {
+TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
+  const auto with = [](const std::string& recipe) { return "{\"recipe\": \"" + recipe + "\", \"fp8_output_proj\": true}"; };
+  const auto without = [](const std::string& role) {
     std::string own = R"("gemms": ["fprop", "dgrad", "wgrad"])";
     for (const char* const operand : {"weight", "input", "output_grad"}) {
       if (operand != role) own += text(", \"", operand, "\": {\"format\": \"e5m2\"}");
     }
-    return planned(R"({"recipe": "own", "recipes": {"own": {)" + own + R"(}}, "fp8_output_proj": true})").errors();
+    return R"({"recipe": "own", "recipes": {"own": {)" + own + R"(}}, "fp8_output_proj": true})";
   };
-  EXPECT_EQ(errors_without("none"), "");
-  for (const char* const role : {"weight", "input", "output_grad"}) {
-    EXPECT_THAT(errors_without(role),
-                AllOf(HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and"),
-                      HasSubstr(text(role, " none"))));
-  }
+  const std::string needs = "precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and output_grad";
+  std::vector<Refusal> refusals = {
+      {with("mxfp8"), {}, {}},
+      {with("mxfp8"), {}, [](ModelConfig& model) { model.vocab_size.reset(), model.pad_vocab_to = 1; }},
+      {R"({"fp8_output_proj": {"fprop": false}})", {}, {}},
+      {without("none"), {}, {}},
+      {with("fp8_block"), {"has weight e4m3 128x128 rceil"}, [](ModelConfig& model) { model.hidden_size = model.intermediate_size = 512; }},
+      {with("mxfp8"), {"model.tie_word_embeddings must be false"}, [](ModelConfig& model) { model.tie_word_embeddings = true; }},
+      {with("mxfp8"), {"excludes model.logits_dtype fp32"}, [](ModelConfig& model) { model.logits_dtype = LogitsDtype::fp32; }},
+      {with("mxfp8"), {"got 65: set model.pad_vocab_to to 32"}, [](ModelConfig& model) { model.pad_vocab_to = 1; }},
+      {with("mxfp8"),
+       {"needs model.hidden_size in multiples of 32, got 72"},
+       [](ModelConfig& model) { model.hidden_size = 72, model.head_dim = 32; }},
+      {R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false, "dgrad": false, "wgrad": false}})",
+       {"fprop, dgrad and wgrad are all off"},
+       {}}};
+  for (const char* const recipe : {"high", "bf16", "fp32", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"})
+    refusals.push_back({with(recipe), {needs}, {}});
+  for (const char* const role : {"weight", "input", "output_grad"}) refusals.push_back({without(role), {needs, text(role, " none")}, {}});
+  expect_refusals(refusals);
 }
 
-TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
-  ModelConfig model = small_model();
-  model.num_attention_heads = 4;
-  model.head_dim = 24;
-  const std::string qkv = planned(R"({"recipe": "mxfp8"})", model).errors();
-  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is not a multiple of 32, the "
-                             "block of recipe mxfp8; change the size, or give it another recipe by a rule"));
-  EXPECT_THAT(qkv, Not(HasSubstr("errors")));
-  model = small_model();
-  model.intermediate_size = 100;
-  EXPECT_THAT(planned(R"({"recipe": "mxfp8_weights"})", model).errors(),
-              HasSubstr("layers.*.mlp.gate_up does not fit its recipe: model.intermediate_size 100 is not a multiple of 32, the block of "
-                        "recipe mxfp8_weights"));
-  EXPECT_THAT(planned(R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})", model).errors(),
-              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: model.intermediate_size 100 is not a "
-                        "multiple of 32, the block of weight_fake_quant in recipe mxfp4_qat"));
-  EXPECT_EQ(planned(R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", model).errors(), "");
-  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(),
-              HasSubstr("model.hidden_size 64 is not a multiple of 128, the block of recipe fp8_block"));
-}
-
-TEST(Plan, AProblemOfSeveralModulesIsReportedOnce) {
-  ModelConfig model = small_model();
-  model.hidden_size = 80;
-  const std::string errors =
-      planned(
-          R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})",
-          model)
-          .errors();
-  EXPECT_THAT(errors, HasSubstr("precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up "
-                                "does not fit its recipe: model.hidden_size 80 is not a multiple of 32, the block of recipe mxfp8"));
-  EXPECT_THAT(errors, Not(HasSubstr("errors")));
-}
-
-TEST(Plan, ASizeThatIsTheValueOfAKeyIsNamedByIt) {
-  const auto expect = [](const ModelConfig& model, const std::string& rules, const std::vector<std::string>& sizes) {
-    const std::string errors = planned(R"({"recipe": "mxfp8", "rules": [)" + rules + "]}", model).errors();
-    for (const std::string& size : sizes) EXPECT_THAT(errors, HasSubstr("does not fit its recipe: " + size + " is not a multiple of 32"));
-  };
-  ModelConfig model = small_model();
-  model.num_attention_heads = 2, model.head_dim = 40;
-  expect(model, "", {"out 80 of part q", "in 80"});
-  model = small_model();
-  model.intermediate_size = 100;
-  expect(model, R"({"match": "*.down", "recipe": "high"})", {"model.intermediate_size 100"});
-  model.activation = Activation::gelu_tanh;
-  expect(model, R"({"match": "*.down", "recipe": "high"})", {"model.intermediate_size 100"});
-  model = small_model();
+void of_experts(ModelConfig& model) {
   model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 48, .shared_intermediate_size = 40};
-  expect(model, R"({"match": "*.router", "recipe": "mxfp8"})",
-         {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"});
 }
 
-TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipe) {
-  EXPECT_THAT(planned(R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})").errors(),
-              HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"));
-  EXPECT_THAT(planned(R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})").errors(),
-              HasSubstr("layers.*.attn_norm has no GEMM"));
-}
-
-TEST(Plan, WhatHasNoGemmComputesInTheDtypeOfTheRun) {
+// Each size once, by its key where it is the value of one, for all modules together.
+TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
+  const auto four_heads = [](ModelConfig& model) { model.num_attention_heads = 4, model.head_dim = 24; };
+  const auto narrow = [](ModelConfig& model) { model.intermediate_size = 100; };
+  const auto hidden = [](ModelConfig& model) { model.hidden_size = 80; };
+  const std::string mxfp8 = R"({"recipe": "mxfp8"})";
+  const std::string two_high =
+      R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})";
+  expect_refusals(
+      {{mxfp8,
+        {"precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is not a multiple of 32, the block of recipe "
+         "mxfp8; "
+         "change the size, or give it another recipe by a rule"},
+        four_heads},
+       {R"({"recipe": "mxfp8_weights"})",
+        {"layers.*.mlp.gate_up does not fit its recipe: model.intermediate_size 100 is not a multiple of 32, the block of recipe "
+         "mxfp8_weights"},
+        narrow},
+       {R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})",
+        {"precision.rules.0.recipe: layers.1.mlp.down", "the block of weight_fake_quant in recipe mxfp4_qat"},
+        narrow},
+       {R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", {}, narrow},
+       {R"({"recipe": "fp8_block"})", {"model.hidden_size 64 is not a multiple of 128"}, {}},
+       {two_high,
+        {"precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up does not fit its recipe: "
+         "model.hidden_size 80 is not a multiple of 32"},
+        hidden},
+       {mxfp8, {"out 80 of part q", "in 80"}, [](ModelConfig& model) { model.num_attention_heads = 2, model.head_dim = 40; }},
+       {R"({"recipe": "mxfp8", "rules": [{"match": "*.down", "recipe": "high"}]})",
+        {"model.intermediate_size 100"},
+        [](ModelConfig& model) { model.intermediate_size = 100, model.activation = Activation::gelu_tanh; }},
+       {R"({"recipe": "mxfp8", "rules": [{"match": "*.router", "recipe": "mxfp8"}]})",
+        {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"},
+        of_experts}});
   ModelConfig model = small_model();
-  model.position = Position::learned;
-  for (const char* const path : {"embed", "position", "final_norm", "layers.*.mlp_norm", "layers.*.attn.q_norm"}) {
-    const auto errors = [&](const char* dtype, const char* recipe) {
-      return planned(text(R"({"dtype": ")", dtype, R"(", "recipes": {"own": {"compute": "fp32"}}, "rules": [{"match": ")", path,
-                          R"(", "recipe": ")", recipe, "\"}]}"),
-                     model)
-          .errors();
-    };
-    EXPECT_THAT(errors("bf16", "fp32"), HasSubstr(text("precision.rules.0.recipe: ", path,
-                                                       " has no GEMM and computes in precision.dtype, "
-                                                       "bf16; recipe \"fp32\" computes in fp32: use \"high\" for it")));
-    EXPECT_THAT(errors("bf16", "own"), HasSubstr("recipe \"own\" computes in fp32"));
-    EXPECT_THAT(errors("fp32", "bf16"), HasSubstr("precision.dtype, fp32; recipe \"bf16\" computes in bf16"));
-    for (const char* const recipe : {"high", "fp32", "own"}) EXPECT_EQ(errors("fp32", recipe), "") << path;
-    for (const char* const recipe : {"high", "bf16"}) EXPECT_EQ(errors("bf16", recipe), "") << path;
-  }
+  four_heads(model);
+  EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors")));
+  model = small_model();
+  hidden(model);
+  EXPECT_THAT(planned(two_high, model).errors(), Not(HasSubstr("errors")));
 }
 
-TEST(Plan, UnknownRecipesNameTheNearest) {
-  EXPECT_THAT(planned(R"({"recipe": "mxfp_8"})").errors(), HasSubstr("precision.recipe: no recipe \"mxfp_8\"; did you mean 'mxfp8'?"));
-  EXPECT_THAT(planned(R"({"recipes": {"mine": {}}, "rules": [{"match": "*", "recipe": "mien"}]})").errors(),
-              HasSubstr("precision.rules.0.recipe: no recipe \"mien\"; did you mean 'mine'?"));
-  EXPECT_THAT(planned(R"({"rules": [{"match": "*"}]})").errors(), HasSubstr("precision.rules.0.recipe: is missing"));
-  EXPECT_THAT(planned(R"({"rules": [{"recipe": "high"}]})").errors(), HasSubstr("precision.rules.0.match: is missing"));
+TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipeAndComputesInTheDtypeOfTheRun) {
+  std::vector<Refusal> refusals = {
+      {R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})",
+       {"precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"},
+       {}},
+      {R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})", {"layers.*.attn_norm has no GEMM"}, {}}};
+  for (const std::string path : {"embed", "position", "final_norm", "layers.*.mlp_norm", "layers.*.attn.q_norm"}) {
+    const auto add = [&](const char* dtype, const char* recipe, std::vector<std::string> parts) {
+      refusals.push_back({text(R"({"dtype": ")", dtype, R"(", "recipes": {"own": {"compute": "fp32"}}, "rules": [{"match": ")", path,
+                               R"(", "recipe": ")", recipe, "\"}]}"),
+                          std::move(parts), [](ModelConfig& model) { model.position = Position::learned; }});
+    };
+    const std::string has_none = "precision.rules.0.recipe: " + path + " has no GEMM and computes in precision.dtype, ";
+    add("bf16", "fp32", {has_none + "bf16; recipe \"fp32\" computes in fp32: use \"high\" for it"});
+    add("bf16", "own", {has_none});
+    add("fp32", "bf16", {has_none});
+    for (const char* const recipe : {"high", "fp32", "own"}) add("fp32", recipe, {});
+    for (const char* const recipe : {"high", "bf16"}) add("bf16", recipe, {});
+  }
+  expect_refusals(refusals);
+}
+
+TEST(Plan, UnknownRecipesNameTheNearestAndErrorsOfAllPartsComeTogether) {
+  expect_refusals(
+      {{R"({"recipe": "mxfp_8"})", {"precision.recipe: no recipe \"mxfp_8\"; did you mean 'mxfp8'?"}, {}},
+       {R"({"recipes": {"mine": {}}, "rules": [{"match": "*", "recipe": "mien"}]})", {"precision.rules.0.recipe:", "'mine'"}, {}},
+       {R"({"rules": [{"match": "*"}]})", {"precision.rules.0.recipe: is missing"}, {}},
+       {R"({"rules": [{"recipe": "high"}]})", {"precision.rules.0.match: is missing"}, {}},
+       {R"({"recipe": "nope", "recipes": {"r": {"gemms": ["fprop"]}}, "rules": [{"match": "layers.*.mpl.*", "recipe": "nor"}],
+            "fp8_output_proj": true})",
+        {"precision.recipe: no recipe", "precision.recipes.r.gemms: must be empty", "precision.rules.0.match", "precision.rules.0.recipe",
+         "precision.fp8_output_proj"},
+        {}}});
 }
 
 TEST(Plan, ManyRulesAreRefusedAndLongNamesAreCut) {
@@ -327,45 +291,27 @@ TEST(Plan, ManyRulesAreRefusedAndLongNamesAreCut) {
                     HasSubstr(".match: \"" + name.substr(0, 60) + "...\" matches no module"), Not(HasSubstr(name.substr(0, 61)))));
 }
 
+// The codes are the weights only where every GEMM reads them.
 TEST(Plan, ParameterGatherNeedsQuantizedWeightsThatBothGemmsRead) {
-  EXPECT_THAT(planned(R"({"fp8_param_gather": true})").errors(),
-              HasSubstr("precision.fp8_param_gather: needs a module with a quantized weight"));
-  EXPECT_THAT(planned(R"({"fp8_param_gather": true, "recipe": "mxfp4_qat_mxfp8_act"})").errors(), HasSubstr("no recipe in use has one"));
-  const auto only = [](const char* gemms) {
-    return planned(text(R"({"fp8_param_gather": true, "recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": [)", gemms,
-                        "]}}}"))
-        .errors();
+  const auto own = [](const std::string& members) {
+    return R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": {"weight": {"format": "e4m3")" + members + "}}}";
   };
-  EXPECT_THAT(only("\"fprop\""), HasSubstr("gemms of recipe \"r\" (layers.0.attn.qkv) lacks dgrad"));
-  EXPECT_THAT(only("\"dgrad\", \"wgrad\""), HasSubstr("lacks fprop"));
-  EXPECT_THAT(only("\"wgrad\""), HasSubstr("lacks fprop and dgrad"));
-  EXPECT_EQ(only("\"fprop\", \"dgrad\""), "");
-}
-
-TEST(Plan, ErrorsOfAllPartsComeTogether) {
-  const std::string errors = planned(R"({"recipe": "nope", "recipes": {"r": {"gemms": ["fprop"]}},
-    "rules": [{"match": "layers.*.mpl.*", "recipe": "nor"}], "fp8_output_proj": true})")
-                                 .errors();
-  for (const char* const part : {"precision.recipe: no recipe", "precision.recipes.r.gemms: must be empty", "precision.rules.0.match",
-                                 "precision.rules.0.recipe", "precision.fp8_output_proj"}) {
-    EXPECT_THAT(errors, HasSubstr(part));
-  }
-}
-
-TEST(Plan, CodesAreTheWeightsOnlyWhereEveryGemmReadsThem) {
-  const auto errors = [](const std::string& block, const std::string& gemms, const std::string& more) {
-    const std::string recipe =
-        text(R"({"weight": {"format": "e4m3", "block": )", block, R"(}, "input": {"format": "e4m3"}, "gemms": [)", gemms, "]", more, "}");
-    return planned(R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": )" + recipe + "}}").errors();
-  };
-  const std::string all = R"("fprop", "dgrad", "wgrad")", values = R"(, "columns": "values")";
-  EXPECT_THAT(errors("[1, 32]", all, values),
-              HasSubstr("columns of recipe \"r\" (layers.0.attn.qkv) makes codes for dgrad from values: set columns to rows, or give "
-                        "weight tiles"));
-  EXPECT_EQ(errors("[32, 32]", all, values), "");
-  EXPECT_EQ(errors("[1, 32]", all, ""), "");
-  EXPECT_EQ(errors("[1, 32]", R"("fprop")", R"(, "backward": "dequantized")"), "");
-  EXPECT_THAT(errors("[1, 32]", R"("fprop", "wgrad")", ""), HasSubstr("gemms of recipe \"r\" (layers.0.attn.qkv) lacks dgrad"));
+  const std::string all = R"("gemms": ["fprop", "dgrad", "wgrad"], "input": {"format": "e4m3"})", rows = R"(, "block": [1, 32]}, )",
+                    tiles = R"(, "block": [32, 32]}, )", values = R"(, "columns": "values")";
+  expect_refusals(
+      {{R"({"fp8_param_gather": true})", {"precision.fp8_param_gather: needs a module with a quantized weight"}, {}},
+       {R"({"fp8_param_gather": true, "recipe": "mxfp4_qat_mxfp8_act"})", {"no recipe in use has one"}, {}},
+       {own(R"(}, "gemms": ["fprop"])"), {"gemms of recipe \"r\" (layers.0.attn.qkv) lacks dgrad"}, {}},
+       {own(R"(}, "gemms": ["dgrad", "wgrad"])"), {"lacks fprop"}, {}},
+       {own(R"(}, "gemms": ["wgrad"])"), {"lacks fprop and dgrad"}, {}},
+       {own(R"(}, "gemms": ["fprop", "dgrad"])"), {}, {}},
+       {own(rows + all + values),
+        {"columns of recipe \"r\" (layers.0.attn.qkv) makes codes for dgrad from values: set columns to rows, or give weight tiles"},
+        {}},
+       {own(tiles + all + values), {}, {}},
+       {own(rows + all), {}, {}},
+       {own(rows + R"("gemms": ["fprop"], "input": {"format": "e4m3"}, "backward": "dequantized")"), {}, {}},
+       {own(rows + R"("gemms": ["fprop", "wgrad"], "input": {"format": "e4m3"})"), {"lacks dgrad"}, {}}});
 }
 
 TEST(Plan, GradientsOfExpertsAreShiftedOnlyWhereColumnsFollowRows) {
@@ -434,30 +380,6 @@ TEST(Plan, JsonHasEveryModuleAndTheTotals) {
       "output_grad": {"format": "e4m3", "block": [1, 32], "rule": "rceil"}, "weight_fake_quant": null,
       "gemms": {"fprop": "e4m3 1x32 * e4m3 32x32", "dgrad": "e4m3 1x32 * e4m3 32x32", "wgrad": "e4m3 32x1 * e4m3 32x1 from 1x32"},
       "storage": "bf16", "wire": "bf16", "export": "e4m3", "bytes": 24584})"));
-}
-
-TEST(Plan, TheTableTakesEqualLayersTogether) {
-  const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan;
-  for (const PlanTable form : {PlanTable::narrow, PlanTable::wide}) {
-    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.{0,2}.attn.qkv"));
-    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.{0..2}.attn_norm"));
-    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.1.attn.qkv"));
-    EXPECT_THAT(plan_table(plan, form), HasSubstr("rules.0 \"layers.1.*\""));
-    EXPECT_EQ(plan_table(plan, form).find("precision.rules") == std::string::npos, form == PlanTable::narrow);
-  }
-}
-
-TEST(Plan, LinesOfRecipesNameTheOperandsOfTheirGemms) {
-  EXPECT_EQ(recipe_lines(planned(R"({"recipe": "high"})").plan), std::vector<std::string>());
-  EXPECT_EQ(
-      recipe_lines(planned(R"({"recipe": "mxfp4_qat"})").plan),
-      (std::vector<std::string>{"recipe mxfp4_qat | fprop bf16 * bf16 of e2m1 1x32 | dgrad bf16 * bf16 of e2m1 1x32 | wgrad bf16 * bf16"}));
-  const std::string all = "fprop e4m3 1x32 * e4m3 32x32 | dgrad e4m3 1x32 * e4m3 32x32 | wgrad e4m3 32x1 * e4m3 32x1 from 1x32";
-  EXPECT_EQ(recipe_lines(planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan),
-            (std::vector<std::string>{"recipe mxfp8 | " + all}));
-  const auto two = recipe_lines(planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "wgrad": false}})").plan);
-  ASSERT_EQ(two.size(), 2U);
-  EXPECT_EQ(two[1], "recipe mxfp8 of output | fprop e4m3 1x32 * e4m3 32x32 | dgrad e4m3 1x32 * e4m3 32x32 | wgrad bf16 * bf16");
 }
 
 }  // namespace mantissa::precision_plan_test
