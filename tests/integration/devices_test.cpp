@@ -111,7 +111,7 @@ TEST_P(WholeRun, OnAnyDeviceHasTheBitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precision, WholeRun,
-                         ::testing::Values(Sets{"precision.dtype=fp32"}, Sets{}, Sets{"precision.recipe=mxfp8"},
+                         ::testing::Values(Sets{"precision.dtype=fp32"}, Sets{"precision.recipe=mxfp8"},
                                            Sets{"precision.recipe=mxfp4_qat_mxfp8_act", "training.recompute=full"},
                                            Sets{"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}),
                          [](const auto& c) { return std::to_string(c.index); });
@@ -166,7 +166,7 @@ Sets operator+(Sets a, const Sets& b) {
 }
 
 TEST_F(StepOnDevice, OfOneRankWaitsOnce) {
-  for (const int64_t layers : {2, 4}) {
+  for (const int64_t layers : {1, 3}) {
     SCOPED_TRACE(text(layers, " layers"));
     const int64_t batches = 2 * 3;  // tokens, positions and targets of two micro batches; and what changes each step
     EXPECT_EQ(asked({}, layers), (Asked{1, 1 + batches}));
@@ -178,7 +178,7 @@ TEST_F(StepOnDevice, OfOneRankWaitsOnce) {
 }
 
 TEST_F(StepOnDevice, OfSeveralRanksWaitsTwice) {
-  for (const int64_t layers : {2, 4}) {
+  for (const int64_t layers : {1, 3}) {
     SCOPED_TRACE(text(layers, " layers"));
     EXPECT_EQ(asked({"parallel.data=2"}, layers).waits, 2);
     EXPECT_EQ(asked(kExperts + kBiased + Sets{"parallel.data=2", "precision.fp8_param_gather=true"}, layers).waits, 2);
@@ -188,7 +188,7 @@ TEST_F(StepOnDevice, OfSeveralRanksWaitsTwice) {
 }
 
 TEST_F(StepOnDevice, OfExpertRanksWaitsForCounts) {
-  for (const int64_t layers : {2, 4}) {
+  for (const int64_t layers : {1, 3}) {
     SCOPED_TRACE(text(layers, " layers"));
     const Sets ranks{"parallel.data=2", "parallel.expert=2"};
     const int64_t passes = 2;  // one for each micro batch
@@ -225,7 +225,7 @@ TEST_F(DevicesTest, KeepsLittleMoreMemoryThanItUses) {
     Trainee run(device, config, data, mesh);
     run.optimizer.initialize(3);
     const int64_t share = *config.training.global_batch_size / 2;
-    for (int64_t step = 0; step < 200; ++step) run.step(data.train->batch(step * 2 * share + world.rank() * share, share));
+    for (int64_t step = 0; step < 80; ++step) run.step(data.train->batch(step * 2 * share + world.rank() * share, share));
     const AllocatorStats stats = device.allocator_stats();
     EXPECT_LE(static_cast<double>(stats.reserved), 1.3 * static_cast<double>(stats.peak_in_use)) << world.rank();
   };

@@ -66,7 +66,7 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
   const Quantization how{.format = Format::e2m1, .block_rows = 1, .block_cols = 32, .rule = ScaleRule::flashinfer};
   const LoadedConfig data_config = config("data");
   Data data = open_data(data_config.config.data, {.seq_len = 16});
-  for (int64_t step = 0; step < 10; ++step) {
+  for (int64_t step = 0; step < 4; ++step) {
     const Batch batch = data.train->batch(8 * step, 8);
     round_values_of_experts(high, how);
     const StepResult a = training_step(qat.model, qat.optimizer, qat.accumulator, batch, 8, 1e-2),
@@ -85,42 +85,26 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
   }
 }
 
-TEST_F(Experts, KeepTheirMastersAtARateOfZero) {
-  for (const std::string recipe : {"mxfp8", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
-    const std::string set = "precision.recipe=" + recipe;
-    run_experts("start" + recipe, {set, "optimizer.lr=1e-60", "training.steps=1"});
-    run_experts("later" + recipe, {set, "optimizer.lr=1e-60", "training.steps=20"});
-    for (const std::string& name : parameters("start" + recipe, 1))
-      EXPECT_EQ(tensor("start" + recipe, 1, "master." + name), tensor("later" + recipe, 20, "master." + name)) << name;
-  }
-}
-
 // What is computed again has the bits of what was kept.
 TEST_F(Experts, LearnTheSameWhateverIsRecomputedAndGathered) {
   for (const std::string recipe : {"high", "mxfp8", "mxfp4_qat_mxfp8_act"}) {
-    const std::string set = "precision.recipe=" + recipe;
-    run_experts(recipe, {set});
-    std::vector<std::vector<std::string>> others = {{"training.recompute=selective"}, {"training.recompute=full"}};
-    if (recipe == "mxfp8") others.push_back({"precision.fp8_param_gather=true"});
-    for (std::vector<std::string>& more : others) {
-      const std::string name = recipe + more.front();
-      more.push_back(set);
-      run_experts(name, more);
-      EXPECT_TRUE(state_of(name, 20) == state_of(recipe, 20)) << name;
+    const std::string set = "precision.recipe=" + recipe, steps = "training.steps=5";
+    run_experts(recipe, {set, steps});
+    for (const std::string more : {"training.recompute=selective", "training.recompute=full", "precision.fp8_param_gather=true"}) {
+      if (more.starts_with("precision") && recipe != "mxfp8") continue;
+      run_experts(recipe + more, {set, steps, more});
+      EXPECT_TRUE(state_of(recipe + more, 5) == state_of(recipe, 5)) << recipe << more;
     }
   }
 }
 
 // Where rows move as values instead of codes only the columnwise codes of down's output gradient are others.
 TEST_F(Experts, ReadTheSameCodesWhetherCodesMoveOrValues) {
-  const std::vector<std::string> common = {"precision.recipe=mxfp8", "training.steps=1", "optimizer.grad_clip=0", "model.init_std=0.2"};
-  const auto with = [&](const char* set) {
-    std::vector<std::string> out = common;
-    out.emplace_back(set);
-    return out;
+  const auto with = [&](const std::string& name, const char* dispatch) {
+    return run_experts(name, {"precision.recipe=mxfp8", "training.steps=1", "optimizer.grad_clip=0", "model.init_std=0.2",
+                              text("precision.quantized_dispatch=", dispatch)});
   };
-  const TrainedRun codes = run_experts("codes", common), values = run_experts("values", with("precision.quantized_dispatch=false"));
-  EXPECT_TRUE(test::same_elements(codes.losses, values.losses));
+  EXPECT_TRUE(test::same_elements(with("codes", "true").losses, with("values", "false").losses));
   for (const std::string& name : parameters("codes", 1)) {
     const std::vector<float> a = tensor("codes", 1, "m." + name), b = tensor("values", 1, "m." + name);
     if (!name.ends_with("experts.down.weight")) {
@@ -228,21 +212,25 @@ TEST_F(Experts, TakeTheirShareOfTokensTimesTheFactorRoundedUp) {
 TEST_F(Experts, MayHaveAnotherRecipeInEachGemm) {
   const std::string recipes =
       R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]},"back":{"base":"mxfp8","gemms":["dgrad","wgrad"]}})";
-  const std::vector<std::string> names = {"mxfp8", "fp8_block", "forward", "back", "high"};
-  for (const std::string& up : names) {
-    for (const std::string& down : names) {
+  for (const auto& [up, down] : {std::pair<std::string, std::string>{"mxfp8", "fp8_block"},
+                                 {"fp8_block", "mxfp8"},
+                                 {"forward", "back"},
+                                 {"back", "forward"},
+                                 {"back", "back"},
+                                 {"forward", "forward"},
+                                 {"high", "back"},
+                                 {"fp8_block", "high"},
+                                 {"forward", "fp8_block"}}) {
+    const auto with = [&](const std::string& dispatch) {
       const std::string rules = R"(precision.rules=[{"match":"layers.*.experts.gate_up","recipe":")" + up +
                                 R"("},{"match":"layers.*.experts.down","recipe":")" + down + R"("}])";
-      const std::vector<std::string> common = {recipes, rules, "model.hidden_size=128", "model.moe.intermediate_size=128",
-                                               "training.steps=2"};
-      const TrainedRun codes = run_experts(up + down, common);
-      std::vector<std::string> more = common;
-      more.emplace_back("precision.quantized_dispatch=false");
-      const TrainedRun values = run_experts(up + down + "values", more);
-      EXPECT_EQ(codes.losses[0], values.losses[0]) << up << ' ' << down;
-      EXPECT_NEAR(codes.losses[1], values.losses[1], 0.02 * values.losses[1]) << up << ' ' << down;
-      EXPECT_FALSE(codes.steps[1].skipped) << up << ' ' << down;
-    }
+      return run_experts(up + down + dispatch, {recipes, rules, "model.hidden_size=128", "model.moe.intermediate_size=128",
+                                                "training.steps=2", "precision.quantized_dispatch=" + dispatch});
+    };
+    const TrainedRun codes = with("true"), values = with("false");
+    EXPECT_EQ(codes.losses[0], values.losses[0]) << up << ' ' << down;
+    EXPECT_NEAR(codes.losses[1], values.losses[1], 0.02 * values.losses[1]) << up << ' ' << down;
+    EXPECT_FALSE(codes.steps[1].skipped) << up << ' ' << down;
   }
 }
 
@@ -256,16 +244,16 @@ TEST_F(Experts, TrainSaveResumeAndGenerateAtTheEdge) {
        "model.moe.topk_group=3", "model.moe.shared_intermediate_size=32"}};
   for (size_t i = 0; i < edges.size(); ++i) {
     std::vector<std::string> more = edges[i];
-    more.insert(more.end(), {"precision.recipe=mxfp8", "checkpoint.interval=5", "schedule.type=constant"});
+    more.insert(more.end(), {"precision.recipe=mxfp8", "schedule.type=constant", "checkpoint.resume=auto", "training.steps=4"});
     const std::string whole = text("whole", i), cut = text("cut", i);
     run_experts(whole, more);
-    more.emplace_back("training.steps=5");
+    more.back() = "training.steps=2";
     run_experts(cut, more);
-    more.back() = "checkpoint.resume=auto";
+    more.back() = "training.steps=4";
     run_experts(cut, more);
-    CheckpointReader a(checkpoint(whole, 20)), b(checkpoint(cut, 20));
+    CheckpointReader a(checkpoint(whole, 4)), b(checkpoint(cut, 4));
     EXPECT_TRUE(diff_checkpoints(a, b).empty()) << i;
-    LoadedModel loaded = load_model(checkpoint(whole, 20), make_backend("cpu"));
+    LoadedModel loaded = load_model(checkpoint(whole, 4), make_backend("cpu"));
     SamplingOptions greedy;
     greedy.max_new_tokens = 9;
     greedy.temperature = 0.0;
@@ -294,8 +282,8 @@ TEST_F(Experts, AreMeasuredWithoutPadding) {
 }
 
 TEST_F(Experts, DropNothingInEvaluationAndSamples) {
-  run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3"});
-  LoadedModel loaded = load_model(checkpoint("dropping", 20), make_backend("cpu"));
+  run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3", "training.steps=3"});
+  LoadedModel loaded = load_model(checkpoint("dropping", 3), make_backend("cpu"));
   Gpt& model = *loaded.model;
   const std::vector<int32_t> tokens = {1, 4, 7, 0, 2, 3, 5, 6}, positions = {0, 1, 2, 3, 4, 5, 6, 7};
   const Tensor all = model.logits({.batch = 1,
@@ -309,23 +297,17 @@ TEST_F(Experts, DropNothingInEvaluationAndSamples) {
   for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(last[i], expected[i], 0.02) << i;
 }
 
-// Whatever the compute type and whoever asks for high precision.
-TEST_F(Experts, HaveARouterInFp32) {
-  for (const std::string recipe : {"high", "bf16", "fp32"}) {
-    RunConfig config =
-        this->config("router", sets({R"(precision.rules=[{"match":"layers.*.moe.router","recipe":")" + recipe + R"("}])"})).config;
-    config.model.vocab_size = 8;
-    EXPECT_EQ(resolve_plan(config).of("layers.0.moe.router").recipe.compute, Dtype::f32) << recipe;
-  }
-}
-
-// Codes of experts.down's output gradient are shifted where they move, and the plan says so.
+// A router in fp32, whoever asks for high precision. Codes of experts.down's output gradient are shifted where they move.
 TEST_F(Experts, HaveAPlanThatKnowsWhatMoves) {
   const auto plan = [&](const std::string& more) {
     RunConfig config = this->config("plan", sets({"precision.recipe=mxfp8", more})).config;
     config.model.vocab_size = 8;
     return resolve_plan(config);
   };
+  for (const std::string recipe : {"high", "bf16", "fp32"}) {
+    const PrecisionPlan ruled = plan(R"(precision.rules=[{"match":"layers.*.moe.router","recipe":")" + recipe + R"("}])");
+    EXPECT_EQ(ruled.of("layers.0.moe.router").recipe.compute, Dtype::f32) << recipe;
+  }
   const PrecisionPlan codes = plan("precision.quantized_dispatch=true"), values = plan("precision.quantized_dispatch=false");
   EXPECT_NE(codes.hash(), values.hash());
   const auto wgrad = [](const PrecisionPlan& of, const char* module) { return gemm_text(of.of(module).recipe, GemmRole::wgrad); };
@@ -348,45 +330,46 @@ TEST_F(Experts, HaveFiniteWeightsWhateverTheyAreForcedTo) {
 }
 
 TEST_F(Experts, OfAnotherKindAreNotResumed) {
-  run_experts("run", {"training.steps=2"});
-  const auto resumed = [&](const std::string& set) { run_experts("run", {"training.steps=3", "checkpoint.resume=auto", set}); };
-  for (const char* set : {"model.moe=null", "model.moe.num_experts_per_tok=1", "model.moe.score=sigmoid", "model.moe.dense_layers=[0]",
-                          "model.moe.norm_topk_prob=false"}) {
+  run_experts("run", {"training.steps=1"});
+  const auto resumed = [&](const std::string& set) { run_experts("run", {"training.steps=2", "checkpoint.resume=auto", set}); };
+  for (const std::string set : {"model.moe=null", "model.moe.num_experts_per_tok=1", "model.moe.score=sigmoid",
+                                "model.moe.dense_layers=[0]", "model.moe.norm_topk_prob=false"}) {
     const Error error = test::error_of([&] { resumed(set); });
     EXPECT_EQ(error.code(), ExitCode::usage) << set;
-    EXPECT_THAT(error.what(), HasSubstr(std::string(set).substr(0, std::string(set).find('=')) + ": ")) << set;
+    EXPECT_THAT(error.what(), HasSubstr(set.substr(0, set.find('=')) + ": ")) << set;
   }
   EXPECT_NO_THROW(resumed("model.moe.aux_loss_coef=0.5"));
 }
 
 TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
-  const auto message = [&](std::vector<std::string> more) {
-    const Error error = test::error_of([&] { config("refused", sets(std::move(more))); });
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    return std::string(error.what());
-  };
-  EXPECT_THAT(message({"model.moe.num_experts_per_tok=6"}), HasSubstr("num_experts_per_tok: must be at most num_experts 5, got 6"));
-  EXPECT_THAT(message({"model.moe.n_group=2"}), HasSubstr("n_group: must divide num_experts 5, got 2"));
-  EXPECT_THAT(message({"model.moe.num_experts=6", "model.moe.n_group=6", "model.moe.topk_group=1"}),
-              HasSubstr("1 group of 1 experts have fewer than num_experts_per_tok 2"));
-  EXPECT_THAT(message({"model.moe.score=sigmoid", "model.moe.softmax_after_topk=true"}), HasSubstr("needs model.moe.score softmax"));
-  EXPECT_THAT(message({"model.moe.num_experts_per_tok=1", "model.moe.softmax_after_topk=true"}), HasSubstr("the router learns nothing"));
-  EXPECT_THAT(message({"model.moe.dense_layers=[2]"}), HasSubstr("there is no layer 2, model.num_layers is 2"));
-  EXPECT_THAT(message({"model.moe.dense_layers=[0,0]"}), HasSubstr("names layer 0 twice"));
-  EXPECT_THAT(message({"model.moe.dense_layers=[0,1]"}), HasSubstr("names every layer"));
-  EXPECT_THAT(message({"model.activation=gelu_erf"}), HasSubstr("experts need swiglu"));
-  EXPECT_THAT(message({"model.mlp_bias=true"}), HasSubstr("biases of experts are model.moe.expert_mlp_bias"));
-  EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1", "model.moe.intermediate_size=63"}),
-              HasSubstr("model.moe.intermediate_size 63 cannot be divided among 2 ranks"));
-  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=2"}), HasSubstr("2 does not divide model.moe.num_experts 5"));
-  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=4", "model.moe.num_experts=6"}),
-              HasSubstr("4 does not divide model.moe.num_experts 6"));
-  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=3"}), HasSubstr("3 does not divide parallel.data 4"));
-  EXPECT_THAT(message({"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
-                       "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"}),
-              HasSubstr("2 experts of a rank have 80 rows of experts.down, which is no multiple of 32"));
-  EXPECT_THAT(message({"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}),
-              HasSubstr("moe.experts.gate_up does not fit its recipe: model.moe.intermediate_size 48 is not a multiple of 32"));
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"model.moe.num_experts_per_tok=6"}, "num_experts_per_tok: must be at most num_experts 5, got 6"},
+      {{"model.moe.n_group=2"}, "n_group: must divide num_experts 5, got 2"},
+      {{"model.moe.num_experts=6", "model.moe.n_group=6", "model.moe.topk_group=1"},
+       "1 group of 1 experts have fewer than num_experts_per_tok 2"},
+      {{"model.moe.score=sigmoid", "model.moe.softmax_after_topk=true"}, "needs model.moe.score softmax"},
+      {{"model.moe.num_experts_per_tok=1", "model.moe.softmax_after_topk=true"}, "the router learns nothing"},
+      {{"model.moe.dense_layers=[2]"}, "there is no layer 2, model.num_layers is 2"},
+      {{"model.moe.dense_layers=[0,0]"}, "names layer 0 twice"},
+      {{"model.moe.dense_layers=[0,1]"}, "names every layer"},
+      {{"model.activation=gelu_erf"}, "experts need swiglu"},
+      {{"model.mlp_bias=true"}, "biases of experts are model.moe.expert_mlp_bias"},
+      {{"parallel.tensor=2", "parallel.data=1", "model.moe.intermediate_size=63"},
+       "model.moe.intermediate_size 63 cannot be divided among 2 ranks"},
+      {{"parallel.data=4", "parallel.expert=2"}, "2 does not divide model.moe.num_experts 5"},
+      {{"parallel.data=4", "parallel.expert=4", "model.moe.num_experts=6"}, "4 does not divide model.moe.num_experts 6"},
+      {{"parallel.data=4", "parallel.expert=3"}, "3 does not divide parallel.data 4"},
+      {{"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
+        "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"},
+       "2 experts of a rank have 80 rows of experts.down, which is no multiple of 32"},
+      {{"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}, "model.moe.intermediate_size 48 is not a multiple of 32"},
+      {{"model.moe.score=softmax", "model.moe.bias_update_rate=1e-3"}, "model.moe.bias_update_rate: needs model.moe.score sigmoid"},
+      {{"model.moe.score=sigmoid", "model.moe.bias_update_rate=-1e-3"}, "model.moe.bias_update_rate"}};
+  for (const auto& [more, message] : cases) {
+    const Error error = test::error_of([&] { config("refused", sets(more)); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << message;
+    EXPECT_THAT(error.what(), HasSubstr(message));
+  }
 }
 
 }  // namespace mantissa::experts_test

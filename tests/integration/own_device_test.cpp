@@ -17,8 +17,8 @@ TEST_F(OwnDevice, IsNotComparedWithTheRateOfACpu) {
     loaded.config.training.device = device;
     EXPECT_FALSE(measured_gemm_rate(loaded.config, test::ClosedDevice(), {}));
     EXPECT_FALSE(measured_gemm_rate(loaded.config, *plain, {}));
-    EXPECT_TRUE(measured_gemm_rate(loaded.config, *cpu, {}));
   }
+  EXPECT_TRUE(measured_gemm_rate(loaded.config, *cpu, {}));
 }
 
 // Its memory is closed to the host.

@@ -36,6 +36,10 @@ class World : public ::testing::Test {
     words.insert(words.begin(), "env");
     return test::run_process(words, folder_.path());
   }
+  static Words rank_of_two(int rank) {
+    return {text("RANK=", rank),  "WORLD_SIZE=2",          text("LOCAL_RANK=", rank),
+            "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"};
+  }
   // Of `config check`, `explain` and `train --dry-run` with these words, what each says about the number of ranks.
   void expect_ranks(int ranks, const Words& more = {}) const {
     const auto output = [&](Words words) {
@@ -69,19 +73,14 @@ class World : public ::testing::Test {
   test::TemporaryFolder folder_;
 };
 
-TEST_F(World, IsWhatParallelImpliesWhereNothingElseIsSaid) {
+TEST_F(World, IsWhatIsGivenInWordsOrWhatParallelImplies) {
   expect_ranks(1);
+  expect_ranks(8, {"--world", "8"});
   write({{"data", 4}});
   expect_ranks(4);
-}
-
-TEST_F(World, GivenInWordsIsThatOfTheRun) {
-  expect_ranks(8, {"--world", "8"});
-  expect_ranks(1, {"--world", "1"});
-  write({{"data", 4}});
-  expect_ranks(4, {"--world", "4"});
   expect_refusal({"--world", "2"}, "parallel.data: data 4 * tensor 1 needs 4 ranks, but there are 2");
   expect_refusal({"--world", "1"}, "needs 4 ranks, but this is one process alone");
+  for (const std::string wrong : {"0", "65537"}) expect_refusal({"--world", wrong}, "--world: must be 1 to 65536, got " + wrong);
 }
 
 TEST_F(World, IsNamedByWhatTheRanksShare) {
@@ -98,29 +97,19 @@ TEST_F(World, IsNamedByWhatTheRanksShare) {
   }
 }
 
-TEST_F(World, OfNoOrTooManyRanksIsRefused) {
-  for (const char* const wrong : {"0", "-1", "65537"}) {
-    expect_refusal({"--world", wrong}, "--world: must be 1 to 65536, got " + std::string(wrong));
-  }
-}
-
-TEST_F(World, ToTrainInIsStartedByALauncher) {
+TEST_F(World, ToTrainInIsStartedByALauncherWhichADryRunIsToldOf) {
   const ProcessResult run = mantissa({"train", "run.json", "--world", "4"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.errors, HasSubstr("mantissa launch --nproc-per-node N -- train"));
+  const ProcessResult told = mantissa({"train", "run.json", "--dry-run"}, rank_of_two(0));
+  EXPECT_EQ(told.exit_code, 0) << told.errors;
+  EXPECT_THAT(told.output, HasSubstr("2 data ranks x 2 x 2"));
+  const ProcessResult other = mantissa({"train", "run.json", "--dry-run", "--world", "4"}, rank_of_two(0));
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.errors, HasSubstr("--world 4, but this is rank 0 of 2"));
   write({{"data", 4}});
   EXPECT_EQ(mantissa({"train", "run.json"}).exit_code, 2);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "runs"));
-}
-
-TEST_F(World, OfALauncherIsThatOfADryRun) {
-  const Words two = {"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"};
-  const ProcessResult run = mantissa({"train", "run.json", "--dry-run"}, two);
-  EXPECT_EQ(run.exit_code, 0) << run.errors;
-  EXPECT_THAT(run.output, HasSubstr("2 data ranks x 2 x 2"));
-  const ProcessResult other = mantissa({"train", "run.json", "--dry-run", "--world", "4"}, two);
-  EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.errors, HasSubstr("--world 4, but this is rank 0 of 2"));
 }
 
 TEST_F(World, OfExplainTellsBytesAndWhichRateIsMissingForTheTime) {
@@ -166,51 +155,36 @@ TEST_F(World, OfExplainInJsonHasTheSameNumbers) {
   EXPECT_LT(both.at("memory").at("optimizer"), one.at("memory").at("optimizer").get<int64_t>() / 3);
 }
 
-TEST_F(World, RatesOfExplainArePositive) {
-  for (const char* const rate : {"--flops", "--link"}) {
-    for (const char* const wrong : {"0", "-1", "inf", "nan", "fast"}) {
-      const ProcessResult result = mantissa({"explain", "run.json", rate, wrong});
-      EXPECT_EQ(result.exit_code, 2) << rate << ' ' << wrong;
-      EXPECT_THAT(result.errors, HasSubstr(rate));
-      EXPECT_THAT(result.output, IsEmpty());
-    }
-  }
-}
-
-TEST_F(World, AboveOneIsRefusedByCommandsOfOneProcess) {
-  const std::vector<Words> commands = {{"config", "check", "run.json"},
-                                       {"config", "schema"},
-                                       {"explain", "run.json"},
-                                       {"eval", "runs/a"},
-                                       {"generate", "runs/a"},
-                                       {"tokenize", "text.txt", "--output", "t"},
-                                       {"inspect", "runs/a"},
-                                       {"verify", "runs/a"},
-                                       {"report", "runs/a"},
-                                       {"bench", "kernels"},
-                                       {"bench", "gemm"},
-                                       {"bench", "attention"},
-                                       {"conformance", "."},
-                                       {"doctor"}};
-  for (const Words& command : commands) {
-    const ProcessResult result =
-        mantissa(command, {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"});
-    EXPECT_EQ(result.exit_code, 2) << command.front() << result.errors;
-    EXPECT_THAT(result.errors, HasSubstr("runs as one process, and this is rank 1 of 2"));
+// Rates that are not positive, and ranks of a launcher where they make no sense.
+TEST_F(World, WhatMakesNoSenseIsRefused) {
+  const auto expect_refused = [&](const Words& words, const Words& environment, const std::string& message) {
+    const ProcessResult result = mantissa(words, environment);
+    EXPECT_EQ(result.exit_code, 2) << words.front() << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr(message));
     EXPECT_THAT(result.output, IsEmpty());
-    const ProcessResult half = mantissa(command, {"RANK=0"});
-    EXPECT_EQ(half.exit_code, 2) << command.front();
-    EXPECT_THAT(half.errors, HasSubstr("WORLD_SIZE"));
+  };
+  for (const char* const wrong : {"0", "-1", "inf", "nan", "fast"})
+    expect_refused({"explain", "run.json", "--flops", wrong}, {}, "--flops");
+  expect_refused({"explain", "run.json", "--link", "0"}, {}, "--link");
+  for (const Words& command : {Words{"config", "check", "run.json"},
+                               {"config", "schema"},
+                               {"explain", "run.json"},
+                               {"eval", "runs/a"},
+                               {"generate", "runs/a"},
+                               {"tokenize", "text.txt", "--output", "t"},
+                               {"inspect", "runs/a"},
+                               {"verify", "runs/a"},
+                               {"report", "runs/a"},
+                               {"bench", "kernels"},
+                               {"bench", "gemm"},
+                               {"bench", "attention"},
+                               {"conformance", "."},
+                               {"doctor"}}) {
+    expect_refused(command, rank_of_two(1), "runs as one process, and this is rank 1 of 2");
   }
-}
-
-TEST_F(World, RankWithoutWorldSizeIsRefusedByCommandsOfManyRanks) {
   for (const Words& command :
-       {Words{"train", "run.json"}, {"train", "run.json", "--dry-run"}, {"bench", "train", "run.json"}, {"bench", "comm"}}) {
-    const ProcessResult result = mantissa(command, {"RANK=0"});
-    EXPECT_EQ(result.exit_code, 2) << result.errors;
-    EXPECT_THAT(result.errors, HasSubstr("WORLD_SIZE"));
-    EXPECT_THAT(result.output, IsEmpty());
+       {Words{"doctor"}, {"train", "run.json"}, {"train", "run.json", "--dry-run"}, {"bench", "train", "run.json"}, {"bench", "comm"}}) {
+    expect_refused(command, {"RANK=0"}, "WORLD_SIZE");
   }
 }
 
