@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gmock/gmock.h>
-#include <sys/socket.h>
 
 #include <functional>
 #include <optional>
@@ -14,43 +13,62 @@
 
 namespace mantissa::test {
 
-class StoreTest : public ::testing::Test {
- protected:
-  Launch launch(int rank, int world) const {
+using Errors = std::vector<std::optional<Error>>;
+
+inline void pause_ms(int64_t milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// body(rank) in a thread for each rank; the Error that each ended with, if it did.
+inline Errors on_ranks(int world, const std::function<void(int)>& body) {
+  Errors errors(static_cast<size_t>(world));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(rank)] = error;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+inline void expect_no_errors(const Errors& errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_FALSE(errors[rank]) << "rank " << rank << ": " << errors[rank]->what();
+}
+
+inline void expect_error(const std::optional<Error>& error, ExitCode code, const std::string& message) {
+  ASSERT_TRUE(error) << "expected: " << message;
+  EXPECT_EQ(error->code(), code) << error->what();
+  EXPECT_THAT(error->what(), ::testing::HasSubstr(message));
+}
+
+inline void wait_for_failure(const Store& store) {
+  for (int i = 0; i < 60000 && !store.aborted(); ++i) pause_ms(1);
+  store.check();
+}
+
+// A job whose ranks publish what they must in a folder of their own.
+struct StoreJob {
+  static constexpr const char* kSecret = "0123456789abcdef0123456789abcdef";
+
+  Launch launch(int rank, int world, const std::string& job = "job") const {
     Launch out;
     out.rank = out.local_rank = rank;
     out.world = out.local_size = world;
     out.in_order = true;
-    out.job = "job";
+    out.job = job;
     return out;
   }
-
-  StoreOptions options() const {
-    return {.init_timeout_s = 60,
-            .heartbeat_timeout_s = 20,
-            .secret = std::string("0123456789abcdef0123456789abcdef"),
-            .folder = folder_.path()};
+  StoreOptions options(double heartbeat_timeout_s = 20, double init_timeout_s = 60) const {
+    return {.init_timeout_s = init_timeout_s,
+            .heartbeat_timeout_s = heartbeat_timeout_s,
+            .secret = std::string(kSecret),
+            .folder = folder.path()};
   }
-
-  // body(rank) in a thread for each rank; the Error that each ended with, if it did.
-  static std::vector<std::optional<Error>> on_ranks(int world, const std::function<void(int)>& body) {
-    std::vector<std::optional<Error>> errors(static_cast<size_t>(world));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < world; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          body(rank);
-        } catch (const Error& error) {
-          errors[static_cast<size_t>(rank)] = error;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return errors;
-  }
-
-  // The same with a store, which they leave at the end.
-  std::vector<std::optional<Error>> in_store(int world, const StoreOptions& options, const std::function<void(Store&, int)>& body) const {
+  // Ranks with a store, which they leave at the end.
+  Errors in_store(int world, const StoreOptions& options, const std::function<void(Store&, int)>& body) const {
     return on_ranks(world, [&](int rank) {
       Store store(launch(rank, world), options);
       body(store, rank);
@@ -58,23 +76,33 @@ class StoreTest : public ::testing::Test {
     });
   }
 
-  static void expect_no_errors(const std::vector<std::optional<Error>>& errors) {
-    for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_FALSE(errors[rank]) << "rank " << rank << ": " << errors[rank]->what();
-  }
-
-  static void expect_error(const std::optional<Error>& error, ExitCode code, const std::string& message) {
-    ASSERT_TRUE(error) << "expected: " << message;
-    EXPECT_EQ(error->code(), code) << error->what();
-    EXPECT_THAT(error->what(), ::testing::HasSubstr(message));
-  }
-
-  static void wait_for_failure(const Store& store, double seconds = 60) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (!store.aborted() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    store.check();
-  }
-
-  TemporaryFolder folder_;
+  TemporaryFolder folder;
 };
+
+// What a job does, and how each of its ranks ends that has an error: with this code and a message that has this regular expression.
+struct StoreCase {
+  const char* name;
+  std::function<Errors(const StoreJob&)> run;
+  size_t errors = 0;
+  ExitCode code = ExitCode::peer_lost;
+  std::string says = {};
+};
+
+// At the same time, because most of them wait.
+inline void expect_at_once(const std::vector<StoreCase>& cases) {
+  expect_no_errors(on_ranks(static_cast<int>(cases.size()), [&](int number) {
+    const StoreCase& each = cases[static_cast<size_t>(number)];
+    const ::testing::ScopedTrace trace("", 0, each.name);
+    size_t found = 0;
+    const StoreJob job;
+    for (const std::optional<Error>& error : each.run(job)) {
+      if (!error) continue;
+      ++found;
+      EXPECT_EQ(error->code(), each.code) << error->what();
+      EXPECT_THAT(error->what(), ::testing::ContainsRegex(each.says));
+    }
+    EXPECT_EQ(found, each.errors);
+  }));
+}
 
 }  // namespace mantissa::test

@@ -10,12 +10,6 @@ namespace mantissa::store_mac_test {
 
 using ::testing::HasSubstr;
 
-std::string from_hex(const std::string& digits) {
-  std::string out;
-  for (size_t i = 0; i < digits.size(); i += 2) out += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
-  return out;
-}
-
 std::string hex_of_hmac(const std::string& key, const std::string& message) {
   std::string out;
   for (const std::byte byte : hmac_sha256(key, std::as_bytes(std::span(message)))) {
@@ -24,21 +18,11 @@ std::string hex_of_hmac(const std::string& key, const std::string& message) {
   return out;
 }
 
+// The algorithm is libcrypto's: a short key and one that is hashed first.
 TEST(Handshake, HmacIsThatOfRfc4231) {
-  const std::string aa131(131, '\xaa');
-  EXPECT_EQ(hex_of_hmac(std::string(20, '\x0b'), "Hi There"), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(hex_of_hmac("Jefe", "what do ya want for nothing?"), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_EQ(hex_of_hmac(std::string(20, '\xaa'), std::string(50, '\xdd')),
-            "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
-  EXPECT_EQ(hex_of_hmac(from_hex("0102030405060708090a0b0c0d0e0f10111213141516171819"), std::string(50, '\xcd')),
-            "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b");
-  EXPECT_EQ(hex_of_hmac(std::string(20, '\x0c'), "Test With Truncation").substr(0, 32), "a3b6167473100ee06e0c796c2955552b");
-  EXPECT_EQ(hex_of_hmac(aa131, "Test Using Larger Than Block-Size Key - Hash Key First"),
+  EXPECT_EQ(hex_of_hmac(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
-  EXPECT_EQ(hex_of_hmac(aa131,
-                        "This is a test using a larger than block-size key and a larger than block-size data. The key needs to be hashed "
-                        "before being used by the HMAC algorithm."),
-            "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
 TEST(Handshake, MacDependsOnAllThatItIsOver) {
@@ -65,9 +49,13 @@ TEST(Handshake, MacDependsOnAllThatItIsOver) {
 
 TEST(JobToken, ComesFromTheEnvironmentOrAPrivateFile) {
   const test::TemporaryFolder folder;
-  const std::string path = folder / "token";
-  test::write_file(path, "0123456789abcdef\n");
-  ::chmod(path.c_str(), 0600);
+  const std::string path = folder / "token", long_path = folder / "long";
+  const auto write = [](const std::string& file, const std::string& content) {
+    test::write_file(file, content);
+    ::chmod(file.c_str(), 0600);
+  };
+  write(path, "0123456789abcdef\n");
+  write(long_path, std::string(5000, 'x'));
   EXPECT_EQ(job_secret(Environment{}), std::nullopt);
   EXPECT_EQ(job_secret({{"MANTISSA_SECRET", "0123456789abcdef"}}), "0123456789abcdef");
   EXPECT_EQ(job_secret({{"MANTISSA_SECRET_FILE", path}}), "0123456789abcdef");
@@ -78,17 +66,14 @@ TEST(JobToken, ComesFromTheEnvironmentOrAPrivateFile) {
   };
   refused({{"MANTISSA_SECRET", ""}}, "MANTISSA_SECRET: a secret has 1 to 4095 bytes");
   refused({{"MANTISSA_SECRET", "a"}, {"MANTISSA_SECRET_FILE", path}}, "both set");
-  refused({{"MANTISSA_SECRET_FILE", path + "x"}}, "MANTISSA_SECRET_FILE");
-  refused({{"MANTISSA_SECRET_FILE", folder.path()}}, "MANTISSA_SECRET_FILE");
+  refused({{"MANTISSA_SECRET_FILE", long_path}}, "a secret has 1 to 4095 bytes");
+  for (const std::string& other : {path + "x", folder.path().string()}) refused({{"MANTISSA_SECRET_FILE", other}}, "MANTISSA_SECRET_FILE");
   for (const mode_t mode : {0640U, 0604U, 0660U, 0644U, 0610U}) {
     ::chmod(path.c_str(), mode);
     refused({{"MANTISSA_SECRET_FILE", path}}, "others may read this secret");
   }
   ::chmod(path.c_str(), 0400);
   EXPECT_TRUE(job_secret({{"MANTISSA_SECRET_FILE", path}}));
-  ::chmod(path.c_str(), 0600);
-  test::write_file(path, std::string(5000, 'x'));
-  refused({{"MANTISSA_SECRET_FILE", path}}, "a secret has 1 to 4095 bytes");
 }
 
 }  // namespace mantissa::store_mac_test
