@@ -1,6 +1,8 @@
 // What every collective must do on any transport: each check runs on all ranks of a world and throws where it does not hold.
 #pragma once
 
+#include <gmock/gmock.h>
+
 #include <cstring>
 #include <random>
 #include <span>
@@ -8,10 +10,15 @@
 
 #include "mantissa/comm/mesh.h"
 #include "testing.h"
+#include "thread_ranks.h"
 
 namespace mantissa::test {
 
 using Bytes = std::vector<std::byte>;
+
+inline void expect_on_ranks(int ranks, const std::function<void(const Communicator&)>& body) {
+  EXPECT_THAT(run_ranks(ranks, body), ::testing::Each(::testing::IsEmpty())) << ranks << " ranks";
+}
 
 inline std::byte pattern(int from, int to, int64_t i) { return static_cast<std::byte>(from * 131 + to * 31 + i % 251); }
 
@@ -39,17 +46,32 @@ inline Bytes gathered(std::span<const int64_t> counts, int which) {
   return out;
 }
 
-inline void check_all_gather(const Communicator& world, uint32_t seed, int64_t largest) {
+inline Tensor uploaded(Backend& device, const Bytes& bytes) { return from_host(device, Dtype::u8, {std::ssize(bytes)}, bytes.data()); }
+inline Bytes downloaded(const Tensor& tensor) {
+  const std::vector<uint8_t> bytes = to_host<uint8_t>(tensor);
+  const auto view = std::as_bytes(std::span(bytes));
+  return {view.begin(), view.end()};
+}
+
+// Of the memory of a device, or without one of the host.
+inline void check_all_gather(const Communicator& world, uint32_t seed, int64_t largest, Backend* device = nullptr) {
   std::mt19937 random(seed);
   const auto size = static_cast<size_t>(world.size());
   const auto codes = random_counts(random, size, largest), scales = random_counts(random, size, largest / 32 + 1);
   Bytes a = gathered(codes, world.rank()), b = gathered(scales, world.rank());
-  const Communicator::Gather parts[] = {{a, codes}, {b, scales}};
-  world.all_gather(parts, Purpose::parameters);
+  if (device != nullptr) {
+    const Tensor there = uploaded(*device, a), beside = uploaded(*device, b);
+    const Communicator::Gather parts[] = {{there, codes}, {beside, scales}};
+    world.all_gather(parts, Purpose::parameters);
+    a = downloaded(there), b = downloaded(beside);
+  } else {
+    const Communicator::Gather parts[] = {{a, codes}, {b, scales}};
+    world.all_gather(parts, Purpose::parameters);
+  }
   require(a == gathered(codes, -1) && b == gathered(scales, -1), "all_gather: seed ", seed);
 }
 
-inline void check_all_to_all(const Communicator& world, uint32_t seed, int64_t largest) {
+inline void check_all_to_all(const Communicator& world, uint32_t seed, int64_t largest, Backend* device = nullptr) {
   std::mt19937 random(seed);
   const int size = world.size(), rank = world.rank();
   const auto n = static_cast<size_t>(size);
@@ -63,7 +85,14 @@ inline void check_all_to_all(const Communicator& world, uint32_t seed, int64_t l
     for (int64_t i = 0; i < out_counts.back(); ++i) expected.push_back(pattern(peer, rank, i));
   }
   Bytes out(expected.size());
-  world.all_to_all(in, in_counts, out, out_counts, Purpose::other);
+  if (device != nullptr) {
+    const Tensor from = uploaded(*device, in), to = uploaded(*device, out);
+    const Communicator::Exchange part{.in = from, .in_counts = in_counts, .out = to, .out_counts = out_counts};
+    world.all_to_all({&part, 1}, Purpose::other);
+    out = downloaded(to);
+  } else {
+    world.all_to_all(in, in_counts, out, out_counts, Purpose::other);
+  }
   require(out == expected, "all_to_all: seed ", seed);
 }
 

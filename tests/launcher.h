@@ -1,9 +1,9 @@
 // mantissa launch as a process, with small shell commands as its workers.
 #pragma once
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
-#include <chrono>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <thread>
@@ -13,55 +13,83 @@
 
 namespace mantissa::test {
 
-using Clock = std::chrono::steady_clock;
-
-// Generous: the machine may be busy.
-inline bool eventually(const std::function<bool()>& is_so, double seconds = 60) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < end) {
-    if (is_so()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
+// What `launch OPTIONS -- sh -c SCRIPT` must do.
+struct Launched {
+  std::string script;
+  int code = 0;
+  std::vector<std::string> output = {};  // parts of standard output
+  std::vector<std::string> errors = {};  // regular expressions of standard error
+  std::string without = {};              // what standard error does not have
+  std::vector<std::string> options = {"--nproc-per-node", "2"};
+  int signal = 0;  // for the launcher, once all of its ranks, two if nothing else is said, have written the file ready.R
+  int ranks = 2;
+};
 
 class LaunchTest : public ::testing::Test {
  protected:
-  // With an environment that no launcher of this test's own can reach into.
+  // With an environment that no launcher of this test's own can reach into; the number in the file "launcher" is that of the launcher.
+  static ProcessResult mantissa_in(const TemporaryFolder& folder, const std::vector<std::string>& options) {
+    std::vector<std::string> words = {"env",
+                                      "-u",
+                                      "MANTISSA_SECRET",
+                                      "-u",
+                                      "MANTISSA_SECRET_FILE",
+                                      "-u",
+                                      "OMP_NUM_THREADS",
+                                      "sh",
+                                      "-c",
+                                      "echo $$ > launcher; exec \"$@\"",
+                                      "sh",
+                                      MANTISSA_BINARY,
+                                      "launch"};
+    words.insert(words.end(), options.begin(), options.end());
+    return run_process(words, folder.path());
+  }
+  ProcessResult mantissa(const std::vector<std::string>& options) const { return mantissa_in(folder_, options); }
   ProcessResult launch(std::vector<std::string> options, const std::string& script) const {
     options.insert(options.end(), {"--", "sh", "-c", script});
-    return mantissa(std::move(options));
-  }
-  ProcessResult mantissa(std::vector<std::string> options) const {
-    std::vector<std::string> words = {"env",           "-u",    "MANTISSA_SECRET", "-u", "MANTISSA_SECRET_FILE", "-u", "OMP_NUM_THREADS",
-                                      MANTISSA_BINARY, "launch"};
-    words.insert(words.end(), options.begin(), options.end());
-    return run_process(words, folder_.path());
+    return mantissa(options);
   }
 
-  // Does something to a running launcher once `script` has written the file "ready.R" for every rank R.
-  ProcessResult disturbed(int ranks, const std::string& script, const std::function<void(pid_t)>& disturb, int most_restarts = 0) const {
+  // Does something to a running launcher once all ranks have written the file "ready.R".
+  static ProcessResult disturbed(const TemporaryFolder& folder, int ranks, const std::vector<std::string>& options,
+                                 const std::function<void(pid_t)>& disturb) {
     ProcessResult result;
-    std::filesystem::remove(folder_ / "launcher");
-    for (int rank = 0; rank < ranks; ++rank) std::filesystem::remove(folder_ / ("ready." + std::to_string(rank)));
-    // exec: the number in "launcher" is the launcher's.
-    std::thread runner([&] {
-      result = run_process({"sh", "-c", "echo $$ > launcher; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--nproc-per-node",
-                            std::to_string(ranks), "--max-restarts", std::to_string(most_restarts), "--", "sh", "-c", script},
-                           folder_.path());
-    });
-    bool all = eventually([&] {
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (!std::filesystem::exists(folder_ / ("ready." + std::to_string(rank)))) return false;
-      }
-      return true;
-    });
-    EXPECT_TRUE(all);
-    disturb(std::stoi(read_file(folder_ / "launcher")));
+    std::thread runner([&] { result = mantissa_in(folder, options); });
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_TRUE(eventually([&] { return std::filesystem::exists(folder / text("ready.", rank)); }));
+    disturb(std::stoi(read_file(folder / "launcher")));
     runner.join();
     return result;
   }
 
+  static void expect(const Launched& launched) {
+    const TemporaryFolder folder;
+    const ScopedTrace trace("", 0, launched.script);
+    std::vector<std::string> options = launched.options;
+    options.insert(options.end(), {"--", "sh", "-c", launched.script});
+    const auto disturb = [&](pid_t launcher) { ::kill(launcher, launched.signal); };
+    const ProcessResult run = launched.signal == 0 ? mantissa_in(folder, options) : disturbed(folder, launched.ranks, options, disturb);
+    EXPECT_EQ(run.exit_code, launched.code) << run.errors;
+    for (const std::string& part : launched.output) EXPECT_THAT(run.output, ::testing::HasSubstr(part));
+    for (const std::string& part : launched.errors) EXPECT_THAT(run.errors, ::testing::ContainsRegex(part));
+    if (!launched.without.empty()) {
+      EXPECT_THAT(run.errors, ::testing::Not(::testing::HasSubstr(launched.without)));
+    }
+  }
+  // Some at a time, because most of them wait.
+  static void expect_all(const std::vector<Launched>& all) {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i) {
+      threads.emplace_back([&] {
+        for (size_t at = next++; at < all.size(); at = next++) expect(all[at]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  using ScopedTrace = ::testing::ScopedTrace;
   TemporaryFolder folder_;
 };
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -27,26 +28,46 @@ struct ProcessResult {
   std::string errors;  // standard error
 };
 
-// Runs words[0] (a path, or a name in PATH) in `directory` with empty standard input.
+// Generous: the machine may be busy.
+inline bool eventually(const std::function<bool()>& is_so, double seconds = 60) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < end) {
+    if (is_so()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+inline int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+inline std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> out;
+  for (std::string& word : words) out.push_back(word.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// Runs in the child: becomes words[0] (a path, or a name in PATH) in `directory`, with empty standard input and what it prints at the end
+// of these files.
+[[noreturn]] inline void become(const std::vector<char*>& words, const std::filesystem::path& directory, const std::string& output,
+                                const std::string& errors) {
+  const int in = ::open("/dev/null", O_RDONLY);
+  const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  const int err = ::open(errors.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  if (::chdir(directory.c_str()) != 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) ::_exit(126);
+  ::execvp(words[0], words.data());
+  ::_exit(127);
+}
+
 inline ProcessResult run_process(std::vector<std::string> words, const std::filesystem::path& directory) {
   const TemporaryFolder folder;
   const std::string output = folder / "out", errors = folder / "err";
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  const std::vector<char*> arguments = pointers(words);
   const pid_t child = ::fork();
-  if (child == 0) {
-    const int in = ::open("/dev/null", O_RDONLY);
-    const int out = ::open(output.c_str(), O_WRONLY | O_CREAT, 0600);
-    const int err = ::open(errors.c_str(), O_WRONLY | O_CREAT, 0600);
-    if (::chdir(directory.c_str()) != 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) ::_exit(126);
-    ::execvp(arguments[0], arguments.data());
-    ::_exit(127);
-  }
+  if (child == 0) become(arguments, directory, output, errors);
   int status = 0;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return {code, read_file(output), read_file(errors)};
+  return {exit_code(status), read_file(output), read_file(errors)};
 }
 
 inline ProcessResult run_mantissa(std::vector<std::string> arguments, const std::filesystem::path& directory) {
@@ -88,24 +109,18 @@ inline bool ends(pid_t process) {
     std::error_code gone;
     return ::kill(process, 0) == 0 && !std::filesystem::read_symlink(text("/proc/", process, "/exe"), gone).empty();
   };
-  for (int i = 0; i < 6000 && runs(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  return !runs();
+  return eventually([&] { return !runs(); });
 }
 
 // Runs words[0] in `directory` beside the test, its output and errors appended to the file `output`. Killed with this object.
 class BackgroundProcess {
  public:
   BackgroundProcess(std::vector<std::string> words, const std::filesystem::path& directory, const std::string& output) : output_(output) {
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
+    const std::vector<char*> arguments = pointers(words);
     child_ = ::fork();
     if (child_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    if (::chdir(directory.c_str()) != 0 || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0) ::_exit(126);
-    ::execvp(arguments[0], arguments.data());
-    ::_exit(127);
+    become(arguments, directory, output, output);
   }
   ~BackgroundProcess() {
     if (child_ > 0) {
@@ -122,8 +137,7 @@ class BackgroundProcess {
 
   // Until the output holds this; false if it does not within a minute.
   bool prints(const std::string& what) const {
-    for (int i = 0; i < 6000 && output().find(what) == std::string::npos; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return output().find(what) != std::string::npos;
+    return eventually([&] { return output().find(what) != std::string::npos; });
   }
 
   // 128 + n when signal n ended it.
@@ -131,7 +145,7 @@ class BackgroundProcess {
     int status = 0;
     EXPECT_EQ(::waitpid(child_, &status, 0), child_);
     child_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return exit_code(status);
   }
 
  private:

@@ -2,19 +2,10 @@
 // them.
 #pragma once
 
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
-#include <chrono>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
+#include <atomic>
 
-#include "files.h"
+#include "process.h"
 
 namespace mantissa::test {
 
@@ -23,12 +14,18 @@ class RankProcesses {
   // Rank r runs words(r) in `folder`, its output in the files out.r and err.r there.
   RankProcesses(int ranks, const std::filesystem::path& folder, const std::function<std::vector<std::string>(int)>& words)
       : folder_(folder), children_(static_cast<size_t>(ranks)) {
-    static int jobs = 0;
+    static std::atomic<int> jobs{0};
     const std::string job = text(::getpid(), "-", jobs++);
     for (int rank = 0; rank < ranks; ++rank) {
       Child& child = children_[static_cast<size_t>(rank)];
+      std::vector<std::string> own = words(rank);
+      const std::vector<char*> arguments = pointers(own);
+      for (const char* const file : {"out.", "err."}) write_file((folder_ / text(file, rank)).string(), "");
       child.pid = ::fork();
-      if (child.pid == 0) become(rank, ranks, job, words(rank));
+      if (child.pid != 0) continue;
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      name_rank(rank, ranks, job);
+      become(arguments, folder_, folder_ / text("out.", rank), folder_ / text("err.", rank));
     }
   }
   ~RankProcesses() {
@@ -78,27 +75,17 @@ class RankProcesses {
     Child& child = children_[static_cast<size_t>(rank)];
     int status = 0;
     if (child.ended || ::waitpid(child.pid, &status, WNOHANG) != child.pid) return child.ended;
-    child = {.pid = child.pid, .ended = true, .code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .ended_at = now()};
+    child = {.pid = child.pid, .ended = true, .code = exit_code(status), .ended_at = now()};
     return true;
   }
 
-  [[noreturn]] void become(int rank, int ranks, const std::string& job, std::vector<std::string> words) const {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  static void name_rank(int rank, int ranks, const std::string& job) {
     const std::array<std::pair<const char*, std::string>, 5> variables = {{{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
                                                                            {"OMPI_COMM_WORLD_SIZE", std::to_string(ranks)},
                                                                            {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
                                                                            {"OMPI_COMM_WORLD_LOCAL_SIZE", std::to_string(ranks)},
                                                                            {"PMIX_NAMESPACE", job}}};
     for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
-    const std::string out = (folder_ / text("out.", rank)).string(), err = (folder_ / text("err.", rank)).string();
-    const bool ready = ::chdir(folder_.c_str()) == 0 && std::freopen("/dev/null", "r", stdin) != nullptr &&
-                       std::freopen(out.c_str(), "w", stdout) != nullptr && std::freopen(err.c_str(), "w", stderr) != nullptr;
-    if (!ready) ::_exit(126);
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    ::execvp(arguments[0], arguments.data());
-    ::_exit(127);
   }
 
   std::filesystem::path folder_;

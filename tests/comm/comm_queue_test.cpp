@@ -5,97 +5,85 @@
 #include <numeric>
 
 #include "comm_cases.h"
+#include "files.h"
 #include "thread_ranks.h"
 
 namespace mantissa::test::comm_queue_test {
 
-using ::testing::Each;
-using ::testing::IsEmpty;
-
 TEST(CommQueue, RunsWhatItIsGivenInOrderOnAThreadOfItsOwn) {
-  EXPECT_THAT(run_ranks(4,
-                        [](const Communicator& world) {
-                          std::vector<int> order;
-                          std::vector<Bytes> large(20, Bytes(1000));
-                          const std::vector<int64_t> counts{100, 0, 600, 300};
-                          std::thread::id other;
-                          {
-                            CommQueue queue(world);
-                            std::vector<Work> work;
-                            for (int i = 0; i < 20; ++i) {
-                              large[static_cast<size_t>(i)] = gathered(counts, world.rank());
-                              work.push_back(queue.submit([&, i] {
-                                world.all_gather(large[static_cast<size_t>(i)], counts, Purpose::parameters);
-                                order.push_back(i);
-                                other = std::this_thread::get_id();
-                              }));
-                            }
-                            work[7].wait();
-                            work[7].wait();
-                            require(work[7].done() && large[7] == gathered(counts, -1), "not done after wait()");
-                          }
-                          std::vector<int> expected(20);
-                          std::iota(expected.begin(), expected.end(), 0);
-                          require(order == expected, "the queue left something, or another order");
-                          require(other != std::this_thread::get_id(), "not beside the computation");
-                        }),
-              Each(IsEmpty()));
+  expect_on_ranks(4, [](const Communicator& world) {
+    std::vector<int> order;
+    std::vector<Bytes> large(20, Bytes(1000));
+    const std::vector<int64_t> counts{100, 0, 600, 300};
+    std::thread::id other;
+    {
+      CommQueue queue(world);
+      std::vector<Work> work;
+      for (int i = 0; i < 20; ++i) {
+        large[static_cast<size_t>(i)] = gathered(counts, world.rank());
+        work.push_back(queue.submit([&, i] {
+          world.all_gather(large[static_cast<size_t>(i)], counts, Purpose::parameters);
+          order.push_back(i);
+          other = std::this_thread::get_id();
+        }));
+      }
+      work[7].wait();
+      work[7].wait();
+      require(work[7].done() && large[7] == gathered(counts, -1), "not done after wait()");
+    }
+    std::vector<int> expected(20);
+    std::iota(expected.begin(), expected.end(), 0);
+    require(order == expected, "the queue left something, or another order");
+    require(other != std::this_thread::get_id(), "not beside the computation");
+  });
 }
 
 TEST(CommQueue, TimeInCommunicationIsCountedByThread) {
-  EXPECT_THAT(run_ranks(2,
-                        [](const Communicator& world) {
-                          const double late = 0.1;
-                          const auto be_late = [&] {
-                            if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
-                          };
-                          const CommunicationMeter meter;
-                          const auto waited = [&] { return meter.seconds(); };
-                          be_late();
-                          EXPECT_EQ(waited(), 0) << "what a thread does else is none";
-                          world.barrier();
-                          const double called = waited();
-                          CommQueue queue(world);
-                          const Work work = queue.submit([&] {
-                            be_late();
-                            world.barrier();
-                          });
-                          EXPECT_EQ(waited(), called) << "nor what the queue does";
-                          work.wait();
-                          if (world.rank() == 0) {
-                            EXPECT_GT(called, 0.5 * late);
-                            EXPECT_GT(waited() - called, 0.5 * late);
-                          }
-                          const double before = waited();
-                          const Work beside = queue.submit([&] { world.barrier(); });
-                          while (!beside.done()) std::this_thread::yield();
-                          EXPECT_EQ(waited(), before) << "nor what the queue did meanwhile";
-                        }),
-              Each(IsEmpty()));
+  expect_on_ranks(2, [](const Communicator& world) {
+    const double late = 0.1;
+    const auto be_late = [&] {
+      if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
+    };
+    const CommunicationMeter meter;
+    const auto waited = [&] { return meter.seconds(); };
+    be_late();
+    EXPECT_EQ(waited(), 0) << "what a thread does else is none";
+    world.barrier();
+    const double called = waited();
+    CommQueue queue(world);
+    const Work work = queue.submit([&] {
+      be_late();
+      world.barrier();
+    });
+    EXPECT_EQ(waited(), called) << "nor what the queue does";
+    work.wait();
+    if (world.rank() == 0) {
+      EXPECT_GT(called, 0.5 * late);
+      EXPECT_GT(waited() - called, 0.5 * late);
+    }
+    const double before = waited();
+    const Work beside = queue.submit([&] { world.barrier(); });
+    while (!beside.done()) std::this_thread::yield();
+    EXPECT_EQ(waited(), before) << "nor what the queue did meanwhile";
+  });
 }
 
 TEST(CommQueue, AnExceptionReachesEveryWaitAndWhatFollowsDoesNotRun) {
   for (const int ranks : {1, 2}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [](const Communicator& world) {
-                            CommQueue queue(world);
-                            bool ran = false;
-                            const Work before = queue.submit([&] { world.barrier(); });
-                            const Work fails = queue.submit([] { fail(ExitCode::data, "no such thing"); });
-                            const Work after = queue.submit([&] { ran = true; });
-                            before.wait();
-                            for (const Work& work : {fails, fails, after}) {
-                              try {
-                                work.wait();
-                                ADD_FAILURE() << "nothing thrown";
-                              } catch (const Error& error) {
-                                EXPECT_STREQ(error.what(), "no such thing");
-                                EXPECT_EQ(error.code(), ExitCode::data);
-                              }
-                            }
-                            EXPECT_FALSE(ran);
-                          }),
-                Each(IsEmpty()));
+    expect_on_ranks(ranks, [](const Communicator& world) {
+      CommQueue queue(world);
+      bool ran = false;
+      const Work before = queue.submit([&] { world.barrier(); });
+      const Work fails = queue.submit([] { fail(ExitCode::data, "no such thing"); });
+      const Work after = queue.submit([&] { ran = true; });
+      before.wait();
+      for (const Work& work : {fails, fails, after}) {
+        const Error error = error_of([&] { work.wait(); });
+        EXPECT_STREQ(error.what(), "no such thing");
+        EXPECT_EQ(error.code(), ExitCode::data);
+      }
+      EXPECT_FALSE(ran);
+    });
   }
 }
 
@@ -107,13 +95,12 @@ TEST(CommQueue, AnExceptionThatUnwindsItsBlockEndsWhatIsUnderWay) {
       return;
     }
     Work work;
-    try {
+    const Error error = error_of([&] {
       CommQueue queue(world);
       work = queue.submit([&] { world.barrier(); });
       fail(ExitCode::data, "damaged");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::data);
-    }
+    });
+    EXPECT_EQ(error.code(), ExitCode::data);
     gone = true;
     work.wait();
   });
@@ -121,30 +108,27 @@ TEST(CommQueue, AnExceptionThatUnwindsItsBlockEndsWhatIsUnderWay) {
 }
 
 TEST(CommQueue, ACollectiveBesideItBeginsWhenItHasNoWork) {
-  EXPECT_THAT(run_ranks(4,
-                        [](const Communicator& world) {
-                          CommQueue queue(world);
-                          for (int round = 0; round < 50; ++round) {
-                            std::vector<int> submitted(3);
-                            for (int& sum : submitted) {
-                              queue.submit([&, round] { sum = static_cast<int>(world.sum(int64_t{world.rank()} + round)); });
-                            }
-                            const int64_t own = world.sum(int64_t{round});
-                            require(own == 4 * round && submitted == std::vector<int>(3, 6 + 4 * round), "before the queue's work");
-                          }
-                        }),
-              Each(IsEmpty()));
+  expect_on_ranks(4, [](const Communicator& world) {
+    CommQueue queue(world);
+    for (int round = 0; round < 50; ++round) {
+      std::vector<int> submitted(3);
+      for (int& sum : submitted) {
+        queue.submit([&, round] { sum = static_cast<int>(world.sum(int64_t{world.rank()} + round)); });
+      }
+      const int64_t own = world.sum(int64_t{round});
+      require(own == 4 * round && submitted == std::vector<int>(3, 6 + 4 * round), "before the queue's work");
+    }
+  });
 }
 
 TEST(CommQueue, AProcessHasOneAtATime) {
-  const auto errors = run_ranks(2, [](const Communicator& world) {
+  expect_on_ranks(2, [](const Communicator& world) {
     for (int i = 0; i < 2; ++i) {
       CommQueue queue(world);
       EXPECT_THROW(CommQueue second(world), Error);
       queue.submit([&] { world.barrier(); });
     }
   });
-  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(CommQueue, OfAGroupOfOneRunsAtOnce) {
@@ -158,7 +142,7 @@ TEST(CommQueue, OfAGroupOfOneRunsAtOnce) {
 }
 
 TEST(CommQueue, FreesWhatABodyHoldsBeforeItsWorkIsDone) {
-  run_ranks(2, [](const Communicator& world) {
+  expect_on_ranks(2, [](const Communicator& world) {
     CommQueue queue(world);
     for (int round = 0; round < 200; ++round) {
       const auto held = std::make_shared<int>(3);
@@ -170,43 +154,34 @@ TEST(CommQueue, FreesWhatABodyHoldsBeforeItsWorkIsDone) {
 
 TEST(Mesh, RanksAreOrderedTensorFirst) {
   for (const int tensor : {1, 2, 3, 6}) {
-    EXPECT_THAT(run_ranks(6,
-                          [&](const Communicator& world) {
-                            const Mesh mesh = make_mesh(world, {.tensor = tensor});
-                            std::vector<int> in_tensor, in_data;
-                            for (int r = 0; r < 6; ++r) {
-                              if (r / tensor == world.rank() / tensor) in_tensor.push_back(r);
-                              if (r % tensor == world.rank() % tensor) in_data.push_back(r);
-                            }
-                            require(mesh.tensor.all(world.rank()) == in_tensor && mesh.data.all(world.rank()) == in_data, "other groups");
-                            require(mesh.world.rank() == mesh.data.rank() * tensor + mesh.tensor.rank(), "other order");
-                          }),
-                Each(IsEmpty()));
+    expect_on_ranks(6, [&](const Communicator& world) {
+      const Mesh mesh = make_mesh(world, {.tensor = tensor});
+      std::vector<int> in_tensor, in_data;
+      for (int r = 0; r < 6; ++r) {
+        if (r / tensor == world.rank() / tensor) in_tensor.push_back(r);
+        if (r % tensor == world.rank() % tensor) in_data.push_back(r);
+      }
+      require(mesh.tensor.all(world.rank()) == in_tensor && mesh.data.all(world.rank()) == in_data, "other groups");
+      require(mesh.world.rank() == mesh.data.rank() * tensor + mesh.tensor.rank(), "other order");
+    });
   }
   EXPECT_EQ(make_mesh({}, {}).data.size(), 1);
   for (const int tensor : {0, 2, -1}) {
-    try {
-      make_mesh({}, {.tensor = tensor});
-      ADD_FAILURE() << tensor;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::usage);
-    }
+    EXPECT_EQ(error_of([&] { make_mesh({}, {.tensor = tensor}); }).code(), ExitCode::usage) << tensor;
   }
 }
 
 TEST(Agree, AllThrowTheErrorOfTheLowestRank) {
   const auto errors = run_ranks(4, [](const Communicator& world) {
     agree(world, [] {});
-    try {
+    const Error error = error_of([&] {
       agree(world, [&] {
         if (world.rank() == 1) fail(ExitCode::data, "shard 1 is damaged");
         if (world.rank() == 3) throw std::runtime_error("other");
       });
-      ADD_FAILURE() << "nothing thrown";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::data);
-      EXPECT_EQ(std::string(error.what()), world.rank() == 1 ? "shard 1 is damaged" : "rank 1: shard 1 is damaged");
-    }
+    });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_STREQ(error.what(), world.rank() == 1 ? "shard 1 is damaged" : "rank 1: shard 1 is damaged");
     world.barrier();
     agree(world, [&] {
       if (world.rank() == 2) throw std::runtime_error("");
@@ -215,22 +190,17 @@ TEST(Agree, AllThrowTheErrorOfTheLowestRank) {
   EXPECT_EQ(errors, (std::vector<std::string>{"70: rank 2: ", "70: rank 2: ", "70: ", "70: rank 2: "}));
 }
 
-TEST(Agree, WantOfMemoryOnOneRankIsTheHostsOnAll) {
-  const auto errors = run_ranks(2, [](const Communicator& world) {
-    agree(world, [&] {
-      if (world.rank() == 1) throw std::bad_alloc();
+TEST(Agree, WantOfMemoryIsTheHostsAndALostPeerIsThrownAtOnce) {
+  const auto agreeing = [](const std::function<void()>& fails) {
+    return run_ranks(2, [&](const Communicator& world) {
+      agree(world, [&] {
+        if (world.rank() == 1) fails();
+      });
     });
-  });
-  EXPECT_EQ(errors, (std::vector<std::string>{"3: rank 1: out of memory", "3: out of memory"}));
-}
-
-TEST(Agree, ALostPeerIsThrownAtOnce) {
-  const auto errors = run_ranks(2, [](const Communicator& world) {
-    agree(world, [&] {
-      if (world.rank() == 1) fail(ExitCode::peer_lost, "nobody there");
-    });
-  });
-  EXPECT_EQ(errors, (std::vector<std::string>{"6: a peer was lost", "6: nobody there"}));
+  };
+  EXPECT_EQ(agreeing([] { throw std::bad_alloc(); }), (std::vector<std::string>{"3: rank 1: out of memory", "3: out of memory"}));
+  EXPECT_EQ(agreeing([] { fail(ExitCode::peer_lost, "nobody there"); }),
+            (std::vector<std::string>{"6: a peer was lost", "6: nobody there"}));
   EXPECT_THROW(agree({}, [] { throw std::bad_alloc(); }), std::bad_alloc);
 }
 

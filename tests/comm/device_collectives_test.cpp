@@ -47,13 +47,6 @@ class DeviceCollectives : public ::testing::TestWithParam<Setting> {
   static void on_ranks(const Body& body) { EXPECT_THAT(errors_on_ranks(body), Each(IsEmpty())); }
 };
 
-Tensor uploaded(Backend& device, const Bytes& bytes) { return from_host(device, Dtype::u8, {std::ssize(bytes)}, bytes.data()); }
-Bytes downloaded(const Tensor& tensor) {
-  const std::vector<uint8_t> bytes = to_host<uint8_t>(tensor);
-  const auto view = std::as_bytes(std::span(bytes));
-  return {view.begin(), view.end()};
-}
-
 Tensor filled(Backend& device, double value, int64_t count = 1000) {
   Tensor out = empty(device, Dtype::f32, {count});
   device.run(Fill{.out = out, .value = value});
@@ -63,51 +56,14 @@ void require_all(const Tensor& tensor, double value, const char* what) {
   for (const float each : to_host<float>(tensor)) require(double{each} == value, what, ": ", each, " where ", value, " belongs");
 }
 
-TEST_P(DeviceCollectives, AGatherBringsEveryRanksBytes) {
+TEST_P(DeviceCollectives, HaveTheBytesAndSumsOfThoseOfHosts) {
   on_ranks([](Backend& device, const Communicator& world) {
     for (uint32_t seed = 0; seed < 10; ++seed) {
-      std::mt19937 random(seed);
-      const auto size = static_cast<size_t>(world.size());
-      const auto codes = random_counts(random, size, 2000), scales = random_counts(random, size, 3);
-      const Tensor a = uploaded(device, gathered(codes, world.rank())), b = uploaded(device, gathered(scales, world.rank()));
-      const Communicator::Gather parts[] = {{a, codes}, {b, scales}};
-      world.all_gather(parts, Purpose::parameters);
-      require(downloaded(a) == gathered(codes, -1) && downloaded(b) == gathered(scales, -1), "all_gather: seed ", seed);
+      check_all_gather(world, seed, 2000, &device);
+      check_all_to_all(world, seed, 700, &device);
+      check_sum_scatter(device, world, seed, 300);
     }
-  });
-}
-
-TEST_P(DeviceCollectives, AnAllToAllTransposesTheMatrixOfShares) {
-  on_ranks([](Backend& device, const Communicator& world) {
-    for (uint32_t seed = 0; seed < 10; ++seed) {
-      std::mt19937 random(seed);
-      const int size = world.size(), rank = world.rank();
-      const auto matrix = random_counts(random, static_cast<size_t>(size * size), 700);  // [from, to]
-      std::vector<int64_t> in_counts, out_counts;
-      Bytes in, expected;
-      for (int peer = 0; peer < size; ++peer) {
-        in_counts.push_back(matrix[static_cast<size_t>(rank * size + peer)]);
-        out_counts.push_back(matrix[static_cast<size_t>(peer * size + rank)]);
-        for (int64_t i = 0; i < in_counts.back(); ++i) in.push_back(pattern(rank, peer, i));
-        for (int64_t i = 0; i < out_counts.back(); ++i) expected.push_back(pattern(peer, rank, i));
-      }
-      const Tensor from = uploaded(device, in), to = empty(device, Dtype::u8, {std::ssize(expected)});
-      const Communicator::Exchange part{.in = from, .in_counts = in_counts, .out = to, .out_counts = out_counts};
-      world.all_to_all({&part, 1}, Purpose::other);
-      require(downloaded(to) == expected, "all_to_all: seed ", seed);
-    }
-  });
-}
-
-TEST_P(DeviceCollectives, SumsHaveTheBitsOfTheTree) {
-  on_ranks([](Backend& device, const Communicator& world) {
     for (const int64_t count : {0, 1, 15, 16, 17, 129, 1000, 4097}) check_sum<float>(device, world, count, 1);
-    for (uint32_t seed = 0; seed < 10; ++seed) check_sum_scatter(device, world, seed, 300);
-  });
-}
-
-TEST_P(DeviceCollectives, ABroadcastBringsTheBytesOfItsRoot) {
-  on_ranks([](Backend& device, const Communicator& world) {
     for (int root = 0; root < world.size(); ++root) {
       const Tensor bytes = uploaded(device, Bytes(77, pattern(world.rank(), 1, 5)));
       world.broadcast(bytes, root, Purpose::other);
@@ -145,27 +101,31 @@ TEST_P(DeviceCollectives, ACallStandsBetweenTheKernelsAroundIt) {
   });
 }
 
-// The queue runs beside the compute lane and keeps what it needs.
+// The queue leaves the sum over the ranks in `out` and keeps what it needs for that: memory that is freed here goes to others.
+Work sum_into(const Tensor& out, double addend, CommQueue& queue, const Communicator& world) {
+  Work work = queue.submit([&world, out, sums = filled(out.device(), addend)] {
+    world.sum(sums, Purpose::gradients);
+    out.device().run(Convert{.x = sums, .out = out});
+  });
+  for (int i = 0; i < 5; ++i) filled(out.device(), 1e6);
+  return work;
+}
+
 TEST_P(DeviceCollectives, AQueueRunsBesideTheComputeLane) {
   on_ranks([](Backend& device, const Communicator& world) {
     CommQueue queue(world, &device);
     for (int round = 1; round <= 20; ++round) {
       std::vector<Work> work;
-      std::vector<Tensor> kept;
+      std::vector<Tensor> made;
       for (int i = 0; i < 3; ++i) {
-        const Tensor sums = filled(device, round + i), copy = filled(device, 0);
-        kept.push_back(copy);
-        work.push_back(queue.submit([&world, sums, copy] {
-          world.sum(sums, Purpose::gradients);
-          copy.device().run(Convert{.x = sums, .out = copy});
-        }));
-        for (int j = 0; j < 5; ++j) filled(device, 1e6);
+        made.push_back(filled(device, 0));
+        work.push_back(sum_into(made.back(), round + i, queue, world));
       }
       const Tensor beside = filled(device, 1);
       world.sum(beside, Purpose::activations);  // behind what was submitted
       for (int i = 2; i >= 0; --i) {
         work[static_cast<size_t>(i)].wait();
-        require_all(kept[static_cast<size_t>(i)], static_cast<double>((round + i) * world.size()), "what the queue made");
+        require_all(made[static_cast<size_t>(i)], static_cast<double>((round + i) * world.size()), "what the queue made");
       }
       require_all(beside, world.size(), "beside the queue");
     }
@@ -175,16 +135,10 @@ TEST_P(DeviceCollectives, AQueueRunsBesideTheComputeLane) {
 // Whether anybody waits for the work or not.
 TEST_P(DeviceCollectives, AQueueKeepsWhatNobodyWaitsFor) {
   on_ranks([](Backend& device, const Communicator& world) {
-    Tensor last = filled(device, 0);
+    const Tensor last = filled(device, 0);
     {
       CommQueue queue(world, &device);
-      for (int round = 1; round <= 20; ++round) {
-        queue.submit([&world, last, sums = filled(device, round)] {
-          world.sum(sums, Purpose::gradients);
-          last.device().run(Convert{.x = sums, .out = last});
-        });
-        for (int j = 0; j < 5; ++j) filled(device, 1e6);
-      }
+      for (int round = 1; round <= 20; ++round) sum_into(last, round, queue, world);
     }
     require_all(last, 20.0 * world.size(), "the last of the queue");
   });
@@ -224,13 +178,24 @@ TEST_P(DeviceCollectives, WhatABodyThrowsReachesEveryWait) {
 }
 
 TEST_P(DeviceCollectives, CallsThatDifferAreNamedAtTheNextWait) {
-  const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
-    const Tensor x = filled(device, 1);
-    world.rank() == 0 ? world.sum(x, Purpose::other) : world.broadcast(x, 1, Purpose::other);
-    to_host<float>(x);
-    world.barrier();
-  });
-  EXPECT_THAT(errors, Contains(HasSubstr("make different calls")));
+  const auto with = [](const std::function<void(Backend&, const Communicator&, const Tensor&)>& call) {
+    return errors_on_ranks([&](Backend& device, const Communicator& world) {
+      const Tensor x = filled(device, 1);
+      call(device, world, x);
+      to_host<float>(x);
+      world.barrier();
+    });
+  };
+  EXPECT_THAT(with([](Backend&, const Communicator& world, const Tensor& x) {
+                world.rank() == 0 ? world.sum(x, Purpose::other) : world.broadcast(x, 1, Purpose::other);
+              }),
+              Contains(HasSubstr("make different calls")));
+  // Bytes of a host and of a device.
+  EXPECT_THAT(with([](Backend&, const Communicator& world, const Tensor& x) {
+                const std::unique_ptr<Backend> host = make_backend("cpu");
+                world.sum(world.rank() == 0 ? x : filled(*host, 1), Purpose::other);
+              }),
+              Contains(::testing::AllOf(HasSubstr("make different calls"), HasSubstr("sum of 1000 fp32 on a device"))));
 }
 
 TEST_P(DeviceCollectives, TimeOfTheComputeLaneIsCounted) {
@@ -272,17 +237,6 @@ TEST_P(DeviceCollectives, AQueueDoesNotHideWhoIsLate) {
   EXPECT_LT(computed[0], computed[1] / 2);
 }
 
-TEST_P(DeviceCollectives, BytesOfAHostAndOfADeviceAreDifferentCalls) {
-  const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
-    const std::unique_ptr<Backend> host = make_backend("cpu");
-    const Tensor x = filled(world.rank() == 0 ? device : *host, 1);
-    world.sum(x, Purpose::other);
-    to_host<float>(x);
-    world.barrier();
-  });
-  EXPECT_THAT(errors, Contains(::testing::AllOf(HasSubstr("make different calls"), HasSubstr("sum of 1000 fp32 on a device"))));
-}
-
 TEST_P(DeviceCollectives, AWaitForTheDeviceEndsWithALostPeer) {
   const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
     const Tensor x = filled(device, 1);
@@ -312,11 +266,7 @@ TEST_P(DeviceCollectives, ABodyMayWaitForOtherWork) {
     CommQueue queue(world, &device);
     for (int round = 1; round <= 20; ++round) {
       const Tensor copy = filled(device, 0);
-      const Work first = queue.submit([&world, copy, sums = filled(device, round)] {
-        world.sum(sums, Purpose::gradients);
-        copy.device().run(Convert{.x = sums, .out = copy});
-      });
-      const Work second = queue.submit([&] { first.wait(); });
+      const Work first = sum_into(copy, round, queue, world), second = queue.submit([&] { first.wait(); });
       for (int j = 0; j < 5; ++j) filled(device, 1e6);
       first.wait();
       require_all(copy, round * world.size(), "what the first made");
@@ -446,25 +396,22 @@ TEST_F(LateLinks, APeerThatAWaitMissesEndsThem) {
   EXPECT_THAT(found, Each(HasSubstr("a peer was lost")));
 }
 
-TEST_F(LateLinks, StoppingEndsThem) {
-  const auto found = errors([&](Backend& device, const Communicator& world) {
+// Their queue watches the device before the first collective.
+TEST_F(LateLinks, AStopAndAWaitBesideAQueueEndThem) {
+  const auto stopped = errors([&](Backend& device, const Communicator& world) {
     world.barrier();
     world.stop();
     EXPECT_GE(link_state_.given_up, 1);
     world.sum(filled(device, 1), Purpose::other);
   });
-  EXPECT_THAT(found, Each(HasSubstr("gave up its communication")));
-}
-
-// Their queue watches the device before the first collective.
-TEST_F(LateLinks, AQueueLetsWaitsLook) {
-  const auto found = errors([&](Backend& device, const Communicator& world) {
+  EXPECT_THAT(stopped, Each(HasSubstr("gave up its communication")));
+  const auto missed = errors([&](Backend& device, const Communicator& world) {
     const CommQueue queue(world, &device);
     lost_ = true;
     device.follow(AsyncDevice::never());
     to_host<float>(filled(device, 1));
   });
-  EXPECT_THAT(found, Each(HasSubstr("a peer was lost")));
+  EXPECT_THAT(missed, Each(HasSubstr("a peer was lost")));
 }
 
 // A transport moves messages once more at its end, as UCX does; the headers of calls that no wait has compared are still there.

@@ -22,35 +22,49 @@ class LaunchMemory : public test::LaunchTest {
     const auto tried = test::run_process({"unshare", "-rm", "sh", "-c", kHide}, folder_.path());
     if (tried.exit_code != 0) GTEST_SKIP() << "control groups cannot be hidden here: " << tried.errors;
   }
-  test::ProcessResult launch_within(const std::string& prepare, const std::string& script) const {
-    return test::run_process({"unshare", "-rm", "sh", "-c", prepare + "exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--max-restarts", "9",
-                              "--", "sh", "-c", script},
-                             folder_.path());
+  struct Case {
+    std::string prepare, script;
+    int code;
+    std::vector<std::string> says;
+    std::string without = {};
+  };
+  void expect(const Case& each) const {
+    const auto run = test::run_process({"unshare", "-rm", "sh", "-c", each.prepare + "exec \"$@\"", "sh", MANTISSA_BINARY, "launch",
+                                        "--max-restarts", "9", "--", "sh", "-c", each.script},
+                                       folder_.path());
+    EXPECT_EQ(run.exit_code, each.code) << each.script << run.errors;
+    for (const std::string& what : each.says) EXPECT_THAT(run.errors, HasSubstr(what));
+    if (!each.without.empty()) {
+      EXPECT_THAT(run.errors, Not(HasSubstr(each.without)));
+    }
   }
 };
 
 // A step that its rank reports, as report_step() does.
 std::string reports_step(const std::string& step) {
-  return "python3 -c 'import os; os.pwrite(int(os.environ[\"MANTISSA_STEP_FD\"]), (" + step + ").to_bytes(8, \"little\"), 0)'; ";
+  return "python3 -c 'import os; os.pwrite(int(os.environ[\"MANTISSA_STEP_FD\"]), (" + step +
+         " + int(os.environ[\"TORCHELASTIC_RESTART_COUNT\"])).to_bytes(8, \"little\"), 0)'; ";
 }
 
-TEST_F(LaunchMemory, TwoDeathsByTheOutOfMemoryKillerAreTheLast) {
-  const std::string dies = reports_step("7 + int(os.environ[\"TORCHELASTIC_RESTART_COUNT\"])") + "kill -9 $$";
-  const auto run = launch_within(text(kHide, kCount, "count 4; "), text(kCount, "count $((5 + TORCHELASTIC_RESTART_COUNT)); ", dies));
-  EXPECT_EQ(run.exit_code, 137) << run.errors;
-  EXPECT_THAT(run.errors,
-              AllOf(HasSubstr("the kernel's out-of-memory killer ended it"), HasSubstr("restart 1 of 9"),
-                    HasSubstr("no restart: the kernel killed two attempts in a row for want of memory"), Not(HasSubstr("restart 2 of 9"))));
-}
-
-TEST_F(LaunchMemory, ADeathBetweenThemOrOfAnotherKindIsNoneForWantOfMemory) {
-  const std::string kills = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || count $((5 + TORCHELASTIC_RESTART_COUNT)); ";
-  const auto apart =
-      launch_within(text(kHide, kCount, "count 4; "), text("[ $TORCHELASTIC_RESTART_COUNT = 3 ] && exit 0; ", kCount, kills, "kill -9 $$"));
-  EXPECT_EQ(apart.exit_code, 0) << apart.errors;
-  const auto another = launch_within(text(kHide, kCount, "count 4; "), text("[ $TORCHELASTIC_RESTART_COUNT = 3 ] && exit 0; ", kCount,
-                                                                            "count $((5 + TORCHELASTIC_RESTART_COUNT)); exit 70"));
-  EXPECT_EQ(another.exit_code, 0) << "what was killed was another process" << another.errors;
+TEST_F(LaunchMemory, TwoDeathsInARowForWantOfItAreTheLast) {
+  const std::string counted = text(kHide, kCount, "count 4; "), counts = text(kCount, "count $((5 + TORCHELASTIC_RESTART_COUNT)); ");
+  const auto until = [](int attempt) { return text("[ $TORCHELASTIC_RESTART_COUNT = ", attempt, " ] && exit 0; "); };
+  const std::string perhaps = "before a new step, perhaps for want of memory";
+  const std::vector<Case> cases = {
+      {counted,
+       counts + reports_step("7") + "kill -9 $$",
+       137,
+       {"the kernel's out-of-memory killer ended it", "restart 1 of 9",
+        "no restart: the kernel killed two attempts in a row for want of memory"},
+       "restart 2 of 9"},
+      // A death between them, and one of another process.
+      {counted, until(3) + kCount + "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || count $((5 + TORCHELASTIC_RESTART_COUNT)); kill -9 $$", 0, {}},
+      {counted, until(3) + counts + "exit 70", 0, {}},
+      // Where the kernel does not say, a death before a new step counts.
+      {kHide, "kill -9 $$", 137, {"restart 1 of 9", perhaps}, "restart 2 of 9"},
+      {kHide, reports_step("1") + until(4) + "kill -9 $$", 0, {}},
+      {kHide, until(3) + "kill -SEGV $$", 0, {}}};
+  for (const Case& each : cases) expect(each);
 }
 
 // As systemd-run --scope and cgexec do: in a group of version 2 beside that of the launcher, whose counter stands still.
@@ -73,18 +87,6 @@ TEST_F(LaunchMemory, ADeathInAGroupBesideCountsBeforeANewStep) {
   EXPECT_EQ(run.exit_code, 137) << run.errors;
   EXPECT_THAT(run.errors, AllOf(HasSubstr("restart 1 of 9"), HasSubstr("before a new step, perhaps for want of memory"),
                                 Not(HasSubstr("restart 2 of 9"))));
-}
-
-TEST_F(LaunchMemory, WhereTheKernelDoesNotSayADeathBeforeANewStepCounts) {
-  const auto early = launch_within(kHide, "kill -9 $$");
-  EXPECT_EQ(early.exit_code, 137) << early.errors;
-  EXPECT_THAT(early.errors, AllOf(HasSubstr("restart 1 of 9"), HasSubstr("before a new step, perhaps for want of memory"),
-                                  Not(HasSubstr("restart 2 of 9"))));
-  const std::string steps = reports_step("1 + int(os.environ[\"TORCHELASTIC_RESTART_COUNT\"])");
-  const auto late = launch_within(kHide, steps + "[ $TORCHELASTIC_RESTART_COUNT = 4 ] && exit 0; kill -9 $$");
-  EXPECT_EQ(late.exit_code, 0) << late.errors;
-  const auto other = launch_within(kHide, "[ $TORCHELASTIC_RESTART_COUNT = 3 ] && exit 0; kill -SEGV $$");
-  EXPECT_EQ(other.exit_code, 0) << other.errors;
 }
 
 }  // namespace mantissa::launch_memory_test

@@ -1,101 +1,151 @@
-// mantissa launch and signals, where a wrapper is between the launcher and what runs.
-#include <gmock/gmock.h>
+// mantissa launch and signals: whom they reach, also where a wrapper is between the launcher and what runs, and how it then ends.
 #include <signal.h>
 
 #include "launcher.h"
 
 namespace mantissa::launch_signals_test {
 
-using test::LaunchTest;
-using ::testing::HasSubstr;
+using test::Launched;
 
-// A signal goes to a wrapper, too, which dies of it while what it runs saves.
-TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
-  const auto wrapped = [](const std::string& at_signal) {
-    return "sh -c 'trap \"" + at_signal + "\" TERM USR2; touch ready.$RANK; while :; do sleep 0.05; done'; true";
-  };
-  const auto run = disturbed(2, wrapped("sleep 0.5; echo saved; exit 75"), [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-  EXPECT_EQ(run.exit_code, 75) << run.errors;
-  for (const std::string rank : {"0", "1"}) EXPECT_THAT(run.output, HasSubstr("[rank" + rank + "]:saved\n"));
-  const auto going_on = disturbed(2, wrapped("sleep 0.5; echo saved; exit 0"), [](pid_t launcher) { ::kill(launcher, SIGUSR2); });
-  EXPECT_EQ(going_on.exit_code, 0) << going_on.errors;
-  EXPECT_THAT(going_on.output, HasSubstr("[rank1]:saved\n"));
-  const auto failed = disturbed(
-      2,
-      "[ $RANK = 1 ] && touch ready.1 && while [ ! -e ready.0 ]; do sleep 0.05; done && exit 4; " + wrapped("sleep 0.5; echo left; exit 6"),
-      [](pid_t) {});
-  EXPECT_EQ(failed.exit_code, 4) << failed.errors;
-  EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
+class LaunchSignals : public test::LaunchTest {};
+
+const std::string kWait = "touch ready.$RANK; while :; do sleep 0.05; done";
+const std::vector<std::string> kSaved = {"[rank0]:saved\n", "[rank1]:saved\n"}, kAlone = {};
+
+TEST_F(LaunchSignals, AreHandedOnAndEndWithoutRestart) {
+  const std::vector<std::string> restarts = {"--nproc-per-node", "2", "--max-restarts", "2"};
+  std::vector<Launched> all = {{"touch ready.$RANK; exec sleep 30", 128 + SIGTERM, {}, {}, "", {"--nproc-per-node", "2"}, SIGTERM},
+                               // SIGUSR2 asks for a save, and not for an end.
+                               {"[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap 'exit 6' USR2; " + kWait,
+                                0,
+                                {},
+                                {"restart 1 of 2"},
+                                "",
+                                {"--max-restarts", "2"},
+                                SIGUSR2,
+                                1}};
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+    all.push_back({"trap 'echo asked; exit 75' TERM INT HUP QUIT USR1 USR2; " + kWait,
+                   75,
+                   {"[rank0]:asked\n", "[rank1]:asked\n"},
+                   {},
+                   "mantissa launch",
+                   {"--nproc-per-node", "2"},
+                   signal});
+  // A peer that left first makes a worker's answer to the signal a 6.
+  for (const auto& [signal, end, code] : {std::tuple(SIGTERM, "exit 6", 6),
+                                          {SIGINT, "exit 70", 70},
+                                          {SIGHUP, "kill -9 $$", 137},
+                                          {SIGQUIT, "exit 6", 6},
+                                          {SIGUSR1, "exit 70", 70}})
+    all.push_back({text("[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; trap '", end, "' TERM INT HUP QUIT USR1; ", kWait),
+                   code,
+                   {},
+                   {"failed first"},
+                   "restart 1 of 2",
+                   restarts,
+                   signal});
+  expect_all(all);
 }
 
-// A wrapper that exits in its trap does not wait for what it runs. Its code counts, unless it only tells that a signal ended its wait,
-// which must therefore have begun.
-TEST_F(LaunchTest, WhatAWrapperLeavesInItsTrapHasTimeToEnd) {
-  struct Case {
-    std::string trap;
-    int code;
-  };
-  for (const Case& each : {Case{"exit", 75}, {"exit 3", 3}, {"exit 0", 0}}) {
-    const auto run = disturbed(2,
-                               "trap '" + each.trap + "' TERM; sh -c 'trap \"sleep 0.5; echo saved; exit 75\" TERM; " +
-                                   "until grep -q \") S \" /proc/$PPID/stat; do sleep 0.01; done; touch ready.$RANK; " +
-                                   "while :; do sleep 0.05; done' & wait",
-                               [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-    EXPECT_EQ(run.exit_code, each.code) << each.trap << '\n' << run.errors;
-    for (const std::string rank : {"0", "1"}) EXPECT_THAT(run.output, HasSubstr("[rank" + rank + "]:saved\n")) << each.trap;
-  }
-}
-
-// A member that is stopped cannot save, and is killed at once when the job fails; its wrapper said that all was well.
-TEST_F(LaunchTest, WhatIsKilledAfterItsWrapperEndedIsNoSuccess) {
-  const auto run = disturbed(2,
-                             "if [ $RANK = 1 ]; then trap 'sleep 0.5; exit 6' TERM; touch ready.1; while :; do sleep 0.05; done; fi; "
-                             "trap 'exit 0' TERM; sh -c 'kill -STOP $$' & touch ready.0; wait",
-                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-  EXPECT_EQ(run.exit_code, 6) << run.errors;
-  EXPECT_THAT(run.errors, HasSubstr("SIGKILL")) << "rank 0, which saved nothing";
-}
-
-// A wrapper's `touch` or `tee` succeeds also where the command of the wrapper never ran.
-TEST_F(LaunchTest, AMemberThatSucceedsAfterTheSignalIsNotTheCommand) {
-  const auto run = disturbed(2, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; exec sleep 30",
-                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-  EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.errors;
-}
-
-// The others of a group often fail because one has.
-TEST_F(LaunchTest, OfTheMembersThatAWrapperLeavesTheFirstThatFailsGivesTheCode) {
+// What a wrapper runs has time to end, as has what it leaves in its trap.
+TEST_F(LaunchSignals, ReachWhatAWrapperRuns) {
+  const auto wrapped = [](const std::string& at_signal) { return "sh -c 'trap \"" + at_signal + "\" TERM USR2; " + kWait + "'; "; };
   const auto member = [](const std::string& at_signal, const std::string& before) {
-    return "sh -c 'trap \"" + at_signal + "\" TERM; " + before + "while :; do sleep 0.05; done' & ";
+    return "sh -c 'trap \"" + at_signal + "\" TERM; touch " + before + "; while :; do sleep 0.05; done' & ";
   };
-  const std::string first = member("sleep 0.3; exit 4", "touch first.$RANK; "),
-                    second = member("sleep 1.5; exit 6", "touch second.$RANK; ");
-  const std::string both = "while [ ! -e first.$RANK ] || [ ! -e second.$RANK ]; do sleep 0.05; done; touch ready.$RANK; wait";
-  const auto run = disturbed(1, first + second + both, [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-  EXPECT_EQ(run.exit_code, 4) << run.errors;
-  EXPECT_THAT(run.errors, HasSubstr("rank 0 failed first: exit code 4\n")) << "and not the signal of the wrapper";
+  const auto exits_in_trap = [](const std::string& end) {  // whose wait must have begun
+    return "trap '" + end + "' TERM; sh -c 'trap \"sleep 0.5; echo saved; exit 75\" TERM; " +
+           "until grep -q \") S \" /proc/$PPID/stat; do sleep 0.01; done; " + kWait + "' & wait";
+  };
+  const std::vector<std::string> two = {"--nproc-per-node", "2"};
+  expect_all({
+      // The signal goes to the wrapper, too, which dies of it.
+      {wrapped("sleep 0.5; echo saved; exit 75") + "true", 75, kSaved, {}, "", two, SIGTERM},
+      {wrapped("sleep 0.5; echo saved; exit 0") + "true", 0, kSaved, {}, "", two, SIGUSR2},
+      {"[ $RANK = 1 ] && while [ ! -e ready.0 ]; do sleep 0.05; done && exit 4; " + wrapped("sleep 0.5; echo left; exit 6") + "true",
+       4,
+       {"[rank0]:left\n"}},
+      // One that exits in its trap does not wait. Its code counts, unless it only tells that a signal ended its wait.
+      {exits_in_trap("exit"), 75, kSaved, {}, "", two, SIGTERM},
+      {exits_in_trap("exit 3"), 3, kSaved, {}, "", two, SIGTERM},
+      {exits_in_trap("exit 0"), 0, kSaved, {}, "", two, SIGTERM},
+      // A member that is stopped cannot save, and is killed at once when the job fails; its wrapper said that all was well.
+      {"if [ $RANK = 1 ]; then trap 'sleep 0.5; exit 6' TERM; " + kWait +
+           "; fi; trap 'exit 0' TERM; sh -c 'kill -STOP $$' & touch ready.0; wait",
+       6,
+       {},
+       {"SIGKILL"},
+       "",
+       two,
+       SIGTERM},
+      // A wrapper's `touch` or `tee` succeeds also where the command of the wrapper never ran.
+      {"sh -c 'trap \"sleep 0.3; exit 0\" TERM; " + kWait + "'; exec sleep 30", 128 + SIGTERM, {}, {}, "", two, SIGTERM},
+      // The others of a group often fail because one has.
+      {member("sleep 0.3; exit 4", "first") + member("sleep 1.5; exit 6", "second") +
+           "while [ ! -e first ] || [ ! -e second ]; do sleep 0.05; done; touch ready.0; wait",
+       4,
+       {},
+       {"rank 0 failed first: exit code 4\n"},
+       "",
+       kAlone,
+       SIGTERM,
+       1},
+      // The signal of a member that is killed after the wrapper says nothing that the wrapper's does not.
+      {"sh -c 'trap \"sleep 0.3; kill -9 \\$\\$\" TERM; " + kWait + "'; true", 128 + SIGTERM, {}, {}, "", kAlone, SIGTERM, 1},
+      {"(sh -c 'touch left; exit 5' &); while [ ! -e left ]; do sleep 0.05; done; sleep 0.5; echo done",
+       0,
+       {"[rank0]:done\n"},
+       {},
+       "",
+       kAlone},
+      // A stopped worker is not waited for: not for the grace of 30 s.
+      {"if [ $RANK = 0 ]; then echo $$ > pid; kill -STOP $$; fi; until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.05; done; exit 6",
+       6,
+       {},
+       {"\n +0 .* [12]?[0-9]\\.[0-9]+ +SIGKILL"}},
+  });
 }
 
-// Its signal says nothing that the wrapper's does not.
-TEST_F(LaunchTest, AMemberThatIsKilledAfterTheWrapperDoesNotGiveTheCode) {
-  const auto run = disturbed(1, "sh -c 'trap \"sleep 0.3; kill -9 \\$\\$\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; true",
-                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
-  EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.errors;
+TEST_F(LaunchSignals, ASecondInterruptKillsAtOnce) {
+  const auto run = disturbed(folder_, 2, {"--nproc-per-node", "2", "--", "sh", "-c", "trap '' INT TERM; " + kWait}, [](pid_t launcher) {
+    ::kill(launcher, SIGINT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ::kill(launcher, SIGINT);
+  });
+  EXPECT_EQ(run.exit_code, 130);
 }
 
-TEST_F(LaunchTest, WhatAWrapperLeftToItselfDoesNotGiveItsCode) {
-  const auto run = launch({}, "(sh -c 'touch left; exit 5' &); while [ ! -e left ]; do sleep 0.05; done; sleep 0.5; echo done");
+TEST_F(LaunchSignals, NobodyOutlivesALauncherThatIsKilledOrAWorkerThatLeft) {
+  const auto run =
+      disturbed(folder_, 3, {"--nproc-per-node", "3", "--", "sh", "-c", "echo $$ > pid.$RANK; touch ready.$RANK; exec sleep 1000"},
+                [](pid_t launcher) { ::kill(launcher, SIGKILL); });
+  EXPECT_EQ(run.exit_code, 137);
+  EXPECT_EQ(launch({"--nproc-per-node", "2"}, "sleep 1000 & echo $! > pid.$((RANK + 3)); exit 0").exit_code, 0);
+  for (int number = 0; number < 5; ++number) EXPECT_TRUE(test::ends(std::stoi(test::read_file(folder_ / text("pid.", number))))) << number;
+}
+
+// Whatever the launcher blocks or ignores itself, and whatever was blocked when it was started.
+TEST_F(LaunchSignals, CommandsGetACleanMask) {
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto run = launch({}, "grep -E '^Sig(Blk|Ign)' /proc/self/status");
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   EXPECT_EQ(run.exit_code, 0) << run.errors;
-  EXPECT_THAT(run.output, HasSubstr("[rank0]:done\n"));
+  EXPECT_THAT(run.output, ::testing::HasSubstr("[rank0]:SigBlk:\t0000000000000000\n"));
+  EXPECT_THAT(run.output,
+              ::testing::HasSubstr("[rank0]:" + test::run_process({"grep", "^SigIgn", "/proc/self/status"}, folder_.path()).output));
 }
 
-TEST_F(LaunchTest, AStoppedWorkerIsNotWaitedFor) {
-  const auto start = test::Clock::now();
-  const auto run = disturbed(2, "touch ready.$RANK; [ $RANK = 0 ] && kill -STOP $$; while [ ! -e go ]; do sleep 0.05; done; exit 6",
-                             [&](pid_t) { test::write_file(folder_ / "go", ""); });
-  EXPECT_EQ(run.exit_code, 6);
-  EXPECT_THAT(run.errors, HasSubstr("SIGKILL"));
-  EXPECT_LT(test::Clock::now() - start, std::chrono::seconds(25)) << "and not for the grace of 30 s";
+TEST_F(LaunchSignals, AnIgnoredHangupIsIgnoredByAll) {
+  const std::string script = "grep SigIgn /proc/self/status; kill -HUP $PPID; sleep 0.2; exit $((70 * (1 - TORCHELASTIC_RESTART_COUNT)))";
+  const auto run = test::run_process(
+      {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--max-restarts", "1", "--", "sh", "-c", script},
+      folder_.path());
+  EXPECT_THAT(run.output, ::testing::ContainsRegex("SigIgn:\t000000000000000[1357]\n"))
+      << "a job in the background ignores SIGINT and SIGQUIT, too";
+  EXPECT_EQ(run.exit_code, 0) << "nobody asked for an end, so it is started again\n" << run.errors;
 }
 
 }  // namespace mantissa::launch_signals_test
