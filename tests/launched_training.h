@@ -15,14 +15,17 @@ namespace mantissa::test {
 
 class LaunchedTraining : public ::testing::Test {
  protected:
-  LaunchedTraining() {
+  LaunchedTraining() { write_inputs(folder_); }
+
+  static void write_inputs(const TemporaryFolder& folder) {
     std::string words;
     for (int i = 0; i < 4000; ++i) words += "abcdefgh"[(i * i + i / 7) % 8];
-    write_file(folder_ / "text.txt", words);
+    write_file(folder / "text.txt", words);
     const nlohmann::json config = {
         {"model",
          {{"hidden_size", 64}, {"num_layers", 1}, {"num_attention_heads", 2}, {"intermediate_size", 96}, {"max_position_embeddings", 16}}},
         {"precision", {{"recipe", "mxfp8"}, {"fp8_param_gather", true}}},
+        {"schedule", {{"type", "constant"}}},  // the rate of a step does not depend on how many there are
         {"training",
          {{"steps", 40},
           {"seq_len", 16},
@@ -36,7 +39,18 @@ class LaunchedTraining : public ::testing::Test {
         {"checkpoint", {{"interval", 10}}},
         {"parallel", {{"init_timeout_s", 60}}},
         {"logging", {{"tensorboard", false}}}};
-    write_file(folder_ / "run.json", config.dump());
+    write_file(folder / "run.json", config.dump());
+  }
+  // The path of a run of one process, which all tests of a process share.
+  static const std::string& alone() {
+    static const TemporaryFolder folder;
+    static const std::string path = [] {
+      write_inputs(folder);
+      const ProcessResult run = run_mantissa(train("alone"), folder.path());
+      EXPECT_EQ(run.exit_code, 0) << run.errors;
+      return folder / "alone";
+    }();
+    return path;
   }
 
   static std::vector<std::string> train(const std::string& name, std::vector<std::string> more = {}) {
@@ -54,11 +68,7 @@ class LaunchedTraining : public ::testing::Test {
   }
 
   bool appears(const std::string& file) const {
-    for (int i = 0; i < 6000; ++i) {
-      if (std::filesystem::exists(folder_ / file)) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
+    return eventually([&] { return std::filesystem::exists(folder_ / file); });
   }
 
   // Step, loss and norm of every step and step and loss of every evaluation, to the last digit.

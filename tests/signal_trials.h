@@ -24,8 +24,7 @@ class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterfa
     config["model"] = {
         {"hidden_size", 256}, {"num_layers", 1}, {"num_attention_heads", 4}, {"intermediate_size", 768}, {"max_position_embeddings", 128}};
     config["precision"] = {{"dtype", "fp32"}};
-    config["schedule"] = {{"type", "constant"}};
-    config["training"] = {{"steps", 1000000}, {"seq_len", 128}, {"micro_batch_size", 8}, {"grad_accum", 1}, {"threads", 1}};
+    config["training"] = {{"steps", 1000000}, {"seq_len", 128}, {"micro_batch_size", 4}, {"grad_accum", 1}, {"threads", 1}};
     config["eval"]["interval"] = 0;
     config["checkpoint"]["interval"] = 0;
     config["logging"]["interval"] = 1;

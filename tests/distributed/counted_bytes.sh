@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# counted_bytes.sh BINARY: what a run counts as sent is what the kernel sees. Four ranks over TCP in a network namespace of their own, 10
-# steps and 30: the bytes that lo carried for the 20 steps more, against comm_bytes of these steps. 77 where there can be no namespace.
+# counted_bytes.sh BINARY: what a run counts as sent is what the kernel sees. Four ranks over TCP in a network namespace of their own, 4
+# steps and 12: the bytes that lo carried for the 8 steps more, against comm_bytes of these steps. 77 where there can be no namespace.
 set -euo pipefail
 binary=$1 repository=$PWD work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -26,14 +26,14 @@ compare() {
   local name=$1
   shift
   local short long
-  short=$(carried "$name-10" 10 "$@")
-  long=$(carried "$name-30" 30 "$@")
+  short=$(carried "$name-4" 4 "$@")
+  long=$(carried "$name-12" 12 "$@")
   python3 - "$name" "$((long - short))" <<'END'
 import json, sys
-name, carried = sys.argv[1], int(sys.argv[2]) / 20
-steps = [e for e in map(json.loads, open(f"{name}-30/metrics.jsonl")) if e["type"] == "step" and e["step"] > 10]
-assert len(steps) == 20, len(steps)
-counted = {purpose: sum(e["comm_bytes"][purpose] for e in steps) / 20 for purpose in steps[0]["comm_bytes"]}
+name, carried = sys.argv[1], int(sys.argv[2]) / 8
+steps = [e for e in map(json.loads, open(f"{name}-12/metrics.jsonl")) if e["type"] == "step" and e["step"] > 4]
+assert len(steps) == 8, len(steps)
+counted = {purpose: sum(e["comm_bytes"][purpose] for e in steps) / 8 for purpose in steps[0]["comm_bytes"]}
 total = sum(counted.values())
 print(f"{name}: carried {carried:.0f} bytes a step, counted {total:.0f} ({carried / total - 1:+.2%}):", counted)
 assert abs(carried / total - 1) <= 0.02, "more than 2% apart"

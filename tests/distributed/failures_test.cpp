@@ -11,19 +11,22 @@
 
 namespace mantissa::failures_test {
 
+using test::eventually;
 using test::RankProcesses;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
 constexpr int kRanks = 3;
 
-class Failures : public ::testing::Test {
- protected:
-  Failures() {
+// A job of three ranks, in a folder of its own, that would train for ever.
+class Job {
+ public:
+  Job() {
     std::string letters;
     for (int i = 0; i < 4000; ++i) letters += "abcdefgh"[(i * i + i / 7) % 8];
-    test::write_file(folder_ / "text.txt", letters);
+    test::write_file(folder / "text.txt", letters);
     const nlohmann::json config = {
         {"model",
          {{"hidden_size", 32}, {"num_layers", 1}, {"num_attention_heads", 2}, {"intermediate_size", 48}, {"max_position_embeddings", 16}}},
@@ -32,7 +35,7 @@ class Failures : public ::testing::Test {
         {"eval", {{"interval", 0}, {"iters", 2}}},
         {"checkpoint", {{"interval", 10}}},
         {"logging", {{"dir", "run"}, {"tensorboard", false}}}};
-    test::write_file(folder_ / "run.json", config.dump());
+    test::write_file(folder / "run.json", config.dump());
   }
 
   static std::vector<std::string> words(const std::vector<std::string>& sets) {
@@ -40,230 +43,214 @@ class Failures : public ::testing::Test {
     for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
     return out;
   }
-  std::unique_ptr<RankProcesses> start(const std::vector<std::string>& sets = {}) const {
-    return std::make_unique<RankProcesses>(kRanks, folder_.path(), [&](int) { return words(sets); });
-  }
-  // Settings for a token file that a test can cut.
-  std::vector<std::string> token_data() const {
-    std::vector<uint16_t> ids(200000);
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i % 50);
-    test::write_file(folder_ / "tokens.bin", {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(uint16_t)});
-    return {"data.path=tokens.bin", "data.tokenizer=null", "data.format=nanogpt", "model.vocab_size=50"};
+  void start(const std::vector<std::string>& sets = {}) {
+    run = std::make_unique<RankProcesses>(kRanks, folder.path(), [&](int) { return words(sets); });
   }
   bool appears(const std::string& file) const {
-    for (int i = 0; i < 6000 && !fs::exists(folder_ / file); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return fs::exists(folder_ / file);
+    return eventually([&] { return fs::exists(folder / ("run/" + file)); });
   }
   // No file of this rank grows beyond this.
-  static bool limit_files(const RankProcesses& run, int rank, rlim_t bytes) {
+  bool limit_files(int rank, rlim_t bytes) const {
     const rlimit value{.rlim_cur = bytes, .rlim_max = RLIM_INFINITY};
-    return ::prlimit(run.pid(rank), RLIMIT_FSIZE, &value, nullptr) == 0;
+    return ::prlimit(run->pid(rank), RLIMIT_FSIZE, &value, nullptr) == 0;
   }
-  static void expect_codes(RankProcesses& run, int code, double seconds = 120) {
-    EXPECT_TRUE(run.wait_for_all(seconds));
-    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(run.code(rank), code) << "rank " << rank << ": " << run.errors(rank);
+  void expect_codes(int code) const {
+    EXPECT_TRUE(run->wait_for_all(120));
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(run->code(rank), code) << "rank " << rank << ": " << run->errors(rank);
   }
-
-  test::TemporaryFolder folder_;
-};
-
-TEST_F(Failures, AStoppedRankEndsTheOthersWithinItsHeartbeatTimeout) {
-  for (const int stopped : {0, 1}) {
-    fs::remove_all(folder_ / "run");
-    const auto run = start({"parallel.heartbeat_timeout_s=4"});
-    ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
-    run->send(stopped, SIGSTOP);
-    std::vector<int> others = {0, 1, 2};
-    std::erase(others, stopped);
-    ASSERT_TRUE(run->wait_for(others, 20)) << "4 s and what it takes to leave";
-    for (const int rank : others) {
+  void expect_no_checkpoint() const {
+    for (const auto& entry : fs::directory_iterator(folder / "run/checkpoints")) EXPECT_EQ(entry.path().filename(), "LOCK");
+  }
+  bool prints(const std::string& what) const {
+    return eventually([&] { return run->output(0).find(what) != std::string::npos || run->ended(0); }) &&
+           run->output(0).find(what) != std::string::npos;
+  }
+  // As the one that is reported to be stuck, where rank 1 is, and what the reports of all say of themselves.
+  void expect_reports(const std::vector<int>& ranks, const std::string& why) const {
+    for (const int rank : ranks) {
       EXPECT_EQ(run->code(rank), 6) << run->errors(rank);
-      EXPECT_THAT(run->errors(rank), HasSubstr("rank " + std::to_string(stopped)));
-      EXPECT_THAT(run->errors(rank), HasSubstr("sent no heartbeat for 4 s (parallel.heartbeat_timeout_s)"));
-      EXPECT_THAT(run->errors(rank), HasSubstr("rank " + std::to_string(rank) + " is at step "));
-      EXPECT_THAT(run->errors(rank), HasSubstr("(call "));
+      EXPECT_THAT(run->errors(rank), HasSubstr(why));
+      EXPECT_THAT(run->errors(rank), HasSubstr(text("rank ", rank, " is at step ")));
+      EXPECT_THAT(run->errors(rank), HasSubstr("); its latest collectives: "));
       EXPECT_THAT(run->errors(rank), HasSubstr("mantissa("));
     }
-    run->send(stopped, SIGCONT);
-    EXPECT_TRUE(run->wait_for({stopped}, 20));
-    EXPECT_EQ(run->code(stopped), 6) << run->errors(stopped);
   }
+
+  test::TemporaryFolder folder;
+  std::unique_ptr<RankProcesses> run;
+};
+
+// Ends the others within its heartbeat timeout.
+void stop_one_rank(Job& job, int stopped) {
+  job.run->send(stopped, SIGSTOP);
+  std::vector<int> others = {0, 1, 2};
+  std::erase(others, stopped);
+  ASSERT_TRUE(job.run->wait_for(others, 60)) << "4 s and what it takes to leave";
+  job.expect_reports(others, "sent no heartbeat for 4 s (parallel.heartbeat_timeout_s)");
+  for (const int rank : others) EXPECT_THAT(job.run->errors(rank), HasSubstr(text("rank ", stopped, " ")));
+  job.run->send(stopped, SIGCONT);
+  EXPECT_TRUE(job.run->wait_for({stopped}, 60));
+  EXPECT_EQ(job.run->code(stopped), 6) << job.run->errors(stopped);
 }
 
-// The freezer of a cgroup and a machine that was suspended do this, too.
-TEST_F(Failures, AJobThatWasStoppedLongerThanTheHeartbeatTimeoutGoesOn) {
-  const auto run = start({"parallel.heartbeat_timeout_s=6", "parallel.step_timeout_s=6"});
-  ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
-  for (const int first : {0, 1}) {  // to go on
-    for (int rank = 0; rank < kRanks; ++rank) run->send(rank, SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::seconds(10));
-    for (int i = 0; i < kRanks; ++i) {
-      run->send((first + i) % kRanks, SIGCONT);
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    EXPECT_FALSE(run->wait_for({0, 1, 2}, 3)) << run->errors(0) << run->errors(1);
+// Longer than the heartbeat timeout, which is no loss: the freezer of a cgroup and a machine that was suspended do this, too.
+void stop_all_ranks(Job& job, int first_to_go_on) {
+  for (int rank = 0; rank < kRanks; ++rank) job.run->send(rank, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(6));
+  for (int i = 0; i < kRanks; ++i) {
+    job.run->send((first_to_go_on + i) % kRanks, SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  run->send(1, SIGTERM);
-  expect_codes(*run, 75);
-}
-
-TEST_F(Failures, ALostRankWasLastSeenAtAStepOfLate) {
-  const auto run = start({"parallel.heartbeat_timeout_s=100"});  // a heartbeat for its own sake every 20 s
-  ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // a step is told a tenth of a second after the last
-  run->send(2, SIGKILL);
-  ASSERT_TRUE(run->wait_for({0, 1}, 20));
-  EXPECT_THAT(run->errors(1), ::testing::ContainsRegex("rank 2 \\(.*closed its connection; last seen at step [1-9][0-9]"));
+  EXPECT_FALSE(job.run->wait_for({0, 1, 2}, 2)) << job.run->errors(0) << job.run->errors(1);
+  job.run->send(1, SIGTERM);
+  job.expect_codes(75);
 }
 
 // A pipe in the place of the metrics that nobody reads: the main thread of rank 0 waits in write() for ever, while the others wait for it
 // and all heartbeats go on.
-TEST_F(Failures, AStuckMainThreadEndsAllRanksWithinTheStepTimeout) {
-  fs::create_directory(folder_ / "run");
-  ASSERT_EQ(::mkfifo((folder_ / "run/metrics.jsonl").c_str(), 0600), 0);
-  const int reader = ::open((folder_ / "run/metrics.jsonl").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+void stick_in_write(Job& job) {
+  fs::create_directory(job.folder / "run");
+  ASSERT_EQ(::mkfifo((job.folder / "run/metrics.jsonl").c_str(), 0600), 0);
+  const int reader = ::open((job.folder / "run/metrics.jsonl").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   ASSERT_GE(reader, 0);
   ::fcntl(reader, F_SETPIPE_SZ, 4096);
-  const auto run = start({"parallel.step_timeout_s=5", "checkpoint.interval=0", "checkpoint.resume=auto"});
-  expect_codes(*run, 6);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_THAT(run->errors(rank), HasSubstr("no progress for 5 s (parallel.step_timeout_s), at step "));
-    EXPECT_THAT(run->errors(rank), HasSubstr("rank " + std::to_string(rank) + " is at step "));
-    EXPECT_THAT(run->errors(rank), HasSubstr("(step); its latest collectives: "));
-    EXPECT_THAT(run->errors(rank), HasSubstr("mantissa("));
-  }
-  EXPECT_THAT(run->errors(1), HasSubstr("rank 0 (")) << "as the one that does not go on";
-  EXPECT_THAT(run->errors(0), HasSubstr("write")) << "where it is";
+  job.start({"parallel.step_timeout_s=4", "checkpoint.interval=0", "checkpoint.resume=auto"});
+  job.expect_codes(6);
+  job.expect_reports({0, 1, 2}, "no progress for 4 s (parallel.step_timeout_s), at step ");
+  EXPECT_THAT(job.run->errors(1), HasSubstr("rank 0 (")) << "as the one that does not go on";
+  EXPECT_THAT(job.run->errors(0), HasSubstr("write")) << "where it is";
   ::close(reader);
 }
 
-TEST_F(Failures, DataThatIsCutWhileItIsReadEndsAllRanksWith4) {
-  const auto run = start(token_data());
-  ASSERT_TRUE(appears("run/checkpoints/step-00000010")) << (run->wait_for_all(1), run->errors(0));
-  fs::resize_file(folder_ / "tokens.bin", 2000);
-  expect_codes(*run, 4);
-  EXPECT_THAT(run->errors(0) + run->errors(1) + run->errors(2), HasSubstr("tokens.bin"));
+// At the same time, because the jobs wait.
+TEST(Failures, StoppedAndStuckRanksEndAllUnlessTheWholeJobWasStopped) {
+  const auto after_start = [](const std::function<void(Job&, int)>& body, int rank, const std::vector<std::string>& sets) {
+    return std::thread([=] {
+      Job job;
+      job.start(sets);
+      ASSERT_TRUE(job.appears("checkpoints/step-00000010"));
+      body(job, rank);
+    });
+  };
+  std::vector<std::thread> jobs;
+  for (const int rank : {0, 1}) {
+    jobs.push_back(after_start(stop_one_rank, rank, {"parallel.heartbeat_timeout_s=4"}));
+    jobs.push_back(after_start(stop_all_ranks, rank, {"parallel.heartbeat_timeout_s=4", "parallel.step_timeout_s=4"}));
+  }
+  Job stuck;
+  stick_in_write(stuck);
+  for (std::thread& each : jobs) each.join();
 }
 
 // Nearly always one rank reads beyond the end first; all others end with its code, and often before it.
-TEST_F(Failures, TheLauncherNamesTheRankThatFailedFirst) {
-  std::vector<std::string> all = words(token_data());
-  all.insert(all.end(), {"--set", "training.steps=20000"});
+TEST(Failures, DataThatIsCutEndsAllRanksWith4AndTheLauncherNamesTheFirst) {
+  const Job job;
+  std::vector<uint16_t> ids(200000);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i % 50);
+  test::write_file(job.folder / "tokens.bin", {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(uint16_t)});
+  std::vector<std::string> all =
+      Job::words({"data.path=tokens.bin", "data.tokenizer=null", "data.format=nanogpt", "model.vocab_size=50", "training.steps=20000"});
   all.insert(all.begin() + 1, {"launch", "--nproc-per-node", "3", "--"});
   std::thread cutter([&] {
-    EXPECT_TRUE(appears("run/checkpoints/step-00000010"));
-    fs::resize_file(folder_ / "tokens.bin", 340000);  // a tenth of the text is for validation
+    EXPECT_TRUE(job.appears("checkpoints/step-00000010"));
+    fs::resize_file(job.folder / "tokens.bin", 340000);  // a tenth of the text is for validation
   });
-  const auto run = test::run_process(all, folder_.path());
+  const auto run = test::run_process(all, job.folder.path());
   cutter.join();
   EXPECT_EQ(run.exit_code, 4) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("tokens.bin"));
   std::smatch named;
   ASSERT_TRUE(std::regex_search(run.errors, named, std::regex("error: rank ([0-9]) \\("))) << run.errors;
   EXPECT_THAT(run.errors, HasSubstr("mantissa launch: rank " + named[1].str() + " failed first: exit code 4"));
+  for (const char* rank : {"0", "1", "2"}) EXPECT_THAT(run.errors, ContainsRegex(text("\n +", rank, " .* exit code 4")));
 }
 
-TEST_F(Failures, TooManyNonfiniteStepsEndAllRanksWith5AndSaveNothing) {
-  const auto run = start({"optimizer.lr=1e30", "optimizer.grad_clip=0", "schedule.warmup_steps=0", "checkpoint.interval=1000"});
-  expect_codes(*run, 5);
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_THAT(run->errors(rank), HasSubstr("3 steps in a row were not finite"));
-  EXPECT_THAT(run->errors(1), HasSubstr("warning rank 1: step ")) << "others say who they are";
-  EXPECT_THAT(run->errors(0), Not(HasSubstr("warning rank 0")));
-  EXPECT_THAT(run->output(1), "") << "only rank 0 prints";
-  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints")) EXPECT_EQ(entry.path().filename(), "LOCK");
+TEST(Failures, TooManyNonfiniteStepsEndAllRanksWith5AndSaveNothing) {
+  Job job;
+  job.start({"optimizer.lr=1e30", "optimizer.grad_clip=0", "schedule.warmup_steps=0", "checkpoint.interval=1000"});
+  job.expect_codes(5);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_THAT(job.run->errors(rank), HasSubstr("3 steps in a row were not finite"));
+  EXPECT_THAT(job.run->errors(1), HasSubstr("warning rank 1: step ")) << "others say who they are";
+  EXPECT_THAT(job.run->errors(0), Not(HasSubstr("warning rank 0")));
+  EXPECT_THAT(job.run->output(1), "") << "only rank 0 prints";
+  job.expect_no_checkpoint();
 }
 
 // One rank can write no file of more than a page: its disk is full.
-TEST_F(Failures, AFullDiskOfOneRankFailsTheSaveOfAllAndTrainingGoesOn) {
-  const auto run = start({"checkpoint.interval=20", "training.steps=400"});
-  ASSERT_TRUE(appears("run/checkpoints/step-00000020"));
-  ASSERT_TRUE(limit_files(*run, 1, 4096));
-  const auto failed = [&] { return run->output(0).find("FAILED: rank 1: ") != std::string::npos; };
-  for (int i = 0; i < 3000 && !failed(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_TRUE(failed()) << run->output(0);
-  ASSERT_TRUE(limit_files(*run, 1, RLIM_INFINITY));
-  expect_codes(*run, 0);
-  EXPECT_THAT(run->output(0), HasSubstr("done | step 400"));
-  EXPECT_TRUE(fs::exists(folder_ / "run/checkpoints/step-00000400"));
+TEST(Failures, AFullDiskOfOneRankFailsTheSaveOfAllAndTrainingGoesOnButForTheLast) {
+  Job job;
+  job.start({"checkpoint.interval=20", "training.steps=400"});
+  ASSERT_TRUE(job.appears("checkpoints/step-00000020"));
+  ASSERT_TRUE(job.limit_files(1, 4096));
+  EXPECT_TRUE(job.prints("FAILED: rank 1: ")) << job.run->output(0);
+  ASSERT_TRUE(job.limit_files(1, RLIM_INFINITY));
+  job.expect_codes(0);
+  EXPECT_THAT(job.run->output(0), HasSubstr("done | step 400"));
+  EXPECT_TRUE(fs::exists(job.folder / "run/checkpoints/step-00000400"));
+
+  Job last;
+  last.start({"checkpoint.interval=0", "training.steps=600"});
+  ASSERT_TRUE(last.appears("metrics.jsonl"));
+  ASSERT_TRUE(last.limit_files(2, 4096));
+  last.expect_codes(7);
+  EXPECT_THAT(last.run->output(0), HasSubstr("save  600 | FAILED: rank 2: "));
+  EXPECT_THAT(last.run->output(0), HasSubstr("not saved | step 600"));
+  last.expect_no_checkpoint();
 }
 
-TEST_F(Failures, IfTheLastSaveOfOneRankFailsAllEndWith7) {
-  const auto run = start({"checkpoint.interval=0", "training.steps=600"});
-  ASSERT_TRUE(appears("run/metrics.jsonl"));
-  ASSERT_TRUE(limit_files(*run, 2, 4096));
-  expect_codes(*run, 7);
-  EXPECT_THAT(run->output(0), HasSubstr("save  600 | FAILED: rank 2: "));
-  EXPECT_THAT(run->output(0), HasSubstr("not saved | step 600"));
-  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints")) EXPECT_EQ(entry.path().filename(), "LOCK");
+TEST(Failures, SignalsToOneRankAreAnsweredByAll) {
+  Job job;
+  job.start({"checkpoint.interval=0"});
+  ASSERT_TRUE(job.appears("metrics.jsonl"));
+  job.run->send(2, SIGUSR2);  // save and go on
+  EXPECT_TRUE(job.prints("save  "));
+  EXPECT_FALSE(job.run->ended(0) || job.run->ended(1) || job.run->ended(2));
+  job.run->send(1, SIGUSR1);
+  job.expect_codes(75);
+  EXPECT_THAT(job.run->output(0), HasSubstr("The same command with --resume continues."));
 }
 
-TEST_F(Failures, SignalsToOneRankAreAnsweredByAll) {
-  const auto run = start({"checkpoint.interval=0"});
-  ASSERT_TRUE(appears("run/metrics.jsonl"));
-  run->send(2, SIGUSR2);  // save and go on
-  for (int i = 0; i < 3000 && run->output(0).find("save  ") == std::string::npos; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_THAT(run->output(0), HasSubstr("save  "));
-  EXPECT_FALSE(run->ended(0) || run->ended(1) || run->ended(2));
-  run->send(1, SIGUSR1);
-  expect_codes(*run, 75);
-}
-
-// It runs a tenth of the time.
-TEST_F(Failures, ASlowRankIsReportedAndEndsNothing) {
-  const auto run = start({"training.grad_accum=8", "training.steps=2000", "checkpoint.interval=0"});
-  ASSERT_TRUE(appears("run/metrics.jsonl"));
-  const auto reported = [&] { return run->errors(0).find("the others wait for rank 1, whose forward and backward ran below 0.7") != -1UL; };
-  while (!reported() && !run->ended(1)) {
-    for (const auto& [signal, milliseconds] : {std::pair(SIGSTOP, 20), std::pair(SIGCONT, 2)}) {
-      run->send(1, signal);
+// It runs a third of the time. Nobody is reported before, after more steps than a report takes.
+TEST(Failures, ASlowRankIsReportedAndEndsNothing) {
+  Job job;
+  job.start({"training.grad_accum=2", "checkpoint.interval=120"});
+  const auto metrics = [&] { return test::read_file(job.folder / "run/metrics.jsonl"); };
+  ASSERT_TRUE(job.appears("checkpoints/step-00000120"));
+  EXPECT_THAT(metrics(), Not(HasSubstr("straggler")));
+  const auto reported = [&] {
+    return job.run->errors(0).find("the others wait for rank 1, whose forward and backward ran below 0.7") != -1UL;
+  };
+  while (!reported() && !job.run->ended(1)) {
+    for (const auto& [signal, milliseconds] : {std::pair(SIGSTOP, 20), std::pair(SIGCONT, 10)}) {
+      job.run->send(1, signal);
       std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
     }
   }
-  expect_codes(*run, 0);
-  EXPECT_TRUE(reported()) << run->errors(0);
-  EXPECT_THAT(test::read_file(folder_ / "run/metrics.jsonl"),
-              ::testing::ContainsRegex("\"type\":\"straggler\",.*\"rank\":1,\"section\":\"forward and backward\",\"ratio\":0\\.[0-6]"));
-  EXPECT_THAT(run->errors(1) + run->errors(2), Not(HasSubstr("wait for rank"))) << "only rank 0 says it";
+  job.run->send(1, SIGTERM);
+  job.expect_codes(75);
+  EXPECT_TRUE(reported()) << job.run->errors(0);
+  EXPECT_THAT(metrics(), ContainsRegex("\"type\":\"straggler\",.*\"rank\":1,\"section\":\"forward and backward\",\"ratio\":0\\.[0-6]"));
+  EXPECT_THAT(job.run->errors(1) + job.run->errors(2), Not(HasSubstr("wait for rank"))) << "only rank 0 says it";
 }
 
-TEST_F(Failures, EqualRanksAreNotReported) {
-  const auto run = start({"training.grad_accum=8", "training.steps=300", "checkpoint.interval=0"});
-  expect_codes(*run, 0);
-  EXPECT_THAT(test::read_file(folder_ / "run/metrics.jsonl"), Not(HasSubstr("straggler")));
-}
-
-TEST_F(Failures, ASecondJobInTheSameFolderEndsWith3OnAllRanks) {
-  const auto first = start();
-  ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
-  const fs::path elsewhere = folder_ / "second";
-  fs::create_directory(elsewhere);
-  const auto again = [&](int) {
-    std::vector<std::string> out = words({"logging.dir=" + (folder_ / "run"), "data.path=" + (folder_ / "text.txt")});
-    out[2] = folder_ / "run.json";
-    out.emplace_back("--resume");
-    return out;
-  };
-  RankProcesses second(kRanks, elsewhere, again);
-  expect_codes(second, 3);
+TEST(Failures, ASecondJobInTheSameFolderEndsWith3OnAllRanks) {
+  Job first, second;
+  first.start();
+  ASSERT_TRUE(first.appears("checkpoints/step-00000010"));
+  const std::vector<std::string> same = {"logging.dir=" + (first.folder / "run"), "checkpoint.resume=auto"};
+  second.start(same);
+  second.expect_codes(3);
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_THAT(second.errors(rank), HasSubstr("is in use by"));
-    EXPECT_FALSE(first->ended(rank));
+    EXPECT_THAT(second.run->errors(rank), HasSubstr("is in use by"));
+    EXPECT_FALSE(first.run->ended(rank));
   }
   // What a killed job leaves does not stand in the way of the next.
-  for (int rank = 0; rank < kRanks; ++rank) first->send(rank, SIGKILL);
-  ASSERT_TRUE(first->wait_for_all(10));
-  RankProcesses third(kRanks, elsewhere, again);
-  for (int i = 0; i < 3000 && third.output(0).find("continues at") == std::string::npos && !third.ended(0); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  third.send(0, SIGTERM);
-  expect_codes(third, 75);
-}
-
-TEST_F(Failures, AConfigOfFourRanksIsRefusedByOneProcess) {
-  const auto alone = test::run_process(words({"parallel.data=4"}), folder_.path());
-  EXPECT_EQ(alone.exit_code, 2);
-  EXPECT_THAT(alone.errors, HasSubstr("needs 4 ranks, but this is one process alone: start it with mantissa launch --nproc-per-node 4"));
-  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  for (int rank = 0; rank < kRanks; ++rank) first.run->send(rank, SIGKILL);
+  ASSERT_TRUE(first.run->wait_for_all(10));
+  second.start(same);
+  EXPECT_TRUE(second.prints("continues at"));
+  second.run->send(0, SIGTERM);
+  second.expect_codes(75);
 }
 
 }  // namespace mantissa::failures_test

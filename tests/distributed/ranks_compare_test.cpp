@@ -85,7 +85,7 @@ TEST_F(RanksCompare, RefuseAlikeHoweverSlowOneIs) {
     sets.insert(sets.end(), more.begin(), more.end());
     const LoadedConfig loaded = config("slow", sets);
     return test::run_ranks(4, [&](const Communicator& world) { run(loaded, {}, world); },
-                           {.rank = slow, .sleep = std::chrono::milliseconds(20)});
+                           {.rank = slow, .sleep = std::chrono::milliseconds(10)});
   };
   run("slow", four);
   std::filesystem::create_directory(folder_ / "empty");
@@ -101,9 +101,8 @@ TEST_F(RanksCompare, RefuseAlikeHoweverSlowOneIs) {
                                                          {init_from + run_folder("slow"), other_model, other_run},
                                                          {"data.path=" + (folder_ / "short.txt")},
                                                          {R"(eval.samples={"prompts":["Z"],"interval":1})", other_run}};
-  for (const int slow : {0, 3}) {
-    for (const auto& sets : refused) EXPECT_THAT(errors_of(slow, sets), Each(StartsWith("2: "))) << ::testing::PrintToString(sets);
-  }
+  for (size_t i = 0; i < refused.size(); ++i)
+    EXPECT_THAT(errors_of(i % 2 == 0 ? 0 : 3, refused[i]), Each(StartsWith("2: "))) << ::testing::PrintToString(refused[i]);
   test::flip_byte(checkpoint("slow", 10) + "/manifest.json", 100);
   EXPECT_THAT(errors_of(3, {resume + "auto", same_batch}), Each(StartsWith("4: ")));
 }

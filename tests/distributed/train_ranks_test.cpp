@@ -16,6 +16,7 @@ using ::testing::IsEmpty;
 
 struct Case {
   const char* name;
+  std::pair<int, int> here, there;  // numbers of ranks, before and after a stop
   std::vector<std::string> sets;
 };
 
@@ -38,7 +39,7 @@ class TrainRanks : public test::TrainingOnRanks, public ::testing::WithParamInte
 
 TEST_P(TrainRanks, ResumeOnAnyOtherNumber) {
   run_case(1, "alone");
-  for (const auto& [first, second] : {std::pair{4, 2}, {2, 8}, {8, 1}, {1, 4}}) {
+  for (const auto& [first, second] : {GetParam().here, GetParam().there}) {
     const std::string name = text("from", first, "to", second);
     run_case(first, name);
     std::filesystem::remove_all(checkpoint(name, 12));
@@ -48,16 +49,30 @@ TEST_P(TrainRanks, ResumeOnAnyOtherNumber) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, TrainRanks,
-                         ::testing::Values(Case{"fp32", {}}, Case{"masked_targets", {"data.eod_id=3", "data.mask_eod_loss=true"}},
+                         ::testing::Values(Case{"fp32", {4, 2}, {8, 1}, {}},
+                                           Case{"masked_targets", {2, 8}, {1, 4}, {"data.eod_id=3", "data.mask_eod_loss=true"}},
                                            Case{"mxfp8_gather_tied",
+                                                {8, 1},
+                                                {2, 8},
                                                 {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true",
                                                  "model.tie_word_embeddings=true", "model.intermediate_size=64"}},
                                            Case{"qat_recompute",
+                                                {1, 4},
+                                                {4, 2},
                                                 {"precision.dtype=bf16", "precision.recipe=mxfp4_qat_mxfp8_act", "training.recompute=full",
                                                  "model.intermediate_size=64"}}),
                          [](const auto& c) { return std::string(c.param.name); });
 
-using RanksTogether = test::TrainingTest;
+class RanksTogether : public test::TrainingTest {
+ protected:
+  // Two data ranks with so many micro batches, and what body throws as each of them.
+  LoadedConfig two_ranks(const std::string& name, int micro_batches, std::vector<std::string> more) const {
+    more.insert(more.begin(), {"parallel.data=2", text("training.micro_batch_size=", micro_batches),
+                               text("training.grad_accum=", micro_batches), "training.global_batch_size=null", "training.threads=1"});
+    return config(name, more);
+  }
+  static std::vector<std::string> errors(const std::function<void(const Communicator&)>& body) { return test::run_ranks(2, body); }
+};
 
 TEST_F(RanksTogether, MeasureThePrecisionOfTheWholeBatchAndOfEveryPart) {
   const auto precision = [&](int ranks) {
@@ -87,9 +102,8 @@ TEST_F(RanksTogether, MeasureThePrecisionOfTheWholeBatchAndOfEveryPart) {
 }
 
 TEST_F(RanksTogether, TellWhatTheyGoOnWith) {
-  const LoadedConfig loaded = config("run", {"parallel.data=2", "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1",
-                                             "training.global_batch_size=null", "training.threads=1"});
-  const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+  const LoadedConfig loaded = two_ranks("run", 1, {"training.steps=2"});
+  const auto found = errors([&](const Communicator& world) {
     std::vector<std::string> reported;
     TrainEvents events;
     events.set_phase = [&reported](int64_t step, const char* section) { reported.push_back(text(step, " ", section)); };
@@ -99,39 +113,17 @@ TEST_F(RanksTogether, TellWhatTheyGoOnWith) {
     EXPECT_EQ(reported.front(), "0 start");
     EXPECT_EQ(reported.back(), "2 save");
   });
-  EXPECT_THAT(errors, Each(IsEmpty()));
-}
-
-TEST_F(RanksTogether, WriteSamplesAndStopAtTheSameStep) {
-  std::vector<std::string> samples;
-  const LoadedConfig loaded =
-      config("samples", {"parallel.data=2", "training.micro_batch_size=2", "training.grad_accum=2", "training.global_batch_size=null",
-                         "training.threads=1", "eval.samples={\"interval\":3,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
-  std::atomic<int> finished{0};
-  const auto errors = test::run_ranks(2, [&](const Communicator& world) {
-    int asked = 0;
-    // Only the second rank is asked to stop.
-    const TrainedRun own = run(
-        loaded, [&] { return world.rank() == 1 && ++asked > 12 ? Request::save_and_stop : Request::none; }, world);
-    EXPECT_EQ(own.summary.exit, ExitCode::stopped);
-    EXPECT_LT(own.summary.steps, 20);
-    finished += static_cast<int>(own.summary.steps);
-    if (world.rank() == 0) samples = own.samples;
-  });
-  EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_EQ(finished % 2, 0) << "both at one step";
-  EXPECT_FALSE(samples.empty());
+  EXPECT_THAT(found, Each(IsEmpty()));
 }
 
 // A signal comes once, to any rank and at any time.
-TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
-  const LoadedConfig loaded =
-      config("asked", {"parallel.data=2", "training.micro_batch_size=2", "training.grad_accum=2", "training.global_batch_size=null",
-                       "training.threads=1", "eval.interval=3", "eval.iters=4", "checkpoint.resume=auto",
-                       "eval.samples={\"interval\":4,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
-  const auto stopped_in = [&](const std::string& asked_in) {
+TEST_F(RanksTogether, StopAtTheSameStepWhereverOneOfThemIsAsked) {
+  const LoadedConfig loaded = two_ranks("asked", 2,
+                                        {"eval.interval=3", "eval.iters=4", "checkpoint.resume=auto",
+                                         "eval.samples={\"interval\":4,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
+  for (const auto& [asked_in, end] : {std::pair("0 start", "0 75"), {"3 evaluation", "3 75"}, {"4 samples", "4 75"}, {"5 step", "6 75"}}) {
     std::vector<std::string> ends(2);
-    const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+    const auto found = errors([&](const Communicator& world) {
       std::string section;
       bool asked = false;
       TrainEvents events;
@@ -144,31 +136,18 @@ TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
       const TrainSummary summary = train(loaded, {"test"}, events, world);
       ends[static_cast<size_t>(world.rank())] = text(summary.steps, ' ', static_cast<int>(summary.exit));
     });
-    EXPECT_THAT(errors, Each(IsEmpty()));
-    return ends;
-  };
-  EXPECT_THAT(stopped_in("0 start"), Each("0 75"));
-  EXPECT_THAT(stopped_in("3 evaluation"), Each("3 75"));
-  EXPECT_THAT(stopped_in("4 samples"), Each("4 75"));
+    EXPECT_THAT(found, Each(IsEmpty()));
+    EXPECT_THAT(ends, Each(end)) << asked_in;
+  }
 }
 
 // The bias corrections of Adam go on from there.
 TEST_F(RanksTogether, GoOnWithTheNumberOfUpdatesNotOfSteps) {
-  const std::vector<std::string> steep = {"parallel.data=2",
-                                          "training.micro_batch_size=2",
-                                          "training.grad_accum=2",
-                                          "training.global_batch_size=null",
-                                          "training.threads=1",
-                                          "training.steps=4",
-                                          "training.nonfinite_limit=9",
-                                          "optimizer.lr=1e38",
-                                          "schedule.type=constant",
-                                          "schedule.warmup_steps=0"};
   const auto on_ranks = [&](const std::string& name, const std::string& more) {
-    std::vector<std::string> sets = steep;
-    sets.push_back(more);
-    const LoadedConfig loaded = config(name, sets);
-    EXPECT_THAT(test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); }), Each(IsEmpty()));
+    const LoadedConfig loaded = two_ranks(
+        name, 2,
+        {"training.steps=4", "training.nonfinite_limit=9", "optimizer.lr=1e38", "schedule.type=constant", "schedule.warmup_steps=0", more});
+    EXPECT_THAT(errors([&](const Communicator& world) { run(loaded, {}, world); }), Each(IsEmpty()));
     return nlohmann::json::parse(CheckpointReader(checkpoint(name, 4)).manifest().state);
   };
   const nlohmann::json saved = on_ranks("saved", "checkpoint.resume=never");
@@ -179,16 +158,11 @@ TEST_F(RanksTogether, GoOnWithTheNumberOfUpdatesNotOfSteps) {
 
 // A chunk that only one rank reads, after all weights.
 TEST_F(RanksTogether, PassOverACheckpointWhereTheMomentsOfOneAreDamaged) {
-  const std::vector<std::string> large = {"parallel.data=2",       "training.micro_batch_size=1",
-                                          "training.grad_accum=1", "training.global_batch_size=null",
-                                          "training.threads=1",    "training.steps=2",
-                                          "checkpoint.interval=1", "model.vocab_size=132000",
-                                          "model.num_layers=1",    "model.tie_word_embeddings=true",
-                                          "eval.iters=1"};
   const auto on_ranks = [&](std::vector<std::string> sets) {
-    sets.insert(sets.end(), large.begin(), large.end());
-    const LoadedConfig loaded = config("large", sets);
-    return test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); });
+    sets.insert(sets.end(), {"training.steps=2", "checkpoint.interval=1", "model.vocab_size=132000", "model.num_layers=1",
+                             "model.tie_word_embeddings=true", "eval.iters=1"});
+    const LoadedConfig loaded = two_ranks("large", 1, sets);
+    return errors([&](const Communicator& world) { run(loaded, {}, world); });
   };
   ASSERT_THAT(on_ranks({}), Each(IsEmpty()));
   const std::string newest = checkpoint("large", 2);
@@ -214,15 +188,11 @@ TEST_F(RanksTogether, EndAlikeWhereTheDataOfOneIsDamaged) {
     writer.finish();
     return R"([{"path": ")" + folder_ / name + R"("}])";
   };
-  const LoadedConfig loaded =
-      config("run", {"data.path=null", "data.tokenizer=byte", "data.train=" + shard("good.bin", 'b'), "data.valid=" + shard("bad.bin", 300),
-                     "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1", "training.global_batch_size=null",
-                     "training.threads=1", "eval.iters=null", "parallel.data=2"});
-  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); });
-  for (const std::string& error : errors) {
-    EXPECT_THAT(error, ::testing::StartsWith("4: "));
-    EXPECT_THAT(error, HasSubstr("bad.bin"));
-  }
+  const LoadedConfig loaded = two_ranks("run", 1,
+                                        {"data.path=null", "data.tokenizer=byte", "data.train=" + shard("good.bin", 'b'),
+                                         "data.valid=" + shard("bad.bin", 300), "training.steps=2", "eval.iters=null"});
+  for (const std::string& error : errors([&](const Communicator& world) { run(loaded, {}, world); }))
+    EXPECT_THAT(error, ::testing::AllOf(::testing::StartsWith("4: "), HasSubstr("bad.bin")));
   EXPECT_TRUE(std::filesystem::exists(checkpoint("run", 2))) << "the steps that were done are not lost";
 }
 
