@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mantissa/base/integers.h"
+#include "mantissa/ops/quantization_observer.h"
 #include "mantissa/precision/recipe.h"
 #include "testing.h"
 
@@ -75,6 +76,28 @@ inline Matrix read(const Tensor& x, const Recipe& recipe, const Simulation& form
   const Tensor out = empty(x.device(), recipe.compute, {rows, x.dim(1)});
   x.device().run(Simulate{.x = converted(x, Dtype::bf16), .out = out, .how = how, .draws = draws});
   return {rows, x.dim(1), values(out)};
+}
+
+// Results of the GEMMs of a linear operation.
+struct Products {
+  Tensor y, dx, dw;
+};
+
+// Compares them with products of the values that each GEMM reads of an operand, which `of` returns.
+using ReadBy = std::function<Matrix(const Tensor&, OperandRole, GemmRole, int)>;
+inline void expect_products(const Products& found, const Tensor& x, const Tensor& w, const Tensor& dy, const ReadBy& of, double relative) {
+  using enum OperandRole;
+  const Matrix y = product(of(x, input, GemmRole::fprop, 1), false, of(w, weight, GemmRole::fprop, 1), true);
+  const Matrix dx = product(of(dy, output_grad, GemmRole::dgrad, 1), false, of(w, weight, GemmRole::dgrad, 0), false);
+  const Matrix dw = product(of(dy, output_grad, GemmRole::wgrad, 0), true, of(x, input, GemmRole::wgrad, 0), false);
+  EXPECT_TRUE(close(values(found.y), y.data, relative));
+  EXPECT_TRUE(close(values(found.dx), dx.data, relative));
+  EXPECT_TRUE(close(values(found.dw), dw.data, 1e-5));
+}
+
+inline const Simulation& format_of(const Recipe& recipe, OperandRole operand) {
+  const SimulatedOperands& s = recipe.simulated;
+  return operand == OperandRole::weight ? s.weight : operand == OperandRole::input ? s.input : s.output_grad;
 }
 
 }  // namespace mantissa::test

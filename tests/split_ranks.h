@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 
 #include <deque>
-#include <mutex>
+#include <map>
+#include <optional>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
+#include "mantissa/ops/quantization_observer.h"
 #include "testing.h"
 #include "thread_ranks.h"
 
@@ -61,11 +64,15 @@ struct SplitOperation {
   TensorParallel tp;  // without the group
 };
 
+// Codes and scales of the operands that a run quantizes.
+using SeenCodes = std::map<OperandRole, std::pair<std::vector<uint8_t>, std::vector<uint8_t>>>;
+
 // Whole again.
 struct SplitResult {
   Tensor y;
   std::vector<Tensor> gradients;
-  std::vector<Traffic> sent;  // by rank
+  std::vector<Traffic> sent;     // by rank
+  std::vector<SeenCodes> codes;  // by rank, if asked for
 };
 
 // Puts together what the ranks bring, one after the other.
@@ -102,12 +109,22 @@ struct RankResult {
   Tensor y;
   std::vector<Tensor> gradients;
   Traffic sent;
+  SeenCodes codes;
 };
 
+enum class Watch { results, gradients, codes };  // each with those before
+
 // dy whole; where it is undefined, backward starts from the loss.
-inline RankResult run_rank(const SplitOperation& operation, const Communicator& group, const char* backend, bool gradients,
-                           const Tensor& dy) {
-  RankResult out{make_backend(backend), {}, {}, {}};
+inline RankResult run_rank(const SplitOperation& operation, const Communicator& group, const char* backend, Watch watch, const Tensor& dy) {
+  RankResult out{make_backend(backend), {}, {}, {}, {}};
+  const bool gradients = watch != Watch::results;
+  std::optional<ObserverScope> observer;
+  if (watch == Watch::codes) {
+    observer.emplace([&](const QuantizedOperand& operand) {
+      const QuantizedTensor codes = slice(operand.codes, 0, operand.x.dim(0));
+      out.codes[operand.role] = {to_host<uint8_t>(codes.codes), to_host<uint8_t>(codes.scales)};
+    });
+  }
   TensorParallel tp = operation.tp;
   tp.group = group;
   std::deque<Leaf> leaves;
@@ -131,12 +148,12 @@ inline RankResult run_rank(const SplitOperation& operation, const Communicator& 
   return out;
 }
 
-inline SplitResult run_split(const SplitOperation& operation, int ranks, Backend& device, Shape y_shape, bool gradients = false,
+inline SplitResult run_split(const SplitOperation& operation, int ranks, Backend& device, Shape y_shape, Watch watch = Watch::results,
                              const Tensor& dy = {}) {
   std::vector<RankResult> of(static_cast<size_t>(ranks));
   EXPECT_THAT(run_ranks(ranks,
                         [&](const Communicator& group) {
-                          of[static_cast<size_t>(group.rank())] = run_rank(operation, group, device.name(), gradients, dy);
+                          of[static_cast<size_t>(group.rank())] = run_rank(operation, group, device.name(), watch, dy);
                         }),
               ::testing::Each(::testing::IsEmpty()));
   SplitResult out;
@@ -144,13 +161,13 @@ inline SplitResult run_split(const SplitOperation& operation, int ranks, Backend
   Joined y(y_shape, of[0].y.dtype(), operation.output);
   for (int r = 0; r < ranks; ++r) y.add(of[static_cast<size_t>(r)].y, r, ranks);
   out.y = y.tensor(device);
-  for (size_t i = 0; gradients && i < operation.inputs.size(); ++i) {
+  for (size_t i = 0; watch != Watch::results && i < operation.inputs.size(); ++i) {
     const SplitInput& input = operation.inputs[i];
     Joined gradient(input.shape_of_parts(), of[0].gradients[i].dtype(), input.cut_of_parts(), input.partial);
     for (int r = 0; r < ranks; ++r) gradient.add(of[static_cast<size_t>(r)].gradients[i], r, ranks);
     out.gradients.push_back(gradient.tensor(device).view(input.whole.shape()));
   }
-  for (const RankResult& rank : of) out.sent.push_back(rank.sent);
+  for (RankResult& rank : of) out.sent.push_back(rank.sent), out.codes.push_back(std::move(rank.codes));
   return out;
 }
 

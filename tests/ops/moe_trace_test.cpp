@@ -105,11 +105,10 @@ TEST(MoeTrace, CodesAreMadeOnceAndMovedOnce) {
 }
 
 TEST(MoeTrace, ValuesMoveWhereNothingReadsCodesOrTheyAreToMove) {
-  const Calls high = calls_of(preset_recipe("high"), true);
+  const Calls high = calls_of(preset_recipe("high"), true), values = calls_of(preset_recipe("mxfp8"), false);
   EXPECT_THAT(high.forward, ElementsAre("Permute bf16", "Permute fp32", "GroupedGemm", "SwiGluForward", "GroupedGemm", "Unpermute"));
   EXPECT_THAT(high.backward, ElementsAre("Permute bf16", "GroupedWeightGradient", "GroupedGemm", "SwiGluBackward", "GroupedWeightGradient",
                                          "GroupedGemm", "Unpermute", "Permute fp32"));
-  const Calls values = calls_of(preset_recipe("mxfp8"), false);
   EXPECT_THAT(values.forward, ElementsAre("Permute bf16", "Permute fp32", "Quantize", "GroupedGemm", "SwiGluForward", "Quantize",
                                           "GroupedGemm", "Unpermute"));
   EXPECT_THAT(values.backward,

@@ -101,9 +101,6 @@ class QuantizedLinear : public BackendTest, public ::testing::WithParamInterface
   int64_t in() const { return 3 * std::max<int64_t>(32, GetParam().recipe.block()); }
   int64_t out() const { return 2 * std::max<int64_t>(32, GetParam().recipe.block()); }
 
-  Tensor bf16_tensor(Backend& device, Shape shape, uint32_t what) {
-    return tensor_of(device, Dtype::bf16, shape, random_values(shape.elements(), what));
-  }
   // Row r times 2^(rows e(r)), column c times 2^(cols e(c)); e is in [-12, 12].
   Tensor spread_tensor(Backend& device, Shape shape, uint32_t what, int rows, int cols) {
     const auto exponent = [](int64_t index) { return static_cast<int>(index * 37 % 25) - 12; };
@@ -115,6 +112,11 @@ class QuantizedLinear : public BackendTest, public ::testing::WithParamInterface
     return tensor_of(device, Dtype::bf16, shape, drawn);
   }
 
+  static QuantizedTensor stored(const Tensor& w) {
+    const Recipe& r = GetParam().recipe;
+    const Quantization how = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
+    return how ? quantized(w, how) : QuantizedTensor();
+  }
   void expect_operands(const Tensor& x, const Tensor& w, const Tensor& dy);
 
   // The values a GEMM reads in place of x; columnwise blocks see missing tokens as zeros.
@@ -147,12 +149,11 @@ void expect_near(const Tensor& actual, const Matrix& expected, double relative) 
 // y = x w^T and its gradients against the GEMMs of the operands that the recipe names.
 void QuantizedLinear::expect_operands(const Tensor& x, const Tensor& w, const Tensor& dy) {
   const Recipe& r = GetParam().recipe;
-  const Quantization stored = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
   Leaf leaf{zeros(x.device(), Dtype::f32, {out(), in()})};
   Tape tape;
   const Tape::Scope scope(&tape);
   const Var input = tape.input(x);
-  const LinearWeight weight(w, stored ? quantized(w, stored) : QuantizedTensor(), &leaf);
+  const LinearWeight weight(w, stored(w), &leaf);
   const Var y = linear(input, weight, Var(), r);
   tape.backward(y, dy);
 
@@ -178,32 +179,25 @@ void QuantizedLinear::expect_operands(const Tensor& x, const Tensor& w, const Te
   expect_near(leaf.grad, product(read(dy, columns), true, x_wgrad, false), 0);
 }
 
+// Even rows lose nothing when their codes are requantized into columns. In the second operands tokens of x and rows of w reach from 2^-12
+// to 2^12, and dy makes the terms of dx and dw equal again: those that a shift loses weigh as much as the others.
 TEST_P(QuantizedLinear, ReadsTheOperandsOfTheRecipe) {
   for (Backend* device : {&fast(), &reference()}) {
-    SCOPED_TRACE(device->name());
-    expect_operands(bf16_tensor(*device, {kTokens, in()}, 1), bf16_tensor(*device, {out(), in()}, 2),
-                    bf16_tensor(*device, {kTokens, out()}, 3));
-  }
-}
-
-// Even rows lose nothing when their codes are requantized into columns. Here tokens of x and rows of w reach from 2^-12 to 2^12, and dy
-// makes the terms of dx and dw equal again: those that a shift loses weigh as much as the others.
-TEST_P(QuantizedLinear, ReadsShiftedCodesOfUnevenRows) {
-  for (Backend* device : {&fast(), &reference()}) {
-    SCOPED_TRACE(device->name());
-    expect_operands(spread_tensor(*device, {kTokens, in()}, 1, 1, 0), spread_tensor(*device, {out(), in()}, 2, 1, 0),
-                    spread_tensor(*device, {kTokens, out()}, 3, -1, -1));
+    for (const int spread : {0, 1}) {
+      SCOPED_TRACE(text(device->name(), spread == 0 ? "" : ", uneven rows"));
+      expect_operands(spread_tensor(*device, {kTokens, in()}, 1, spread, 0), spread_tensor(*device, {out(), in()}, 2, spread, 0),
+                      spread_tensor(*device, {kTokens, out()}, 3, -spread, -spread));
+    }
   }
 }
 
 TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   const Recipe& r = GetParam().recipe;
-  const Tensor w = bf16_tensor(fast(), {out(), in()}, 2);
-  const Quantization stored = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
+  const Tensor w = random_tensor(fast(), Dtype::bf16, {out(), in()}, 2);
   Leaf leaf{zeros(fast(), Dtype::f32, {out(), in()})};
-  const LinearWeight weight(w, stored ? quantized(w, stored) : QuantizedTensor(), &leaf);
-  constexpr int64_t kMany = 4096;
-  Tensor x = bf16_tensor(fast(), {kMany, in()}, 1);
+  const LinearWeight weight(w, stored(w), &leaf);
+  constexpr int64_t kMany = 1024;
+  Tensor x = random_tensor(fast(), Dtype::bf16, {kMany, in()}, 1);
   Tape tape;
   const Tape::Scope scope(&tape);
   const int64_t before = fast().allocator_stats().in_use;
@@ -220,9 +214,8 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
 TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
   const Recipe& r = GetParam().recipe;
   constexpr int64_t kMany = 165;  // two chunks of 64 rows, and a rest
-  const Tensor x = bf16_tensor(fast(), {kMany, in()}, 1), w = bf16_tensor(fast(), {out(), in()}, 2);
-  const Quantization stored = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
-  const QuantizedTensor codes = stored ? quantized(w, stored) : QuantizedTensor();
+  const Tensor x = random_tensor(fast(), Dtype::bf16, {kMany, in()}, 1), w = random_tensor(fast(), Dtype::bf16, {out(), in()}, 2);
+  const QuantizedTensor codes = stored(w);
   const Tensor targets = random_indices(fast(), kMany, out() - 3, 9);
   Leaf fused{zeros(fast(), Dtype::f32, {out(), in()})}, separate{zeros(fast(), Dtype::f32, {out(), in()})};
   Tape tape;

@@ -83,24 +83,16 @@ TEST_P(SimulatedExperts, ReadTheOperandsOfTheRecipe) {
     const std::vector<int64_t> numbers = numbers_of(expert);
     ASSERT_EQ(end - begin, std::ssize(numbers));
     if (begin == end) continue;
-    const auto of = [&](const Tensor& t, const Simulation& how, GemmRole role, OperandRole operand, int dimension) {
+    const auto of = [&](const Tensor& t, OperandRole operand, GemmRole role, int dimension) {
       RoundingDraws draws{
           .seed = kAt.seed, .what = kNumber * 16 + static_cast<uint32_t>(role) * 4 + static_cast<uint32_t>(operand), .columns = t.dim(1)};
       if (operand == OperandRole::weight) draws.first = static_cast<uint64_t>((kAt.step * kExperts + expert) * kOut * kIn);
       if (operand != OperandRole::weight) draws.row_places = numbers;
-      return read(t, r, how, role, dimension, draws);
+      return read(t, r, format_of(r, operand), role, dimension, draws);
     };
-    const SimulatedOperands& s = r.simulated;
-    const Tensor x = given.x.slice(begin, end), dy = given.dy.slice(begin, end), w = given.w.slice(expert * kOut, (expert + 1) * kOut);
-    const Matrix expected_y = product(of(x, s.input, GemmRole::fprop, OperandRole::input, 1), false,
-                                      of(w, s.weight, GemmRole::fprop, OperandRole::weight, 1), true);
-    const Matrix expected_dx = product(of(dy, s.output_grad, GemmRole::dgrad, OperandRole::output_grad, 1), false,
-                                       of(w, s.weight, GemmRole::dgrad, OperandRole::weight, 0), false);
-    const Matrix expected_dw = product(of(dy, s.output_grad, GemmRole::wgrad, OperandRole::output_grad, 0), true,
-                                       of(x, s.input, GemmRole::wgrad, OperandRole::input, 0), false);
-    EXPECT_TRUE(close(values(y.slice(begin, end)), expected_y.data, 0x1p-7));
-    EXPECT_TRUE(close(values(dx.slice(begin, end)), expected_dx.data, 0x1p-7));
-    EXPECT_TRUE(close(values(leaf.grad.slice(expert * kOut, (expert + 1) * kOut)), expected_dw.data, 1e-5));
+    const int64_t row = expert * kOut;
+    expect_products({.y = y.slice(begin, end), .dx = dx.slice(begin, end), .dw = leaf.grad.slice(row, row + kOut)},
+                    given.x.slice(begin, end), given.w.slice(row, row + kOut), given.dy.slice(begin, end), of, 0x1p-7);
   }
 }
 

@@ -1,5 +1,7 @@
 // Linear operations on simulated operands: results are those of the GEMMs of the values that the recipe names, made here one by one, and
 // random rounding draws by the global element.
+#include <numeric>
+
 #include "mantissa/ops/ops.h"
 #include "mantissa/ops/quantization_observer.h"
 #include "mantissa/ops/rounding_scope.h"
@@ -19,11 +21,7 @@ const std::vector<NamedRecipe> kRecipes = with_usual({
     {"fp32_compute", simulating({.weight = kNvTiles, .input = kNvRows, .output_grad = kNvRows}, kAll, Dtype::f32)},
 });
 
-struct Results {
-  Tensor y, dx, dw;
-};
-
-Results run(const Recipe& recipe, const Tensor& x, const Tensor& w, const Tensor& dy, const WeightPlace& place = {}) {
+Products run(const Recipe& recipe, const Tensor& x, const Tensor& w, const Tensor& dy, const WeightPlace& place = {}) {
   Leaf leaf{zeros(x.device(), Dtype::f32, w.shape())};
   Tape tape;
   const Tape::Scope scope(&tape);
@@ -37,22 +35,15 @@ class SimulatedLinear : public BackendTest, public ::testing::WithParamInterface
 
 TEST_P(SimulatedLinear, ReadsTheOperandsOfTheRecipe) {
   const Recipe& r = GetParam().recipe;
+  const auto of = [&](const Tensor& t, OperandRole operand, GemmRole role, int dimension) {
+    return read(t, r, format_of(r, operand), role, dimension);
+  };
   for (Backend* device : {&reference(), &fast()}) {
     for (const int64_t tokens : {37, 64}) {
+      SCOPED_TRACE(device->name());
       const Tensor x = random_tensor(*device, r.compute, {tokens, kIn}, 1), w = random_tensor(*device, r.compute, {kOut, kIn}, 2);
       const Tensor dy = random_tensor(*device, r.compute, {tokens, kOut}, 3);
-      const Results found = run(r, x, w, dy);
-      const auto of = [&](const Tensor& t, const Simulation& how, GemmRole role, int dimension) {
-        return read(t, r, how, role, dimension);
-      };
-      const SimulatedOperands& s = r.simulated;
-      const Matrix y = product(of(x, s.input, GemmRole::fprop, 1), false, of(w, s.weight, GemmRole::fprop, 1), true);
-      const Matrix dx = product(of(dy, s.output_grad, GemmRole::dgrad, 1), false, of(w, s.weight, GemmRole::dgrad, 0), false);
-      Matrix left = of(dy, s.output_grad, GemmRole::wgrad, 0), right = of(x, s.input, GemmRole::wgrad, 0);
-      const double relative = r.compute == Dtype::bf16 ? 0x1p-7 : 1e-6;
-      EXPECT_TRUE(close(values(found.y), y.data, relative)) << device->name();
-      EXPECT_TRUE(close(values(found.dx), dx.data, relative)) << device->name();
-      EXPECT_TRUE(close(values(found.dw), product(left, true, right, false).data, 1e-5)) << device->name();
+      expect_products(run(r, x, w, dy), x, w, dy, of, r.compute == Dtype::bf16 ? 0x1p-7 : 1e-6);
     }
   }
 }
@@ -68,7 +59,7 @@ class RandomRounding : public BackendTest {
 
 TEST_F(RandomRounding, IsToNearestOutsideOfATrainingStep) {
   const Recipe nearest = simulating({.weight = kRows, .input = kRows, .output_grad = kRows});
-  const Results found = run(kRandom, x_, w_, dy_), expected = run(nearest, x_, w_, dy_);
+  const Products found = run(kRandom, x_, w_, dy_), expected = run(nearest, x_, w_, dy_);
   EXPECT_TRUE(same_bits(found.y, expected.y));
   EXPECT_TRUE(same_bits(found.dx, expected.dx));
   EXPECT_TRUE(same_bits(found.dw, expected.dw));
@@ -78,38 +69,28 @@ TEST_F(RandomRounding, IsToNearestOutsideOfATrainingStep) {
 TEST_F(RandomRounding, DrawsByStepTokenTensorAndElement) {
   const RoundingPosition at{.seed = 5, .step = 3, .token = 1000};
   const RoundingScope scope(at);
-  const Results found = run(kRandom, x_, w_, dy_, {.number = 7});
-  const auto draws = [&](GemmRole role, OperandRole operand, int64_t columns, int64_t first_row) {
-    return RoundingDraws{.seed = 5,
-                         .what = 7 * 16 + static_cast<uint32_t>(role) * 4 + static_cast<uint32_t>(operand),
-                         .first = static_cast<uint64_t>(first_row * columns),
-                         .columns = columns};
-  };
   const auto of = [&](const Tensor& t, OperandRole operand, GemmRole role, int dimension) {
-    const int64_t first = operand == OperandRole::weight ? at.step * kOut : at.token;
-    return read(t, kRandom, random(kRows), role, dimension, draws(role, operand, t.dim(1), first));
+    const int64_t first_row = operand == OperandRole::weight ? at.step * kOut : at.token, columns = t.dim(1);
+    return read(t, kRandom, random(kRows), role, dimension,
+                RoundingDraws{.seed = 5,
+                              .what = 7 * 16 + static_cast<uint32_t>(role) * 4 + static_cast<uint32_t>(operand),
+                              .first = static_cast<uint64_t>(first_row * columns),
+                              .columns = columns});
   };
-  const Matrix y = product(of(x_, OperandRole::input, GemmRole::fprop, 1), false, of(w_, OperandRole::weight, GemmRole::fprop, 1), true);
-  const Matrix dx =
-      product(of(dy_, OperandRole::output_grad, GemmRole::dgrad, 1), false, of(w_, OperandRole::weight, GemmRole::dgrad, 0), false);
-  const Matrix dw =
-      product(of(dy_, OperandRole::output_grad, GemmRole::wgrad, 0), true, of(x_, OperandRole::input, GemmRole::wgrad, 0), false);
-  EXPECT_TRUE(close(values(found.y), y.data, 0x1p-7));
-  EXPECT_TRUE(close(values(found.dx), dx.data, 0x1p-7));
-  EXPECT_TRUE(close(values(found.dw), dw.data, 1e-5));
+  expect_products(run(kRandom, x_, w_, dy_, {.number = 7}), x_, w_, dy_, of, 0x1p-7);
 }
 
 TEST_F(RandomRounding, OtherStepsTokensSeedsAndParametersDrawOtherBits) {
-  const auto dw_at = [&](const RoundingPosition& at, uint32_t number) {
-    const RoundingScope scope(at);
+  const auto at = [&](const RoundingPosition& position, uint32_t number) {
+    const RoundingScope scope(position);
     return run(kRandom, x_, w_, dy_, {.number = number});
   };
-  const Results one = dw_at({.seed = 1, .step = 2, .token = 64}, 3);
-  EXPECT_TRUE(same_bits(dw_at({.seed = 1, .step = 2, .token = 64}, 3).dw, one.dw));
-  EXPECT_FALSE(same_bits(dw_at({.seed = 2, .step = 2, .token = 64}, 3).dw, one.dw));
-  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 2, .token = 128}, 3).dw, one.dw));
-  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 2, .token = 64}, 4).dw, one.dw));
-  EXPECT_FALSE(same_bits(dw_at({.seed = 1, .step = 3, .token = 64}, 3).y, one.y)) << "the weight has others in each step";
+  const Products one = at({.seed = 1, .step = 2, .token = 64}, 3);
+  EXPECT_TRUE(same_bits(at({.seed = 1, .step = 2, .token = 64}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(at({.seed = 2, .step = 2, .token = 64}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(at({.seed = 1, .step = 2, .token = 128}, 3).dw, one.dw));
+  EXPECT_FALSE(same_bits(at({.seed = 1, .step = 2, .token = 64}, 4).dw, one.dw));
+  EXPECT_FALSE(same_bits(at({.seed = 1, .step = 3, .token = 64}, 3).y, one.y)) << "the weight has others in each step";
 }
 
 // As two micro batches, or two ranks that share the data: blocks of 32 tokens are whole.
@@ -118,14 +99,14 @@ TEST_F(RandomRounding, TokensDrawAlikeInAnyBatch) {
     const RoundingScope scope({.seed = 1, .step = 2, .token = 640 + begin});
     return run(kRandom, x_.slice(begin, end), w_, dy_.slice(begin, end), {.number = 3});
   };
-  const Results whole = rows(0, 64), first = rows(0, 32), second = rows(32, 64);
+  const Products whole = rows(0, 64), first = rows(0, 32), second = rows(32, 64);
   EXPECT_TRUE(same_bits(first.y, whole.y.slice(0, 32)));
   EXPECT_TRUE(same_bits(second.y, whole.y.slice(32, 64)));
   EXPECT_TRUE(same_bits(first.dx, whole.dx.slice(0, 32)));
   EXPECT_TRUE(same_bits(second.dx, whole.dx.slice(32, 64)));
   std::vector<double> sum = values(first.dw);
-  for (size_t i = 0; i < sum.size(); ++i)
-    sum[i] += values(second.dw.view({second.dw.elements()}).slice(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1))[0];
+  const std::vector<double> rest = values(second.dw);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += rest[i];
   EXPECT_TRUE(close(sum, values(whole.dw), 1e-6));
 }
 
@@ -147,34 +128,30 @@ Tensor rows_of(const Tensor& x, const std::vector<int64_t>& rows) {
   return tensor_of(x.device(), x.dtype(), {std::ssize(rows), x.dim(1)}, out);
 }
 
-// Rows of a fused weight of parts of 128 and 64, which two ranks share: each has half of both.
-TEST_F(RandomRounding, RanksThatShareAWeightByRowsDrawItsElements) {
-  const Tensor w = random_tensor(reference(), Dtype::bf16, {192, kIn}, 2), dy = random_tensor(reference(), Dtype::bf16, {64, 192}, 3);
-  const RoundingScope scope({.seed = 1, .step = 2, .token = 64});
-  const Results whole = run(kRandom, x_, w, dy, {.number = 3});
-  for (const int rank : {0, 1}) {
-    std::vector<int64_t> own;
-    for (int64_t i = 0; i < 64; ++i) own.push_back(rank * 64 + i);
-    for (int64_t i = 0; i < 32; ++i) own.push_back(128 + rank * 32 + i);
-    const WeightPlace place{
-        .number = 3, .sharding = {.split = Split::column_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}, .parts = {64, 32}};
-    const Results share = run(kRandom, x_, rows_of(w, own), columns_of(dy, own), place);
-    EXPECT_TRUE(same_bits(share.y, columns_of(whole.y, own))) << rank;
-    EXPECT_TRUE(same_bits(share.dw, rows_of(whole.dw, own))) << rank;
-  }
+std::vector<int64_t> numbers(int64_t first, int64_t count) {
+  std::vector<int64_t> out(static_cast<size_t>(count));
+  std::iota(out.begin(), out.end(), first);
+  return out;
 }
 
-TEST_F(RandomRounding, RanksThatShareAWeightByColumnsDrawItsElements) {
-  const Tensor w = random_tensor(reference(), Dtype::bf16, {kOut, 128}, 2), x = random_tensor(reference(), Dtype::bf16, {64, 128}, 1);
+// Rows of a fused weight of parts of 128 and 64, which two ranks share: each has half of both. Or half of the columns.
+TEST_F(RandomRounding, RanksThatShareAWeightDrawItsElements) {
+  const Tensor fused = random_tensor(reference(), Dtype::bf16, {192, kIn}, 2), dy = random_tensor(reference(), Dtype::bf16, {64, 192}, 3);
+  const Tensor wide = random_tensor(reference(), Dtype::bf16, {kOut, 128}, 2), x = random_tensor(reference(), Dtype::bf16, {64, 128}, 1);
   const RoundingScope scope({.seed = 1, .step = 2, .token = 64});
-  const Results whole = run(kRandom, x, w, dy_, {.number = 3});
+  const Products of_fused = run(kRandom, x_, fused, dy, {.number = 3}), of_wide = run(kRandom, x, wide, dy_, {.number = 3});
   for (const int rank : {0, 1}) {
-    std::vector<int64_t> own;
-    for (int64_t i = 0; i < 64; ++i) own.push_back(rank * 64 + i);
-    const WeightPlace place{.number = 3, .sharding = {.split = Split::row_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}};
-    const Results share = run(kRandom, columns_of(x, own), columns_of(w, own), dy_, place);
-    EXPECT_TRUE(same_bits(share.dx, columns_of(whole.dx, own))) << rank;
-    EXPECT_TRUE(same_bits(share.dw, columns_of(whole.dw, own))) << rank;
+    std::vector<int64_t> own = numbers(rank * 64, 64);
+    const WeightPlace columns{.number = 3, .sharding = {.split = Split::row_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}};
+    const Products by_columns = run(kRandom, columns_of(x, own), columns_of(wide, own), dy_, columns);
+    EXPECT_TRUE(same_bits(by_columns.dx, columns_of(of_wide.dx, own))) << rank;
+    EXPECT_TRUE(same_bits(by_columns.dw, columns_of(of_wide.dw, own))) << rank;
+    for (const int64_t row : numbers(128 + rank * 32, 32)) own.push_back(row);
+    const WeightPlace rows{
+        .number = 3, .sharding = {.split = Split::column_parallel, .ranks = {.tensor = 2, .tensor_rank = rank}}, .parts = {64, 32}};
+    const Products by_rows = run(kRandom, x_, rows_of(fused, own), columns_of(dy, own), rows);
+    EXPECT_TRUE(same_bits(by_rows.y, columns_of(of_fused.y, own))) << rank;
+    EXPECT_TRUE(same_bits(by_rows.dw, rows_of(of_fused.dw, own))) << rank;
   }
 }
 

@@ -1,6 +1,6 @@
-// Operations whose weight several ranks share: gradients in fp64 against central differences through 2 and 4 ranks, results against one
-// rank, and what they send.
-#include "gradient_check.h"
+// Operations whose weight several ranks share: results and gradients in fp64 are those of one rank, and of central differences.
+#include <numeric>
+
 #include "split_ranks.h"
 
 namespace mantissa::test::split_ops_test {
@@ -9,11 +9,10 @@ namespace mantissa::test::split_ops_test {
 struct SplitCase {
   std::string op;
   Split split;
-  int ranks;
   int64_t tokens;
 };
 void PrintTo(const SplitCase& c, std::ostream* out) {
-  *out << c.op << '_' << (c.split == Split::column_parallel ? "rows_" : "columns_") << c.ranks << "_ranks_" << c.tokens << "_tokens";
+  *out << c.op << '_' << (c.split == Split::column_parallel ? "rows_" : "columns_") << c.tokens << "_tokens";
 }
 
 constexpr int64_t kRowsWithoutShares = 5;
@@ -112,38 +111,33 @@ SplitOperation operation_of(Backend& device, const SplitCase& c) {
                                : cross_entropy_operation(device, c);
 }
 
-// The operation on one rank, which has all.
-Var on_one_rank(const SplitOperation& operation, const std::vector<Var>& inputs) { return operation.run(inputs, {}); }
-
-std::vector<Var> constants(const SplitOperation& operation) {
-  std::vector<Var> out;
-  for (const SplitInput& input : operation.inputs) out.emplace_back(input.whole);
-  return out;
+// Gradients of sum(w y), or of the one number y if w is undefined, against central differences through the ranks. A few elements of each
+// input are probed: that all of them are those of one rank is compared, too.
+void expect_central_differences(const SplitOperation& operation, int ranks, Backend& device, const SplitResult& found, const Tensor& w) {
+  for (size_t i = 0; i < operation.inputs.size(); ++i) {
+    const Tensor& x = operation.inputs[i].whole;
+    const std::vector<double> before = values(x), gradient = values(found.gradients.at(i));
+    for (size_t at = i; at < before.size(); at += 1 + before.size() / 4) {
+      const auto output = [&](double value) {
+        set_value(x, static_cast<int64_t>(at), value);
+        const std::vector<double> y = values(run_split(operation, ranks, device, found.y.shape()).y);
+        return w.defined() ? std::inner_product(y.begin(), y.end(), values(w).begin(), 0.0) : y.at(0);
+      };
+      const double h = 1e-5 * std::max(1.0, std::abs(before[at])), above = output(before[at] + h), below = output(before[at] - h);
+      set_value(x, static_cast<int64_t>(at), before[at]);
+      EXPECT_NEAR((above - below) / (2.0 * h), gradient[at], 1e-7 * std::max(1.0, std::abs(gradient[at]))) << "input " << i << " at " << at;
+    }
+  }
 }
 
-// The ranks as one operation of the tape on whole tensors: its backward runs them with tapes of their own.
-Var on_all_ranks(SplitOperation operation, int ranks, const std::vector<Var>& inputs, Shape y_shape) {
-  for (size_t i = 0; i < inputs.size(); ++i) operation.inputs[i].whole = inputs[i].value();
-  Backend& device = inputs[0].value().device();
-  const SplitResult forward = run_split(operation, ranks, device, y_shape);
-  const auto at = [&](size_t i) { return i < inputs.size() ? inputs[i] : Var(); };
-  return record("split", forward.y, {at(0), at(1), at(2)}, [=, &device](const Tensor& dy) {
-    const SplitResult result = run_split(operation, ranks, device, y_shape, true, dy);
-    std::vector<Tensor> out(3);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i].leaf() == nullptr) {
-        out[i] = result.gradients.at(i);
-        continue;
-      }
-      const auto [target, accumulate] = inputs[i].leaf()->target();
-      if (accumulate) {
-        device.run(Add{.a = target, .b = result.gradients.at(i), .out = target});
-      } else {
-        device.run(Convert{.x = result.gradients.at(i), .out = target});
-      }
-    }
-    return out;
-  });
+// Only the order of sums differs from one rank, which has all.
+SplitResult expect_one_rank(const SplitOperation& operation, int ranks, Backend& device, Shape y_shape, const Tensor& dy = {},
+                            double of_y = 1e-14, double of_gradients = 1e-13) {
+  const SplitResult whole = run_split(operation, 1, device, y_shape, Watch::gradients, dy);
+  SplitResult split = run_split(operation, ranks, device, y_shape, Watch::gradients, dy);
+  EXPECT_TRUE(close(split.y, whole.y, of_y));
+  for (size_t i = 0; i < whole.gradients.size(); ++i) EXPECT_TRUE(close(split.gradients.at(i), whole.gradients[i], of_gradients)) << i;
+  return split;
 }
 
 class SplitOps : public ::testing::TestWithParam<SplitCase> {
@@ -151,69 +145,52 @@ class SplitOps : public ::testing::TestWithParam<SplitCase> {
   Threads one_{1};
 };
 
-TEST_P(SplitOps, HaveTheGradientsOfCentralDifferences) {
-  const auto device = make_backend("cpu_reference");
-  const SplitOperation operation = operation_of(*device, GetParam());
-  const Tensor whole = on_one_rank(operation, constants(operation)).value();
-  std::vector<CheckedInput> inputs;
-  for (const SplitInput& input : operation.inputs) {
-    inputs.push_back({"input " + std::to_string(inputs.size()), input.whole, input.parameter ? Role::parameter : Role::activation});
-  }
-  expect_gradients(
-      inputs, [&](const std::vector<Var>& v) { return on_all_ranks(operation, GetParam().ranks, v, whole.shape()); },
-      GetParam().op == "cross_entropy" ? Output::loss : Output::tensor);
-}
-
-// Only the order of sums differs.
 TEST_P(SplitOps, GiveWhatOneRankGives) {
   const auto device = make_backend("cpu_reference");
   const SplitOperation operation = operation_of(*device, GetParam());
-  const Tensor whole = on_one_rank(operation, constants(operation)).value();
-  EXPECT_TRUE(close(run_split(operation, GetParam().ranks, *device, whole.shape()).y, whole, 1e-14));
+  std::vector<Var> constants;
+  for (const SplitInput& input : operation.inputs) constants.emplace_back(input.whole);
+  const Shape shape = operation.run(constants, {}).value().shape();
+  const Tensor w = GetParam().op == "cross_entropy" ? Tensor() : random_tensor(*device, Dtype::f64, shape, 999);
+  for (const int ranks : {2, 4}) {
+    SCOPED_TRACE(text(ranks, " ranks"));
+    const SplitResult found = expect_one_rank(operation, ranks, *device, shape, w);
+    ASSERT_FALSE(HasFailure());
+    if (GetParam().tokens <= 3) expect_central_differences(operation, ranks, *device, found, w);
+  }
 }
 
 std::vector<SplitCase> split_cases() {
-  std::vector<SplitCase> out;
-  for (const int ranks : {2, 4}) {
-    for (const int64_t tokens : {0, 1, 3, 33}) {
-      for (const Split split : {Split::column_parallel, Split::row_parallel}) out.push_back({"linear", split, ranks, tokens});
-      for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::column_parallel, ranks, tokens});
-      if (tokens == 0) continue;
-      for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::column_parallel, ranks, tokens});
-    }
-    out.push_back({"experts_up", Split::column_parallel, ranks, 0});
-    out.push_back({"experts", Split::row_parallel, ranks, 0});
+  std::vector<SplitCase> out = {{"experts_up", Split::column_parallel, 0}, {"experts", Split::row_parallel, 0}};
+  for (const int64_t tokens : {0, 1, 3, 33}) {
+    for (const Split split : {Split::column_parallel, Split::row_parallel}) out.push_back({"linear", split, tokens});
+    for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::column_parallel, tokens});
+    if (tokens == 0) continue;
+    for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::column_parallel, tokens});
   }
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(, SplitOps, ::testing::ValuesIn(split_cases()), ::testing::PrintToStringParamName());
 
-// Central differences of 165 rows would take minutes; the loss of one rank is checked by them elsewhere.
 TEST(SplitCrossEntropy, HasSeveralChunks) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
-  for (const int64_t tokens : {0, 165}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 2, 165});
-    operation.tp.tokens = tokens;
-    if (tokens == 0) operation.inputs[0].cut = Cut::none;
-    const SplitResult two = run_split(operation, 2, *device, {1}, true), whole = run_split(operation, 1, *device, {1}, true);
-    EXPECT_TRUE(close(two.y, whole.y, 1e-14));
-    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(close(two.gradients.at(i), whole.gradients.at(i), 1e-13)) << i;
-  }
+  SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 165});
+  expect_one_rank(operation, 2, *device, {1});
+  operation.tp.tokens = 0, operation.inputs[0].cut = Cut::none;
+  expect_one_rank(operation, 2, *device, {1});
 }
 
 // Exponentials of differences from the largest logit of the first rank alone would overflow.
 TEST(SplitCrossEntropy, TakesLogitsThatAreFarLargerOnOneRank) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
-  for (const int large : {0, 1}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 2, 0});
+  for (const size_t large : {0U, 1U}) {
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 0});
     std::vector<double> weight = values(operation.inputs[1].whole);
-    for (size_t i = 0; i < weight.size() / 2; ++i) weight[i + (large == 0 ? 0 : weight.size() / 2)] *= 1e4;
+    for (size_t i = 0; i < weight.size() / 2; ++i) weight[i + large * weight.size() / 2] *= 1e4;
     operation.inputs[1].whole = tensor_of(*device, Dtype::f64, {8, 3}, weight);
-    const SplitResult two = run_split(operation, 2, *device, {1}, true), whole = run_split(operation, 1, *device, {1}, true);
-    EXPECT_TRUE(close(two.y, whole.y, 1e-12)) << large;
-    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(close(two.gradients.at(i), whole.gradients.at(i), 1e-9)) << large << ' ' << i;
+    expect_one_rank(operation, 2, *device, {1}, {}, 1e-12, 1e-9);
   }
 }
 
@@ -223,7 +200,7 @@ TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {
   const Threads one(1);
   const auto device = make_backend("cpu");
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 4, 40});
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 40});
     operation.inputs[0] = {.whole = random_tensor(*device, dtype, {40, 16}, 1), .cut = Cut::tokens};
     operation.inputs[1].whole = random_tensor(*device, dtype, {128, 16}, 2);
     operation.run = [](const std::vector<Var>& v, const TensorParallel& tp) {
@@ -231,13 +208,8 @@ TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {
       const LossOptions options{.vocab = 65, .target_count = 40, .logits_dtype = Dtype::f32};
       return cross_entropy(v[0], v[1], random_indices(own, 40, 65, 7), options, {}, tp);
     };
-    const SplitResult whole = run_split(operation, 1, *device, {1}, true);
     for (const int ranks : {2, 4}) {
-      const SplitResult split = run_split(operation, ranks, *device, {1}, true);
-      EXPECT_TRUE(close(split.y, whole.y, 1e-6)) << dtype;
-      for (size_t i = 0; i < 2; ++i) {
-        EXPECT_TRUE(close(split.gradients.at(i), whole.gradients.at(i), dtype == Dtype::f32 ? 1e-5 : 0x1p-7)) << dtype << ' ' << i;
-      }
+      const SplitResult split = expect_one_rank(operation, ranks, *device, {1}, {}, 1e-6, dtype == Dtype::f32 ? 1e-5 : 0x1p-7);
       EXPECT_TRUE(close(values(split.gradients[1].slice(65, 128)), std::vector<double>(63 * 16), 0)) << "padding has no gradient";
     }
   }
@@ -247,20 +219,16 @@ TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {
 TEST(SplitLinearGemm, GathersWholeRowsOfLogits) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
-  for (const int ranks : {2, 4}) {
-    for (const int64_t tokens : {0, 1, 3}) {
-      for (const int64_t rows : {1, 3}) {
-        if (tokens > 0 && rows != tokens) continue;
-        const Tensor x = random_tensor(*device, Dtype::f64, {rows, 5}, 1), weight = random_tensor(*device, Dtype::f64, {8, 5}, 2);
-        const SplitOperation operation{
-            .inputs = {{.whole = x, .cut = tokens > 0 ? Cut::tokens : Cut::none}, {.whole = weight, .cut = Cut::rows}},
-            .output = Cut::none,
-            .run = [](const std::vector<Var>& v,
-                      const TensorParallel& tp) { return Var(linear_fprop(v[0].value(), v[1], Dtype::f64, {}, tp)); },
-            .tp = {.split = Split::column_parallel, .tokens = tokens}};
-        EXPECT_TRUE(same_bits(run_split(operation, ranks, *device, {rows, 8}).y, linear_fprop(x, Var(weight), Dtype::f64, {})));
-      }
-    }
+  for (const auto& [rows, tokens] : {std::pair<int64_t, int64_t>(1, 0), {3, 0}, {1, 1}, {3, 3}}) {
+    const Tensor x = random_tensor(*device, Dtype::f64, {rows, 5}, 1), weight = random_tensor(*device, Dtype::f64, {8, 5}, 2);
+    const SplitOperation operation{
+        .inputs = {{.whole = x, .cut = tokens > 0 ? Cut::tokens : Cut::none}, {.whole = weight, .cut = Cut::rows}},
+        .output = Cut::none,
+        .run = [](const std::vector<Var>& v,
+                  const TensorParallel& tp) { return Var(linear_fprop(v[0].value(), v[1], Dtype::f64, {}, tp)); },
+        .tp = {.split = Split::column_parallel, .tokens = tokens}};
+    for (const int ranks : {2, 4})
+      EXPECT_TRUE(same_bits(run_split(operation, ranks, *device, {rows, 8}).y, linear_fprop(x, Var(weight), Dtype::f64, {})));
   }
 }
 
@@ -281,40 +249,28 @@ TEST(ShareOf, IsContiguousNearlyEqualAndEndsOnTheLastRank) {
 }
 
 TEST(SplitOperands, AreNamedWhereTheyDoNotFit) {
-  const auto throws = [](int ranks, const std::function<void(Backend&, const TensorParallel&)>& body, Split split, const char* words) {
-    std::vector<std::string> errors = run_ranks(ranks, [&](const Communicator& group) {
-      const auto device = make_backend("cpu_reference");
-      body(*device, {.group = group, .split = split, .tokens = 5});
-    });
-    for (const std::string& error : errors)
-      EXPECT_THAT(error, ::testing::AllOf(::testing::StartsWith("70: "), ::testing::HasSubstr(words)));
-  };
+  using Call = std::function<void(Backend&, const TensorParallel&)>;
   const auto matrix = [](Backend& d, int64_t rows) { return Var(zeros(d, Dtype::f32, {rows, 4})); };
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { linear(matrix(d, 5), matrix(d, 4), Var(), {}, p); }, Split::column_parallel,
-      "linear: 5 rows, but rank");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { linear(matrix(d, 4), matrix(d, 4), Var(), {}, p); }, Split::row_parallel,
-      "linear: 4 rows of 5 tokens");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { linear_fprop(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); },
-      Split::row_parallel, "linear_fprop: only shares of rows");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { gathered_tokens(matrix(d, 5), p); }, Split::column_parallel,
-      "gathered_tokens: 5 rows, but rank");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { own_tokens(matrix(d, 4), p); }, Split::column_parallel,
-      "a share of 4 rows of 5 tokens");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { embedding(zeros(d, Dtype::i32, {4}), matrix(d, 4), p); }, Split::column_parallel,
-      "4 ids of 5 tokens");
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { embedding(zeros(d, Dtype::i32, {5}), matrix(d, 4), p); }, Split::row_parallel,
-      "split by rows");
+  const auto ids = [](Backend& d, int64_t rows) { return zeros(d, Dtype::i32, {rows}); };
   const LossOptions options{.vocab = 5, .target_count = 3, .logits_dtype = Dtype::f32};
-  throws(
-      2, [&](Backend& d, const TensorParallel& p) { cross_entropy(matrix(d, 5), matrix(d, 4), zeros(d, Dtype::i32, {5}), options, {}, p); },
-      Split::column_parallel, "cross_entropy: 5 rows, but rank");
+  using enum Split;
+  const std::tuple<const char*, Split, Call> cases[] = {
+      {"linear: 5 rows, but rank", column_parallel, [&](auto& d, auto& p) { linear(matrix(d, 5), matrix(d, 4), Var(), {}, p); }},
+      {"linear: 4 rows of 5 tokens", row_parallel, [&](auto& d, auto& p) { linear(matrix(d, 4), matrix(d, 4), Var(), {}, p); }},
+      {"linear_fprop: only shares of rows", row_parallel,
+       [&](auto& d, auto& p) { linear_fprop(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); }},
+      {"gathered_tokens: 5 rows, but rank", column_parallel, [&](auto& d, auto& p) { gathered_tokens(matrix(d, 5), p); }},
+      {"a share of 4 rows of 5 tokens", column_parallel, [&](auto& d, auto& p) { own_tokens(matrix(d, 4), p); }},
+      {"4 ids of 5 tokens", column_parallel, [&](auto& d, auto& p) { embedding(ids(d, 4), matrix(d, 4), p); }},
+      {"split by rows", row_parallel, [&](auto& d, auto& p) { embedding(ids(d, 5), matrix(d, 4), p); }},
+      {"cross_entropy: 5 rows, but rank", column_parallel,
+       [&](auto& d, auto& p) { cross_entropy(matrix(d, 5), matrix(d, 4), ids(d, 5), options, {}, p); }}};
+  for (const auto& [words, split, call] : cases) {
+    const auto errors = run_ranks(2, [&, split = split, &call = call](const Communicator& group) {
+      call(*make_backend("cpu_reference"), {.group = group, .split = split, .tokens = 5});
+    });
+    EXPECT_THAT(errors, ::testing::Each(::testing::AllOf(::testing::StartsWith("70: "), ::testing::HasSubstr(words))));
+  }
 }
 
 }  // namespace mantissa::test::split_ops_test
