@@ -7,30 +7,13 @@
 
 #include "mantissa/nn/arena.h"
 #include "mantissa/optim/optimizer.h"
-#include "testing.h"
+#include "odd_parameters.h"
 #include "thread_ranks.h"
 
 namespace mantissa::layout_test {
 
 using ::testing::Each;
 using ::testing::IsEmpty;
-
-// Sizes that do not divide: short row blocks, vectors, blocks of 128, padding, codes with and without a value.
-std::vector<ParameterSpec> odd_specs(Dtype dtype) {
-  const Quantization tiles{Format::e4m3, 32, 32}, rows{Format::e4m3}, blocks{Format::e4m3, 128, 128};
-  std::vector<ParameterSpec> specs = {{.name = "embed.weight", .shape = {75, 64}, .dtype = dtype, .padding = 11}};
-  for (const char* layer : {"layers.0.", "layers.1.", "layers.2."}) {
-    const auto name = [&](const char* rest) { return layer + std::string(rest); };
-    specs.push_back({.name = name("norm.weight"), .shape = {75}, .dtype = dtype});
-    specs.push_back({.name = name("copy.weight"), .shape = {96, 64}, .dtype = dtype, .quantized = tiles});
-    specs.push_back({.name = name("tiles.weight"), .shape = {416, 160}, .dtype = dtype, .quantized = tiles, .keeps_value = false});
-    specs.push_back({.name = name("rows.weight"), .shape = {70, 64}, .dtype = dtype, .quantized = rows, .keeps_value = false});
-    specs.push_back({.name = name("blocks.weight"), .shape = {384, 128}, .dtype = dtype, .quantized = blocks, .keeps_value = false});
-    specs.push_back({.name = name("bias"), .shape = {5}, .dtype = dtype});
-  }
-  specs.push_back({.name = "output.weight", .shape = {33, 5}, .dtype = dtype});
-  return specs;
-}
 
 struct Case {
   Dtype dtype;
@@ -39,14 +22,13 @@ struct Case {
 
 class LayoutTest : public ::testing::TestWithParam<Case> {
  protected:
-  Layout layout_{odd_specs(GetParam().dtype), GetParam().bucket_bytes};
+  Layout layout_{test::odd_parameters(GetParam().dtype), GetParam().bucket_bytes};
 };
 
 TEST_P(LayoutTest, TotalsAreTheBytesOfTheArenas) {
   const auto device = make_backend("cpu");
   ParameterSet set;
-  for (const ParameterSpec& spec : odd_specs(GetParam().dtype)) set.add(spec);
-  set.allocate(*device, Dtype::f32, true);
+  test::add_odd_parameters(set, *device, GetParam().dtype);
   const Layout::Totals& totals = layout_.totals();
   EXPECT_EQ(totals.gradients, set.gradients().bytes());
   int64_t sources = 0, one_by_one = 0, copies = 0;
@@ -67,12 +49,10 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
     for (const Layout::Bucket& bucket : layout_.buckets()) {
       const std::vector<Layout::Share> shares = layout_.shares(bucket, ranks);
       for (size_t r = 0; r < shares.size(); ++r) {
-        for (Layout::Share* sum : {&expected[r], &all}) {
-          sum->gradients += shares[r].gradients;
-          sum->gathered += shares[r].gathered;
-          sum->masters += shares[r].masters;
-          sum->moments += shares[r].moments;
-          sum->norm_blocks += shares[r].norm_blocks;
+        for (const auto member : {&Layout::Share::gradients, &Layout::Share::gathered, &Layout::Share::masters, &Layout::Share::moments,
+                                  &Layout::Share::norm_blocks}) {
+          expected[r].*member += shares[r].*member;
+          all.*member += shares[r].*member;
         }
       }
     }
@@ -82,8 +62,7 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
       const Layout::Share& own = expected[static_cast<size_t>(data.rank())];
       const auto device = make_backend("cpu");
       ParameterSet set;
-      for (const ParameterSpec& spec : odd_specs(GetParam().dtype)) set.add(spec);
-      set.allocate(*device, Dtype::f32, true);
+      test::add_odd_parameters(set, *device, GetParam().dtype);
       Optimizer optimizer(set, {}, make_mesh(data, {}), GetParam().bucket_bytes);
       EXPECT_EQ(optimizer.shards().buckets(), layout_.buckets().size());
       EXPECT_EQ(optimizer.shards().norm_blocks(data.rank()), own.norm_blocks);
@@ -145,10 +124,10 @@ TEST(LayoutOfManyRanks, CutsParametersOfAnySizesByTheDefinition) {
     expect_cuts(Layout(specs, 1), row_blocks, 1 + static_cast<int>(draw[1] % 9));
   }
   expect_cuts(Layout({{.name = "a.bias", .shape = {5}}}, 1), {5}, 4);  // three ranks have nothing
-}
-
-// Far more ranks than row blocks, and sizes that no machine holds.
-TEST(LayoutOfManyRanks, CutsByTheDefinition) {
+  // Shares that would begin with each element of a bucket, so with the last one of a parameter, too.
+  const Layout vectors({{.name = "a.weight", .shape = {33}}, {.name = "a.bias", .shape = {64}}}, 1);
+  for (int ranks = 2; ranks <= 97; ++ranks) expect_cuts(vectors, {32, 1, 32, 32}, ranks);
+  // Far more ranks than row blocks, and sizes that no machine holds.
   for (const int64_t rows : {33, 50257, 1 << 20}) {
     const Layout layout(
         {{.name = "a.weight", .shape = {rows, 768}, .dtype = Dtype::bf16}, {.name = "a.bias", .shape = {rows}, .dtype = Dtype::bf16}}, 1);
@@ -158,13 +137,6 @@ TEST(LayoutOfManyRanks, CutsByTheDefinition) {
     }
     for (const int ranks : {2, 5, 1000, 4096}) expect_cuts(layout, row_blocks, ranks);
   }
-}
-
-// Shares that would begin with each element of a bucket, so with the last one of a parameter, too.
-TEST(LayoutOfManyRanks, CutsByTheDefinitionAtEveryElement) {
-  const Layout layout({{.name = "a.weight", .shape = {33}}, {.name = "a.bias", .shape = {64}}}, 1);
-  const std::vector<int64_t> row_blocks = {32, 1, 32, 32};
-  for (int ranks = 2; ranks <= 97; ++ranks) expect_cuts(layout, row_blocks, ranks);
 }
 
 TEST(LayoutOfManyRanks, CountsWhatNoMachineHolds) {

@@ -2,19 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace mantissa::schedule_test {
 
 constexpr double kPeak = 1e-3;
-
-// Decay to the end.
-ScheduleConfig schedule_of(ScheduleType type, int64_t warmup_steps) {
-  ScheduleConfig schedule;
-  schedule.type = type;
-  schedule.warmup_steps = warmup_steps;
-  return schedule;
-}
+constexpr ScheduleType kTypes[] = {ScheduleType::cosine, ScheduleType::linear, ScheduleType::constant, ScheduleType::wsd};
 
 // nanoGPT's get_lr, written out from its description: rates in units of learning_rate, lr_decay_iters = max_iters.
 double nanogpt_rate(double min_lr, int64_t warmup, int64_t decay_iters, int64_t it) {
@@ -25,48 +20,37 @@ double nanogpt_rate(double min_lr, int64_t warmup, int64_t decay_iters, int64_t 
 }
 
 TEST(Schedule, CosineToTheEndIsNanoGpts) {
-  const ScheduleConfig schedule = schedule_of(ScheduleType::cosine, 100);
-  for (int64_t step = 0; step < 2000; ++step) {
+  ScheduleConfig schedule;
+  schedule.type = ScheduleType::cosine, schedule.warmup_steps = 100;
+  for (int64_t step = 0; step < 2000; ++step)
     ASSERT_NEAR(learning_rate(schedule, kPeak, 2000, step), nanogpt_rate(0.1 * kPeak, 100, 2000, step), 1e-15) << step;
-  }
 }
 
-TEST(Schedule, WarmupRisesLinearlyAndReachesThePeakRightAfter) {
-  for (const ScheduleType type : {ScheduleType::cosine, ScheduleType::linear, ScheduleType::constant, ScheduleType::wsd}) {
-    const ScheduleConfig schedule = schedule_of(type, 4);
-    EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 100, 0), kPeak * 0.2);
-    EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 100, 3), kPeak * 0.8);
-    EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 100, 4), kPeak);
-  }
-}
-
-TEST(Schedule, WithoutWarmupTheFirstStepIsAtThePeak) {
-  EXPECT_DOUBLE_EQ(learning_rate(schedule_of(ScheduleType::linear, 0), kPeak, 10, 0), kPeak);
-}
-
-TEST(Schedule, DecayStepsAreCountedFromTheEndOfTheWarmup) {
-  const ScheduleConfig schedule{.type = ScheduleType::linear, .warmup_steps = 10, .decay_steps = 20, .min_lr_ratio = 0.5};
-  EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 1000, 20), kPeak * 0.75);
-  EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 1000, 30), kPeak * 0.5);
-  EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 1000, 999), kPeak * 0.5);
-}
-
-TEST(Schedule, ConstantStaysAtThePeak) { EXPECT_DOUBLE_EQ(learning_rate(schedule_of(ScheduleType::constant, 2), kPeak, 10, 9), kPeak); }
-
-TEST(Schedule, WsdIsStableThenFallsLinearlyAtTheEnd) {
-  const ScheduleConfig schedule{.type = ScheduleType::wsd, .warmup_steps = 10, .decay_steps = 20, .min_lr_ratio = 0.0};
-  EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 100, 80), kPeak);
-  EXPECT_DOUBLE_EQ(learning_rate(schedule, kPeak, 100, 90), kPeak * 0.5);
-  EXPECT_NEAR(learning_rate(schedule, kPeak, 100, 99), kPeak * 0.05, 1e-15);
-}
-
-TEST(Schedule, WarmupLongerThanTheRunNeverPassesThePeak) {
-  for (const ScheduleType type : {ScheduleType::cosine, ScheduleType::linear, ScheduleType::constant, ScheduleType::wsd}) {
-    for (int64_t step = 0; step < 10; ++step) {
-      const double rate = learning_rate(schedule_of(type, 50), kPeak, 10, step);
-      EXPECT_TRUE(rate > 0.0 && rate < kPeak) << rate;
+// The warmup rises linearly and reaches the peak right after; one that is longer than the run never passes it.
+TEST(Schedule, WarmsUpToThePeak) {
+  for (const ScheduleType type : kTypes) {
+    ScheduleConfig schedule;
+    schedule.type = type;
+    for (const int64_t warmup : {0, 4, 50}) {
+      schedule.warmup_steps = warmup;
+      for (int64_t step = 0; step <= std::min<int64_t>(warmup, 9); ++step) {
+        const double part = static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+        EXPECT_NEAR(learning_rate(schedule, kPeak, 10, step), kPeak * part, 1e-15) << warmup << ' ' << step;
+      }
     }
   }
+}
+
+// Decay steps are counted from the end of the warmup, and by wsd from the end of the run.
+TEST(Schedule, DecaysToItsRatio) {
+  const ScheduleConfig linear{.type = ScheduleType::linear, .warmup_steps = 10, .decay_steps = 20, .min_lr_ratio = 0.5},
+      wsd{.type = ScheduleType::wsd, .warmup_steps = 10, .decay_steps = 20, .min_lr_ratio = 0.0},
+      constant{.type = ScheduleType::constant, .warmup_steps = 2, .decay_steps = {}, .min_lr_ratio = 0.1};
+  const std::tuple<ScheduleConfig, int64_t, int64_t, double> cases[] = {
+      {linear, 1000, 20, 0.75}, {linear, 1000, 30, 0.5}, {linear, 1000, 999, 0.5}, {wsd, 100, 80, 1.0},
+      {wsd, 100, 90, 0.5},      {wsd, 100, 99, 0.05},    {constant, 10, 9, 1.0}};
+  for (const auto& [schedule, steps, step, ratio] : cases)
+    EXPECT_NEAR(learning_rate(schedule, kPeak, steps, step), kPeak * ratio, 1e-15) << ratio << " at " << step;
 }
 
 }  // namespace mantissa::schedule_test

@@ -10,7 +10,7 @@
 
 #include "files.h"
 #include "mantissa/optim/optimizer.h"
-#include "testing.h"
+#include "odd_parameters.h"
 #include "thread_ranks.h"
 
 namespace mantissa::shards_test {
@@ -34,28 +34,15 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     bool operator==(const Trained&) const = default;
   };
 
-  static void add_parameters(ParameterSet& set, Dtype dtype) {
-    const Quantization tiles{Format::e4m3, 32, 32}, blocks{Format::e4m3, 128, 128};
-    set.add({.name = "embed.weight", .shape = {75, 64}, .init = {.std = 0.5}, .dtype = dtype, .padding = 11});
-    for (const char* layer : {"layers.0.", "layers.1."}) {
-      const auto name = [&](const char* rest) { return layer + std::string(rest); };
-      set.add({.name = name("norm.weight"), .shape = {75}, .init = {.constant = 1.0}, .dtype = dtype});
-      set.add({.name = name("tiles.weight"), .shape = {96, 64}, .init = {.std = 0.5}, .dtype = dtype, .quantized = tiles});
-      set.add({.name = name("codes.weight"),
-               .shape = {70, 64},
-               .init = {.std = 2.0},
-               .dtype = dtype,
-               .quantized = {Format::e2m1},
-               .keeps_value = false});
-      set.add({.name = name("blocks.weight"),
-               .shape = {256, 128},
-               .init = {.std = 1.0},
-               .dtype = dtype,
-               .quantized = blocks,
-               .keeps_value = false});
-      set.add({.name = name("bias"), .shape = {5}, .dtype = dtype});
-    }
-    set.add({.name = "output.weight", .shape = {33, 5}, .init = {.std = 0.1}, .dtype = dtype});
+  static void expect_on_ranks(const std::function<void(const Communicator&, ParameterSet&)>& body) {
+    const test::Threads one(1);
+    const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
+      const auto device = make_backend("cpu");
+      ParameterSet set;
+      test::add_odd_parameters(set, *device, GetParam().dtype);
+      body(data, set);
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
   }
 
   // The gradients of each step come from one rank, so that their sum is the same for any number of ranks.
@@ -78,8 +65,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
   static Trained train(const Communicator& data, Dtype dtype, int64_t bucket_bytes, Trained& shared, std::mutex& mutex) {
     const auto device = make_backend("cpu");
     ParameterSet set;
-    add_parameters(set, dtype);
-    set.allocate(*device, Dtype::f32, true);
+    test::add_odd_parameters(set, *device, dtype);
     Optimizer optimizer(set, {.grad_clip = 0.5}, make_mesh(data, {}), bucket_bytes);
     optimizer.initialize(5);
     Trained out;
@@ -125,11 +111,7 @@ TEST_P(ShardsTest, HaveTheBitsOfOneRank) {
 // The weight lies in the part of one rank, and codes of e2m1 hide that it is NaN.
 TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
   std::atomic<int> owners{0};
-  const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
-    const auto device = make_backend("cpu");
-    ParameterSet set;
-    add_parameters(set, GetParam().dtype);
-    set.allocate(*device, Dtype::f32, true);
+  expect_on_ranks([&](const Communicator& data, ParameterSet& set) {
     Optimizer optimizer(set, {}, make_mesh(data, {}), GetParam().bucket_bytes);
     optimizer.initialize(5);
     const Parameter& bad = *set.find("layers.1.codes.weight");
@@ -140,25 +122,19 @@ TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
     }
     optimizer.store_masters();
     set_gradients(set, 0, data.rank() == 0);
-    const UpdateResult result = optimizer.update(1e-2, {.losses = zeros(*device, Dtype::f64, {1})});
+    const UpdateResult result = optimizer.update(1e-2, {.losses = zeros(set.gradients().device(), Dtype::f64, {1})});
     EXPECT_TRUE(result.skipped && result.bad_weights) << "rank " << data.rank();
   });
-  EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(owners, 1);
 }
 
 // No array of masters or moments is full size on any rank.
 TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
-  const test::Threads one(1);
   std::mutex mutex;
   std::map<std::string, std::vector<int>> owners;
-  const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
-    const auto device = make_backend("cpu");
-    ParameterSet set;
-    add_parameters(set, GetParam().dtype);
-    set.allocate(*device, Dtype::f32, true);
+  expect_on_ranks([&](const Communicator& data, ParameterSet& set) {
     const Shards shards(set, make_mesh(data, {}), GetParam().bucket_bytes);
-    EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 4U : 1U) << "embedding, two layers, output";
+    EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 5U : 1U) << "embedding, three layers, output";
     int64_t owned = 0, row_blocks = 0;
     const std::lock_guard lock(mutex);
     for (const ParameterShard& shard : shards.own()) {
@@ -173,8 +149,7 @@ TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
     const int64_t largest_row_block = 128 * 128;
     EXPECT_LE(owned, set.elements() / data.size() + static_cast<int64_t>(shards.buckets()) * largest_row_block);
   });
-  EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_EQ(owners.size(), 12U);
+  EXPECT_EQ(owners.size(), 17U);
   for (const auto& [name, rows] : owners) EXPECT_THAT(rows, Each(1)) << name;
 }
 
@@ -263,9 +238,9 @@ TEST(ShardsBeside, WhatOutlivesThemIsFree) {
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const int ranks : {1, 2, 3, 4, 8, 13}) out.push_back({dtype, ranks, ranks % 2 == 0 ? 1 : Shards::kBucketBytes});
+    for (const int ranks : {2, 3, 13}) out.push_back({dtype, ranks, ranks % 2 == 0 ? 1 : Shards::kBucketBytes});
   }
-  out.push_back({Dtype::bf16, 3, 1});
+  for (const int ranks : {1, 3, 8}) out.push_back({Dtype::bf16, ranks, 1});
   return out;
 }
 
