@@ -49,19 +49,13 @@ class EvaluateTest : public test::BackendTest {
 TEST_F(EvaluateTest, EveryTargetCountsOnceWhateverTheBatch) {
   const Data data = open({"long.txt"});
   const Evaluation one = evaluate(*model_, data.valid, 1, {});
-  EXPECT_EQ(one.targets, 999);
-  for (const int64_t rows : {3, 64, 1000}) {
+  for (const int64_t rows : {1, 3, 64, 1000}) {
     const Evaluation other = evaluate(*model_, data.valid, rows, {});
     EXPECT_EQ(other.targets, 999);
     EXPECT_NEAR(other.loss, one.loss, 1e-6 * one.loss) << rows;
   }
-}
-
-TEST_F(EvaluateTest, MoreIterationsThanThereAreReadEverything) {
-  const Data data = open({"long.txt"});
-  for (const int64_t iters : {int64_t{16}, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
-    EXPECT_EQ(evaluate(*model_, data.valid, 4, iters).targets, 999) << iters;
-  }
+  for (const int64_t iters : {int64_t{16}, int64_t{1} << 62, std::numeric_limits<int64_t>::max()})
+    EXPECT_EQ(evaluate(*model_, data.valid, 4, iters).targets, 999) << iters << ", more than there are";
   EXPECT_EQ(evaluate(*model_, data.valid, 4, 15).targets, 15 * 4 * kLength);
 }
 
@@ -82,28 +76,6 @@ TEST_F(EvaluateTest, RanksAddWindowsInTheirOrder) {
     const auto errors = test::run_ranks(ranks, [&](const Communicator& group) { EXPECT_EQ(loss_on(group), alone) << ranks; });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));
   }
-}
-
-TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {
-  const Data data = open({"short.txt"});
-  double sum = 0.0;
-  for (int64_t window = 0; window < data.valid.windows(0); ++window) {
-    const Batch batch = data.valid.batch(0, window, 1);
-    const TokenBatch tokens{.batch = 1,
-                            .tokens = from_host(fast(), Dtype::i32, {kLength}, batch.tokens.data()),
-                            .positions = from_host(fast(), Dtype::i32, {kLength}, batch.positions.data()),
-                            .segment_starts = {}};
-    const std::vector<double> logits = test::values(model_->logits(tokens));
-    for (int64_t t = 0; t < kLength; ++t) {
-      const int32_t target = batch.targets[static_cast<size_t>(t)];
-      if (target < 0) continue;
-      double total = 0.0;
-      for (int64_t v = 0; v < 256; ++v) total += std::exp(logits[static_cast<size_t>(t * 256 + v)]);
-      sum += std::log(total) - logits[static_cast<size_t>(t * 256 + target)];
-    }
-  }
-  const Evaluation result = evaluate(*model_, data.valid, 4, {});
-  EXPECT_NEAR(result.loss, sum / 149.0, 1e-5 * result.loss);
 }
 
 // Two sequences of which some tokens have no target.
@@ -133,7 +105,7 @@ TEST_F(EvaluateTest, LogProbabilitiesAreThoseOfTheSoftmaxOfTheLogitsOfEachToken)
   }
 }
 
-TEST_F(EvaluateTest, LogProbabilitiesOfAllWindowsAddUpToTheLoss) {
+TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {
   const Data data = open({"short.txt"});
   double sum = 0.0;
   for (int64_t window = 0; window < data.valid.windows(0); window += 3) {
@@ -162,10 +134,7 @@ TEST_F(EvaluateTest, SeveralSetsAreReportedApartAndAveragedByTargets) {
   EXPECT_NEAR(both.sets[0].loss, evaluate(*model_, open({"long.txt"}).valid, 4, {}).loss, 1e-12);
   EXPECT_NEAR(both.sets[1].loss, evaluate(*model_, open({"short.txt"}).valid, 4, {}).loss, 1e-12);
   EXPECT_NEAR(both.loss, (999 * both.sets[0].loss + 149 * both.sets[1].loss) / 1148, 1e-12);
-}
-
-TEST_F(EvaluateTest, ItersTakeTheFirstWindowsOfEachSet) {
-  const Evaluation some = evaluate(*model_, open({"long.txt", "short.txt"}).valid, 4, 3);
+  const Evaluation some = evaluate(*model_, data.valid, 4, 3);
   EXPECT_EQ(some.sets[0].targets, 12 * kLength);
   EXPECT_EQ(some.sets[1].targets, 149) << "a short set is taken whole";
 }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "files.h"
 #include "testing.h"
@@ -33,35 +34,39 @@ std::vector<double> softmax(std::vector<double> logits, double temperature) {
   return logits;
 }
 
-TEST(PickToken, SharesAreTheSoftmaxAtTheTemperature) {
-  for (const double temperature : {0.5, 1.0, 2.0}) {
-    EXPECT_TRUE(test::close(shares({.temperature = temperature, .top_k = 0}), softmax({1, 3, 2, 3}, temperature), 1e-3));
-  }
-}
-
-TEST(PickToken, TopKKeepsTheLikeliestOnly) {
-  EXPECT_TRUE(test::close(shares({.temperature = 1.0, .top_k = 1}), {0, 1, 0, 0}, 1e-9));
-  EXPECT_TRUE(test::close(shares({.temperature = 1.0, .top_k = 2}), {0, 0.5, 0, 0.5}, 1e-3));
-}
-
-TEST(PickToken, TopPKeepsTheFewestThatReachIt) {
+TEST(PickToken, SharesAreTheSoftmaxOfWhatIsKept) {
   const auto all = softmax({1, 3, 2, 3}, 1.0);
-  EXPECT_TRUE(test::close(shares({.temperature = 1.0, .top_k = 0, .top_p = 0.3}), {0, 1, 0, 0}, 1e-9));
-  EXPECT_TRUE(test::close(shares({.temperature = 1.0, .top_k = 0, .top_p = all[1] + all[3] - 1e-9}), {0, 0.5, 0, 0.5}, 1e-3));
-  EXPECT_GT(shares({.temperature = 1.0, .top_k = 0, .top_p = all[1] + all[3] + 0.01})[2], 0.1);
+  const double both = all[1] + all[3];
+  const std::pair<SamplingOptions, std::vector<double>> cases[] = {
+      {{.temperature = 0.5, .top_k = 0}, softmax({1, 3, 2, 3}, 0.5)},
+      {{.temperature = 1.0, .top_k = 0}, all},
+      {{.temperature = 2.0, .top_k = 0}, softmax({1, 3, 2, 3}, 2.0)},
+      {{.temperature = 1.0, .top_k = 1}, {0, 1, 0, 0}},
+      {{.temperature = 1.0, .top_k = 2}, {0, 0.5, 0, 0.5}},
+      {{.temperature = 1.0, .top_k = 0, .top_p = 0.0}, {0, 1, 0, 0}},
+      {{.temperature = 1.0, .top_k = 0, .top_p = 0.3}, {0, 1, 0, 0}},
+      {{.temperature = 1.0, .top_k = 0, .top_p = both - 1e-9}, {0, 0.5, 0, 0.5}},
+      {{.temperature = 1.0, .top_k = 0, .top_p = both + 0.01}, {0, all[1] / (1 - all[0]), all[2] / (1 - all[0]), all[3] / (1 - all[0])}}};
+  for (const auto& [options, expected] : cases)
+    EXPECT_TRUE(test::close(shares(options), expected, 1e-3)) << options.temperature << ' ' << options.top_k << ' ' << options.top_p;
 }
 
-TEST(PickToken, TheLikeliestIsAlwaysKept) {
-  const std::vector<float> infinite = {1.0F, std::numeric_limits<float>::infinity(), 2.0F};
-  for (const double uniform : {0.0, 0.5, 0.999}) {
-    EXPECT_EQ(pick_token(kLogits, {.temperature = 1.0, .top_p = 0.0}, uniform), 1);
-    EXPECT_EQ(pick_token(infinite, {.temperature = 1.0}, uniform), 1);
-  }
+TEST(PickToken, AnInfiniteLogitIsTakenAndNotANumberIsAnError) {
+  const std::vector<float> infinite = {1.0F, std::numeric_limits<float>::infinity(), 2.0F},
+                           bad = {1.0F, std::numeric_limits<float>::quiet_NaN()};
+  for (const double uniform : {0.0, 0.5, 0.999}) EXPECT_EQ(pick_token(infinite, {.temperature = 1.0}, uniform), 1);
+  EXPECT_EQ(test::error_of([&] { pick_token(bad, {}, 0.5); }).code(), ExitCode::numerical);
 }
 
-TEST(PickToken, NotANumberIsAnError) {
-  const std::vector<float> logits = {1.0F, std::numeric_limits<float>::quiet_NaN()};
-  EXPECT_EQ(test::error_of([&] { pick_token(logits, {}, 0.5); }).code(), ExitCode::numerical);
+// The logits of each position, by a whole forward pass.
+Tensor whole_forward(Gpt& model, Backend& device, const std::vector<int32_t>& tokens) {
+  std::vector<int32_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto n = std::ssize(tokens);
+  return model.logits({.batch = 1,
+                       .tokens = from_host(device, Dtype::i32, {n}, tokens.data()),
+                       .positions = from_host(device, Dtype::i32, {n}, positions.data()),
+                       .segment_starts = {}});
 }
 
 class GenerateTest : public test::BackendTest {
@@ -82,58 +87,35 @@ class GenerateTest : public test::BackendTest {
     test::initialize(model_->parameters(), 3);
   }
 
-  // The likeliest next token by a whole forward pass.
-  int32_t next_by_forward(const std::vector<int32_t>& tokens) {
-    const auto n = static_cast<int64_t>(tokens.size());
-    std::vector<int32_t> positions(tokens.size());
-    for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i);
-    const TokenBatch batch{.batch = 1,
-                           .tokens = from_host(fast(), Dtype::i32, {n}, tokens.data()),
-                           .positions = from_host(fast(), Dtype::i32, {n}, positions.data()),
-                           .segment_starts = {}};
-    const std::vector<double> logits = test::values(model_->logits(batch).slice(n - 1, n));
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.begin() + 11) - logits.begin());
-  }
-
   std::unique_ptr<Gpt> model_;
 };
 
 TEST_F(GenerateTest, CacheGivesTheTokensOfWholeForwardPassesAlsoWhenItStartsAgain) {
-  std::vector<int32_t> sequence = {1, 2, 3}, window = sequence;
+  std::vector<int32_t> window = {1, 2, 3}, expected;
   for (int i = 0; i < 30; ++i) {
     if (window.size() > 12) window.erase(window.begin(), window.end() - 6);
-    sequence.push_back(next_by_forward(window));
-    window.push_back(sequence.back());
+    const auto n = std::ssize(window);
+    const std::vector<double> logits = test::values(whole_forward(*model_, fast(), window).slice(n - 1, n));
+    expected.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.begin() + 11) - logits.begin()));
+    window.push_back(expected.back());
   }
-  const auto generated = generate(*model_, {1, 2, 3}, {.max_new_tokens = 30, .temperature = 0.0});
-  EXPECT_EQ(generated, std::vector<int32_t>(sequence.begin() + 3, sequence.end()));
+  EXPECT_EQ(generate(*model_, {1, 2, 3}, {.max_new_tokens = 30, .temperature = 0.0}), expected);
 }
 
-TEST_F(GenerateTest, EqualSeedsGiveEqualTokensAndSamplesAreIndependent) {
-  const SamplingOptions options{.max_new_tokens = 40, .temperature = 1.0, .seed = 5};
-  const auto tokens = [&](SamplingOptions changed) { return generate(*model_, {1}, changed); };
-  EXPECT_EQ(tokens(options), tokens(options));
-  SamplingOptions other = options;
-  other.seed = 6;
-  EXPECT_NE(tokens(other), tokens(options));
-  other = options, other.what = 1;
-  EXPECT_NE(tokens(other), tokens(options));
-  other = options, other.moment = 1;
-  EXPECT_NE(tokens(other), tokens(options));
-}
-
-TEST_F(GenerateTest, DrawsAreNumberedByMomentAndToken) {
-  for (const uint64_t moment : {0U, 1U, 2U, 3U, 1000U}) {
+// So equal seeds give equal tokens, and texts and moments are independent.
+TEST_F(GenerateTest, DrawsAreNumberedBySeedTextMomentAndToken) {
+  for (const auto& [seed, what, moment] :
+       {std::tuple<uint64_t, uint32_t, uint64_t>(5, 2, 0), {6, 2, 0}, {5, 0, 0}, {5, 2, 1}, {5, 2, 1000}}) {
     auto cache = model_->new_cache();
     std::vector<int32_t> pending = {1}, expected;
     for (uint64_t i = 0; i < 4; ++i) {
-      const uint32_t word = random_words({.seed = 5, .stream = RngStream::sample}, 2, (moment << 24) + i)[0];
+      const uint32_t word = random_words({.seed = seed, .stream = RngStream::sample}, what, (moment << 24) + i)[0];
       const std::vector<float> logits = to_host<float>(model_->next_logits(pending, cache));
       expected.push_back(pick_token({logits.data(), 11}, {.temperature = 1.0, .top_k = 0}, word * 0x1p-32));
       pending.assign(1, expected.back());
     }
-    const SamplingOptions options{.max_new_tokens = 4, .temperature = 1.0, .top_k = 0, .seed = 5, .what = 2, .moment = moment};
-    EXPECT_EQ(generate(*model_, {1}, options), expected) << moment;
+    const SamplingOptions options{.max_new_tokens = 4, .temperature = 1.0, .top_k = 0, .seed = seed, .what = what, .moment = moment};
+    EXPECT_EQ(generate(*model_, {1}, options), expected) << seed << ' ' << what << ' ' << moment;
   }
 }
 
@@ -157,15 +139,15 @@ TEST_F(GenerateTest, CallbackSeesEachTokenAndMayStop) {
   EXPECT_EQ(seen, generated);
 }
 
-TEST_F(GenerateTest, MoreTokensThanThereAreDrawsAreRefused) {
+TEST_F(GenerateTest, WhatCannotBeWrittenIsRefused) {
   const auto stop = [](int32_t) { return false; };
+  const auto code = [](const auto& body) { return test::error_of(body).code(); };
   EXPECT_EQ(generate(*model_, {1}, {.max_new_tokens = 1 << 24}, stop).size(), 1U);
-  EXPECT_EQ(test::error_of([&] { generate(*model_, {1}, {.max_new_tokens = (1 << 24) + 1}, stop); }).code(), ExitCode::usage);
-}
-
-TEST_F(GenerateTest, EmptyPromptAndForeignTokensAreRefused) {
-  EXPECT_EQ(test::error_of([&] { generate(*model_, {}, {}); }).code(), ExitCode::usage);
-  EXPECT_EQ(test::error_of([&] { generate(*model_, {11}, {}); }).code(), ExitCode::usage);
+  EXPECT_EQ(code([&] { generate(*model_, {1}, {.max_new_tokens = (1 << 24) + 1}, stop); }), ExitCode::usage) << "more than there are draws";
+  EXPECT_EQ(code([&] { generate(*model_, {}, {}); }), ExitCode::usage);
+  EXPECT_EQ(code([&] { generate(*model_, {11}, {}); }), ExitCode::usage);
+  EXPECT_TRUE(generate_batch(*model_, {}, {.max_new_tokens = 3}).empty());
+  EXPECT_EQ(code([&] { generate_batch(*model_, {{1}, {}}, {}); }), ExitCode::usage);
 }
 
 // A model that can be quantized, in one recipe, with experts in its second layer or without.
@@ -287,16 +269,11 @@ TEST_P(BatchTest, LikeliestTokensAreThoseOfTheReference) {
 
 // Training's forward pass over the whole text goes through tiles.
 TEST_P(BatchTest, LikeliestTokensAreThoseOfTrainingsForward) {
-  std::vector<int32_t> tokens{3, 1, 4}, positions;
-  for (int32_t i = 0; i < 30; ++i) positions.push_back(i);
+  std::vector<int32_t> tokens{3, 1, 4};
   Likeliest likeliest(GetParam().dtype);
   for (const int32_t id : generate(*model_, tokens, {.max_new_tokens = 20, .temperature = 0.0})) {
     const auto count = std::ssize(tokens);
-    const Tensor logits = model_->logits({.batch = 1,
-                                          .tokens = from_host(fast(), Dtype::i32, {count}, tokens.data()),
-                                          .positions = from_host(fast(), Dtype::i32, {count}, positions.data()),
-                                          .segment_starts = {}});
-    likeliest.expect(test::values(logits.slice(count - 1, count)), id);
+    likeliest.expect(test::values(whole_forward(*model_, fast(), tokens).slice(count - 1, count)), id);
     tokens.push_back(id);
   }
 }
@@ -309,10 +286,5 @@ INSTANTIATE_TEST_SUITE_P(, BatchTest,
                          [](const auto& c) {
                            return c.param.recipe + "_" + dtype_name(c.param.dtype) + (c.param.experts ? "_experts" : "");
                          });
-
-TEST_F(GenerateTest, EmptyBatchesAndEmptyPromptsOfOne) {
-  EXPECT_TRUE(generate_batch(*model_, {}, {.max_new_tokens = 3}).empty());
-  EXPECT_EQ(test::error_of([&] { generate_batch(*model_, {{1}, {}}, {}); }).code(), ExitCode::usage);
-}
 
 }  // namespace mantissa::generate_test

@@ -17,6 +17,7 @@ class ExportsAskedFor : public test::ExportsOfRuns {
   explicit ExportsAskedFor(std::vector<std::string> model = {}) : model_(std::move(model)) {
     run_on(kAlone, "run", with_model({"checkpoint.interval=1", "checkpoint.keep_latest=9", "training.steps=3"}));
   }
+  std::string directory() const { return run_folder("run") + "/checkpoints"; }
   LoadedConfig exporting() const { return config("run", sets(kAlone, with_model({"checkpoint.export={}", "checkpoint.keep_latest=2"}))); }
   SavedCheckpoint saved(int64_t step) const {
     return {.path = checkpoint("run", step), .hash = CheckpointReader(checkpoint("run", step)).hash()};
@@ -61,28 +62,24 @@ TEST_F(ExportsAskedFor, WaitForEachOther) {
 // Nothing of it stays, whatever it had written.
 TEST_F(ExportsAskedFor, AnExportThatNobodyWaitsForIsCutShort) {
   const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
   {
     RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-    exports.add(saved(2), directory);
+    exports.add(saved(2), of_run);
   }
   EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
 }
 
 TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
   const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
   RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-  for (int i = 0; i < 2; ++i) exports.add(saved(2), directory);
+  for (int i = 0; i < 2; ++i) exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 1U);
-  while (exports.pending() > 0) exports.advance(directory);
-  exports.add(saved(2), directory);
+  while (exports.pending() > 0) exports.advance(of_run);
+  exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 0U);
-  SavedCheckpoint other = saved(2);
-  other.hash = saved(3).hash;  // of another state of this step
-  exports.add(other, directory);
+  exports.add({.path = checkpoint("run", 2), .hash = saved(3).hash}, of_run);  // of another state of this step
   EXPECT_EQ(exports.pending(), 1U);
 }
 
@@ -117,24 +114,20 @@ TEST_F(ExportsAskedFor, OneOfOtherOptionsIsMadeAgain) {
 // Until then the policy would delete it.
 TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
   const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{.latest = 2}, "test");
-  const std::vector<SavedCheckpoint> asked = {saved(1), saved(2)};
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{.latest = 2}, "test");
   RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-  for (const SavedCheckpoint& one : asked) exports.add(one, directory);
-  for (int64_t step = 11; step <= 13; ++step) directory->save(test::State(step).content());
-  EXPECT_TRUE(std::filesystem::exists(asked[0].path));
-  EXPECT_TRUE(std::filesystem::exists(asked[1].path));
-  while (exports.pending() > 0) exports.advance(directory);
-  EXPECT_FALSE(std::filesystem::exists(asked[0].path));
-  EXPECT_FALSE(std::filesystem::exists(asked[1].path));
+  for (const int64_t step : {1, 2}) exports.add(saved(step), of_run);
+  for (int64_t step = 11; step <= 13; ++step) of_run->save(test::State(step).content());
+  for (const int64_t step : {1, 2}) EXPECT_TRUE(std::filesystem::exists(checkpoint("run", step)));
+  while (exports.pending() > 0) exports.advance(of_run);
+  for (const int64_t step : {1, 2}) EXPECT_FALSE(std::filesystem::exists(checkpoint("run", step)));
   EXPECT_THAT(exports_of(run_folder("run")), IsEmpty()) << "which go with their checkpoints";
 }
 
 // A checkpoint of several chunks, each with a checksum of its own: a rank may read none of a chunk that another finds damaged.
 class ExportsOfChunks : public ExportsAskedFor {
  protected:
-  ExportsOfChunks() : ExportsAskedFor({"model.hidden_size=512", "model.intermediate_size=2048"}) {}
+  ExportsOfChunks() : ExportsAskedFor({"model.hidden_size=256", "model.intermediate_size=2048"}) {}
 
   std::string shard() const { return checkpoint("run", 2) + "/shard-00000.safetensors"; }
   int64_t first_byte(const std::string& tensor) const {
@@ -172,9 +165,7 @@ TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
 }
 
 TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
-  SavedCheckpoint other = saved(2);
-  other.hash = saved(3).hash;
-  const std::vector<ExportEvent> events = made(1, {other});
+  const std::vector<ExportEvent> events = made(1, {{.path = checkpoint("run", 2), .hash = saved(3).hash}});
   ASSERT_EQ(events.size(), 1U);
   EXPECT_THAT(events[0].problem, HasSubstr("was replaced before its export was made"));
 }

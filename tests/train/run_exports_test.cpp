@@ -19,7 +19,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const std::vector<TensorLayout> kLayouts = {kAlone, {4, 1, false}, {1, 2, false}, {2, 2, false}};
-const std::vector<TensorLayout> kExpertLayouts = {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}};
 
 // Compares a folder with what forward multiplies by in a model that was loaded: its codes have the hashes of those in training.
 void expect_live_values(const std::string& checkpoint, const std::string& folder) {
@@ -50,30 +49,21 @@ struct Setting {
 
 class FromRanks : public ExportsOfRuns, public ::testing::WithParamInterface<Setting> {};
 
+// Packed from every second layout; what is not quantized cannot be packed.
 TEST_P(FromRanks, TheFilesAreThoseOfTheCheckpoint) {
   const bool quantizes = std::ranges::any_of(GetParam().sets, [](const std::string& set) { return set.starts_with("precision.recipe="); });
-  for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
-    if (weights == ExportWeights::packed && !quantizes) continue;  // which is refused: there is nothing to pack
-    for (const TensorLayout& layout : GetParam().layouts) {
-      SCOPED_TRACE(text(layout.name(), " ", choice_name(weights)));
-      const std::string name = text(layout.name(), choice_name(weights));
-      std::vector<std::string> more = GetParam().sets;
-      more.push_back(text("checkpoint.export.weights=", choice_name(weights)));
-      EXPECT_EQ(run_on(layout, name, more).summary.failed_saves, 0);
-      expect_same_files(files_of(exported(name, 2)), files_from(checkpoint(name, 2), name + " again", {.weights = weights}));
-      expect_live_values(checkpoint(name, 2), exported(name, 2));
-    }
+  for (bool packs = false; const TensorLayout& layout : GetParam().layouts) {
+    const ExportWeights weights = quantizes && packs ? ExportWeights::packed : ExportWeights::dequantized;
+    packs = !packs;
+    const std::string name = text(layout.name(), choice_name(weights));
+    SCOPED_TRACE(name);
+    std::vector<std::string> more = GetParam().sets;
+    more.push_back(text("checkpoint.export.weights=", choice_name(weights)));
+    EXPECT_EQ(run_on(layout, name, more).summary.failed_saves, 0);
+    expect_same_files(files_of(exported(name, 2)), files_from(checkpoint(name, 2), name + " again", {.weights = weights}));
+    expect_live_values(checkpoint(name, 2), exported(name, 2));
   }
 }
-
-const std::vector<std::string> kExperts = {"precision.recipe=mxfp8",
-                                           "precision.fp8_param_gather=true",
-                                           "model.moe.num_experts=4",
-                                           "model.moe.num_experts_per_tok=2",
-                                           "model.moe.intermediate_size=64",
-                                           "model.moe.dense_layers=[1]",
-                                           "model.qk_norm=true",
-                                           R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"};
 
 INSTANTIATE_TEST_SUITE_P(
     , FromRanks,
@@ -84,122 +74,72 @@ INSTANTIATE_TEST_SUITE_P(
                 {"model.norm=layer", "model.norm_bias=true", "model.position=learned", "model.activation=gelu_tanh",
                  "model.num_key_value_heads=4", "model.attention_bias=all", "model.mlp_bias=true", "model.qk_norm=false"},
                 {kAlone, {1, 2, false}}},
-        Setting{"mxfp8", {"precision.recipe=mxfp8"}},
-        Setting{"mxfp8_gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
+        Setting{"mxfp8", {"precision.recipe=mxfp8"}, {{4, 1, false}, {2, 2, false}}},
+        Setting{"mxfp8_gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}, {{1, 2, false}, {4, 1, false}}},
         Setting{"fp8_block",
                 {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256", "model.num_key_value_heads=4"},
                 {kAlone, {2, 2, false}}},
-        Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}},
+        Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}, {{2, 2, false}, kAlone}},
         Setting{"mxfp4_qat_mxfp8_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_te", {"precision.recipe=mxfp8_te"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_weights", {"precision.recipe=mxfp8_weights"}, {kAlone, {2, 2, false}}},
         Setting{"output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=64"}, {kAlone, {2, 2, false}}},
-        Setting{"experts", kExperts, kExpertLayouts}),
+        Setting{"experts",
+                {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.moe.num_experts=4", "model.moe.num_experts_per_tok=2",
+                 "model.moe.intermediate_size=64", "model.moe.dense_layers=[1]", "model.qk_norm=true",
+                 R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"},
+                {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}}}),
     [](const auto& one) { return std::string(one.param.name); });
 
-Shape shape_of(const std::vector<int64_t>& sizes) { return sizes.size() == 1 ? Shape{sizes[0]} : Shape{sizes[0], sizes[1]}; }
-
-// The boxes of every third of seven pieces of a tensor, along its rows or, where these are few, its columns.
-CheckpointTensor third_of(CheckpointReader& reader, const ManifestTensor& tensor, int64_t shard, Backend& device) {
-  constexpr int64_t kPieces = 7, kShards = 3;
-  const Box whole = whole_box(tensor.shape);
-  const size_t axis = whole.size.size() > 1 && whole.size[0] < 40 ? 1 : 0;
-  CheckpointTensor out{.name = tensor.name, .shape = shape_of(tensor.shape), .boxes = {}, .data = {}};
-  std::vector<std::byte> bytes;
-  for (int64_t i = shard; i < kPieces; i += kShards) {
-    Box box = whole;
-    box.start[axis] = whole.size[axis] * i / kPieces;
-    box.size[axis] = whole.size[axis] * (i + 1) / kPieces - box.start[axis];
-    std::vector<std::byte> piece(static_cast<size_t>(box.elements() * dtype_bytes(tensor.dtype)));
-    reader.read(tensor.name, box, piece);
-    bytes.insert(bytes.end(), piece.begin(), piece.end());
-    out.boxes.push_back(box);
+// Exports of kept checkpoints alone and no longer. A stop waits for an export that has begun and begins no other; one that comes with the
+// vote of the last step leaves the last export, as nobody resumes a run that has done everything.
+TEST_F(ExportsOfRuns, EndWithTheRun) {
+  struct Course {
+    const char* name;
+    TensorLayout layout;
+    std::vector<std::string> sets;
+    int save, stop;  // the call for requests at which a save, and from which on a stop is asked for: the first is before the first step
+    bool blocked;    // a file is where the folder of exports would be
+    ExitCode exit;
+    int64_t steps;
+    std::set<std::string> exports;
+  };
+  const std::string each = "checkpoint.interval=1", second = "checkpoint.interval=2", nine = "training.steps=9",
+                    quiet = "logging.interval=100";
+  const Course courses[] = {
+      {"kept",
+       {2, 1, false},
+       {each, "checkpoint.keep_latest=2", "training.steps=4"},
+       0,
+       99,
+       false,
+       ExitCode::ok,
+       4,
+       {"step-00000003", "step-00000004"}},
+      {"asked", kAlone, {nine}, 3, 6, false, ExitCode::stopped, 5, {"step-00000002"}},
+      {"waits", kAlone, {each, nine, quiet}, 0, 2, false, ExitCode::stopped, 1, {"step-00000001"}},
+      {"last", {2, 1, false}, {"data.valid_fraction=0", "training.steps=2"}, 0, 3, false, ExitCode::ok, 2, {"step-00000002"}},
+      {"failed", kAlone, {each, nine}, 0, 2, true, ExitCode::storage, 1, {}},
+      {"not_asked", kAlone, {second, nine, quiet}, 0, 4, true, ExitCode::stopped, 3, {}},
+  };
+  for (const Course& course : courses) {
+    SCOPED_TRACE(course.name);
+    std::filesystem::create_directories(run_folder(course.name));
+    if (course.blocked) test::write_file(run_folder(course.name) + "/exports", "a file in the way");
+    int calls = 0;
+    const auto request = [&] {
+      ++calls;
+      return calls == course.save ? Request::save : calls >= course.stop ? Request::save_and_stop : Request::none;
+    };
+    std::vector<std::string> sets = course.sets;
+    sets.emplace_back("checkpoint.export={}");
+    const TrainedRun done = run_on(course.layout, course.name, sets, request);
+    EXPECT_EQ(done.summary.exit, course.exit);
+    EXPECT_EQ(done.summary.steps, course.steps);
+    EXPECT_EQ(exports_of(run_folder(course.name)), course.exports);
   }
-  const auto elements = static_cast<int64_t>(bytes.size()) / dtype_bytes(tensor.dtype);
-  out.data = from_host(device, tensor.dtype, {elements}, bytes.data());
-  return out;
-}
-
-// The same checkpoint in three files, as ranks of a layout that no run has would have saved it.
-std::string saved_in_pieces(const std::string& checkpoint, const std::filesystem::path& folder) {
-  CheckpointReader reader(checkpoint);
-  const std::unique_ptr<Backend> device = make_backend("cpu");
-  std::vector<std::vector<CheckpointTensor>> shards(3);
-  std::vector<ShardEntry> entries;
-  for (int64_t shard = 0; shard < 3; ++shard) {
-    auto& tensors = shards[static_cast<size_t>(shard)];
-    for (const ManifestTensor& tensor : reader.manifest().tensors) tensors.push_back(third_of(reader, tensor, shard, *device));
-    entries.push_back(describe_shard(tensors, shard, reader.manifest().step));
-  }
-  CheckpointDirectory directory(folder, {}, "test");
-  const CheckpointDirectory::Save save = directory.begin(assemble_manifest(reader.manifest(), entries));
-  for (size_t shard = 0; shard < 3; ++shard) write_shard(shards[shard], entries[shard], save.folder);
-  return directory.commit(save).path;
-}
-
-TEST_F(ExportsOfRuns, PiecesOfACheckpointDoNotShow) {
-  std::vector<std::string> more = kExperts;
-  more.emplace_back("checkpoint.export.weights=packed");
-  run_on({2, 1, false, 2}, "run", more);
-  const std::string pieces = saved_in_pieces(checkpoint("run", 2), folder_ / "pieces");
-  auto found = files_from(pieces, "from pieces", {.weights = ExportWeights::packed}), expected = files_of(exported("run", 2));
-  for (auto* files : {&found, &expected}) EXPECT_EQ(files->erase("mantissa.json"), 1U);  // it has the hash of the manifest
-  expect_same_files(found, expected);
-}
-
-TEST_F(ExportsOfRuns, OfKeptCheckpointsAloneAndNoLonger) {
-  const std::vector<std::string> every = {"checkpoint.export={}", "checkpoint.interval=1", "checkpoint.keep_latest=2", "training.steps=4"};
-  run_on({2, 1, false}, "kept", every);
-  EXPECT_THAT(exports_of(run_folder("kept")), ElementsAre("step-00000003", "step-00000004"));
-
-  int calls = 0;
-  const auto request = [&calls] { return ++calls == 3 ? Request::save : calls == 6 ? Request::save_and_stop : Request::none; };
-  const std::vector<std::string> asked = {"checkpoint.export={}", "training.steps=9"};
-  const TrainedRun stopped = run_on(kAlone, "asked", asked, request);
-  EXPECT_EQ(stopped.summary.exit, ExitCode::stopped);
-  EXPECT_EQ(stopped.summary.steps, 5);
-  EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002")) << "a stop waits for it and begins no other";
-  std::vector<std::string> resumed = asked;
-  resumed.insert(resumed.end(), {"training.steps=5", "checkpoint.resume=auto"});
-  EXPECT_EQ(run_on(kAlone, "asked", resumed).summary.exit, ExitCode::ok);
+  EXPECT_EQ(run_on(kAlone, "asked", {"checkpoint.export={}", "training.steps=5", "checkpoint.resume=auto"}).summary.exit, ExitCode::ok);
   EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002", "step-00000005")) << "that of the end was missing";
-}
-
-// The checkpoint and its export belong to the step that is done when the request comes.
-TEST_F(ExportsOfRuns, AStopWaitsForAnExportThatHasBegun) {
-  bool asked = false;
-  const auto request = [&asked] { return std::exchange(asked, true) ? Request::save_and_stop : Request::none; };
-  const std::vector<std::string> sets = {"checkpoint.export={}", "checkpoint.interval=1", "training.steps=9", "logging.interval=100"};
-  EXPECT_EQ(run_on(kAlone, "run", sets, request).summary.exit, ExitCode::stopped);
-  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001"));
-}
-
-// It comes with the vote of that step, before the save of the end. Nobody resumes a run that has done everything.
-TEST_F(ExportsOfRuns, AStopDuringTheLastStepLeavesTheLastExport) {
-  int calls = 0;  // one before the first step, then one a step
-  const auto request = [&calls] { return ++calls > 2 ? Request::save_and_stop : Request::none; };
-  const TrainedRun last = run_on({2, 1, false}, "run", {"checkpoint.export={}", "data.valid_fraction=0", "training.steps=2"}, request);
-  EXPECT_EQ(last.losses.size(), 2U);
-  EXPECT_EQ(last.summary.exit, ExitCode::ok);
-  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002"));
-}
-
-TEST_F(ExportsOfRuns, AFailedExportOfTheLastCheckpointShowsInTheCodeOfAStop) {
-  std::filesystem::create_directories(run_folder("run"));
-  test::write_file(run_folder("run") + "/exports", "a file in the way");
-  int calls = 0;
-  const auto request = [&calls] { return ++calls > 1 ? Request::save_and_stop : Request::none; };
-  const std::vector<std::string> sets = {"checkpoint.export={}", "checkpoint.interval=1", "training.steps=9"};
-  EXPECT_EQ(run_on(kAlone, "run", sets, request).summary.exit, ExitCode::storage);
-  calls = 0;
-  const std::vector<std::string> every_second = {"checkpoint.export={}", "checkpoint.interval=2", "training.steps=9",
-                                                 "logging.interval=100"};
-  std::filesystem::create_directories(run_folder("later"));
-  test::write_file(run_folder("later") + "/exports", "a file in the way");
-  const auto after_three = [&calls] { return ++calls > 3 ? Request::save_and_stop : Request::none; };
-  const TrainedRun later = run_on(kAlone, "later", every_second, after_three);
-  EXPECT_EQ(later.summary.steps, 3);
-  EXPECT_EQ(later.summary.exit, ExitCode::stopped) << "that of step 3 was not asked for";
 }
 
 // Each that waits holds its checkpoint: no more than one does while another is made, however fast steps are.
@@ -217,35 +157,28 @@ TEST_F(ExportsOfRuns, ASaveWaitsUntilOneExportIsPending) {
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000008", "step-00000009"));
 }
 
-// What a process that was killed left, and an export that is of another state of this step.
+// What a process that was killed left, and an export that is of another state of this step. A run that goes on without exports is the last
+// that looks there.
 TEST_F(ExportsOfRuns, LeftoversGo) {
   const std::string exports = run_folder("again") + "/exports/";
   for (const std::string left : {".trash-step-00000001-5", "step-00000002"}) {
     std::filesystem::create_directories(exports + left);
     test::write_file(exports + left + "/left.txt", "left");
   }
-  {
+  const auto leave_pending = [&](const std::string& copy) {
     const PendingFolder pending(exports + "step-00000001");  // of a process at work, and copied one of none
-    const std::string copy = exports + ".tmp-step-00000001-0123456789abcdef";
     std::filesystem::copy(pending.path(), copy);
     std::filesystem::copy(pending.path().string() + ".lock", copy + ".lock");
-  }
+  };
+  leave_pending(exports + ".tmp-step-00000001-0123456789abcdef");
   EXPECT_EQ(exports_of(run_folder("again")).size(), 4U);
   EXPECT_EQ(run_on(kAlone, "again", {"checkpoint.export={}"}).summary.exit, ExitCode::ok);
   EXPECT_THAT(exports_of(run_folder("again")), ElementsAre("step-00000002"));
   expect_same_files(files_of(exported("again", 2)), files_from(checkpoint("again", 2), "from checkpoint", {}));
-}
-
-// A run that goes on without exports is the last that looks there.
-TEST_F(ExportsOfRuns, LeftoversGoWithoutAnotherExport) {
-  const std::string left = run_folder("again") + "/exports/.tmp-step-00000001-0123456789abcdef";
-  std::filesystem::create_directories(left);
-  {
-    const PendingFolder pending(folder_ / "pending");
-    std::filesystem::copy(pending.path().string() + ".lock", left + ".lock");
-  }
-  EXPECT_EQ(run_on(kAlone, "again", {}).summary.exit, ExitCode::ok);
-  EXPECT_THAT(exports_of(run_folder("again")), IsEmpty());
+  std::filesystem::create_directories(run_folder("without") + "/exports");
+  leave_pending(run_folder("without") + "/exports/.tmp-step-00000001-0123456789abcdef");
+  EXPECT_EQ(run_on(kAlone, "without", {}).summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("without")), IsEmpty());
 }
 
 TEST_F(ExportsOfRuns, FilesOfTheModelThatItStartedFromGoAlong) {
