@@ -85,7 +85,8 @@ struct Products {
 
 // Compares them with products of the values that each GEMM reads of an operand, which `of` returns.
 using ReadBy = std::function<Matrix(const Tensor&, OperandRole, GemmRole, int)>;
-inline void expect_products(const Products& found, const Tensor& x, const Tensor& w, const Tensor& dy, const ReadBy& of, double relative) {
+inline void expect_three_gemms(const Products& found, const Tensor& x, const Tensor& w, const Tensor& dy, const ReadBy& of,
+                               double relative) {
   using enum OperandRole;
   const Matrix y = product(of(x, input, GemmRole::fprop, 1), false, of(w, weight, GemmRole::fprop, 1), true);
   const Matrix dx = product(of(dy, output_grad, GemmRole::dgrad, 1), false, of(w, weight, GemmRole::dgrad, 0), false);

@@ -82,8 +82,6 @@ TEST(ArchitectureKeys, AbsentKeysAreThoseOfTheClass) {
 }
 
 TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
-  const std::string llama3 = R"("rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.5, "high_freq_factor": 3.0)",
-                    yarn = R"("rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32)";
   std::vector<Meaning> meanings = {
       // null is what a class has as None, which is not always what it has without the key.
       {"llama", R"({"num_key_value_heads": null, "head_dim": null})", R"({"num_key_value_heads": 4, "head_dim": 24})"},
@@ -112,7 +110,16 @@ TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
       {"qwen3_moe", R"({"norm_topk_prob": "absent"})", R"({"moe": {"norm_topk_prob": false}})"},
       {"qwen3_moe", R"({"decoder_sparse_step": 2, "mlp_only_layers": []})", R"({"moe": {"dense_layers": [0, 2]}})"},
       {"qwen3_moe", R"({"decoder_sparse_step": 2})", R"({"moe": null})"},
-      {"qwen3_moe", R"({"mlp_only_layers": [0, 1, 2], "num_experts_per_tok": 0})", R"({"moe": null})"},
+      {"qwen3_moe", R"({"mlp_only_layers": [0, 1, 2], "num_experts_per_tok": 0})", R"({"moe": null})"}};
+  for (const char* type : {"qwen3_moe", "mixtral", "gpt_oss"})
+    meanings.push_back({type, R"({"router_aux_loss_coef": 0.25})", R"({"moe": {"aux_loss_coef": 0.25}})"});
+  for (const Meaning& meaning : meanings) expect_meaning(config_of(meaning.type, json::parse(meaning.change)), meaning.model);
+}
+
+TEST(ArchitectureKeys, RotaryPositionsOfBothVersionsOfTransformersMeanOneModel) {
+  const std::string llama3 = R"("rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.5, "high_freq_factor": 3.0)",
+                    yarn = R"("rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32)";
+  std::vector<Meaning> meanings = {
       // Rotary positions: transformers 4 writes rope_theta and rope_scaling, 5 writes rope_parameters.
       {"llama", R"({"rope_theta": "absent", "rope_parameters": {"rope_type": "default", "rope_theta": 12345}})",
        R"({"rope_theta": 12345, "rope_scaling": null})"},
@@ -125,7 +132,21 @@ TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
       {"qwen3", R"({"rope_theta": "absent", "rope_parameters": {"rope_type": "yarn", "rope_theta": 777, "beta_fast": 16, "truncate": false,
                     "attention_factor": 1.25, "original_max_position_embeddings": 16, "factor": null}})",
        R"({"rope_theta": 777, "rope_scaling": {"type": "yarn", "factor": 4, "attention_factor": 1.25, "beta_fast": 16}})"},
-      {"gpt_oss", R"({"rope_scaling": {"rope_type": "default"}})", R"({"rope_scaling": null})"},
+      {"gpt_oss", R"({"rope_scaling": {"rope_type": "default"}})", R"({"rope_scaling": null})"}};
+  const char* const scaled =
+      R"({"rope_theta": 777, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 32}})";
+  for (const char* type : {"llama", "gpt_oss"}) {
+    const std::string four = R"("rope_theta": 777, "rope_scaling": {)" + yarn + "}",
+                      five = R"("rope_parameters": {"rope_theta": 777, )" + yarn + "}";
+    meanings.push_back({type, "{" + four + "}", scaled});
+    meanings.push_back({type, R"({"rope_theta": "absent", )" + five + "}", scaled});
+    meanings.push_back({type, "{" + four + ", " + five + "}", scaled});
+  }
+  for (const Meaning& meaning : meanings) expect_meaning(config_of(meaning.type, json::parse(meaning.change)), meaning.model);
+}
+
+TEST(ArchitectureKeys, WindowsAreThoseOfTheLayers) {
+  std::vector<Meaning> meanings = {
       // Windows by layer.
       {"mixtral", R"({"sliding_window": 8})", R"({"windows": [8, 8, 8]})"},
       {"mixtral", R"({"layer_types": ["full_attention", "full_attention", "full_attention"]})", R"({"windows": [0, 0, 0]})"},
@@ -141,17 +162,6 @@ TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
   for (const char* type : {"qwen2", "qwen3", "qwen3_moe"})
     meanings.push_back(
         {type, R"({"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0})", R"({"windows": [0, 0, 0]})"});
-  for (const char* type : {"qwen3_moe", "mixtral", "gpt_oss"})
-    meanings.push_back({type, R"({"router_aux_loss_coef": 0.25})", R"({"moe": {"aux_loss_coef": 0.25}})"});
-  const char* const scaled =
-      R"({"rope_theta": 777, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 32}})";
-  for (const char* type : {"llama", "gpt_oss"}) {
-    const std::string four = R"("rope_theta": 777, "rope_scaling": {)" + yarn + "}",
-                      five = R"("rope_parameters": {"rope_theta": 777, )" + yarn + "}";
-    meanings.push_back({type, "{" + four + "}", scaled});
-    meanings.push_back({type, R"({"rope_theta": "absent", )" + five + "}", scaled});
-    meanings.push_back({type, "{" + four + ", " + five + "}", scaled});
-  }
   for (const Meaning& meaning : meanings) expect_meaning(config_of(meaning.type, json::parse(meaning.change)), meaning.model);
 }
 

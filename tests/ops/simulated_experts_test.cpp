@@ -91,8 +91,8 @@ TEST_P(SimulatedExperts, ReadTheOperandsOfTheRecipe) {
       return read(t, r, format_of(r, operand), role, dimension, draws);
     };
     const int64_t row = expert * kOut;
-    expect_products({.y = y.slice(begin, end), .dx = dx.slice(begin, end), .dw = leaf.grad.slice(row, row + kOut)},
-                    given.x.slice(begin, end), given.w.slice(row, row + kOut), given.dy.slice(begin, end), of, 0x1p-7);
+    expect_three_gemms({.y = y.slice(begin, end), .dx = dx.slice(begin, end), .dw = leaf.grad.slice(row, row + kOut)},
+                       given.x.slice(begin, end), given.w.slice(row, row + kOut), given.dy.slice(begin, end), of, 0x1p-7);
   }
 }
 

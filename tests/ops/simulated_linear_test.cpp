@@ -43,7 +43,7 @@ TEST_P(SimulatedLinear, ReadsTheOperandsOfTheRecipe) {
       SCOPED_TRACE(device->name());
       const Tensor x = random_tensor(*device, r.compute, {tokens, kIn}, 1), w = random_tensor(*device, r.compute, {kOut, kIn}, 2);
       const Tensor dy = random_tensor(*device, r.compute, {tokens, kOut}, 3);
-      expect_products(run(r, x, w, dy), x, w, dy, of, r.compute == Dtype::bf16 ? 0x1p-7 : 1e-6);
+      expect_three_gemms(run(r, x, w, dy), x, w, dy, of, r.compute == Dtype::bf16 ? 0x1p-7 : 1e-6);
     }
   }
 }
@@ -77,7 +77,7 @@ TEST_F(RandomRounding, DrawsByStepTokenTensorAndElement) {
                               .first = static_cast<uint64_t>(first_row * columns),
                               .columns = columns});
   };
-  expect_products(run(kRandom, x_, w_, dy_, {.number = 7}), x_, w_, dy_, of, 0x1p-7);
+  expect_three_gemms(run(kRandom, x_, w_, dy_, {.number = 7}), x_, w_, dy_, of, 0x1p-7);
 }
 
 TEST_F(RandomRounding, OtherStepsTokensSeedsAndParametersDrawOtherBits) {

@@ -20,12 +20,12 @@ constexpr int kWindow = Stragglers::kWindowSteps;
 
 struct Course {
   const char* what;
-  struct Part {
+  struct Stretch {
     int steps;
     Seconds seconds;
     size_t reports;
   };
-  std::vector<Part> parts;
+  std::vector<Stretch> parts;
 };
 
 TEST(Stragglers, AreReportedOnceForTenWindowsThatFollowEachOther) {
