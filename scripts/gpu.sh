@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
-#   scripts/gpu.sh pack         where it was built (scripts/test.sh, with the CUDA toolkit): packs what a GPU's machine runs
+#   scripts/gpu.sh pack         where there is the CUDA toolkit: builds for all GPUs, and packs what a GPU's machine runs
 #   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
 #                               primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed
 # A slice takes at most ten minutes and is passed over where this pack has passed it on such a GPU. Each writes a JSON line to
@@ -13,10 +13,11 @@ slices=(primitives kernels formats conformance train ranks memcheck racecheck in
 usage() { sed -n '2,8s/^# //p' "$0"; exit "$1"; }
 
 make_pack() {
-  local bin=${BIN:-build/release/bin}
-  for program in mantissa gpu_tests gpu_formats; do
-    [ -x "$bin/$program" ] || { echo "gpu: no $bin/$program: build with the CUDA toolkit first (scripts/test.sh)" >&2; exit 3; }
-  done
+  local bin=build/release/bin
+  scripts/setup.sh
+  . scripts/jobs.sh
+  cmake --preset release -DMANTISSA_TESTS=ON -DMANTISSA_CUDA=ON -DMANTISSA_CUDA_ARCHITECTURES=all
+  cmake --build --preset release --parallel "$jobs" --target mantissa gpu_tests gpu_formats
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT
   mkdir -p "$stage/lib" "$out"
@@ -34,7 +35,7 @@ make_pack() {
 need() { "${@:2}" >/dev/null 2>&1 || missing+=("$1"); }
 check_machine() {
   missing=()
-  need "$pack (scripts/gpu.sh pack, where it was built)" test -f "$pack"
+  need "$pack (scripts/gpu.sh pack, where there is the CUDA toolkit)" test -f "$pack"
   need "xz (package xz-utils)" command -v xz
   need "a GPU and its driver (nvidia-smi)" nvidia-smi
   [ ${#missing[@]} = 0 ] && return
