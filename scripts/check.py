@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired
-words; what the lists of faults in tests/faults quote; and the documents: commands, options, links, the length of the README (check_documents.py).
+words; what the lists of faults in tests/faults quote; the budget of building and testing (record_times.py); and the documents: commands, options, links, the length of the README (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import record_times
 from check_documents import check_documents, check_drawing, run_documents
 from retired_words import RETIRED, SPEAK_OF_RETIRED_WORDS
 
@@ -254,6 +255,9 @@ def main():
             texts[path] = text
     for path in sorted((ROOT / "tests/faults").glob("*.txt")):
         check_faults(path.relative_to(ROOT), path.read_text(), sources, findings)
+    times = (ROOT / "tests/times.txt").read_text()
+    record_times.check_times(times, record_times.count_lines(project_files()), findings)
+    record_times.check_raised_budget(times, findings)
     check_implementations(texts, findings)
     check_types(texts, findings)
     check_short_share(product_lengths, findings)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests:   scripts/test.sh [--preset release|debug|asan|tsan] [arguments of ctest]
-# Left out: tests labeled slow, gpu without a device, interop without .venv-interop. asan runs most of the labels unit and threads, tsan threads.
+# Left out: tests labeled slow, gpu without a device, interop without .venv-interop. asan and tsan run what tests/sanitizers.cmake lists.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,20 +17,18 @@ esac
 
 scripts/setup.sh
 . scripts/jobs.sh
-only=() target=all
+only=() target=(all)
+[ ! -e /dev/nvidia0 ] || target+=(gpu_tests gpu_formats)
 case $preset in
-  asan)  # without half of its time: what takes the paths of its neighbors again, beside what is labeled slow, also with other instruction
-         # sets, whose kernels of our own CpuLevels compares, and predictions of memory and bytes
-    only=(-L '^(unit|threads)$' -E '^(ExpertRanks[.](Learn|Continue)|RankMemory|PlannedBytes|.*_test_under_)')
-    target=unit_tests ;;
-  tsan) only=(-L '^threads$') target=threads_tests ;;
+  asan) only=(-L '^(unit|threads)$') target=(unit_tests) ;;
+  tsan) only=(-L '^threads$') target=(threads_tests) ;;
   *) scripts/setup.sh scripts/packages-test.txt || echo "test: without these packages the tests that use them are skipped" >&2 ;;
 esac
 cmake --preset "$preset" -DMANTISSA_TESTS=ON
-cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
+NINJA_STATUS='[%p, %f of %t, %e s] ' cmake --build --preset "$preset" --parallel "$jobs" --target "${target[@]}"
 
 excluded=slow
 [ -e /dev/nvidia0 ] || excluded+='|gpu'
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
 # One more than cores: tests of rendezvous, watchdogs and launchers wait most of their time.
-ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@"
+ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@" | scripts/watch_tests.py "build/$preset"

@@ -7,7 +7,7 @@ function(mantissa_tests_of name executable filter)
   list(TRANSFORM lines REPLACE "^TEST[_FP]*[(]([A-Za-z0-9_]+),.*$" "\\1.*:*/\\1.*")
   list(REMOVE_DUPLICATES lines)
   list(JOIN lines ":" lines)
-  set(${executable} ${folder}_tests PARENT_SCOPE)
+  set(${executable} ${executable_of_${folder}} PARENT_SCOPE)
   set(${filter} ${lines} PARENT_SCOPE)
 endfunction()
 
@@ -36,7 +36,7 @@ set(ranks permuted_tokens_test expert_ranks_test=ExpertRanks.HaveTheBitsOfOne/fp
 # The library: AVX2 and AVX512_CORE widen bf16, each in kernels of its own.
 foreach(isa AVX2 AVX512_CORE AVX512_CORE_BF16)
   string(TOLOWER ${isa} suffix)
-  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} unit 300 quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
+  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} ${unit_alone} 300 quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
     moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_gemm_test subnormals_test=SubnormalOperands.Reach* gemm_scratch_test
     training_step_test=Estimate.*)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} integration 300 padding_test=Padding.ChangesNoBit* ${ranks}
@@ -44,7 +44,7 @@ foreach(isa AVX2 AVX512_CORE AVX512_CORE_BF16)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow 3600 kernels_test gemm_shapes_test moe_kernels_test subnormals_test padding_test training_step_test
     rank_memory_test permuted_tokens_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
-mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 unit 300 gemm_shapes_test=GemmShapes.*/1)
+mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 ${unit_alone} 300 gemm_shapes_test=GemmShapes.*/1)
 
 # Our own kernels, whose bits cpu_levels_test compares as well.
 foreach(level x86-64-v3 x86-64)

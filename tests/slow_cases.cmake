@@ -2,13 +2,10 @@
 # What the suite keeps takes the same paths, but for what is said here. A new case of a sweep is in the suite.
 
 set(slow_of_backend_tests GemmShapes.*/2 GemmShapes.*/3 GemmShapes.*/4 GemmShapes.*/5)
-set(slow_of_plan_tests PlannedBytesOfTensorRanks.*/dp1tp2ep1 PlannedBytesOfTensorRanks.*/dp1tp4spep1 PlannedBytesOfTensorRanks.*/dp2tp2ep1
-  PlannedBytesOfExpertRanks.*/dp2tp1ep2 PlannedBytesOfExpertRanks.*/dp4tp1ep4 PlannedBytesOfExpertRanks.*/dp2tp2ep2
-  RankMemoryOf.*/dp1tp2 RankMemoryOf.*/dp1tp4 RankMemoryOf.*/dp1tp4sp RankMemoryOf.*/dp2tp2sp)
 
-set(slow_of_train_tests "")
+set(slow_of_model_tests "")
 foreach(case bias values te simulated fp8_block)
-  list(APPEND slow_of_train_tests ExpertRanks.Learn*/${case})
+  list(APPEND slow_of_model_tests ExpertRanks.Learn*/${case})
 endforeach()
 
 # Each layout and each model has another case.

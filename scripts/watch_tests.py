@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Shows how far ctest has come, and sums up what it found.
+
+    ctest … | scripts/watch_tests.py BUILD      prints what failed and, now and then, what is left; then a summary of a few lines
+
+BUILD is the build folder, whose log of the tests has the cases of each entry. What is left is estimated by tests/times.txt.
+"""
+import collections
+import re
+import sys
+import time
+from pathlib import Path
+
+TIMES = Path(__file__).resolve().parent.parent / "tests/times.txt"
+RESULT = re.compile(r"^ *(\d+)/(\d+) Test +#\d+: (.*?) \.*(?: +|\.*\*\*\*)(Passed|Skipped|Failed|Timeout|Exception|Not Run)")
+INSTANT = 0.1  # seconds of an entry that the file does not name
+SHARD = re.compile(r"\.(\d+)of(\d+)$")
+
+
+def known_seconds(text):
+    """Seconds of each entry that was ever recorded."""
+    return {name: float(seconds) for name, seconds in re.findall(r"^test (\S+) (\S+)", text, re.M)}
+
+
+def seconds_of(entry, known):
+    shard = SHARD.search(entry)
+    return known.get(SHARD.sub("", entry), INSTANT) / (int(shard[2]) if shard else 1)
+
+
+class Progress:
+    """Prints a line for each twentieth of the seconds that the entries are expected to take."""
+
+    def __init__(self, known):
+        self.known, self.begun, self.done, self.printed = known, time.monotonic(), 0.0, 0
+        self.all = None
+
+    def take(self, entry, number, count):
+        if self.all is None:  # of recorded entries, which are about those of this run
+            self.all = max(sum(self.known.values()), INSTANT * count)
+        self.done += seconds_of(entry, self.known)
+        share = max(min(self.done / self.all, 0.99), number / count * 0.05)
+        if int(share * 20) > self.printed and number < count:
+            self.printed = int(share * 20)
+            left = (time.monotonic() - self.begun) * (1 - share) / share / 60
+            print(f"test: {share:.0%}, {number} of {count} entries, about {left:.0f} minutes left", flush=True)
+
+
+def watch(lines, known):
+    """Passes on all lines but those of entries that begin, pass or are skipped."""
+    progress, failing = Progress(known), False
+    for line in lines:
+        result = RESULT.match(line)
+        if result:
+            progress.take(result[3], int(result[1]), int(result[2]))
+            failing = result[4] not in ("Passed", "Skipped")
+        elif re.match(r"^ +Start +\d+: ", line):
+            continue
+        if failing or not result:
+            print(line, end="", flush=True)
+
+
+def entries(log):
+    """(name, output, seconds) of each entry in a log of ctest."""
+    pattern = r'^\d+/\d+ Testing: (.*)\n(?:.*\n)*?Output:\n-+\n((?:.*\n)*?)<end of output>\nTest time = +([\d.]+) sec'
+    return [(m[1], m[2], float(m[3])) for m in re.finditer(pattern, log, re.M)]
+
+
+def count_cases(all_entries, failed_entries):
+    """Numbers of cases that passed, failed and were skipped, and how many were skipped for each reason."""
+    counts, reasons = collections.Counter(), collections.Counter()
+    for name, output, _ in all_entries:
+        ran = re.search(r"^\[=+\] Running (\d+) tests? from", output, re.M)
+        skipped = len(re.findall(r"^\[  SKIPPED \] \S+ \(\d+ ms\)", output, re.M))
+        failed = len(re.findall(r"^\[  FAILED  \] .* \(\d+ ms\)", output, re.M))
+        found = re.findall(r": Skipped\n(.*)", output) if ran else []
+        if not ran:
+            found = re.findall(r"^SKIPPED: (.*)", output, re.M)[:1]
+            skipped = len(found)
+        failed = max(failed, name in failed_entries)
+        counts["failed"] += failed
+        counts["skipped"] += skipped
+        counts["passed"] += max(int(ran[1]) if ran else 1, failed + skipped) - failed - skipped
+        reasons.update(reason.strip() for reason in found)
+    return counts, reasons
+
+
+def summary(counts, reasons, count, minutes):
+    lines = [f"test: {sum(counts.values())} cases in {count} entries of ctest, {minutes:.1f} minutes"]
+    lines += [f"test: {number} skipped: {reason}" for reason, number in reasons.most_common()]
+    return lines + [f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"]
+
+
+def main():
+    begun = time.time()
+    watch(sys.stdin, known_seconds(TIMES.read_text()))
+    folder = Path(sys.argv[1]) / "Testing/Temporary"
+    log, failed = folder / "LastTest.log", folder / "LastTestsFailed.log"
+    if not log.exists() or log.stat().st_mtime < begun:
+        return
+    failed_entries = re.findall(r"^\d+:(.*)$", failed.read_text(), re.M) if failed.exists() and failed.stat().st_mtime >= begun else []
+    all_entries = entries(log.read_text(errors="replace"))
+    print("\n".join(summary(*count_cases(all_entries, failed_entries), len(all_entries), (time.time() - begun) / 60)))
+
+
+if __name__ == "__main__":
+    main()
