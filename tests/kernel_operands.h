@@ -88,14 +88,14 @@ class Operands {
     return std::ranges::all_of(bytes_of(margin), [](uint8_t byte) { return byte == kMark; });
   }
 
-  // AddressSanitizer reports whoever reads a margin, too, in the memory of a device that the host executes.
+  // AddressSanitizer reports whoever reads a margin, too.
   void forbid(const Tensor& margin) const {
-    if (!__asan_poison_memory_region || device_.host_memory()) return;
+    if (!__asan_poison_memory_region) return;
     device_.synchronize();  // what had this memory before, and the marks, may come late
     __asan_poison_memory_region(margin.device_bytes(), static_cast<size_t>(margin.bytes()));
   }
   void allow_margins() const {
-    if (!__asan_unpoison_memory_region || device_.host_memory()) return;
+    if (!__asan_unpoison_memory_region) return;
     for (const Guarded& g : guarded_) {
       for (const Tensor& margin : {g.before, g.after})
         __asan_unpoison_memory_region(margin.device_bytes(), static_cast<size_t>(margin.bytes()));

@@ -9,6 +9,10 @@
 #include "mantissa/base/integers.h"
 #include "mantissa/base/limits.h"
 
+// Of AddressSanitizer, in programs that are built with it.
+extern "C" __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
+extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);
+
 namespace mantissa {
 namespace {
 
@@ -26,6 +30,11 @@ class HostMemory final : public MemorySource {
     return static_cast<std::byte*>(block);
   }
   void give_back(std::byte* block) noexcept override { std::free(block); }
+  void lend(std::byte* block, int64_t bytes, int64_t size) noexcept override {
+    if (!__asan_poison_memory_region) return;
+    __asan_unpoison_memory_region(block, static_cast<size_t>(bytes));
+    __asan_poison_memory_region(block + bytes, static_cast<size_t>(size - bytes));
+  }
   std::string limits() const override { return memory_limits(); }
 };
 
@@ -50,6 +59,7 @@ std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {
     block = take(size);
     stats_.in_use += bytes;
     stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
+    source_->lend(block.memory, bytes, block.size);
   }
   // shared_ptr calls the deleter if the handle itself cannot be made.
   return {block.memory, [owner = shared_from_this(), block, bytes](std::byte*) { owner->give_back(block, bytes); }};
@@ -98,6 +108,7 @@ CachingAllocator::Block CachingAllocator::from_source(int64_t size) {
 void CachingAllocator::give_back(const Block& block, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   stats_.in_use -= bytes;
+  source_->lend(block.memory, 0, block.size);
   cached_.find(block.size)->second.push_back(block.memory);
 }
 

@@ -21,6 +21,8 @@ class MemorySource {
   virtual ~MemorySource() = default;
   virtual std::byte* take(int64_t bytes) = 0;  // aligned to CachingAllocator::kAlignment; null: there is no more
   virtual void give_back(std::byte* block) noexcept = 0;
+  // A block of `size` bytes is lent for its first `bytes`; 0: it is kept. Tools that watch memory learn from it what nobody may touch.
+  virtual void lend(std::byte* /*block*/, int64_t /*bytes*/, int64_t /*size*/) noexcept {}
   virtual void make_room() {}                        // asks others that keep blocks of the same memory to give them back
   virtual std::string limits() const { return {}; }  // what decides how much there is, to end an error: "; ..." or empty
 };
