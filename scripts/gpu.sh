@@ -13,11 +13,11 @@ slices=(primitives kernels formats conformance train ranks memcheck racecheck in
 usage() { sed -n '2,8s/^# //p' "$0"; exit "$1"; }
 
 make_pack() {
-  local bin=build/release/bin
+  local bin=build/pack/bin
   scripts/setup.sh
   . scripts/jobs.sh
-  cmake --preset release -DMANTISSA_TESTS=ON -DMANTISSA_CUDA=ON -DMANTISSA_CUDA_ARCHITECTURES=all
-  cmake --build --preset release --parallel "$jobs" --target mantissa gpu_tests gpu_formats
+  cmake --preset release -B build/pack -DMANTISSA_TESTS=ON -DMANTISSA_CUDA=ON -DMANTISSA_CUDA_ARCHITECTURES=all
+  cmake --build build/pack --parallel "$jobs" --target mantissa gpu_programs
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT
   mkdir -p "$stage/lib" "$out"

@@ -18,7 +18,7 @@ esac
 scripts/setup.sh
 . scripts/jobs.sh
 only=() target=(all)
-[ ! -e /dev/nvidia0 ] || target+=(gpu_tests gpu_formats)
+[ ! -e /dev/nvidia0 ] || target+=(gpu_programs)
 case $preset in
   asan) only=(-L '^(unit|threads)$') target=(unit_tests) ;;
   tsan) only=(-L '^threads$') target=(threads_tests) ;;

@@ -61,12 +61,12 @@ def watch(lines, known):
 
 def entries(log):
     """(name, output, seconds) of each entry in a log of ctest."""
-    pattern = r'^\d+/\d+ Testing: (.*)\n(?:.*\n)*?Output:\n-+\n((?:.*\n)*?)<end of output>\nTest time = +([\d.]+) sec'
+    pattern = r'^\d+/\d+ Testing: (.*)\n(?:(?!\d+/\d+ Testing: ).*\n)*?Output:\n-+\n((?:.*\n)*?)<end of output>\nTest time = +([\d.]+) sec'
     return [(m[1], m[2], float(m[3])) for m in re.finditer(pattern, log, re.M)]
 
 
 def count_cases(all_entries, failed_entries):
-    """Numbers of cases that passed, failed and were skipped, and how many were skipped for each reason."""
+    """Numbers of cases that passed, failed, were skipped and did not run, as those behind a crash, and how many were skipped for each reason."""
     counts, reasons = collections.Counter(), collections.Counter()
     for name, output, _ in all_entries:
         ran = re.search(r"^\[=+\] Running (\d+) tests? from", output, re.M)
@@ -76,22 +76,24 @@ def count_cases(all_entries, failed_entries):
         if not ran:
             found = re.findall(r"^SKIPPED: (.*)", output, re.M)[:1]
             skipped = len(found)
-        failed = max(failed, name in failed_entries)
-        counts["failed"] += failed
-        counts["skipped"] += skipped
-        counts["passed"] += max(int(ran[1]) if ran else 1, failed + skipped) - failed - skipped
+        failed = max(failed, int(name in failed_entries))
+        passed = len(re.findall(r"^\[       OK \]", output, re.M)) if ran else int(not failed and not skipped)
+        counts.update(passed=passed, failed=failed, skipped=skipped, unrun=max(int(ran[1]) - passed - failed - skipped, 0) if ran else 0)
         reasons.update(reason.strip() for reason in found)
     return counts, reasons
 
 
 def summary(counts, reasons, count, minutes):
     lines = [f"test: {sum(counts.values())} cases in {count} entries of ctest, {minutes:.1f} minutes"]
+    lines += [f"test: {counts['unrun']} did not run, because their process ended"] if counts["unrun"] else []
     lines += [f"test: {number} skipped: {reason}" for reason, number in reasons.most_common()]
     return lines + [f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"]
 
 
 def main():
     begun = time.time()
+    for stream in (sys.stdin, sys.stdout):  # tests of hostile input may print any byte
+        stream.reconfigure(errors="replace")
     watch(sys.stdin, known_seconds(TIMES.read_text()))
     folder = Path(sys.argv[1]) / "Testing/Temporary"
     log, failed = folder / "LastTest.log", folder / "LastTestsFailed.log"

@@ -3,10 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "files.h"
 #include "process.h"

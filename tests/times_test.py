@@ -1,7 +1,9 @@
 """What scripts/watch_tests.py reads of ctest, and what scripts/record_times.py holds a tree to."""
 import contextlib
 import io
+import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -40,11 +42,16 @@ SKIPPED: no qemu-x86_64
 <end of output>
 Test time =   0.02 sec
 ----------------------------------------------------------
-3/3 Testing: crashes
-3/3 Test: crashes
+3/4 Testing: absent
+3/4 Test: absent
+Unable to find executable: absent
+4/4 Testing: crashes
+4/4 Test: crashes
 Command: "crashes"
 Output:
 ----------------------------------------------------------
+[==========] Running 40 tests from 1 test suite.
+[       OK ] Crashes.A (1 ms)
 <end of output>
 Test time =   0.10 sec
 """
@@ -55,9 +62,9 @@ class Watching(unittest.TestCase):
         entries = watch_tests.entries(LOG)
         self.assertEqual([(name, seconds) for name, _, seconds in entries], [("Suite.1of2", 1.5), ("other_under_qemu", 0.02), ("crashes", 0.1)])
         counts, reasons = watch_tests.count_cases(entries, ["Suite.1of2", "crashes"])
-        self.assertEqual((counts["passed"], counts["failed"], counts["skipped"]), (1, 3, 2))
+        self.assertEqual((counts["passed"], counts["failed"], counts["skipped"], counts["unrun"]), (2, 3, 2, 38))
         self.assertEqual(dict(reasons), {"needs a GPU": 1, "no qemu-x86_64": 1})
-        self.assertEqual(watch_tests.summary(counts, reasons, 3, 1.0)[-1], "1 passed, 3 failed, 2 skipped")
+        self.assertEqual(watch_tests.summary(counts, reasons, 3, 1.0)[-1], "2 passed, 3 failed, 2 skipped")
 
     def shown(self, lines, known):
         out = io.StringIO()
@@ -97,6 +104,28 @@ class Recording(unittest.TestCase):
     def test_a_tree_that_has_grown_since_is_found(self):
         self.assertEqual(len(self.findings(self.TIMES, product=1021)), 1)
         self.assertEqual(len(self.findings(self.TIMES, product=1021, tests=511)), 2)
+
+    def test_a_commit_that_raises_the_budget_says_so(self):
+        with tempfile.TemporaryDirectory() as root:
+            def git(*words):
+                subprocess.run(["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@b.invalid", *words], check=True, capture_output=True)
+
+            def commit(text, message):
+                (Path(root) / "tests/times.txt").write_text(text)
+                git("add", "-A")
+                git("commit", "-m", message)
+                found = check.Findings()
+                record_times.check_raised_budget(text, found, root)
+                return len(found.lines)
+
+            git("init", "-q")
+            (Path(root) / "tests").mkdir()
+            raised = self.TIMES.replace("budget 100", "budget 101")
+            self.assertEqual(commit(self.TIMES, "Record"), 0)
+            self.assertEqual(commit(raised, "Record"), 1)
+            self.assertEqual(commit(raised.replace("60.0", "59.0"), "Record again"), 1)
+            self.assertEqual(commit(raised.replace("101", "99"), "Take less"), 0)
+            self.assertEqual(commit(raised, "Raise the budget for more tests"), 0)
 
     def test_seconds_of_a_build_are_those_of_its_last_commands(self):
         log = "# ninja log v5\n0\t9000\t0\ttests/CMakeFiles/a.dir/x.o\taa\n0\t2000\t0\tcuda/q.o\tbb\n0\t2000\t0\t/b/cuda/q.o\tbb\n10\t1010\t0\ttests/CMakeFiles/a.dir/x.o\tcc\n"

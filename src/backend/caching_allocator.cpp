@@ -10,8 +10,10 @@
 #include "mantissa/base/limits.h"
 
 // Of AddressSanitizer, in programs that are built with it.
+// NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
 extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace mantissa {
 namespace {

@@ -1,7 +1,6 @@
 // The GEMMs of generation (few_rows_gemm.h): their products, on what their bits depend, and which codes they leave to tiles.
 #include "mantissa/backend/few_rows.h"
 
-#include <cmath>
 
 #include "backend/cpu/fast/few_rows_gemm.h"
 #include "exact_gemm.h"

@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 
-#include <algorithm>
 
 #include "comm_cases.h"
 #include "files.h"

@@ -46,7 +46,7 @@ TEST_P(TensorTexts, AreThoseOfOne) {
   }
 }
 
-// tests/slow has all. Of mxfp8_te the suite has tensor ranks in ops_tests only.
+// tests/slow has all. Of mxfp8_te the suite has tensor ranks in model_tests only.
 std::vector<TensorCase> suite_cases() {
   std::vector<TensorCase> out = test::tensor_cases();
   for (const TensorCase& of_experts : test::tensor_cases_of_experts()) out.push_back(of_experts);

@@ -100,6 +100,9 @@ def main():
         print(*wrong, f"SKIPPED: no {' and no '.join(missing)}", sep="\n")
         sys.exit(1 if wrong else 77)
     objects = [Path(each) for each in sys.argv[1:]]
+    if not all(ARCHITECTURE in output("cuobjdump", "--list-elf", each) for each in objects):
+        print(*wrong, f"SKIPPED: no code of {ARCHITECTURE} (MANTISSA_CUDA_ARCHITECTURES)", sep="\n")
+        sys.exit(1 if wrong else 77)
     sources = [*Path("src/backend/cuda").glob("*.cu"), *Path("src/backend/cuda").glob("*.h")]
     kernels = [kernel for path in sources for kernel in kernels_in(path)]
     opcodes = opcodes_of_kernels(objects)

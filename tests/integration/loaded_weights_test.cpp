@@ -2,7 +2,6 @@
 // manifest names.
 #include <gmock/gmock.h>
 
-#include <cstring>
 #include <limits>
 
 #include "checkpoint_shards.h"

@@ -48,7 +48,7 @@ std::string table() {
   return out;
 }
 
-// To write it anew: MANTISSA_WRITE_GOLDEN=1 plan_tests --gtest_filter='GemmTable.*'
+// To write it anew: MANTISSA_WRITE_GOLDEN=1 layer_tests --gtest_filter='GemmTable.*'
 TEST(GemmTable, IsThatOfTheFile) {
   const std::string path = std::string(MANTISSA_SOURCE_DIR) + kFile, found = table();
   if (std::getenv("MANTISSA_WRITE_GOLDEN")) std::ofstream(path) << found;
