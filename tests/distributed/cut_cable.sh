@@ -17,7 +17,7 @@ cd "$work"
 node() {
   two_hosts_node "$1" "$2" train "$repository/configs/shakespeare-char.json" --set "data.path=$repository/LICENSE" --set logging.dir=run \
     --set training.threads=1 --set training.grad_accum=null --set training.global_batch_size=4 --set training.micro_batch_size=1 \
-    --set eval.interval=0 --set eval.samples=null --set parallel.heartbeat_timeout_s=2
+    --set eval.interval=0 --set eval.samples=null --set parallel.heartbeat_timeout_s=4
 }
 node "$a" 0 >first.out 2>first.err &
 first=$!
@@ -34,9 +34,9 @@ for host in first second; do
   [ "$code" = 6 ] || { echo "the $host host ended with $code"; cat "$host.err"; exit 1; }
 done
 echo "all ranks left with 6 within $((SECONDS - cut)) s"
-[ $((SECONDS - cut)) -le 30 ] || { echo "of 2 s that heartbeats may be missing"; exit 1; }
+[ $((SECONDS - cut)) -le 30 ] || { echo "of 4 s that heartbeats may be missing"; exit 1; }
 grep -h "heartbeat_timeout_s" first.err second.err | head -2
 for host in first second; do
-  grep -q "sent no heartbeat for 2 s (parallel.heartbeat_timeout_s)\|closed its connection" "$host.err" || { cat "$host.err"; exit 1; }
+  grep -q "sent no heartbeat for 4 s (parallel.heartbeat_timeout_s)\|closed its connection" "$host.err" || { cat "$host.err"; exit 1; }
   grep -q "exit code 6" "$host.err" && ! grep -q "exit code [^6]" "$host.err" || { cat "$host.err"; exit 1; }
 done

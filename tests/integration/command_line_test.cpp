@@ -38,6 +38,16 @@ TEST_F(CommandLine, HelpAndVersionAreWordsAndOptions) {
               AllOf(HasSubstr("--seed UINT"), HasSubstr("--top-k INT"), ::testing::ContainsRegex("--prompt TEXT[^\n]*\\\\n")));
 }
 
+TEST_F(CommandLine, IntegersAreDecimalUpToTheirLimits) {
+  output({"train", "run.json"});
+  const auto text = [&](const std::string& seed, const std::string& count) {
+    return output({"generate", run_folder("run"), "--prompt=a=", "--max-new-tokens", count, "--seed", seed});
+  };
+  EXPECT_EQ(text("0", "010"), text("0", "10"));
+  EXPECT_NE(text("18446744073709551615", "10"), text("0", "10"));
+  EXPECT_THAT(text("0", "1"), ::testing::StartsWith("a=")) << "the first = ends the name of an option";
+}
+
 TEST_F(CommandLine, LaunchLeavesTheOptionsOfACommandToIt) {
   EXPECT_THAT(output({"launch", "--nproc-per-node", "1", "--standalone", "config", "check", "run.json", "--set", "training.steps=7"}),
               HasSubstr("\"steps\": 7"));

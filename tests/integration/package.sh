@@ -11,7 +11,7 @@ command -v readelf >/dev/null || skip "no readelf (package binutils)"
 command -v help2man >/dev/null && [ -d man ] || skip "built without help2man"
 
 rm -rf "$work" && mkdir -p "$work"
-"$cpack" -G DEB -B "$work" >"$work/cpack.log" || { cat "$work/cpack.log"; exit 1; }
+"$cpack" -G DEB -D CPACK_DEBIAN_COMPRESSION_TYPE=zstd -B "$work" >"$work/cpack.log" || { cat "$work/cpack.log"; exit 1; }
 dpkg-deb -x "$work"/mantissa_*.deb "$work/program"
 dpkg-deb -x "$work"/mantissa-dev_*.deb "$work/development"
 share=$work/program/usr/share mantissa=$work/program/usr/bin/mantissa

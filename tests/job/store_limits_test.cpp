@@ -348,10 +348,10 @@ Errors behind(const StoreJob& job) {
 Errors progress_or_no_watch(const StoreJob& job) {
   Reports reports;
   const Errors errors = job.in_store(2, job.options(2), [&](Store& store, int rank) {
-    store.watch(reports.watch(rank, {.section_timeout_s = 1}));
+    store.watch(reports.watch(rank, {.section_timeout_s = 3}));
     for (int i = 0; i < 40; ++i) {
       store.progress().at(1, "evaluation");
-      pause_ms(50);
+      pause_ms(100);
     }
     store.check();
     store.watch(reports.watch(rank, {.section_timeout_s = 0.1}));

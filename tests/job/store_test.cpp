@@ -134,7 +134,11 @@ Run failing(int who, ExitCode code, const std::string& why) {
       EXPECT_EQ(store.failure()->message, why);
       EXPECT_EQ(store.failure()->rank, who);
     }
-    rank == 1 ? void(store.get("never")) : rank == 3 ? store.barrier("never") : wait_for_failure(store);
+    const Error told = test::error_of([&] {
+      rank == 1 ? void(store.get("never")) : rank == 3 ? store.barrier("never") : wait_for_failure(store);
+    });
+    EXPECT_EQ(std::string(told.what()).starts_with(text("rank ", who, " (")), rank != who) << told.what();
+    throw told;
   });
 }
 
