@@ -53,7 +53,7 @@ inline Bytes downloaded(const Tensor& tensor) {
   return {view.begin(), view.end()};
 }
 
-// Of the memory of a device, or without one of the host.
+// Checks memory of a device, or of the host where there is none.
 inline void check_all_gather(const Communicator& world, uint32_t seed, int64_t largest, Backend* device = nullptr) {
   std::mt19937 random(seed);
   const auto size = static_cast<size_t>(world.size());

@@ -9,7 +9,7 @@
 #include "mantissa/base/integers.h"
 #include "mantissa/base/limits.h"
 
-// Of AddressSanitizer, in programs that are built with it.
+// Functions of AddressSanitizer; null in programs that are built without it.
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
 extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);

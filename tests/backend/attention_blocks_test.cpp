@@ -31,7 +31,7 @@ TEST_P(AttentionBlocks, AgreeWithFp64AndDoNotDependOnThreads) {
   for (const AttentionCase& c : cases) expect_close_to_fp64(c, c.random_qkv());
 }
 
-// Of one head: scores are multiples of 1/2 down to -99.5, exact in fp32, and each row has an exact 0.
+// Scores of a head are multiples of 1/2 down to -99.5, exact in fp32, and each row has an exact 0.
 std::vector<double> spiky_qkv(const AttentionCase& c) {
   std::vector<double> x = c.random_qkv();
   for (int64_t i = 0; i < c.rows(); ++i) {

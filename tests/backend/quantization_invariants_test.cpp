@@ -1,4 +1,4 @@
-// What quantized matrices keep when they are transposed or turned from rowwise to columnwise codes, on values of several distributions.
+// Properties that quantized matrices keep when they are transposed or turned from rowwise to columnwise codes, on values of several distributions.
 #include <map>
 
 #include "kernel_backends.h"

@@ -20,7 +20,7 @@ class QuantizedGemm : public OnAllBackends {
     return quantized(tensor_of(fast(), Dtype::bf16, shape, drawn), how);
   }
 
-  // What fp32 sums of either order stay within.
+  // A bound that fp32 sums of either order stay within.
   static double bound(int64_t depth) { return 1e-6 * std::max(1.0, static_cast<double>(depth) / 4096); }
   void expect_gemm(const Operand& a, const Operand& b, Dtype out) {
     for (Backend* device : devices()) {

@@ -208,7 +208,7 @@ Case case_of(uint32_t number) {
 
 RoundingDraws draws_of(const Case& c) { return {.seed = 77, .what = 5, .first = 1234567, .columns = c.columns}; }
 
-// Those of a share of twice as many columns, in any order. Rows of tokens lie anywhere, those of padding before the first one, and numbers
+// Draws of a share of twice as many columns, in any order. Rows of tokens lie anywhere, those of padding before the first one, and numbers
 // of elements wrap.
 RoundingDraws draws_of_share(const Case& c) {
   RoundingDraws out{.seed = 77, .what = 5, .first = 40, .columns = 2 * c.columns};

@@ -21,7 +21,7 @@ struct BoxedTensor {
     split(whole_box(shape));
     for (const Box& box : boxes) std::ranges::copy(elements(box), std::back_inserter(stored));
   }
-  // Of the whole tensor, in a box.
+  // Reads a box of the whole tensor.
   std::vector<float> elements(const Box& box) const {
     std::vector<float> out = {0};
     for (size_t d = 0; d < shape.size(); ++d) {

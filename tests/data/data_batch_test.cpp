@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 
 constexpr int32_t kEod = 90;
 
-// Of these files, in their order.
+// Token files with these, in their order.
 template <class... Files>
 TokenFiles together(Files... files) {
   std::vector<TokenFile> list;
