@@ -27,6 +27,7 @@ template <class Scale>
 struct Piece {
   const std::byte* weight;
   int64_t rows, row_bytes, depth;
+  const std::byte* last;             // byte of the whole weight
   const Scale* scales;               // [blocks, spans of a row]
   int64_t block_rows, row_of_block;  // of the first row
   const float* x;                    // [x_rows, x_row], laid out as the steps
@@ -45,10 +46,12 @@ template <class Steps>
   return extreme != 0;
 }
 
-// Asks for what is read a few rows later: by itself the CPU looks ahead too short a way.
-[[gnu::always_inline]] inline void prefetch(const std::byte* from) {
+// Asks for what is read a few rows later: by itself the CPU looks ahead too short a way. Nothing is asked for behind the weight, where a
+// page that was never written would be looked for in vain each time.
+[[gnu::always_inline]] inline void prefetch(const std::byte* from, const std::byte* last) {
   constexpr uintptr_t kAhead = 4096;
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kAhead));
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(std::min(reinterpret_cast<uintptr_t>(from) + kAhead, reinterpret_cast<uintptr_t>(last))));
 }
 
 template <class Part>
@@ -86,7 +89,7 @@ template <class Steps, int kRows>
   const auto step = [&]<bool kPlain>(const std::byte* from, int64_t s) __attribute__((always_inline)) {
     Part parts[size_t{kRows}][size_t{kParts}] = {};  // of two vectors, because each addition to one waits for that before
     const float* at = x + s * kStep;
-    for (int64_t line = 0; line < Steps::kBytes; line += 64) prefetch(from + line);
+    for (int64_t line = 0; line < Steps::kBytes; line += 64) prefetch(from + line, piece.last);
     const auto take = [&](int64_t v, Part w) __attribute__((always_inline)) {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
@@ -311,6 +314,7 @@ class Run {
                                        .rows = rows,
                                        .row_bytes = row_bytes_,
                                        .depth = depth_,
+                                       .last = elements(k.b) + rows_ * row_bytes_ - 1,
                                        .scales = nullptr,
                                        .block_rows = 1,
                                        .row_of_block = 0,

@@ -297,7 +297,7 @@ class Batch {
   // Packs b of the column blocks that share it.
   void pack() {
     thread_local AlignedBytes memory;
-    std::byte* to = memory.at_least(kSharedBytes);
+    std::byte* to = memory.at_least(shared_);
     for (ColumnBlock& block : blocks_) {
       if (!block.cut.shared) continue;
       block.packed_b = to;

@@ -96,7 +96,8 @@ template <class T>
   for (int64_t i = 0; i < whole_rows; i += kRows) {
     for (int64_t j = 0; j < whole_cols; j += 8) {
       if (j * kSize % kCacheLine == 0) {  // rows are too short for the hardware to see the next ones coming
-        for (int r = 0; r < kRows; ++r) __builtin_prefetch(from.data + (i + kRows + r) * from.stride + j * kSize);
+        for (int64_t r = i + kRows; r < std::min(i + 2 * kRows, from.rows); ++r)
+          __builtin_prefetch(from.data + r * from.stride + j * kSize);
       }
       typename Lanes<T>::Vector block[8];
       for (int r = 0; r < 8; ++r) block[r] = Lanes<T>::load(from.data + i * from.stride + j * kSize, from.stride, r);

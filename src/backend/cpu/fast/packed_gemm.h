@@ -22,7 +22,8 @@ struct TileShape {
 // zeros are multiplied. AMX is so fast that the call of the library shows in smaller tiles.
 TileShape tile_shape(Dtype dtype);
 
-// Memory that starts at a cache line and keeps its size until more is asked for.
+// Memory that starts at a cache line and keeps its size until more is asked for. All its pages, and those that kernels of the library
+// prefetch behind it, were written once.
 class AlignedBytes {
  public:
   std::byte* at_least(int64_t bytes);
