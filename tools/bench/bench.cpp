@@ -235,7 +235,9 @@ Option against_option(std::vector<std::string>& against, const std::string& inst
 }
 
 Option filter_option(std::string& filter) {
-  return {.name = "--filter", .target = &filter, .description = "only benches whose name and dtype contain this, as in 'gemm.fprop bf16'"};
+  return {.name = "--filter",
+          .target = &filter,
+          .description = "only benches whose name, dtype and shape contain this, as in 'gemm.fprop bf16 256x768->2304'"};
 }
 
 using Bench = void (*)(Backend&, const BenchOptions&);

@@ -88,7 +88,7 @@ struct GemmTotal {
 };
 
 void measure_gemm(Harness& harness, const Workload& workload, GemmTotal& total) {
-  if (!harness.wants(workload.bench, workload.dtype)) return;
+  if (!harness.wants(workload)) return;
   total.seconds += harness.measure(workload).seconds.median;
   total.flops += workload.flops;
 }
@@ -118,7 +118,7 @@ void bench_attention(Backend& device, const BenchOptions& options) {
     for (const AttentionShape& shape : shapes) {
       for (const bool backward : {false, true}) {
         const Workload workload = attention_workload(device, dtype, backward, shape);
-        if (harness.wants(workload.bench, dtype)) harness.measure(workload);
+        if (harness.wants(workload)) harness.measure(workload);
       }
     }
   }

@@ -51,7 +51,7 @@ struct Measurement {
 };
 
 struct BenchOptions {
-  std::string filter;       // part of a bench name and its dtype; "": all
+  std::string filter;       // part of a bench name, its dtype and its shape; "": all
   double time_budget = 60;  // seconds for the whole command
   std::string json;         // file for one JSON object a line; "": none
 };
@@ -72,10 +72,11 @@ class JsonLines {
 class Harness {
  public:
   Harness(Backend& device, const BenchOptions& options, const Communicator& world = {});
-  // Whether the filter admits "kernel.add bf16".
-  bool wants(const std::string& bench, Dtype dtype) const {
-    return text(bench, ' ', dtype_name(dtype)).find(options_.filter) != std::string::npos;
+  // Returns whether the filter admits "kernel.add bf16 16384x768".
+  bool wants(const std::string& bench, Dtype dtype, const std::string& shape) const {
+    return text(bench, ' ', dtype_name(dtype), ' ', shape).find(options_.filter) != std::string::npos;
   }
+  bool wants(const Workload& workload) const { return wants(workload.bench, workload.dtype, workload.shape); }
   // Announces workloads that will follow, so that the time budget is shared.
   void expect(int workloads) { remaining_ = workloads; }
   // Measures, prints a line, appends JSON.

@@ -115,9 +115,9 @@ Kernels kernels_of(KernelGroup group, Backend& device, Dtype dtype) {
   return kernels;
 }
 
-void visit_wanted(const Harness& harness, const Kernels& kernels, Dtype dtype, const std::function<void(const Workload&)>& visit) {
+void visit_wanted(const Harness& harness, const Kernels& kernels, const std::function<void(const Workload&)>& visit) {
   for (const Workload& workload : kernels) {
-    if (harness.wants(workload.bench, dtype)) visit(workload);
+    if (harness.wants(workload)) visit(workload);
   }
 }
 
@@ -129,7 +129,7 @@ void bench_kernels(Backend& device, const BenchOptions& options) {
   int expected = 0;
   const auto each = [&](const std::function<void(const Workload&)>& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-      for (const KernelGroup group : groups) visit_wanted(harness, kernels_of(group, device, dtype), dtype, visit);
+      for (const KernelGroup group : groups) visit_wanted(harness, kernels_of(group, device, dtype), visit);
     }
   };
   each([&](const Workload&) { ++expected; });

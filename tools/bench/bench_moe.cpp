@@ -55,6 +55,8 @@ DispatchTable dispatched(Backend& device, const Load& load) {
   return table;
 }
 
+std::string shape_of(const Load& load) { return text(load.name, ' ', kHidden, "->", kGateUp); }
+
 struct Products {
   Workload grouped, dense;
 };
@@ -68,7 +70,7 @@ Products gemms(Backend& device, Dtype dtype, GemmRole role, const Load& load) {
   const Tensor dense_x = x.slice(0, asked), dense_dy = dy.slice(0, asked), dense_w = w.slice(0, kGateUp);
   const auto workload = [&](const char* name, const auto& k) {
     return Workload{.bench = name,
-                    .shape = text(load.name, " ", kHidden, "->", kGateUp),
+                    .shape = shape_of(load),
                     .dtype = dtype,
                     .run = [&device, k] { device.run(k); },
                     .tokens = static_cast<double>(asked)};
@@ -153,14 +155,14 @@ void bench_moe(Backend& device, const BenchOptions& options) {
     for (Workload& workload : movements(device, dtype)) others.push_back(std::move(workload));
   }
   others.push_back(permuted_codes(device));
-  std::erase_if(others, [&](const Workload& w) { return !harness.wants(w.bench, w.dtype); });
+  std::erase_if(others, [&](const Workload& w) { return !harness.wants(w); });
   const char* const names[] = {"moe.fprop", "moe.dgrad", "moe.wgrad"};
   int expected = static_cast<int>(others.size());
   const auto each_gemm = [&](const auto& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const Load& load : all) {
         for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
-          if (harness.wants(names[static_cast<int>(role)], dtype)) visit(dtype, role, load);
+          if (harness.wants(names[static_cast<int>(role)], dtype, shape_of(load))) visit(dtype, role, load);
         }
       }
     }
