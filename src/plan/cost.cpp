@@ -165,7 +165,7 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
       out.sent.parameters += alike * (ranks - 1) * share.gathered;
       summed += share.partial;
     }
-    out.sent.gradients += 2 * (tensor - 1) * summed * layout.expert_ranks(bucket);
+    out.sent.gradients += 2 * (tensor - 1) * summed;                                             // gradients of experts are never partial
     const auto sums = bucket.of_experts ? static_cast<int64_t>(bucket.last - bucket.first) : 1;  // each of its parameters by itself
     calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
     out.busiest += busiest(shares, tensor).all();
