@@ -8,12 +8,6 @@
 
 namespace mantissa {
 
-bool Work::done() const {
-  if (!state_) return true;
-  const std::lock_guard lock(state_->mutex);
-  return state_->done || (state_->device && state_->device->reached(state_->mark));
-}
-
 void Work::wait() const {
   if (!state_) return;
   if (state_->device) return wait_on_device();

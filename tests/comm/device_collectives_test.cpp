@@ -29,12 +29,15 @@ struct Setting {
 class DeviceCollectives : public ::testing::TestWithParam<Setting> {
  protected:
   using Body = std::function<void(Backend&, const Communicator&)>;
+  static std::unique_ptr<Backend> device_of(int seed) {
+    if (GetParam().kind == Kind::closed) return std::make_unique<ClosedDevice>();
+    return std::make_unique<AsyncDevice>(static_cast<uint32_t>(seed));
+  }
   static std::vector<std::string> errors_on_ranks(const Body& body) {
     ThreadLinks links;
     const auto on_rank = [&](const Communicator& world) {
       const Threads one(1);
-      std::unique_ptr<Backend> device = std::make_unique<ClosedDevice>();
-      if (GetParam().kind != Kind::closed) device = std::make_unique<AsyncDevice>(static_cast<uint32_t>(world.rank() + 1));
+      const std::unique_ptr<Backend> device = device_of(world.rank() + 1);
       try {
         body(*device, world);
       } catch (...) {
@@ -257,6 +260,23 @@ TEST_P(DeviceCollectives, ReportsNameTheLatestKernels) {
     device.run(Fill{.out = filled(device, 1), .value = 2});
     EXPECT_EQ(world.latest_kernels().back(), "fill");
     EXPECT_THAT(world.latest_kernels(), Contains("add"));
+  });
+}
+
+// Of several devices, that of the latest call is watched.
+TEST_P(DeviceCollectives, ReportsNameTheKernelsOfTheLatestDevice) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    const std::unique_ptr<Backend> other = device_of(world.rank() + 10);
+    const Tensor first = filled(device, 1), x = filled(*other, 1), y = empty_like(x);
+    world.sum(first, Purpose::other);
+    require_all(first, world.size(), "the sum of the first device");
+    world.barrier();
+    world.sum(x, Purpose::other);
+    device.run(Fill{.out = first, .value = 2});
+    other->run(Add{.a = x, .b = x, .out = y});
+    EXPECT_EQ(world.latest_kernels().back(), "add");
+    require_all(y, 2.0 * world.size(), "the sum of the other device");
+    world.barrier();
   });
 }
 

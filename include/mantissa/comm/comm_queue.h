@@ -18,11 +18,10 @@
 
 namespace mantissa {
 
-// A submitted collective. Copies are handles on the same one; a default one is done. Any thread may wait.
+// A submitted collective. Copies are handles on the same one; a wait for a default one returns. Any thread may wait.
 class Work {
  public:
   Work() = default;
-  bool done() const;
   // Returns when it has run; on a device, what its compute lane is asked for from now on comes after it. Throws what it threw, each time.
   void wait() const;
 
