@@ -1,6 +1,7 @@
 // A tiny model, a text with structure, and runs of train() in a temporary folder.
 #pragma once
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -59,7 +60,7 @@ class TrainingTest : public ::testing::Test {
     TrainedRun run;
     TrainEvents events;
     events.step = [&run](const StepEvent& event) {
-      run.losses.push_back(event.loss);
+      run.losses.push_back(event.loss.value_or(std::numeric_limits<double>::quiet_NaN()));
       run.norms.push_back(event.gradient_norm);
       run.steps.push_back(event);
     };

@@ -66,6 +66,7 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
 }
 
 void print_loss(const std::string& name, double loss, int64_t targets, bool bytes) {
+  if (targets == 0) return void(std::cout << printable(name) << " | no targets\n");
   std::cout << printable(name) << " | loss " << loss << " | perplexity " << std::exp(loss);
   if (bytes) std::cout << " | bits per byte " << loss / std::numbers::ln2;
   std::cout << " | " << targets << " targets\n";
@@ -140,7 +141,7 @@ Evaluation with_means(Evaluation sums) {
   for (SetLoss& set : sums.sets) {
     sums.loss += set.loss;
     sums.targets += set.targets;
-    if (set.targets > 0) set.loss /= static_cast<double>(set.targets);
+    set.loss /= static_cast<double>(set.targets);  // NaN without any
   }
   sums.loss /= static_cast<double>(sums.targets);
   return sums;

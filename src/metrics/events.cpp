@@ -46,6 +46,8 @@ std::vector<std::string> wrapped(const std::string& text) {
   return lines;
 }
 
+std::string loss_text(const std::optional<double>& loss) { return loss ? formatted("loss %.4f", *loss) : "no targets"; }
+
 std::string precision_part(const PrecisionSummary& precision) {
   std::string part;
   if (precision.sqnr_db)
@@ -91,9 +93,10 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
 }
 
 std::string step_line(const StepEvent& event) {
-  std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ",
-                               static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
-                               event.lr, event.milliseconds, event.tokens_per_second);
+  std::string line = formatted("step %5lld/%lld | ", static_cast<long long>(event.step), static_cast<long long>(event.steps));
+  line += loss_text(event.loss);
+  line += formatted(" | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ", event.gradient_norm, event.lr, event.milliseconds,
+                    event.tokens_per_second);
   line += event.mfu            ? formatted("mfu%s %.1f%%", event.other_gemms ? "(bf16)" : "", 100.0 * *event.mfu)
           : event.mfu_measured ? formatted("mfu_meas %.1f%%", 100.0 * *event.mfu_measured)
                                : "mfu n/a";
@@ -111,7 +114,8 @@ std::string evaluation_line(const EvaluationEvent& event) {
                                std::exp(result.loss), static_cast<long long>(result.targets), event.seconds);
   if (event.best) line += " | best";
   if (result.sets.size() < 2) return line;
-  for (const SetLoss& set : result.sets) line += " | " + printable(set.name) + formatted(" %.4f", set.loss);
+  for (const SetLoss& set : result.sets)
+    line += " | " + printable(set.name) + (set.targets > 0 ? formatted(" %.4f", set.loss) : " no targets");
   return line;
 }
 

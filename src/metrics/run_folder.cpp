@@ -146,11 +146,12 @@ void Metrics::write(const StepEvent& event) {
   const double now = unix_time();
   append(lines_, "step", event, now);
   if (!events_) return;
-  std::vector<TaggedValue> values = {{"train/loss", static_cast<float>(event.loss)},
-                                     {"train/grad_norm", static_cast<float>(event.gradient_norm)},
-                                     {"train/lr", static_cast<float>(event.lr)},
-                                     {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
-                                     {"mem/peak_gib", static_cast<float>(event.memory_gib)}};
+  std::vector<TaggedValue> values;
+  if (event.loss) values.push_back({"train/loss", static_cast<float>(*event.loss)});
+  values.insert(values.end(), {{"train/grad_norm", static_cast<float>(event.gradient_norm)},
+                               {"train/lr", static_cast<float>(event.lr)},
+                               {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
+                               {"mem/peak_gib", static_cast<float>(event.memory_gib)}});
   if (event.gpu_memory_gib) values.push_back({"mem/gpu_peak_gib", static_cast<float>(*event.gpu_memory_gib)});
   if (!event.routing.empty()) add_routing_values(event.routing, values);
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});

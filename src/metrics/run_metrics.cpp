@@ -28,7 +28,8 @@ void take_start(RunMetrics& run, const JsonReader& line) {
 
 void take_step(RunMetrics& run, const JsonReader& line) {
   const auto event = line.as<StepEvent>();
-  run.loss.push_back({event.step, event.loss});
+  // Without a loss, a step that was skipped had one that is not finite, and any other had no target.
+  if (event.loss || event.skipped) run.loss.push_back({event.step, event.loss.value_or(std::numeric_limits<double>::quiet_NaN())});
   run.lr.push_back({event.step, event.lr});
   run.gradient_norm.push_back({event.step, event.gradient_norm});
   run.tokens_per_second.push_back({event.step, event.tokens_per_second});

@@ -55,7 +55,7 @@ int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch
 void take_set(SetLoss sum, Evaluation& result) {
   result.loss += sum.loss;
   result.targets += sum.targets;
-  if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);
+  sum.loss /= static_cast<double>(sum.targets);  // NaN without any
   result.sets.push_back(std::move(sum));
 }
 

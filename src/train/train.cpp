@@ -58,7 +58,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
   const StepEvent event{.step = run.state.step,
                         .steps = training.steps,
-                        .loss = result.loss,
+                        .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
                         .gradient_norm = result.gradient_norm,
                         .lr = lr,
                         .milliseconds = 1e3 * seconds,

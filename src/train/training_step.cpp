@@ -57,7 +57,7 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, StepOptions options) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
-  const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
+  const int64_t counting = targets_of_ranks(optimizer.shards().mesh().data, batch), targets = std::max<int64_t>(1, counting);
   RouterStatistics routing(options.routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
   const Moment began(model.device());
@@ -91,6 +91,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
   }
   return {.loss = update.loss,
+          .targets = counting,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
           .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",

@@ -27,7 +27,7 @@ class MetricsTest : public test::TrainingTest {
     events.step = [this](const StepEvent& event) {
       steps_.push_back(event);
       scalars_.push_back({event.step,
-                          {{"train/loss", static_cast<float>(event.loss)},
+                          {{"train/loss", static_cast<float>(event.loss.value())},
                            {"train/grad_norm", static_cast<float>(event.gradient_norm)},
                            {"train/lr", static_cast<float>(event.lr)},
                            {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
@@ -72,7 +72,7 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReportsWhichAreReadBack) {
     const size_t i = steps.size();
     steps.push_back({{"type", "step"},
                      {"step", i + 1},
-                     {"loss", event.loss},
+                     {"loss", event.loss.value()},
                      {"lr", event.lr},
                      {"grad_norm", event.gradient_norm},
                      {"tokens", event.tokens},
@@ -83,7 +83,7 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReportsWhichAreReadBack) {
                      {"mem_gib", event.memory_gib},
                      {"eta_s", event.remaining_seconds},
                      {"skipped", false}});
-    expect_read(metrics.loss, i, event.step, event.loss);
+    expect_read(metrics.loss, i, event.step, event.loss.value());
     expect_read(metrics.lr, i, event.step, event.lr);
     expect_read(metrics.gradient_norm, i, event.step, event.gradient_norm);
     expect_read(metrics.tokens_per_second, i, event.step, event.tokens_per_second);

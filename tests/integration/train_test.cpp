@@ -8,6 +8,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
 #include "mantissa/data/token_writer.h"
+#include "mantissa/metrics/run_metrics.h"
 #include "mantissa/train/generate.h"
 #include "training.h"
 
@@ -253,6 +254,31 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored: quantization here keeps no state of its own"));
   EXPECT_THAT(warned, Not(HasSubstr("embed._extra_state")));
   EXPECT_THAT(silent, Not(HasSubstr("_extra_state")));
+}
+
+// As of prompts that fill a row.
+TEST_F(TrainTest, StepsWithoutATargetHaveNoLoss) {
+  std::string lines;
+  for (int i = 0; i < 8; ++i) lines += text(R"({"tokens": [)", i, ", 3, 4, 5], \"mask\": [0, 0, ", i < 2 ? "1, 1" : "0, 0", "]}\n");
+  test::write_file(folder_ / "examples.jsonl", lines);
+  const std::string set = R"([{"path":")" + (folder_ / "examples.jsonl") + "\"}]";
+  const TrainedRun trained =
+      run("examples", {"data.path=null", "data.tokenizer=null", "data.train=" + set, "model.vocab_size=8", "training.seq_len=4",
+                       "training.micro_batch_size=1", "training.grad_accum=1", "training.steps=8"});
+  std::vector<int64_t> with_loss;
+  for (const StepEvent& step : trained.steps) {
+    EXPECT_FALSE(step.skipped);
+    if (step.loss) with_loss.push_back(step.step);
+    EXPECT_EQ(step.loss.has_value(), step.gradient_norm > 0.0) << step.step;
+  }
+  EXPECT_EQ(with_loss.size(), 2U) << "of 8 rows";
+  std::vector<int64_t> read;
+  for (const MetricPoint& point : read_run_metrics(run_folder("examples")).loss) {
+    EXPECT_GT(point.value, 0.1);
+    read.push_back(point.step);
+  }
+  EXPECT_EQ(read, with_loss);
+  EXPECT_THAT(test::read_file(run_folder("examples") + "/metrics.jsonl"), HasSubstr("\"loss\":null,"));
 }
 
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {

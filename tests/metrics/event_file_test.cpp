@@ -122,7 +122,14 @@ TEST(MetricsLines, HaveTheirKeysInOrder) {
                          "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"))
       << "in the order of their codes";
   EXPECT_THAT(written(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}}), HasSubstr("\"loss\":null,"));
+  EXPECT_THAT(written(StepEvent{.loss = {}, .mfu = {}}), HasSubstr("\"loss\":null,"));
   EXPECT_THAT(written(SampleEvent{.step = 1, .prompt = "", .text = "a\xff\nb"}), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
+}
+
+TEST(MetricsLines, TensorBoardHasNoLossOfAStepWithoutTargets) {
+  EXPECT_THAT(written(StepEvent{.mfu = {}}, false), AllOf(HasSubstr("train/loss"), HasSubstr("train/grad_norm")));
+  EXPECT_THAT(written(StepEvent{.loss = {}, .mfu = {}}, false),
+              AllOf(::testing::Not(HasSubstr("train/loss")), HasSubstr("train/grad_norm")));
 }
 
 TEST(MetricsLines, TensorBoardHasThePeakMemoryOfAGpuAndItsUtilization) {

@@ -34,6 +34,7 @@ TEST(StepLine, IsTheDocumentedOne) {
       {[](StepEvent& e) { e.other_gemms = true, e.mfu.reset(); }, " | mfu n/a | "},
       {[](StepEvent& e) { e.gpu_memory_gib = 34.5; }, " | mem 4.5 GiB | gpu 34.5 GiB | eta "},
       {[](StepEvent& e) { e.loss = std::numeric_limits<double>::quiet_NaN(); }, "loss nan"},
+      {[](StepEvent& e) { e.loss.reset(); }, "step   120/2000 | no targets | norm 1.234 | lr "},
       {[](StepEvent& e) { e.skipped = true; }, "eta 53m33s | skipped"}};
   for (const auto& [change, part] : changes) {
     StepEvent event = report();
@@ -48,6 +49,8 @@ TEST(EvaluationLine, NamesTheSetsOnlyIfThereAreSeveral) {
   EXPECT_EQ(evaluation_line(evaluation), "eval    20 | loss 2.0000 | ppl 7.389 | 30 targets | 1.2 s | best");
   evaluation.result.sets.push_back({.name = "b.txt", .loss = 2.5, .targets = 10});
   EXPECT_THAT(evaluation_line(evaluation), ::testing::EndsWith(" | a.txt 2.0000 | b.txt 2.5000"));
+  evaluation.result.sets[1] = {.name = "b.txt", .loss = std::numeric_limits<double>::quiet_NaN()};
+  EXPECT_THAT(evaluation_line(evaluation), ::testing::EndsWith(" | a.txt 2.0000 | b.txt no targets"));
 }
 
 TEST(Durations, AreShortAndReadable) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -182,6 +183,19 @@ TEST_F(ReportPage, TheSummaryHasRestartsAndStepsAreThoseSinceTheLastOne) {
   EXPECT_TRUE(again.precision.empty());
 }
 
+// A step that was skipped had a loss that is not finite: a gap.
+TEST_F(ReportPage, StepsWithoutTargetsHaveNoPointOfTheLoss) {
+  std::string skipped = step_line(4, "null");
+  skipped.replace(skipped.find("\"time\""), 0, "\"skipped\":true,");
+  const RunMetrics read = run("a", kStep + step_line(2, "2.5") + step_line(3, "null") + skipped);
+  ASSERT_EQ(read.loss.size(), 3U);
+  EXPECT_EQ(read.loss[1].value, 2.5);
+  EXPECT_EQ(read.loss[2].step, 4);
+  EXPECT_TRUE(std::isnan(read.loss[2].value));
+  EXPECT_EQ(read.lr.size(), 4U);
+  expect_parts(page(kStep + step_line(2, "2.5") + step_line(3, "null")), {"<td>3 of 4</td><td>0</td><td>192</td><td>7</td><td>2.5</td>"});
+}
+
 TEST_F(ReportPage, TheNewestTextIsTheFirstAndOpen) {
   std::string lines = kStep;
   for (int step = 1; step <= 14; ++step) lines += text(R"({"type":"sample","step":)", step, R"(,"prompt":"p","text":"t"})", "\n");
@@ -280,7 +294,7 @@ TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumberButForATornLastOne) {
                                       {"{}", "has no \"type\""},
                                       {R"({"type":"step","step":1.5})", "step: must be an integer, got 1.5"},
                                       {R"({"type":"step","step":9223372036854775808})", "step: must be in [-9223372036854775808, "},
-                                      {R"({"type":"step","step":1,"loss":"low"})", "loss: must be a number, got \"low\""},
+                                      {R"({"type":"step","step":1,"loss":"low"})", "loss: must be a number or null, got \"low\""},
                                       {precision + R"({"-1":1}})", "scales.-1: is no name of an entry"},
                                       {precision + R"({"1":-9223372036854775808}})", "scales.1: must be "},
                                       {precision + R"({"1":9223372036854775808}})", "scales.1: must be "},

@@ -123,7 +123,7 @@ TEST_F(StepBatchesTest, ACutFileEndsTheRunWhenTheStepThatNeedsItBegins) {
     std::vector<double> losses;
     const Error error = test::error_of([&, on = on] {
       run_seen(
-          on, more, [&](const StepEvent& event) { losses.push_back(event.loss); }, 2);
+          on, more, [&](const StepEvent& event) { losses.push_back(event.loss.value()); }, 2);
     });
     EXPECT_EQ(error.code(), ExitCode::data);
     EXPECT_THAT(error.what(), HasSubstr("tokens.bin"));

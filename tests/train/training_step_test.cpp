@@ -196,8 +196,10 @@ TEST_F(TrainingStepTest, BatchWithoutATargetHasNoLossAndNoGradient) {
   batch.target_count = 0;
   const StepResult result = trainee.step(batch);
   EXPECT_EQ(result.loss, 0.0);
+  EXPECT_EQ(result.targets, 0);
   EXPECT_EQ(result.gradient_norm, 0.0);
   EXPECT_EQ(result.bad, "");
+  EXPECT_EQ(trainee.step(random_batch(1)).targets, random_batch(1).target_count);
 }
 
 TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {

@@ -79,7 +79,7 @@ std::string ranks_text(const RunMetrics& run) {
 std::string text_cell(const std::string& content) { return "<td class=\"text\">" + content + "</td>"; }
 
 std::string summary_row(const RunMetrics& run, size_t index) {
-  const int64_t step = run.loss.empty() ? run.start.step : run.loss.back().step;
+  const int64_t step = run.lr.empty() ? run.start.step : run.lr.back().step;
   std::string row = "<tr>" + text_cell(swatch(index) + escaped(run.name)) + text_cell(escaped(run.start.precision));
   for (const std::string& cell :
        {text(step, " of ", run.start.steps), restarts_text(run), text(run.tokens), text(run.start.parameters), last_text(run.loss),

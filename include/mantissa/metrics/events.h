@@ -16,7 +16,7 @@ namespace mantissa {
 // The loss on validation data.
 struct SetLoss {
   std::string name;
-  double loss = 0.0;  // mean over its targets, in nats
+  double loss = 0.0;  // mean over its targets, in nats; NaN without any
   int64_t targets = 0;
 
   void fields(auto& v) {
@@ -70,8 +70,9 @@ double mean_dropped(const std::vector<LayerRouting>& layers);
 const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers);  // the first with the largest imbalance
 
 struct StepEvent {
-  int64_t step = 0, steps = 0;  // step counts from 1
-  double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
+  int64_t step = 0, steps = 0;       // step counts from 1
+  std::optional<double> loss = 0.0;  // none: no target counted
+  double gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
   std::optional<double> mfu;       // of the dense bf16 peak in the data sheets of all GPUs; none: a CPU, or a GPU that is not known
@@ -248,7 +249,8 @@ struct TrainEvents {
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
 // Where the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind
-// mem. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 GEMMs 12" unless there are none.
+// mem. A step without targets has "no targets" in place of the loss. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down
+// 24.8)", and " | fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);

@@ -27,9 +27,9 @@ struct RunMetrics {
   StartEvent start;             // of the newest start; without folder
   std::vector<int64_t> starts;  // the step of every start: the first, and then each restart
   int64_t tokens = 0;
-  Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
-  Series imbalance;                   // of the layer with experts where it is largest
-  std::vector<RoutingPoint> routing;  // what was reported of the newest kRoutingSteps steps
+  Series loss, valid_loss, lr, gradient_norm, tokens_per_second;  // loss: of steps with targets
+  Series imbalance;                                               // of the layer with experts where it is largest
+  std::vector<RoutingPoint> routing;                              // what was reported of the newest kRoutingSteps steps
   std::vector<PrecisionEvent> precision;
   std::vector<SampleEvent> samples;
 };

@@ -16,7 +16,8 @@
 namespace mantissa {
 
 struct StepResult {
-  double loss;           // sum over the targets that count, divided by their number
+  double loss;           // sum over the targets that count, divided by their number; 0 without any
+  int64_t targets;       // that count, of all ranks
   double gradient_norm;  // before clipping
   bool skipped;
   std::string bad;  // why: the first value that is not finite
