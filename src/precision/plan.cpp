@@ -58,33 +58,39 @@ NamedSize in_of(const ModuleShape& module) { return named_size(module.in_key, "i
 NamedSize out_of(const ModuleShape& module) { return named_size(module.out_key, "out", module.out); }
 NamedSize out_of(const ModulePart& part) { return named_size(part.out_key, "out", part.out, " of part " + part.name); }
 
-// Says why a rank's share of a size has no whole number of blocks: "out 100 of part k is not a multiple of 32, the block of recipe mxfp8";
-// "" if it has.
-std::string share_problem(const NamedSize& what, int64_t ranks, int64_t block, const std::string& of) {
-  if (what.size % (ranks * block) == 0) return "";
-  if (ranks == 1) return text(what.name, " is not a multiple of ", block, ", the block of ", of);
-  return text(what.name, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of,
-              ": take fewer ranks");
+// A size of which a rank's share has no whole number of blocks, and what that is: "out 100 of part k", "is not a multiple of 32, the block
+// of recipe mxfp8".
+struct UnfitSize {
+  std::string size, reason;
+};
+
+// Returns none if the share has.
+std::optional<UnfitSize> share_problem(const NamedSize& what, int64_t ranks, int64_t block, const std::string& of) {
+  if (what.size % (ranks * block) == 0) return {};
+  if (ranks == 1) return UnfitSize{what.name, text("is not a multiple of ", block, ", the block of ", of)};
+  return UnfitSize{what.name, text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
+                                   ", the block of ", of, ": take fewer ranks")};
 }
 
 // Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (precision/code_hash.h).
-std::string cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
+std::optional<UnfitSize> cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
   constexpr int64_t kCell = 32;
   const std::string of = text("codes of recipe ", recipe.name);
-  std::string problem = columns > 1 ? share_problem(in_of(module), columns, kCell, of) : "";
+  std::optional<UnfitSize> problem;
+  if (columns > 1) problem = share_problem(in_of(module), columns, kCell, of);
   for (const ModulePart& part : module.parts) {
-    if (rows > 1 && problem.empty()) problem = share_problem(out_of(part), rows, kCell, of);
+    if (rows > 1 && !problem) problem = share_problem(out_of(part), rows, kCell, of);
   }
-  return rows > 1 && problem.empty() ? share_problem(out_of(module), rows, kCell, of) : problem;
+  return rows > 1 && !problem ? share_problem(out_of(module), rows, kCell, of) : problem;
 }
 
-// Names the sizes of a weight that cannot be divided so; "" if all can.
-std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
+// Returns the first size of a weight that cannot be divided so; none if all can.
+std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
   const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
   const int64_t rows = by.row_ranks(), columns = by.column_ranks();
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string of = "recipe " + recipe.name;
-  std::vector<std::string> problems;
+  std::vector<std::optional<UnfitSize>> problems;
   if (fake > 1) problems.push_back(share_problem(in_of(module), columns, fake, "weight_fake_quant in " + of));
   const auto check_in = [&](int64_t length, const std::string& whose) {
     problems.push_back(share_problem(in_of(module), columns, length, whose));
@@ -98,8 +104,8 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_
   for (const int64_t length : simulated.in) check_in(length, "simulate in " + of);
   for (const int64_t length : simulated.out) check_out(length, "simulate in " + of);
   if (recipe.reads_weight_codes() || recipe.weight_fake_quant) problems.push_back(cell_problem(module, recipe, rows, columns));
-  const auto first = std::ranges::find_if(problems, [](const std::string& problem) { return !problem.empty(); });
-  return first == problems.end() ? "" : *first;
+  const auto first = std::ranges::find_if(problems, [](const auto& problem) { return problem.has_value(); });
+  return first == problems.end() ? std::nullopt : *first;
 }
 
 // Collects keys that were given and change nothing.
@@ -193,35 +199,53 @@ class Resolver {
   }
 
   void check_module(const ModulePrecision& entry) {
-    const std::string problem = recipe_problem(entry);
-    if (problem.empty()) return;
-    problems_[{key_of_recipe(entry), problem}][any_layer(entry.module.path)].push_back(entry.module.path);
+    const ModuleKind kind = entry.module.kind;
+    if (kind == ModuleKind::output) return;
+    const auto add = [&](const std::string& reason, const std::string& size) {
+      problems_[{key_of_recipe(entry), reason}][size][any_layer(entry.module.path)].push_back(entry.module.path);
+    };
+    if (kind == ModuleKind::linear || kind == ModuleKind::router) {
+      if (const auto unfit = size_problem(entry.module, entry.recipe, model_.tensor)) add(unfit->reason, unfit->size);
+    } else if (const std::string problem = problem_without_gemm(entry.recipe); !problem.empty()) {
+      add(problem, "");
+    }
   }
 
-  // Says why a module cannot have its recipe, continuing its path; "" if it can.
-  std::string recipe_problem(const ModulePrecision& entry) const {
-    const ModuleKind kind = entry.module.kind;
-    const Recipe& recipe = entry.recipe;
-    if (kind == ModuleKind::output) return "";
-    if (kind == ModuleKind::linear || kind == ModuleKind::router) {
-      const std::string size = size_problem(entry.module, recipe, model_.tensor);
-      return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
-    }
+  // Says why a module that has no GEMM cannot have this recipe, continuing its path; "" if it can.
+  std::string problem_without_gemm(const Recipe& recipe) const {
     if (recipe.quantizes()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantize");
     if (recipe.compute == config_.dtype) return "";
     return text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", recipe.name, "\" computes in ",
                 recipe.compute, ": use \"high\" for it");
   }
 
-  // Reports once for all modules that have it.
+  using Modules = std::map<std::string, std::vector<std::string>>;  // path with any layer -> paths
+
+  static std::string names_of(const Modules& modules) {
+    return joined(modules, ", ", [](const auto& module) {
+      const auto& [layers, paths] = module;
+      return paths.size() == 1 ? paths.front() : layers;
+    });
+  }
+
+  // Reports each reason once, for all modules and sizes that it refuses.
   void report_problems() {
-    for (const auto& [problem, modules] : problems_) {
-      const std::string names = joined(modules, ", ", [](const auto& module) {
-        const auto& [layers, paths] = module;
-        return paths.size() == 1 ? paths.front() : layers;
-      });
-      report_.error(problem.key, text(modules.size() > 1 ? "each of " : "", names, " ", problem.message));
+    for (const auto& [problem, sizes] : problems_) {
+      const auto& [size, modules] = *sizes.begin();
+      if (sizes.size() > 1) {
+        report_.error(problem.key, many_sizes(problem.reason, sizes));
+        continue;
+      }
+      const std::string fit =
+          text("does not fit its recipe: ", size, ' ', problem.reason, "; change the size, or give it another recipe by a rule");
+      report_.error(problem.key, text(modules.size() > 1 ? "each of " : "", names_of(modules), ' ', size.empty() ? problem.reason : fit));
     }
+  }
+
+  static std::string many_sizes(const std::string& reason, const std::map<std::string, Modules>& sizes) {
+    const std::string each = joined(sizes, ", ", [](const auto& size) { return text(size.first, " (", names_of(size.second), ')'); });
+    return text("modules do not fit their recipe: each of ", each, ' ', reason,
+                "; change the sizes, or give the modules another recipe by a rule");
   }
 
   void check_output(const Recipe& ambient) {
@@ -258,7 +282,7 @@ class Resolver {
   }
 
   struct Problem {
-    std::string key, message;
+    std::string key, reason;
     auto operator<=>(const Problem&) const = default;
   };
 
@@ -267,7 +291,7 @@ class Resolver {
   ConfigReport& report_;
   std::map<std::string, Recipe> recipes_;
   std::vector<Recipe> by_rule_;
-  std::map<Problem, std::map<std::string, std::vector<std::string>>> problems_;  // path with any layer -> paths
+  std::map<Problem, std::map<std::string, Modules>> problems_;  // by size; "": it is not of one
 };
 
 std::string unfit_ambient(const Recipe& ambient) {

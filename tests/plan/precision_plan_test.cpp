@@ -223,7 +223,11 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
         {"precision.rules.0.recipe: layers.1.mlp.down", "the block of weight_fake_quant in recipe mxfp4_qat"},
         narrow},
        {R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", {}, narrow},
-       {R"({"recipe": "fp8_block"})", {"model.hidden_size 64 is not a multiple of 128"}, {}},
+       {R"({"recipe": "fp8_block"})",
+        {"precision.recipe: modules do not fit their recipe: each of model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, "
+         "layers.*.mlp.gate_up), model.intermediate_size 96 (layers.*.mlp.down) is not a multiple of 128, the block of recipe fp8_block; "
+         "change the sizes, or give the modules another recipe by a rule"},
+        {}},
        {two_high,
         {"precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up does not fit its recipe: "
          "model.hidden_size 80 is not a multiple of 32"},
@@ -236,6 +240,7 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
         {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"},
         of_experts}});
   ModelConfig model = small_model();
+  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})", model).errors(), Not(HasSubstr("errors"))) << "one cause";
   four_heads(model);
   EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors")));
   model = small_model();

@@ -182,8 +182,10 @@ TEST(SimulatedRecipe, SizesThatCutABlockAreRefused) {
     return own(R"("simulate": {)" + simulate + R"(}, "gemms": ["fprop", "dgrad", "wgrad"])", small_model(), tensor).errors();
   };
   const std::string rows = R"({"format": "e3m2", "block": [1, 40]})", tiles = R"({"format": "e3m2", "block": [64, 4]})";
-  EXPECT_THAT(errors(R"("input": )" + rows),
-              HasSubstr("model.hidden_size 64 is not a multiple of 40, the block of simulate in recipe own"));
+  EXPECT_THAT(
+      errors(R"("input": )" + rows),
+      HasSubstr("each of model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, layers.*.mlp.gate_up), model.intermediate_size "
+                "96 (layers.*.mlp.down) is not a multiple of 40, the block of simulate in recipe own"));
   EXPECT_THAT(errors(R"("output_grad": )" + rows), HasSubstr("is not a multiple of 40, the block of simulate in recipe own"));
   EXPECT_THAT(errors(R"("weight": )" + tiles), HasSubstr("model.intermediate_size 96 is not a multiple of 64"));
   EXPECT_EQ(errors(R"("input": )" + tiles), "") << "tiles of tokens and channels";
