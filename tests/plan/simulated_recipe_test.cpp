@@ -209,6 +209,25 @@ TEST(SimulatedRecipe, SizesOfExpertsAreWholeBlocks) {
   EXPECT_EQ(own(kNvfp4, model, 1, R"(, "rules": [{"match": "layers.*.moe.experts.*", "recipe": "high"}])").errors(), "");
 }
 
+// Blocks of 8 fit, transforms of 32 do not: along the rows of a weight in fprop, along its columns in dgrad.
+TEST(SimulatedRecipe, SizesAreWholeTransforms) {
+  const auto transforming = [](const char* gemm, const ModelConfig& model) {
+    return own(text(R"("simulate": {"weight": {"format": "e3m2", "block": [1, 8]}, "input": {"format": "e3m2", "block": [1, 8]},
+                        "output_grad": {"format": "e3m2", "block": [1, 8]}, "hadamard": 32, "hadamard_gemms": [")",
+                    gemm, R"("]}, "gemms": ["fprop", "dgrad", "wgrad"])"),
+               model)
+        .errors();
+  };
+  ModelConfig model = small_model();
+  for (const char* const gemm : {"fprop", "dgrad", "wgrad"}) EXPECT_EQ(transforming(gemm, model), "") << gemm;
+  model.intermediate_size = 72;
+  const std::string problem =
+      "does not fit its recipe: model.intermediate_size 72 is not a multiple of 32, the block of simulate in recipe own";
+  EXPECT_THAT(transforming("fprop", model), HasSubstr("layers.*.mlp.down " + problem));
+  EXPECT_THAT(transforming("dgrad", model), HasSubstr("layers.*.mlp.gate_up " + problem));
+  EXPECT_EQ(transforming("wgrad", model), "") << "along tokens, which are padded";
+}
+
 TEST(SimulatedRecipe, OutputProjectionsInFp8AndModulesWithoutAGemmCannotHaveIt) {
   EXPECT_THAT(own(kNvfp4, small_model(), 1, R"(, "fp8_output_proj": true)").errors(),
               HasSubstr("excludes an ambient recipe with simulated operands, as \"own\" has"));
