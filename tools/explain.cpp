@@ -288,6 +288,7 @@ void print_text(const Explanation& of, PlanTable form) {
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
+  if (const auto& advice = plan.dispatch_advice(); advice && config.parallel.expert == 1) print(*advice);
   if (const auto cost = plan.cost_of_rows()) print(*cost);
   for (const std::string& warning : warnings) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").string());

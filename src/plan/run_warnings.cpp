@@ -29,6 +29,7 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
   std::vector<std::string> warnings = plan.warnings();
   const std::optional<std::string> advice = config.parallel.world() > 1 ? plan.gather_advice() : std::nullopt;
   if (advice) warnings.push_back(*advice);
+  if (config.parallel.expert > 1 && plan.dispatch_advice()) warnings.push_back(*plan.dispatch_advice());
   const int64_t warmup = config.schedule.warmup_steps, steps = config.training.steps;
   if (warmup >= steps)
     warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(steps, "step"),

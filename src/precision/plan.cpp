@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "mantissa/backend/contract.h"
 #include "mantissa/base/hash.h"
@@ -108,6 +109,37 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   return first == problems.end() ? std::nullopt : *first;
 }
 
+// Says whether tokens travel to these experts, or gradients back, as codes during training, where precision.quantized_dispatch lets them.
+bool can_move_codes(const ModulePrecision& entry) {
+  if (!entry.module.experts) return false;
+  Recipe recipe = entry.recipe;
+  recipe.requantizes_output_grad = recipe.columns == ColumnSource::rows;
+  if (entry.module.role == ModuleRole::mlp_output)
+    return choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
+  return choose_operands(recipe, GemmRole::fprop).first.is_codes() && saved_input(recipe) == SavedAs::rows;
+}
+
+// Says whether they would if columns came from rows.
+bool moves_values_for_columns(const ModulePrecision& entry) {
+  ModulePrecision from_rows = entry;
+  from_rows.recipe.columns = ColumnSource::rows;
+  return !can_move_codes(entry) && can_move_codes(from_rows);
+}
+
+std::optional<std::string> advice_on_dispatch(const std::vector<ModulePrecision>& modules) {
+  std::map<std::string, std::vector<std::string>> paths;  // any layer -> paths
+  std::set<std::string> recipes;
+  for (const ModulePrecision& entry : modules) {
+    if (!moves_values_for_columns(entry)) continue;
+    paths[any_layer(entry.module.path)].push_back(entry.module.path);
+    recipes.insert(text('"', entry.recipe.name, '"'));
+  }
+  if (paths.empty()) return {};
+  return text("precision.quantized_dispatch: during training tokens of ",
+              joined(paths, ", ", [](const auto& of) { return joined_path(of.second); }), " travel as values, because columns of recipe ",
+              joined(recipes), " come from values");
+}
+
 // Collects keys that were given and change nothing.
 std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vector<ModulePrecision>& modules) {
   std::vector<std::string> idle;
@@ -116,6 +148,9 @@ std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vec
   const OutputProjectionConfig& output = config.fp8_output_proj;
   if (!output.enabled && !(output.fprop && output.dgrad && output.wgrad)) {
     idle.emplace_back("precision.fp8_output_proj is not enabled, so its fprop, dgrad and wgrad do nothing");
+  }
+  if (!config.quantized_dispatch && std::ranges::none_of(modules, can_move_codes)) {
+    idle.emplace_back("precision.quantized_dispatch false changes no training: tokens would not travel to experts as codes anyhow");
   }
   return idle;
 }
@@ -360,6 +395,7 @@ int64_t ModulePrecision::bytes_on_rank(const ModelRanks& ranks) const { return r
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
   plan.idle_keys_ = idle_keys(config, plan.modules_);
+  if (config.quantized_dispatch) plan.dispatch_advice_ = advice_on_dispatch(plan.modules_);
   plan.native_gemms_ = config.native_products == NativeProducts::automatic;
   return plan;
 }

@@ -115,6 +115,45 @@ TEST(PlanWarnings, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
                                                      "(precision.recipe) have different weight formats")));
 }
 
+// A model of two layers with experts, at some ranks that share them.
+RunConfig with_experts(const std::string& recipe, bool quantized_dispatch, int64_t expert = 1) {
+  RunConfig config;
+  config.model.vocab_size = 64;
+  config.model.num_layers = 2;
+  config.model.moe.emplace();
+  config.precision.recipe = recipe;
+  config.precision.quantized_dispatch = quantized_dispatch;
+  config.parallel.data = config.parallel.expert = expert;
+  return config;
+}
+
+TEST(PlanWarnings, TellWhereQuantizedDispatchDoesNothing) {
+  const auto advice = [](const char* recipe, bool on) { return resolve_plan(with_experts(recipe, on)).dispatch_advice(); };
+  EXPECT_EQ(
+      advice("mxfp8_te", true).value_or(""),
+      "precision.quantized_dispatch: during training tokens of layers.{0..1}.moe.experts.down, layers.{0..1}.moe.experts.gate_up travel "
+      "as values, because columns of recipe \"mxfp8_te\" come from values");
+  for (const char* const none : {"mxfp8", "high", "mxfp4_qat"}) EXPECT_EQ(advice(none, true), std::nullopt) << none;
+  EXPECT_EQ(advice("mxfp8_te", false), std::nullopt) << "nobody asks for it";
+  const auto idle = Contains(HasSubstr("precision.quantized_dispatch false changes no training"));
+  for (const char* const none : {"mxfp8_te", "high", "mxfp4_qat"})
+    EXPECT_THAT(resolve_plan(with_experts(none, false)).warnings(), idle) << none;
+  for (const char* const moved : {"mxfp8", "fp8_block"})
+    EXPECT_THAT(resolve_plan(with_experts(moved, false)).warnings(), Not(idle)) << moved;
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "quantized_dispatch": false})"), idle) << "there are no experts";
+}
+
+// On one rank nothing travels far; a run of mxfp8_te has nothing to be warned of.
+TEST(RunWarnings, OfTokensThatTravelAsValuesAreOfRanksThatShareExperts) {
+  const auto found = [](const char* recipe, int64_t ranks) {
+    const RunConfig config = with_experts(recipe, true, ranks);
+    return run_warnings(config, resolve_plan(config));
+  };
+  EXPECT_THAT(found("mxfp8_te", 1), IsEmpty());
+  EXPECT_THAT(found("mxfp8_te", 2), Contains(HasSubstr("travel as values")));
+  EXPECT_THAT(found("mxfp8", 2), Not(Contains(HasSubstr("travel as values"))));
+}
+
 TEST(PlanWarnings, AGatherOfCodesIsAdvisedWhereItSavesBytes) {
   EXPECT_THAT(plan_of(R"({"recipe": "mxfp8"})").gather_advice().value_or(""),
               HasSubstr("precision.fp8_param_gather is off: 12 quantized weights"));

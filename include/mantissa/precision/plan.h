@@ -128,6 +128,8 @@ class PrecisionPlan {
   std::vector<std::string> warnings() const;
   // What precision.fp8_param_gather, which is off, would save; none: nothing.
   std::optional<std::string> gather_advice() const;
+  // Which experts get their tokens as values although precision.quantized_dispatch is on, and why; none: none does.
+  const std::optional<std::string>& dispatch_advice() const { return dispatch_advice_; }
   // What blocks of 1 x b cost that tiles do not, of weights that are multiplied as codes; none without such weights.
   std::optional<std::string> cost_of_rows() const;
 
@@ -137,6 +139,7 @@ class PrecisionPlan {
   std::vector<ModulePrecision> modules_;
   std::unordered_map<std::string, size_t> by_path_, by_parameter_;
   std::vector<std::string> idle_keys_;  // warnings about the config
+  std::optional<std::string> dispatch_advice_;
 };
 
 }  // namespace mantissa
