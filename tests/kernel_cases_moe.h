@@ -1,6 +1,8 @@
 // Cases of the kernels of a mixture of experts.
 #pragma once
 
+#include <limits>
+
 #include "kernel_cases_quantized.h"
 
 namespace mantissa::test {
@@ -15,8 +17,23 @@ struct RouteShape {
   int64_t sequences, length, experts;
   RoutingRule rule;
   bool bias;
+  bool padded = false;  // the end of each sequence: another share of it, all of the last one
   int64_t tokens() const { return sequences * length; }
 };
+
+// Random logits; those of padding are -Inf.
+inline std::vector<double> router_logits(const RouteShape& s, uint32_t what, double scale = 2.0) {
+  std::vector<double> out = random_values(s.tokens() * s.experts, what, scale);
+  for (int64_t n = 0; s.padded && n < s.tokens(); ++n) {
+    const int64_t sequence = n / s.length, kept = s.length * (s.sequences - sequence - 1) / s.sequences;
+    if (n % s.length >= kept) std::fill_n(out.begin() + n * s.experts, s.experts, -std::numeric_limits<double>::infinity());
+  }
+  return out;
+}
+inline Tensor router_logits(Operands& o, const RouteShape& s) {
+  if (!s.padded) return o.input_of(Dtype::f32, {s.tokens(), s.experts}, 2.0);
+  return o.given(Dtype::f32, {s.tokens(), s.experts}, router_logits(s, 3));
+}
 
 inline RoutingRule softmax_rule(int64_t assignments, bool after_choice, bool renormalize) {
   return {
@@ -42,12 +59,17 @@ inline std::vector<std::pair<std::string, RouteShape>> route_shapes() {
           {"all_chosen", {1, 5, 4, softmax_rule(4, false, true), false}},
           {"sigmoid", {4, 300, 8, sigmoid_rule(1, false), true}},
           {"sigmoid_groups", {2, 70, 128, sigmoid_rule(8, true, 8, 4), true}},
-          {"forced", {2, 7, 5, forced(sigmoid_rule(3, true)), false}}};
+          {"forced", {2, 7, 5, forced(sigmoid_rule(3, true)), false}},
+          {"softmax_padded", {3, 9, 8, softmax_rule(2, false, true), true, true}},
+          {"after_choice_padded", {2, 8, 5, softmax_rule(3, true, false), false, true}},
+          {"sigmoid_groups_padded", {4, 70, 64, sigmoid_rule(8, true, 8, 4), true, true}},
+          {"forced_padded", {2, 6, 5, forced(softmax_rule(2, false, false)), false, true}},
+          {"all_padding", {1, 4, 40, sigmoid_rule(2, true), false, true}}};
 }
 
 inline RouteForward routed(Operands& o, const RouteShape& s) {
   const int64_t tokens = s.tokens(), assignments = s.rule.top_k;
-  const Tensor logits = o.input_of(Dtype::f32, {tokens, s.experts}, 2.0);
+  const Tensor logits = router_logits(o, s);
   const RouteForward k{.logits = logits,
                        .experts = o.given(Dtype::i32, {tokens, assignments}, {}),
                        .weights = o.given(Dtype::f32, {tokens, assignments}, {}),
@@ -66,7 +88,7 @@ inline void route_cases(Cases& add) {
   for (const auto& [name, shape] : route_shapes()) {
     const RouteShape s = shape;
     add("RouteForward", name, [=](Operands& o) {
-      const Tensor logits = o.input_of(Dtype::f32, {s.tokens(), s.experts}, 2.0);
+      const Tensor logits = router_logits(o, s);
       o.device().run(RouteForward{.logits = logits,
                                   .experts = index_output(o, "experts", {s.tokens(), s.rule.top_k}),
                                   .weights = o.output_of(Dtype::f32, "weights", {s.tokens(), s.rule.top_k}, kStats),
@@ -149,6 +171,16 @@ inline void dispatch_cases(Cases& add) {
                                        .multiple = m,
                                        .capacity = most});
         });
+  }
+  for (const int64_t capacity : {0, 9}) {
+    add("DispatchTable", named({90, 3, 5, 32, capacity}) + "_padded", [=](Operands& o) {
+      o.device().run(DispatchTable{.experts = o.given(Dtype::i32, {90, 3}, some_dropped(o, 90 * 3, 5)),
+                                   .offsets = index_output(o, "offsets", {6}),
+                                   .rows = index_output(o, "rows", {90, 3}),
+                                   .assignments = index_output(o, "assignments", {dispatch_rows(90 * 3, 5, 32)}),
+                                   .multiple = 32,
+                                   .capacity = capacity});
+    });
   }
   for (const auto& [ranks, experts, most, multiple] :
        {std::array<int64_t, 4>{1, 1, 5, 1}, {2, 3, 2, 32}, {4, 2, 40, 32}, {3, 16, 9, 64}, {8, 1, 300, 128}}) {

@@ -14,8 +14,9 @@ struct TensorCase {
   double loss;    // largest relative difference of the first loss
   double cosine;  // least, of any gradient
   Sets sets;
-  bool experts = false;  // which ranks may share
-  int most = 4;          // tensor ranks
+  bool experts = false;   // which ranks may share
+  int most = 4;           // tensor ranks
+  bool examples = false;  // with padding behind them
 };
 
 inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
@@ -38,7 +39,8 @@ class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<
         "model.hidden_size=256", "model.intermediate_size=128",      "model.num_attention_heads=8", "model.num_key_value_heads=4",
         "model.qk_norm=true",    "model.max_position_embeddings=19", "training.seq_len=19",         "training.steps=1",
         "optimizer.grad_clip=0"};
-    return run_on(layout, name, with(with(with(base, tree_of(4)), GetParam().sets), more));
+    const Sets data = GetParam().examples ? examples() : Sets();
+    return run_on(layout, name, with(with(with(with(base, tree_of(4)), data), GetParam().sets), more));
   }
 
   // All of them, or some that take every path of a recipe.
@@ -158,6 +160,9 @@ inline std::vector<TensorCase> tensor_cases_of_experts() {
                         "model.moe.shared_intermediate_size=128"};
   const auto of = [&](const Sets& sets, const char* last = "training.threads=1") { return with(with(sets, experts), {last}); };
   return {{"experts", 1e-6, 0.99999, of({"precision.dtype=fp32"}), true},
+          {"experts_padded", 1e-6, 0.99999,
+           of({"precision.dtype=fp32", "model.moe.aux_loss_coef=0.1", "model.moe.seq_aux_loss_coef=0.1", "model.moe.capacity_factor=1.1"}),
+           true, 4, true},
           {"gpt_oss", 1e-6, 0.99999,
            of({"precision.dtype=fp32", "model.attention_sinks=true", "model.sliding_window=6", "model.sliding_layers=[1]",
                "model.activation=swiglu_clamped", "model.moe.router_bias=true", "training.recompute=selective"},

@@ -73,6 +73,23 @@ class TrainingTest : public ::testing::Test {
 
   TrainedRun run(const std::string& name, std::vector<std::string> sets = {}) const { return run(config(name, std::move(sets))); }
 
+  // Writes 24 examples of 11 or 12 tokens, some without a target, and returns the settings of a run on them. Rows of less than 22 tokens
+  // have one each.
+  std::vector<std::string> examples() const {
+    std::string lines;
+    for (int i = 0; i < 24; ++i) {
+      std::string ids, mask;
+      for (int t = 0; t < 12 - i % 2; ++t) {
+        ids += (t > 0 ? "," : "") + std::to_string((i * 7 + t * t) % 60);
+        mask += t > 0 ? text(",", t > i % 13 ? 1 : 0) : "0";
+      }
+      lines += R"({"tokens": [)" + ids + R"(], "mask": [)" + mask + "]}\n";
+    }
+    write_file(folder_ / "examples.jsonl", lines);
+    const std::string set = R"([{"path": ")" + (folder_ / "examples.jsonl") + "\"}]";
+    return {"data.path=null", "data.train=" + set, "data.valid=" + set, "data.tokenizer=null", "model.vocab_size=60"};
+  }
+
   std::string run_folder(const std::string& name) const { return folder_ / ("runs/" + name); }
   std::string checkpoint(const std::string& name, int64_t step) const { return run_folder(name) + "/checkpoints/" + checkpoint_name(step); }
   // Masters, moments and counters, bit by bit.

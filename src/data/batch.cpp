@@ -15,11 +15,12 @@ Batch empty_batch(int64_t sequences, int64_t length) {
           .targets = std::vector<int32_t>(size, kNoTarget),
           .positions = std::vector<int32_t>(size, 0),
           .segment_starts = std::vector<int32_t>(size, 0),
+          .lengths = std::vector<int32_t>(static_cast<size_t>(sequences), 0),
           .samples = std::vector<SampleId>(static_cast<size_t>(sequences))};
 }
 
-// Fills row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; the rest of the row is padding. The
-// last token of a row of examples has no target, and after that of the dataset there is none.
+// Fills row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; the rest of the row is padding, as is
+// what fills a row of examples. The last token of a row of examples has no target, and after that of the dataset there is none.
 void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const DocumentOptions& asked, int64_t row, Batch& batch) {
   std::vector<int32_t> ids(static_cast<size_t>(inputs + 1));
   std::vector<uint8_t> marks(ids.size());
@@ -34,6 +35,7 @@ void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const 
       if (t > 0 && ((marks[at] & starts_document) || (marks[at - 1] & ends_document))) document = static_cast<int32_t>(t);
       const bool eod = documents.mask_eod_loss && (marks[at] & (end_token | ends_document));
       batch.tokens[to] = ids[at];
+      if (!(marks[at] & fills_row)) batch.lengths[static_cast<size_t>(row)] = static_cast<int32_t>(t) + 1;
       if (!eod && !(marks[at] & untrained)) {
         batch.targets[to] = ids[at + 1];
         ++batch.target_count;

@@ -39,7 +39,11 @@ void ExampleRows::add(const Example& example) {
 }
 
 TokenLayout ExampleRows::take() {
-  for (const auto& [tokens, offset] : gaps_) layout_.document_starts.push_back(offset);
+  if (!gaps_.empty()) layout_.padding.resize(static_cast<size_t>(layout_.tokens));
+  for (const auto& [tokens, offset] : gaps_) {
+    layout_.document_starts.push_back(offset);
+    std::fill_n(layout_.padding.begin() + offset, tokens, true);
+  }
   std::ranges::sort(layout_.document_starts);
   return std::move(layout_);
 }

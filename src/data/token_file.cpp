@@ -167,9 +167,11 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks)
   for (int64_t i = 0; i < count; ++i) marks[i] = options_.eod_id == out[i] ? eod_mark : uint8_t{0};
   if (indexed) mark_indexed(begin, count, marks);
   if (layout_.mask_offset >= 0) mark_masked(begin, count, marks);
-  if (layout_.trained.empty()) return;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count && !layout_.trained.empty(); ++i) {
     if (!layout_.trained[static_cast<size_t>(begin + i)]) marks[i] |= untrained;
+  }
+  for (int64_t i = 0; i < count && !layout_.padding.empty(); ++i) {
+    if (layout_.padding[static_cast<size_t>(begin + i)]) marks[i] |= fills_row;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "mantissa/metrics/routing_summary.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace mantissa {
 namespace {
@@ -13,9 +14,11 @@ struct Figures {
   std::vector<double> losses = {};  // of one micro batch after the other
 };
 
-// Adds a row of RouterStatistics.
-void add(std::span<const double> row, RouterFigures wanted, int64_t capacity, Figures& figures) {
+// Adds a row of RouterStatistics, whose assignments say how many tokens the micro batch had for experts.
+void add(std::span<const double> row, RouterFigures wanted, const MoeConfig& moe, Figures& figures) {
   const std::span<const double> chosen = row.first(row.size() - kLosses), losses = row.last(kLosses);
+  const double tokens = std::accumulate(chosen.begin(), chosen.end(), 0.0) / static_cast<double>(moe.num_experts_per_tok);
+  const int64_t capacity = moe.capacity(static_cast<int64_t>(tokens));
   for (size_t e = 0; e < chosen.size(); ++e) {
     figures.assignments[e] += chosen[e];
     if (capacity > 0) figures.assignments.back() += std::max(0.0, chosen[e] - static_cast<double>(capacity));
@@ -72,8 +75,8 @@ LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, Rou
     all += load;
     most = std::max(most, load);
   }
-  out.imbalance = most * static_cast<double>(experts) / all;
-  out.dropped = figures.assignments.back() / all;
+  out.imbalance = all > 0.0 ? most * static_cast<double>(experts) / all : 1.0;
+  out.dropped = all > 0.0 ? figures.assignments.back() / all : 0.0;
   if (wanted == RouterFigures::counts) return out;
   report_losses(figures.losses, out);
   return out;
@@ -100,11 +103,10 @@ std::vector<LayerRouting> routing_summary(std::span<const double> rows, RouterFi
   const ModelConfig& model = config.model;
   if (!model.moe) return {};
   const auto experts = static_cast<size_t>(model.moe->num_experts);
-  const int64_t capacity = model.moe->capacity(config.training.micro_batch_size * config.training.seq_len);
   const std::vector<int64_t> layers = layers_with_experts(model);
   std::vector<Figures> figures(layers.size(), Figures{.assignments = std::vector<double>(experts + 1)});
   for (size_t i = 0, width = experts + kLosses; i < rows.size() / width; ++i)
-    add(rows.subspan(i * width, width), wanted, capacity, figures[i % layers.size()]);
+    add(rows.subspan(i * width, width), wanted, *model.moe, figures[i % layers.size()]);
   gather(ranks, figures);
   std::vector<LayerRouting> out;
   for (size_t i = 0; i < layers.size(); ++i) out.push_back(reported(figures[i], layers[i], experts, wanted));

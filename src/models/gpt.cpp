@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "mantissa/backend/few_rows.h"
 #include "mantissa/backend/functions.h"
@@ -80,6 +81,11 @@ void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {
 
 }  // namespace
 
+int64_t TokenBatch::padded() const {
+  if (lengths.empty()) return 0;
+  return tokens.dim(0) - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
+
 Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, const GptOptions& options)
     : config_(config),
       device_(device),
@@ -144,8 +150,8 @@ Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& 
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
   const Var normed = block.mlp_norm.forward(middle);
   if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
-  const int64_t capacity = statistics ? config_.moe->capacity(context.tokens) : 0;
-  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.tokens, context.batch, capacity, statistics));
+  const int64_t capacity = statistics ? config_.moe->capacity(context.tokens - context.padded) : 0;
+  return add(middle, std::get<Moe>(block.mlp).forward(normed, context, capacity, statistics));
 }
 
 // max_position_embeddings limits the length of sequences; most are far shorter.
@@ -165,6 +171,8 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
                                 .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
                                 .segment_starts = batch.segment_starts,
+                                .padding = batch.padding,
+                                .padded = batch.padded(),
                                 .rope_table = rope_table(batch.tokens.dim(0) / batch.batch)};
   Var x = embed(batch);
   for (const Block& block : blocks_) {

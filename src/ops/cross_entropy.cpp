@@ -86,12 +86,13 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   if (wants_dx) dx = empty(value.device(), shared(tp) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);
-    const Chunk chunk{chunk_input(input, gemms, begin, end, training), targets.slice(begin, end), losses.slice(begin, end)};
+    const LinearGemms part = gemms.from_token(begin);
+    const Chunk chunk{chunk_input(input, part, begin, end, training), targets.slice(begin, end), losses.slice(begin, end)};
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
-    gemms.fprop(chunk.x, {}, logits);
+    part.fprop(chunk.x, {}, logits);
     chunk_loss(chunk, logits, options, tp, scale, training ? logits : Tensor());
     if (!training) continue;
-    gemms.backward(gemms.kept(chunk.x), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
+    part.backward(part.kept(chunk.x), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
   }
   if (wants_dx && shared(tp)) dx = summed(tp, dx, {}, value.dtype());
   return record("cross_entropy", mean_loss(losses, scale), {x, weight.var()}, [dx](const Tensor& dy) {

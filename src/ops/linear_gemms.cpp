@@ -61,8 +61,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
 }
 
-// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are permuted tokens that are
-// transformed together with padding.
+// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are tokens that are transformed
+// together with padding.
 Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
   const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
   const Tensor x = source_of(high);
@@ -71,8 +71,9 @@ Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole 
   const RoundingPosition* const position = rounding_position();
   const bool at_random = position && how.rounding == Rounding::stochastic;
   const RoundingDraws draws = at_random ? draws_of(weight_.place, groups_, gemm, role, out.shape(), *position) : RoundingDraws();
-  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), with_padding = of_groups && over_rows;
-  const bool observed = observing_quantization() && weight_.leaf && !again && !with_padding;
+  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), of_weight = role == OperandRole::weight;
+  const Tensor counted = of_groups ? groups_.assignments : of_weight ? Tensor() : counted_rows(x.device(), first_token_, x.dim(0));
+  const bool observed = observing_quantization() && weight_.leaf && !again && !(over_rows && counted.defined());
   const std::vector<int64_t> ends = simulated_ends(groups_, role, rows);
   for (size_t i = 1; i < ends.size(); ++i) {
     const int64_t begin = ends[i - 1], end = ends[i];
@@ -81,7 +82,7 @@ Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole 
     if (!at_random) kernel.how.rounding = Rounding::nearest;
     if (at_random) kernel.draws = slice(draws, begin, end);
     if (observed) kernel.error = empty(x.device(), Dtype::f64, {QuantizationError::size});
-    if (observed && of_groups) kernel.rows = groups_.assignments.slice(begin, end);
+    if (observed && counted.defined()) kernel.rows = counted.slice(begin, end);
     x.device().run(kernel);
     if (observed) observe_quantization({.weight = weight_.leaf, .role = role, .x = kernel.x, .codes = {}, .error = kernel.error});
   }
@@ -125,7 +126,7 @@ void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTens
   const auto show = [&](const Tensor& of, const QuantizedTensor& are, const Tensor& rows) {
     observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are, .rows = rows});
   };
-  if (!groups_.offsets.defined()) return show(x, codes, {});
+  if (!groups_.offsets.defined()) return show(x, codes, counted_rows(x.device(), first_token_, x.dim(0)));
   if (!observing_quantization() || !codes.how.rowwise()) return;
   const Tensor rows = groups_.rows.view({groups_.rows.elements()});
   const Tensor values = empty(x.device(), x.dtype(), x.shape().with_dim0(rows.dim(0)));
@@ -139,7 +140,8 @@ QuantizedTensor LinearGemms::codes_of_tokens(OperandRole role, const Tensor& x) 
   const GemmRole gemm = role == OperandRole::input ? GemmRole::fprop : GemmRole::dgrad;
   QuantizedTensor codes = quantized(source_of(x), choose_operands(recipe_, gemm).first.how);
   const bool again = role == OperandRole::input && Tape::in_backward();
-  if (!again) observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes});
+  if (!again)
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes, .rows = counted_rows(x.device(), 0, x.dim(0))});
   return codes;
 }
 
@@ -161,7 +163,12 @@ QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tens
     const QuantizedTensor codes = slice(out, own.begin, own.end);
     x.device().run(Quantize{.x = source_of(x), .out = codes});
     if (!Tape::in_backward())
-      observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes, .own_tokens = true});
+      observe_quantization({.weight = weight_.leaf,
+                            .role = OperandRole::input,
+                            .x = x,
+                            .codes = codes,
+                            .rows = counted_rows(x.device(), own.begin, own.size()),
+                            .own_tokens = true});
   }
   if (tp.tokens < padded) quantize_zeros(slice(out, tp.tokens, padded));
   gather_rows(tp, out);

@@ -29,6 +29,13 @@ class LinearGemms {
   LinearGemms(LinearWeight weight, const Recipe& recipe, Dispatch groups = {})
       : weight_(std::move(weight)), recipe_(recipe), groups_(std::move(groups)) {}
 
+  // Returns the same for operands whose first row is this token of the micro batch, where they are a part of its rows.
+  LinearGemms from_token(int64_t first) const {
+    LinearGemms out = *this;
+    out.first_token_ = first;
+    return out;
+  }
+
   LinearInput input(const Tensor& x, bool recorded) const;  // recorded: backward will read it
   // Gathers the input of all tokens from this rank's share, as codes if nothing else is read, to the same bits. Without sequence
   // parallelism it is input().
@@ -65,6 +72,7 @@ class LinearGemms {
   LinearWeight weight_;
   Recipe recipe_;
   Dispatch groups_;  // without offsets: one weight
+  int64_t first_token_ = 0;
 };
 
 // Saves what backward reads of the input: the gathered input, its codes, the tensor, or the means to compute it again.

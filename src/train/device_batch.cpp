@@ -1,6 +1,7 @@
 #include "mantissa/train/device_batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "mantissa/backend/functions.h"
 
@@ -27,6 +28,29 @@ void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, 
     require_in({0, std::min(batch.length, model.max_position_embeddings)}, ExitCode::internal, "position", batch, batch.positions, i);
     require_in({0, i % batch.length + 1}, ExitCode::internal, "segment start", batch, batch.segment_starts, i);
   }
+  for (int64_t row = begin / batch.length; row < end / batch.length && !batch.lengths.empty(); ++row) {
+    const int32_t length = batch.lengths[static_cast<size_t>(row)];
+    require(length >= 0 && length <= batch.length, "batch: sequence ", row, " has ", length, " tokens of ", batch.length);
+  }
+}
+
+// Returns the tokens of these rows; none if all of them are full.
+std::vector<int32_t> lengths_of(const Batch& batch, int64_t first, int64_t count) {
+  if (batch.lengths.empty()) return {};
+  const auto begin = batch.lengths.begin() + first, end = begin + count;
+  if (std::all_of(begin, end, [&](int32_t length) { return length == batch.length; })) return {};
+  return {begin, end};
+}
+
+// Uploads which tokens are padding (TokenBatch).
+Tensor upload_padding(Backend& device, const std::vector<int32_t>& lengths, int64_t row) {
+  if (lengths.empty()) return {};
+  std::vector<int32_t> out;
+  for (const int32_t length : lengths) {
+    out.insert(out.end(), static_cast<size_t>(length), -1);
+    out.insert(out.end(), static_cast<size_t>(row - length), 0);
+  }
+  return from_host(device, Dtype::i32, {std::ssize(out)}, out.data());
 }
 
 bool has_segments(const Batch& batch, int64_t first, int64_t count) {
@@ -45,10 +69,14 @@ DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64
   };
   // Without boundaries inside the rows attention takes its simple path.
   const bool segmented = has_segments(batch, first, count);
+  std::vector<int32_t> lengths = lengths_of(batch, first, count);
+  const Tensor padding = upload_padding(model.device(), lengths, batch.length);
   return {.tokens = {.batch = count,
                      .tokens = upload(batch.tokens),
                      .positions = upload(batch.positions),
-                     .segment_starts = segmented ? upload(batch.segment_starts) : Tensor()},
+                     .segment_starts = segmented ? upload(batch.segment_starts) : Tensor(),
+                     .lengths = std::move(lengths),
+                     .padding = padding},
           .targets = upload(batch.targets)};
 }
 

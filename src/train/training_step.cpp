@@ -7,6 +7,7 @@
 #include "mantissa/backend/moment.h"
 #include "mantissa/base/trace.h"
 #include "mantissa/comm/agreement.h"
+#include "mantissa/ops/quantization_observer.h"
 #include "train/expert_bias.h"
 
 namespace mantissa {
@@ -44,6 +45,7 @@ int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {
   Tape tape;
   const Tape::Scope scope(&tape);
+  const PaddingScope padding(rows.tokens.lengths, rows.targets.dim(0) / rows.tokens.batch);
   const auto forward = [&] {
     const TraceSpan span(Track::compute, "forward");
     return model.loss(rows.tokens, rows.targets, target_count, &routing);

@@ -162,6 +162,7 @@ TEST_P(MoeKernels, SortTheAssignmentsOfAnyTokens) {
     const int64_t multiple = draw.from<int64_t>({1, 32, 64, 128}), capacity = draw.one_in(3) ? 1 + draw.below(40) : 0;
     std::vector<double> ids = values(random_indices(device(), tokens * assignments, groups, number));
     if (draw.one_in(4)) std::fill(ids.begin(), ids.end(), static_cast<double>(draw.below(groups)));  // all to one
+    for (double& id : ids) id = number % 3 == 0 && draw.one_in(3) ? -1.0 : id;                       // to none
     SCOPED_TRACE(text(tokens, " tokens, ", assignments, " of ", groups, ", multiple ", multiple, ", capacity ", capacity));
     expect_table(table_of(device(), tensor_of(device(), Dtype::i32, {tokens, assignments}, ids), groups, multiple, capacity));
     if (HasFatalFailure()) return;
@@ -219,8 +220,8 @@ TEST_P(MoeKernels, RefuseIndicesOfNothing) {
     refuses(bad, kernel, {words});
   };
   const DispatchTable table = table_of(device(), tensor_of(device(), Dtype::i32, {2, 2}, {0, 1, 1, 2}), 3, 32, 0);
-  refuses_at(table, &DispatchTable::experts, 2, 3, "dispatch_table", "experts[2] is 3, not in [0, 3)");
-  refuses_at(table, &DispatchTable::experts, 0, -1, "dispatch_table", "experts[0] is -1");
+  refuses_at(table, &DispatchTable::experts, 2, 3, "dispatch_table", "experts[2] is 3, not in [-1, 3)");
+  refuses_at(table, &DispatchTable::experts, 0, -2, "dispatch_table", "experts[0] is -2");
   accepts(table);  // a device that refuses later has written to it
   const Permute permute{.x = f32({2, 4}), .out = f32({table.assignments.elements(), 4}), .assignments = table.assignments, .per_row = 2};
   accepts(permute);

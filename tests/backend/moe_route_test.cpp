@@ -1,5 +1,6 @@
 // The router: its assignments, weights and losses against a plain definition in fp64, its gradients against central differences.
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "contract_check.h"
@@ -188,13 +189,53 @@ TEST_P(Router, LetsTheBiasChooseOnly) {
   EXPECT_NEAR(values(out.weights)[1], 0.75, 1e-6);
 }
 
-// The three losses by their formulas, expert by expert.
+// Padding goes nowhere, and the other tokens go where they would without it.
+TEST_P(Router, HasNoExpertForPadding) {
+  for (const auto& [name, s] : route_shapes()) {
+    if (!s.padded || s.rule.forced) continue;
+    const std::vector<double> logits = router_logits(s, 7);
+    const RouteForward out = route(device(), tensor_of(device(), Dtype::f32, {s.tokens(), s.experts}, logits), s.sequences, s.rule);
+    const std::vector<double> chosen = values(out.experts), weights = values(out.weights), scores = values(out.scores);
+    std::vector<double> counts(static_cast<size_t>(s.sequences * s.experts));
+    for (int64_t n = 0; n < s.tokens(); ++n) {
+      const std::vector<double> row = row_of(logits, n, s.experts);
+      const bool padding = std::isinf(row[0]);
+      std::vector<double> own_experts(static_cast<size_t>(s.rule.top_k), -1.0), own_weights(own_experts.size()), own_scores(row.size());
+      if (!padding) {
+        const RouteForward alone = route(device(), tensor_of(device(), Dtype::f32, {1, s.experts}, row), 1, s.rule);
+        own_experts = values(alone.experts), own_weights = values(alone.weights), own_scores = values(alone.scores);
+        for (const double e : own_experts) counts[static_cast<size_t>(n / s.length * s.experts + static_cast<int64_t>(e))] += 1.0;
+      }
+      EXPECT_EQ(row_of(chosen, n, s.rule.top_k), own_experts) << name << ' ' << n;
+      EXPECT_EQ(row_of(weights, n, s.rule.top_k), own_weights) << name << ' ' << n;
+      EXPECT_EQ(row_of(scores, n, s.experts), own_scores) << name << ' ' << n;
+    }
+    EXPECT_EQ(values(out.counts), counts) << name;
+  }
+}
+
+// A single -Inf is a logit like any other, and so are all but one.
+TEST_P(Router, TakesATokenWithOneFiniteLogitForNoPadding) {
+  const double none = -std::numeric_limits<double>::infinity();
+  const RouteForward out =
+      route(device(), tensor_of(device(), Dtype::f32, {2, 3}, {none, 1.0, 2.0, none, none, 0.5}), 1, softmax_rule(1, false, false));
+  EXPECT_EQ(values(out.experts), (std::vector<double>{2, 2}));
+  EXPECT_EQ(values(out.counts), (std::vector<double>{0, 0, 2}));
+  EXPECT_EQ(values(out.weights)[1], 1.5);
+}
+
+// The three losses by their formulas, expert by expert, over the tokens that are no padding; sequences of padding alone have none.
 std::vector<double> losses_by_definition(const RouteForward& k) {
   const int64_t tokens = k.logits.dim(0), experts = k.logits.dim(1), sequences = k.counts.dim(0), length = tokens / sequences;
   const std::vector<double> logits = values(k.logits), scores = values(k.scores), counts = values(k.counts);
+  const auto counted = [&](int64_t first, int64_t last) {
+    double out = 0.0;
+    for (int64_t n = first; n < last; ++n) out += std::isinf(logits[static_cast<size_t>(n * experts)]) ? 0.0 : 1.0;
+    return out;
+  };
   const auto probability = [&](int64_t n, int64_t e) {
     const std::vector<double> row = row_of(scores, n, experts);
-    return row[static_cast<size_t>(e)] / (k.rule.score == RouterScore::sigmoid ? sum_of(row) : 1.0);
+    return counted(n, n + 1) == 0.0 ? 0.0 : row[static_cast<size_t>(e)] / (k.rule.score == RouterScore::sigmoid ? sum_of(row) : 1.0);
   };
   const auto balance = [&](int64_t first, int64_t last) {  // of some sequences
     double sum = 0.0;
@@ -204,15 +245,18 @@ std::vector<double> losses_by_definition(const RouteForward& k) {
       for (int64_t n = first * length; n < last * length; ++n) probabilities += probability(n, e);
       sum += chosen * probabilities;
     }
-    const auto t = static_cast<double>((last - first) * length);
-    return static_cast<double>(experts) / (static_cast<double>(k.rule.top_k) * t * t) * sum;
+    const double t = counted(first * length, last * length);
+    return t == 0.0 ? 0.0 : static_cast<double>(experts) / (static_cast<double>(k.rule.top_k) * t * t) * sum;
   };
   std::vector<double> out{balance(0, sequences), 0.0, 0.0};
-  for (int64_t s = 0; s < sequences; ++s) out[1] += balance(s, s + 1) / static_cast<double>(sequences);
+  double with_tokens = 0.0;
+  for (int64_t s = 0; s < sequences; ++s) with_tokens += counted(s * length, (s + 1) * length) > 0.0 ? 1.0 : 0.0;
+  for (int64_t s = 0; s < sequences && with_tokens > 0.0; ++s) out[1] += balance(s, s + 1) / with_tokens;
   for (int64_t n = 0; n < tokens; ++n) {
+    if (counted(n, n + 1) == 0.0) continue;
     double sum = 0.0;
     for (const double logit : row_of(logits, n, experts)) sum += std::exp(logit);
-    out[2] += std::log(sum) * std::log(sum) / static_cast<double>(tokens);
+    out[2] += std::log(sum) * std::log(sum) / counted(0, tokens);
   }
   return out;
 }
@@ -225,7 +269,7 @@ std::vector<double> losses_of(Backend& device, const RouteForward& k) {
 
 TEST_F(RouterReference, GivesTheLossesAsDefined) {
   for (const auto& [name, shape] : route_shapes()) {
-    const Tensor logits = random_tensor(reference(), Dtype::f64, {shape.tokens(), shape.experts}, 3);
+    const Tensor logits = tensor_of(reference(), Dtype::f64, {shape.tokens(), shape.experts}, router_logits(shape, 3, 1.0));
     const RouteForward k = route(reference(), logits, shape.sequences, shape.rule);
     EXPECT_TRUE(close(losses_of(reference(), k), losses_by_definition(k), 1e-12)) << name;
   }
@@ -275,8 +319,7 @@ TEST_F(RouterReference, HasTheGradientsOfWeightsAndLosses) {
   constexpr double kStep = 1e-5;
   for (const auto& [name, s] : route_shapes()) {
     if (s.tokens() > 50) continue;
-    const std::vector<double> drawn = random_values(s.tokens() * s.experts, 11, 2.0),
-                              dweights = random_values(s.tokens() * s.rule.top_k, 12);
+    const std::vector<double> drawn = router_logits(s, 11), dweights = random_values(s.tokens() * s.rule.top_k, 12);
     const auto routed_at = [&](const std::vector<double>& logits) {
       return route(reference(), tensor_of(reference(), Dtype::f64, {s.tokens(), s.experts}, logits), s.sequences, s.rule);
     };
@@ -336,6 +379,8 @@ TEST_P(Router, RefusesRulesThatCannotBe) {
   RouteBackward wrong = backward_of(good, f32({4, 2}), {1, 0, 0, 0});
   wrong.experts = tensor_of(device(), Dtype::i32, {4, 2}, {0, 1, 0, 1, 2, 6, 0, 1});
   refuses(wrong, "route backward", {"experts[5] is 6, not in [0, 6)"});
+  wrong.experts = tensor_of(device(), Dtype::i32, {4, 2}, {0, 1, 0, 1, 2, -1, 0, 1});
+  refuses(wrong, "route backward", {"experts[5] is -1, not in [0, 6)"});
 }
 
 }  // namespace mantissa::test::moe_route_test

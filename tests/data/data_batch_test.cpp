@@ -149,6 +149,9 @@ TEST_F(BatchTest, ValidationCountsEachTargetOnceWhateverTheWindow) {
         rows += batch.sequences;
         counted += batch.target_count;
         ASSERT_EQ(batch.tokens.size(), static_cast<size_t>(batch.sequences * length));
+        ASSERT_EQ(batch.lengths.size(), static_cast<size_t>(batch.sequences));
+        for (int64_t row = 0; row < batch.sequences; ++row)
+          EXPECT_EQ(batch.lengths[static_cast<size_t>(row)], std::min(length, tokens - 1 - (first + row) * length));
         for (size_t i = 0; i < batch.targets.size(); ++i) {
           if (batch.targets[i] == kNoTarget) continue;
           EXPECT_EQ(batch.targets[i], batch.tokens[i] + 1);

@@ -68,7 +68,8 @@ TEST_F(ExampleRowsTest, GoWhereTheyLeaveTheSmallestGap) {
   files.read(0, files.tokens(), ids.data(), marks.data());
   EXPECT_THAT(ids, ElementsAre(1, 1, 1, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 4, 4, 3, 3, 3, 3, 3, 5, 5, 5));
   EXPECT_THAT(std::vector(marks.begin() + 3, marks.begin() + 8),
-              ElementsAre(ends_document | untrained, starts_document | untrained, untrained, untrained, ends_document | untrained));
+              ElementsAre(ends_document | untrained, starts_document | untrained | fills_row, untrained | fills_row, untrained | fills_row,
+                          ends_document | untrained | fills_row));
   for (int64_t i = 0; i < files.tokens(); ++i) {
     uint8_t alone = 0;
     files.read(i, 1, ids.data(), &alone);
@@ -76,6 +77,21 @@ TEST_F(ExampleRowsTest, GoWhereTheyLeaveTheSmallestGap) {
   }
   EXPECT_EQ(data.train->batch(0, 3).segment_starts, data.train->batch(3, 3).segment_starts) << "three samples, in any order";
   EXPECT_EQ(open(config(line(1, 7) + line(2, 1)), 8).train->tokens(), 8) << "a gap of one token";
+}
+
+// Tokens without a target are tokens all the same, and so are those whose id is that of padding.
+TEST_F(ExampleRowsTest, OnlyWhatFillsARowIsPadding) {
+  Data data = open(config(line(1, 4) + line(2, 6, 6) + line(3, 5, 2) + line(0, 3, 3) + line(4, 8, 8)), 8);
+  const Batch batch = data.train->batch(0, 4);
+  for (size_t row = 0; row < 4; ++row) {
+    const int32_t first = batch.tokens[8 * row];
+    EXPECT_EQ(batch.lengths[row], first == 1 ? 4 : first == 2 ? 6 : 8) << first;
+  }
+  const DataConfig full = config(line(1, 8) + line(2, 5) + line(3, 3));
+  EXPECT_THAT(open(full, 8).train->batch(0, 2).lengths, Each(8));
+  DataConfig validated = config(line(1, 4) + line(2, 6));
+  validated.valid = validated.train;
+  EXPECT_THAT(open(validated, 8).valid.batch(0, 0, 2).lengths, ElementsAre(4, 6));
 }
 
 TEST_F(ExampleRowsTest, EveryRowIsASampleAndEveryTargetCountsOnce) {

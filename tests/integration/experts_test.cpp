@@ -281,6 +281,90 @@ TEST_F(Experts, AreMeasuredWithoutPadding) {
   }
 }
 
+// Examples in rows of 12 or of 20 tokens.
+class ExpertsOfExamples : public Experts {
+ protected:
+  TrainedRun run_rows_of(int64_t length, const std::string& name, const std::vector<std::string>& more) const {
+    std::vector<std::string> all = examples();
+    all.insert(all.end(), {"model.max_position_embeddings=20", "precision.dtype=fp32", "training.steps=6", "model.init_std=0.1",
+                           text("training.seq_len=", length)});
+    all.insert(all.end(), more.begin(), more.end());
+    return run_experts(name + text(length), all);
+  }
+  static void expect_same_routing(const TrainedRun& a, const TrainedRun& b) {
+    ASSERT_EQ(a.steps.size(), b.steps.size());
+    for (size_t i = 0; i < a.steps.size(); ++i) {
+      EXPECT_NEAR(a.losses[i], b.losses[i], 1e-4 * a.losses[i]) << i;
+      EXPECT_NEAR(a.norms[i], b.norms[i], 1e-3 * a.norms[i]) << i;
+      for (size_t layer = 0; layer < 2; ++layer) {
+        const LayerRouting &x = a.steps[i].routing[layer], &y = b.steps[i].routing[layer];
+        EXPECT_EQ(x.load, y.load) << i;
+        EXPECT_EQ(x.dropped, y.dropped) << i;
+        EXPECT_EQ(x.imbalance, y.imbalance) << i;
+        EXPECT_NEAR(x.balance_loss.value(), y.balance_loss.value(), 1e-4) << i;
+        EXPECT_NEAR(x.sequence_balance_loss.value(), y.sequence_balance_loss.value(), 1e-4) << i;
+        EXPECT_NEAR(x.z_loss.value(), y.z_loss.value(), 1e-4) << i;
+      }
+    }
+  }
+};
+
+// Whatever fills the rows takes no expert: load, losses, biases, capacity and what is learned are those of the tokens.
+TEST_F(ExpertsOfExamples, LearnTheSameOfThemInLongerRows) {
+  const std::pair<const char*, std::vector<std::string>> cases[] = {
+      {"losses", {"model.moe.aux_loss_coef=0.2", "model.moe.seq_aux_loss_coef=0.2", "model.moe.z_loss_coef=0.01"}},
+      {"bias", {"model.moe.score=sigmoid", "model.moe.aux_loss_coef=0", "model.moe.bias_update_rate=0.05"}},
+      {"capacity", {"model.moe.capacity_factor=1.1", "training.recompute=full", "model.moe.shared_intermediate_size=32"}}};
+  for (const auto& [name, more] : cases) {
+    SCOPED_TRACE(name);
+    const TrainedRun exact = run_rows_of(12, name, more), padded = run_rows_of(20, name, more);
+    expect_same_routing(exact, padded);
+    int64_t tokens = 0;
+    for (const int64_t load : padded.steps[0].routing[0].load) tokens += load;
+    EXPECT_LE(tokens, 8 * 12 * 2);
+    if (name == std::string("capacity")) {
+      EXPECT_GT(padded.steps[0].routing[0].dropped, 0.0);
+    }
+    if (name == std::string("bias")) {
+      const std::string bias = "buffer.layers.1.moe.expert_bias";
+      EXPECT_EQ(tensor("bias12", 6, bias), tensor("bias20", 6, bias));
+      EXPECT_NE(tensor("bias12", 6, bias), std::vector<float>(5, 0.0F));
+    }
+  }
+}
+
+// In every module, not in experts alone; along columns and in tiles, too.
+TEST_F(ExpertsOfExamples, AreMeasuredWithoutWhatFillsTheirRows) {
+  const std::string columns =
+      R"(precision.recipes={"own":{"base":"mxfp8","gemms":["dgrad","wgrad"]},"back":{"base":"mxfp8","gemms":["wgrad"]}})";
+  for (const std::string recipe : {"mxfp8", "own", "back"}) {
+    const auto measured = [&](int64_t length) {
+      run_rows_of(length, recipe,
+                  {columns, "precision.recipe=" + recipe, "precision.dtype=bf16", "precision.report_interval=1", "training.steps=1",
+                   "model.intermediate_size=64", "model.moe.dense_layers=[0]"});
+      std::map<std::string, PrecisionEvent> out;
+      const RunMetrics metrics = read_run_metrics(run_folder(recipe + text(length)));
+      for (const PrecisionEvent& event : metrics.precision) out[event.module + ' ' + event.role] = event;
+      return out;
+    };
+    const auto exact = measured(12), padded = measured(20);
+    ASSERT_EQ(exact.size(), padded.size());
+    for (const auto& [what, event] : exact) {
+      SCOPED_TRACE(recipe + ' ' + what);
+      const PrecisionEvent& other = padded.at(what);
+      int64_t blocks = 0, other_blocks = 0;
+      for (const auto& [scale, count] : event.scales) blocks += count;
+      for (const auto& [scale, count] : other.scales) other_blocks += count;
+      const bool rows = recipe == "mxfp8" || what.find("weight") != std::string::npos || what.find("experts") != std::string::npos;
+      if (rows) {
+        EXPECT_EQ(other_blocks, blocks);
+      }
+      EXPECT_NEAR(other.amax.value(), event.amax.value(), 0.02 * event.amax.value());
+      EXPECT_NEAR(other.sqnr_db.value(), event.sqnr_db.value(), rows ? 0.3 : 2.0);
+    }
+  }
+}
+
 TEST_F(Experts, DropNothingInEvaluationAndSamples) {
   run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3", "training.steps=3"});
   LoadedModel loaded = load_model(checkpoint("dropping", 3), make_backend("cpu"));

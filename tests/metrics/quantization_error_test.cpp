@@ -65,6 +65,20 @@ TEST_P(ErrorStatistics, RowsOfMinusOneDoNotCount) {
   EXPECT_EQ(measured_rows({-1, -1, -1}), std::vector<double>(Part::size, 0.0));
 }
 
+// Along columns and in tiles, too; a block counts if one of its rows does.
+TEST_P(ErrorStatistics, BlocksOfSeveralRowsCountAsOneOfTheirRowsDoes) {
+  const Tensor x = tensor_of(device(), Dtype::bf16, {96, 32}, std::vector<double>(96 * 32, 3.0));
+  std::vector<double> rows(96, -1.0);
+  rows[31] = rows[64] = rows[70] = 0.0;
+  for (const auto& [how, blocks] : {std::pair{kE4m3.transposed(), 2 * 32}, std::pair{Quantization{Format::e4m3, 32, 32}, 2}}) {
+    const Tensor out = empty(device(), Dtype::f64, {Part::size});
+    device().run(QuantizationError{.x = x, .q = quantized(x, how), .out = out, .rows = tensor_of(device(), Dtype::i32, {96}, rows)});
+    EXPECT_EQ(values(out)[Part::elements], 3 * 32);
+    EXPECT_EQ(values(out)[Part::signal], 3 * 32 * 9.0);
+    EXPECT_EQ(scales(values(out)).begin()->second, blocks);
+  }
+}
+
 // Scale 1, as 448 is the largest code: 1.0625 lies between 1 and 1.125 and goes to the even 1; 2^-10 is half the least code and goes to 0.
 TEST_P(ErrorStatistics, NoiseAndFlushedElementsAreExact) {
   const std::vector<double> parts = measured(1, {448, -1.0625, 0x1p-10, -0x1p-9}, kE4m3);

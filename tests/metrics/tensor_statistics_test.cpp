@@ -69,6 +69,22 @@ TEST_F(TensorStatistics, CountEveryBlockOnce) {
                           {{1, 2, false}, {1, 4, true}, {2, 2, true}});
 }
 
+// Rows of 32 tokens hold two examples of 11 or 12 tokens; ranks that share tokens have other padding each.
+TEST_F(TensorStatistics, CountNoPadding) {
+  std::vector<std::string> recipe = examples();
+  recipe.insert(recipe.begin(), "precision.recipe=mxfp8");
+  expect_every_block_once({recipe}, {{1, 2, true}, {1, 4, true}, {2, 2, false}});
+  const std::vector<PrecisionEvent> alone = read_run_metrics(run_folder(text("dp1tp1", recipe.size(), recipe.front()))).precision;
+  ASSERT_FALSE(alone.empty());
+  for (const PrecisionEvent& event : alone) {
+    if (event.role == "weight") continue;
+    const int64_t of_token = event.module.ends_with("qkv") && event.role == "output_grad" ? 12 : 4;
+    if (event.module.ends_with("gate_up") && event.role == "output_grad") continue;
+    EXPECT_GE(blocks(event), 4 * 22 * of_token) << event.module << ' ' << event.role;
+    EXPECT_LE(blocks(event), 4 * 24 * of_token) << event.module << ' ' << event.role;
+  }
+}
+
 // Of simulated weights every forward pass counts its own.
 TEST_F(TensorStatistics, CountEverySimulatedBlockOnceAGemm) {
   const std::string simulated = R"(precision.recipes={"simulated": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {

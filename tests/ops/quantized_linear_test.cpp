@@ -1,8 +1,10 @@
 // Which operand each GEMM of a linear operation reads: results equal the GEMMs of the operands that the recipe names, built here one
 // by one with fp64 sums.
 #include <cmath>
+#include <map>
 
 #include "mantissa/ops/ops.h"
+#include "mantissa/ops/quantization_observer.h"
 #include "testing.h"
 
 namespace mantissa::test::quantized_linear_test {
@@ -230,6 +232,32 @@ TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
   tape.backward(logits, dlogits);
   EXPECT_TRUE(close(fused.grad, separate.grad, 2e-5));
   EXPECT_TRUE(same_bits(tape.take_gradient(first), tape.take_gradient(second)));
+}
+
+// In rows of 55 tokens, also where the loss goes through them in chunks of 64.
+TEST_P(QuantizedLinear, ShowsObserversWhichTokensArePadding) {
+  const std::vector<int32_t> lengths = {55, 10, 0};
+  constexpr int64_t kMany = 165;
+  const PaddingScope padding(lengths, 55);
+  std::map<OperandRole, std::vector<bool>> counted;
+  const ObserverScope observer([&](const QuantizedOperand& operand) {
+    ASSERT_TRUE(operand.rows.defined());
+    ASSERT_EQ(operand.rows.dim(0), operand.x.dim(0));
+    for (const double row : values(operand.rows)) counted[operand.role].push_back(row >= 0.0);
+  });
+  const Tensor x = random_tensor(fast(), Dtype::bf16, {kMany, in()}, 1), w = random_tensor(fast(), Dtype::bf16, {out(), in()}, 2);
+  const Tensor targets = random_indices(fast(), kMany, out() - 3, 9);
+  Leaf leaf{zeros(fast(), Dtype::f32, {out(), in()})};
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const LossOptions options{.vocab = out() - 3, .target_count = kMany, .logits_dtype = Dtype::bf16, .chunk_elements = 1};
+  tape.backward(cross_entropy(tape.input(x), LinearWeight(w, stored(w), &leaf), targets, options, GetParam().recipe));
+  const Recipe& r = GetParam().recipe;
+  EXPECT_EQ(counted.contains(OperandRole::output_grad), r.output_grad && (r.gemms.dgrad || r.gemms.wgrad));
+  for (const auto& [role, rows] : counted) {
+    ASSERT_EQ(std::ssize(rows), kMany) << role_name(role);
+    for (int64_t i = 0; i < kMany; ++i) EXPECT_EQ(rows[static_cast<size_t>(i)], i < 65) << role_name(role) << ' ' << i;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, QuantizedLinear, ::testing::ValuesIn(kRecipes), [](const auto& c) { return c.param.name; });

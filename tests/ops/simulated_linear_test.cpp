@@ -1,5 +1,6 @@
 // Linear operations on simulated operands: results are those of the GEMMs of the values that the recipe names, made here one by one, and
 // random rounding draws by the global element.
+#include <map>
 #include <numeric>
 
 #include "mantissa/ops/ops.h"
@@ -167,6 +168,27 @@ TEST_F(RandomRounding, ErrorsAreShownToTheObserver) {
   for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
     EXPECT_EQ(noise[role].size(), 2U) << role_name(role);
     for (const double of : noise[role]) EXPECT_NEAR(of, 0.0015, 0.0015) << role_name(role);
+  }
+}
+
+// Tokens that are transformed together with padding are not shown.
+TEST_F(RandomRounding, ErrorsAreOfTokensAndNotOfPadding) {
+  const std::vector<int32_t> lengths = {20, 32};
+  for (const bool transformed : {false, true}) {
+    const Recipe recipe = simulating({.weight = kRows,
+                                      .input = kRows,
+                                      .output_grad = kRows,
+                                      .hadamard = transformed ? 32 : 0,
+                                      .hadamard_gemms = {.wgrad = transformed}});
+    std::map<OperandRole, std::vector<double>> elements;
+    const PaddingScope padding(lengths, 32);
+    const ObserverScope observer(
+        [&](const QuantizedOperand& operand) { elements[operand.role].push_back(values(operand.error)[QuantizationError::elements]); });
+    run(recipe, x_, w_, dy_);
+    const size_t shown = transformed ? 1 : 2;
+    EXPECT_EQ(elements[OperandRole::input], std::vector<double>(shown, 52.0 * kIn));
+    EXPECT_EQ(elements[OperandRole::output_grad], std::vector<double>(shown, 52.0 * kOut));
+    EXPECT_EQ(elements[OperandRole::weight], std::vector<double>(2, 1.0 * kOut * kIn));
   }
 }
 

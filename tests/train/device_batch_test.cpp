@@ -59,6 +59,25 @@ TEST_F(DeviceBatchTest, ASequenceWithABoundaryMayBeAnyOfThem) {
   }
 }
 
+TEST_F(DeviceBatchTest, PaddingIsUploadedWhereThereIsSome) {
+  Batch padded = batch();
+  padded.lengths = {4, 1, 3};
+  const TokenBatch some = to_device(*model_, padded, 1, 2).tokens;
+  EXPECT_EQ(to_host<int32_t>(some.padding), (std::vector<int32_t>{-1, 0, 0, 0, -1, -1, -1, 0}));
+  EXPECT_EQ(some.lengths, (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(some.padded(), 4);
+  for (const TokenBatch& none : {to_device(*model_, padded, 0, 1).tokens, to_device(*model_, batch(), 0, 3).tokens}) {
+    EXPECT_FALSE(none.padding.defined());
+    EXPECT_EQ(none.padded(), 0);
+  }
+  for (const int32_t length : {-1, 5}) {
+    padded.lengths[1] = length;
+    const Error error = test::error_of([&] { to_device(*model_, padded, 0, 3); });
+    EXPECT_EQ(error.code(), ExitCode::internal);
+    EXPECT_THAT(error.what(), HasSubstr(text("sequence 1 has ", length, " tokens of 4")));
+  }
+}
+
 TEST_F(DeviceBatchTest, AnIndexThatIsOutsideIsNamedBySequenceAndPosition) {
   const auto error = [&](std::vector<int32_t> Batch::*member, size_t i, int32_t value) {
     Batch bad = batch();

@@ -13,6 +13,7 @@ using test::with;
 struct ExpertCase {
   const char* name;
   Sets sets;
+  bool examples = false;  // with padding behind them, which no rank routes
 };
 
 class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<ExpertCase> {
@@ -34,7 +35,8 @@ class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInt
                        "eval.interval=2",
                        "eval.iters=5",
                        "checkpoint.interval=2"};
-    return run_on(layout, name, with(with(with(base, tree_of(8)), GetParam().sets), more));
+    const Sets data = GetParam().examples ? examples() : Sets();
+    return run_on(layout, name, with(with(with(with(base, tree_of(8)), data), GetParam().sets), more));
   }
   // What metrics.jsonl says of the routers, step by step.
   std::vector<std::string> routing_lines(const std::string& name) const {
@@ -100,6 +102,10 @@ const std::vector<ExpertCase> kCases = {
       "model.sliding_window=7", "model.sliding_layers=[0]"}},
     {"gather", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=selective"}},
     {"values", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}},
+    {"padded",
+     {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.score=sigmoid",
+      "model.moe.bias_update_rate=0.01", "training.recompute=full"},
+     true},
     {"te", {"precision.dtype=bf16", "precision.recipe=mxfp8_te", "training.recompute=selective"}},
     {"qat",
      {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.shared_intermediate_size=64",

@@ -184,8 +184,8 @@ struct SwizzleScales {
 // Measures how far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize;
 // elements beyond M do not count. out [Part::size] fp64 gets the sums of x^2 and (x - q)^2; the number of elements beyond the largest code
 // of their block, and of non-zero elements coded as zero; the largest |x|; the number of elements; and from Part::scales on how many blocks
-// have scale code 0, 1, .. 255. A NaN in x makes the sums and the largest NaN. With rows [M], of rowwise codes, row i is left out where
-// rows[i] is -1.
+// have scale code 0, 1, .. 255. A NaN in x makes the sums and the largest NaN. With rows [M], row i is left out where rows[i] is -1, and so
+// is the scale of a block of such rows.
 struct QuantizationError {
   enum Part : int64_t { signal, noise, clipped, flushed, amax, elements, scales, size = scales + 256 };
   Tensor x;
@@ -529,7 +529,8 @@ struct RoutingRule {
   Contract& check(Contract& c, int64_t experts) const;
 };
 
-// scores are softmax over all experts, or sigmoid. counts[s, e] are the assignments of expert e in sequence s.
+// scores are softmax over all experts, or sigmoid. counts[s, e] are the assignments of expert e in sequence s. A token whose logits are all
+// -Inf is padding: its experts are -1, its weights and scores are 0, and nothing counts it.
 struct RouteForward {
   Tensor logits, experts, weights, scores, counts;
   RoutingRule rule;
@@ -540,7 +541,8 @@ struct RouteForward {
 
 // dlogits is the gradient of dweights and of three losses: balance * E / (K N^2) * sum_e n_e sum_t P_te with N tokens, n_e assignments of
 // expert e and scores P, divided by their sum where they are sigmoids; sequence_balance * the same of each sequence, averaged; z * mean of
-// log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants.
+// log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants. Padding (RouteForward) is
+// none of the tokens, a sequence of padding alone is none of the sequences, and the gradient of its logits is 0.
 struct RouteBackward {
   Tensor logits, scores, experts, counts, dweights, dlogits;
   RoutingRule rule;
@@ -560,8 +562,8 @@ struct RouterLosses {  // out = these three losses, each with a factor of 1
 int64_t dispatch_rows(int64_t assignments, int64_t experts, int64_t multiple);
 
 // Sorts assignments by expert, stably. Group e is rows [offsets[e], offsets[e + 1]), a whole multiple whose last rows are padding.
-// assignments[r] = n K + j, or -1 in padding and behind the last group. rows[n, j] is the row of assignment j of token n, or -1 if it was
-// dropped: an expert keeps its first `capacity` assignments in token order, or all if capacity is 0.
+// assignments[r] = n K + j, or -1 in padding and behind the last group. rows[n, j] is the row of assignment j of token n, or -1 if it is to
+// no expert (-1) or was dropped: an expert keeps its first `capacity` assignments in token order, or all if capacity is 0.
 struct DispatchTable {
   Tensor experts, offsets, rows, assignments;
   int64_t multiple, capacity = 0;

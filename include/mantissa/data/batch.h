@@ -20,6 +20,7 @@ struct Batch {
   std::vector<int32_t> targets;         // the next token; kNoTarget: takes no part in the loss
   std::vector<int32_t> positions;       // 0..T-1, or restarting at each document
   std::vector<int32_t> segment_starts;  // the first position of the row that position t may attend to; 0 without document_mask
+  std::vector<int32_t> lengths = {};    // [B]: tokens of each row, behind which is padding; empty: there is none
   int64_t target_count = 0;             // targets that count
   bool all_count = false;               // all, in every batch of this data
   std::vector<SampleId> samples;        // [B]: which samples these are

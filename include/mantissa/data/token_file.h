@@ -42,6 +42,7 @@ enum TokenMark : uint8_t {
   ends_document = 2,
   end_token = 4,  // the id is eod_id
   untrained = 8,  // the prediction made from this token does not count: bit 0 of a llmq mask, or the next one is no target of an example
+  fills_row = 16  // padding behind the examples of a row
 };
 
 // Counts the examples of JSONL (example.h), and what was cut off from those that are longer than a row.
@@ -59,6 +60,7 @@ struct TokenLayout {
   std::vector<int64_t> document_starts = {};  // ascending; empty: only eod_id tells
   std::vector<std::byte> memory = {};         // text tokenized at opening; empty: read from the file
   std::vector<bool> trained = {};             // examples: the prediction made from this token counts; empty: all
+  std::vector<bool> padding = {};             // examples: what fills their rows; empty: nothing does
   ExampleCounts examples = {};
 };
 

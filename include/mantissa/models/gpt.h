@@ -25,6 +25,11 @@ struct TokenBatch {
   int64_t batch;
   Tensor tokens, positions;
   Tensor segment_starts;  // undefined: attention sees the whole past
+  // Tokens of each row, behind which is padding: no expert takes it, and no loss, statistic or limit of experts counts it. Empty: none is.
+  std::vector<int32_t> lengths = {};
+  Tensor padding{};  // the same on the device: 0 for padding, -1 for a token; undefined: there is none
+
+  int64_t padded() const;  // how many tokens are padding
 };
 
 class Gpt {

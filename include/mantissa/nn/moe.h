@@ -49,11 +49,11 @@ class Moe {
   // path.shared.gate_up and .down and the buffer path.expert_bias, which the router adds to its scores for the selection only. Tensor ranks
   // share every expert, expert ranks have some of them each.
   Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh = {});
-  // Maps [N, hidden] to [N, hidden], of this rank's share of so many tokens and sequences. Each expert takes `capacity` tokens; 0: all.
-  // Adds what the router did to the statistics, if given, but not what it repeats in backward. Ranks that share tokens each route all of
-  // them, because scores of sequences, capacity and groups are of all tokens; a router costs little beside the experts. All ranks that
-  // share the experts call it together, forward and backward.
-  Var forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capacity, RouterStatistics* statistics) const;
+  // Maps [N, hidden] to [N, hidden], of this rank's share of the tokens. Each expert takes `capacity` tokens, 0: all, and none takes
+  // padding, which no figure and no auxiliary loss of the router counts. Adds what the router did to the statistics, if given, but not what
+  // it repeats in backward. Ranks that share tokens each route all of them, because scores of sequences, capacity and groups are of all
+  // tokens; a router costs little beside the experts. All ranks that share the experts call it together, forward and backward.
+  Var forward(const Var& x, const SequenceContext& context, int64_t capacity, RouterStatistics* statistics) const;
   // Joins the collectives of forward() with zero tokens. x [0, hidden].
   void join_collectives(const Tensor& x) const;
 

@@ -90,13 +90,13 @@ struct RoutingOptions {
 
 struct Routing {
   Var weights;     // [N, K], in the dtype of the logits
-  Tensor experts;  // [N, K] i32
+  Tensor experts;  // [N, K] i32; -1: padding
   Tensor scores;   // [N, E]
   Tensor counts;   // [sequences, E] i32
 };
 
-// Routes by logits [N, E] fp32 (or fp64). bias [E], optional, counts for the selection only. The gradient of the logits is that of the
-// weights and of the auxiliary losses, which no loss on the tape holds.
+// Routes by logits [N, E] fp32 (or fp64), which are -Inf for padding. bias [E], optional, counts for the selection only. The gradient of
+// the logits is that of the weights and of the auxiliary losses, which no loss on the tape holds.
 Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bias = {});
 
 // Surround operations that take all tokens where tensor ranks share them (sequence parallelism); else both return their argument.

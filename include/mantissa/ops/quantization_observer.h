@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 
 #include "mantissa/ops/ops.h"
 
@@ -13,7 +14,7 @@ const char* role_name(OperandRole role);  // as in a recipe
 // An operand that an operation quantized from high precision: each once, even if it is recomputed or read by two GEMMs. Where dgrad and
 // wgrad both read an output gradient as codes, these are the rowwise ones. Requantized codes are not shown, nor columnwise codes of
 // permuted tokens, which hold padding. Simulated operands are shown by each GEMM that reads them, with their error alone. An operand of
-// experts is shown matrix by matrix, unless tokens are transformed together with padding.
+// experts is shown matrix by matrix. Operands whose tokens are transformed together with padding are not shown.
 struct QuantizedOperand {
   const Leaf* weight;            // gradient of the weight of the operation; null: it is not trained
   OperandRole role;              // weight: simulated
@@ -41,5 +42,26 @@ class ObserverScope {
 
 void observe_quantization(const QuantizedOperand& operand);  // no-op without an observer
 bool observing_quantization();
+
+// Says on this thread, until the end of the block, which tokens of a micro batch are padding: their rows do not count.
+class PaddingScope {
+ public:
+  // lengths: the tokens of each row of `length`, behind which is padding; empty: there is none.
+  PaddingScope(std::span<const int32_t> lengths, int64_t length);
+  ~PaddingScope();
+  PaddingScope(const PaddingScope&) = delete;
+  PaddingScope& operator=(const PaddingScope&) = delete;
+
+  Tensor rows(Backend& device);  // QuantizedOperand::rows of the whole micro batch
+
+ private:
+  std::span<const int32_t> lengths_;
+  int64_t length_;
+  Tensor rows_;
+  PaddingScope* previous_;
+};
+
+// Returns QuantizedOperand::rows of so many tokens of the micro batch; undefined where none is padding, and without an observer.
+Tensor counted_rows(Backend& device, int64_t first, int64_t count);
 
 }  // namespace mantissa

@@ -37,8 +37,8 @@ struct FoundByWarps {
   int64_t values[kWarpsOfBlock];
 };
 
-// kept[e] = the rows of expert e: its assignments, at most `capacity` unless that is 0. A block has an expert. A choice that is refused is
-// of no expert, and gets row -1.
+// kept[e] = the rows of expert e: its assignments, at most `capacity` unless that is 0. A block has an expert. A choice of no expert, as of
+// padding or one that is refused, gets row -1.
 __global__ void __launch_bounds__(kThreads)
     count_choices(CheckedIndices experts, int64_t total, int64_t capacity, int32_t* kept, int32_t* rows) {
   auto& found = block_shared<FoundByWarps>().values;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
 void CudaBackend::execute(const DispatchTable& k) {
   const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
   const Tensor kept = empty(*this, Dtype::i32, {groups});
-  const CheckedIndices experts = checked(k.experts, IndexRule::below(ExitCode::internal, "dispatch_table", "experts", groups));
+  const CheckedIndices experts = checked(k.experts, IndexRule::optional("dispatch_table", "experts", groups));
   auto *const counts = kept.device_data<int32_t>(), *const offsets = k.offsets.device_data<int32_t>(),
               *const rows = k.rows.device_data<int32_t>();
   execute(Fill{.out = k.assignments, .value = -1.0});

@@ -64,14 +64,26 @@ struct Histogram {
   uint32_t blocks[kScaleCodes];
 };
 
+// The rows of x that blocks have, of which some count; null: all do.
+struct RowsOfBlocks {
+  const int32_t* rows;
+  int64_t of_block, all;
+
+  __device__ bool any_counts(int64_t block_row) const {
+    bool any = rows == nullptr;
+    for (int64_t r = block_row * of_block; !any && r < all && r < (block_row + 1) * of_block; ++r) any = rows[r] >= 0;
+    return any;
+  }
+};
+
 // `across` scales are of one row of blocks.
 __global__ void __launch_bounds__(kThreads)
-    count_scales(const uint8_t* scales, const int32_t* rows, int64_t count, int64_t across, Histogram* histograms) {
+    count_scales(const uint8_t* scales, RowsOfBlocks rows, int64_t count, int64_t across, Histogram* histograms) {
   auto& own = block_shared<Histogram>().blocks;
   own[thread()] = 0;
   barrier();
   for_each_element(count, [&](int64_t i) {
-    if (rows == nullptr || rows[i / across] >= 0) fetch_add(&own[scales[i]], 1);
+    if (rows.any_counts(i / across)) fetch_add(&own[scales[i]], 1);
   });
   barrier();
   histograms[block()].blocks[thread()] = own[thread()];
@@ -113,7 +125,8 @@ void CudaBackend::execute(const QuantizationError& k) {
       launch(sum_errors<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);
     });
   });
-  launch(count_scales, {histograms, kThreads}, k.q.scales.device_data<uint8_t>(), rows, scales, across, counts);
+  launch(count_scales, {histograms, kThreads}, k.q.scales.device_data<uint8_t>(),
+         RowsOfBlocks{.rows = rows, .of_block = k.q.how.block_rows, .all = k.x.dim(0)}, scales, across, counts);
   launch(finish_errors, {1, kThreads}, sums, pieces, counts, histograms, k.out.device_data<double>());
 }
 

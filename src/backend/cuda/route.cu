@@ -113,11 +113,17 @@ __device__ void choose(const Routing& k, int64_t token, const float* scores) {
   write_chosen(k, token, [&](int64_t e) { return rank(e) >= lowest; });
 }
 
+__device__ void route_nowhere(const Routing& k, int64_t token) {
+  for (int64_t e = lane(); e < k.width; e += kWarp) k.scores[token * k.width + e] = 0.0F;
+  for (int64_t j = token * k.rule.top_k + lane(); j < (token + 1) * k.rule.top_k; j += kWarp) k.experts[j] = -1, k.weights[j] = 0.0F;
+}
+
 // A warp has a token.
 __global__ void __launch_bounds__(kThreads) route(Routing k) {
   const int64_t token = block() * kTokensOfBlock + warp(), top_k = k.rule.top_k;
   if (token >= k.tokens) return;
   const float* const logits = k.logits + token * k.width;
+  if (is_padding(logits, k.width)) return route_nowhere(k, token);
   float* const scores = k.scores + token * k.width;
   const bool bad = score(k, logits, scores);
   if (k.rule.forced) {

@@ -14,6 +14,13 @@ __device__ inline int64_t sequence_of(int64_t token, int64_t length) {
   return static_cast<uint32_t>(token) / static_cast<uint32_t>(length);
 }
 
+// Whether a token is padding, which has no expert: all of its logits are -Inf. The same in every lane.
+__device__ inline bool is_padding(const float* logits, int64_t width) {
+  bool other = false;
+  for (int64_t e = lane(); e < width; e += kWarp) other = other || logits[e] != -HUGE_VALF;
+  return ballot(other) == 0;
+}
+
 // The sum, or the largest, of value(i) for i in [0, n): the same in every lane.
 template <class Value>
 __device__ inline float warp_sum_of(int64_t n, Value value) {

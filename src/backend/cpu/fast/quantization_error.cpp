@@ -40,6 +40,13 @@ struct Sums {
 // Returns which rows count; null: all.
 const int32_t* rows_of(const QuantizationError& k) { return k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr; }
 
+// Returns whether some row of these blocks counts.
+bool any_counts(const QuantizationError& k, int64_t block_row) {
+  const int32_t* const rows = rows_of(k);
+  const int64_t first = block_row * k.q.how.block_rows, last = std::min(first + k.q.how.block_rows, k.x.dim(0));
+  return !rows || std::any_of(rows + first, rows + last, [](int32_t row) { return row >= 0; });
+}
+
 // Of the block rows [begin, end).
 template <class E, class T>
 Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
@@ -91,9 +98,9 @@ void CpuReference::execute(const QuantizationError& k) {
   out[QuantizationError::elements] = static_cast<double>(sums.rows * k.x.dim(1));
   const uint8_t* scales = k.q.scales.device_data<uint8_t>();
   const int64_t across = k.q.scales.dim(1);
-  const int32_t* const rows = rows_of(k);
-  for (int64_t i = 0; i < row_blocks * across; ++i) {
-    if (!rows || rows[i / across] >= 0) ++out[QuantizationError::scales + scales[i]];
+  for (int64_t r = 0; r < row_blocks; ++r) {
+    if (!any_counts(k, r)) continue;
+    for (int64_t i = r * across; i < (r + 1) * across; ++i) ++out[QuantizationError::scales + scales[i]];
   }
 }
 

@@ -52,12 +52,16 @@ void unpermute(const Unpermute& k) {
 
 void CpuReference::execute(const DispatchTable& k) {
   const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
-  check_indices(ExitCode::internal, "dispatch_table", "experts", k.experts, groups);
+  check_optional_indices("dispatch_table", "experts", k.experts, groups);
   const int32_t* experts = k.experts.device_data<int32_t>();
   int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(),
           *assignments = k.assignments.device_data<int32_t>();
   std::vector<int32_t> kept(static_cast<size_t>(groups));
   for (int64_t i = 0; i < total; ++i) {  // rows: the place within the group
+    if (experts[i] < 0) {
+      rows[i] = -1;
+      continue;
+    }
     int32_t& count = kept[static_cast<size_t>(experts[i])];
     rows[i] = k.capacity > 0 && count == k.capacity ? -1 : count++;
   }

@@ -83,6 +83,14 @@ void weigh(const RoutingRule& rule, const RouterRow<S>& row, const int32_t* chos
 }
 
 template <class S>
+void route_nowhere(const RouteForward& k, int64_t token) {
+  const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
+  std::fill_n(k.scores.device_data<S>() + token * experts, experts, S{0});
+  std::fill_n(k.experts.device_data<int32_t>() + token * top_k, top_k, -1);
+  std::fill_n(k.weights.device_data<S>() + token * top_k, top_k, S{0});
+}
+
+template <class S>
 void route(const RouteForward& k) {
   const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
   const S* bias = k.bias.defined() ? k.bias.device_data<S>() : nullptr;
@@ -90,6 +98,10 @@ void route(const RouteForward& k) {
     Chooser<S> chooser(k.rule, experts);
     for (int64_t n = begin; n < end; ++n) {
       const S* logits = k.logits.device_data<S>() + n * experts;
+      if (is_padding(logits, experts)) {
+        route_nowhere<S>(k, n);
+        continue;
+      }
       S* scores = k.scores.device_data<S>() + n * experts;
       int32_t* chosen = k.experts.device_data<int32_t>() + n * top_k;
       score(k.rule.score, logits, experts, scores);
@@ -104,7 +116,9 @@ void count(const Tensor& experts, const Tensor& counts) {
   const int32_t* chosen = experts.device_data<int32_t>();
   int32_t* out = counts.device_data<int32_t>();
   std::fill_n(out, counts.elements(), 0);
-  for (int64_t i = 0; i < experts.elements(); ++i) ++out[i / per_sequence * width + chosen[i]];
+  for (int64_t i = 0; i < experts.elements(); ++i) {
+    if (chosen[i] >= 0) ++out[i / per_sequence * width + chosen[i]];
+  }
 }
 
 }  // namespace

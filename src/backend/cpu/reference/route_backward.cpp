@@ -1,24 +1,35 @@
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "backend/balance_rule.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/reference/route_rows.h"
+#include "backend/index_rule.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
 
+// Returns how many tokens each sequence has.
+std::vector<double> tokens_of_sequences(const Tensor& counts, int64_t top_k) {
+  const int64_t experts = counts.dim(1);
+  std::vector<double> out;
+  for (int64_t s = 0; s < counts.dim(0); ++s) {
+    const int32_t* const own = counts.device_data<int32_t>() + s * experts;
+    out.push_back(static_cast<double>(std::accumulate(own, own + experts, int64_t{0})) / static_cast<double>(top_k));
+  }
+  return out;
+}
+
 // [S, E]: what P of a token of a sequence is multiplied by in the sum of both balance losses.
 template <class S>
-std::vector<S> balance_coefficients(const RouteBackward& k) {
-  const int64_t tokens = k.logits.dim(0), sequences = k.counts.dim(0), experts = k.counts.dim(1);
-  const int32_t* counts = k.counts.device_data<int32_t>();
-  const double all = k.balance * balance_factor(k.rule, experts, tokens);
-  const double own = k.sequence_balance * balance_factor(k.rule, experts, tokens / sequences) / static_cast<double>(sequences);
+std::vector<S> balance_coefficients(const RouteBackward& k, const std::vector<double>& tokens) {
+  const int64_t sequences = k.counts.dim(0), experts = k.counts.dim(1);
+  const BalanceLosses losses{.top_k = k.rule.top_k, .all = k.balance, .of_sequence = k.sequence_balance};
   std::vector<S> out(static_cast<size_t>(sequences * experts));
-  for (int64_t e = 0; e < experts; ++e) write_balance_coefficients(counts, sequences, experts, e, all, own, out.data());
+  for (int64_t e = 0; e < experts; ++e)
+    write_balance_coefficients(k.counts.device_data<int32_t>(), tokens.data(), sequences, experts, e, losses, out.data());
   return out;
 }
 
@@ -26,8 +37,10 @@ std::vector<S> balance_coefficients(const RouteBackward& k) {
 template <class S>
 class RouterGradient {
  public:
-  RouterGradient(const RouteBackward& k, const std::vector<S>& coefficients)
+  // tokens: how many the loss of z is averaged over.
+  RouterGradient(const RouteBackward& k, const std::vector<S>& coefficients, double tokens)
       : k_(k),
+        tokens_(tokens),
         experts_(k.logits.dim(1)),
         coefficients_(coefficients),
         dscores_(static_cast<size_t>(experts_)),
@@ -42,6 +55,7 @@ class RouterGradient {
                            .experts = experts_};
     const int32_t* experts = k_.experts.device_data<int32_t>() + token * top_k;
     S* dlogits = k_.dlogits.device_data<S>() + token * experts_;
+    if (is_padding(row.logits, experts_)) return void(std::fill_n(dlogits, experts_, S{0}));
     from_balance(row, token / (k_.logits.dim(0) / k_.counts.dim(0)));
     from_weights(row, experts, k_.dweights.device_data<S>() + token * top_k);
     if (!k_.rule.softmax_after_topk) add_at(experts, dchosen_.data(), dscores_.data());
@@ -93,26 +107,40 @@ class RouterGradient {
 
   void add_z(const RouterRow<S>& row, S* dlogits) {
     const S log_sum = softmax(row.logits, experts_, scratch_.data());
-    const S factor = static_cast<S>(2.0 * k_.z / static_cast<double>(k_.logits.dim(0))) * log_sum;
+    const S factor = static_cast<S>(2.0 * k_.z / tokens_) * log_sum;
     for (int64_t e = 0; e < experts_; ++e) dlogits[e] += factor * scratch_[static_cast<size_t>(e)];
   }
 
   const RouteBackward& k_;
+  double tokens_;
   int64_t experts_;
   const std::vector<S>& coefficients_;
   std::vector<S> dscores_, scratch_, chosen_, dchosen_;
 };
 
+// Only padding has no experts.
+template <class S>
+void check_experts(const RouteBackward& k) {
+  const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
+  const IndexRule rule = IndexRule::below(ExitCode::internal, "route backward", "experts", experts);
+  const int32_t* const chosen = k.experts.device_data<int32_t>();
+  for (int64_t i = 0; i < k.experts.elements(); ++i) {
+    if (!rule.allows(chosen[i]) && !is_padding(k.logits.device_data<S>() + i / top_k * experts, experts)) rule.refuse(i, chosen[i]);
+  }
+}
+
 template <class S>
 void route_backward(const RouteBackward& k) {
-  const std::vector<S> coefficients = balance_coefficients<S>(k);
+  check_experts<S>(k);
+  const std::vector<double> tokens = tokens_of_sequences(k.counts, k.rule.top_k);
+  const std::vector<S> coefficients = balance_coefficients<S>(k, tokens);
   parallel_for(k.logits.dim(0), tokens_per_piece(k.logits.dim(1)), [&](int64_t begin, int64_t end) {
-    RouterGradient<S> gradient(k, coefficients);
+    RouterGradient<S> gradient(k, coefficients, CountedSequences(tokens.data(), std::ssize(tokens)).tokens);
     for (int64_t n = begin; n < end; ++n) gradient.write(n);
   });
 }
 
-// log-sum-exp of every token's logits.
+// log-sum-exp of every token's logits; 0 of padding.
 template <class S>
 std::vector<S> log_sums(const Tensor& logits) {
   const int64_t experts = logits.dim(1);
@@ -120,7 +148,8 @@ std::vector<S> log_sums(const Tensor& logits) {
   parallel_for(logits.dim(0), tokens_per_piece(experts), [&](int64_t begin, int64_t end) {
     std::vector<S> scratch(static_cast<size_t>(experts));
     for (int64_t n = begin; n < end; ++n) {
-      out[static_cast<size_t>(n)] = softmax(logits.device_data<S>() + n * experts, experts, scratch.data());
+      const S* const own = logits.device_data<S>() + n * experts;
+      out[static_cast<size_t>(n)] = is_padding(own, experts) ? S{0} : softmax(own, experts, scratch.data());
     }
   });
   return out;
@@ -141,31 +170,35 @@ std::vector<double> summed_scores(const RouterLosses& k, int64_t sequence) {
 
 template <class S>
 void losses(const RouterLosses& k) {
-  const int64_t tokens = k.scores.dim(0), experts = k.scores.dim(1), sequences = k.counts.dim(0);
+  const int64_t experts = k.scores.dim(1), sequences = k.counts.dim(0), top_k = k.rule.top_k;
   const int32_t* counts = k.counts.device_data<int32_t>();
+  const std::vector<double> tokens = tokens_of_sequences(k.counts, top_k);
+  const CountedSequences counted(tokens.data(), sequences);
   std::vector<double> all_scores(static_cast<size_t>(experts)), all_counts(static_cast<size_t>(experts));
   double balance = 0.0, of_sequences = 0.0, z = 0.0;
   for (int64_t s = 0; s < sequences; ++s) {
     const std::vector<double> scores = summed_scores<S>(k, s);
+    double own = 0.0;
     for (size_t e = 0; e < scores.size(); ++e) {
       const double chosen = static_cast<double>(counts[s * experts + static_cast<int64_t>(e)]);
-      of_sequences += chosen * scores[e];
+      own += chosen * scores[e];
       all_scores[e] += scores[e];
       all_counts[e] += chosen;
     }
+    of_sequences += own * balance_factor(top_k, experts, tokens[static_cast<size_t>(s)]);
   }
   for (size_t e = 0; e < all_scores.size(); ++e) balance += all_counts[e] * all_scores[e];
   for (const S log_sum : log_sums<S>(k.logits)) z += static_cast<double>(log_sum) * static_cast<double>(log_sum);
   double* out = k.out.device_data<double>();
-  out[0] = balance * balance_factor(k.rule, experts, tokens);
-  out[1] = of_sequences * balance_factor(k.rule, experts, tokens / sequences) / static_cast<double>(sequences);
-  out[2] = z / static_cast<double>(tokens);
+  const bool any = counted.tokens > 0.0;
+  out[0] = balance * balance_factor(top_k, experts, counted.tokens);
+  out[1] = any ? of_sequences / counted.with_tokens : 0.0;
+  out[2] = any ? z / counted.tokens : 0.0;
 }
 
 }  // namespace
 
 void CpuReference::execute(const RouteBackward& k) {
-  check_indices(ExitCode::internal, "route backward", "experts", k.experts, k.logits.dim(1));
   k.logits.dtype() == Dtype::f64 ? route_backward<double>(k) : route_backward<float>(k);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "mantissa/backend/backend.h"
@@ -11,6 +12,12 @@ namespace mantissa {
 
 // Tokens of a piece of parallel work: an exponential for every expert.
 inline int64_t tokens_per_piece(int64_t experts) { return std::max<int64_t>(1, 4096 / experts); }
+
+// Padding has no expert, which logits say: all of its own are -Inf.
+template <class S>
+bool is_padding(const S* logits, int64_t experts) {
+  return std::all_of(logits, logits + experts, [](S logit) { return logit == -std::numeric_limits<S>::infinity(); });
+}
 
 // out = softmax(x), which may be x. Returns log-sum-exp(x).
 template <class S>
