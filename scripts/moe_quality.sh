@@ -26,7 +26,7 @@ train() {  # name, recipe, settings: does nothing where the run ended, and goes 
   done
   [ -e "$out/$name/finished" ] && return
   echo "$(date +%H:%M:%S) $name"
-  "$mantissa" train configs/moe-tiny.json "${sets[@]}" --resume
+  "$mantissa" train configs/moe-tiny.json "${sets[@]}" --set checkpoint.resume=auto
   touch "$out/$name/finished"
 }
 

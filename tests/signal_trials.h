@@ -55,7 +55,7 @@ class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterfa
   std::vector<std::string> words(const std::string& name, const std::vector<std::string>& sets = {}) const {
     std::vector<std::string> out = {"env", std::string("ONEDNN_MAX_CPU_ISA=") + GetParam().isa, MANTISSA_BINARY};
     if (GetParam().ranks > 1) out.insert(out.end(), {"launch", "--nproc-per-node", std::to_string(GetParam().ranks), "--"});
-    out.insert(out.end(), {"train", "run.json", "--resume", "--set", "logging.dir=" + name});
+    out.insert(out.end(), {"train", "run.json", "--set", "checkpoint.resume=auto", "--set", "logging.dir=" + name});
     for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
     return out;
   }

@@ -46,12 +46,15 @@ std::string counted(double value) {
   return out.str();
 }
 
-std::string start_line(const StartEvent& event, const ParallelConfig& parallel) {
+std::string start_line(const StartEvent& event, const RunConfig& config) {
+  const ParallelConfig& parallel = config.parallel;
   std::string line =
       text("run ", printable(event.folder), " | ", parallel.world() > 1 ? layout_text(parallel) + " | " : "",
            counted(static_cast<double>(event.parameters)), " parameters | ", event.training_tokens, " training tokens | ", event.precision,
            " | ", event.device, ", ", count_text(event.threads, "thread"), " | ", count_text(event.steps, "step"));
   if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
+  if (event.resumed.empty() && config.checkpoint.resume != "never")
+    line += text(" | starts afresh: no checkpoint in ", printable(config.checkpoint.dir));
   return line;
 }
 
@@ -85,15 +88,15 @@ void print_summary(Console& console, const TrainSummary& summary) {
   log_info(line);
 }
 
-TrainEvents events_for(Console& console, LogLevel level, const ParallelConfig& parallel) {
+TrainEvents events_for(Console& console, const RunConfig& config) {
   const auto show = [&console](const std::string& line, Console::Tone tone = Console::Tone::normal) {
     console.line(line, tone);
     log_info(line);
   };
   TrainEvents events;
-  events.started = [show, level, parallel](const StartEvent& event) {
-    open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = event.folder + "/log.txt"});
-    show(start_line(event, parallel));
+  events.started = [show, config](const StartEvent& event) {
+    open_log({.level = config.logging.level, .console = true, .console_level = LogLevel::warning, .file = event.folder + "/log.txt"});
+    show(start_line(event, config));
   };
   events.step = [&console](const StepEvent& event) {
     console.line(step_line(event), event.skipped ? Console::Tone::alarm : Console::Tone::normal);
@@ -167,24 +170,15 @@ int64_t ranks(const TrainArguments& arguments, const Launch& launch) {
 
 // A job that its launcher starts again goes on where it was.
 LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
-  const int64_t world = ranks(arguments, launch);
-  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, world);
-  const bool restarted = launch.restart > 0 && loaded.config.checkpoint.resume == "never";
-  if (!arguments.resume && !restarted) return loaded;
-  const std::string& resume = loaded.config.checkpoint.resume;
-  require(resume == "never" || resume == "auto", ExitCode::usage, "--resume continues this run, but checkpoint.resume names ", resume,
-          "; leave out the one or the other (--set checkpoint.resume=never)");
-  ConfigSources sources = arguments.sources;
-  sources.sets.emplace_back("checkpoint.resume=\"auto\"");
-  return load_run_config(sources, Inputs::must_exist, world);
+  const Start start = arguments.resume ? Start::resumed : launch.restart > 0 ? Start::restarted : Start::as_configured;
+  return load_run_config(arguments.sources, Inputs::must_exist, ranks(arguments, launch), start);
 }
 
 ExitCode run_training(const TrainArguments& arguments) {
   const Launch launch = launch_from_environment();
   LoadedConfig loaded = load(arguments, launch);
   share_host(launch);
-  const LogLevel level = loaded.config.logging.level;
-  open_log({.level = level,
+  open_log({.level = loaded.config.logging.level,
             .console = true,
             .console_level = LogLevel::warning,
             .file = {},
@@ -201,7 +195,7 @@ ExitCode run_training(const TrainArguments& arguments) {
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
   session.watch(loaded.config.parallel);
   TrainSummary summary;
-  TrainEvents events = events_for(console, level, loaded.config.parallel);
+  TrainEvents events = events_for(console, loaded.config);
   events.set_phase = [&](int64_t step, const char* section) {
     report_step(step);
     console.progress_to(step);
@@ -215,13 +209,13 @@ ExitCode run_training(const TrainArguments& arguments) {
 Option resume_option(bool& resume) {
   return {.name = "--resume",
           .target = &resume,
-          .description = "continue from the checkpoint that `latest` names, else the newest valid one, or start if there is none"};
+          .description = "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"};
 }
 
 Option dry_run_option(bool& dry_run) {
   return {.name = "--dry-run",
           .target = &dry_run,
-          .description = "check the configuration, open the data, estimate memory and FLOPs; write nothing"};
+          .description = "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"};
 }
 
 Option dry_world_option(std::optional<int64_t>& world) {

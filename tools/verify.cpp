@@ -46,7 +46,7 @@ void report_tiles(HfWeights& folder) {
   }
 }
 
-ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+ExitCode compare_folder(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   HfWeights folder(arguments.path);
   ModelExport against(*arguments.against, {}, std::move(device));
   ForwardWeights& weights = against.weights();
@@ -72,6 +72,25 @@ ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr
   report_tiles(folder);
   warn_of_ignore_list(folder);
   return ExitCode::ok;
+}
+
+// Throws Error(data) for a folder whose own mantissa.json tells that it is damaged.
+void require_undamaged(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);
+}
+
+// A folder in which something differs, or cannot be read, may be damaged: that has the same exit code with and without --against.
+ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  ExitCode verdict = ExitCode::ok;
+  try {
+    verdict = compare_folder(arguments, std::move(device));
+  } catch (const Error&) {
+    require_undamaged(arguments.path);
+    throw;
+  }
+  if (verdict == ExitCode::difference) require_undamaged(arguments.path);
+  return verdict;
 }
 
 ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
@@ -103,7 +122,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   std::unique_ptr<Backend> device = device_of(arguments.device);
   std::error_code error;
-  const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / "mantissa.json", error);
+  const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / kProofFile, error);
   if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
           ": there is no such folder");
@@ -116,7 +135,7 @@ Option against_checkpoint_option(std::optional<std::string>& checkpoint) {
           .target = &checkpoint,
           .description =
               "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
-              "alike; else exit code 1"};
+              "alike; else exit code 1, or 4 if the export is damaged"};
 }
 
 }  // namespace

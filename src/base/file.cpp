@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "mantissa/base/free_space.h"
+
 namespace mantissa {
 namespace {
 
@@ -202,13 +204,20 @@ bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path&
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-void require_free_space(const std::filesystem::path& directory, int64_t bytes) {
+std::optional<int64_t> free_bytes(const std::filesystem::path& directory) {
   struct statvfs status {};
-  if (::statvfs(directory.c_str(), &status) != 0) storage_error(directory, "statvfs");
-  const double available = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
-  const double need = 1.1 * static_cast<double>(bytes);
-  require(available >= need, ExitCode::storage, directory.string(), ": not enough space: ", static_cast<int64_t>(need), " bytes needed, ",
-          static_cast<int64_t>(available), " free");
+  if (::statvfs(directory.c_str(), &status) != 0) return {};
+  constexpr double kMost = 9e18;
+  return static_cast<int64_t>(std::min(static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize), kMost));
+}
+
+int64_t room_for(int64_t bytes) { return static_cast<int64_t>(1.1 * static_cast<double>(bytes)); }
+
+void require_free_space(const std::filesystem::path& directory, int64_t bytes) {
+  const std::optional<int64_t> available = free_bytes(directory);
+  if (!available) storage_error(directory, "statvfs");
+  require(*available >= room_for(bytes), ExitCode::storage, directory.string(), ": not enough space: ", room_for(bytes), " bytes needed, ",
+          *available, " free");
 }
 
 }  // namespace mantissa

@@ -39,10 +39,9 @@ void add_tensor(CheckpointContent& content, const char* prefix, const ParameterS
                              .data = data.slice(0, shard.stored_end() - shard.begin)});
 }
 
-void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out, const std::vector<int64_t>& needed,
-                      const CheckpointReader& reader) {
-  require(saved.dtype == out.dtype() && fits, ExitCode::usage, reader.directory().string(), ": ", saved.name, " is ", saved.dtype, " ",
-          shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vector<int64_t>& needed, const CheckpointReader& reader) {
+  require(saved.dtype == dtype && saved.shape == needed, ExitCode::usage, reader.directory().string(), ": ", saved.name, " is ",
+          saved.dtype, " ", shape_text(saved.shape), ", the model needs ", dtype, " ", shape_text(needed));
 }
 
 // Is given values that were read, the first of which is this element of the shard.
@@ -52,7 +51,7 @@ using Look = std::function<void(int64_t first, std::span<const float> values)>;
 void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out, const Look& look = {}) {
   const std::string name = prefix + shard.of->name;
   const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
-  require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, out, needed, reader);
+  require_saved_as(reader.tensor(name), out.dtype(), needed, reader);
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
     fill_from_host(rows, [&](std::span<std::byte> bytes) {
@@ -77,7 +76,7 @@ std::string read_master(CheckpointReader& reader, const ParameterShard& shard, c
 void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
   const std::string name = "buffer." + buffer.name;
   const std::vector<int64_t> needed = dimensions(buffer.shape);
-  require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, buffer.value, needed, reader);
+  require_saved_as(reader.tensor(name), buffer.value.dtype(), needed, reader);
   fill_from_host(buffer.value, [&](std::span<std::byte> bytes) {
     reader.read(name, bytes);
     const int64_t bad = first_nonfinite(Dtype::f32, bytes);
@@ -87,21 +86,25 @@ void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
   });
 }
 
-void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
-  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
-  const bool has_any = saved && saved->has_expert_bias();
+bool has_expert_bias(const ModelConfig& model) { return model.moe && model.moe->has_expert_bias(); }
+
+void require_biases_kept(const CheckpointReader& reader, bool keeps) {
   require(
-      !has_any || !parameters.buffers().empty(), ExitCode::usage, reader.directory().string(),
+      keeps || !has_expert_bias(saved_config(reader).model), ExitCode::usage, reader.directory().string(),
       ": has expert biases, without which its routers choose other experts: set model.moe.bias_update_rate, which is 0 here (1e-30 keeps "
       "them as they are)");
+}
+
+void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
+  require_biases_kept(reader, !parameters.buffers().empty());
+  const bool has_any = has_expert_bias(saved_config(reader).model);
   for (const Buffer& buffer : parameters.buffers()) {
     has_any ? read_buffer(reader, buffer) : parameters.device().run(Fill{.out = buffer.value, .value = 0.0});
   }
 }
 
 void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& parameters) {
-  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
-  if (parameters.buffers().empty() || (saved && saved->has_expert_bias())) return;
+  if (parameters.buffers().empty() || has_expert_bias(saved_config(reader).model)) return;
   log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
 }
 
@@ -132,14 +135,36 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
 }
 
 // Requires that the checkpoint is of the same model, data, order of tokens and tokenizer.
-void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const TrainedParts& parts) {
+void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const RunConfig& config, const Data& data) {
   const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
-  require_same_model(saved, parts.config, folder);
+  require_same_model(saved, config, folder);
   require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
-                    parts.data.fingerprints);
-  require_same_order(saved, parts.config, folder);
-  require(!has_other_tokenizer(reader, parts.data), ExitCode::usage, folder,
-          " was trained with another tokenizer than data.tokenizer names");
+                    data.fingerprints);
+  require_same_order(saved, config, folder);
+  require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with another tokenizer than data.tokenizer names");
+  require_biases_kept(reader, has_expert_bias(config.model));
+}
+
+LoadFor purpose_of_resume(const RunConfig& config) {
+  return config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
+}
+
+// Holds all that a checkpoint says of a run which may go on from it.
+struct Resumable {
+  RunConfig saved;
+  TrainState state;
+  std::vector<std::string> plan_changes;
+};
+
+Resumable resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data) {
+  const std::string source = (reader.directory() / "manifest.json").string();
+  Resumable found{.saved = saved_config(reader), .state = {}, .plan_changes = {}};
+  require_same_run(reader, found.saved, config, data);
+  found.state = saved_state(reader.manifest(), source);
+  found.plan_changes = allowed_plan_changes(reader.manifest().plan, plan, source, purpose_of_resume(config));
+  require(found.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
+          found.state.step, " steps of ", reader.directory().string());
+  return found;
 }
 
 void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {
@@ -210,32 +235,30 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
   return content;
 }
 
+void require_resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data) {
+  resumable(reader, config, plan, data);
+}
+
+void require_weights_fit(const CheckpointReader& reader, const ModelConfig& model) {
+  require_biases_kept(reader, has_expert_bias(model));
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model)))
+    require_saved_as(reader.tensor("master." + parameter.name), Dtype::f32, dimensions(parameter.shape), reader);
+}
+
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
-  const RunConfig& config = parts.config;
   const Communicator& world = parts.optimizer.shards().mesh().world;
-  const LoadFor purpose = config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
-  const std::string source = (reader.directory() / "manifest.json").string();
-  RunConfig saved;
-  TrainState state;
-  std::vector<std::string> plan_changes;
-  agree_on_reading(world, [&] {
-    saved = saved_config(reader);
-    require_same_run(reader, saved, parts);
-    state = saved_state(reader.manifest(), source);
-    plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
-    require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
-            state.step, " steps of ", reader.directory().string());
-  });
-  load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
+  Resumable found;
+  agree_on_reading(world, [&] { found = resumable(reader, parts.config, parts.plan, parts.data); });
+  load_weights(reader, parts.plan, purpose_of_resume(parts.config), parts.parameters, &parts.optimizer);
   agree_on_reading(world, [&] {
     for (const Optimizer::State& own : parts.optimizer.states()) {
       read_saved(reader, "m.", own.shard, own.first_moment);
       read_saved(reader, "v.", own.shard, own.second_moment);
     }
   });
-  parts.optimizer.set_updates(state.updates);
-  if (world.rank() == 0) log_changes(saved, config, plan_changes, reader.manifest());
-  return state;
+  parts.optimizer.set_updates(found.state.updates);
+  if (world.rank() == 0) log_changes(found.saved, parts.config, found.plan_changes, reader.manifest());
+  return found.state;
 }
 
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/base/free_space.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
@@ -202,12 +203,13 @@ std::string CheckpointDirectory::publish(const fs::path& path, int64_t step, con
 
 fs::path CheckpointDirectory::path_of(int64_t step) const { return folder_ / checkpoint_name(step); }
 
-CheckpointDirectory::Save CheckpointDirectory::begin(Manifest manifest) {
+CheckpointDirectory::Save CheckpointDirectory::begin(Manifest manifest, AfterSave after) {
   make_sure_it_is_ours();
   Save save{.manifest = std::move(manifest), .folder = {}};
   const There there = what_lies(path_of(save.manifest.step), save.manifest);
   if (there == There::same) return save;
   save.over_damage = there == There::damaged;
+  make_room(save.manifest, after);
   require_free_space(folder_, save.manifest.bytes());
   save.folder = folder_ / (".tmp-" + checkpoint_name(save.manifest.step).substr(5) + "-" + unique_id());
   make_directory(save.folder);
@@ -246,9 +248,9 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
   return saved;
 }
 
-SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
+SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content, AfterSave after) {
   const ShardEntry shard = describe_shard(content.tensors, 0, content.step);
-  const Save save = begin(assemble_manifest(content, {shard}));
+  const Save save = begin(assemble_manifest(content, {shard}), after);
   try {
     if (!save.folder.empty()) write_shard(content.tensors, shard, save.folder);
   } catch (...) {
@@ -261,6 +263,38 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
 void CheckpointDirectory::unpin(int64_t step) {
   if (const auto pin = pinned_.find(step); pin != pinned_.end()) pinned_.erase(pin);
   delete_old();
+}
+
+// What it cannot do is told by the save, which asks for the room once more.
+void CheckpointDirectory::make_room(const Manifest& manifest, AfterSave after) const {
+  const int64_t needed = room_for(manifest.bytes()), missing = needed - free_bytes(folder_).value_or(needed);
+  if (missing <= 0) return;
+  try {
+    int64_t freed = 0;
+    std::vector<fs::path> old;
+    for (const CheckpointStatus& one : expendable(manifest.step, after)) {
+      if (freed >= missing) break;
+      freed += one.bytes;
+      old.push_back(one.path);
+    }
+    if (freed < missing) return;
+    for (const fs::path& path : old) {
+      log_warning(path.string(), ": deleted, because the disk has no room for it and for the checkpoint of step ", manifest.step);
+      discard(path);
+    }
+  } catch (const Error& error) {
+    log_warning("an old checkpoint was not deleted: ", error.what());
+  }
+}
+
+std::vector<CheckpointStatus> CheckpointDirectory::expendable(int64_t step, AfterSave after) const {
+  std::vector<CheckpointStatus> valid = list_checkpoints(folder_);
+  std::erase_if(valid, [&](const CheckpointStatus& one) { return !one.problem.empty() || one.step > step; });
+  const size_t stay = after == AfterSave::run_ends ? 1 : 2;
+  valid.resize(valid.size() - std::min(valid.size(), stay));  // the newest stay
+  std::erase_if(
+      valid, [&](const CheckpointStatus& one) { return (keep_.every > 0 && one.step % keep_.every == 0) || pinned_.contains(one.step); });
+  return valid;
 }
 
 // What cannot be deleted now is tried again after the next save.

@@ -90,9 +90,9 @@ void RanksTogether::require_same(const std::string& what, const std::string& own
 }
 
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
-                              const Progressed& progressed) {
+                              const Progressed& progressed, AfterSave after) {
   progressed();
-  if (world.size() == 1) return directory->save(content);
+  if (world.size() == 1) return directory->save(content, after);
   ShardEntry own;
   agree(world, [&] { own = describe_shard(content.tensors, world.rank(), content.step, progressed); });
   const std::vector<std::string> strings = gather_strings(world, json_text(own));
@@ -102,7 +102,7 @@ SavedCheckpoint save_together(const Communicator& world, std::optional<Checkpoin
     if (!directory) return;
     std::vector<ShardEntry> shards;
     for (size_t r = 0; r < strings.size(); ++r) shards.push_back(from_json<ShardEntry>(strings[r], text("the shard of rank ", r)));
-    save = directory->begin(assemble_manifest(content, shards));
+    save = directory->begin(assemble_manifest(content, shards), after);
   });
   const std::string folder = broadcast_string(world, save.folder.string());
   progressed();

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/models/model_shape.h"
 
 namespace mantissa {
@@ -95,6 +96,21 @@ std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {
   std::optional<Tokenizer> read = tokenizer_of(tokenizer_files(reader), reader.directory().string());
   require(read && same_tokenizer(described, *read), ExitCode::data, name, ": is not that of the checkpoint's tokenizer.json");
   return read;
+}
+
+RunConfig config_saved_at(const std::filesystem::path& path) {
+  RunConfig config;
+  load_checkpoint(path, [&config](CheckpointReader& reader) { config = saved_config(reader); });
+  return config;
+}
+
+std::optional<Tokenizer> tokenizer_saved_at(const std::filesystem::path& path) {
+  std::optional<Tokenizer> tokenizer;
+  load_checkpoint(path, [&tokenizer](CheckpointReader& reader) {
+    tokenizer = saved_tokenizer(reader);
+    if (!tokenizer) tokenizer = tokenizer_of(tokenizer_files(reader), reader.directory().string());
+  });
+  return tokenizer;
 }
 
 std::optional<Tokenizer> tokenizer_of(const std::vector<TokenizerFile>& files, const std::string& source) {

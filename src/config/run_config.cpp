@@ -1,5 +1,6 @@
 #include "mantissa/config/run_config.h"
 
+#include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <numeric>
@@ -196,22 +197,42 @@ std::string replaced(std::string path, const std::string& placeholder, const std
   return path;
 }
 
-void derive_run_name(LoggingConfig& logging, ConfigReport& report, const std::string& file) {
-  const std::string stem = std::filesystem::path(file).stem().string();
-  logging.run_name = stem.empty() ? "run" : stem;
-  report.derive("logging.run_name");
+bool has_component(const std::filesystem::path& path, const std::string& name) {
+  return std::any_of(path.begin(), path.end(), [&](const std::filesystem::path& component) { return component == name; });
+}
+
+// Returns the file or the argument that states a value: "a.json" of "a.json:14:11".
+std::string source_of(const ConfigPlace& place) {
+  const bool is_argument = place.key_origin.empty();
+  const size_t line = place.origin.rfind(':', place.origin.rfind(':') - 1);
+  return is_argument ? place.origin : place.origin.substr(0, line);
+}
+
+// Refuses a name that is part of no folder: the run would be where another is, under a name that only looks like one of its own. A folder
+// that is stated later, as on the command line, stands for itself.
+void check_run_name(const RunConfig& config, const RunFolders& folders, ConfigReport& report) {
+  const std::string& dir = config.logging.dir;
+  const bool placed = dir.find("%n") != std::string::npos || config.checkpoint.dir.find("%n") != std::string::npos ||
+                      has_component(folders.run, folders.name) || has_component(folders.checkpoints, folders.name);
+  const ConfigPlace of_name = report.place("logging.run_name"), of_dir = report.place("logging.dir");
+  const bool stated_earlier = of_name.order < of_dir.order && source_of(of_name) != source_of(of_dir);
+  if (!config.logging.run_name || !report.given("logging.run_name") || placed || stated_earlier) return;
+  report.error("logging.run_name", text('"', shortened(folders.name), "\" names nothing, because logging.dir \"", shortened(dir),
+                                        "\" has no %n: put %n where the name is to stand, or leave the name out"));
 }
 
 void resolve_folders(RunConfig& config, ConfigReport& report, const std::string& file) {
-  LoggingConfig& logging = config.logging;
-  if (!logging.run_name) derive_run_name(logging, report, file);
-  const std::string& name = *logging.run_name;
+  const RunFolders folders = run_folders(config, file);
+  const std::string& name = folders.name;
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
     report.error("logging.run_name", "must be a plain file name, got \"" + shortened(name) + "\"");
   }
-  logging.dir = replaced(logging.dir, "%n", name);
-  config.checkpoint.dir = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", logging.dir);
-  if (logging.dir.empty()) report.error("logging.dir", "must name a folder, got an empty string");
+  check_run_name(config, folders, report);
+  if (!config.logging.run_name) report.derive("logging.run_name");
+  config.logging.run_name = name;
+  config.logging.dir = folders.run;
+  config.checkpoint.dir = folders.checkpoints;
+  if (config.logging.dir.empty()) report.error("logging.dir", "must name a folder, got an empty string");
   if (config.checkpoint.dir.empty()) report.error("checkpoint.dir", "must name a folder, got an empty string");
 }
 
@@ -242,6 +263,12 @@ void pad_vocabulary(ModelConfig& model, int64_t tensor, ConfigReport& report) {
 }
 
 }  // namespace
+
+RunFolders run_folders(const RunConfig& config, const std::string& file) {
+  const std::string stem = std::filesystem::path(file).stem().string(),
+                    name = config.logging.run_name.value_or(stem.empty() ? "run" : stem), run = replaced(config.logging.dir, "%n", name);
+  return {.name = name, .run = run, .checkpoints = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", run)};
+}
 
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
   if (tensor == 1) return;
@@ -279,10 +306,10 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
     tokenizer = absolute_input_path(*tokenizer, "data.tokenizer", report);
   if (resume.empty()) {
     report.error("checkpoint.resume", "must be never, auto or a path, got an empty string");
-  } else if (resume != "never" && resume != "auto") {
+  } else if (config.checkpoint.resumes_named()) {
     resume = absolute_input_path(resume, "checkpoint.resume", report);
   }
-  if (resume != "never" && resume != "auto" && config.checkpoint.init_from) {
+  if (config.checkpoint.resumes_named() && config.checkpoint.init_from) {
     report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
   }
   check_model_changes(config.checkpoint.allow_model_change, report);

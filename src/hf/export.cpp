@@ -215,7 +215,8 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   }
   std::optional<ProvenCheckpoint> checkpoint;
   if (from.checkpoint) checkpoint = {.step = from.checkpoint->manifest().step, .manifest = from.checkpoint->hash()};
-  write_export_proof(folder, checkpoint, source_->options, files, tensors);
+  const bool has_convention = !exported.quantization().empty() && exported.architecture() != Architecture::gpt_oss;
+  write_export_proof(folder, checkpoint, source_->options, has_convention, files, tensors);
 }
 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
@@ -258,6 +259,11 @@ void check_export(const RunConfig& config, ConfigReport& report) {
     if (error.code() != ExitCode::usage) throw;
     report.error("checkpoint.export", error.what());
   }
+}
+
+int64_t export_bytes(const ModelConfig& model, const PrecisionPlan& plan, const ExportOptions& options) {
+  const ForwardTypes types(plan);
+  return ExportedWeights(types, model, options).layout().bytes();
 }
 
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {

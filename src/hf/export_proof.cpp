@@ -16,7 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kProof = "mantissa.json";
 constexpr int kFormatVersion = 2;
 
 // A tensor as the file describes it.
@@ -32,10 +31,26 @@ struct NamedTensor {
   }
 };
 
+// The options of an export as far as they had an effect.
+struct ProvenOptions {
+  ExportWeights weights = {};
+  std::optional<Convention> convention = {};  // none: the weights are values, or in the form of gpt-oss
+  ExportDtype dtype = {};
+
+  void fields(auto& v) {
+    v("weights", weights);
+    v("convention", convention);
+    v("dtype", dtype);
+  }
+  bool are(const ExportOptions& options) const {
+    return weights == options.weights && convention.value_or(options.convention) == options.convention && dtype == options.dtype;
+  }
+};
+
 // What is read of the file. The rest is for its readers, and is part of its hash.
 struct ExportProof {
   std::optional<ProvenCheckpoint> checkpoint;
-  std::optional<ExportOptions> options;      // none: of an earlier version
+  std::optional<ProvenOptions> options;      // none: of an earlier version
   std::map<std::string, std::string> files;  // their hashes
   std::vector<NamedTensor> tensors;
   std::string xxh64;
@@ -58,20 +73,21 @@ std::string proof_hash(Json proof) {
 }
 
 Json read_proof(const fs::path& folder) {
-  const std::string source = (folder / kProof).string();
+  const std::string source = (folder / kProofFile).string();
   std::error_code error;
-  require(fs::exists(folder / kProof, error), ExitCode::usage, source,
+  require(fs::exists(folder / kProofFile, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
-  Json proof = parse_json(hf_file(folder, kProof), source);
+  Json proof = parse_json(hf_file(folder, kProofFile), source);
   require(proof.get("format_version") == kFormatVersion, ExitCode::data, source, ": format_version: must be ", kFormatVersion, ", got ",
           proof.get("format_version").shown());
   return proof;
 }
 
 void verify_file(const fs::path& folder, const std::string& name, const std::string& hash) {
-  require(is_plain_file_name(name), ExitCode::data, (folder / kProof).string(), ": files: ", Json(name).shown(), " is no name of a file");
+  require(is_plain_file_name(name), ExitCode::data, (folder / kProofFile).string(), ": files: ", Json(name).shown(),
+          " is no name of a file");
   std::error_code error;
-  require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProof, " names");
+  require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProofFile, " names");
   require(xxh64(hf_file(folder, name)).text() == hash, ExitCode::data, folder.string(), ": ", name,
           " is not what was exported: its hash differs");
 }
@@ -90,11 +106,12 @@ Json entry_of(const ProvenTensor& tensor) {
 void require_all_named(const SafetensorsFolder& files, const std::vector<NamedTensor>& tensors, const fs::path& folder) {
   std::set<std::string_view> named;
   for (const NamedTensor& tensor : tensors) {
-    require(named.insert(tensor.tensor).second, ExitCode::data, (folder / kProof).string(), ": names ", tensor.tensor, " twice");
-    require(files.find(tensor.tensor) != nullptr, ExitCode::data, folder.string(), ": lacks ", tensor.tensor, ", which ", kProof, " names");
+    require(named.insert(tensor.tensor).second, ExitCode::data, (folder / kProofFile).string(), ": names ", tensor.tensor, " twice");
+    require(files.find(tensor.tensor) != nullptr, ExitCode::data, folder.string(), ": lacks ", tensor.tensor, ", which ", kProofFile,
+            " names");
   }
   for (const SafetensorsEntry& entry : files.entries())
-    require(named.contains(entry.name), ExitCode::data, folder.string(), ": holds ", entry.name, ", which ", kProof, " does not name");
+    require(named.contains(entry.name), ExitCode::data, folder.string(), ": holds ", entry.name, ", which ", kProofFile, " does not name");
 }
 
 void verify_tensor(SafetensorsFolder& files, const NamedTensor& tensor, const fs::path& folder) {
@@ -109,22 +126,24 @@ void verify_tensor(SafetensorsFolder& files, const NamedTensor& tensor, const fs
 }  // namespace
 
 void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const ExportOptions& options,
-                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors) {
+                        bool has_convention, const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors) {
   Json hashes = Json::Members(), entries = Json::Entries(), from;
   for (const TokenizerFile& file : files) hashes[file.name] = xxh64(file.bytes).text();
   for (const ProvenTensor& tensor : tensors) entries.entries().push_back(entry_of(tensor));
   if (checkpoint) from = {{"step", checkpoint->step}, {"manifest", checkpoint->manifest}};
+  ProvenOptions proven{.weights = options.weights, .dtype = options.dtype};
+  if (has_convention) proven.convention = options.convention;
   Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},
-                {"checkpoint", std::move(from)},    {"options", parse_json(json_text(options), "options", ExitCode::internal)},
+                {"checkpoint", std::move(from)},    {"options", parse_json(json_text(proven), "options", ExitCode::internal)},
                 {"files", std::move(hashes)},       {"tensors", std::move(entries)}};
   proof["xxh64"] = proof_hash(proof);
-  write_export_file(folder, kProof, proof.dump(1) + "\n");
+  write_export_file(folder, kProofFile, proof.dump(1) + "\n");
 }
 
 int64_t verify_export(const fs::path& folder) {
   SafetensorsFolder files(folder);
   const Json whole = read_proof(folder);
-  const std::string source = (folder / kProof).string();
+  const std::string source = (folder / kProofFile).string();
   const auto proof = JsonReader(whole, source).as<ExportProof>();
   for (const auto& [name, hash] : proof.files) verify_file(folder, name, hash);
   require_all_named(files, proof.tensors, folder);
@@ -138,10 +157,10 @@ int64_t verify_export(const fs::path& folder) {
 
 bool is_export_of(const fs::path& folder, const std::string& manifest, const ExportOptions& options) {
   std::error_code error;
-  if (!fs::exists(folder / kProof, error)) return false;
+  if (!fs::exists(folder / kProofFile, error)) return false;
   const Json whole = read_proof(folder);
-  const auto proof = JsonReader(whole, (folder / kProof).string()).as<ExportProof>();
-  return proof.checkpoint && proof.checkpoint->manifest == manifest && proof.options == options;
+  const auto proof = JsonReader(whole, (folder / kProofFile).string()).as<ExportProof>();
+  return proof.checkpoint && proof.checkpoint->manifest == manifest && proof.options && proof.options->are(options);
 }
 
 }  // namespace mantissa

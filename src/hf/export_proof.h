@@ -31,7 +31,9 @@ struct ProvenCheckpoint {
 };
 
 // Writes it into a folder that holds these files. Without a checkpoint the model came from a folder of Hugging Face's form.
+// has_convention: the folder has codes in the form of options.convention.
 void write_export_proof(const std::filesystem::path& folder, const std::optional<ProvenCheckpoint>& checkpoint,
-                        const ExportOptions& options, const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
+                        const ExportOptions& options, bool has_convention, const std::vector<TokenizerFile>& files,
+                        const std::vector<ProvenTensor>& tensors);
 
 }  // namespace mantissa

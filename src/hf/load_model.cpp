@@ -104,20 +104,6 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
   fail(ExitCode::data, weights.where(), ": ", bad, ": weights must be finite");
 }
 
-// checkpoint.allow_model_change may list keys that change shapes.
-void require_shapes(const HfWeights& weights, ParameterSet& parameters) {
-  std::map<std::string, std::vector<int64_t>> shapes;
-  for (const ParameterShape& parameter : parameter_shapes(model_shape(weights.config().model)))
-    shapes[parameter.name] = dimensions(parameter.shape);
-  for (const ParameterShard& whole : parameters.whole_shards()) {
-    const std::vector<int64_t> needed = dimensions(whole.of->stored_shape());
-    const auto found = shapes.find(whole.of->name);
-    require(found != shapes.end(), ExitCode::usage, weights.where(), ": has no ", whole.of->name, ", which the model needs");
-    require(found->second == needed, ExitCode::usage, weights.where(), ": ", whole.of->name, " is ", shape_text(found->second),
-            ", but the model needs ", shape_text(needed));
-  }
-}
-
 // The model that a checkpoint holds, without its weights; returns its plan.
 PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
   const RunConfig saved = saved_config(reader);
@@ -138,8 +124,20 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
 
 }  // namespace
 
+void require_weights_fit(const HfWeights& weights, const ModelConfig& model) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(weights.config().model)))
+    shapes[parameter.name] = dimensions(parameter.shape);
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
+    const std::vector<int64_t> needed = dimensions(parameter.shape);
+    const auto found = shapes.find(parameter.name);
+    require(found != shapes.end(), ExitCode::usage, weights.where(), ": has no ", parameter.name, ", which the model needs");
+    require(found->second == needed, ExitCode::usage, weights.where(), ": ", parameter.name, " is ", shape_text(found->second),
+            ", but the model needs ", shape_text(needed));
+  }
+}
+
 void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer) {
-  require_shapes(weights, parameters);
   const auto load = [&](const ParameterShard& shard, const Tensor& master) {
     if (const std::string bad = read_shard(weights, shard, master); !bad.empty()) refuse_nonfinite(weights, shard, bad);
     parameters.store(shard, master);
@@ -160,9 +158,7 @@ bool starts_from_folder(const Communicator& ranks, const fs::path& path) {
   return ranks.all(static_cast<uint8_t>(is_hf_folder(path))).front() != 0;
 }
 
-RunConfig config_of_model(const fs::path& path) {
-  return is_hf_folder(path) ? HfWeights(path).run_config() : saved_config(open_checkpoint(path));
-}
+RunConfig config_of_model(const fs::path& path) { return is_hf_folder(path) ? HfWeights(path).run_config() : config_saved_at(path); }
 
 LoadedModel load_model(const fs::path& path, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
   if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, std::move(device), mesh, dtype);

@@ -129,7 +129,7 @@ std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return {};
   OwnerFile file(fd, path);
-  if (lock_error(fd, LOCK_EX) != 0 || !has_name(fd, path)) return {};
+  if (lock_error(fd, LOCK_EX) != 0) return {};  // without a name by now, it guards nothing: no other ever gets the name
   const std::string owner = read_record(fd);
   if (owner.empty() || of_this_host(owner)) return file;
   log_warning(path.string(), ": is of ", owner, "; if it no longer runs there, delete the file and what lies beside it");

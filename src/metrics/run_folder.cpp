@@ -47,7 +47,7 @@ std::string free_name(const fs::path& folder) {
   }
 }
 
-// Settings that start another run. Folders that are given, as in the config.json of a run, do not follow the run's name.
+// Returns settings that start another run. Folders that are given do not follow the run's name.
 std::string other_folder(const LoadedConfig& loaded, bool folder_used) {
   const fs::path folder = loaded.config.logging.dir;
   const bool checkpoints_given = loaded.report.given("checkpoint.dir");

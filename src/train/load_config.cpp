@@ -5,7 +5,9 @@
 #include <filesystem>
 
 #include "mantissa/base/file.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/load_model.h"
@@ -125,23 +127,32 @@ void check_initial_model(const std::string& path, ConfigReport& report) {
                    report);
 }
 
-bool continues(const CheckpointConfig& config) {
+bool holds_checkpoints(const std::filesystem::path& folder) {
   std::error_code error;
-  return config.resume == "auto" && std::filesystem::is_directory(config.dir, error) && !list_checkpoints(config.dir).empty();
+  return std::filesystem::is_directory(folder, error) && !checkpoint_candidates({.folder = folder, .name = ""}).empty();
+}
+
+void check_resume(const CheckpointConfig& config, Start start, ConfigReport& report) {
+  if (config.resumes_named()) return check_checkpoint(config.resume, "checkpoint.resume", {"checkpoint"}, report);
+  if (start != Start::resumed || report.failed("checkpoint") || report.failed("logging") || holds_checkpoints(config.dir)) return;
+  std::error_code unknown;
+  report.error("checkpoint.resume",
+               text("there is no checkpoint to go on from in ", std::filesystem::absolute(config.dir, unknown).lexically_normal().string(),
+                    "; name the folder of the run by logging.dir, or start it without --resume"));
 }
 
 void check_sets(const std::vector<WeightedPath>& sets, const std::string& key, ConfigReport& report) {
   for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
 }
 
-// Every input path that is needed and does not exist, with the pattern and what its folder holds.
-void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
+// Reports every input path that is needed and does not exist, with the pattern and what its folder holds.
+void check_inputs_exist(const RunConfig& config, Start start, ConfigReport& report) {
   if (config.data.path) check_data(*config.data.path, "data.path", report);
   check_sets(config.data.train, "data.train", report);
   check_sets(config.data.valid, "data.valid", report);
-  const std::string& resume = config.checkpoint.resume;
-  if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", {"checkpoint"}, report);
-  if (config.checkpoint.init_from && !continues(config.checkpoint)) check_initial_model(*config.checkpoint.init_from, report);
+  check_resume(config.checkpoint, start, report);
+  const bool continues = config.checkpoint.resume == "auto" && holds_checkpoints(config.checkpoint.dir);
+  if (config.checkpoint.init_from && !continues) check_initial_model(*config.checkpoint.init_from, report);
 }
 
 // Names the configuration in a folder that was given in its place, and the key of a text that was.
@@ -161,62 +172,172 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
           ": is no configuration, which is JSON and begins with {; a text to train on is --set data.path=", file.string());
 }
 
-// Takes the model of checkpoint.init_from if the config has no section model. What the user can mend is reported. Throws Error(data) for
-// files that are damaged, Error(environment) for those that the system cannot read.
-void take_saved_model(LoadedConfig& loaded) {
-  const std::optional<std::string>& from = loaded.config.checkpoint.init_from;
-  if (!from || loaded.report.given("model") || loaded.report.failed("checkpoint")) return;
-  const std::string key = "checkpoint.init_from", path = absolute_input_path(*from, key, loaded.report);
+constexpr const char* kResume = "checkpoint.resume";
+constexpr const char* kInitFrom = "checkpoint.init_from";
+constexpr int64_t kLargestRecord = 64 << 20;  // of config.json or run.json
+
+// Returns the folder of the run that wrote this file as its config.json, which run.json beside it tells; none for any other file.
+std::optional<std::filesystem::path> run_folder_of(const ConfigSources& sources) {
+  const std::filesystem::path file = sources.file;
+  std::filesystem::path folder = file.parent_path();
+  const std::filesystem::path record = folder / "run.json";
+  std::error_code error;
+  if (sources.text || file.filename() != "config.json" || !std::filesystem::is_regular_file(record, error)) return {};
+  if (!parse_json_or_null(File::open_input(record).content(kLargestRecord)).contains("git_revision")) return {};
+  const std::filesystem::path name = folder.filename();
+  if (name.empty() || name == "." || name == "..") folder = std::filesystem::canonical(folder.empty() ? "." : folder, error);
+  return folder.has_filename() ? std::optional(folder) : std::nullopt;
+}
+
+bool is_stated_in(const std::string& file, const char* key, const ConfigReport& report) {
+  return report.given(key) && report.place(key).origin.starts_with(printable(file) + ":");
+}
+
+// Lets the config.json of a run stand for the folder in which it lies: the file has its folders as they were called when the run started,
+// seen from the working directory of then.
+void take_run_folder(const std::filesystem::path& folder, const std::string& file, LoadedConfig& loaded) {
+  RunConfig& config = loaded.config;
+  const auto own = [&](const char* key) { return is_stated_in(file, key, loaded.report); };
+  const auto json_in = [&](const char* name) { return parse_commented_json(File::open_input(folder / name).content(kLargestRecord)).root; };
+  if (own("checkpoint.dir")) {
+    const std::string run = json_in("config.json").get("logging").get("dir").string();
+    if (!run.empty() && config.checkpoint.dir.starts_with(run + "/")) {
+      config.checkpoint.dir = "%d" + config.checkpoint.dir.substr(run.size());
+      loaded.report.derive("checkpoint.dir");
+    } else {  // elsewhere, where it was
+      const std::filesystem::path directory = json_in("run.json").get("directory").string();
+      config.checkpoint.dir = (directory / config.checkpoint.dir).string();
+    }
+  }
+  if (!own("logging.dir")) return;
+  if (own("logging.run_name")) {
+    config.logging.run_name = folder.filename().string();
+    loaded.report.derive("logging.run_name");
+  }
+  config.logging.dir = (folder.parent_path() / "%n").string();
+  loaded.report.derive("logging.dir");
+}
+
+// Applies what the command says to checkpoint.resume. A path that own_file, the config.json of a run, names there has served its purpose.
+void take_start(Start start, const std::string& own_file, LoadedConfig& loaded) {
+  std::string& resume = loaded.config.checkpoint.resume;
+  ConfigReport& report = loaded.report;
+  if (start == Start::as_configured || report.failed(kResume) || (start == Start::restarted && resume != "never")) return;
+  if (loaded.config.checkpoint.resumes_named() && !is_stated_in(own_file, kResume, report)) {
+    report.error(kResume,
+                 text("names ", resume, ", but --resume continues this run: leave out the one or the other (--set ", kResume, "=never)"));
+    return;
+  }
+  resume = "auto";
+  report.set_place(kResume, {.origin = start == Start::resumed ? "--resume" : "a restart by the launcher"});
+}
+
+// Says where a run takes its model and its tokenizer from, and by which key.
+struct Origin {
+  std::string key = {}, path = {};  // "": nowhere
+  bool continues = false;           // else the run starts there
+  bool is_checkpoint() const { return !path.empty() && !is_hf_folder(path); }
+};
+
+Origin origin_of(const LoadedConfig& loaded, const std::string& file) {
+  const CheckpointConfig& checkpoint = loaded.config.checkpoint;
+  if (loaded.report.failed("checkpoint") || loaded.report.failed("logging")) return {};
+  if (checkpoint.resumes_named())
+    return {.key = kResume, .path = absolute_input_path(checkpoint.resume, kResume, loaded.report), .continues = true};
+  const std::string own = run_folders(loaded.config, file).checkpoints;
+  if (checkpoint.resume == "auto" && holds_checkpoints(own)) return {.key = kResume, .path = own, .continues = true};
+  if (!checkpoint.init_from) return {};
+  return {.key = kInitFrom, .path = absolute_input_path(*checkpoint.init_from, kInitFrom, loaded.report)};
+}
+
+// Takes the model of the origin if the config has no section model. What the user can mend is reported. Throws Error(data) for files that
+// are damaged, Error(environment) for those that the system cannot read.
+void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
+  if (origin.path.empty() || loaded.report.given("model")) return;
   std::error_code missing;
-  if (!std::filesystem::exists(path, missing)) return check_initial_model(path, loaded.report);
+  if (!std::filesystem::exists(origin.path, missing)) {
+    if (!origin.continues) check_initial_model(origin.path, loaded.report);
+    return;
+  }
   try {
-    loaded.config.model = config_of_model(path).model;
-    loaded.config.model.pad_vocab_to = 1;
+    loaded.config.model = config_of_model(origin.path).model;
+    if (!origin.continues) loaded.config.model.pad_vocab_to = 1;
     for (const Field& field : fields_of(loaded.config.model)) loaded.report.derive("model." + field.name);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
-    loaded.report.error(key, error.what());
+    loaded.report.error(origin.key, error.what());
   }
 }
 
-bool is_hf_folder_with_tokenizer(const std::string& folder) {
+// Returns whether Tokenizer::from_path() finds a file there.
+bool has_tokenizer_file(const std::filesystem::path& path) {
   std::error_code missing;
-  return is_hf_folder(folder) && std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json", missing);
+  return std::filesystem::is_regular_file(path, missing) || std::filesystem::is_regular_file(path / "tokenizer.json", missing);
 }
 
-void require_ids_of_model(const std::string& folder, const ModelConfig& model) {
-  const int64_t ids = Tokenizer::from_path(folder).size(), most = model.vocab_size.value_or(ids);
-  require(ids <= most, ExitCode::data, folder, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
-}
-
-// Takes the tokenizer of a folder of Hugging Face's form that the run starts from, if the config does not name one or null.
-void take_saved_tokenizer(LoadedConfig& loaded) {
-  RunConfig& config = loaded.config;
-  const std::optional<std::string>& from = config.checkpoint.init_from;
-  if (!from || loaded.report.given("data.tokenizer") || loaded.report.failed("checkpoint") || loaded.report.failed("model")) return;
-  const std::string path = absolute_input_path(*from, "checkpoint.init_from", loaded.report);
-  if (!is_hf_folder_with_tokenizer(path)) return;
-  try {
-    require_ids_of_model(path, config.model);
-    config.data.tokenizer = path;
-    loaded.report.derive("data.tokenizer");
-  } catch (const Error& error) {
-    loaded.report.error("data.tokenizer", text("that of checkpoint.init_from cannot be used: ", error.what(),
-                                               "; name another, or set it to null to train on token files alone"));
+// Returns what data.tokenizer is for a run that starts from a folder or a checkpoint; none if that has no tokenizer.
+std::optional<std::string> initial_tokenizer(const Origin& origin, const ModelConfig& model) {
+  std::optional<Tokenizer> tokenizer;
+  if (origin.is_checkpoint()) {
+    tokenizer = tokenizer_saved_at(origin.path);
+  } else if (has_tokenizer_file(origin.path)) {
+    tokenizer = Tokenizer::from_path(origin.path);
   }
+  if (!tokenizer) return {};
+  const int64_t ids = tokenizer->size(), most = model.vocab_size.value_or(ids);
+  require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+  return tokenizer->kind() == TokenizerKind::byte ? choice_name(TokenizerKind::byte) : origin.path;
+}
+
+// Takes the tokenizer of the origin, if the config does not name one or null.
+void take_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
+  std::optional<std::string>& tokenizer = loaded.config.data.tokenizer;
+  std::error_code missing;
+  if (!std::filesystem::exists(origin.path, missing) || loaded.report.given("data.tokenizer")) return;
+  if (loaded.report.failed("model") || loaded.report.failed(origin.key)) return;
+  try {
+    tokenizer = origin.continues ? config_of_model(origin.path).data.tokenizer : initial_tokenizer(origin, loaded.config.model);
+    if (tokenizer) loaded.report.derive("data.tokenizer");
+  } catch (const Error& error) {
+    const std::string problem =
+        text("that of ", origin.key, " cannot be used: ", error.what(), "; name another, or set it to null to train on token files alone");
+    if (origin.is_checkpoint() && error.code() != ExitCode::usage) fail(error.code(), "data.tokenizer: ", problem);
+    loaded.report.error("data.tokenizer", problem);
+  }
+}
+
+// Reads a tokenizer that lies in no file of its own: that of the checkpoint from which the run goes on, else of the one that data.tokenizer
+// names.
+void read_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
+  RunConfig& config = loaded.config;
+  const std::optional<std::string>& path = config.data.tokenizer;
+  if (!path || config.data.uses_bytes() || config.data.uses_characters() || !loaded.report.ok() || has_tokenizer_file(*path)) return;
+  const std::string from = origin.continues ? origin.path : *path;
+  std::error_code missing;
+  if (!std::filesystem::exists(from, missing) || checkpoint_candidates(find_checkpoint(from)).empty()) return;
+  std::optional<Tokenizer> tokenizer = tokenizer_saved_at(from);
+  if (!tokenizer) return;
+  if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
+  config.model.vocab_size = config.model.vocab_size.value_or(tokenizer->size());
+  loaded.tokenizer = {.tokenizer = std::move(*tokenizer), .from = from};
 }
 
 }  // namespace
 
-LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world, Start start) {
   if (!sources.text) refuse_what_is_no_config(sources.file);
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
-    take_saved_model(loaded);
-    take_saved_tokenizer(loaded);
+    const std::optional<std::filesystem::path> run_folder = run_folder_of(sources);
+    if (run_folder) take_run_folder(*run_folder, sources.file, loaded);
+    take_start(start, run_folder ? sources.file : "", loaded);
+    const Origin origin = origin_of(loaded, sources.file);
+    take_saved_model(origin, loaded);
+    take_saved_tokenizer(origin, loaded);
     resolve_run_config(loaded.config, loaded.report, sources.file, world);
     check_export(loaded.config, loaded.report);
-    if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);
+    if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, start, loaded.report);
+    read_saved_tokenizer(origin, loaded);
   }
   loaded.report.throw_if_failed();
   return loaded;

@@ -6,10 +6,12 @@
 #include "mantissa/config/open_device.h"
 #include "mantissa/data/data_warnings.h"
 #include "mantissa/json/json_fields.h"
+#include "mantissa/metrics/run_folder.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/plan/memory_check.h"
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/train.h"
+#include "train/start_point.h"
 
 namespace mantissa {
 
@@ -18,8 +20,11 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
   const auto progressed = [&events] {
     if (events.set_phase) events.set_phase(0, "start");
   };
-  const DataOptions options{
-      .seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed, .progressed = progressed};
+  const DataOptions options{.seq_len = config.training.seq_len,
+                            .vocab_size = config.model.vocab_size,
+                            .seed = config.training.seed,
+                            .tokenizer = loaded.tokenizer ? std::optional(loaded.tokenizer->tokenizer) : std::nullopt,
+                            .progressed = progressed};
   Data data = agree_on(world, [&] { return open_data(config.data, options); });
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
@@ -68,6 +73,8 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const Data data = open_run_data(copy, {});
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
+  const Communicator alone{};
+  find_start({.loaded = copy, .world = alone, .data = data, .plan = precision}, {.lock = [&copy] { require_nobody_trains(copy.config); }});
   for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
   RunPreview preview{.config = copy.config,
                      .precision = precision,

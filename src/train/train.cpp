@@ -226,15 +226,19 @@ void await_exports(Run& run, size_t most) {
 // Returns whether all steps were taken, and what is due after the last one.
 bool has_finished(const Run& run) { return run.state.step >= run.config.training.steps && !run.state.has_pending(); }
 
+AfterSave after_save(const Run& run) {
+  return run.stop_seen || run.state.step >= run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;
+}
+
 // Returns false if the disk did not take the save; training goes on and tries again at the next interval. Before a stop, which may have
 // seconds left, no export is begun but that of the end, after which nobody may resume the run.
-bool save(Run& run) {
+bool save(Run& run, AfterSave after) {
   const auto start = Clock::now();
   const auto set_phase = [&run] { run.set_phase("save"); };
   SaveEvent event{.step = run.state.step};
   SavedCheckpoint saved;
   try {
-    saved = save_together(run.mesh.world, run.checkpoints, checkpoint_content(run.parts(), run.state), set_phase);
+    saved = save_together(run.mesh.world, run.checkpoints, checkpoint_content(run.parts(), run.state), set_phase, after);
     event.path = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
@@ -268,10 +272,10 @@ bool after_step(Run& run) {
     evaluate_and_write(run);
   } catch (const Error& error) {
     // The others are at another place, unless they have thrown alike.
-    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run);
+    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);
     throw;
   }
-  return due(run, run.config.checkpoint.interval) && save(run);
+  return due(run, run.config.checkpoint.interval) && save(run, after_save(run));
 }
 
 void log_gemms(const Backend& device) {
@@ -310,7 +314,7 @@ ExitCode loop(Run& run) {
   for (bool stepped = false;; stepped = true) {
     const Request request = next_request(run, stepped);
     const bool ends = has_finished(run) || request == Request::save_and_stop;
-    if (request != Request::none && !saved) saved = save(run);
+    if (request != Request::none && !saved) saved = save(run, after_save(run));
     if (ends) return finish(run, saved);
     take_step(run);
     advance_exports(run);

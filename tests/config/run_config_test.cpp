@@ -168,6 +168,24 @@ TEST(RunConfig, DerivesHeadsVocabularyNameAndFolders) {
   EXPECT_EQ(named.config.checkpoint.dir, "/x/a/c-a");
 }
 
+// Only a folder that is stated later stands for itself: a name on the command line asks for a folder of that name.
+TEST(RunConfig, ANameThatNoFolderHasIsRefused) {
+  const std::string message = R"(logging.run_name: "b" names nothing, because logging.dir "runs/a" has no %n)";
+  const auto errors = [](const json& logging, const std::vector<std::string>& sets) {
+    return resolved({{"logging", logging}}, sets).errors();
+  };
+  EXPECT_THAT(errors({{"run_name", "b"}, {"dir", "runs/a"}}, {}), HasSubstr(message));
+  EXPECT_THAT(errors({{"dir", "runs/a"}, {"run_name", "b"}}, {}), HasSubstr(message));
+  EXPECT_THAT(errors({{"dir", "runs/a"}}, {"logging.run_name=b"}), HasSubstr(message));
+  EXPECT_THAT(errors({{"run_name", "a"}, {"dir", "runs/a"}}, {"logging.run_name=b"}), HasSubstr(message));
+  EXPECT_THAT(errors(json::object(), {"logging.dir=runs/a", "logging.run_name=b"}), HasSubstr(message));
+  EXPECT_EQ(errors({{"run_name", "b"}}, {"logging.dir=runs/a"}), "");
+  EXPECT_EQ(errors({{"run_name", "b"}}, {"logging.run_name=b", "logging.dir=runs/a"}), "");
+  EXPECT_EQ(errors({{"run_name", "a"}, {"dir", "runs/a"}}, {}), "");
+  EXPECT_EQ(errors({{"run_name", nullptr}, {"dir", "runs/a"}}, {}), "");
+  EXPECT_EQ(errors({{"run_name", "b"}, {"dir", "runs/a"}}, {"checkpoint.dir=%d/of-%n"}), "");
+}
+
 TEST(ConfigMessages, AreTheExpectedOnes) {
   const TemporaryFolder folder;
   write_file(folder / "text.txt", std::string(20'000, 'x'));

@@ -237,8 +237,8 @@ TEST_F(LaunchedTraining, IsEndedBehindAWrapper) {
   for (const int ranks : {1, 2}) {
     jobs.emplace_back([this, ranks] {
       const std::string name = text("wrapped", ranks), log = folder_ / name + ".log";
-      const std::string script =
-          "sh -c 'echo $$ > " + name + ".$RANK; exec " + kTrain + name + " --resume --set training.steps=1000000'; true";
+      const std::string script = "sh -c 'echo $$ > " + name + ".$RANK; exec " + kTrain + name +
+                                 " --set checkpoint.resume=auto --set training.steps=1000000'; true";
       const std::vector<std::string> words = {MANTISSA_BINARY, "launch", "--nproc-per-node", std::to_string(ranks), "--", "sh", "-c",
                                               script};
       test::BackgroundProcess saves(words, folder_.path(), log);

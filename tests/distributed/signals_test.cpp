@@ -37,7 +37,7 @@ class SignalThreads : public test::LaunchedTraining {
   std::vector<std::string> endless(const std::string& name, bool on_ranks, std::vector<std::string> more = {}) const {
     std::vector<std::string> words = {MANTISSA_BINARY};
     if (on_ranks) words.insert(words.end(), {"launch", "--nproc-per-node", "2", "--"});
-    more.insert(more.end(), {"--resume", "--set", "training.steps=1000000"});
+    more.insert(more.end(), {"--set", "checkpoint.resume=auto", "--set", "training.steps=1000000"});
     for (const std::string& word : train(name, more)) words.push_back(word);
     return words;
   }

@@ -87,9 +87,7 @@ TEST_F(CommandLine, AUsedRunFolderAdvisesSettingsThatStartAnotherRun) {
   };
   expect_advice("plain.json", {}, "runs/plain", {"logging.run_name=plain-2"});
   expect_advice("plain.json", {"logging.run_name=plain-2"}, "runs/plain-2", {"logging.run_name=plain-3"});
-  expect_advice("runs/plain/config.json", {"logging.run_name=again"}, "runs/plain",
-                {"logging.dir=runs/plain-4", "checkpoint.dir=%d/checkpoints"});
-  expect_advice("runs/plain/config.json", {"logging.dir=runs/elsewhere"}, "runs/plain/checkpoints", {"checkpoint.dir=%d/checkpoints"});
+  expect_advice("runs/plain/config.json", {}, "runs/plain", {"logging.run_name=plain-4"});
   // One folder that does not follow the name of the run is enough.
   expect_advice("plain.json", {"checkpoint.dir=saved"}, "runs/plain", {"logging.dir=runs/plain-5", "checkpoint.dir=%d/checkpoints"});
   expect_advice("plain.json", {"logging.dir=runs/plain"}, "runs/plain", {"logging.dir=runs/plain-6"});
@@ -153,7 +151,7 @@ TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
 TEST_F(CommandLine, WhatARunWillNotDoIsAWarning) {
   const std::string short_run = "schedule.warmup_steps 5: the run ends after 1 step", no_export = "the model cannot be exported: ",
                     no_documents = "data.document_mask does nothing: each data set is one text", no_model = "has no section model";
-  for (const char* const flag : {"--dry-run", "--resume"}) {
+  for (const char* const flag : {"--dry-run", "--set=checkpoint.resume=auto"}) {
     const auto warned = mantissa({"train", "run.json", flag, "--set", "model.activation=gelu_erf", "--set", "data.document_mask=true"});
     EXPECT_EQ(warned.exit_code, 0) << warned.errors;
     EXPECT_THAT(warned.errors, AllOf(HasSubstr(short_run), HasSubstr(no_export), HasSubstr(no_documents), Not(HasSubstr(no_model))))

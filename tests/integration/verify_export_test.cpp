@@ -75,6 +75,33 @@ TEST_F(Verify, KnowsNamesTypesAndShapes) {
   EXPECT_THAT(error_of([&] { verify_export(path("out")); }).what(), HasSubstr("its __metadata__ differs"));
 }
 
+// An export that is damaged has the same exit code with and without --against, whatever its bytes have become: another value, no number,
+// another model, or no model at all.
+TEST_F(Verify, OneDamageHasOneCode) {
+  const std::string saved = mixed("run"), out = path("out"), run = run_folder("run");
+  export_to(saved, "out");
+  const HfFolder folder(out);
+  const json config = json_in("out/config.json");
+  const auto expect_damage = [&](const std::string& what, const std::string& difference = "") {
+    expect_verdict({out}, 4, what);
+    expect_verdict({out, "--against", run}, 4, what);
+    expect_verdict({out, "--against", run}, 4, difference);
+  };
+  folder.flip(kDownWeight, 2 * 7, 0x40).write(out);
+  expect_damage(kDownWeight + " is not what was exported: its hash differs", kDownWeight + "[0, 7] is ");
+  folder.flip(kDownWeight, 2 * 7, 0x40).flip(kDownWeight, 2 * 7 + 1, 0x7F).write(out);
+  expect_damage(" is not what was exported: its hash differs");
+  folder.write(out);
+  for (const json& change : {json{{"rope_theta", 77.0}}, {{"model_type", "unheard-of"}}, {{"hidden_size", 32}}}) {
+    write_file(out + "/config.json", changed(config, change).dump());
+    expect_damage("config.json is not what was exported: its hash differs");
+  }
+  // This one is as it was exported, of another run.
+  export_to(trained("other", {"precision.recipe=mxfp8", "training.seed=5"}), "whole");
+  expect_verdict({"whole"}, 0, "intact");
+  expect_verdict({"whole", "--against", run}, 1, "[0, 0] is ");
+}
+
 TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   const std::string saved = mixed("run"), out = path("out"), run = run_folder("run");
   export_to(saved, "out");
@@ -88,10 +115,6 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
     std::filesystem::rename(path("away"), path(text("out/", name)));
   }
   const HfFolder folder(out);
-  folder.flip(kDownWeight, 2 * 7, 0x40).write(out);
-  expect_verdict({out}, 4, kDownWeight + " is not what was exported: its hash differs");
-  expect_verdict({out, "--against", run}, 1, kDownWeight + "[0, 7] is ");
-  folder.write(out);
   std::filesystem::remove(out + "/tokenizer.json");
   expect_verdict({out}, 4, "lacks tokenizer.json, which mantissa.json names");
   write_file(out + "/config.json", changed(json_in("out/config.json"), {{"rope_theta", 77.0}}).dump());
@@ -99,6 +122,9 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   std::filesystem::remove(out + "/mantissa.json");
   expect_verdict({out}, 2, "mantissa.json: there is none");
   expect_verdict({out, "--against", run}, 1, "model.rope_theta: 10000 in the checkpoint, 77 here");
+  folder.flip(kDownWeight, 2 * 7, 0x40).write(out);
+  write_file(out + "/config.json", changed(json_in("out/config.json"), {{"rope_theta", 10000.0}}).dump());
+  expect_verdict({out, "--against", run}, 1, kDownWeight + "[0, 7] is ");
 }
 
 // A zero has a sign, but where forward has none.
@@ -140,6 +166,7 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
   const std::string saved = mixed("run"), run = run_folder("run");
   pack_to(saved, "packed");
   expect_verdict({"packed", "--against", run}, 0, "0 values differ");
+  std::filesystem::remove(path("packed/mantissa.json"));
   const json config = json_in("packed/config.json");
   json quantized;  // inputs of a server
   for (const json& group : config["quantization_config"]["config_groups"])
@@ -162,6 +189,7 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
   const std::string output = trained("output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32",
                                                 R"(precision.rules=[{"match": "layers.*", "recipe": "high"}])"});
   pack_to(output, "head");
+  std::filesystem::remove(path("head/mantissa.json"));
   json head = json_in("head/config.json");
   head["quantization_config"]["config_groups"]["group_0"]["input_activations"] = nullptr;
   write_file(path("head/config.json"), head.dump());
@@ -194,6 +222,10 @@ TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
   const json proof = json_in("out/mantissa.json");
   EXPECT_EQ(proof["checkpoint"], json({{"step", 1}, {"manifest", CheckpointReader(saved).hash()}}));
   EXPECT_THAT(proof["tensors"], SizeIs(25));
+  EXPECT_EQ(proof["options"], json({{"weights", "dequantized"}, {"convention", nullptr}, {"dtype", "auto"}})) << "values have none";
+  pack_to(saved, "packed");
+  EXPECT_EQ(json_in("packed/mantissa.json")["options"],
+            json({{"weights", "packed"}, {"convention", "compressed-tensors"}, {"dtype", "auto"}}));
   const std::vector<json> expected = {
       json::parse(R"({"tensor": "model.layers.0.self_attn.k_proj.weight", "module": "layers.0.attn.qkv", "dtype": "BF16",
                       "shape": [32, 64], "format": "e2m1", "block": [1, 32], "rule": "flashinfer"})"),

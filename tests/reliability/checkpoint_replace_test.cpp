@@ -136,6 +136,9 @@ TEST_P(Replacing, ANewStateThatCannotBeReadBackGivesItsPlaceToTheOldOne) {
   EXPECT_EQ(found(), Found::old);
   EXPECT_EQ(log().find("passed over"), std::string::npos) << "it is what latest names\n" << log();
   EXPECT_THAT(log(), HasSubstr("step-00000003: set aside as .bad-"));
+  directory.save(State(3).content());
+  EXPECT_EQ(found(), Found::replaced);
+  EXPECT_EQ(log().find("was not deleted"), std::string::npos) << "what came back is in the way of no later save\n" << log();
 }
 
 }  // namespace mantissa::test::checkpoint_replace_test

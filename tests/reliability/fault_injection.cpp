@@ -35,8 +35,11 @@ int injected_statvfs(const char* path, struct statvfs* status) __asm__("statvfs"
 int injected_statvfs(const char* path, struct statvfs* status) {
   static const auto next = mantissa::test::next_function<int(const char*, struct statvfs*)>("statvfs");
   if (mantissa::test::fault_hits("statvfs")) return -1;
-  if (!mantissa::test::reported_space) return next(path, status);
-  *status = *mantissa::test::reported_space;
+  if (!mantissa::test::reported_space && !mantissa::test::free_now) return next(path, status);
+  *status = mantissa::test::reported_space.value_or(*status);
+  if (!mantissa::test::free_now) return 0;
+  status->f_frsize = 1;
+  status->f_bavail = static_cast<fsblkcnt_t>(mantissa::test::free_now());
   return 0;
 }
 

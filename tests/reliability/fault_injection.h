@@ -76,4 +76,7 @@ inline bool fault_hits(const char* name, const char* path = "") {
 // What statvfs says of every file system; none: the truth.
 inline std::optional<struct statvfs> reported_space;
 
+// The bytes that are free at each call, in place of those; none: the truth.
+inline std::function<int64_t()> free_now;
+
 }  // namespace mantissa::test

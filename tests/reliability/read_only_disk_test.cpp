@@ -108,9 +108,14 @@ TEST_F(Disk, ThatIsReadOnlyIsOfTheEnvironmentWhateverFileIsMetFirst) {
 }
 
 TEST_F(Disk, ThatIsReadOnlyIsReadAsAnyOther) {
-  for (const std::string command :
-       {"eval disk/trained", "generate disk/trained", "verify disk/trained", "inspect disk/trained", "export disk/trained --output copy",
-        "report disk/trained --output page.html", "train run.json --set checkpoint.init_from=disk/trained --set logging.run_name=tuned"}) {
+  const std::vector<std::string> commands = {"eval disk/trained",
+                                             "generate disk/trained",
+                                             "verify disk/trained",
+                                             "inspect disk/trained",
+                                             "export disk/trained --output copy",
+                                             "report disk/trained --output page.html",
+                                             train("tuned", "tuned/checkpoints", " --set checkpoint.init_from=disk/trained")};
+  for (const std::string& command : commands) {
     const auto run = on_disk(kReadOnly, command);
     EXPECT_EQ(run.exit_code, 0) << command << run.errors;
   }
@@ -129,10 +134,22 @@ TEST_F(Disk, ThatIsFullIsAnErrorOfStorageForEveryOutput) {
 TEST_F(Disk, ThatIsFullBeforeTheFirstStepIsOfTheEnvironment) {
   for (const auto& [full, folder] :
        {std::pair{kFull, "disk/empty"}, {kFull, "disk/trained"}, {kWithoutInodes, "disk/new"}, {kWithoutInodes, "disk/run"}}) {
-    const auto run = on_disk(full, train(folder, "%d/checkpoints", " --resume --set training.steps=2"));
+    const auto run = on_disk(full, train(folder, "%d/checkpoints", " --set checkpoint.resume=auto --set training.steps=2"));
     EXPECT_EQ(run.exit_code, 3) << folder << run.errors;
-    EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr("No space left on device"))) << full;
+    EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr(full == kFull ? " bytes, and 0 are free in " : "No space left on device")));
   }
+}
+
+// It has room for two checkpoints: the saves of three steps fail, and the last one takes the place of the first.
+TEST_F(Disk, ThatIsFullAtTheEndKeepsTheLastState) {
+  const std::string command = train("disk/small", "%d/checkpoints", " --set training.steps=30 --set checkpoint.interval=5");
+  const auto run = on_disk("rm -r disk/trained && mount -o remount,size=1200k disk || exit 77; " MANTISSA_BINARY " " + command +
+                               "; echo code $?; ls disk/small/checkpoints; ",
+                           "verify disk/small");
+  EXPECT_THAT(run.output, AllOf(HasSubstr("| 3 saves failed\n"), HasSubstr("code 0\nLOCK\nlatest\nstep-00000010\nstep-00000030\n"),
+                                HasSubstr("intact: step 30")))
+      << run.errors;
+  EXPECT_THAT(run.errors, AllOf(HasSubstr("checkpoint.dir: 4 checkpoints of "), HasSubstr("step-00000005: deleted, because the disk")));
 }
 
 }  // namespace mantissa::read_only_disk_test

@@ -75,7 +75,7 @@ class TrainingFaults : public test::TrainingTest {
 TEST_F(TrainingFaults, ARunHasItsFolderForItselfSavesOnceForEachSignalAndStopsWith75) {
   Training training(folder_ / "run.json", named("one"), folder_ / "out");
   await("one", "\"type\":\"step\"", 3);
-  for (const std::vector<std::string>& more : {std::vector<std::string>{}, std::vector<std::string>{"--resume"}}) {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, std::vector<std::string>{"--set", "checkpoint.resume=auto"}}) {
     Training second(folder_ / "run.json", named("one"), folder_ / "second", more);
     EXPECT_EQ(second.wait(), 3) << read_file(folder_ / "second");
     EXPECT_THAT(read_file(folder_ / "second"), HasSubstr("in use"));

@@ -1,5 +1,5 @@
 // kill -9 of a random rank at a random time of a run with evaluations, texts and saves, 200 times (MANTISSA_TRIALS: another number): the
-// others leave with 6 within 10 s, nothing reported is lost, and --resume continues bit for bit, at this number of ranks and at another.
+// others leave with 6 within 10 s, nothing reported is lost, and a resume continues bit for bit, at this number of ranks and at another.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ class KillTrials : public ::testing::Test {
   }
 
   std::vector<std::string> words(const std::string& name) const {
-    return {MANTISSA_BINARY, "train", "run.json", "--resume", "--set", "logging.dir=" + name};
+    return {MANTISSA_BINARY, "train", "run.json", "--set", "checkpoint.resume=auto", "--set", "logging.dir=" + name};
   }
   void finish_on(int ranks, const std::string& name) const {
     if (ranks == 1) {

@@ -1,7 +1,11 @@
 // What becomes of exports that are asked for: their order, their checkpoints, and a rank that cannot make its part.
+#include <csignal>
+
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
 #include "mantissa/base/log.h"
+#include "mantissa/io/pending_folder.h"
+#include "process.h"
 #include "train/run_exports.h"
 
 namespace mantissa::pending_exports_test {
@@ -77,6 +81,13 @@ TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
   for (int i = 0; i < 2; ++i) exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 1U);
   while (exports.pending() > 0) exports.advance(of_run);
+  exports.add(saved(2), of_run);
+  EXPECT_EQ(exports.pending(), 0U);
+  const std::string file = exported("run", 2) + "/mantissa.json";
+  std::string earlier = test::read_file(file);  // an earlier version named a convention of values, too
+  const std::string none = R"("convention": null)";
+  ASSERT_NE(earlier.find(none), std::string::npos);
+  test::write_file(file, earlier.replace(earlier.find(none), none.size(), R"("convention": "compressed-tensors")"));
   exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 0U);
   exports.add({.path = checkpoint("run", 2), .hash = saved(3).hash}, of_run);  // of another state of this step
@@ -162,6 +173,58 @@ TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
     EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000003"));
     std::filesystem::remove_all(exported("run", 3));
   }
+}
+
+// They are of another step than the export that comes next.
+TEST_F(ExportsAskedFor, DeleteWhatAKilledProcessLeftOfOthers) {
+  std::filesystem::create_directories(run_folder("run") + "/exports");
+  const int status = test::wait_for(test::start_child([&] {
+    PendingFolder pending(exported("run", 1));
+    return ::raise(SIGKILL);
+  }));
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(exports_of(run_folder("run")).size(), 2U) << "the folder and its lock";
+  made(1, {saved(2)});
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002"));
+}
+
+// A disk that is gone for a moment looks like a folder without checkpoints.
+TEST_F(ExportsAskedFor, StayWhereNoCheckpointIsSeen) {
+  made(1, {saved(1), saved(2), saved(3)});
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  exports.add({.path = checkpoint("run", 3), .hash = saved(2).hash}, of_run);  // of another state
+  std::filesystem::rename(directory(), directory() + "-away");
+  while (exports.pending() > 0) exports.advance(of_run);
+  EXPECT_THAT(exports_of(run_folder("run")), ::testing::IsSupersetOf({"step-00000001", "step-00000002"}));
+  std::filesystem::rename(directory() + "-away", directory());
+}
+
+TEST_F(ExportsAskedFor, TheSecondTryOfTheNewestStepCounts) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  const auto try_of = [&](const SavedCheckpoint& checkpoint) {
+    exports.add(checkpoint, of_run);
+    while (exports.pending() > 0) exports.advance(of_run);
+  };
+  try_of({.path = checkpoint("run", 3), .hash = saved(2).hash});
+  EXPECT_TRUE(exports.failed(3));
+  try_of(saved(2));
+  EXPECT_TRUE(exports.failed(3)) << "that of an older step does not count";
+  try_of(saved(3));
+  EXPECT_FALSE(exports.failed(3));
+  EXPECT_EQ(exports.failures(), 1);
+}
+
+TEST_F(ExportsAskedFor, AResumedRunMakesThoseOfAsManyAsItKeeps) {
+  const LoadedConfig loaded = exporting();  // keeps two
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  exports.add_missing(of_run);
+  while (exports.pending() > 0) exports.advance(of_run);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002", "step-00000003"));
 }
 
 TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {

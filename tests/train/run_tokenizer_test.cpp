@@ -19,6 +19,15 @@ class RunTokenizerTest : public test::TrainingTest {
     test::write_file(folder_ / name, trainer.train(size));
     return folder_ / name;
   }
+  // The run "second", of one step unless told otherwise, of a configuration that names neither model nor tokenizer.
+  LoadedConfig started(const std::string& from, std::vector<std::string> more) const {
+    const nlohmann::json json = {{"data", {{"path", folder_ / "text.txt"}}},
+                                 {"training", {{"steps", 1}, {"seq_len", 16}, {"micro_batch_size", 2}}},
+                                 {"schedule", {{"type", "constant"}, {"warmup_steps", 1}}},
+                                 {"checkpoint", {{"init_from", from}}},
+                                 {"logging", {{"dir", folder_ / "runs/%n"}, {"run_name", "second"}}}};
+    return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(more)});
+  }
   std::vector<std::string> sets(std::vector<std::string> more) const {
     more.insert(more.end(), {"training.steps=2", "model.pad_vocab_to=8"});
     return more;
@@ -56,14 +65,7 @@ TEST_F(RunTokenizerTest, IsThatOfTheFolderWhichTheRunStartsFrom) {
   const std::string file = trained(270, "own.json");
   run("first", sets({"data.tokenizer=" + file}));
   export_model(checkpoint("first", 2), folder_ / "export", {}, make_backend("cpu"));
-  const std::string from = "checkpoint.init_from=" + (folder_ / "export");
-  nlohmann::json json = {{"data", {{"path", folder_ / "text.txt"}}},
-                         {"training", {{"steps", 1}, {"seq_len", 16}, {"micro_batch_size", 2}}},
-                         {"logging", {{"dir", folder_ / "runs/%n"}, {"run_name", "second"}}}};
-  const auto load = [&](std::vector<std::string> more) {
-    more.push_back(from);
-    return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(more)});
-  };
+  const auto load = [&](std::vector<std::string> more) { return started(folder_ / "export", std::move(more)); };
   EXPECT_EQ(load({}).config.data.tokenizer, folder_ / "export");
   EXPECT_EQ(load({"data.tokenizer=null"}).config.data.tokenizer, std::nullopt) << "token files alone";
   EXPECT_EQ(load({"data.tokenizer=byte"}).config.data.tokenizer, "byte");
@@ -75,6 +77,68 @@ TEST_F(RunTokenizerTest, IsThatOfTheFolderWhichTheRunStartsFrom) {
   EXPECT_THAT(unusable.what(), HasSubstr("WordPiece"));
   EXPECT_EQ(load({"data.tokenizer=null"}).config.data.tokenizer, std::nullopt) << "the data may be tokens";
   EXPECT_FALSE(load_model(folder_ / "export", make_backend("cpu")).tokenizer.has_value());
+}
+
+// The ids of the weights keep their meaning, whichever kind the tokenizer is.
+TEST_F(RunTokenizerTest, IsThatOfTheRunWhichTheRunStartsFrom) {
+  const std::string file = trained(270, "own.json");
+  for (const std::string tokenizer : {file, std::string("char"), std::string("byte")}) {
+    SCOPED_TRACE(tokenizer);
+    for (const char* const name : {"first", "second", "third"}) std::filesystem::remove_all(run_folder(name));
+    run("first", sets({"data.tokenizer=" + tokenizer}));
+    test::write_file(folder_ / "few.txt", test::repeated("hgfh", 1000));  // other letters would have other ids
+    const LoadedConfig second = started(run_folder("first"), {"data.path=" + (folder_ / "few.txt")});
+    EXPECT_EQ(second.config.data.tokenizer, tokenizer == "byte" ? tokenizer : run_folder("first"));
+    EXPECT_EQ(second.report.origin("data.tokenizer"), "derived");
+    const std::vector<int32_t> ids = load_model(checkpoint("first", 2), make_backend("cpu")).tokenizer->encode("hgf");
+    run(second);
+    const LoadedModel loaded = load_model(checkpoint("second", 1), make_backend("cpu"));
+    EXPECT_EQ(loaded.tokenizer->encode("hgf"), ids);
+    if (tokenizer == file) EXPECT_EQ(loaded.tokenizer->files()->tokenizer, test::read_file(file));
+    // Its config.json can be run again, and goes on without the first run.
+    const ConfigSources again{.file = run_folder("second") + "/config.json", .sets = {"logging.run_name=third"}};
+    run(load_run_config(again));
+    EXPECT_EQ(load_model(checkpoint("third", 1), make_backend("cpu")).tokenizer->encode("hgf"), ids);
+    std::filesystem::remove_all(run_folder("first"));
+    const ConfigSources rest{.file = run_folder("second") + "/config.json", .sets = {"training.steps=2"}};
+    EXPECT_EQ(run(load_run_config(rest, Inputs::must_exist, 0, Start::resumed)).steps.size(), 1U);
+  }
+  run("first", sets({"data.tokenizer=" + file}));
+  EXPECT_EQ(started(run_folder("first"), {"data.tokenizer=null"}).config.data.tokenizer, std::nullopt) << "token files alone";
+  EXPECT_EQ(started(run_folder("first"), {"data.tokenizer=byte"}).config.data.tokenizer, "byte");
+}
+
+// A checkpoint has all that a run needs to go on but its data.
+TEST_F(RunTokenizerTest, OfAFolderThatIsGoneIsTakenFromTheCheckpointAndSoIsTheModel) {
+  const std::string file = trained(270, "own.json"), bytes = test::read_file(file), folder = folder_ / "export";
+  run("first", sets({"data.tokenizer=" + file}));
+  export_model(checkpoint("first", 2), folder, {}, make_backend("cpu"));
+  const std::vector<std::string> more = {"training.steps=4", "checkpoint.interval=1"};
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.begin(), more.begin(), more.end());
+    return sets;
+  };
+  const std::string straight = text(run(started(folder, with({"logging.run_name=straight"}))).losses.at(3));
+  run(started(folder, with({"training.steps=1"})));
+  std::filesystem::remove_all(folder);
+  EXPECT_THAT(test::error_of([&] {
+                started(folder, {"logging.run_name=new", "checkpoint.resume=auto"});
+              }).what(),
+              HasSubstr("checkpoint.init_from: no such checkpoint or folder of a model"));
+  const LoadedConfig resumed = started(folder, with({"checkpoint.resume=auto", "training.steps=2"}));
+  EXPECT_EQ(resumed.config.data.tokenizer, folder) << "which is told, as it was";
+  ASSERT_TRUE(resumed.tokenizer.has_value());
+  EXPECT_EQ(resumed.tokenizer->from, run_folder("second") + "/checkpoints");
+  EXPECT_EQ(run(resumed).steps.size(), 1U);
+  const ConfigSources own{.file = run_folder("second") + "/config.json", .sets = {"training.steps=3"}};
+  EXPECT_EQ(run(load_run_config(own, Inputs::must_exist, 0, Start::resumed)).steps.size(), 1U);
+  // By the path of a checkpoint, and without its newest one.
+  std::filesystem::resize_file(checkpoint("second", 3) + "/manifest.json", 100);
+  EXPECT_EQ(run(started(folder, with({"checkpoint.resume=auto", "training.steps=3"}))).steps.size(), 1U);
+  const std::vector<std::string> named =
+      with({"checkpoint.init_from=null", "logging.run_name=third", "checkpoint.resume=" + checkpoint("second", 3)});
+  EXPECT_EQ(text(run(started(folder, named)).losses.at(0)), straight);
+  EXPECT_EQ(load_model(checkpoint("third", 4), make_backend("cpu")).tokenizer->files()->tokenizer, bytes);
 }
 
 }  // namespace mantissa::run_tokenizer_test

@@ -83,6 +83,10 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
 // a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
+// Throw what restore(), and load_weights() for a run that starts with the weights, would, as far as it shows without reading tensors.
+void require_resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data);
+void require_weights_fit(const CheckpointReader& reader, const ModelConfig& model);
+
 // Throws Error(usage) if this run would train on another global batch than the checkpoint's only because it has another number of ranks:
 // nobody stated one, and micro batches and their number per rank are the same.
 void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source);

@@ -9,7 +9,8 @@
 //   .trash-*                     being deleted
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
-// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the
+// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted, unless the disk has no room for
+// both: then the oldest of several goes first. A kill at any point leaves the
 // reported checkpoint before it, or the new one; where names cannot be exchanged (NFS), a state that is replaced by another of its step may
 // be left as .old-*, and the next run puts it back. For a power cut this order of syncs and renames is what is tested, not the cut itself.
 //
@@ -41,6 +42,10 @@ struct SavedCheckpoint {
   std::string hash = {};       // of the manifest, as in `latest`
 };
 
+// Says what follows a save. A run that goes on has two valid checkpoints at any time once it has saved two; one that ends gives up all but
+// one for its last state.
+enum class AfterSave { run_goes_on, run_ends };
+
 // Used by the one process that trains; not by several threads at once.
 class CheckpointDirectory {
  public:
@@ -54,19 +59,23 @@ class CheckpointDirectory {
   // the same content is not written again; one that holds another state is deleted in the end, and a damaged one is set aside. All throw
   // Error(storage) on failure: nothing old was deleted, and training may go on and save again later. Call abandon() if a shard could not be
   // written.
+  //
+  // Where the disk has no room, begin() deletes the oldest checkpoints that only `latest` of the policy keeps, as few as are enough and as
+  // many as `after` allows; none if that is not enough.
   struct Save {
     Manifest manifest;
     std::filesystem::path folder;  // empty: this very state is there, no shard is to be written
     bool over_damage = false;
   };
-  Save begin(Manifest manifest);
+  Save begin(Manifest manifest, AfterSave after = AfterSave::run_goes_on);
   SavedCheckpoint commit(const Save& save);
   static void abandon(const Save& save);
 
   // Saves in one process. Also throws Error(numerical) if a value is NaN or Inf (nothing is written).
-  SavedCheckpoint save(const CheckpointContent& content);
+  SavedCheckpoint save(const CheckpointContent& content, AfterSave after = AfterSave::run_goes_on);
 
-  // Keeps the checkpoint of a step, whatever the policy says, until unpin() was called as often; that deletes what the policy does not keep.
+  // Keeps the checkpoint of a step, whatever the policy says, until unpin() was called as often; that deletes what the policy does not
+  // keep.
   void pin(int64_t step) { pinned_.insert(step); }
   void unpin(int64_t step);
 
@@ -81,6 +90,8 @@ class CheckpointDirectory {
   std::filesystem::path path_of(int64_t step) const;
   void name_latest(const std::string& name, const std::string& hash) const;
   std::string publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);  // the hash
+  void make_room(const Manifest& manifest, AfterSave after) const;
+  std::vector<CheckpointStatus> expendable(int64_t step, AfterSave after) const;  // before a save of this step, oldest first
   void delete_old() const;
 
   std::filesystem::path folder_;

@@ -38,6 +38,6 @@ class RanksTogether : public SearchTogether {
 // CheckpointDirectory::save() does on one, and returns rank 0's result. `progressed` is called at each phase and, with several ranks,
 // within phases.
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
-                              const Progressed& progressed);
+                              const Progressed& progressed, AfterSave after = AfterSave::run_goes_on);
 
 }  // namespace mantissa

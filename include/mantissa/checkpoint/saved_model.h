@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,11 @@ namespace mantissa {
 // The config and the tokenizer a checkpoint was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);
 std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader);
+
+// Take of the checkpoint that a path stands for, as load_checkpoint() finds it, the config, and the tokenizer that it was trained with,
+// else that of the files which came with its model. Throw what load_checkpoint() does, and Error(data).
+RunConfig config_saved_at(const std::filesystem::path& path);
+std::optional<Tokenizer> tokenizer_saved_at(const std::filesystem::path& path);
 
 // Whether the checkpoint and the data both have a tokenizer, and not the same.
 bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);

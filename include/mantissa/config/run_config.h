@@ -201,6 +201,8 @@ struct CheckpointConfig {
   bool allow_tokenizer_change = false;
   std::optional<ExportOptions> exported = {};  // "export"
 
+  bool resumes_named() const { return resume != "never" && resume != "auto"; }  // from a path
+
   void fields(auto& v) {
     v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
     v("interval", interval, "steps between checkpoints; 0: only at the end", limits::between(0, kMostSteps));
@@ -211,10 +213,8 @@ struct CheckpointConfig {
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");
     v("init_from", init_from,
-      "a checkpoint, or a folder of Hugging Face's form, whose weights start this run at step 0 with a new optimizer; without a section "
-      "model its "
-      "model is taken; excludes a path "
-      "in resume",
+      "a checkpoint, or a folder of Hugging Face's form, whose weights start this run at step 0 with a new optimizer; its model and its "
+      "tokenizer are taken where none is given; excludes a path in resume",
       limits::input_path);
     v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
     v("allow_model_change", allow_model_change,
@@ -273,10 +273,23 @@ struct RunConfig {
   }
 };
 
+struct SavedTokenizer {
+  Tokenizer tokenizer;
+  std::string from;  // path of the checkpoint, or of the folder that holds it
+};
+
 struct LoadedConfig {
   RunConfig config;
-  ConfigReport report;  // origins; no errors
+  ConfigReport report;                           // origins; no errors
+  std::optional<SavedTokenizer> tokenizer = {};  // where data.tokenizer names no file of its own
 };
+
+// The name of a run and its folders, with the placeholders replaced.
+struct RunFolders {
+  std::string name, run, checkpoints;
+};
+// `file` names a run that has no name.
+RunFolders run_folders(const RunConfig& config, const std::string& file);
 
 // Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);

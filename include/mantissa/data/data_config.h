@@ -66,9 +66,9 @@ struct DataConfig {
     v("format", format, "auto recognizes the file by magic number, sibling .idx, extension and content");
     v("dtype", dtype, "width of the ids of a raw nanoGPT file");
     v("tokenizer", tokenizer,
-      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json or of a "
+      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json, of a "
       "folder "
-      "that holds one; null: that of the folder of checkpoint.init_from, else token files only");
+      "that holds one or of a run; null: that of the model from which the run starts or goes on, else token files only");
     v("chat_template", chat_template,
       "how JSONL of messages becomes text, as the models of that name have it: chatml, qwen2.5, qwen3, llama3, harmony; null: no messages");
     v("chat_date", chat_date, "the date that the template tells the model; null: 26 Jul 2024 in llama3, none in harmony");

@@ -65,6 +65,9 @@ ExportedModel export_model(const std::filesystem::path& from, const std::filesys
 // Reports, under checkpoint.export, a model that no architecture has, and what no convention or type can hold.
 void check_export(const RunConfig& config, ConfigReport& report);
 
+// Returns the bytes of the weights of an export. Throws what check_export() reports.
+int64_t export_bytes(const ModelConfig& model, const PrecisionPlan& plan, const ExportOptions& options);
+
 // What of a model only some programs read, or none does as training did. tokenizer: one that an export writes itself.
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer);
 
@@ -84,6 +87,8 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
 // ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0. Throws Error(data) for a value of the folder that is NaN or
 // Inf.
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights);
+
+inline constexpr const char* kProofFile = "mantissa.json";
 
 // Compares names, types, shapes and the hashes of the bytes of all tensors, and the hashes of the files beside them, with the folder's
 // mantissa.json: how many tensors there are. Throws Error(data) that names the first that differs, is missing or, a tensor, is one more,

@@ -42,8 +42,12 @@ RunConfig config_of_model(const std::filesystem::path& path);
 // Returns whether rank 0 finds a folder of Hugging Face's form there, and not a checkpoint. A call of all ranks.
 bool starts_from_folder(const Communicator& ranks, const std::filesystem::path& path);
 
-// Reads the weights of a folder into the optimizer's shards, or, without one, into all parameters; the caller gathers. Throws Error(data)
-// for a weight that is NaN or Inf, named as in the folder, and for files that change while they are read.
+// Throws Error(usage) for a parameter of the model that a folder lacks or has in another shape: checkpoint.allow_model_change may list keys
+// that change shapes.
+void require_weights_fit(const HfWeights& weights, const ModelConfig& model);
+
+// Reads the weights of a folder that fits into the optimizer's shards, or, without one, into all parameters; the caller gathers. Throws
+// Error(data) for a weight that is NaN or Inf, named as in the folder, and for files that change while they are read.
 void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer = nullptr);
 
 }  // namespace mantissa

@@ -60,7 +60,8 @@ struct RunPreview {
   int64_t validation_windows = 0;
 };
 
-// Opens the data, writes nothing. Throws as train() does.
+// Opens the data and what the run starts from, writes nothing. Throws as train() does, but for what only reading all weights or the device
+// shows.
 RunPreview preview_run(const LoadedConfig& loaded);
 
 }  // namespace mantissa

@@ -1,0 +1,95 @@
+// A dry run refuses what the run refuses, in the same words, and takes what the run takes.
+#include <gmock/gmock.h>
+
+#include "checkpoint_testing.h"
+#include "exports.h"
+#include "mantissa/io/folder_lock.h"
+
+namespace mantissa::dry_run_test {
+
+using nlohmann::json;
+using test::error_of;
+using ::testing::HasSubstr;
+
+class DryRun : public test::ExportTest {
+ protected:
+  // Throws what the dry run does.
+  Error refusal(const std::function<LoadedConfig()>& load) const {
+    const std::vector<std::string> before = all_files();
+    const Error error = error_of([&] { preview_run(load()); });
+    EXPECT_EQ(all_files(), before) << "nothing is written";
+    return error;
+  }
+  void expect_refused(const std::string& name, const std::vector<std::string>& sets, ExitCode code, const std::string& what) const {
+    SCOPED_TRACE(::testing::PrintToString(sets));
+    const auto load = [&] { return config(name, sets); };
+    const Error dry = refusal(load), real = error_of([&] { run(load()); });
+    EXPECT_EQ(dry.code(), code);
+    EXPECT_EQ(real.code(), code);
+    EXPECT_STREQ(dry.what(), real.what());
+    EXPECT_THAT(dry.what(), HasSubstr(what));
+  }
+  std::vector<std::string> all_files() const {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path())) files.push_back(entry.path().string());
+    std::ranges::sort(files);
+    return files;
+  }
+};
+
+TEST_F(DryRun, RefusesAFolderOrACheckpointToStartFromThatDoesNotFit) {
+  const std::string from = "checkpoint.init_from=", first = trained("first", {});
+  std::vector<std::string> shape = test::kShape;
+  shape.emplace_back("precision.dtype=bf16");
+  export_to(first, "hf");
+  for (const std::string& path : {first, path("hf")}) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), from + path);
+      more.insert(more.begin(), shape.begin(), shape.end());
+      return more;
+    };
+    expect_refused("next", with({"model.rope_theta=500"}), ExitCode::usage, "is of another model:\n  model.rope_theta");
+    const auto change = [&](const std::string& key, const std::string& value) {
+      return with({"model." + key + "=" + value, R"(checkpoint.allow_model_change=["model.)" + key + "\"]"});
+    };
+    expect_refused("next", change("intermediate_size", "64"), ExitCode::usage, "the model needs ");
+    expect_refused("next", change("num_layers", "3"), ExitCode::usage, "layers.2.");
+    expect_refused("next", with({"data.tokenizer=byte", "model.vocab_size=256", R"(checkpoint.allow_model_change=["model.vocab_size"])"}),
+                   ExitCode::usage, path == first ? "master.embed.weight is " : "embed.weight is ");
+    std::string shifted = test::second_order_text(20000);
+    for (char& letter : shifted) ++letter;
+    test::write_file(folder_ / "shifted.txt", shifted);
+    expect_refused("next", with({"data.path=" + (folder_ / "shifted.txt")}), ExitCode::usage, "checkpoint.allow_tokenizer_change");
+    EXPECT_NO_THROW(preview_run(config("next", with({})))) << path;
+    EXPECT_EQ(run(config("next", with({"training.steps=1"}))).steps.size(), 1U);
+    std::filesystem::remove_all(run_folder("next"));
+  }
+  std::filesystem::resize_file(first + "/manifest.json", 50);
+  expect_refused("next", {from + first}, ExitCode::data, "manifest.json");
+}
+
+TEST_F(DryRun, RefusesACheckpointToGoOnFromThatIsOfAnotherRun) {
+  run("first", {"training.steps=2"});
+  for (const std::string& resume : {std::string("auto"), checkpoint("first", 2)}) {
+    const auto with = [&](const std::string& set) {
+      return std::vector<std::string>{"checkpoint.resume=" + resume, "training.steps=3", set};
+    };
+    expect_refused("first", with("training.steps=1"), ExitCode::usage, "training.steps: 1 is less than the 2 steps");
+    expect_refused("first", with("model.intermediate_size=64"), ExitCode::usage, "is a checkpoint of another model");
+    expect_refused("first", with("data.valid_fraction=0.2"), ExitCode::usage, "data.valid_fraction: 0.1 in the checkpoint, 0.2 here");
+    expect_refused("first", with("precision.dtype=bf16"), ExitCode::usage, "checkpoint.allow_recipe_change");
+    EXPECT_NO_THROW(preview_run(config("first", with("training.seed=1234"))));
+  }
+}
+
+TEST_F(DryRun, RefusesAFolderThatIsInUse) {
+  run("first", {"training.steps=2"});
+  expect_refused("first", {}, ExitCode::usage, "first: holds metrics or checkpoints of an earlier run");
+  expect_refused("first", {"checkpoint.resume=" + checkpoint("first", 2), "checkpoint.dir=%d/others"}, ExitCode::usage,
+                 "first: holds metrics or checkpoints of an earlier run");
+  const FolderLock lock(run_folder("first") + "/checkpoints", "other");
+  for (const char* const resume : {"never", "auto"})
+    expect_refused("first", {text("checkpoint.resume=", resume), "training.steps=3"}, ExitCode::environment, "is in use by ");
+}
+
+}  // namespace mantissa::dry_run_test
