@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -7,6 +8,7 @@
 #include <numbers>
 #include <utility>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
@@ -16,6 +18,7 @@
 #include "mantissa/train/evaluate.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
+#include "tools/report/read_progress.h"
 #include "tools/token_ids.h"
 
 namespace mantissa::tools {
@@ -25,7 +28,7 @@ struct EvalArguments {
   std::string checkpoint, device = "auto";
   std::optional<std::string> data, chat_template, logprobs, dtype;
   std::vector<std::string> prompt_ids;
-  std::optional<int64_t> iters, micro_batch_size;
+  std::optional<int64_t> iters, micro_batch_size, seq_len;
   int threads = 0;
   int64_t tensor = 1;
 };
@@ -51,12 +54,22 @@ void replace_data(DataConfig& config, const std::string& path) {
   config.valid = {WeightedPath{.path = path}};
 }
 
+// Returns the tokens of a window, or of a row of examples: those of the option, else of the run; a folder of Hugging Face has none of its
+// own, and its configuration 1,024 or the model's positions.
+int64_t window_of(const EvalArguments& arguments, const LoadedModel& loaded) {
+  const int64_t positions = loaded.config.model.max_position_embeddings,
+                length = arguments.seq_len.value_or(loaded.config.training.seq_len);
+  require(length <= positions, ExitCode::usage, "--seq-len: must be at most the ", positions, " positions of ", loaded.path.string(),
+          ", got ", length);
+  return length;
+}
+
 Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
   DataConfig config = loaded.config.data;
   if (arguments.data) replace_data(config, *arguments.data);
   if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
   require_files(config);
-  Data data = open_validation_data(config, {.seq_len = loaded.config.training.seq_len,
+  Data data = open_validation_data(config, {.seq_len = window_of(arguments, loaded),
                                             .vocab_size = loaded.config.model.vocab_size,
                                             .seed = loaded.config.training.seed,
                                             .tokenizer = loaded.tokenizer});
@@ -65,11 +78,12 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
   return data;
 }
 
-void print_loss(const std::string& name, double loss, int64_t targets, bool bytes) {
-  if (targets == 0) return void(std::cout << printable(name) << " | no targets\n");
-  std::cout << printable(name) << " | loss " << loss << " | perplexity " << std::exp(loss);
-  if (bytes) std::cout << " | bits per byte " << loss / std::numbers::ln2;
-  std::cout << " | " << targets << " targets\n";
+// window: none for token ids, which are sequences of their own.
+void print_loss(const std::string& name, const SetLoss& sum, bool bytes, std::optional<int64_t> window) {
+  if (sum.targets == 0) return void(std::cout << printable(name) << " | no targets\n");
+  std::cout << printable(name) << " | loss " << sum.loss << " | perplexity " << std::exp(sum.loss);
+  if (bytes) std::cout << " | bits per byte " << sum.loss / std::numbers::ln2;
+  std::cout << " | " << sum.targets << " targets" << (window ? text(" | seq_len ", *window) : "") << '\n';
 }
 
 // Digits give back the same fp32.
@@ -124,14 +138,17 @@ std::vector<Batch> prompts(const EvalArguments& arguments, const ModelConfig& mo
 }
 
 // What evaluate() gives, summed over the probabilities of single tokens, which go to `file`, if there is one.
-Evaluation score_data(Gpt& model, const ValidationData& data, int64_t rows, std::optional<int64_t> iters, PendingFile* file) {
+Evaluation score_data(Gpt& model, const ValidationData& data, int64_t rows, std::optional<int64_t> iters, PendingFile* file,
+                      CountProgress& progress) {
   require_targets(data, rows, iters);
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
     SetLoss sum{.name = data.name(set)};
     int64_t left = iters.value_or(std::numeric_limits<int64_t>::max());
-    for (int64_t first = 0; first < data.windows(set) && left > 0; first += rows, --left)
+    for (int64_t first = 0; first < data.windows(set) && left > 0; first += rows, --left) {
+      progress.begin_next();
       score(model, data.batch(set, first, rows), file, sum);
+    }
     result.sets.push_back(std::move(sum));
   }
   return result;
@@ -152,38 +169,61 @@ void publish_whole(PendingFile& file) {
   file.publish();
 }
 
-// By --prompt-ids or --logprobs. All ranks compute the same; the first one writes.
-Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
-  std::optional<PendingFile> file;
-  if (arguments.logprobs && mesh.tensor.rank() == 0) file.emplace(*arguments.logprobs);
-  PendingFile* const out = file ? &*file : nullptr;
+// Counts micro batches.
+int64_t rounds(const ValidationData& data, int64_t rows, std::optional<int64_t> iters) {
+  int64_t count = 0;
+  for (int set = 0; set < data.sets(); ++set)
+    count += std::min(ceil_div(data.windows(set), rows), iters.value_or(std::numeric_limits<int64_t>::max()));
+  return count;
+}
+
+// By --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
+Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows, PendingFile* file) {
+  const Data data = validation_data(arguments, loaded);
+  CountProgress progress("eval", mesh.tensor.rank() == 0 ? rounds(data.valid, rows, arguments.iters) : 0);
+  if (arguments.logprobs) return with_means(score_data(*loaded.model, data.valid, rows, arguments.iters, file, progress));
+  return evaluate(*loaded.model, data.valid, rows, arguments.iters, [&progress] {
+    progress.begin_next();
+    return false;
+  });
+}
+
+Evaluation evaluate_prompts(const EvalArguments& arguments, const LoadedModel& loaded, PendingFile* file) {
   Evaluation sums;
-  if (arguments.prompt_ids.empty()) {
-    sums = score_data(*loaded.model, validation_data(arguments, loaded).valid, rows, arguments.iters, out);
-  } else {
-    SetLoss& sum = sums.sets.emplace_back();
-    for (const Batch& batch : prompts(arguments, loaded.config.model)) score(*loaded.model, batch, out, sum);
-  }
-  if (file) publish_whole(*file);
+  SetLoss& sum = sums.sets.emplace_back();
+  for (const Batch& batch : prompts(arguments, loaded.config.model)) score(*loaded.model, batch, file, sum);
   return with_means(std::move(sums));
 }
 
-void print_sets(const Evaluation& result, bool bytes) {
-  if (result.sets.size() <= 1) return;
-  for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
+Evaluation evaluation_of(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
+  std::optional<PendingFile> file;
+  if (arguments.logprobs && mesh.tensor.rank() == 0) file.emplace(*arguments.logprobs);
+  PendingFile* const out = file ? &*file : nullptr;
+  const Evaluation result =
+      arguments.prompt_ids.empty() ? evaluate_data(mesh, arguments, loaded, rows, out) : evaluate_prompts(arguments, loaded, out);
+  if (file) publish_whole(*file);
+  return result;
+}
+
+void warn_of_template(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded) {
+  if (!arguments.chat_template || mesh.tensor.rank() > 0) return;
+  const std::string warning =
+      chat_template_warning(loaded, choice_of<ChatTemplate>(*arguments.chat_template).value(), loaded.config.data.chat_date);
+  if (!warning.empty()) log_warning(warning);
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
-  const bool tokens = arguments.logprobs || !arguments.prompt_ids.empty();
-  const Evaluation result = tokens ? score_all(mesh, arguments, loaded, rows)
-                                   : evaluate(*loaded.model, validation_data(arguments, loaded).valid, rows, arguments.iters);
+  warn_of_template(mesh, arguments, loaded);
+  const Evaluation result = evaluation_of(mesh, arguments, loaded, rows);
   const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
   if (mesh.tensor.rank() == 0) {
     std::cout.precision(6);
-    print_sets(result, bytes);
-    print_loss(loaded.path.string(), result.loss, result.targets, bytes);
+    const std::optional<int64_t> window = arguments.prompt_ids.empty() ? std::optional(window_of(arguments, loaded)) : std::nullopt;
+    if (result.sets.size() > 1)
+      for (const SetLoss& set : result.sets) print_loss(set.name, set, bytes, window);
+    print_loss(loaded.path.string(), {.name = "", .loss = result.loss, .targets = result.targets}, bytes, window);
   }
   require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");
 }
@@ -194,8 +234,10 @@ ExitCode run_eval(const EvalArguments& arguments) {
   require(!arguments.micro_batch_size || micro_batch_size > 0, ExitCode::usage, "--micro-batch-size: must be positive, got ",
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
-  require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template), ExitCode::usage,
-          "--prompt-ids stands for the data: --data, --chat-template and --iters do not go with it");
+  require(!arguments.seq_len || *arguments.seq_len > 0, ExitCode::usage, "--seq-len: must be positive, got ",
+          arguments.seq_len.value_or(0));
+  require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template && !arguments.seq_len),
+          ExitCode::usage, "--prompt-ids stands for the data: --data, --chat-template, --seq-len and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
   use_threads(arguments.threads);
   const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
@@ -221,6 +263,10 @@ Command eval_command() {
                        .target = &arguments->chat_template,
                        .description = "of JSONL of messages, as data.chat_template; default: that of the run",
                        .choices = choice_names<ChatTemplate>()},
+                      {.name = "--seq-len",
+                       .target = &arguments->seq_len,
+                       .description = "tokens of a window; default: training.seq_len of the run, of a folder of Hugging Face 1024, or its "
+                                      "positions if they are fewer"},
                       {.name = "--iters", .target = &arguments->iters, .description = "micro batches; default: the whole validation data"},
                       {.name = "--micro-batch-size",
                        .target = &arguments->micro_batch_size,
@@ -230,7 +276,7 @@ Command eval_command() {
                        .description = "token ids to evaluate instead, as in 1,2,3; repeatable, a sequence each"},
                       {.name = "--logprobs",
                        .target = &arguments->logprobs,
-                       .description = "file for the natural log-probability of each token: per sequence (or window of training.seq_len "
+                       .description = "file for the natural log-probability of each token: per sequence (or window of --seq-len "
                                       "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
                       dtype_option(arguments->dtype),
                       device_option(arguments->device),

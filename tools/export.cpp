@@ -26,6 +26,7 @@ void print_exported(const std::string& folder, const ExportedModel& done) {
   std::cout << printable(folder) << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "") << ", "
             << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to "
             << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by") << '\n';
+  if (!done.chat_template.empty()) std::cout << printable(folder) << ": " << printable(done.chat_template) << '\n';
 }
 
 ExitCode run_export(const ExportArguments& arguments) {

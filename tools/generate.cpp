@@ -1,17 +1,21 @@
 #include "mantissa/train/generate.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <span>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/data/example.h"
 #include "mantissa/data/input_file.h"
+#include "mantissa/hf/generation_config.h"
 #include "mantissa/hf/load_model.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
@@ -27,25 +31,67 @@ struct GenerateArguments {
   int threads = 0;
   int64_t tensor = 1;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
+  std::optional<double> temperature, top_p;  // given ones; else those of the model, else those of `sampling`
+  std::optional<int64_t> top_k;
 };
 
-void check_sampling(const SamplingOptions& sampling) {
-  require(sampling.max_new_tokens > 0, ExitCode::usage, "--max-new-tokens: must be positive, got ", sampling.max_new_tokens);
-  require(sampling.temperature >= 0.0 && std::isfinite(sampling.temperature), ExitCode::usage, "--temperature: must be at least 0, got ",
-          sampling.temperature);
-  require(sampling.top_k >= 0, ExitCode::usage, "--top-k: must be at least 0, got ", sampling.top_k);
-  require(sampling.top_p > 0.0 && sampling.top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", sampling.top_p);
+void check_sampling(const GenerateArguments& given) {
+  require(given.sampling.max_new_tokens > 0, ExitCode::usage, "--max-new-tokens: must be positive, got ", given.sampling.max_new_tokens);
+  const double temperature = given.temperature.value_or(0.0), top_p = given.top_p.value_or(1.0);
+  require(temperature >= 0.0 && std::isfinite(temperature), ExitCode::usage, "--temperature: must be at least 0, got ", temperature);
+  require(given.top_k.value_or(0) >= 0, ExitCode::usage, "--top-k: must be at least 0, got ", given.top_k.value_or(0));
+  require(top_p > 0.0 && top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", top_p);
 }
+
+// Says what a file of the model decides, once, where a person sees it beside the text.
+void print_note(const Mesh& mesh, const std::string& note) {
+  if (mesh.tensor.rank() == 0) std::cerr << printable(note) << '\n';
+}
+
+// Takes what no option gives from generation_config.json of the model.
+SamplingOptions sampling_of(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded) {
+  SamplingOptions sampling = arguments.sampling;
+  const auto file = std::ranges::find(loaded.files, "generation_config.json", &TokenizerFile::name);
+  const std::string source = loaded.path.string() + ": generation_config.json";
+  const SamplingDefaults defaults = file != loaded.files.end() ? read_sampling_defaults(file->bytes, source) : SamplingDefaults{};
+  std::vector<std::string> taken;
+  const auto take = [&taken](auto& into, const auto& given, const auto& by_file, const char* name) {
+    if (!given && by_file) taken.push_back(text(name, ' ', *by_file));
+    into = given ? *given : by_file.value_or(into);
+  };
+  take(sampling.temperature, arguments.temperature, defaults.temperature, "temperature");
+  take(sampling.top_k, arguments.top_k, defaults.top_k, "top-k");
+  take(sampling.top_p, arguments.top_p, defaults.top_p, "top-p");
+  if (!taken.empty()) print_note(mesh, text(source, ": ", joined(taken)));
+  if (!defaults.unused.empty()) print_note(mesh, text(source, ": not used here: ", joined(defaults.unused)));
+  return sampling;
+}
+
+constexpr const char* kStandardInput = "-";
 
 struct Prompt {
   std::string text;  // what is printed before the continuation; of ids: these; of a conversation: nothing
   std::vector<int32_t> tokens;
 };
 
-// Returns the lines of the file, without their ends.
-std::vector<std::string> lines_of(const std::string& path) {
+// Returns all of standard input.
+std::string standard_input(size_t most) {
+  std::string content;
+  for (std::array<char, 65536> block{}; std::cin.good();) {
+    std::cin.read(block.data(), std::ssize(block));
+    content.append(block.data(), static_cast<size_t>(std::cin.gcount()));
+    require(content.size() <= most, ExitCode::usage, "standard input: has more than ", most, " bytes");
+  }
+  return content;
+}
+
+std::string name_of(const std::string& path) { return path == kStandardInput ? "standard input" : path; }
+
+// Returns the lines of the file, or of standard input, without their ends.
+std::vector<std::string> lines_of(const std::string& file) {
   constexpr int64_t kMostBytes = int64_t{1} << 26;
-  const std::string content = File::open_input(path).content(kMostBytes);
+  const std::string path = name_of(file);
+  const std::string content = file == kStandardInput ? standard_input(kMostBytes) : File::open_input(file).content(kMostBytes);
   std::vector<std::string> lines;
   for (std::string_view rest = content; !rest.empty();) {
     const size_t end = std::min(rest.find('\n'), rest.size());
@@ -69,10 +115,15 @@ void require_chat_tokens(const LoadedModel& loaded, ChatTemplate which) {
             " needs the token ", token.content, ", which the tokenizer of ", loaded.path.string(), " lacks");
 }
 
-LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& loaded) {
+LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
   const std::string path = loaded.path.string();
   require(loaded.tokenizer.has_value(), ExitCode::usage, path, " has no tokenizer, which --chat needs");
   const std::optional<ChatTemplate> which = template_of(arguments, loaded);
+  if (which && arguments.chat_template) {
+    const std::string warning =
+        chat_template_warning(loaded, *which, arguments.chat_date ? arguments.chat_date : loaded.config.data.chat_date);
+    if (!warning.empty() && first_rank) log_warning(warning);
+  }
   require(which.has_value(), ExitCode::usage, "--chat: ", path, " was not trained on conversations here; name its template with ",
           "--chat-template: ", joined(choice_names<ChatTemplate>()));
   require_chat_tokens(loaded, *which);
@@ -85,18 +136,25 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
       .encoder = encoder_of(*loaded.tokenizer), .vocab_size = *loaded.config.model.vocab_size, .chat_template = which, .chat_date = date};
 }
 
-std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded) {
-  const LineOptions options = chat_options(arguments, loaded);
+void for_each_line(const std::string& path, const std::function<void(std::string_view, int64_t)>& visit) {
+  if (path != kStandardInput) return InputFile(path).for_each_line(visit);
+  int64_t number = 0;
+  for (const std::string& line : split(standard_input(InputFile::kLongestLine), '\n')) visit(line, ++number);
+}
+
+std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
+  const LineOptions options = chat_options(arguments, loaded, first_rank);
   const int64_t positions = loaded.config.model.max_position_embeddings;
+  const std::string file = name_of(*arguments.chat_file);
   std::vector<Prompt> prompts;
-  InputFile(*arguments.chat_file).for_each_line([&](std::string_view line, int64_t number) {
+  for_each_line(*arguments.chat_file, [&](std::string_view line, int64_t number) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
-    const std::string name = text(*arguments.chat_file, ", line ", number);
+    const std::string name = text(file, ", line ", number);
     prompts.push_back({.text = "", .tokens = read_chat_prompt(line, options, name)});
     require(std::ssize(prompts.back().tokens) < positions, ExitCode::usage, name, ": the conversation has ", prompts.back().tokens.size(),
             " tokens, and the model has ", positions, " positions for it and the answer");
   });
-  require(!prompts.empty(), ExitCode::usage, *arguments.chat_file, ": has no conversation");
+  require(!prompts.empty(), ExitCode::usage, file, ": has no conversation");
   return prompts;
 }
 
@@ -105,13 +163,13 @@ Prompt prompt_of_ids(const std::string& ids, int64_t vocab_size) {
   return {.text = joined(tokens, " "), .tokens = tokens};
 }
 
-std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
-  if (arguments.chat_file) return conversations(arguments, loaded);
+std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
+  if (arguments.chat_file) return conversations(arguments, loaded, first_rank);
   std::vector<Prompt> prompts;
   for (const std::string& ids : arguments.prompt_ids) prompts.push_back(prompt_of_ids(ids, *loaded.config.model.vocab_size));
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
-  const std::string name = arguments.prompts_file.value_or("--prompt");
+  const std::string name = name_of(arguments.prompts_file.value_or("--prompt"));
   std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
   if (texts.empty()) texts.emplace_back("\n");
   for (const std::string& text : texts)
@@ -175,14 +233,14 @@ std::vector<Continuation> continuations_of(std::span<const Prompt> prompts, cons
 }
 
 // All ranks draw the same tokens; the first prints them. One text is printed as it grows.
-void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, std::span<const Prompt> prompts,
-                  bool grows) {
+void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, const SamplingOptions& sampling,
+                  std::span<const Prompt> prompts, bool grows) {
   const std::vector<int32_t> end_tokens = end_tokens_of(arguments, loaded);
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   const std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
   std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
   if (prints && grows) texts[0].print();
-  generate_batch(*loaded.model, tokens, arguments.sampling, [&](size_t i, int32_t id) {
+  generate_batch(*loaded.model, tokens, sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
     texts[i].add(id);
     if (prints && grows) texts[0].print();
@@ -193,10 +251,11 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
 
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
-  const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
+  const std::vector<Prompt> prompts = prompts_of(arguments, loaded, mesh.tensor.rank() == 0);
+  const SamplingOptions sampling = sampling_of(mesh, arguments, loaded);
   constexpr size_t kAtOnce = 64;  // as each has a cache of its own
   for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)
-    continue_all(mesh, arguments, loaded, std::span(prompts).subspan(begin, std::min(kAtOnce, prompts.size() - begin)),
+    continue_all(mesh, arguments, loaded, sampling, std::span(prompts).subspan(begin, std::min(kAtOnce, prompts.size() - begin)),
                  prompts.size() == 1);
 }
 
@@ -208,12 +267,15 @@ void check_prompts(const GenerateArguments& arguments) {
           "--chat stands for prompts: --prompt, --prompts and --prompt-ids ", "do not go with it");
   require(arguments.chat_file || !(arguments.chat_template || arguments.chat_date), ExitCode::usage,
           arguments.chat_template ? "--chat-template" : "--chat-date", ": goes with --chat");
+  const bool reads = arguments.prompts_file == kStandardInput || arguments.chat_file == kStandardInput;
+  require(!reads || arguments.tensor == 1, ExitCode::usage, arguments.chat_file ? "--chat" : "--prompts",
+          " -: standard input is that of one process, and --tensor asks for ", arguments.tensor, ": name a file");
   for (const std::string& prompt : arguments.prompts) require(!prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
 }
 
 ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  check_sampling(arguments.sampling);
+  check_sampling(arguments);
   check_prompts(arguments);
   use_threads(arguments.threads);
   const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
@@ -223,10 +285,29 @@ ExitCode run_generate(const GenerateArguments& arguments) {
 
 }  // namespace
 
+namespace {
+
+std::vector<Option> sampling_options(GenerateArguments& arguments) {
+  return {{.name = "--max-new-tokens",
+           .target = &arguments.sampling.max_new_tokens,
+           .description = "tokens to write; a text ends at an end token of the model"},
+          {.name = "--temperature",
+           .target = &arguments.temperature,
+           .description = "0: always the likeliest token; default: that of the model's generation_config.json, else 0.8"},
+          {.name = "--top-k",
+           .target = &arguments.top_k,
+           .description = "draw from the k likeliest tokens; 0: from all; default: that of generation_config.json, else 50"},
+          {.name = "--top-p",
+           .target = &arguments.top_p,
+           .description = "draw from the likeliest tokens that together reach p; default: that of generation_config.json, else 1"},
+          {.name = "--seed", .target = &arguments.sampling.seed, .description = "equal seeds give equal texts"}};
+}
+
+}  // namespace
+
 Command generate_command() {
   const auto arguments = std::make_shared<GenerateArguments>();
-  SamplingOptions& sampling = arguments->sampling;
-  return {
+  Command command = {
       .name = "generate",
       .summary = "continue a text with a checkpoint",
       .example =
@@ -239,13 +320,16 @@ Command generate_command() {
                   {.name = "--prompt",
                    .target = &arguments->prompts,
                    .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
-                  {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
+                  {.name = "--prompts",
+                   .target = &arguments->prompts_file,
+                   .description = "file with a prompt in each line; -: standard input"},
                   {.name = "--prompt-ids",
                    .target = &arguments->prompt_ids,
                    .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
                   {.name = "--chat",
                    .target = &arguments->chat_file,
-                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
+                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed; "
+                                  "-: standard input"},
                   {.name = "--chat-template",
                    .target = &arguments->chat_template,
                    .description = "of --chat, as data.chat_template; default: that of the run",
@@ -253,17 +337,12 @@ Command generate_command() {
                   {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date; default: that of the run"},
                   dtype_option(arguments->dtype),
                   device_option(arguments->device),
-                  {.name = "--max-new-tokens",
-                   .target = &sampling.max_new_tokens,
-                   .description = "tokens to write; a text ends at an end token of the model"},
-                  {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
-                  {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
-                  {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
-                  {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
                   threads_option(arguments->threads),
                   tensor_option(arguments->tensor)},
       .run = [arguments] { return run_generate(*arguments); },
       .many_ranks = true};
+  std::ranges::move(sampling_options(*arguments), std::back_inserter(command.options));
+  return command;
 }
 
 }  // namespace mantissa::tools

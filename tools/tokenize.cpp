@@ -9,11 +9,13 @@
 #include <type_traits>
 #include <utility>
 
+#include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/documents.h"
 #include "mantissa/data/token_writer.h"
+#include "mantissa/hf/chat_files.h"
 #include "mantissa/text/bpe_trainer.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
@@ -128,13 +130,23 @@ std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const To
   return static_cast<int32_t>(*arguments.eod_id);
 }
 
+// Examples teach a model their template: one of its own that renders otherwise is told.
+void warn_of_template(const TokenizeArguments& arguments, const Tokenizer& tokenizer, ChatTemplate which) {
+  if (tokenizer.kind() != TokenizerKind::bpe) return;
+  const std::string difference = chat_template_difference(files_beside_tokenizer(arguments.tokenizer), which, arguments.chat_date);
+  if (!difference.empty()) log_warning(arguments.tokenizer, ": ", difference);
+}
+
 // Returns what there is to say of the files.
 std::string write_files(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
   const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
   const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
   LineOptions options{.encoder = encoder_of(tokenizer), .vocab_size = vocab_size, .chat_template = {}, .chat_date = arguments.chat_date};
-  if (arguments.chat_template) options.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
+  if (arguments.chat_template) {
+    options.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
+    warn_of_template(arguments, tokenizer, *options.chat_template);
+  }
   const auto write = [&]<class Writer>(Writer& writer, const std::string& names) {
     DocumentWriter<Writer> documents(tokenizer, options, writer);
     return write_all(documents, writer, paths, names);
@@ -217,6 +229,7 @@ void check_options(const TokenizeArguments& arguments) {
 }
 
 ExitCode tokenize(const TokenizeArguments& arguments) {
+  open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_options(arguments);
   require_new_files(arguments);
   std::vector<std::string> paths;

@@ -161,7 +161,7 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
     report.error("data.eod_id", text("must be below model.vocab_size ", vocab, ", got ", *config.data.eod_id));
   }
   if (config.data.uses_bytes() && vocab < Tokenizer::bytes().size()) {
-    const bool taken = config.checkpoint.init_from && !report.given("model");
+    const bool taken = config.checkpoint.init_from && !report.given("model.vocab_size");
     report.error("model.vocab_size", text("the byte tokenizer has ", Tokenizer::bytes().size(), " ids, got ", vocab,
                                           taken ? ", which is that of the model of checkpoint.init_from" : ""));
   }

@@ -201,7 +201,7 @@ std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessa
     case ChatTemplate::chatml: chatml(out, messages, nullptr); break;
     case ChatTemplate::qwen25: chatml(out, messages, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."); break;
     case ChatTemplate::qwen3: qwen3(out, messages); break;
-    case ChatTemplate::llama3: llama3(out, messages, date.value_or("26 Jul 2024")); break;
+    case ChatTemplate::llama3: llama3(out, messages, date.value_or(kLlama3Date)); break;
     case ChatTemplate::harmony: harmony(out, messages, date); break;
   }
   return out.take();

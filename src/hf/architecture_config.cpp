@@ -1,6 +1,7 @@
 // Converts the config.json of an architecture to a ModelConfig, and back; finds the architecture that has the options of a model.
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "hf/architecture_table.h"
 #include "mantissa/json/json.h"
@@ -62,7 +63,7 @@ Words words_of(const ArchitectureKey& key) {
 
 void write_key(const ArchitectureKey& key, Architecture architecture, ModelConfig& model, Json& out) {
   if (key.write != nullptr) return key.write(architecture, model, out);
-  if (key.key == nullptr || key.kind == KeyKind::must_be || key.kind == KeyKind::ignored) return;
+  if (key.key == nullptr || key.kind == KeyKind::must_be || key.kind == KeyKind::ignored || key.kind == KeyKind::training) return;
   Json value = key.option != nullptr ? json_of(option_field(model, key.option).get()) : json_of(key.value);
   const Words words = words_of(key);
   const auto word = std::ranges::find(words, value, &Words::value_type::second);
@@ -115,6 +116,9 @@ void ArchitectureReader::read(const ArchitectureTable& table, ArchitectureKeys& 
       case KeyKind::stated: from.only(key.key, {json_of(key.value)}); break;
       case KeyKind::ignored:
       case KeyKind::written: from.ignore(split(key.key, ' ')); break;
+      case KeyKind::training:
+        if (from.has(key.key) && from.value(key.key) != json_of(key.value)) say(key.key, key.option);
+        break;
       case KeyKind::topic: key.read(*this); break;
       default: read_option(key, from);
     }
@@ -169,6 +173,10 @@ void ArchitectureReader::drop_experts() {
     if (!option.starts_with("moe.")) continue;
     std::erase_if(problems_, [start = key + ":"](const std::string& problem) { return problem.starts_with(start); });
   }
+}
+
+void ArchitectureReader::say(const std::string& key, const std::string& what) {
+  training_keys.push_back(text(key, keys.has(key) ? " = " + keys.value(key).shown() : "", " ", what));
 }
 
 void ArchitectureReader::throw_problems() const {
@@ -232,16 +240,39 @@ ArchitectureConfig read_architecture_config(std::string_view content, const std:
   keys.require_all_known();
   reader.require_valid();
   out.model = reader.model;
+  out.training_keys = std::move(reader.training_keys);
   return out;
 }
 
-std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization) {
+namespace {
+
+// Returns a number with 15 digits, which survives the way to this meaning and back.
+double rounded(double value) {
+  std::array<char, 32> digits{};
+  char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::general, 15).ptr;
+  std::from_chars(digits.data(), end, value);
+  return value;
+}
+
+void write_router_loss(const ModelConfig& model, const RouterLossKeys& from, Json& out) {
+  const double used = model.moe->aux_loss_coef;
+  const bool unused = used == 0.0 && !from.asked && from.coefficient;
+  const double layers = static_cast<double>(model.expert_layers()), chosen = static_cast<double>(model.moe->num_experts_per_tok);
+  out.add("router_aux_loss_coef", unused ? *from.coefficient : rounded(used * layers / chosen));
+  out.add("output_router_logits", from.asked);
+}
+
+}  // namespace
+
+std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization,
+                                const RouterLossKeys& router_loss) {
   const Architecture architecture = architecture_of(model);
   Json out = {{"architectures", {architecture_class(architecture)}}, {"model_type", architecture_name(architecture)}};
   ModelConfig derived = with_derived(model);
   const bool plain_heads = model.head_size() * model.num_attention_heads == model.hidden_size;
   if (architecture == Architecture::qwen2 && plain_heads) derived.head_dim.reset();  // its class has none
   for (const ArchitectureKey& key : architecture_table(architecture)) write_key(key, architecture, derived, out);
+  if (model.moe) write_router_loss(model, router_loss, out);
   out.add("bos_token_id", ids(tokens.begin));
   out.add("eos_token_id", ids(tokens.end));
   if (!tokens.pad.empty()) out.add("pad_token_id", ids(tokens.pad));
@@ -255,6 +286,13 @@ std::string architecture_config(const ModelConfig& model, Dtype dtype, const Spe
     out.add("quantization_config", std::move(described));
   }
   return out.dump(2, Json::Order::keys) + "\n";
+}
+
+RouterLossKeys read_router_loss_keys(std::string_view content, const std::string& source) {
+  const Json config = parsed_config(content, source);
+  const Json& coefficient = config.get("router_aux_loss_coef");
+  return {.asked = config.get("output_router_logits") == Json(true),
+          .coefficient = coefficient.is_number() ? std::optional(coefficient.number()) : std::nullopt};
 }
 
 SpecialTokens read_special_tokens(std::string_view content, const std::string& source) {

@@ -18,6 +18,8 @@ constexpr unsigned kLlama = bit(Architecture::llama), kQwen2 = bit(Architecture:
                    kGptOss = bit(Architecture::gpt_oss), kQwen3 = kQwen3Dense | kQwen3Moe, kQwen = kQwen2 | kQwen3,
                    kExperts = kQwen3Moe | kMixtral | kGptOss, kRms = kLlama | kQwen | kMixtral | kGptOss, kAll = kRms | kGpt2;
 
+constexpr const char* kNoDropout = "is not applied: training here drops nothing";
+
 // In the order in which they are written.
 constexpr ArchitectureKey kKeys[] = {
     // Options that some published files have and no class of these architectures reads.
@@ -32,21 +34,27 @@ constexpr ArchitectureKey kKeys[] = {
     {kRms & ~kQwen3, must_be, "use_qk_norm", nullptr, false},
     {kQwen2 | kGptOss | kGpt2, must_be, "qkv_bias", nullptr, true},
     {kAll & ~(kQwen2 | kGptOss | kGpt2), must_be, "qkv_bias", nullptr, false},
-    // How a model is run, saved, trained or prompted does not change the mathematics of a causal language model.
+    // How a model is run, saved or prompted does not change the mathematics of a causal language model. Keys of training that nobody
+    // could miss are among them: gradient_checkpointing spends time for memory, and dropout of classifiers is none of a language model.
     {kAll, ignored,
      "_name_or_path _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
-     "_experts_implementation _flash_attn_2_enabled _num_labels attention_dropout attn_implementation auto_map "
+     "_experts_implementation _flash_attn_2_enabled _num_labels attn_implementation auto_map "
      "bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout "
      "cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping "
      "encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id "
      "forced_eos_token_id gradient_checkpointing id2label is_decoder label2id length_penalty max_length max_sequence_length "
      "min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions "
-     "output_hidden_states output_past output_router_logits output_scores pad_token_id prefix problem_type pruned_heads "
+     "output_hidden_states output_past output_scores pad_token_id prefix problem_type pruned_heads "
      "quantization_config remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id "
      "suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
      "torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 "
      "use_cache xla_device"},
+    {kAll, training, "attention_dropout", kNoDropout, 0.0},
+    {kAll & ~kExperts, ignored, "output_router_logits"},
     {kGptOss, ignored, "initial_context_length experts_per_token"},
+    {kGpt2, training, "attn_pdrop", kNoDropout, 0.0},
+    {kGpt2, training, "embd_pdrop", kNoDropout, 0.0},
+    {kGpt2, training, "resid_pdrop", kNoDropout, 0.0},
     {kGpt2, ignored,
      "reorder_and_upcast_attn n_special predict_special_tokens summary_activation summary_first_dropout "
      "summary_proj_to_labels summary_type summary_use_proj"},
@@ -95,8 +103,6 @@ constexpr ArchitectureKey kKeys[] = {
     {kQwen3Moe, value, "num_experts_per_tok", "moe.num_experts_per_tok", 8},
     {kMixtral, value, "num_experts_per_tok", "moe.num_experts_per_tok", 2},
     {kGptOss, value, "num_experts_per_tok", "moe.num_experts_per_tok", 4},
-    {kExperts, value, "router_aux_loss_coef", "moe.aux_loss_coef", 0.001},
-    {kExperts, written, "output_router_logits", nullptr, false},
     {kQwen3Moe, value, "num_experts", "moe.num_experts", 128},
     {kMixtral, value, "num_local_experts", "moe.num_experts", 8},
     {kGptOss, value, "num_local_experts", "moe.num_experts", 128},
@@ -110,6 +116,7 @@ constexpr ArchitectureKey kKeys[] = {
     {kGptOss, implied, nullptr, "moe.expert_mlp_bias", true},
     {kGptOss, topic, nullptr, nullptr, {}, {}, read_gpt_oss_router},
     {kQwen3Moe, topic, nullptr, nullptr, {}, {}, read_dense_layers, write_dense_layers},
+    {kExperts, topic, nullptr, nullptr, {}, {}, read_router_loss},
     {kGpt2, implied, nullptr, "norm", "layer"},
     {kGpt2, implied, nullptr, "norm_bias", true},
     {kGpt2, implied, nullptr, "position", "learned"},
@@ -341,6 +348,30 @@ void read_dense_layers(ArchitectureReader& reader) {
 void write_dense_layers(Architecture, ModelConfig& model, Json& out) {
   out.add("decoder_sparse_step", 1);
   out.add("mlp_only_layers", model.moe->dense_layers);
+}
+
+// Published files have a coefficient beside output_router_logits false, and then no trainer of transformers adds the loss.
+void read_router_loss(ArchitectureReader& reader) {
+  constexpr const char* kKey = "router_aux_loss_coef";
+  constexpr double kDefault = 0.001;  // of the classes
+  ArchitectureKeys& keys = reader.keys;
+  keys.require_not_null(kKey, FieldKind::number);
+  const double coefficient = keys.number(kKey).value_or(kDefault);
+  const Json* const asked = keys.stated("output_router_logits", FieldKind::boolean);
+  if (!reader.model.moe) return;
+  reader.set("moe.aux_loss_coef", kKey, coefficient);
+  const int64_t layers = reader.layers() - std::ssize(reader.model.moe->dense_layers), chosen = reader.model.moe->num_experts_per_tok;
+  if (asked == nullptr || *asked == false) {
+    reader.set("moe.aux_loss_coef", kKey, 0.0);
+    if (coefficient == 0.0 || !keys.has(kKey)) return;
+    return reader.say(kKey,
+                      "is not taken, because output_router_logits is not true and transformers adds no loss then: "
+                      "model.moe.aux_loss_coef is 0 unless --set gives it");
+  }
+  const double here = coefficient * static_cast<double>(chosen) / static_cast<double>(layers);
+  reader.set("moe.aux_loss_coef", kKey, here);
+  reader.say(kKey, text("is model.moe.aux_loss_coef ", here, " in each layer: transformers sums over ", chosen,
+                        " experts of a token and takes ", count_text(layers, "layer"), " at once"));
 }
 
 // Weights of gpt-oss are a softmax over the chosen logits, which needs more than one expert.

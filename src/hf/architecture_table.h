@@ -25,6 +25,7 @@ enum class KeyKind {
   must_be,   // the key may be absent or have this value; it is not written
   stated,    // the same, and it is written
   ignored,   // keys, separated by blanks, that change nothing that the model computes
+  training,  // a key of training alone that is not taken; `option` says why. With the value nothing is said
   written,   // a key of this sort that other readers find with the option or the value
   topic
 };
@@ -64,6 +65,7 @@ class ArchitectureReader {
   ArchitectureKeys& keys;
   const Architecture architecture;
   ModelConfig model = {};
+  std::vector<std::string> training_keys = {};  // of ArchitectureConfig
 
   // `from`: the file or an object in it.
   void read(const ArchitectureTable& table, ArchitectureKeys& from);
@@ -71,6 +73,7 @@ class ArchitectureReader {
   void set(const std::string& option, const std::string& key, const Json& value);
   int64_t layers() const;  // throws if the file's is beyond the limits, before anything is done for each
   void drop_experts();
+  void say(const std::string& key, const std::string& what);  // of a key that is there, in training_keys
   // Throws Error(usage) with all that was remembered, or else what ModelConfig::validate() finds.
   void require_valid();
 
@@ -83,7 +86,7 @@ class ArchitectureReader {
   std::set<std::string> problems_ = {};  // "num_hidden_layers: must be at least 1, got 0"
 };
 
-ReadTopic read_rope, read_windows, read_number_of_experts, read_dense_layers, read_gpt_oss_router, read_gpt2_width;
+ReadTopic read_rope, read_windows, read_number_of_experts, read_dense_layers, read_router_loss, read_gpt_oss_router, read_gpt2_width;
 WriteTopic write_rope, write_windows, write_dense_layers;
 
 }  // namespace mantissa

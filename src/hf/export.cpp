@@ -15,6 +15,7 @@
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/end_tokens.h"
 #include "mantissa/formats/bf16.h"
+#include "mantissa/hf/chat_files.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
@@ -108,6 +109,25 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
   return found;
 }
 
+// What lies beside the weights, without config.json.
+struct FilesBeside {
+  std::vector<TokenizerFile> files;
+  SpecialTokens special;      // for config.json
+  std::string chat_template;  // what became of it
+};
+
+FilesBeside files_beside(const ExportedSource& from) {
+  const DataConfig& data = from.model.config.data;
+  FilesBeside out{.files = model_files(from.files, from.tokenizer), .special = special_tokens(from.files), .chat_template = ""};
+  if (out.special.end.empty()) std::ranges::copy(learned_end_tokens(data, from.tokenizer), std::back_inserter(out.special.end));
+  const std::vector<int32_t> taught = taught_end_tokens(data, from.tokenizer);
+  for (const int32_t id : taught) add_end_token(id, out.special);
+  for (TokenizerFile& file : out.files)
+    if (file.name == "generation_config.json") add_end_tokens(taught, out.special, file);
+  out.chat_template = take_chat_template(data, out.files);
+  return out;
+}
+
 }  // namespace
 
 std::string simulated_weights(const PrecisionPlan& plan) {
@@ -163,6 +183,7 @@ ExportedModel ModelExport::summary() const {
                     .bytes = layout.bytes(),
                     .simulated = !simulated_weights().empty()};
   if (source_->from->checkpoint) out.step = source_->from->checkpoint->manifest().step;
+  out.chat_template = files_beside(*source_->from).chat_template;
   return out;
 }
 
@@ -195,16 +216,11 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   const ExportedSource& from = *source_->from;
   require(hashes.size() == exported.layout().tensors().size(), ExitCode::internal, folder.string(), ": ", hashes.size(), " hashes of ",
           exported.layout().tensors().size(), " tensors");
-  std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
-  SpecialTokens special = special_tokens(from.files);
-  if (special.end.empty()) std::ranges::copy(learned_end_tokens(from.model.config.data, from.tokenizer), std::back_inserter(special.end));
-  if (const std::optional<int32_t> answer = learned_end_of_answer(from.model.config.data, from.tokenizer)) {
-    add_end_token(*answer, special);
-    for (TokenizerFile& file : files)
-      if (file.name == "generation_config.json") add_end_token(*answer, file);
-  }
+  FilesBeside beside = files_beside(from);
+  std::vector<TokenizerFile>& files = beside.files;
   files.push_back({.name = "config.json",
-                   .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special, exported.quantization())});
+                   .bytes = architecture_config(from.model.config.model, exported.common_dtype(), beside.special, exported.quantization(),
+                                                router_loss_keys(from.files))});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
   for (const TokenizerFile& file : files) write_export_file(folder, file.name, file.bytes);

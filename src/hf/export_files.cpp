@@ -13,6 +13,8 @@
 namespace mantissa {
 namespace {
 
+constexpr const char* kFirstConfig = "config.json of the model that training started from";
+
 Json tokenizer_json(const Tokenizer& tokenizer) {
   if (tokenizer.files() != nullptr) return parse_json(tokenizer.files()->tokenizer, "tokenizer.json");
   const bool bytes = tokenizer.kind() == TokenizerKind::byte;
@@ -44,7 +46,14 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
 
 SpecialTokens special_tokens(const std::vector<TokenizerFile>& files) {
   for (const TokenizerFile& file : files) {
-    if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the model that training started from");
+    if (file.name == "config.json") return read_special_tokens(file.bytes, kFirstConfig);
+  }
+  return {};
+}
+
+RouterLossKeys router_loss_keys(const std::vector<TokenizerFile>& files) {
+  for (const TokenizerFile& file : files) {
+    if (file.name == "config.json") return read_router_loss_keys(file.bytes, kFirstConfig);
   }
   return {};
 }
@@ -53,11 +62,12 @@ void add_end_token(int64_t id, SpecialTokens& tokens) {
   if (std::ranges::find(tokens.end, id) == tokens.end.end()) tokens.end.push_back(id);
 }
 
-void add_end_token(int64_t id, TokenizerFile& file) {
+void add_end_tokens(const std::vector<int32_t>& learned, const SpecialTokens& of_config, TokenizerFile& file) {
   SpecialTokens tokens = read_special_tokens(file.bytes, file.name);
-  const size_t named = tokens.end.size();
-  add_end_token(id, tokens);
-  if (tokens.end.size() == named) return;
+  const std::vector<int64_t> named = tokens.end;
+  if (named.empty()) tokens.end = of_config.end;
+  for (const int32_t id : learned) add_end_token(id, tokens);
+  if (learned.empty() || tokens.end == named) return;
   Json config = parse_json(file.bytes, file.name);
   config["eos_token_id"] = tokens.end;
   file.bytes = config.dump(2, Json::Order::keys) + "\n";

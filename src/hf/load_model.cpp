@@ -11,6 +11,7 @@
 #include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/end_tokens.h"
+#include "mantissa/hf/chat_files.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/tensor/nonfinite.h"
 
@@ -42,16 +43,20 @@ std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& file
   }
 }
 
-// Those that the files name and the end of an answer that the model learned; without named ones, all that it learned.
-void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
-  std::erase_if(files, [](const TokenizerFile& file) { return !file.name.ends_with("config.json"); });
+// Those that the files name and those that the data taught; without named ones, all that the model learned.
+void take_files(std::vector<TokenizerFile> files, LoadedModel& loaded) {
+  std::erase_if(files,
+                [](const TokenizerFile& file) { return !file.name.ends_with("config.json") && !file.name.starts_with("chat_template"); });
+  loaded.files = files;
   std::vector<int32_t> learned = learned_end_tokens(loaded.config.data, loaded.tokenizer);
   std::erase_if(learned, [size = *loaded.config.model.vocab_size](int32_t id) { return id >= size; });
-  const std::optional<int32_t> answer = learned_end_of_answer(loaded.config.data, loaded.tokenizer);
-  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned), answer] {
+  std::vector<int32_t> taught = taught_end_tokens(loaded.config.data, loaded.tokenizer);
+  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned),
+                       taught = std::move(taught)] {
     std::vector<int32_t> named = end_tokens(files, size);
     if (named.empty()) return learned;
-    if (answer && std::ranges::find(named, *answer) == named.end()) named.push_back(*answer);
+    for (const int32_t id : taught)
+      if (std::ranges::find(named, id) == named.end()) named.push_back(id);
     return named;
   };
 }
@@ -78,11 +83,12 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
-    for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"}) {
+    for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json",
+                                   "chat_template.jinja", "chat_template.json"}) {
       if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
     }
     loaded.tokenizer = usable_tokenizer(files, weights.where());
-    take_end_tokens(std::move(files), loaded);
+    take_files(std::move(files), loaded);
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
     load_hf_weights(weights, loaded.model->parameters());
   });
@@ -116,7 +122,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
   const std::vector<TokenizerFile> files = tokenizer_files(reader);
   loaded.tokenizer = saved_tokenizer(reader);
   if (!loaded.tokenizer) loaded.tokenizer = usable_tokenizer(files, reader.directory().string());
-  take_end_tokens(files, loaded);
+  take_files(files, loaded);
   loaded.model.reset();  // that of a candidate that was given up makes room
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
   return plan;
@@ -156,6 +162,14 @@ void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimiz
 bool starts_from_folder(const Communicator& ranks, const fs::path& path) {
   // Rank 0 decides, so that all ranks read alike, or fail together.
   return ranks.all(static_cast<uint8_t>(is_hf_folder(path))).front() != 0;
+}
+
+std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which, const std::optional<std::string>& date) {
+  const std::optional<ChatTemplate>& trained = loaded.config.data.chat_template;
+  if (trained && *trained != which)
+    return text(loaded.path.string(), ": was trained with data.chat_template ", choice_name(*trained), ", not with ", choice_name(which));
+  const std::string difference = trained ? "" : chat_template_difference(loaded.files, which, date);
+  return difference.empty() ? "" : text(loaded.path.string(), ": ", difference);
 }
 
 RunConfig config_of_model(const fs::path& path) { return is_hf_folder(path) ? HfWeights(path).run_config() : config_saved_at(path); }

@@ -47,7 +47,7 @@ class Reader {
     if (value.is_list()) return field.kind() == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
     if (field.kind() == FieldKind::map) return map(field, value, key);
     if (field.kind() != FieldKind::object) return type_error(field, value, key);
-    if (field.type->nullable) field.set(true);
+    if (field.type->nullable && std::holds_alternative<std::monostate>(field.get())) field.set(true);
     if (!value.members().empty()) object(field.members(), value, key);
   }
 
@@ -135,6 +135,11 @@ bool read_config(const ConfigSources& sources, const std::vector<Field>& fields,
   collect_keys(fields, "", keys);
   Reader(report, foreign, std::move(keys)).object(fields, report.sources().root, "");
   return complete;
+}
+
+void read_section(const std::string& section, const std::vector<Field>& fields, ConfigReport& report) {
+  const ForeignNames none;
+  if (const Json* const given = report.sources().find(section)) Reader(report, none, {}).object(fields, *given, section);
 }
 
 }  // namespace mantissa

@@ -104,6 +104,12 @@ bool ConfigReport::given(const std::string& key) const {
   return !derived_.contains(key) && (stated_.contains(key) || sources_->find(key) != nullptr);
 }
 
+// Only the members of such an object have a place of their own; one that a source holds stands behind its key.
+bool ConfigReport::made_of_members(const std::string& key) const {
+  const Json* const node = sources_->find(key);
+  return node != nullptr && node->is_object() && node->key == node->place;
+}
+
 std::string ConfigReport::origin(const std::string& key) const {
   if (derived_.contains(key)) return "derived";
   return given(key) ? place(key).origin : "default";

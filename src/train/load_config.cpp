@@ -250,10 +250,22 @@ Origin origin_of(const LoadedConfig& loaded, const std::string& file) {
   return {.key = kInitFrom, .path = absolute_input_path(*checkpoint.init_from, kInitFrom, loaded.report)};
 }
 
-// Takes the model of the origin if the config has no section model. What the user can mend is reported. Throws Error(data) for files that
+// Marks as derived what no source gives.
+void derive_rest(const std::string& section, const std::vector<Field>& fields, ConfigReport& report) {
+  for (const Field& field : fields) {
+    const std::string key = section + "." + field.name;
+    const bool is_section = field.kind() == FieldKind::object && !std::holds_alternative<std::monostate>(field.get());
+    if (is_section) derive_rest(key, field.members(), report);
+    if (!report.given(key)) report.derive(key);
+  }
+}
+
+// Takes the model of the origin if the config has no section model, and over it the keys of the model that --set gives. What the user can
+// mend is reported. Throws Error(data) for files that
 // are damaged, Error(environment) for those that the system cannot read.
 void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
-  if (origin.path.empty() || loaded.report.given("model")) return;
+  const bool has_section = loaded.report.given("model") && !loaded.report.made_of_members("model");
+  if (origin.path.empty() || has_section || loaded.report.failed("model")) return;
   std::error_code missing;
   if (!std::filesystem::exists(origin.path, missing)) {
     if (!origin.continues) check_initial_model(origin.path, loaded.report);
@@ -262,7 +274,8 @@ void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
   try {
     loaded.config.model = config_of_model(origin.path).model;
     if (!origin.continues) loaded.config.model.pad_vocab_to = 1;
-    for (const Field& field : fields_of(loaded.config.model)) loaded.report.derive("model." + field.name);
+    read_section("model", fields_of(loaded.config.model), loaded.report);
+    derive_rest("model", fields_of(loaded.config.model), loaded.report);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     loaded.report.error(origin.key, error.what());

@@ -10,6 +10,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/comm/agreement.h"
+#include "mantissa/hf/chat_files.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/metrics/run_folder.h"
@@ -58,6 +59,27 @@ void warn_of_values(const HfWeights& weights, const StartParts& parts) {
   for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
 }
 
+// Says which keys of training in config.json are not taken, or as what, and the coefficient that a run has instead.
+void log_training_keys(const HfWeights& weights, const StartParts& parts) {
+  if (parts.world.rank() > 0) return;
+  for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);
+  const std::optional<MoeConfig>&there = weights.config().model.moe, &here = parts.loaded.config.model.moe;
+  if (there && here && there->aux_loss_coef != here->aux_loss_coef)
+    log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " by ", weights.where(), ", ", here->aux_loss_coef, " here");
+}
+
+// A model that knows conversations in another form than this run renders has to learn that first.
+void warn_of_template(const std::string& source, const std::optional<ChatTemplate>& trained, const StartParts& parts,
+                      const std::vector<TokenizerFile>& files) {
+  const DataConfig& data = parts.loaded.config.data;
+  if (parts.world.rank() > 0 || !data.chat_template || trained == data.chat_template) return;
+  if (trained)
+    return log_warning(source, ": was trained with data.chat_template ", choice_name(*trained), ", and this run has ",
+                       choice_name(*data.chat_template));
+  const std::string difference = chat_template_difference(files, *data.chat_template, data.chat_date);
+  if (!difference.empty()) log_warning(source, ": ", difference);
+}
+
 // A folder of Hugging Face's form, of which each rank reads its shards.
 void start_from_folder(const StartParts& parts, const StartSteps& steps, const std::string& folder, StartPoint& found) {
   const RunConfig& config = parts.loaded.config;
@@ -69,6 +91,8 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
     require_weights_fit(weights, config.model);
     found.files = kept_files(tokenizer_files(weights), folder, parts);
     warn_of_values(weights, parts);
+    warn_of_template(folder, {}, parts, found.files);
+    log_training_keys(weights, parts);
     steps.load_folder(weights);
   });
   require_same(parts.world, "the folder of checkpoint.init_from", fingerprint);
@@ -78,16 +102,21 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
 
 void start_from_checkpoint(const StartParts& parts, const StartSteps& steps, const std::string& path, StartPoint& found) {
   const RunConfig& config = parts.loaded.config;
+  std::optional<ChatTemplate> trained;
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(parts.world, [&] {
-      require_initial_model(saved_config(reader), config, reader.directory().string());
+      const RunConfig saved = saved_config(reader);
+      trained = saved.data.chat_template;
+      require_initial_model(saved, config, reader.directory().string());
       require_weights_fit(reader, config.model);
       require_known_ids(reader, parts);
       found.files = kept_files(tokenizer_files(reader), reader.directory().string(), parts);
     });
     if (steps.load_weights) steps.load_weights(reader);
   };
-  log_info("weights from ", load_checkpoint(path, load, RanksTogether(parts.world)).path.string());
+  const std::string source = load_checkpoint(path, load, RanksTogether(parts.world)).path.string();
+  warn_of_template(source, trained, parts, found.files);
+  log_info("weights from ", source);
 }
 
 void find_initial_weights(const StartParts& parts, const StartSteps& steps, StartPoint& found) {

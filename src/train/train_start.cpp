@@ -6,6 +6,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/data_warnings.h"
+#include "mantissa/hf/chat_files.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/hf/load_model.h"
@@ -119,6 +120,8 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);
+    std::vector<TokenizerFile> files = run.files;
+    if (const std::string taken = take_chat_template(run.config.data, files); !taken.empty()) log_info("checkpoint.export: ", taken);
     if (const std::string rounded = simulated_weights(run.plan); !rounded.empty()) log_warning("checkpoint.export: ", rounded);
   }
   run.metrics->write(event);

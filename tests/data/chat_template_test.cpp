@@ -6,6 +6,8 @@
 
 #include <set>
 
+#include "mantissa/text/jinja.h"
+
 namespace mantissa::chat_template_test {
 
 constexpr ChatRole kSystem = ChatRole::system, kUser = ChatRole::user, kAssistant = ChatRole::assistant;
@@ -162,6 +164,51 @@ TEST(ChatPrompts, AreTheBeginningsOfWhatIsLearned) {
     std::string learned;
     for (const ChatPiece& piece : render_chat(which, messages, {})) learned += piece.text;
     EXPECT_TRUE(learned.starts_with(asked)) << name << "\n" << asked << "\n" << learned;
+  }
+}
+
+std::string by_text(ChatTemplate which, const std::vector<ChatMessage>& messages, const std::optional<std::string>& date, bool asks,
+                    const char* thinking) {
+  Json::Entries list;
+  for (const ChatMessage& message : messages) {
+    Json one = {{"role", choice_name(message.role)}, {"content", message.content}};
+    if (message.thinking) one[thinking] = *message.thinking;
+    list.push_back(one);
+  }
+  Json variables = Json::Members();
+  variables["messages"] = list;
+  variables["add_generation_prompt"] = asks;
+  return render_jinja(chat_template_text(which, date), {.variables = variables});
+}
+
+// What a server renders is what was trained.
+TEST(ChatTemplateTexts, RenderTheSameConversations) {
+  const std::vector<std::vector<ChatMessage>> all = {
+      kTwoTurns,
+      {{kSystem, " Be brief.\n"}, {kUser, " Hi \n"}, {kAssistant, "\tHello. "}},
+      {{kSystem, ""}, {kUser, "It's {{ a }} \\ \"b\"?"}, {kAssistant, ""}},
+      {{kUser, "Hi"}, {kAssistant, "<think>\nold\n</think>\n\nHello."}, {kUser, "2+2?"}, {kAssistant, "<think>\nsum\n\n</think>\n\n4"}},
+      {{kUser, "2+2?"}, {kAssistant, "<think>\n4</think>\n5</think>6"}, {kAssistant, "<think>b</think>c"}},
+      {{kUser, "2+2?"}, {kAssistant, "a"}, {kUser, "<tool_response>?</tool_response>"}, {kAssistant, "b"}},
+      {{kAssistant, "First."}, {kUser, "<tool_response>?"}, {kAssistant, "Last."}},
+      {{kUser, "Hi"}}};
+  const std::vector<std::vector<ChatMessage>> reasoned = {
+      {{kUser, "Hi"}, {kAssistant, "Hello.", "old"}, {kUser, "2+2?"}, {kAssistant, "\n4", "\nTwo and two.\n"}},
+      {{kUser, "2+2?"}, {kAssistant, "<think>\n4</think>\n5", ""}}};
+  for (const auto& [name, which] : choices(ChatTemplate())) {
+    for (const std::optional<std::string>& date : {std::optional<std::string>(), std::optional<std::string>("1 'Jan' \\n 2026")}) {
+      const auto expect_same = [&, &name = name, &which = which](const std::vector<ChatMessage>& messages, const char* thinking) {
+        std::string expected;
+        for (const ChatPiece& piece : render_chat(which, messages, date)) expected += piece.text;
+        EXPECT_EQ(by_text(which, messages, date, false, thinking), expected) << name;
+        if (messages.back().role != kUser) return;
+        EXPECT_EQ(by_text(which, messages, date, true, thinking), prompt(which, messages, date)) << name;
+      };
+      for (const auto& messages : all) expect_same(messages, "thinking");
+      if (!shows_thinking(which)) continue;
+      for (const auto& messages : reasoned)
+        for (const char* const thinking : {"thinking", "reasoning_content"}) expect_same(messages, thinking);
+    }
   }
 }
 

@@ -45,10 +45,13 @@ bool hugging_face_config(std::string_view input) {
     const ArchitectureConfig read = read_architecture_config(input, "config.json");
     const SpecialTokens tokens = read_special_tokens(input, "config.json");
     promise(read.model.vocab_size.has_value() && *read.model.vocab_size > 0, "a model of Hugging Face has a vocabulary");
-    const std::string written = architecture_config(read.model, read.dtype, tokens, read.quantization);
+    const auto written_as = [](const ArchitectureConfig& config, const SpecialTokens& special, std::string_view from) {
+      return architecture_config(config.model, config.dtype, special, config.quantization, read_router_loss_keys(from, "config.json"));
+    };
+    const std::string written = written_as(read, tokens, input);
     const ArchitectureConfig again = read_architecture_config(written, "again");
     promise(again.dtype == read.dtype && again.quantization == read.quantization, "the file's types are read as they were written");
-    const std::string twice = architecture_config(again.model, again.dtype, read_special_tokens(written, "again"), again.quantization);
+    const std::string twice = written_as(again, read_special_tokens(written, "again"), written);
     promise(twice == written, "a model is read as it was written");  // what was left to a default is then written out
   });
 }

@@ -27,7 +27,8 @@ bool run_config(std::string_view input);
 bool token_file(std::string_view input);  // a byte: the format; a byte: the length of .idx; .idx; .bin
 bool tokenizer(std::string_view input);   // a byte: whose; then the JSON
 bool bpe_tokenizer(std::string_view input);
-bool examples(std::string_view input);    // a byte: the chat template, whether an end token is appended, how rows are packed; then JSONL
+bool examples(std::string_view input);       // a byte: the chat template, whether an end token is appended, how rows are packed; then JSONL
+bool chat_template(std::string_view input);  // the language of chat_template.jinja
 bool hugging_face_config(std::string_view input);
 bool quantization_config(std::string_view input);  // the object of that name in config.json
 
@@ -45,6 +46,7 @@ inline constexpr Named kTargets[] = {{"safetensors_header", safetensors_header},
                                      {"tokenizer", tokenizer},
                                      {"bpe_tokenizer", bpe_tokenizer},
                                      {"examples", examples},
+                                     {"chat_template", chat_template},
                                      {"hugging_face_config", hugging_face_config},
                                      {"quantization_config", quantization_config}};
 

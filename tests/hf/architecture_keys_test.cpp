@@ -43,7 +43,8 @@ void expect_meaning(const json& config, const char* model) {
   SCOPED_TRACE(config.dump());
   const ArchitectureConfig first = read(config);
   expect_members(model_of(first), json::parse(model));
-  const std::string written = architecture_config(first.model, first.dtype, {.begin = {1}, .end = {2, 3}, .pad = {7}});
+  const std::string written = architecture_config(first.model, first.dtype, {.begin = {1}, .end = {2, 3}, .pad = {7}}, "",
+                                                  read_router_loss_keys(config.dump(), "config.json"));
   EXPECT_EQ(model_of(read_architecture_config(written, "written")), model_of(first)) << written;
   const SpecialTokens tokens = read_special_tokens(written, "written");
   EXPECT_EQ(json({tokens.begin, tokens.end, tokens.pad}), json::parse("[[1], [2, 3], [7]]"));
@@ -112,8 +113,64 @@ TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
       {"qwen3_moe", R"({"decoder_sparse_step": 2})", R"({"moe": null})"},
       {"qwen3_moe", R"({"mlp_only_layers": [0, 1, 2], "num_experts_per_tok": 0})", R"({"moe": null})"}};
   for (const char* type : {"qwen3_moe", "mixtral", "gpt_oss"})
-    meanings.push_back({type, R"({"router_aux_loss_coef": 0.25})", R"({"moe": {"aux_loss_coef": 0.25}})"});
+    meanings.push_back({type, R"({"router_aux_loss_coef": 0.25})", R"({"moe": {"aux_loss_coef": 0}})"});
   for (const Meaning& meaning : meanings) expect_meaning(config_of(meaning.type, json::parse(meaning.change)), meaning.model);
+}
+
+// In transformers it is coefficient * E * sum over experts of f P over all layers at once, f being counts / tokens, which sum to K; here
+// coefficient * E / K * sum of f P in each layer. With the loads of each layer alike both are the same at coefficient * K / layers.
+TEST(ArchitectureKeys, TheLossOfRoutersIsTakenWhereTheFileAsksForItAndMeansWhatItMeansThere) {
+  const auto keys = [](const char* type, const char* change) { return read(config_of(type, json::parse(change))); };
+  struct Case {
+    const char *type, *change;
+    double coefficient;
+    std::string said;
+  };
+  const std::string none =
+                        "is not taken, because output_router_logits is not true and transformers adds no loss then: "
+                        "model.moe.aux_loss_coef is 0 unless --set gives it",
+                    two = " in each layer: transformers sums over 2 experts of a token and takes ";
+  for (const auto& [type, change, coefficient, said] : std::vector<Case>{
+           {"gpt_oss", R"({"router_aux_loss_coef": 0.9, "output_router_logits": false})", 0.0, "router_aux_loss_coef = 0.9 " + none},
+           {"mixtral", R"({"router_aux_loss_coef": 0.02, "output_router_logits": null})", 0.0, "router_aux_loss_coef = 0.02 " + none},
+           {"qwen3_moe", R"({"router_aux_loss_coef": 0, "output_router_logits": false})", 0.0, ""},
+           {"mixtral", R"({"router_aux_loss_coef": 0.75, "output_router_logits": true})", 0.5,
+            "router_aux_loss_coef = 0.75 is model.moe.aux_loss_coef 0.5" + two + "3 layers at once"},
+           {"qwen3_moe",
+            R"({"router_aux_loss_coef": 0.25, "output_router_logits": true, "num_experts_per_tok": 3, "mlp_only_layers": [1]})", 0.375,
+            "router_aux_loss_coef = 0.25 is model.moe.aux_loss_coef 0.375 in each layer: transformers sums over 3 experts of a token and "
+            "takes 2 layers at once"},
+           {"gpt_oss", R"({"output_router_logits": true})", 0.001 * 2 / 3,
+            "router_aux_loss_coef is model.moe.aux_loss_coef 0.000666667" + two + "3 layers at once"}}) {
+    SCOPED_TRACE(change);
+    const ArchitectureConfig config = keys(type, change);
+    EXPECT_EQ(config.model.moe->aux_loss_coef, coefficient);
+    EXPECT_EQ(joined(config.training_keys), said);
+    expect_meaning(config_of(type, json::parse(change)), "{}");
+  }
+  const auto written = [&](double used, const RouterLossKeys& from) {
+    ModelConfig model = keys("mixtral", "{}").model;
+    model.moe->aux_loss_coef = used;
+    const json config = json::parse(architecture_config(model, Dtype::bf16, {}, "", from));
+    return json({config["router_aux_loss_coef"], config["output_router_logits"]});
+  };
+  EXPECT_EQ(written(0.0, {.asked = false, .coefficient = 0.9}), json({0.9, false})) << "what training did not use stays";
+  EXPECT_EQ(written(0.5, {.asked = false, .coefficient = 0.9}), json({0.75, false}));
+  EXPECT_EQ(written(0.5, {.asked = true, .coefficient = 0.75}), json({0.75, true}));
+  EXPECT_EQ(written(0.0, {.asked = true, .coefficient = 0.75}), json({0.0, true})) << "a run without the loss";
+  EXPECT_EQ(written(0.002, {}), json({0.003, false})) << "as short as it was given";
+  for (const char* wrong : {R"({"output_router_logits": 1})", R"({"router_aux_loss_coef": "x"})"})
+    EXPECT_EQ(error_of([&] { keys("mixtral", wrong); }).code(), ExitCode::data) << wrong;
+}
+
+TEST(ArchitectureKeys, DropoutThatTrainingHereDoesNotHaveIsTold) {
+  const auto said = [](const char* type, const char* change) { return joined(read(config_of(type, json::parse(change))).training_keys); };
+  EXPECT_EQ(said("gpt2", R"({"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.0})"),
+            "attn_pdrop = 0.1 is not applied: training here drops nothing, embd_pdrop = 0.2 is not applied: training here drops nothing");
+  for (const char* type : {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"}) {
+    EXPECT_EQ(said(type, R"({"attention_dropout": 0.5})"), "attention_dropout = 0.5 is not applied: training here drops nothing") << type;
+    EXPECT_EQ(said(type, R"({"attention_dropout": 0.0})"), "") << type;
+  }
 }
 
 TEST(ArchitectureKeys, RotaryPositionsOfBothVersionsOfTransformersMeanOneModel) {

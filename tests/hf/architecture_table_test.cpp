@@ -118,7 +118,7 @@ TEST(ArchitectureTable, ConfigsHaveTheKeysOfTransformers) {
       "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
       "rope_theta": 5e5, "initializer_range": 0.02, "tie_word_embeddings": true, "bos_token_id": null, "eos_token_id": null,
       "torch_dtype": "bfloat16"})"),
-             experts = json::parse(R"({"num_experts_per_tok": 2, "router_aux_loss_coef": 0.001, "output_router_logits": false})"),
+             experts = json::parse(R"({"num_experts_per_tok": 2, "router_aux_loss_coef": 0.0, "output_router_logits": false})"),
              qwen = json::parse(R"({"use_sliding_window": false, "sliding_window": null})");
   const auto expect_written = [](const char* type, std::vector<json> parts, const char* own) {
     json expected = json::parse(own);

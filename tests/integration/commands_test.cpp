@@ -70,7 +70,7 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAreAndEvalTheSameLoss) 
   const double loss = number_after(evaluated, "loss ");
   EXPECT_NEAR(number_after(evaluated, "perplexity "), std::exp(loss), 1e-4 * std::exp(loss));
   EXPECT_NEAR(number_after(evaluated, "bits per byte "), loss / std::log(2.0), 1e-5 * loss);
-  EXPECT_THAT(evaluated, HasSubstr("| 1999 targets\n"));
+  EXPECT_THAT(evaluated, HasSubstr("| 1999 targets | seq_len 16\n"));
   EXPECT_NEAR(number_after(log(), "best validation loss "), loss, 1e-5 * loss);
 }
 
@@ -128,8 +128,8 @@ TEST_F(CommandsTest, BlockScalesAreHistogramsForTensorBoard) {
 
 TEST_F(CommandsTest, EvalTakesAsManyMicroBatchesAsItersSays) {
   const Words eval = {"eval", shared_->path(), "--iters", "3"};
-  EXPECT_THAT(output(eval), HasSubstr("| 192 targets\n")) << "3 micro batches of 4 sequences of 16";
-  EXPECT_THAT(output(eval, {"--micro-batch-size", "5"}), HasSubstr("| 240 targets\n"));
+  EXPECT_THAT(output(eval), HasSubstr("| 192 targets | seq_len 16\n")) << "3 micro batches of 4 sequences of 16";
+  EXPECT_THAT(output(eval, {"--micro-batch-size", "5"}), HasSubstr("| 240 targets | seq_len 16\n"));
 }
 
 TEST_F(CommandsTest, EvalOfALossThatIsNotFiniteGivesCode5) {
@@ -147,7 +147,7 @@ TEST_F(CommandsTest, EvalReadsAnotherFileAndWithoutTheTrainingData) {
   run("run", {"training.steps=1", "data.tokenizer=byte"});
   std::filesystem::remove(folder_ / "text.txt");
   test::write_file(folder_ / "other.txt", test::second_order_text(101));
-  EXPECT_THAT(output({"eval", checkpoint("run", 1), "--data", "other.txt"}), HasSubstr("| 100 targets\n"));
+  EXPECT_THAT(output({"eval", checkpoint("run", 1), "--data", "other.txt"}), HasSubstr("| 100 targets | seq_len 16\n"));
   const auto without = mantissa({"eval", run_folder("run")});
   EXPECT_EQ(without.exit_code, 2);
   EXPECT_THAT(without.errors, AllOf(HasSubstr("matches no file; "), HasSubstr("--data FILE"), Not(HasSubstr("--set"))));

@@ -2,6 +2,7 @@
 // are kept, and a model with the same mathematics.
 #include "checkpoint_shards.h"
 #include "exports.h"
+#include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_diff.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/train/load_config.h"
@@ -12,6 +13,7 @@ namespace mantissa::start_from_folder_test {
 using nlohmann::json;
 using test::error_of;
 using test::HfFolder;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -168,6 +170,60 @@ TEST_F(StartFromFolder, AnotherModelOrTokenizerIsRefusedByKey) {
     expect_refused("qwen", {{"model", other}, {"checkpoint", {{"allow_model_change", {"model." + key}}}}}, ExitCode::usage,
                    "the model needs");
   }
+}
+
+// Published folders have a coefficient that nobody asks for: with it or without, training is the same.
+TEST_F(StartFromFolder, TheLossOfRoutersIsAddedOnlyWhereTheFolderAsksForIt) {
+  const json unasked = {{"router_aux_loss_coef", 0.9}, {"output_router_logits", false}},
+             asked = {{"router_aux_loss_coef", 0.9}, {"output_router_logits", true}};
+  const HfFolder folder(path("unasked"), "gpt_oss", "F32", unasked);
+  HfFolder(path("none"), "gpt_oss", "F32", {{"router_aux_loss_coef", 0}});
+  HfFolder(path("asked"), "gpt_oss", "F32", asked);
+  expect_same("unasked", "none");
+  const auto coefficient = [&](const std::string& from, const std::vector<std::string>& sets = {}) {
+    return named("own", from, {}, sets).config.model.moe->aux_loss_coef;
+  };
+  EXPECT_EQ(coefficient("unasked"), 0.0);
+  EXPECT_EQ(coefficient("asked"), 0.9) << "2 experts of a token, 2 layers";
+  EXPECT_EQ(coefficient("asked", {"model.moe.aux_loss_coef=0"}), 0.0);
+  open_log({.console = false, .file = path("log")});
+  run(named("said", "asked", {}, {"model.moe.aux_loss_coef=0.5"}));
+  close_log();
+  const std::string said = test::read_file(path("log"));
+  EXPECT_THAT(said, HasSubstr("asked/config.json: router_aux_loss_coef = 0.9 is model.moe.aux_loss_coef 0.9 in each layer"));
+  EXPECT_THAT(said, HasSubstr("model.moe.aux_loss_coef: 0.9 by " + path("asked") + ", 0.5 here"));
+}
+
+// A key of the command line is one of the folder's model, and no section of its own, which would need all others.
+TEST_F(StartFromFolder, KeysOfTheCommandLineAreOverThoseOfTheFoldersModel) {
+  HfFolder(path("experts"), "mixtral", "F32", {{"num_local_experts", 4}});
+  const auto with = [&](const std::vector<std::string>& sets, const json& more = {}) { return named("own", "experts", more, sets); };
+  const LoadedConfig loaded =
+      with({"model.moe.aux_loss_coef=0.5", "model.init_std=0.5", "model.logits_dtype=fp32", "model.pad_vocab_to=8"});
+  const ModelConfig& model = loaded.config.model;
+  EXPECT_EQ(model.hidden_size, 96);
+  EXPECT_EQ(model.moe->num_experts, 4);
+  EXPECT_EQ(std::tuple(model.moe->aux_loss_coef, model.init_std, model.logits_dtype, model.pad_vocab_to),
+            std::tuple(0.5, 0.5, LogitsDtype::fp32, 8));
+  EXPECT_EQ(loaded.report.origin("model.moe.aux_loss_coef"), "--set model.moe.aux_loss_coef=0.5");
+  for (const char* const key : {"model.hidden_size", "model.moe.num_experts", "model.rope_scaling"})
+    EXPECT_EQ(loaded.report.origin(key), "derived") << key;
+  EXPECT_EQ(run(loaded).losses.size(), 1U);
+  // A key that changes the mathematics or the tensors is refused by its name, and may be allowed.
+  for (const std::string change : {"rope_theta=500", "norm_eps=1e-3", "hidden_size=64", "num_layers=1", "moe.num_experts=2", "moe=null"}) {
+    const std::string key = "model." + change.substr(0, change.find('='));
+    const Error error = error_of([&] { run(with({"model." + change})); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << change;
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("is of another model:\n"), HasSubstr("\n  " + key))) << change;
+  }
+  EXPECT_EQ(with({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).config.model.rope_theta, 500);
+  EXPECT_THAT(error_of([&] { with({"model.rope_teta=500"}); }).what(), HasSubstr("did you mean"));
+  // A section stands for itself, whoever gives it.
+  const json section = {{"model", {{"vocab_size", 259}}}};
+  for (const auto& [sets, more] : std::vector<std::pair<std::vector<std::string>, json>>{
+           {{R"(model={"vocab_size": 259})"}, {}}, {{R"(model={})", "model.vocab_size=259"}, {}}, {{"model.norm_eps=1e-5"}, section}})
+    EXPECT_THAT(error_of([&, &sets = sets, &more = more] { run(with(sets, more)); }).what(),
+                HasSubstr("model.hidden_size: 96 in the checkpoint, 512 here"));
 }
 
 // A run that starts from a checkpoint has its mathematics, or says where not.

@@ -19,6 +19,7 @@ compare() {  # settings
   theirs=$("$python" scripts/interop/numpy_moe.py "$run/checkpoints/step-00000030")
   echo "$ours"
   echo "$theirs"
+  ours=${ours% | seq_len *}
   [ "${ours##*| }" = "${theirs##*| }" ]  # targets
   ours=${ours#*loss } theirs=${theirs#*loss }
   awk -v a="${ours%% *}" -v b="${theirs%% *}" 'BEGIN { exit !(a > 0 && (a - b < 0 ? b - a : a - b) <= 1e-5 * b) }'

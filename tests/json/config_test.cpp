@@ -248,6 +248,35 @@ TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {
   EXPECT_EQ(properties.at("lamp").at("type"), test::json(R"(["object", "boolean"])"));
 }
 
+// Members that --set gives go over values from elsewhere; an object that a source holds is that of the source alone.
+TEST(ConfigSection, IsReadOverOtherValues) {
+  const auto read = [](const std::string& text, std::vector<std::string> sets, Sample& config) {
+    ConfigReport report;
+    read_config({.file = "a.json", .text = text, .sets = std::move(sets)}, fields_of(config), report);
+    EXPECT_TRUE(report.ok());
+    return report;
+  };
+  Sample config;
+  ConfigReport report = read("{}", {"inner.small=3"}, config);
+  EXPECT_TRUE(report.made_of_members("inner"));
+  EXPECT_FALSE(report.made_of_members("inner.small"));
+  EXPECT_FALSE(report.made_of_members("section")) << "which nobody gave";
+  Inner inner{.path = "kept", .small = 5};
+  read_section("inner", fields_of(inner), report);
+  EXPECT_EQ(std::pair(inner.path, inner.small), std::pair(std::string("kept"), 3));
+  read_section("section", fields_of(inner), report);
+  EXPECT_EQ(inner.small, 3);
+  for (const auto& [text, sets] : std::vector<std::pair<std::string, std::vector<std::string>>>{{R"({"inner": {}})", {"inner.small=3"}},
+                                                                                                {R"({"inner": {"small": 1}})", {}},
+                                                                                                {"{}", {R"(inner={"small": 3})"}},
+                                                                                                {"{}", {"inner={}", "inner.small=3"}}})
+    EXPECT_FALSE(read(text, sets, config).made_of_members("inner")) << text;
+  // A section that may be null keeps what it has.
+  config.section = Inner{.path = "kept", .small = 5};
+  read(R"({"section": {"small": 2}})", {}, config);
+  EXPECT_EQ(config.section->path, "kept");
+}
+
 TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {
   EXPECT_EQ(edit_distance("", "abc"), 3u);
   EXPECT_EQ(edit_distance("weight_deacy", "weight_decay"), 1u);

@@ -1,6 +1,11 @@
 // A conversation from a tokenizer that was trained on it to the answer of the model.
 #include <gmock/gmock.h>
 
+#include <iostream>
+#include <sstream>
+
+#include "mantissa/base/log.h"
+#include "mantissa/data/chat_template.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/json/json.h"
 #include "mantissa/train/train.h"
@@ -10,6 +15,7 @@ namespace mantissa::chat_test {
 
 using test::write_file;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Words = std::vector<std::string>;
 
 std::string message(const std::string& role, const std::string& content) {
@@ -79,6 +85,169 @@ TEST(Chat, AModelAnswersWhatItLearnedAndStops) {
   }
   const std::string prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
   EXPECT_EQ(output({"generate", "second", "--temperature", "0", "--prompt", prompt}), prompt + "Hello there.\n");
+}
+
+// A folder of a step of training on conversations, "export", and its tokenizer.
+class ChatFolder : public ::testing::Test {
+ protected:
+  ChatFolder() {
+    write_file("chats.jsonl", conversation("Hi", "Hello there.") + conversation("Bye", "See you."));
+    write_file("run.json", kConfig);
+    output({"tokenize", "--train-vocab", "280", "--chat-template", "chatml", "--output", "own.json", "chats.jsonl"});
+    trained("run", {});
+    exported_ = output({"export", "run", "--output", "export"});
+  }
+  // Returns the log.
+  static std::string trained(const std::string& name, const Words& sets) {
+    Words all = {"training.steps=1", "logging.dir=" + name};
+    all.insert(all.end(), sets.begin(), sets.end());
+    open_log({.console = false, .file = name + ".log"});
+    train(load_run_config({.file = "run.json", .sets = all}), {"test"}, {});
+    close_log();
+    return test::read_file(name + ".log");
+  }
+  // Standard error of a command that succeeds.
+  static std::string told(const Words& words) {
+    ::testing::internal::CaptureStderr();
+    output(words);
+    close_log();
+    return ::testing::internal::GetCapturedStderr();
+  }
+
+  const test::TemporaryFolder folder_;
+  const test::WorkingFolder here_{folder_.path()};
+  std::string exported_;
+};
+
+constexpr const char* kOther = "{% for m in messages %}{{ '<|user|>' + m.content }}{% endfor %}";
+
+TEST_F(ChatFolder, HasTheTemplateThatWasTrained) {
+  const std::string own = chat_template_text(ChatTemplate::chatml, {});
+  EXPECT_EQ(test::read_file("export/chat_template.jinja"), own) << "there was none";
+  EXPECT_THAT(exported_, HasSubstr("\nexport: chat template chatml, which was trained\n"));
+  EXPECT_THAT(trained("alike", {"checkpoint.init_from=export"}), Not(HasSubstr("chat_template.jinja")));
+
+  write_file("export/chat_template.jinja", kOther);
+  write_file("export/tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "chat_template": "x"})");
+  const std::string differs = "export: its chat_template.jinja renders [{";
+  EXPECT_THAT(trained("second", {"checkpoint.init_from=export"}), HasSubstr(differs));
+  EXPECT_THAT(output({"export", "second", "--output", "again"}),
+              HasSubstr("\nagain: chat template chatml, which was trained, in the place of the model's: its chat_template.jinja renders"));
+  EXPECT_EQ(test::read_file("again/chat_template.jinja"), own);
+  EXPECT_FALSE(parse_json(test::read_file("again/tokenizer_config.json"), "again").contains("chat_template"));
+  output({"verify", "again", "--against", "second"});
+  EXPECT_THAT(trained("exports", {"checkpoint.init_from=export", "checkpoint.export={}"}),
+              HasSubstr("checkpoint.export: chat template chatml, which was trained, in the place of"));
+  EXPECT_EQ(test::read_file("exports/exports/step-00000001/chat_template.jinja"), own);
+
+  write_file("export/chat_template.jinja", own + "{# with tools #}");
+  trained("third", {"checkpoint.init_from=export"});
+  EXPECT_THAT(output({"export", "third", "--output", "kept"}), Not(HasSubstr("chat template")));
+  EXPECT_EQ(test::read_file("kept/chat_template.jinja"), own + "{# with tools #}") << "it renders the same and may do more";
+}
+
+// Readers ask generation_config.json first, and config.json where that names no end token.
+TEST_F(ChatFolder, BothFilesNameTheEndTokensOfTheModelAndTheEndThatWasLearned) {
+  Json config = parse_json(test::read_file("export/config.json"), "config");
+  config["eos_token_id"] = 0;
+  write_file("export/config.json", config.dump());
+  write_file("export/generation_config.json", "{}");
+  trained("second", {"checkpoint.init_from=export"});
+  output({"export", "second", "--output", "again"});
+  const int32_t end = Tokenizer::from_path("own.json").id_of("<|im_end|>").value();
+  for (const char* const file : {"again/config.json", "again/generation_config.json"})
+    EXPECT_EQ(parse_json(test::read_file(file), file).get("eos_token_id"), Json(Json::Entries{0, end})) << file;
+  // What the files of a model say of it stays if nothing was learned.
+  write_file("texts.jsonl", R"({"text": "Hello there. See you."})"
+                            "\n");
+  const Words texts = {R"(data={"train": [{"path": "texts.jsonl"}], "valid": [{"path": "texts.jsonl"}]})", "training.seq_len=4"};
+  Words sets = {"checkpoint.init_from=export"};
+  sets.insert(sets.end(), texts.begin(), texts.end());
+  trained("plain", sets);
+  output({"export", "plain", "--output", "plain-export"});
+  EXPECT_EQ(test::read_file("plain-export/generation_config.json"), "{}");
+  EXPECT_EQ(parse_json(test::read_file("plain-export/config.json"), "c").get("eos_token_id"), Json(0));
+  // An end token that was appended to each text was learned, too.
+  sets.emplace_back("data.append_eod=true");
+  sets.emplace_back("data.eod_id=7");
+  trained("ends", sets);
+  output({"export", "ends", "--output", "ends-export"});
+  for (const char* const file : {"ends-export/config.json", "ends-export/generation_config.json"})
+    EXPECT_EQ(parse_json(test::read_file(file), file).get("eos_token_id"), Json(Json::Entries{0, 7})) << file;
+}
+
+TEST_F(ChatFolder, AnotherTemplateThanTheModelsIsTold) {
+  write_file("ask.jsonl", asked("Hi"));
+  write_file("export/chat_template.jinja", kOther);
+  const Words generate = {"generate", "export", "--chat", "ask.jsonl", "--max-new-tokens", "1", "--chat-template"},
+              eval = {"eval", "export", "--data", "chats.jsonl", "--chat-template"};
+  for (Words words : {generate, eval}) {
+    words.emplace_back("chatml");
+    EXPECT_THAT(told(words), HasSubstr("export: its chat_template.jinja renders [{"));
+    words.back() = "qwen2.5";
+    words[1] = "run";
+    EXPECT_THAT(told(words), HasSubstr("was trained with data.chat_template chatml, not with qwen2.5"));
+    words.back() = "chatml";
+    EXPECT_EQ(told(words), "");
+  }
+  const Words tokenize = {"tokenize", "--format", "examples",    "--tokenizer",     "export",
+                          "--output", "examples", "chats.jsonl", "--chat-template", "chatml"};
+  EXPECT_THAT(told(tokenize), HasSubstr("export: its chat_template.jinja renders [{"));
+  EXPECT_THAT(trained("qwen", {"checkpoint.init_from=run", "data.chat_template=qwen2.5"}),
+              HasSubstr("was trained with data.chat_template chatml, and this run has qwen2.5"));
+  EXPECT_THAT(trained("same", {"checkpoint.init_from=run"}), Not(HasSubstr("was trained with")));
+}
+
+TEST_F(ChatFolder, ConversationsAndPromptsComeFromStandardInput) {
+  const auto from_input = [](const std::string& input, const Words& words, int exit_code = 0) {
+    std::istringstream text(input);
+    std::streambuf* const before = std::cin.rdbuf(text.rdbuf());
+    const std::string out = output(words, exit_code);
+    std::cin.rdbuf(before);
+    std::cin.clear();
+    return out;
+  };
+  const Words greedy = {"generate", "run", "--temperature", "0", "--max-new-tokens", "5"};
+  const auto with = [&](const Words& more) {
+    Words all = greedy;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const std::string lines = asked("Bye") + "\n" + asked("Hi");
+  write_file("ask.jsonl", lines);
+  EXPECT_EQ(from_input(lines, with({"--chat", "-"})), output(with({"--chat", "ask.jsonl"})));
+  EXPECT_EQ(from_input(lines.substr(0, lines.size() - 1), with({"--chat", "-"})), output(with({"--chat", "ask.jsonl"})))
+      << "without the last line end";
+  EXPECT_EQ(from_input("a\nb\n", with({"--prompts", "-"})), output(with({"--prompt", "a", "--prompt", "b"})));
+  EXPECT_THAT(from_input("\n" + conversation("Hi", "Ho"), with({"--chat", "-"}), 4),
+              HasSubstr("standard input, line 2: messages: must end"));
+  EXPECT_THAT(from_input(test::repeated("a\n", 40000) + "\n", with({"--prompts", "-"}), 2), HasSubstr("standard input:40001: is empty"));
+  EXPECT_THAT(from_input("", with({"--chat", "-"}), 2), HasSubstr("standard input: has no conversation"));
+  EXPECT_THAT(from_input("", with({"--prompts", "-"}), 2), HasSubstr("standard input: is empty"));
+}
+
+TEST_F(ChatFolder, SamplingIsThatOfTheModelUnlessOptionsSayOtherwise) {
+  const Words generate = {"generate", "export", "--prompt", "Hi", "--max-new-tokens", "20", "--seed", "5"};
+  const auto with = [&](const Words& more) {
+    Words all = generate;
+    all.insert(all.end(), more.begin(), more.end());
+    return output(all);
+  };
+  const std::string greedy = with({"--temperature", "0"}), usual = with({});
+  EXPECT_EQ(usual, with({"--temperature", "0.8", "--top-k", "50", "--top-p", "1"}));
+  ASSERT_NE(usual, greedy);
+  for (const char* const likeliest :
+       {R"({"do_sample": true, "top_k": 1})", R"({"do_sample": true, "temperature": 0})", R"({"do_sample": true, "top_p": 1e-9})"}) {
+    write_file("export/generation_config.json", likeliest);
+    EXPECT_EQ(with({}), greedy) << likeliest;
+    EXPECT_EQ(with({"--temperature", "0.8", "--top-k", "50", "--top-p", "1"}), usual) << likeliest;
+  }
+  write_file("export/generation_config.json", R"({"do_sample": true, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})");
+  EXPECT_EQ(told(generate),
+            "export: generation_config.json: temperature 0.6, top-k 20\n"
+            "export: generation_config.json: not used here: repetition_penalty = 1.1\n");
+  write_file("export/generation_config.json", R"({"temperature": -1})");
+  EXPECT_THAT(output(generate, 4), HasSubstr("export: generation_config.json: temperature"));
 }
 
 }  // namespace mantissa::chat_test

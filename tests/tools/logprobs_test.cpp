@@ -87,6 +87,26 @@ TEST_F(LogprobsTest, DataIsWrittenInWindowsThatCoverIt) {
   EXPECT_EQ(lines(), (std::vector<json>(found.begin(), found.begin() + 2)));
 }
 
+// The window belongs to the loss, as a target near its begin is predicted from little: it is printed, and may be given.
+TEST_F(LogprobsTest, TheWindowOfALossIsPrintedAndMayBeGiven) {
+  test::write_file("other.txt", test::second_order_text(64));
+  const Words eval = {"eval", path_, "--data", "other.txt"};
+  EXPECT_THAT(output(eval), HasSubstr("| 63 targets | seq_len 16\n")) << "that of the run";
+  EXPECT_EQ(output(eval), output(eval, {"--seq-len", "16"}));
+  const std::string shorter = output(eval, {"--seq-len", "4", "--logprobs", "out.jsonl"});
+  EXPECT_THAT(shorter, HasSubstr("| 63 targets | seq_len 4\n"));
+  EXPECT_EQ(lines().size(), 16U);
+  EXPECT_NE(shorter.substr(0, shorter.find(" targets")), output(eval).substr(0, output(eval).find(" targets")));
+  // A folder has none of its own; with the same window its loss is that of the run.
+  output({"export", path_, "--output", "hf"});
+  const auto loss = [&](const std::string& of) {
+    const std::string printed = output({"eval", of, "--data", "other.txt", "--seq-len", "8"});
+    return printed.substr(printed.find("loss"), printed.find(" | perplexity") - printed.find("loss"));
+  };
+  EXPECT_EQ(loss("hf"), loss(path_));
+  EXPECT_THAT(output({"eval", "hf", "--data", "other.txt"}), HasSubstr("| seq_len 16\n")) << "its positions";
+}
+
 TEST_F(LogprobsTest, TokensThatDoNotCountAreNull) {
   run("masked", {"training.steps=1", "data.tokenizer=byte", "data.eod_id=97", "data.mask_eod_loss=true"});
   test::write_file("other.txt", "bcada");

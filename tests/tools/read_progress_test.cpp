@@ -136,6 +136,22 @@ TEST_F(ReadProgressTest, OnATerminalAloneTheShareIsOfWhatIsReadSinceTheStartAndG
   EXPECT_THAT(shown, AllOf(EndsWith("\r\x1b[K\r"), Not(HasSubstr("99%"))));
 }
 
+TEST(CountProgressLines, SayInALogOrAPipeHowFarACommandIs) {
+  const auto said = [](int64_t count, const ProgressWaits& waits, int begun) {
+    ::testing::internal::CaptureStderr();
+    {
+      CountProgress progress("eval", count, waits);
+      for (int i = 0; i < begun; ++i) progress.begin_next();
+    }
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const ProgressWaits none{.first = 0.0, .next = 0.0};
+  EXPECT_EQ(said(4, none, 3), "eval: 25% | 0s left\neval: 50% | 0s left\n");
+  EXPECT_EQ(said(4, {.first = 0.0, .next = 60.0}, 4), "eval: 25% | 0s left\n");
+  EXPECT_EQ(said(4, {.first = 60.0, .next = 0.0}, 4), "");
+  EXPECT_EQ(said(0, none, 4), "") << "of another rank";
+}
+
 TEST(ConsoleProgress, MovesBetweenStepLines) {
   ::testing::internal::CaptureStderr();
   {

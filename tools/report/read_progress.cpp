@@ -22,6 +22,10 @@ using Clock = std::chrono::steady_clock;
 
 void draw(const std::string& line) { std::fputs(drawn_over(line).c_str(), stderr); }
 
+std::string time_left(double share, double seconds) {
+  return share > 0.0 ? " | " + duration_text(seconds * (1.0 - share) / share) + " left" : "";
+}
+
 void draw_until(const std::stop_token& stop, int64_t bytes, int64_t before) {
   const auto start = Clock::now();
   std::mutex mutex;
@@ -80,10 +84,30 @@ ReadProgress::ReadProgress(int64_t bytes) {
   drawing_ = std::jthread([bytes, before](const std::stop_token& stop) { draw_until(stop, bytes, *before); });
 }
 
+CountProgress::CountProgress(std::string name, int64_t count, const ProgressWaits& waits)
+    : name_(std::move(name)), count_(count), waits_(waits), draws_(draws_progress()), next_(draws_ ? 2.0 : waits.first) {}
+
+CountProgress::~CountProgress() {
+  if (drawn_) draw("");
+}
+
+void CountProgress::begin_next() {
+  ++done_;
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (count_ == 0 || done_ == 0 || seconds < next_) return;
+  if (draws_) {
+    draw(read_progress_line(done_, count_, seconds));
+    drawn_ = true;
+  } else {
+    const double share = static_cast<double>(done_) / static_cast<double>(count_);
+    std::fprintf(stderr, "%s: %d%%%s\n", name_.c_str(), static_cast<int>(100 * share), time_left(share, seconds).c_str());
+  }
+  next_ = seconds + (draws_ ? 0.2 : waits_.next);
+}
+
 std::string read_progress_line(int64_t done, int64_t bytes, double seconds) {
   const double share = std::min(0.99, static_cast<double>(done) / static_cast<double>(bytes));  // what is to come may have been estimated
-  const std::string left = share > 0.0 ? " | " + duration_text(seconds * (1.0 - share) / share) + " left" : "";
-  return progress_bar(share) + left;
+  return progress_bar(share) + time_left(share, seconds);
 }
 
 std::optional<int64_t> bytes_read() {

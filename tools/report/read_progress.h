@@ -2,6 +2,7 @@
 // where Console draws one, too.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -31,6 +32,28 @@ auto with_read_progress(int64_t bytes, const Body& body) {
   const ReadProgress progress(bytes);
   return body();
 }
+
+// The progress of a command that counts what it does. On a terminal it is drawn as above; elsewhere it is a line on standard error now and
+// then, "eval: 25% | 12s left", so that the reader of a log or a pipe sees that it goes on.
+struct ProgressWaits {  // seconds before a line
+  double first = 10.0, next = 30.0;
+};
+class CountProgress {
+ public:
+  CountProgress(std::string name, int64_t count, const ProgressWaits& waits = {});  // count 0: says nothing
+  ~CountProgress();                                                                 // takes away what is drawn
+  CountProgress(const CountProgress&) = delete;
+  CountProgress& operator=(const CountProgress&) = delete;
+  void begin_next();  // those begun before are done
+
+ private:
+  std::string name_;
+  int64_t count_, done_ = -1;
+  ProgressWaits waits_;
+  bool draws_, drawn_ = false;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double next_;  // when something is said, in seconds from the start
+};
 
 // "[######..................] 25% | 12s left", of so many bytes after so many seconds.
 std::string read_progress_line(int64_t done, int64_t bytes, double seconds);

@@ -58,4 +58,11 @@ std::vector<AddedToken> chat_tokens(ChatTemplate which);
 // The last token of an answer.
 const char* end_of_answer(ChatTemplate which);
 
+// Returns the template in the language of chat_template.jinja: it renders what render_chat() does, and with add_generation_prompt what
+// render_chat_prompt() does. In chat_template_text.cpp.
+std::string chat_template_text(ChatTemplate which, const std::optional<std::string>& date);
+
+// The date that a template tells where none is given.
+inline constexpr const char* kLlama3Date = "26 Jul 2024";
+
 }  // namespace mantissa

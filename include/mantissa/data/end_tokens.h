@@ -13,7 +13,7 @@ namespace mantissa {
 // the end token of the tokenizer, as far as they are there. tokenizer: none if the data was tokens.
 std::vector<int32_t> learned_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer);
 
-// Returns the end of an answer of data.chat_template, if the model learned one.
-std::optional<int32_t> learned_end_of_answer(const DataConfig& config, const std::optional<Tokenizer>& tokenizer);
+// Returns those of them that this data taught, whatever the model knew before: all but the end token of a tokenizer that nothing appended.
+std::vector<int32_t> taught_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace mantissa

@@ -23,6 +23,7 @@ struct ExportedModel {
   int64_t tensors = 0, bytes = 0;
   std::optional<int64_t> step = {};  // of the checkpoint; none: it came from a folder
   bool simulated = false;            // some weights are those that forward rounds (ModelExport::simulated_weights())
+  std::string chat_template = {};    // what became of it (take_chat_template())
 };
 
 // An export in the making: begin() by one process, then write() by each for a part of the tensors, in any order, into the same files, then

@@ -20,9 +20,13 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
 // Ids that the config.json of the first model gave a meaning; none for a model that was trained from the start.
 SpecialTokens special_tokens(const std::vector<TokenizerFile>& files);
 
-// Adds an end token to those that are named, also in a generation_config.json, which is written again only where it lacks the id.
+// Keys of that config.json about the balance loss of routers.
+RouterLossKeys router_loss_keys(const std::vector<TokenizerFile>& files);
+
+// Adds an end token to those that are named.
 void add_end_token(int64_t id, SpecialTokens& tokens);
-void add_end_token(int64_t id, TokenizerFile& file);
+// Makes a generation_config.json, which readers ask first, name its own end tokens, else those of config.json, and these.
+void add_end_tokens(const std::vector<int32_t>& learned, const SpecialTokens& of_config, TokenizerFile& generation_config);
 
 // Whether these are the files of another tokenizer than this one. One that mantissa exported is known again by its vocabulary.
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);

@@ -25,6 +25,8 @@ struct ArchitectureConfig {
   Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
   bool says_dtype = false;        // else dtype is f32, and the tensors of the files have to say
   std::string quantization = {};  // the JSON text of quantization_config, with expert_dtype as its member; "": none
+  // Keys that change training alone and are no options here, or have another meaning, each with what becomes of it: "attn_pdrop = 0.1 ...".
+  std::vector<std::string> training_keys = {};
 };
 
 // Maps every key, ignores those known not to change the computation, and refuses all others by name. Throws Error(data) for an invalid
@@ -41,8 +43,20 @@ struct SpecialTokens {
 // Throws Error(data) for what is no id of 64 bits.
 SpecialTokens read_special_tokens(std::string_view config, const std::string& source);
 
-// Writes the config.json of a model whose weights have this dtype; quantization is as in ArchitectureConfig.
-std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization = {});
+// Keys of a config.json that speak of the balance loss of routers, which transformers adds in training where output_router_logits is true.
+// Its coefficient is that of the sum over experts of num_experts * f * P over all layers at once, f being counts / tokens: with equal
+// loads in each layer that is `experts of a token / layers` times as much in every layer's loss here (model.moe.aux_loss_coef).
+struct RouterLossKeys {
+  bool asked = false;                      // output_router_logits
+  std::optional<double> coefficient = {};  // router_aux_loss_coef
+};
+// Throws Error(data) for a file that is no JSON object.
+RouterLossKeys read_router_loss_keys(std::string_view config, const std::string& source);
+
+// Writes the config.json of a model whose weights have this dtype; quantization is as in ArchitectureConfig. router_loss: keys of the file
+// that the model came from, if any. The loss is asked for where that file asks; a coefficient that training did not use stays.
+std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization = {},
+                                const RouterLossKeys& router_loss = {});
 
 // A run of rows of a tensor in a file, `step` apart, that are consecutive rows of a parameter. Rows of a grouped weight are numbered
 // through its matrices.

@@ -22,7 +22,9 @@ struct LoadedModel {
   int64_t step = 0;
   RunConfig config;
   std::optional<Tokenizer> tokenizer;
-  // Of a model with files of its own: those of generation_config.json, else of config.json, and the end of an answer that it learned here.
+  // The files beside it that say how it is prompted: config.json, generation_config.json, tokenizer_config.json, chat templates.
+  std::vector<TokenizerFile> files = {};
+  // Of a model with files of its own: those of generation_config.json, else of config.json, and those that training here taught.
   // Throws Error(data) where the files are damaged.
   std::function<std::vector<int32_t>()> end_tokens;
   std::unique_ptr<Backend> device;
@@ -35,6 +37,10 @@ struct LoadedModel {
 // either way.
 LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {},
                        std::optional<Dtype> dtype = {});
+
+// Returns a warning where a model knows conversations otherwise than this template renders them: a run that was trained with another, or a
+// folder with another of its own (chat_template_difference()); "": none.
+std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which, const std::optional<std::string>& date);
 
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
 RunConfig config_of_model(const std::filesystem::path& path);

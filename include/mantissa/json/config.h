@@ -56,6 +56,8 @@ class ConfigReport {
   bool ok() const { return errors_ == 0; }
   size_t errors() const { return errors_; }
   bool given(const std::string& key) const;  // by a file or the command line, null included
+  // Returns whether the object is there only because --set gave members of it, as "model" is after --set model.rope_theta=1.
+  bool made_of_members(const std::string& key) const;
   std::string origin(const std::string& key) const;
   ConfigPlace place(const std::string& key) const;  // of the key, else of the nearest object above that was given
   void set_place(const std::string& key, ConfigPlace place);
@@ -94,6 +96,9 @@ using ForeignNames = std::map<std::string, std::string>;
 // Reads the sources into the fields. What is wrong is reported and leaves the default. Returns false if a file could not be read or parsed;
 // then checks across values are pointless.
 bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
+
+// Reads what the sources give for one section, over what its fields hold, after read_config() found no error in it.
+void read_section(const std::string& section, const std::vector<Field>& fields, ConfigReport& report);
 
 // Makes the value of every field with limits.input_path absolute. An empty path is an error.
 void resolve_input_paths(const std::vector<Field>& fields, ConfigReport& report);

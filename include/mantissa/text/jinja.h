@@ -1,0 +1,24 @@
+// Renders the chat templates that lie beside models: the part of Jinja that they use, with the settings of transformers (a block takes the
+// line end behind it and the blanks before it along). Anybody may have made them, so nesting, work and output are bounded. The syntax
+// tree is in jinja_syntax.cpp, operators, filters and tests are in jinja_values.cpp.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "mantissa/json/json.h"
+
+namespace mantissa {
+
+// What a template is rendered with.
+struct JinjaInput {
+  Json variables = Json::Members();                                         // an object
+  std::function<std::string(const std::string& format)> strftime_now = {};  // the function of this name; none: it is not defined
+};
+
+// Throws Error(data) that begins with "line 3: " for what is no template, for a statement, filter, test or function that is not known here,
+// for what raise_exception() says, and beyond the limits.
+std::string render_jinja(std::string_view source, const JinjaInput& input);
+
+}  // namespace mantissa

@@ -1,0 +1,58 @@
+#include "mantissa/hf/generation_config.h"
+
+#include <gmock/gmock.h>
+
+#include "files.h"
+
+namespace mantissa::generation_config_test {
+
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+SamplingDefaults read(const char* content) { return read_sampling_defaults(content, "a/generation_config.json"); }
+
+TEST(GenerationConfig, StatedValuesOfSamplingAreTaken) {
+  const SamplingDefaults all =
+      read(R"({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.0, "eos_token_id": [1]})");
+  EXPECT_EQ(all.temperature, 0.6);
+  EXPECT_EQ(all.top_k, 20);
+  EXPECT_EQ(all.top_p, 0.95);
+  EXPECT_THAT(all.unused, IsEmpty());
+  const SamplingDefaults none = read(R"({"do_sample": true, "top_k": null, "min_p": null})");
+  EXPECT_FALSE(none.temperature || none.top_k || none.top_p);
+  EXPECT_THAT(none.unused, IsEmpty());
+}
+
+// transformers takes the likeliest token then, whatever stands beside it.
+TEST(GenerationConfig, WhereNothingIsSampledValuesAreTold) {
+  for (const char* const config : {R"({"temperature": 0.6, "top_p": 0.9})", R"({"do_sample": false, "temperature": 0.6, "top_p": 0.9})"}) {
+    const SamplingDefaults found = read(config);
+    EXPECT_FALSE(found.temperature || found.top_k || found.top_p);
+    EXPECT_THAT(found.unused,
+                ElementsAre("temperature = 0.6 beside do_sample that is not true", "top_p = 0.9 beside do_sample that is not true"));
+  }
+}
+
+TEST(GenerationConfig, WhatChangesTokensInTransformersAloneIsTold) {
+  EXPECT_THAT(
+      read(R"({"do_sample": true, "repetition_penalty": 1.05, "min_p": 0.1, "num_beams": 4, "suppress_tokens": [5], "min_length": 3})")
+          .unused,
+      ElementsAre("repetition_penalty = 1.05", "min_p = 0.1", "num_beams = 4", "suppress_tokens = [5]", "min_length = 3"));
+  EXPECT_THAT(
+      read(R"({"repetition_penalty": 1, "min_p": 0, "num_beams": 1, "suppress_tokens": [], "bad_words_ids": null, "max_new_tokens": 9})")
+          .unused,
+      IsEmpty());
+}
+
+TEST(GenerationConfig, WhatIsNoValueIsDamage) {
+  for (const char* const config : {"[]", "{", R"({"do_sample": 1})", R"({"temperature": "x"})", R"({"temperature": -1})", R"({"top_p": 0})",
+                                   R"({"top_p": 1.5})", R"({"top_k": -1})", R"({"top_k": 1.5})"}) {
+    const Error error = error_of([&] { read(config); });
+    EXPECT_EQ(error.code(), ExitCode::data) << config;
+    EXPECT_THAT(error.what(), HasSubstr("a/generation_config.json")) << config;
+  }
+}
+
+}  // namespace mantissa::generation_config_test
