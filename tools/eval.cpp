@@ -75,6 +75,8 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
                                             .tokenizer = loaded.tokenizer});
   require(data.valid.sets() > 0, ExitCode::usage, "the configuration of ", loaded.path.string(),
           " has no validation data; give --data FILE");
+  require(!arguments.chat_template || has_conversations(data), ExitCode::usage,
+          "--chat-template: renders \"messages\", which the data has not; leave it out, or name conversations by --data");
   return data;
 }
 

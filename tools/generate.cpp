@@ -13,7 +13,8 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/data/example.h"
+#include "mantissa/data/data_warnings.h"
+#include "mantissa/data/documents.h"
 #include "mantissa/data/input_file.h"
 #include "mantissa/hf/generation_config.h"
 #include "mantissa/hf/load_model.h"
@@ -36,7 +37,8 @@ struct GenerateArguments {
 };
 
 void check_sampling(const GenerateArguments& given) {
-  require(given.sampling.max_new_tokens > 0, ExitCode::usage, "--max-new-tokens: must be positive, got ", given.sampling.max_new_tokens);
+  const int64_t most = given.sampling.max_new_tokens;
+  require(most > 0 && most <= kMostNewTokens, ExitCode::usage, "--max-new-tokens: must be from 1 to ", kMostNewTokens, ", got ", most);
   const double temperature = given.temperature.value_or(0.0), top_p = given.top_p.value_or(1.0);
   require(temperature >= 0.0 && std::isfinite(temperature), ExitCode::usage, "--temperature: must be at least 0, got ", temperature);
   require(given.top_k.value_or(0) >= 0, ExitCode::usage, "--top-k: must be at least 0, got ", given.top_k.value_or(0));
@@ -70,6 +72,7 @@ SamplingOptions sampling_of(const Mesh& mesh, const GenerateArguments& arguments
 constexpr const char* kStandardInput = "-";
 
 struct Prompt {
+  std::string name;  // in messages
   std::string text;  // what is printed before the continuation; of ids: these; of a conversation: nothing
   std::vector<int32_t> tokens;
 };
@@ -136,31 +139,27 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
       .encoder = encoder_of(*loaded.tokenizer), .vocab_size = *loaded.config.model.vocab_size, .chat_template = which, .chat_date = date};
 }
 
-void for_each_line(const std::string& path, const std::function<void(std::string_view, int64_t)>& visit) {
-  if (path != kStandardInput) return InputFile(path).for_each_line(visit);
-  int64_t number = 0;
-  for (const std::string& line : split(standard_input(InputFile::kLongestLine), '\n')) visit(line, ++number);
-}
-
 std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
   const LineOptions options = chat_options(arguments, loaded, first_rank);
   const int64_t positions = loaded.config.model.max_position_embeddings;
   const std::string file = name_of(*arguments.chat_file);
   std::vector<Prompt> prompts;
-  for_each_line(*arguments.chat_file, [&](std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
-    const std::string name = text(file, ", line ", number);
-    prompts.push_back({.text = "", .tokens = read_chat_prompt(line, options, name)});
+  const auto read = [&](const Json& object, const std::string& name) {
+    prompts.push_back({.name = name, .text = "", .tokens = read_chat_prompt(object, options, name)});
     require(std::ssize(prompts.back().tokens) < positions, ExitCode::usage, name, ": the conversation has ", prompts.back().tokens.size(),
             " tokens, and the model has ", positions, " positions for it and the answer");
-  });
+  };
+  if (*arguments.chat_file == kStandardInput)
+    for_each_object(standard_input(InputFile::kLongestLine), file, read);
+  else
+    for_each_object(InputFile(file), read);
   require(!prompts.empty(), ExitCode::usage, file, ": has no conversation");
   return prompts;
 }
 
 Prompt prompt_of_ids(const std::string& ids, int64_t vocab_size) {
   const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, vocab_size);
-  return {.text = joined(tokens, " "), .tokens = tokens};
+  return {.name = "--prompt-ids", .text = joined(tokens, " "), .tokens = tokens};
 }
 
 std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
@@ -169,12 +168,23 @@ std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedM
   for (const std::string& ids : arguments.prompt_ids) prompts.push_back(prompt_of_ids(ids, *loaded.config.model.vocab_size));
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
-  const std::string name = name_of(arguments.prompts_file.value_or("--prompt"));
   std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
   if (texts.empty()) texts.emplace_back("\n");
-  for (const std::string& text : texts)
-    prompts.push_back({.text = text, .tokens = loaded.tokenizer->encode_prompt(text, {.name = name, .code = ExitCode::usage})});
+  for (const std::string& one : texts) {
+    const std::string name = arguments.prompts_file ? text(name_of(*arguments.prompts_file), ':', prompts.size() + 1) : "--prompt";
+    prompts.push_back({.name = name, .text = one, .tokens = loaded.tokenizer->encode_prompt(one, {.name = name, .code = ExitCode::usage})});
+  }
   return prompts;
+}
+
+void warn_of(std::span<const Prompt> prompts, const GenerateArguments& arguments, const LoadedModel& loaded) {
+  const bool texts = !arguments.chat_file && arguments.prompt_ids.empty();
+  for (const Prompt& prompt : prompts) {
+    const int64_t repeated = texts && loaded.tokenizer->begins_twice(prompt.tokens) ? 1 : 0;
+    for (const std::string& warning : repetition_warnings(prompt.name, {.begins = repeated})) log_warning(warning);
+    if (const auto warning = context_warning(prompt.name, prompt.tokens, loaded.config.model.max_position_embeddings))
+      log_warning(*warning);
+  }
 }
 
 // What one prompt becomes, printed as it grows. Characters are printed whole; one that the last token leaves cut off is U+FFFD.
@@ -239,6 +249,7 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   const std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
   std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
+  check_generation(*loaded.model, tokens, sampling);  // before anything is printed
   if (prints && grows) texts[0].print();
   generate_batch(*loaded.model, tokens, sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
@@ -253,6 +264,7 @@ void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const std::vector<Prompt> prompts = prompts_of(arguments, loaded, mesh.tensor.rank() == 0);
   const SamplingOptions sampling = sampling_of(mesh, arguments, loaded);
+  if (mesh.tensor.rank() == 0) warn_of(prompts, arguments, loaded);
   constexpr size_t kAtOnce = 64;  // as each has a cache of its own
   for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)
     continue_all(mesh, arguments, loaded, sampling, std::span(prompts).subspan(begin, std::min(kAtOnce, prompts.size() - begin)),
@@ -328,8 +340,7 @@ Command generate_command() {
                    .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
                   {.name = "--chat",
                    .target = &arguments->chat_file,
-                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed; "
-                                  "-: standard input"},
+                   .description = "JSONL of conversations to answer, {\"messages\": [...]}; the answers are printed; -: standard input"},
                   {.name = "--chat-template",
                    .target = &arguments->chat_template,
                    .description = "of --chat, as data.chat_template; default: that of the run",

@@ -12,6 +12,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/documents.h"
 #include "mantissa/data/token_writer.h"
@@ -25,13 +26,22 @@ namespace {
 
 struct TokenizeArguments {
   std::vector<std::string> files;
-  std::string tokenizer = "byte", format = "megatron", output;
+  std::string tokenizer = "byte", format = "megatron", input_format = "auto", output;
   std::optional<std::string> vocabulary, chat_template, chat_date;
   std::optional<int64_t> eod_id, train_vocab;
   bool append_eod = false;
 };
 
 constexpr int64_t kLargestVocabularyFile = 64 << 20;
+
+// Returns the format of an input: text or JSONL.
+DataFormat format_of(const TokenizeArguments& arguments, const InputFile& file) {
+  const DataFormat given = *choice_of<DataFormat>(arguments.input_format);
+  const DataFormat format = given == DataFormat::automatic ? recognize_format(file) : given;
+  require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, file.path(), ": holds tokens of ",
+          choice_name(format), " already");
+  return format;
+}
 
 std::string vocabulary_path(const TokenizeArguments& arguments) { return arguments.output + ".tokenizer.json"; }
 
@@ -45,7 +55,7 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
   std::vector<InputFile> files;
   for (const std::string& path : paths) {
     files.emplace_back(path);
-    require(recognize_format(files.back()) == DataFormat::text, ExitCode::usage, path,
+    require(format_of(arguments, files.back()) == DataFormat::text, ExitCode::usage, path,
             ": the char tokenizer takes its characters from text files; for others give --vocabulary");
   }
   return Tokenizer::characters_of(files);
@@ -55,9 +65,10 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
 template <class Writer>
 class DocumentWriter {
  public:
-  // appended: to each text; masks are kept by some writers only.
-  DocumentWriter(const Tokenizer& tokenizer, LineOptions options, Writer& writer)
-      : options_(std::move(options)),
+  // options.appended: to each text; masks are kept by some writers only.
+  DocumentWriter(const Tokenizer& tokenizer, const TokenizeArguments& arguments, LineOptions options, Writer& writer)
+      : arguments_(arguments),
+        options_(std::move(options)),
         writer_(writer),
         encoder_(tokenizer, {.ids = [this](std::span<const int32_t> ids) { document_.insert(document_.end(), ids.begin(), ids.end()); },
                              .end_of_document = [this] { end_text(); }}) {}
@@ -66,19 +77,29 @@ class DocumentWriter {
 
   void add_file(const std::string& path) {
     const InputFile file(path);
-    const DataFormat format = recognize_format(file);
-    require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, path, ": holds tokens of ", choice_name(format),
-            " already");
-    if (format == DataFormat::text) return read_text(file, encoder_);
-    read_jsonl(file, options_, {.texts = &encoder_, .example = [&](const Example& example) { add_example(example, path); }});
+    const RepeatedTokens before = encoder_.repeated();
+    RepeatedTokens repeated;
+    if (format_of(arguments_, file) == DataFormat::text) {
+      read_text(file, encoder_);
+    } else {
+      const auto take = [&](const Example& example) {
+        repeated.add(example.repeated);
+        add_example(example, path);
+      };
+      const LineForm form = read_jsonl(file, options_, {.texts = &encoder_, .example = take});
+      conversations_ = conversations_ || form == LineForm::messages;
+    }
+    repeated.add({.begins = encoder_.repeated().begins - before.begins, .ends = encoder_.repeated().ends - before.ends});
+    for (const std::string& warning : repetition_warnings(path, repeated)) log_warning(warning);
   }
   int64_t documents() const { return documents_; }
+  bool has_conversations() const { return conversations_; }
 
  private:
   static constexpr bool kKeepsMasks = std::is_same_v<Writer, ExampleWriter>;
 
   void end_text() {
-    if (options_.appended) document_.push_back(*options_.appended);
+    if (options_.appended && !document_.empty() && document_.back() != options_.appended) document_.push_back(*options_.appended);
     add({.ids = std::exchange(document_, {}), .trained = {}});
   }
   void add_example(const Example& example, const std::string& path) {
@@ -100,16 +121,21 @@ class DocumentWriter {
     }
   }
 
+  const TokenizeArguments& arguments_;
   LineOptions options_;
   Writer& writer_;
   std::vector<int32_t> document_;
   int64_t documents_ = 0;
+  bool conversations_ = false;
   DocumentEncoder encoder_;
 };
 
 template <class Writer>
-std::string write_all(DocumentWriter<Writer>& documents, Writer& writer, const std::vector<std::string>& paths, const std::string& names) {
+std::string write_all(DocumentWriter<Writer>& documents, Writer& writer, const TokenizeArguments& arguments,
+                      const std::vector<std::string>& paths, const std::string& names) {
   for (const std::string& path : paths) documents.add_file(path);
+  require(!arguments.chat_template || documents.has_conversations(), ExitCode::usage,
+          "--chat-template: renders \"messages\", which no input has; leave it out, or name conversations");
   require(documents.documents() > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
   return text(printable(names), ": ", count_text(documents.documents(), "document"), ", ", count_text(tokens, "token"),
@@ -148,8 +174,8 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
     warn_of_template(arguments, tokenizer, *options.chat_template);
   }
   const auto write = [&]<class Writer>(Writer& writer, const std::string& names) {
-    DocumentWriter<Writer> documents(tokenizer, options, writer);
-    return write_all(documents, writer, paths, names);
+    DocumentWriter<Writer> documents(tokenizer, arguments, options, writer);
+    return write_all(documents, writer, arguments, paths, names);
   };
   const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
   std::string reported;
@@ -171,12 +197,9 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
 }
 
 // Adds a text, or the texts of each line of JSONL.
-void add_to_trainer(const InputFile& file, BpeTrainer& trainer) {
-  const DataFormat format = recognize_format(file);
-  require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, file.path(), ": holds tokens of ",
-          choice_name(format), " already");
+void add_to_trainer(const TokenizeArguments& arguments, const InputFile& file, BpeTrainer& trainer) {
   const auto origin = [&file](int64_t offset) { return TextOrigin{.name = file.path(), .code = ExitCode::data, .offset = offset}; };
-  if (format == DataFormat::text) {
+  if (format_of(arguments, file) == DataFormat::text) {
     file.for_each_window([&](std::string_view window, int64_t offset) { trainer.add(window, origin(offset)); });
     return trainer.end_text(origin(file.size()));
   }
@@ -194,7 +217,7 @@ std::vector<AddedToken> added_tokens(const TokenizeArguments& arguments) {
 
 std::string train_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   BpeTrainer trainer;
-  for (const std::string& path : paths) add_to_trainer(InputFile(path), trainer);
+  for (const std::string& path : paths) add_to_trainer(arguments, InputFile(path), trainer);
   const std::string file = trainer.train(*arguments.train_vocab, added_tokens(arguments));
   const int64_t tokens = BpeTokenizer::from_json(file, arguments.output).size();
   write_file_atomically(arguments.output, file);
@@ -271,6 +294,10 @@ Command tokenize_command() {
                        .target = &arguments->format,
                        .description = "megatron: PREFIX.bin and PREFIX.idx; llmc: PREFIX.bin; examples: PREFIX.jsonl, which keeps masks",
                        .choices = {"megatron", "llmc", "examples"}},
+                      {.name = "--input-format",
+                       .target = &arguments->input_format,
+                       .description = "of FILES, as data.format: text also reads JSON as a text like any other",
+                       .choices = {"auto", "text", "jsonl"}},
                       {.name = "--chat-template",
                        .target = &arguments->chat_template,
                        .description = "of JSONL of messages, as data.chat_template; --train-vocab adds its tokens",
@@ -278,7 +305,7 @@ Command tokenize_command() {
                       {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date"},
                       {.name = "--append-eod",
                        .target = &arguments->append_eod,
-                       .description = "mark documents with --eod-id: before each in llmc files, else after each"},
+                       .description = "mark documents with --eod-id, once: before each in llmc files, else after each"},
                       {.name = "--eod-id",
                        .target = &arguments->eod_id,
                        .description = "end-of-document id; default: the end token of tokenizer_config.json"}},

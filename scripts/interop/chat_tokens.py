@@ -61,10 +61,21 @@ class Renderer:
 
     def begin(self, text, before, tools):
         """Where the answer to these messages begins."""
+        if not before:
+            return self.begin_of_first(text, tools)
         prompt = self.text(before, tools, ask=True)
         if not text.startswith(prompt):
             raise BadLine(f"messages[{len(before)}]: the template renders what precedes it otherwise than when it is asked for")
         return len(prompt)
+
+    def begin_of_first(self, text, tools):
+        """Where an answer begins that no message precedes: transformers renders no empty conversation, so what asks for one is taken from another."""
+        other = [{"role": "user", "content": "Hi"}]
+        shown, asked = self.text(other, tools), self.text(other, tools, ask=True)
+        header = asked.removeprefix(shown)
+        if header in ("", asked) or header not in text:
+            raise BadLine("messages[0]: begins with the assistant, and the template does not show where its answer begins")
+        return text.index(header) + len(header)
 
     def unchanged(self, text, before, turn, tools):
         """How much of the text is as it would be if the turn were the last one, which may show reasoning that earlier ones do not."""

@@ -120,20 +120,22 @@ def check_chat_tokens(work, name):
         "returning": (RETURNING, ["Hello.", "4<|return|>"])}[name]
     tokenizer = write_tokenizer(work / name, template)
     script, source, out = Path(__file__).with_name("chat_tokens.py"), work / f"{name}.in", work / f"{name}.jsonl"
-    source.write_text(json.dumps({"messages": CONVERSATION}) + "\n\n")
+    conversations = [CONVERSATION, CONVERSATION[1:]]  # which begins with the assistant
+    source.write_text("\n\n".join(json.dumps({"messages": messages}) for messages in conversations) + "\n")
     subprocess.run([sys.executable, script, work / name, source, out], check=True, stdout=subprocess.DEVNULL)
-    record = json.loads(out.read_text())
-    text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
-    if tokenizer.decode(record["tokens"]) != text:
-        raise Failed(f"chat_tokens writes {tokenizer.decode(record['tokens'])!r}, not {text!r}")
-    stretches, mask = [], [0] + record["mask"] + [0]
-    for at in range(len(record["mask"])):
-        if mask[at + 1] and not mask[at]:
-            stretches.append([])
-        if mask[at + 1]:
-            stretches[-1].append(record["tokens"][at])
-    if [tokenizer.decode(ids) for ids in stretches] != expected:
-        raise Failed(f"chat_tokens trains {[tokenizer.decode(ids) for ids in stretches]}, not {expected}")
+    for messages, line in zip(conversations, out.read_text().splitlines(), strict=True):
+        record = json.loads(line)
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        if tokenizer.decode(record["tokens"]) != text:
+            raise Failed(f"chat_tokens writes {tokenizer.decode(record['tokens'])!r}, not {text!r}")
+        stretches, mask = [], [0] + record["mask"] + [0]
+        for at in range(len(record["mask"])):
+            if mask[at + 1] and not mask[at]:
+                stretches.append([])
+            if mask[at + 1]:
+                stretches[-1].append(record["tokens"][at])
+        if [tokenizer.decode(ids) for ids in stretches] != expected:
+            raise Failed(f"chat_tokens trains {[tokenizer.decode(ids) for ids in stretches]}, not {expected}")
     source.write_text(json.dumps({"messages": CONVERSATION[:1]}))
     bad = subprocess.run([sys.executable, script, work / name, source, out], stderr=subprocess.PIPE, text=True)
     if bad.returncode != 4 or "line 1: messages: has no message of the assistant" not in bad.stderr:

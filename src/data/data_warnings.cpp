@@ -21,22 +21,39 @@ void warn_of_idle_options(const DataConfig& config, const Data& data, std::vecto
   warn("data.document_mask", config.masks_documents());
 }
 
-void warn_of_cut_examples(const TokenFile& file, std::vector<std::string>& warnings) {
+std::vector<std::string> file_warnings(const TokenFile& file) {
+  std::vector<std::string> warnings = repetition_warnings(file.path(), file.repeated());
   const ExampleCounts& counts = file.examples();
-  if (counts.cut_examples == 0) return;
-  const std::string warning = text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"),
-                                   " longer than training.seq_len: the end is cut off, with ", counts.cut_targets, " of ",
-                                   counts.targets + counts.cut_targets, " targets");
-  if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(warning);  // a file may be in several sets
+  if (counts.cut_examples == 0) return warnings;
+  warnings.push_back(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"),
+                          " longer than training.seq_len: the end is cut off, with ", counts.cut_targets, " of ",
+                          counts.targets + counts.cut_targets, " targets"));
+  return warnings;
 }
 
 }  // namespace
 
+std::vector<std::string> repetition_warnings(const std::string& name, const RepeatedTokens& repeated) {
+  std::vector<std::string> warnings;
+  const auto warn = [&](const char* token, const char* where, int64_t texts) {
+    if (texts > 0)
+      warnings.push_back(text(name, ": the ", token, " token, which the tokenizer puts ", where, " each text, is also spelled in ",
+                              count_text(texts, "text"), ", so it is there twice"));
+  };
+  warn("begin", "before", repeated.begins);
+  warn("end", "behind", repeated.ends);
+  return warnings;
+}
+
 std::vector<std::string> data_warnings(const DataConfig& config, const Data& data) {
   std::vector<std::string> warnings;
   warn_of_idle_options(config, data, warnings);
-  for (const auto& set : data.files)
-    for (const TokenFile& file : set->files()) warn_of_cut_examples(file, warnings);
+  for (const auto& set : data.files) {
+    for (const TokenFile& file : set->files()) {
+      for (std::string& warning : file_warnings(file))
+        if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(std::move(warning));  // it may be in several sets
+    }
+  }
   return warnings;
 }
 

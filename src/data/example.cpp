@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "mantissa/data/documents.h"
 #include "mantissa/json/json.h"
 #include "mantissa/json/json_fields.h"
 
@@ -23,14 +22,6 @@ const char* key_of(LineForm form) {
   return "";
 }
 
-Json parse_line(std::string_view line, const std::string& name) {
-  ParsedJson parsed = parse_strict_json(line);
-  if (parsed.problems.empty()) return std::move(parsed.root);
-  const JsonProblem& first = parsed.problems.front();
-  const std::string place = TextLines(line).at(first.offset);  // "1:17"
-  fail(ExitCode::data, name, ", column ", place.substr(place.find(':') + 1), ": ", first.message);
-}
-
 LineForm form_of(const JsonReader& line) {
   line.require(line.value().is_object(), "must be an object, got ", line.value().shown());
   const FormKey* found = nullptr;
@@ -41,7 +32,8 @@ LineForm form_of(const JsonReader& line) {
     found = &known;
   }
   line.require(found != nullptr, "has none of the keys ",
-               joined(kFormKeys, ", ", [](const FormKey& known) { return text('"', known.key, '"'); }));
+               joined(kFormKeys, ", ", [](const FormKey& known) { return text('"', known.key, '"'); }),
+               "; data.format text trains on the JSON itself");
   return found->form;
 }
 
@@ -90,13 +82,20 @@ bool is_given(const JsonReader& object, const char* key) { return !object.value(
 
 Example read_completion(const JsonReader& line, const LineOptions& options, const std::string& name) {
   const TextOrigin origin{.name = name, .code = ExitCode::data};
+  const TextEncoder& encoder = *options.encoder;
   const std::string completion = string_at(line, "completion");
+  const std::vector<int32_t> prompt = encoder.encode(string_at(line, "prompt"), origin, SpecialTokenText::tokens);
+  line.require(!completion.empty() || options.appended || !encoder.after_text.empty(),
+               "completion: is empty, so there is nothing to learn");
+  const std::vector<int32_t> learned = encoder.encode(completion, origin, SpecialTokenText::tokens);
   Example example;
-  example.add(options.encoder->before_text, false);
-  example.add(options.encoder->encode(string_at(line, "prompt"), origin), false);
-  line.require(!completion.empty() || options.appended, "completion: is empty, so there is nothing to learn");
-  example.add(options.encoder->encode(completion, origin), true);
-  if (options.appended) example.add(std::span(&*options.appended, 1), true);
+  example.add(encoder.before_text, false);
+  example.add(prompt, false);
+  example.add(learned, true);
+  example.add(encoder.after_text, true);
+  const bool ended = !example.ids.empty() && example.trained.back() && example.ids.back() == options.appended;
+  if (options.appended && !ended) example.add(std::span(&*options.appended, 1), true);
+  example.repeated = {.begins = begins_with(prompt, encoder.before_text) ? 1 : 0, .ends = ends_with(learned, encoder.after_text) ? 1 : 0};
   return example;
 }
 
@@ -162,7 +161,7 @@ Example encoded(std::span<const ChatPiece> pieces, const LineOptions& options, c
   Example example;
   for (const ChatPiece& piece : pieces) {
     if (!piece.special) {
-      example.add(options.encoder->encode(piece.text, {.name = name, .code = ExitCode::data}), piece.trained);
+      example.add(options.encoder->encode(piece.text, {.name = name, .code = ExitCode::data}, SpecialTokenText::text), piece.trained);
       continue;
     }
     const std::optional<int32_t> id = options.encoder->id_of(piece.text);
@@ -201,29 +200,33 @@ void check_appended(const LineOptions& options, LineForm form, const std::string
 
 }  // namespace
 
-bool begins_jsonl(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos || text[begin] != '{') return false;
-  const Json line = parse_json_or_null(text.substr(begin, std::min(text.find('\n', begin), text.size()) - begin));
-  return std::ranges::any_of(kFormKeys, [&line](const FormKey& known) { return line.contains(known.key); });
-}
-
 void Example::add(std::span<const int32_t> more, bool are_trained) {
   ids.insert(ids.end(), more.begin(), more.end());
   trained.resize(ids.size(), are_trained);
 }
 
 TextEncoder encoder_of(const Tokenizer& tokenizer) {
-  const std::span<const int32_t> before = tokenizer.before_text();
+  const std::span<const int32_t> before = tokenizer.before_text(), after = tokenizer.after_text();
   return {.name = choice_name(tokenizer.kind()),
           .before_text = {before.begin(), before.end()},
-          .encode = [&tokenizer](std::string_view text,
-                                 const TextOrigin& origin) { return tokenizer.encode(text, origin, SpecialTokenText::text); },
+          .after_text = {after.begin(), after.end()},
+          .encode = [&tokenizer](std::string_view text, const TextOrigin& origin,
+                                 SpecialTokenText special) { return tokenizer.encode(text, origin, special); },
           .id_of = [&tokenizer](std::string_view token) { return tokenizer.id_of(token); }};
 }
 
-std::vector<std::string> texts_of(std::string_view line, const std::string& name) {
-  const Json object = parse_line(line, name);
+Json parse_line(std::string_view line, const std::string& name) {
+  ParsedJson parsed = parse_strict_json(line);
+  if (parsed.problems.empty()) return std::move(parsed.root);
+  const JsonProblem& first = parsed.problems.front();
+  const std::string place = TextLines(line).at(first.offset);  // "1:17"
+  const bool is_object = line.substr(std::min(line.find_first_not_of(" \t"), line.size())).starts_with('{');
+  const bool breaks_off = is_object && first.offset > line.find_last_not_of(" \t\r");
+  fail(ExitCode::data, name, ", column ", place.substr(place.find(':') + 1), ": ", first.message,
+       breaks_off ? "; an object stands in one line, unless the file is a list of objects" : "");
+}
+
+std::vector<std::string> texts_of(const Json& object, const std::string& name) {
   const JsonReader reader(object, name);
   std::vector<std::string> texts;
   const auto take = [&texts](const JsonReader& of, std::initializer_list<const char*> keys) {
@@ -239,8 +242,7 @@ std::vector<std::string> texts_of(std::string_view line, const std::string& name
   return texts;
 }
 
-std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& options, const std::string& name) {
-  const Json object = parse_line(line, name);
+std::vector<int32_t> read_chat_prompt(const Json& object, const LineOptions& options, const std::string& name) {
   const JsonReader reader(object, name);
   reader.require(object.is_object(), "must be an object, got ", object.shown());
   const ChatTemplate which = template_of(options, name);
@@ -251,8 +253,7 @@ std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& 
   return encoded(render_chat_prompt(which, messages, options.chat_date), options, name).ids;
 }
 
-Example LineReader::read(std::string_view line, const std::string& name) {
-  const Json object = parse_line(line, name);
+Example LineReader::read(const Json& object, const std::string& name) {
   const JsonReader reader(object, name);
   const LineForm form = form_of(reader);
   reader.require(!form_ || form == *form_, "has \"", key_of(form), "\", but the lines before have \"", key_of(form_.value_or(form)),

@@ -35,6 +35,7 @@ void ExampleRows::add(const Example& example) {
     if (i < kept) layout_.trained[static_cast<size_t>(offset + i - 1)] = true;
   }
   ++counts.examples;
+  layout_.repeated.add(example.repeated);
   if (kept < length) ++counts.cut_examples;
 }
 

@@ -1,5 +1,6 @@
 #include "mantissa/data/open_data.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "data/token_layout.h"
@@ -175,7 +176,23 @@ std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& ope
   return sets;
 }
 
+bool has_form(const Data& data, LineForm form) {
+  const auto has = [form](const TokenFile& file) { return file.form() == form; };
+  return std::ranges::any_of(data.files, [&has](const auto& set) { return std::ranges::any_of(set->files(), has); });
+}
+
+// The template of a run also says how its model is asked: of tokens, it may have rendered them.
+void require_used_template(const DataConfig& config, const Data& data) {
+  if (!config.chat_template || has_conversations(data) || has_form(data, LineForm::tokens)) return;
+  const TokenFile& file = data.files.front()->files().front();
+  fail(ExitCode::usage, "data.chat_template: ", choice_name(*config.chat_template),
+       " renders \"messages\", which no file has: ", file.path(), " is ", choice_name(file.format()),
+       "; leave the template out, or name conversations");
+}
+
 }  // namespace
+
+bool has_conversations(const Data& data) { return has_form(data, LineForm::messages); }
 
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed) {
   if (!config.tokenizer) return std::nullopt;
@@ -210,6 +227,7 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
     for (size_t i = of_training; i < data.files.size(); ++i) add_fingerprints(*data.files[i], options, data.fingerprints.valid);
   }
   require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
+  require_used_template(config, data);
   data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, document_options(config));
   data.valid = ValidationData(std::move(valid), options.seq_len, document_options(config));
   return data;

@@ -25,24 +25,30 @@ class TokenMemory {
 
   DocumentEncoder& encoder() { return encoder_; }
 
-  TokenLayout take() { return std::move(layout_); }
+  TokenLayout take() {
+    layout_.repeated = encoder_.repeated();
+    return std::move(layout_);
+  }
 
  private:
   void push(int32_t id) {
     const auto* bytes = reinterpret_cast<const std::byte*>(&id);  // little endian: the low bytes come first
     layout_.memory.insert(layout_.memory.end(), bytes, bytes + element_bytes(layout_.type));
     ++layout_.tokens;
+    last_ = id;
   }
 
   void finish_document() {
-    if (options_.append_eod) push(*options_.eod_id);
-    if (layout_.tokens > document_start_) layout_.document_starts.push_back(document_start_);
+    if (layout_.tokens == document_start_) return;  // an empty text is no document
+    if (options_.append_eod && last_ != options_.eod_id) push(*options_.eod_id);
+    layout_.document_starts.push_back(document_start_);
     document_start_ = layout_.tokens;
   }
 
   const TokenFileOptions& options_;
   TokenLayout layout_;
   int64_t document_start_ = 0;
+  int32_t last_ = -1;  // of the ids
   DocumentEncoder encoder_;
 };
 
@@ -71,7 +77,9 @@ TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options)
        .chat_template = options.chat_template,
        .chat_date = options.chat_date},
       {.texts = texts ? &texts->encoder() : nullptr, .example = [&rows](const Example& one) { rows.add(one); }}, options.progressed);
-  return form == LineForm::text && texts ? texts->take() : rows.take();
+  TokenLayout layout = form == LineForm::text && texts ? texts->take() : rows.take();
+  layout.form = form;
+  return layout;
 }
 
 }  // namespace mantissa

@@ -11,30 +11,16 @@
 namespace mantissa {
 namespace {
 
-bool is_utf8(const InputFile& file, const Progressed& progressed) {
+// Returns where the file stops being UTF-8; its size if its end cuts a character off; none if it is UTF-8.
+std::optional<int64_t> first_bad_byte(const InputFile& file, const Progressed& progressed) {
   Utf8Decoder decoder;
-  bool valid = true;
-  const auto decode = [&](std::string_view bytes, int64_t) {
-    for (size_t i = 0; valid && i < bytes.size(); ++i) valid = decoder.feed(static_cast<uint8_t>(bytes[i])) != Utf8Decoder::Status::invalid;
+  std::optional<int64_t> bad;
+  const auto decode = [&](std::string_view bytes, int64_t offset) {
+    for (size_t i = 0; !bad && i < bytes.size(); ++i)
+      if (decoder.feed(static_cast<uint8_t>(bytes[i])) == Utf8Decoder::Status::invalid) bad = offset + static_cast<int64_t>(i);
   };
   file.for_each_window(decode, progressed);
-  return valid && decoder.between_characters();
-}
-
-// Reads little of a file that begins otherwise.
-bool begins_as_jsonl(const InputFile& file) {
-  constexpr int64_t kLongestLine = 1 << 20;  // a longer one would be a text
-  const auto part = [&file](int64_t begin, int64_t most) {
-    std::string bytes(static_cast<size_t>(std::min(file.size() - begin, most)), '\0');
-    file.read(begin, bytes.data(), std::ssize(bytes));
-    return bytes;
-  };
-  for (int64_t begin = 0, most = 64; begin < file.size(); begin += std::exchange(most, 4096)) {
-    const std::string bytes = part(begin, most);
-    const size_t first = bytes.find_first_not_of(" \t\r\n");
-    if (first != std::string::npos) return bytes[first] == '{' && begins_jsonl(part(begin, kLongestLine));
-  }
-  return false;
+  return bad || decoder.between_characters() ? bad : file.size();
 }
 
 bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }
@@ -132,9 +118,11 @@ DataFormat recognize_format(const InputFile& file, const Progressed& progressed)
   if (by_magic != DataFormat::automatic) return by_magic;
   const std::string& path = file.path();
   if (path.ends_with(".bin")) return file_exists(with_extension(path, ".idx")) ? DataFormat::megatron : DataFormat::nanogpt;
-  if (path.ends_with(".jsonl") || begins_as_jsonl(file)) return DataFormat::jsonl;
-  require(is_utf8(file, progressed), ExitCode::data, path,
-          ": neither a known token file nor UTF-8 text; set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
+  if (claims_json(file)) return DataFormat::jsonl;
+  if (const std::optional<int64_t> bad = first_bad_byte(file, progressed)) {
+    fail(ExitCode::data, path, ": neither a known token file nor UTF-8 text, which ends at byte ", *bad,
+         "; set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
+  }
   return DataFormat::text;
 }
 

@@ -36,12 +36,13 @@ MegatronWriter::~MegatronWriter() = default;
 
 void MegatronWriter::add_document(std::span<const int32_t> ids) {
   if (ids.empty()) return;
-  const int64_t length = static_cast<int64_t>(ids.size()) + (options_.eod_id ? 1 : 0);
+  const bool appends = options_.eod_id && ids.back() != options_.eod_id;
+  const int64_t length = static_cast<int64_t>(ids.size()) + (appends ? 1 : 0);
   require(length <= kMostTokens, ExitCode::usage, prefix_, ": a document of ", length, " tokens; Megatron files hold at most ",
           kMostTokens);
   const bool wide = megatron_is_wide(options_.vocab_size);
   for (const int32_t id : ids) append_id(*bin_, id, wide, options_.vocab_size);
-  if (options_.eod_id) append_id(*bin_, *options_.eod_id, wide, options_.vocab_size);
+  if (appends) append_id(*bin_, *options_.eod_id, wide, options_.vocab_size);
   lengths_.push_back(static_cast<int32_t>(length));
 }
 
@@ -79,10 +80,12 @@ LlmcWriter::~LlmcWriter() = default;
 
 void LlmcWriter::add_document(std::span<const int32_t> ids) {
   if (ids.empty()) return;
-  tokens_ += static_cast<int64_t>(ids.size()) + (options_.eod_id ? 1 : 0);
+  const bool prepends = options_.eod_id && ids.front() != options_.eod_id && last_ != options_.eod_id;
+  last_ = ids.back();
+  tokens_ += static_cast<int64_t>(ids.size()) + (prepends ? 1 : 0);
   require(tokens_ <= kMostTokens, ExitCode::usage, "an llm.c file holds at most ", kMostTokens, " tokens; split the input");
   const bool wide = llmc_is_wide(options_.vocab_size);
-  if (options_.eod_id) append_id(*file_, *options_.eod_id, wide, options_.vocab_size);
+  if (prepends) append_id(*file_, *options_.eod_id, wide, options_.vocab_size);
   for (const int32_t id : ids) append_id(*file_, id, wide, options_.vocab_size);
 }
 

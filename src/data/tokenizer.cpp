@@ -1,5 +1,6 @@
 #include "mantissa/data/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -74,6 +75,14 @@ char32_t only_character(const std::string& text, const std::string& name) {
 }
 
 }  // namespace
+
+bool begins_with(std::span<const int32_t> ids, std::span<const int32_t> others) {
+  return !others.empty() && ids.size() >= others.size() && std::ranges::equal(ids.first(others.size()), others);
+}
+
+bool ends_with(std::span<const int32_t> ids, std::span<const int32_t> others) {
+  return !others.empty() && ids.size() >= others.size() && std::ranges::equal(ids.last(others.size()), others);
+}
 
 Tokenizer Tokenizer::bytes() { return Tokenizer(TokenizerKind::byte); }
 
@@ -156,6 +165,10 @@ std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, const TextO
   const std::vector<int32_t> of_text = encode(text, origin);
   ids.insert(ids.end(), of_text.begin(), of_text.end());
   return ids;
+}
+
+bool Tokenizer::begins_twice(std::span<const int32_t> prompt) const {
+  return begins_with(prompt.subspan(before_text().size()), before_text());
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const {
@@ -251,23 +264,31 @@ std::string continuation(const Tokenizer& tokenizer, const std::vector<int32_t>&
 
 DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, Sink sink) : tokenizer_(&tokenizer), sink_(std::move(sink)) {
   if (!tokenizer.bpe_) return;
-  const auto end = [this] {
-    if (within_ && !tokenizer_->after_text().empty()) sink_.ids(tokenizer_->after_text());  // an empty document stays empty
-    sink_.end_of_document();
-    within_ = false;
-  };
-  const auto ids = [this](std::span<const int32_t> some) {
-    begin_document();
-    sink_.ids(some);
-  };
+  const auto ids = [this](std::span<const int32_t> some) { add_ids(some); };
+  const auto end = [this] { finish_document(); };
   stream_ = std::make_unique<StreamEncoder>(tokenizer.bpe_->tokenizer, StreamEncoder::Sink{.ids = ids, .end_of_text = end},
                                             SpecialTokenText::tokens);
 }
 
 DocumentEncoder::~DocumentEncoder() = default;
 
-void DocumentEncoder::begin_document() {
-  if (!std::exchange(within_, true) && !tokenizer_->before_text().empty()) sink_.ids(tokenizer_->before_text());
+void DocumentEncoder::add_ids(std::span<const int32_t> ids) {
+  const std::span<const int32_t> before = tokenizer_->before_text(), after = tokenizer_->after_text();
+  if (!std::exchange(within_, true) && !before.empty()) sink_.ids(before);
+  const auto first = ids.first(std::min(ids.size(), before.size() - first_.size())), last = ids.last(std::min(ids.size(), after.size()));
+  first_.insert(first_.end(), first.begin(), first.end());
+  last_.insert(last_.end(), last.begin(), last.end());
+  if (last_.size() > after.size()) last_.erase(last_.begin(), last_.end() - std::ssize(after));
+  sink_.ids(ids);
+}
+
+void DocumentEncoder::finish_document() {
+  const std::span<const int32_t> before = tokenizer_->before_text(), after = tokenizer_->after_text();
+  if (within_ && !after.empty()) sink_.ids(after);  // an empty document stays empty
+  repeated_.add({.begins = begins_with(first_, before) ? 1 : 0, .ends = ends_with(last_, after) ? 1 : 0});
+  sink_.end_of_document();
+  within_ = false;
+  first_.clear(), last_.clear();
 }
 
 void DocumentEncoder::add(std::string_view part, const TextOrigin& origin) {

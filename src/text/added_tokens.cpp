@@ -71,13 +71,13 @@ AddedTokenMatcher::Found AddedTokenMatcher::match_at(std::string_view text, size
     const auto next = std::ranges::find(nodes_[node].next, byte, &std::pair<uint8_t, uint32_t>::first);
     if (next == nodes_[node].next.end()) break;
     node = next->second;
-    if (nodes_[node].token != nullptr) found = {.begin = at, .end = end, .token = nodes_[node].token};
+    if (nodes_[node].token != nullptr) found = {.begin = at, .end = end, .own_end = end, .token = nodes_[node].token};
   }
   return found;
 }
 
-AddedTokenMatcher::Found AddedTokenMatcher::find(std::string_view text, size_t from, size_t limit, SpecialTokenText special) const {
-  for (size_t at = from; at < limit; ++at) {
+AddedTokenMatcher::Found AddedTokenMatcher::find(std::string_view text, Start from, size_t limit, SpecialTokenText special) const {
+  for (size_t at = from.token; at < limit; ++at) {
     if (!first_[static_cast<uint8_t>(text[at])]) continue;
     Found found = match_at(text, at);
     if (found.token == nullptr) continue;
@@ -87,7 +87,7 @@ AddedTokenMatcher::Found AddedTokenMatcher::find(std::string_view text, size_t f
       at = found.end - 1;
       continue;
     }
-    if (token.lstrip) found.begin = start_of_space_before(text, from, found.begin);
+    if (token.lstrip) found.begin = start_of_space_before(text, from.text, found.begin);
     if (token.rstrip) found.end = end_of_space_after(text, found.end);
     return found;
   }

@@ -76,6 +76,9 @@ struct StreamEncoder::State {
   };
   static constexpr int32_t kEndOfText = -1;
 
+  template <class Between, class Found>
+  size_t for_each_token(const AddedTokenMatcher& tokens, std::string_view text, size_t limit, bool goes_on, const Between& between,
+                        const Found& found) const;
   void advance_raw(bool text_goes_on);
   void advance_normalized(bool goes_on);
   void advance_unsplit(bool goes_on);
@@ -124,22 +127,34 @@ void StreamEncoder::end_text(const TextOrigin& origin) {
 
 void StreamEncoder::flush() { state_->encode_pieces(); }
 
+// Passes each added token that begins before `limit` to found(id), and the text before it, if there is any, to between(text). Returns how
+// far the text is passed on. As tokenizers has it, a token that another one has taken along as white space is there, too, and the text goes
+// on behind it: even in the rest of that white space.
+template <class Between, class Found>
+size_t StreamEncoder::State::for_each_token(const AddedTokenMatcher& tokens, std::string_view text, size_t limit, bool goes_on,
+                                            const Between& between, const Found& found) const {
+  AddedTokenMatcher::Start from;
+  while (from.token < limit) {
+    const AddedTokenMatcher::Found next = tokens.find(text, from, limit, special);
+    const size_t end = next.token != nullptr ? next.begin : goes_on ? last_cut(text, from.text, limit) : text.size();
+    if (end > from.text) between(text.substr(from.text, end - from.text));
+    if (next.token == nullptr) return end;
+    found(next.token->id);
+    from = {.text = next.end, .token = next.own_end};
+  }
+  return from.text;
+}
+
 void StreamEncoder::State::advance_raw(bool goes_on) {
   const AddedTokenMatcher& tokens = tokenizer.added_.before_normalization();
   const std::string_view text = raw.text();
   const size_t limit = goes_on ? tokens.decided(text.substr(0, whole_characters(text))) : text.size();
-  size_t done = 0;
-  while (done < limit) {
-    const AddedTokenMatcher::Found found = tokens.find(text, done, limit, special);
-    const size_t end = found.token != nullptr ? found.begin : goes_on ? last_cut(text, done, limit) : text.size();
-    normalized.add(tokenizer.normalizer_.apply(text.substr(done, end - done)));
-    done = end;
-    if (found.token == nullptr) break;
+  const auto normalize = [this](std::string_view between) { normalized.add(tokenizer.normalizer_.apply(between)); };
+  const auto add = [this](int32_t id) {
     advance_normalized(false);
-    add_token(found.token->id);
-    done = found.end;
-  }
-  raw.drop(done);
+    add_token(id);
+  };
+  raw.drop(for_each_token(tokens, text, limit, goes_on, normalize, add));
   if (!goes_on || normalized.is_enough()) advance_normalized(goes_on);
 }
 
@@ -147,18 +162,12 @@ void StreamEncoder::State::advance_normalized(bool goes_on) {
   const AddedTokenMatcher& tokens = tokenizer.added_.after_normalization();
   const std::string_view text = normalized.text();
   const size_t limit = goes_on ? tokens.decided(text) : text.size();
-  size_t done = 0;
-  while (done < limit) {
-    const AddedTokenMatcher::Found found = tokens.find(text, done, limit, special);
-    const size_t end = found.token != nullptr ? found.begin : goes_on ? last_cut(text, done, limit) : text.size();
-    unsplit.add(text.substr(done, end - done));
-    done = end;
-    if (found.token == nullptr) break;
+  const auto add = [this](int32_t id) {
     advance_unsplit(false);
-    add_token(found.token->id);
-    done = found.end;
-  }
-  normalized.drop(done);
+    add_token(id);
+  };
+  normalized.drop(for_each_token(
+      tokens, text, limit, goes_on, [this](std::string_view between) { unsplit.add(between); }, add));
   if (!goes_on || unsplit.is_enough()) advance_unsplit(goes_on);
 }
 

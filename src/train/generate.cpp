@@ -36,6 +36,9 @@ double uniform(RngKey key, uint32_t what, uint64_t index) {
   return static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;
 }
 
+// Returns how many tokens are read again of a text that the cache cannot hold.
+int64_t kept_tokens(int64_t capacity) { return std::max<int64_t>(1, capacity / 2); }
+
 // One text as it grows.
 struct Sequence {
   std::vector<int32_t> tokens, pending;  // all; those that the cache does not hold yet
@@ -46,20 +49,9 @@ struct Sequence {
   void make_room(int64_t capacity) {
     if (cache[0].length + std::ssize(pending) <= capacity) return;
     for (KeyValueCache& layer : cache) layer.length = 0;
-    pending.assign(tokens.end() - std::min(std::max<int64_t>(1, capacity / 2), std::ssize(tokens)), tokens.end());
+    pending.assign(tokens.end() - std::min(kept_tokens(capacity), std::ssize(tokens)), tokens.end());
   }
 };
-
-void check(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options) {
-  const int64_t vocab = *model.config().vocab_size;
-  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
-          options.max_new_tokens);
-  for (const std::vector<int32_t>& prompt : prompts) {
-    require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
-    for (const int32_t id : prompt)
-      require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);
-  }
-}
 
 // Returns the logits of the next token of each. Those that lack one token are computed together, others one by one: what a prompt has
 // alone are then the bits that it has here.
@@ -104,6 +96,23 @@ int32_t drawn_token(std::span<const Candidate> candidates, double left) {
 
 }  // namespace
 
+void check_generation(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options) {
+  const int64_t vocab = *model.config().vocab_size;
+  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
+          options.max_new_tokens);
+  for (const std::vector<int32_t>& prompt : prompts) {
+    require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
+    for (const int32_t id : prompt)
+      require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);
+  }
+}
+
+std::optional<std::string> context_warning(const std::string& name, std::span<const int32_t> prompt, int64_t positions) {
+  if (std::ssize(prompt) <= positions) return std::nullopt;
+  return text(name, ": the prompt has ", count_text(prompt.size(), "token"), ", and the model ", positions, " positions: only the last ",
+              kept_tokens(positions), " are read");
+}
+
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
   require_numbers(logits);
   const bool greedy = options.temperature <= 0.0;
@@ -120,7 +129,7 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
 
 std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<std::vector<int32_t>>& prompts,
                                                  const SamplingOptions& options, const std::function<bool(size_t, int32_t)>& on_token) {
-  check(model, prompts, options);
+  check_generation(model, prompts, options);
   const int64_t capacity = model.config().max_position_embeddings, vocab = *model.config().vocab_size;
   const RngKey key{.seed = options.seed, .stream = RngStream::sample};
   std::vector<Sequence> all;

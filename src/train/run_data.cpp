@@ -10,6 +10,7 @@
 #include "mantissa/models/model_shape.h"
 #include "mantissa/plan/memory_check.h"
 #include "mantissa/train/evaluate.h"
+#include "mantissa/train/generate.h"
 #include "mantissa/train/train.h"
 #include "train/start_point.h"
 
@@ -68,14 +69,26 @@ std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const
   return prompts;
 }
 
+std::vector<std::string> prompt_warnings(const RunConfig& config, const Data& data, std::span<const std::vector<int32_t>> prompts) {
+  std::vector<std::string> warnings;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string name = text("eval.samples.prompts.", i);
+    for (std::string& warning : repetition_warnings(name, {.begins = data.tokenizer->begins_twice(prompts[i]) ? 1 : 0}))
+      warnings.push_back(std::move(warning));
+    if (auto warning = context_warning(name, prompts[i], config.model.max_position_embeddings)) warnings.push_back(std::move(*warning));
+  }
+  return warnings;
+}
+
 RunPreview preview_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
   const Data data = open_run_data(copy, {});
   const PrecisionPlan precision = plan_with_data(copy.config, data);
-  encode_prompts(copy.config.eval, data);
+  const std::vector<std::vector<int32_t>> prompts = encode_prompts(copy.config.eval, data);
   const Communicator alone{};
   find_start({.loaded = copy, .world = alone, .data = data, .plan = precision}, {.lock = [&copy] { require_nobody_trains(copy.config); }});
   for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
+  for (const std::string& warning : prompt_warnings(copy.config, data, prompts)) log_warning(warning);
   RunPreview preview{.config = copy.config,
                      .precision = precision,
                      .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),

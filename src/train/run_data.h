@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "mantissa/comm/communicator.h"
@@ -28,5 +30,8 @@ std::unique_ptr<Backend> open_run_device(const RunConfig& config, const Precisio
 
 // Encodes the prompts before the run starts, so that an invalid one is an error then.
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data);
+
+// Returns a warning for each of these prompts that begins twice, or is longer than the model has positions.
+std::vector<std::string> prompt_warnings(const RunConfig& config, const Data& data, std::span<const std::vector<int32_t>> prompts);
 
 }  // namespace mantissa

@@ -117,6 +117,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
     log_warning("the configuration has no section model: this is the default, of ", event.parameters, " parameters");
   for (const std::string& warning : run_warnings(run.config, run.plan)) log_warning(warning);
   for (const std::string& warning : data_warnings(run.config.data, run.data)) log_warning(warning);
+  for (const std::string& warning : prompt_warnings(run.config, run.data, run.prompts)) log_warning(warning);
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);

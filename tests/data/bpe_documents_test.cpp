@@ -1,7 +1,10 @@
 // A tokenizer.json as the tokenizer of a run: documents, prompts, texts as they grow, and the end token.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "files.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/data/documents.h"
 #include "mantissa/data/end_tokens.h"
 #include "mantissa/data/open_data.h"
@@ -13,6 +16,7 @@ namespace mantissa::bpe_documents_test {
 using test::added_token;
 using test::error_of;
 using test::small_tokenizer;
+using test::without_gaps;
 using test::write_file;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -34,7 +38,7 @@ Json with_ends() {
 class BpeDocumentsTest : public ::testing::Test {
  protected:
   std::string tokenizer_path(const Json& json) const {
-    write_file(folder_ / "tokenizer.json", json.dump());
+    write_file(folder_ / "tokenizer.json", without_gaps(json).dump());
     return folder_ / "tokenizer.json";
   }
   Tokenizer tokenizer(const Json& json) const { return Tokenizer::from_path(tokenizer_path(json)); }
@@ -71,7 +75,7 @@ TEST_F(BpeDocumentsTest, TheEndTokenIsThatOfTheFileBesideIt) {
   EXPECT_EQ(error_of([&] { open_data(appends, {.seq_len = 2}); }).code(), ExitCode::usage) << "no file says which it is";
   for (const char* const token : {R"("</s>")", R"({"content":"</s>","lstrip":false})"}) {
     write_file(folder_ / "tokenizer_config.json", std::string("{\"eos_token\":") + token + "}");
-    EXPECT_THAT(all_tokens(open_data(appends, {.seq_len = 2})), ElementsAre(30, 13, 31, 31));
+    EXPECT_THAT(all_tokens(open_data(appends, {.seq_len = 2})), ElementsAre(30, 13, 31)) << "once";
   }
   write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"<none>"})");
   EXPECT_EQ(tokenizer(with_ends()).end_token(), std::nullopt);
@@ -79,6 +83,54 @@ TEST_F(BpeDocumentsTest, TheEndTokenIsThatOfTheFileBesideIt) {
   Json gpt2 = small_tokenizer();
   gpt2["added_tokens"] = Json::Entries{added_token("<|endoftext|>", 40)};
   EXPECT_EQ(tokenizer(gpt2).end_token(), 40);
+}
+
+TEST_F(BpeDocumentsTest, EndWithTheEndTokenOnceWhoeverPutsItThere) {
+  Json json = small_tokenizer();
+  json["added_tokens"] = Json::Entries{added_token("<|endoftext|>", 17), added_token("<s>", 18)};
+  const auto tokens = [&](const std::string& name, const std::string& content, int64_t seq_len = 1) {
+    DataConfig appends = config(name, content);
+    appends.tokenizer = tokenizer_path(json);
+    appends.append_eod = true;
+    return all_tokens(open_data(appends, {.seq_len = seq_len}));
+  };
+  const std::string lines = "{\"text\":\"hello<|endoftext|>\"}\n{\"text\":\"\"}\n{\"text\":\"ld\"}\n";
+  EXPECT_THAT(tokens("a.jsonl", lines), ElementsAre(13, 17, 16, 17)) << "and an empty text is no document";
+  EXPECT_THAT(tokens("a.txt", "hello<|endoftext|>"), ElementsAre(13, 17));
+  EXPECT_THAT(tokens("a.txt", "<|endoftext|>hello"), ElementsAre(17, 13, 17));
+  EXPECT_THAT(tokens("a.jsonl", "{\"prompt\":\"hello\",\"completion\":\"ld<|endoftext|>\"}\n", 3), ElementsAre(13, 16, 17));
+  json["post_processor"] = parse_json(R"({"type":"RobertaProcessing","sep":["<|endoftext|>",17],"cls":["<s>",18]})", "p");
+  EXPECT_THAT(tokens("a.jsonl", "{\"text\":\"hello\"}\n{\"text\":\"ld\"}\n"), ElementsAre(18, 13, 17, 18, 16, 17));
+  EXPECT_THAT(tokens("a.jsonl", "{\"prompt\":\"hello\",\"completion\":\"ld\"}\n", 4), ElementsAre(18, 13, 16, 17));
+}
+
+TEST_F(BpeDocumentsTest, AreWarnedOfWhereTheySpellWhatTheTokenizerPutsAroundThem) {
+  const auto warnings = [this](const std::string& content) {
+    const DataConfig given = config("a.jsonl", content);
+    return data_warnings(given, open_data(given, {.seq_len = 6}));
+  };
+  const auto line = [](const std::string& text) { return "{\"text\":\"" + text + "\"}\n"; };
+  const std::string begins = "the begin token, which the tokenizer puts before each text, is also spelled in ",
+                    ends = "the end token, which the tokenizer puts behind each text, is also spelled in ";
+  EXPECT_THAT(warnings(line("hello<s>") + line("he</s>ll") + line("")), IsEmpty()) << "elsewhere";
+  EXPECT_THAT(warnings(line("<s>hello") + line("ld") + line("<s>")), ElementsAre(HasSubstr("a.jsonl: " + begins + "2 texts, so it is")));
+  EXPECT_THAT(warnings(line("hello</s>") + line("ld")), ElementsAre(HasSubstr(ends + "1 text, so it is")));
+  EXPECT_THAT(warnings(R"({"prompt":"<s>hello","completion":"ld</s>"})"), ElementsAre(HasSubstr(begins + "1"), HasSubstr(ends + "1")));
+  const Tokenizer own = tokenizer(with_ends());
+  EXPECT_TRUE(own.begins_twice(own.encode_prompt("<s>hello", {})));
+  EXPECT_FALSE(own.begins_twice(own.encode_prompt("hello<s>", {})));
+  EXPECT_FALSE(own.begins_twice(own.encode_prompt("", {})));
+  EXPECT_FALSE(tokenizer(small_tokenizer()).begins_twice(Ids{13})) << "which puts nothing there";
+}
+
+// encode_prompt() is what generate has.
+TEST_F(BpeDocumentsTest, APromptIsTrainedAsItIsAsked) {
+  const std::string prompt = "</s>hello<s>ld</s>";
+  const Ids trained = all_tokens(open_data(config("a.jsonl", "{\"prompt\":\"" + prompt + "\",\"completion\":\"wor\"}"), {.seq_len = 8}));
+  const Ids asked = tokenizer(with_ends()).encode_prompt(prompt, {});
+  EXPECT_THAT(asked, ElementsAre(30, 31, 13, 30, 16, 31));
+  EXPECT_TRUE(begins_with(trained, asked)) << ::testing::PrintToString(trained);
+  EXPECT_TRUE(ends_with(trained, Ids{15, 31})) << ::testing::PrintToString(trained);
 }
 
 TEST_F(BpeDocumentsTest, APathIsAFileOrAFolder) {
@@ -101,10 +153,6 @@ TEST_F(BpeDocumentsTest, LinesAreKnownByTheirKeysWhateverTheFileIsCalled) {
   EXPECT_EQ(all_tokens(open_data(config("a.json", "\n " + line), {.seq_len = 4})).size(), 4U);
   for (const size_t blanks : {63U, 64U, 65U, 5000U})
     EXPECT_EQ(recognize_format(InputFile((write_file(folder_ / "b", std::string(blanks, '\n') + line), folder_ / "b"))), DataFormat::jsonl);
-  for (const char* const other : {"{\"other\":1}\n", "{hello\n", "hello {\"text\":\"a\"}\n"}) {
-    const DataFormat format = recognize_format(InputFile((write_file(folder_ / "b", other), folder_ / "b")));
-    EXPECT_EQ(format, DataFormat::text) << other;
-  }
 }
 
 TEST_F(BpeDocumentsTest, ATokenizerIsTrainedOnTheTextsOfExamples) {
@@ -145,9 +193,41 @@ TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
   EXPECT_EQ(error_of([&] { tokenizer(json); }).code(), ExitCode::data);
 }
 
-TEST_F(BpeDocumentsTest, ExamplesTakeTokensOfUsersForText) {
-  const Data data = open_data(config("a.jsonl", "{\"prompt\":\"hello</s>\",\"completion\":\"ld\"}\n"), {.seq_len = 4});
-  EXPECT_THAT(all_tokens(data), ElementsAre(30, 13, 16, ::testing::_)) << "'<', '/', 's' and '>' have no token";
+// Messages are of users; who writes a prompt and its completion knows the tokens.
+TEST_F(BpeDocumentsTest, MessagesTakeTokensOfUsersForText) {
+  Json json = with_ends();
+  json["added_tokens"].entries().insert(json["added_tokens"].entries().end(),
+                                        {added_token("<|im_start|>", 32), added_token("<|im_end|>", 33)});
+  DataConfig chat = config("a.jsonl", R"({"messages":[{"role":"user","content":"ld</s>"},{"role":"assistant","content":"hello<s>"}]})");
+  chat.tokenizer = tokenizer_path(json);
+  chat.chat_template = ChatTemplate::chatml;
+  const Ids ids = all_tokens(open_data(chat, {.seq_len = 20}));
+  EXPECT_EQ(ids.front(), 32) << "the template alone says what begins";
+  EXPECT_EQ(std::ranges::count(ids, 30) + std::ranges::count(ids, 31), 0) << "'<', '/', 's' and '>' have no token";
+  EXPECT_EQ(std::ranges::count(ids, 33), 2);
+  EXPECT_EQ(std::ranges::count(ids, 13), 1) << ::testing::PrintToString(ids);
+}
+
+TEST_F(BpeDocumentsTest, AChatTemplateThatNothingUsesIsAnError) {
+  const std::string lines = "{\"prompt\":\"hello\",\"completion\":\"ld\"}\n", tokens = R"({"tokens":[1,2,3],"mask":[0,1,1]})";
+  const auto with_template = [this](const std::string& name, const std::string& content) {
+    DataConfig given = config(name, content);
+    given.chat_template = ChatTemplate::chatml;
+    return given;
+  };
+  for (const auto& [name, content, format] : {std::tuple("a.jsonl", lines, "jsonl"), {"a.txt", "hello world", "text"}}) {
+    const DataConfig given = with_template(name, content);
+    const Error error = error_of([&] { open_data(given, {.seq_len = 2}); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << name;
+    EXPECT_THAT(error.what(), HasSubstr("data.chat_template: chatml renders \"messages\", which no file has: ")) << name;
+    EXPECT_THAT(error.what(), HasSubstr(std::string(name) + " is " + format)) << name;
+  }
+  EXPECT_TRUE(open_data(with_template("a.jsonl", tokens), {.seq_len = 3}).train) << "which it may have rendered";
+  DataConfig valid = with_template("a.jsonl", lines);
+  valid.valid = valid.train;
+  const Data data = open_validation_data(valid, {.seq_len = 4});
+  EXPECT_EQ(data.valid.sets(), 1) << "of a run that has used it";
+  EXPECT_FALSE(has_conversations(data));
 }
 
 TEST_F(BpeDocumentsTest, AWholeCharacterIsPrintedAtOnce) {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <sstream>
 
-#include "files.h"
+#include "error_messages.h"
 #include "mantissa/data/token_file.h"
 
 namespace mantissa::jsonl_hostile_test {
@@ -33,13 +33,14 @@ std::string nested(const std::string& open, const std::string& close, int levels
 std::vector<Hostile> broken_json() {
   std::vector<Hostile> all = {{"{", ", line 1, column "},
                               {"\n\n{\n", ", line 3, column "},
+                              {"{\n  \"text\": \"a\"\n}\n", ", line 1, column 2: "},
                               {kTokens + "\n" + kTokens + "x\n", ", line 2, column 35"},
                               {std::string("{\"text\":\"a\0b\"}", 14), ", line 1, column "},
                               {std::string(200, '\0'), ", line 1, column 1"},
                               {nested("[", "]", 100'000), ", line 1, column "},
                               {nested("{\"a\":", "}", 100'000), ", line 1, column "}};
   std::istringstream lines(
-      R"(} [ ] , : " 'a' nul +1 01 1. .5 1e 0x10 NaN Infinity - {] [} {"a"} {"a":} {"a":1,} [1,] {a:1} {'a':1} {"a""b"} //{} /**/{}
+      R"(} ] , : " 'a' nul +1 01 1. .5 1e 0x10 NaN Infinity - {] [} {"a"} {"a":} {"a":1,} {a:1} {'a':1} {"a""b"} //{} /**/{}
                               {}{} {}x "\x" "\u12" {"tokens":[1,],"mask":[1]} {"text":"a","text":"b"} <html> a,b,c)");
   for (std::string line; lines >> line;) all.push_back({line, ", line 1, column "});
   for (const char* const line : {"{\"a\":1 \"b\":2}", "\"\t\"", "\xff", "\"\xc3\"", "\"\xed\xa0\x80\"", "\xef\xbb\xbf{}"})
@@ -59,9 +60,32 @@ std::vector<Hostile> no_form() {
                               {kTokens + "\n" + kPair, R"(, line 2: has "completion", but the lines before have "tokens")"},
                               {kPair + "\n\n" + R"({"text": "a"})", R"(, line 3: has "text", but the lines before have "completion")"},
                               {kPair + "\n{}", ", line 2: " + keys}};
-  for (const char* const line : {"[]", "1", "null", "true", "\"text\"", "[{\"text\": \"a\"}]"})
-    all.push_back({line, ", line 1: must be an object, got "});
+  for (const char* const line : {"1", "null", "true", "\"text\""}) all.push_back({line, ", line 1: must be an object, got "});
   return all;
+}
+
+std::vector<Hostile> wrong_lists() {
+  const std::string no_end = ": the list that the file begins with has no end";
+  return {{"[", no_end},
+          {"[ \n", no_end},
+          {"[" + kPair, no_end},
+          {"[" + kPair + ",\n", no_end},
+          {"[" + kPair + ", {\"te", ", line 1, column 39: "},
+          {"[,]", ", line 1, column 2: an entry is missing"},
+          {"[\n" + kPair + ",]", ", line 2, column 36: an entry is missing"},
+          {"[" + kPair + ",," + kPair + "]", ", line 1, column 37: an entry is missing"},
+          {"[]x", ", line 1, column 3: stands behind the end of the list that the file is"},
+          {"[" + kPair + "]\n  [", ", line 2, column 3: stands behind the end"},
+          {"[" + kPair + "\n" + kPair + "]", ", line 2, column 1: "},
+          {"[\n " + kPair + ",\n {\"prompt\": \"\xC3\xA9\" x}]", ", line 3, column 17: "},
+          {"[" + kPair + "}]", ", line 1, column 36: "},
+          {"[" + kPair + ", {\"text\": ]}]", ", line 1, column 47: "},
+          {"[\n\n 7]", ", entry 1 (line 3): must be an object, got 7"},
+          {"[1,]", ", entry 1 (line 1): must be an object, got 1"},
+          {"[" + kPair + ",\n[" + kPair + "]]", ", entry 2 (line 2): must be an object, got ["},
+          {"[" + kPair + ",\n" + kTokens + "]", R"(, entry 2 (line 2): has "tokens", but the lines before have "completion")"},
+          {"[{\"text\": \"" + nested("[", "]", 40) + "\"}, {\"a\": 1}]", ", entry 2 (line 1): has "},
+          {"\xEF\xBB\xBF[" + kPair + "]", ", line 1, column 1: starts with a byte order mark"}};
 }
 
 std::vector<Hostile> wrong_tokens() {
@@ -153,7 +177,7 @@ class HostileJsonl : public ::testing::Test {
 
 TEST_F(HostileJsonl, IsRefusedWithFileLineKeyAndReason) {
   std::vector<Hostile> all = broken_json();
-  for (const auto& more : {no_form(), wrong_tokens(), wrong_texts(), wrong_conversations()})
+  for (const auto& more : {no_form(), wrong_lists(), wrong_tokens(), wrong_texts(), wrong_conversations()})
     all.insert(all.end(), more.begin(), more.end());
   EXPECT_GE(all.size(), 150U);
   for (const Hostile& hostile : all) {
@@ -182,12 +206,97 @@ TEST_F(HostileJsonl, TakesMemoryAndTimeOfItsLongestLine) {
   while (lists.size() < (1U << 20)) lists += "[],";
   EXPECT_THAT(refusal(lists + "[]]}", options_).what(), HasSubstr("messages[0]: must be an object"));
   EXPECT_THAT(refusal(std::string(2 << 20, '\n') + "x", options_).what(), HasSubstr("a.jsonl, line 2097153, column 1"));
+  write_file(folder_ / "a.jsonl", "\n[");
+  std::filesystem::resize_file(folder_ / "a.jsonl", 100 << 20);
+  EXPECT_THAT(error_of([&] { TokenFile(folder_ / "a.jsonl", options_); }).what(),
+              HasSubstr("a.jsonl, line 2: an entry of more than 64 MiB"));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_LT(took.count(), 60);
 }
 
+// Entries may be over any lines and windows of the file, with brackets and quotation marks in texts.
+TEST_F(HostileJsonl, AListOfObjectsIsReadAsItsLinesAre) {
+  const auto read = [this](const std::string& name, const std::string& content) {
+    write_file(folder_ / name, content);
+    const TokenFile file(folder_ / name, options_);
+    EXPECT_EQ(file.format(), DataFormat::jsonl) << name;
+    std::vector<int32_t> ids(static_cast<size_t>(file.tokens()));
+    std::vector<uint8_t> marks(ids.size());
+    file.read(0, file.tokens(), ids.data(), marks.data());
+    return std::tuple(ids, marks, file.examples().examples, file.form());
+  };
+  std::vector<std::string> objects = {kPair, R"({"prompt": "a]},[{\\", "completion": "\"]\\\",[", "other": [{}, [1, [2]], "]"]})"};
+  while (objects.size() < 30'000) objects.push_back(R"({"prompt": "Say )" + std::to_string(objects.size()) + R"(", "completion": "ok"})");
+  const auto joined_by = [&](const char* between) { return joined(objects, between); };
+  const auto lines = read("a.jsonl", joined_by("\n"));
+  EXPECT_EQ(std::get<2>(lines), 30'000);
+  EXPECT_EQ(std::get<3>(lines), LineForm::completion);
+  EXPECT_GT(joined_by("\n").size(), 1U << 20) << "more than a window";
+  for (const char* const name : {"b.json", "b.jsonl", "b.txt"}) EXPECT_TRUE(read(name, "[" + joined_by(",") + "]") == lines) << name;
+  EXPECT_TRUE(read("b.json", "\n [\r\n\t" + joined_by("\n,\n\n ") + " \n]\n\n") == lines);
+  EXPECT_TRUE(read("b.json", test::replaced("[" + joined_by(",") + "]", ", \"completion\"", ",\n  \"completion\"")) == lines) << "pretty";
+}
+
+struct Claim {
+  std::string name, content, says;
+};
+
+std::vector<Claim> claims() {
+  const std::string others = R"({"instruction": "Say 0", "input": "", "output": "0"})", mark = "\xEF\xBB\xBF",
+                    pretty = "{\n  \"prompt\": \"a\",\n  \"completion\": \"b\"\n}\n";
+  return {{"a.json", others, ", line 1: has none of the keys"},
+          {"a.txt", others, ", line 1: has none of the keys"},
+          {"a.txt", " [\n " + others + "]", ", entry 1 (line 2): has none of the keys"},
+          {"a.json", pretty, ", line 1, column 2: "},
+          {"a", pretty, ", line 1, column 2: "},
+          {"a.json", mark + kPair, ", line 1, column 1: starts with a byte order mark"},
+          {"a.txt", mark + "[" + kPair, ", line 1, column 1: starts with a byte order mark"},
+          {"a.txt", R"({"\"": 1})", ", line 1: has none of the keys"},
+          {"a.JSON", "hello", ", line 1, column 1: "},
+          {"a.ndjson", "hello", ", line 1, column 1: "},
+          {"a.json", "[1, 2]", ", entry 1 (line 1): must be an object, got 1"},
+          {"a.json", "{}", ", line 1: has none of the keys"}};
+}
+
+TEST_F(HostileJsonl, WhatClaimsToBeJsonIsNeverReadAsText) {
+  for (const auto& [name, content, says] : claims()) {
+    write_file(folder_ / name, content);
+    options_.format = DataFormat::automatic;
+    const Error error = error_of([&, &name = name] { TokenFile(folder_ / name, options_); });
+    EXPECT_EQ(error.code(), ExitCode::data) << name << ' ' << content;
+    EXPECT_THAT(error.what(), HasSubstr((folder_ / name) + says)) << content;
+    options_.format = DataFormat::text;
+    EXPECT_EQ(TokenFile(folder_ / name, options_).tokens(), std::ssize(content)) << "which was asked for";
+  }
+  options_.format = DataFormat::automatic;
+  EXPECT_THAT(refusal("{}", options_).what(), HasSubstr("; data.format text trains on the JSON itself")) << "the way out";
+  EXPECT_THAT(refusal("{\n}", options_).what(), HasSubstr("; an object stands in one line, unless the file is a list of objects"));
+  EXPECT_THAT(refusal("{x}", options_).what(), ::testing::Not(HasSubstr("one line")));
+  for (const char* const text : {"{hello\n", "hello {\"text\":\"a\"}\n", "[a](b)", "{}", "[]", "{ \"a\" }", "[[\"a\": 1", "[1]", "\"a\": 1",
+                                 "{'a': 1}", "{\"a", "{\"a\\", "[", "{", ""}) {
+    write_file(folder_ / "a.txt", text);
+    EXPECT_EQ(TokenFile(folder_ / "a.txt", options_).format(), DataFormat::text) << text;
+  }
+}
+
+// The position is that of the byte which shows it, or the end of the file where a character is cut off.
+TEST_F(HostileJsonl, ABadByteOfATextHasItsPosition) {
+  const std::string long_text(1 << 20, 'a');
+  for (const auto& [content, byte] : {std::pair<std::string, size_t>{"ab\xff", 2},
+                                      {"\xC3\xA9\xC3", 3},
+                                      {"\xC3(", 1},
+                                      {long_text + "a\xC3\xA9\x80", (1 << 20) + 3},
+                                      {long_text.substr(1) + "\xC3\xA9\xC3", (1 << 20) + 2}}) {
+    write_file(folder_ / "a.txt", content);
+    const Error error = error_of([&] { TokenFile(folder_ / "a.txt", options_); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(),
+                HasSubstr(text(folder_ / "a.txt", ": neither a known token file nor UTF-8 text, which ends at byte ", byte, ";")));
+  }
+}
+
 TEST_F(HostileJsonl, MayBeEmpty) {
-  for (const char* const content : {"", "\n", " \t\r\n\n"}) {
+  for (const char* const content : {"", "\n", " \t\r\n\n", "[]", " [\n]\n"}) {
     write_file(folder_ / "a.jsonl", content);
     EXPECT_EQ(TokenFile(folder_ / "a.jsonl", options_).tokens(), 0);
   }

@@ -14,7 +14,7 @@ constexpr int64_t kVocabulary = 300;
 TextEncoder encoder() {
   return {.name = "fuzz",
           .encode =
-              [](std::string_view text, const TextOrigin&) {
+              [](std::string_view text, const TextOrigin&, SpecialTokenText) {
                 std::vector<int32_t> ids;
                 for (const char byte : text) ids.push_back(static_cast<uint8_t>(byte));
                 return ids;
@@ -26,7 +26,7 @@ void read_lines(std::string_view content, const LineOptions& options) {
   LineReader reader(options);
   for (size_t end; !content.empty(); content.remove_prefix(std::min(end + 1, content.size()))) {
     end = std::min(content.find('\n'), content.size());
-    const Example example = reader.read(content.substr(0, end), "fuzz, line");
+    const Example example = reader.read(parse_line(content.substr(0, end), "fuzz, line"), "fuzz, line");
     promise(example.ids.size() == example.trained.size(), "each token has its mask");
     for (const int32_t id : example.ids) promise(id >= 0 && id < kVocabulary, "an id is below the vocabulary");
   }

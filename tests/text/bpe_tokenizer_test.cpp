@@ -175,6 +175,56 @@ TEST(BpeTokenizer, AddedTokensLookAtWhatIsBesideThem) {
   EXPECT_THAT(encode(tokenizer, "hel hello hel, _hel"), ElementsAre(22, 13, 22, 10, 6));
 }
 
+// A token takes along the white space on its own side, and on no other.
+TEST(BpeTokenizer, WhiteSpaceGoesWithATokenOnTheSideThatItStrips) {
+  Json json = small_tokenizer({" "});
+  json["added_tokens"] = Json::Entries{added_token("[", 20), added_token("]", 21)};
+  json["added_tokens"][0]["lstrip"] = true;
+  json["added_tokens"][1]["rstrip"] = true;
+  const BpeTokenizer tokenizer = made(json);
+  EXPECT_THAT(encode(tokenizer, "a [ a"), ElementsAre(0, 20, 17, 0));
+  EXPECT_THAT(encode(tokenizer, "a ] a"), ElementsAre(0, 17, 21, 0));
+}
+
+// The package goes on searching behind the token itself, and the text goes on behind what it finds.
+TEST(BpeTokenizer, ATokenOfWhiteSpaceIsFoundInWhiteSpaceThatAnotherTakesAlong) {
+  Json json = small_tokenizer({" "});
+  json["added_tokens"] = Json::Entries{added_token("]", 20), added_token("\n\n", 21, false)};
+  json["added_tokens"][0]["rstrip"] = true;
+  for (const bool normalized : {false, true}) {
+    for (Json& token : json["added_tokens"].entries()) token["normalized"] = normalized;
+    const BpeTokenizer tokenizer = made(json);
+    EXPECT_THAT(encode(tokenizer, "a]\n\nb"), ElementsAre(0, 20, 21, 1));
+    EXPECT_THAT(encode(tokenizer, "a]\n\n"), ElementsAre(0, 20, 21)) << "at the end of a text";
+    EXPECT_THAT(encode(tokenizer, "a] \n\n \n\nb"), ElementsAre(0, 20, 21, 17, 21, 1));
+    EXPECT_THAT(encode(tokenizer, "a] \n\n  b"), ElementsAre(0, 20, 21, 17, 17, 1)) << "the rest is text again";
+    EXPECT_THAT(encode(tokenizer, "a]  b"), ElementsAre(0, 20, 1));
+  }
+}
+
+// Another id than the package gives would be that of another token where a model is served.
+TEST(BpeTokenizer, AddedTokensAreNumberedOnAsThePackageNumbersThem) {
+  const auto tokenizer = [](Json::Entries tokens, std::optional<int64_t> above = {}) {
+    Json json = small_tokenizer();
+    if (above) json["model"]["vocab"].add("zz", *above);
+    json["added_tokens"] = std::move(tokens);
+    return BpeTokenizer::from_json(json.dump(), "t.json");
+  };
+  EXPECT_EQ(tokenizer({added_token("<a>", 17), added_token("he", 10), added_token("<b>", 18)}).id_of("<b>"), 18);
+  EXPECT_EQ(tokenizer({added_token("<a>", 18)}, 40).id_of("<a>"), 18) << "the vocabulary may leave ids out";
+  EXPECT_EQ(tokenizer({added_token("zz", 40), added_token("<a>", 41)}, 40).id_of("<a>"), 41);
+  const std::pair<Json::Entries, const char*> refused[] = {
+      {{added_token("<x>", 300)}, "\"<x>\" has the id 300, but the package tokenizers numbers added tokens on, with 17 here"},
+      {{added_token("<a>", 17), added_token("<x>", 19)}, "with 18 here"},
+      {{added_token("<x>", 18), added_token("<a>", 17)}, "with 17 here"},
+      {{added_token("<x>", 16)}, "with 17 here"}};
+  for (const auto& [tokens, says] : refused) {
+    const Error error = test::error_of([&, &given = tokens] { tokenizer(given); });
+    EXPECT_EQ(error.code(), ExitCode::data) << says;
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::StartsWith("t.json"), HasSubstr(says)));
+  }
+}
+
 TEST(BpeTokenizer, NoTokenBeginsInsideOneThatMayNotStandThere) {
   Json json = small_tokenizer();
   json["added_tokens"] = Json::Entries{added_token("hel", 20), added_token("el", 21, false)};
@@ -182,6 +232,7 @@ TEST(BpeTokenizer, NoTokenBeginsInsideOneThatMayNotStandThere) {
   EXPECT_THAT(encode(made(json), "hello el"), ElementsAre(13, 21)) << "beside a letter";
   json["added_tokens"][0]["single_word"] = false;
   EXPECT_THAT(encode(made(json), "hello el", SpecialTokenText::text), ElementsAre(13, 21)) << "a text like any other";
+  EXPECT_THAT(encode(made(json), "helel", SpecialTokenText::text), ElementsAre(10, 6, 21)) << "one that begins right behind it is found";
 }
 
 TEST(BpeTokenizer, NormalizedTokensAreFoundInNormalizedText) {

@@ -22,14 +22,14 @@ Json parsed(const char* json) { return parse_json(json, "t.json"); }
 // Has every part that is supported.
 Json whole() {
   Json json = test::small_tokenizer({"<unk>", "<0x41>", "\xE2\x96\x81"});
-  json["added_tokens"] = Json::Entries{added_token("<s>", 30), added_token("wor", 15, false)};
+  json["added_tokens"] = Json::Entries{added_token("<s>", 20), added_token("wor", 15, false)};
   json["normalizer"] = parsed(R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Prepend","prepend":"h"},{"type":"Lowercase"},
     {"type":"Replace","pattern":{"String":" "},"content":"e"},{"type":"Strip","strip_left":true,"strip_right":false}]})");
   json["pre_tokenizer"] = parsed(R"({"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},
     {"type":"Punctuation","behavior":"Isolated"},{"type":"Metaspace","replacement":"▁","prepend_scheme":"first","split":true},
     {"type":"Split","pattern":{"Regex":"\\p{L}+| "},"behavior":"Isolated","invert":false}]})");
   json["post_processor"] = parsed(R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},
-    {"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"<s>":{"id":"<s>","ids":[30],"tokens":["<s>"]}}})");
+    {"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"<s>":{"id":"<s>","ids":[20],"tokens":["<s>"]}}})");
   json["decoder"] =
       parsed(R"({"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},
     {"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]})");

@@ -56,6 +56,8 @@ TEST(Chat, AModelAnswersWhatItLearnedAndStops) {
   output({"tokenize", "--train-vocab", "280", "--chat-template", "chatml", "--output", "own.json", "chats.jsonl"});
   train(load_run_config({.file = "run.json"}), {"test"}, {});
   EXPECT_EQ(answer({"run"}, asked("Bye") + asked("Hi")), "See you.\n---------------\nHello there.\n---------------\n");
+  EXPECT_EQ(answer({"run"}, "[" + asked("Bye") + ",\n" + asked("Hi") + "]"), "See you.\n---------------\nHello there.\n---------------\n")
+      << "a list of them";
 
   const std::tuple<Words, std::string, const char*> mistakes[] = {
       {{"run", "--chat-template", "llama3"}, asked("Hi"), "--chat-template: llama3 needs the token <|begin_of_text|>, "},
@@ -99,7 +101,8 @@ class ChatFolder : public ::testing::Test {
   }
   // Returns the log.
   static std::string trained(const std::string& name, const Words& sets) {
-    Words all = {"training.steps=1", "logging.dir=" + name};
+    // Room for the system message of qwen2.5.
+    Words all = {"training.steps=1", "logging.dir=" + name, "model.max_position_embeddings=128", "training.seq_len=128"};
     all.insert(all.end(), sets.begin(), sets.end());
     open_log({.console = false, .file = name + ".log"});
     train(load_run_config({.file = "run.json", .sets = all}), {"test"}, {});
@@ -248,6 +251,22 @@ TEST_F(ChatFolder, SamplingIsThatOfTheModelUnlessOptionsSayOtherwise) {
             "export: generation_config.json: not used here: repetition_penalty = 1.1\n");
   write_file("export/generation_config.json", R"({"temperature": -1})");
   EXPECT_THAT(output(generate, 4), HasSubstr("export: generation_config.json: temperature"));
+}
+
+// Conversations that were rendered before are prompts and completions, whose special tokens are these tokens in training, too.
+TEST(Chat, ARenderedPromptIsAnsweredAsItWasTrained) {
+  const test::TemporaryFolder folder;
+  const test::WorkingFolder here(folder.path());
+  const auto prompt = [](const std::string& user) { return "<|im_start|>user\n" + user + "<|im_end|>\n<|im_start|>assistant\n"; };
+  const auto pair = [&](const std::string& user, const std::string& assistant) {
+    return Json{{"prompt", prompt(user)}, {"completion", assistant + "<|im_end|>"}}.dump() + "\n";
+  };
+  write_file("chats.jsonl", pair("Hi", "Hello there.") + pair("Bye", "See you."));
+  write_file("run.json", kConfig);
+  output({"tokenize", "--train-vocab", "280", "--chat-template", "chatml", "--output", "own.json", "chats.jsonl"});
+  train(load_run_config({.file = "run.json", .sets = {"data.chat_template=null", "data.append_eod=true"}}), {"test"}, {});
+  for (const auto& [user, answer] : {std::pair{"Hi", "Hello there.\n"}, {"Bye", "See you.\n"}})
+    EXPECT_EQ(output({"generate", "run", "--temperature", "0", "--max-new-tokens", "20", "--prompt", prompt(user)}), prompt(user) + answer);
 }
 
 }  // namespace mantissa::chat_test

@@ -61,6 +61,41 @@ TEST_F(TokenizeTest, FilesThatAreThereStay) {
   }
 }
 
+TEST_F(TokenizeTest, EndsDocumentsOnceAndLeavesEmptyOnesOut) {
+  write_file("e.jsonl", "{\"text\": \"\"}\n{\"text\": \"ab\"}\n{\"text\": \"c\\n\"}\n");
+  EXPECT_THAT(tokenize("--output out --format examples --append-eod --eod-id 10 e.jsonl"), HasSubstr("2 documents, 5 tokens"));
+  EXPECT_EQ(test::read_file("out.jsonl"), "{\"tokens\":[97,98,10],\"mask\":[0,1,1]}\n{\"tokens\":[99,10],\"mask\":[0,1]}\n");
+  tokenize("--output ids --append-eod --eod-id 10 e.jsonl");
+  EXPECT_THAT(tokens("ids", 256), ElementsAre('a', 'b', 10, 'c', 10));
+}
+
+TEST_F(TokenizeTest, ReadsListsOfObjectsAndJsonAsTextWhereAsked) {
+  write_file("list.json", "[\n  {\"text\": \"ab\"},\n  {\"text\": \"c\"}\n]\n");
+  write_file("other.json", "{\"a\": 1}");
+  EXPECT_THAT(tokenize("--output out list.json d.jsonl"), HasSubstr("4 documents, 6 tokens"));
+  EXPECT_THAT(tokenize("--output other other.json", 4), HasSubstr("other.json, line 1: has none of the keys"));
+  EXPECT_THAT(tokenize("--output other --input-format text other.json"), HasSubstr("1 document, 8 tokens"));
+  EXPECT_THAT(tokenize("--output train --train-vocab 260 other.json", 4), HasSubstr("other.json, line 1: has none of the keys"));
+  tokenize("--output train --train-vocab 260 --input-format text other.json");
+  EXPECT_THAT(tokenize("--output examples --format examples --chat-template chatml list.json d.jsonl", 2),
+              HasSubstr("--chat-template: renders \"messages\", which no input has"));
+}
+
+TEST_F(TokenizeTest, WarnsOfTokensThatAreThereTwice) {
+  write_file("own.json", R"({"version": "1.0", "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": []},
+    "post_processor": {"type": "RobertaProcessing", "cls": ["<s>", 3], "sep": ["c", 2]}})");
+  write_file("pairs.jsonl", "{\"prompt\": \"<s>a\", \"completion\": \"b\"}\n");
+  write_file("twice.jsonl", "{\"text\": \"<s>a\"}\n{\"text\": \"bc\"}\n{\"text\": \"<s>bc\"}\n");
+  ::testing::internal::CaptureStderr();
+  tokenize("--tokenizer own.json --output out --format examples twice.jsonl pairs.jsonl b.txt");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("twice.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 2 texts"));
+  EXPECT_THAT(said, HasSubstr("twice.jsonl: the end token, which the tokenizer puts behind each text, is also spelled in 2 texts"));
+  EXPECT_THAT(said, HasSubstr("pairs.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 1 text,"));
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("b.txt")));
+}
+
 TEST_F(TokenizeTest, WritesExamplesThatKeepTheirMasks) {
   write_file("pairs.jsonl", "{\"prompt\": \"a\", \"completion\": \"bc\"}\n{\"prompt\": \"\", \"completion\": \"d\"}\n");
   tokenize("--output out --format examples --append-eod --eod-id 256 pairs.jsonl a.txt");

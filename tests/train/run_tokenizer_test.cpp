@@ -4,6 +4,7 @@
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/text/bpe_trainer.h"
+#include "train/run_data.h"
 #include "training.h"
 
 namespace mantissa::run_tokenizer_test {
@@ -82,7 +83,7 @@ TEST_F(RunTokenizerTest, IsThatOfTheFolderWhichTheRunStartsFrom) {
 // The ids of the weights keep their meaning, whichever kind the tokenizer is.
 TEST_F(RunTokenizerTest, IsThatOfTheRunWhichTheRunStartsFrom) {
   const std::string file = trained(270, "own.json");
-  for (const std::string tokenizer : {file, std::string("char"), std::string("byte")}) {
+  for (const std::string& tokenizer : {file, std::string("char"), std::string("byte")}) {
     SCOPED_TRACE(tokenizer);
     for (const char* const name : {"first", "second", "third"}) std::filesystem::remove_all(run_folder(name));
     run("first", sets({"data.tokenizer=" + tokenizer}));
@@ -94,7 +95,9 @@ TEST_F(RunTokenizerTest, IsThatOfTheRunWhichTheRunStartsFrom) {
     run(second);
     const LoadedModel loaded = load_model(checkpoint("second", 1), make_backend("cpu"));
     EXPECT_EQ(loaded.tokenizer->encode("hgf"), ids);
-    if (tokenizer == file) EXPECT_EQ(loaded.tokenizer->files()->tokenizer, test::read_file(file));
+    if (tokenizer == file) {
+      EXPECT_EQ(loaded.tokenizer->files()->tokenizer, test::read_file(file));
+    }
     // Its config.json can be run again, and goes on without the first run.
     const ConfigSources again{.file = run_folder("second") + "/config.json", .sets = {"logging.run_name=third"}};
     run(load_run_config(again));
@@ -139,6 +142,19 @@ TEST_F(RunTokenizerTest, OfAFolderThatIsGoneIsTakenFromTheCheckpointAndSoIsTheMo
       with({"checkpoint.init_from=null", "logging.run_name=third", "checkpoint.resume=" + checkpoint("second", 3)});
   EXPECT_EQ(text(run(started(folder, named)).losses.at(0)), straight);
   EXPECT_EQ(load_model(checkpoint("third", 4), make_backend("cpu")).tokenizer->files()->tokenizer, bytes);
+}
+
+TEST_F(RunTokenizerTest, PromptsOfSamplesThatBeginTwiceOrAreCutAreToldBefore) {
+  test::write_file(folder_ / "own.json", R"({"version": "1.0", "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": []},
+    "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+      "special_tokens": {"<s>": {"ids": [3]}}}})");
+  LoadedConfig loaded = config("run", {"data.tokenizer=" + (folder_ / "own.json"),
+                                       R"(eval.samples={"prompts": ["<s>ab", "ab", "aaaaaaaaaaaaaaaa", "aaaaaaaaaaaaaaa"]})"});
+  const Data data = open_run_data(loaded, {});
+  EXPECT_THAT(prompt_warnings(loaded.config, data, encode_prompts(loaded.config.eval, data)),
+              ::testing::ElementsAre(HasSubstr("eval.samples.prompts.0: the begin token"),
+                                     HasSubstr("eval.samples.prompts.2: the prompt has 17 tokens, and the model 16 positions")));
 }
 
 }  // namespace mantissa::run_tokenizer_test

@@ -11,13 +11,14 @@
 
 #include "mantissa/base/progressed.h"
 #include "mantissa/data/data_config.h"
+#include "mantissa/data/example.h"
 #include "mantissa/data/input_file.h"
 #include "mantissa/data/tokenizer.h"
 
 namespace mantissa {
 
-// data.format auto: magic number; else a sibling .idx (Megatron); else extension .bin (nanoGPT); else .jsonl; else valid UTF-8 (text); else
-// Error(data).
+// data.format auto: magic number; else a sibling .idx (Megatron); else extension .bin (nanoGPT); else what claims to be JSON (documents.h),
+// which is never read as text; else valid UTF-8 (text); else Error(data) that names the first byte that is not.
 DataFormat recognize_format(const InputFile& file, const Progressed& progressed = {});
 
 enum class ElementType { u8, i8, i16, u16, i32, u32, i64 };
@@ -29,7 +30,7 @@ struct TokenFileOptions {
   const Tokenizer* tokenizer = nullptr;            // for text and JSONL
   int64_t vocab_size = 0;                          // ids must be below
   std::optional<int32_t> eod_id = {};              // ends a document in nanoGPT and llmq files, starts one in llm.c
-  bool append_eod = false;                         // text and JSONL: eod_id after each document
+  bool append_eod = false;                         // text and JSONL: each document ends with eod_id
   std::optional<ChatTemplate> chat_template = {};  // JSONL of messages
   std::optional<std::string> chat_date = {};
   int64_t row_tokens = 0;      // examples are packed into rows of so many tokens; 0: they follow each other
@@ -62,6 +63,8 @@ struct TokenLayout {
   std::vector<bool> trained = {};             // examples: the prediction made from this token counts; empty: all
   std::vector<bool> padding = {};             // examples: what fills their rows; empty: nothing does
   ExampleCounts examples = {};
+  RepeatedTokens repeated = {};       // in text and examples
+  std::optional<LineForm> form = {};  // of JSONL
 };
 
 class TokenFile {
@@ -79,6 +82,8 @@ class TokenFile {
   bool has_mask() const { return layout_.mask_offset >= 0 || !layout_.trained.empty(); }
   // Examples are separate sequences: none sees another. No examples: this is a stream of tokens.
   const ExampleCounts& examples() const { return layout_.examples; }
+  const RepeatedTokens& repeated() const { return layout_.repeated; }
+  std::optional<LineForm> form() const { return layout_.form; }  // of JSONL; no other format has one
   // Returns the files it was read from, for fingerprints.
   const std::vector<std::string>& files() const { return files_; }
 

@@ -15,7 +15,7 @@ class PendingFile;
 
 struct TokenWriterOptions {
   int64_t vocab_size = 0;              // chooses the width of an id
-  std::optional<int32_t> eod_id = {};  // written with each document; none: documents follow each other bare
+  std::optional<int32_t> eod_id = {};  // between documents, once; none: they follow each other bare
 };
 
 // Writes Megatron's PREFIX.bin and PREFIX.idx: u16 ids for a vocabulary below 65500, else i32; one sequence a document, eod_id at its end.
@@ -37,7 +37,7 @@ class MegatronWriter {
 };
 
 // Writes an llm.c shard: u16 ids for a vocabulary of at most 65536, else the u32 variant; eod_id at the start of each document, as llm.c
-// has it. Throws Error(usage) beyond the 2^31 - 1 tokens that its header can say.
+// has it, unless the one before ends with it. Throws Error(usage) beyond the 2^31 - 1 tokens that its header can say.
 class LlmcWriter {
  public:
   LlmcWriter(const std::string& path, const TokenWriterOptions& options);
@@ -50,6 +50,7 @@ class LlmcWriter {
   TokenWriterOptions options_;
   std::unique_ptr<PendingFile> file_;
   int64_t tokens_ = 0;
+  std::optional<int32_t> last_ = {};  // of the ids
 };
 
 // Writes JSONL of examples, {"tokens": [...], "mask": [...]}: the form that keeps which tokens are trained (example.h).

@@ -32,6 +32,17 @@ struct BpeFiles {
   std::string config;     // tokenizer_config.json, which names the end token; "": there is none
 };
 
+// Counts texts that spell what the tokenizer puts before or after each text, so that it is there twice.
+struct RepeatedTokens {
+  int64_t begins = 0, ends = 0;
+
+  void add(const RepeatedTokens& more) { begins += more.begins, ends += more.ends; }
+};
+
+// Return whether ids begin or end with all of some others; false if there are no others.
+bool begins_with(std::span<const int32_t> ids, std::span<const int32_t> others);
+bool ends_with(std::span<const int32_t> ids, std::span<const int32_t> others);
+
 class Tokenizer {
  public:
   static Tokenizer bytes();
@@ -69,6 +80,8 @@ class Tokenizer {
                               SpecialTokenText special = SpecialTokenText::tokens) const;
   // Returns before_text() and the ids of the text: what a model continues.
   std::vector<int32_t> encode_prompt(std::string_view text, const TextOrigin& origin) const;
+  // Returns whether the text of such a prompt begins with before_text(), too.
+  bool begins_twice(std::span<const int32_t> prompt) const;
 
   // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD; of kind bpe it is passed over,
   // as are special tokens.
@@ -121,12 +134,16 @@ class DocumentEncoder {
   void add(std::string_view part, const TextOrigin& origin);
   void end_document(const TextOrigin& origin);
   void flush();
+  const RepeatedTokens& repeated() const { return repeated_; }  // of the documents that have ended
 
  private:
-  void begin_document();
+  void add_ids(std::span<const int32_t> ids);
+  void finish_document();
 
   const Tokenizer* tokenizer_;
   Sink sink_;
+  RepeatedTokens repeated_;
+  std::vector<int32_t> first_, last_;      // of the ids of a document, as many as are put before and after it
   std::unique_ptr<StreamEncoder> stream_;  // of kind bpe
   std::string carried_;                    // of kind char: a character that the end of a part cut off
   bool within_ = false;                    // a document

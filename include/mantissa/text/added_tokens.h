@@ -43,12 +43,18 @@ class AddedTokenMatcher {
   // Of tokens that outlive it, as they occur in texts.
   void add(const AddedToken& token, const std::string& occurrence);
 
+  // Two places in a text, which differ behind a token that takes white space along: the next one may begin in there.
+  struct Start {
+    size_t text = 0;   // no token takes white space before it along
+    size_t token = 0;  // no token begins before it
+  };
   struct Found {
     size_t begin = 0, end = 0;          // with the white space that it takes along
+    size_t own_end = 0;                 // without that
     const AddedToken* token = nullptr;  // none
   };
-  // Returns the first in text[from, limit), where `limit` is the end of the text or, if it goes on, at most decided().
-  Found find(std::string_view text, size_t from, size_t limit, SpecialTokenText special) const;
+  // Returns the first that begins in text[from.token, limit), where `limit` is the end of the text or, if it goes on, at most decided().
+  Found find(std::string_view text, Start from, size_t limit, SpecialTokenText special) const;
   // How far the beginnings of tokens can be told in a text that goes on.
   size_t decided(std::string_view text) const { return text.size() - std::min(text.size(), longest_ > 0 ? longest_ - 1 : 0); }
   bool empty() const { return longest_ == 0; }

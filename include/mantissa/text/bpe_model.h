@@ -21,7 +21,8 @@ class BpeModel {
   // merges whose tokens are not in the vocabulary, and of an id that two tokens have.
   static BpeModel from(const JsonReader& json, bool byte_level);
 
-  int64_t size() const { return static_cast<int64_t>(tokens_.size()); }  // one more than the largest id
+  int64_t size() const { return static_cast<int64_t>(tokens_.size()); }    // one more than the largest id
+  int64_t count() const { return static_cast<int64_t>(spelled_.size()); }  // of tokens
   // A token as the vocabulary spells it; "" for an id that has none.
   const std::string& token(int32_t id) const;
   std::optional<int32_t> id_of(std::string_view spelled) const;

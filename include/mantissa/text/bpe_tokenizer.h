@@ -23,7 +23,8 @@ namespace mantissa {
 class BpeTokenizer {
  public:
   // Throws Error(data) that names the part of the file that is not supported or not valid. What the file says of truncation and padding,
-  // which are of batches, is not used.
+  // which are of batches, is not used. An added token that model.vocab lacks has the id after those before it, as the package numbers them
+  // whatever the file says: with another id, a model would be served with other ids than it was trained with.
   static BpeTokenizer from_json(std::string_view json, const std::string& source);
   BpeTokenizer(BpeTokenizer&&) = default;  // not copied: parts refer to each other
   BpeTokenizer& operator=(BpeTokenizer&&) = default;

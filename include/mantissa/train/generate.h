@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "mantissa/models/gpt.h"
@@ -26,9 +28,16 @@ struct SamplingOptions {
 // in [0, 1) decides. Throws Error(numerical) if a logit is NaN.
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
+// Throws Error(usage) for what cannot be generated: an empty prompt, a token outside the vocabulary, max_new_tokens above kMostNewTokens.
+void check_generation(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options);
+
+// Returns a warning, which begins with `name`, that a prompt is longer than the model has positions, so that only its end is read; none if
+// it is not.
+std::optional<std::string> context_warning(const std::string& name, std::span<const int32_t> prompt, int64_t positions);
+
 // Returns the new tokens. Each is passed to on_token as it is found, and false from it ends the generation. When the cache is full, its
-// last half is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws Error(usage) for an empty
-// prompt, a token outside the vocabulary and max_new_tokens above kMostNewTokens.
+// last half is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws what check_generation()
+// does.
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});
 
