@@ -17,14 +17,14 @@ if(MANTISSA_UCX)
   set(ucx_library ", libucx0")
 endif()
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
-  "libdnnl-dev, libpcre2-dev, librandom123-dev, libspdlog-dev, libssl-dev, libutf8proc-dev, libxxhash-dev, nlohmann-json3-dev${ucx_headers}")
+  "libdnnl-dev, libpcre2-dev, librandom123-dev, libspdlog-dev, libssl-dev, libxxhash-dev, nlohmann-json3-dev${ucx_headers}")
 
 find_program(DPKG_SHLIBDEPS dpkg-shlibdeps)
 mark_as_advanced(DPKG_SHLIBDEPS)
 if(DPKG_SHLIBDEPS)
   set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 else()
-  set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libssl3, libutf8proc2, libxxhash0${ucx_library}")
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libssl3, libxxhash0${ucx_library}")
 endif()
 
 # Of the build's own version, as its upstream is its packager.

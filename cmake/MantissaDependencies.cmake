@@ -47,7 +47,6 @@ find_package(spdlog QUIET)
 mantissa_header_library(Random123 Random123/philox.h)
 mantissa_header_library(xxhash xxhash.h xxhash)
 mantissa_header_library(pcre2 pcre2.h pcre2-8)
-mantissa_header_library(utf8proc utf8proc.h utf8proc)
 mantissa_header_library(crypto openssl/hmac.h crypto)
 mantissa_header_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
 
@@ -71,7 +70,6 @@ mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VER
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
 mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
 mantissa_dependency("PCRE2" "rules and tokenizers by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")
-mantissa_dependency("utf8proc" "normal forms of text" libutf8proc-dev "${utf8proc_FOUND}" "${utf8proc_LIBRARY}")
 mantissa_dependency("libcrypto" "MACs of ranks" libssl-dev "${crypto_FOUND}" "${crypto_LIBRARY}")
 
 # Optional: without it a build runs one rank. Not under ThreadSanitizer: UCX wraps madvise, which glibc calls for the stack of a thread that

@@ -10,7 +10,7 @@ set_target_properties(mantissa_core PROPERTIES OUTPUT_NAME mantissa EXPORT_NAME 
 target_compile_features(mantissa_core PUBLIC cxx_std_20)
 target_include_directories(mantissa_core INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(mantissa_core PUBLIC Random123 nlohmann_json::nlohmann_json
-                                    PRIVATE spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads dnnl pcre2 utf8proc xxhash crypto ${MANTISSA_UCX}
+                                    PRIVATE spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads dnnl pcre2 xxhash crypto ${MANTISSA_UCX}
                                             ${MANTISSA_CUDART} ${CMAKE_DL_LIBS})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mantissa)

@@ -2,6 +2,10 @@
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
 set(MANTISSA_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(STRIP "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}} ${MANTISSA_ROUNDING_FLAGS}" MANTISSA_BUILD_FLAGS)
+set(unicode_tables ${PROJECT_SOURCE_DIR}/src/text/unicode_tables.inc)
+file(STRINGS ${unicode_tables} MANTISSA_UNICODE_VERSION REGEX "kUnicodeVersion")
+string(REGEX REPLACE ".*\"(.*)\".*" "\\1" MANTISSA_UNICODE_VERSION "${MANTISSA_UNICODE_VERSION}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${unicode_tables})
 set(MANTISSA_GENERATED ${PROJECT_BINARY_DIR}/generated)
 configure_file(${PROJECT_SOURCE_DIR}/src/base/version.cpp.in ${MANTISSA_GENERATED}/version.cpp @ONLY)
 

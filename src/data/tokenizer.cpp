@@ -207,6 +207,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   return text;
 }
 
+bool Tokenizer::ends_in_bytes(std::span<const int32_t> ids) const { return bpe_ && bpe_->tokenizer.ends_in_bytes(ids); }
+
 std::string Tokenizer::to_json() const {
   if (kind_ == TokenizerKind::byte) return R"({"type":"byte"})";
   if (bpe_) return text(R"({"type":"bpe","xxh64":")", xxh64(bpe_->files.tokenizer).text(), R"("})");
@@ -243,16 +245,18 @@ std::string TokenStream::add(int32_t id) {
   constexpr std::string_view kReplaced = "\xEF\xBF\xBD";
   ids_.push_back(id);
   if (tokenizer_->kind() != TokenizerKind::bpe) return rest();
-  return tokenizer_->decode(ids_).ends_with(kReplaced) ? "" : rest();
+  return tokenizer_->ends_in_bytes(ids_) || tokenizer_->decode(ids_).ends_with(kReplaced) ? "" : rest();
 }
 
 std::string TokenStream::rest() {
   const std::span<const int32_t> ids(ids_);
   const std::string before = tokenizer_->decode(ids.first(read_)), all = tokenizer_->decode(ids);
-  if (all.size() <= before.size()) return "";  // what follows still depends on the tokens before
+  if (before.starts_with(all)) return "";  // what follows still depends on the tokens before
+  // Tokens that change a text which has been returned, as bytes behind those that a prompt ends with do, are a text of their own.
+  std::string added = all.starts_with(before) ? all.substr(before.size()) : tokenizer_->decode(ids.subspan(read_));
   ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(read_));
   read_ = ids_.size();
-  return all.substr(std::min(before.size(), all.size()));
+  return added;
 }
 
 std::string continuation(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt, std::span<const int32_t> ids) {

@@ -102,12 +102,10 @@ void BpeModel::read_options(const JsonReader& json) {
     unknown_ = id_of(token);
     json.require(unknown_.has_value(), "unk_token \"", shortened(token), "\" is not in the vocabulary");
   }
-  has_bytes_ = byte_level_ || flag("byte_fallback");
+  const bool has_bytes = flag("byte_fallback");
   for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {
-    const std::optional<int32_t> id = byte_level_  ? id_of(letters_of_bytes(std::string(1, static_cast<char>(byte))))
-                                      : has_bytes_ ? id_of(byte_token(byte))
-                                                   : std::nullopt;
-    byte_ids_[byte] = id.value_or(-1);
+    letter_ids_[byte] = byte_level_ ? id_of(letters_of_bytes(std::string(1, static_cast<char>(byte)))).value_or(-1) : -1;
+    byte_ids_[byte] = has_bytes ? id_of(byte_token(byte)).value_or(-1) : -1;
   }
 }
 
@@ -177,34 +175,38 @@ void BpeModel::encode_anew(std::string_view piece, Cache& cache) const {
     merge_many(cache);
 }
 
-// Appends the symbols of a piece before any merge.
+// Appends the tokens of a character's bytes, if all have one.
+bool BpeModel::add_bytes(std::string_view character, std::vector<int32_t>& symbols) const {
+  const auto id_of_byte = [this](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
+  if (!std::ranges::all_of(character, [&](char byte) { return id_of_byte(byte) >= 0; })) return false;
+  for (const char byte : character) symbols.push_back(id_of_byte(byte));
+  return true;
+}
+
+// Appends the symbols of a piece before any merge. An unknown token waits for the next character with a token of its own: those of bytes
+// come before it, and fuse_unk looks past them, as in tokenizers.
 void BpeModel::split(std::string_view piece, std::vector<int32_t>& symbols) const {
-  bool after_unknown = false;
-  const auto unknown = [&] {
-    if (unknown_ && !(fuses_unknown_ && after_unknown)) symbols.push_back(*unknown_);
-    after_unknown = true;
-  };
+  bool unknown_waits = false;
   for (size_t at = 0; at < piece.size();) {
     const size_t begin = at;
-    if (byte_level_)
-      ++at;
-    else
+    int32_t id = -1;
+    if (byte_level_) {
+      id = letter_ids_[static_cast<uint8_t>(piece[at++])];
+    } else {
       next_character(piece, at);
+      const auto found = ids_.find(piece.substr(begin, at - begin));
+      if (found != ids_.end()) id = found->second;
+    }
+    if (id >= 0) {
+      if (std::exchange(unknown_waits, false)) symbols.push_back(*unknown_);
+      symbols.push_back(id);
+      continue;
+    }
     const std::string_view character = piece.substr(begin, at - begin);
-    const auto found = byte_level_ ? ids_.end() : ids_.find(character);
-    const bool fallback = found == ids_.end() && has_bytes_ &&
-                          std::ranges::all_of(character, [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)] >= 0; });
-    if (found == ids_.end() && !fallback) {
-      unknown();
-      continue;
-    }
-    after_unknown = false;
-    if (!fallback) {
-      symbols.push_back(found->second);
-      continue;
-    }
-    for (const char byte : character) symbols.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
+    if (add_bytes(byte_level_ ? letters_of_bytes(character) : std::string(character), symbols) || !unknown_) continue;
+    if (std::exchange(unknown_waits, true) && !fuses_unknown_) symbols.push_back(*unknown_);
   }
+  if (unknown_waits) symbols.push_back(*unknown_);
 }
 
 // Looks at all pairs for each merge.

@@ -1,7 +1,9 @@
 #include "mantissa/text/bpe_tokenizer.h"
 
 #include <algorithm>
+#include <array>
 
+#include "mantissa/base/printable.h"
 #include "mantissa/json/json.h"
 
 namespace mantissa {
@@ -21,11 +23,24 @@ int32_t id_of_pair(const JsonReader& json) {
   return static_cast<int32_t>(entries[1].as<int64_t>(Limits{.min = 0, .max = int64_t{1} << 26}));
 }
 
+// A member or a version that came after this program may mean other ids.
+void require_known_parts(const JsonReader& file) {
+  static constexpr std::array<std::string_view, 9> kParts = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
+                                                             "pre_tokenizer", "post_processor", "decoder", "model"};
+  for (const auto& [name, value] : file.value().members()) {
+    file.require(std::ranges::find(kParts, name) != kParts.end(), "the part \"", printable(shortened(name)), "\" is not supported (",
+                 joined(kParts, ", "), " are)");
+  }
+  const Json& version = file.value().get("version");
+  file.require(version.is_null() || version.string() == "1.0", "version ", version.shown(), " is not supported (\"1.0\" is)");
+}
+
 }  // namespace
 
 BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& source) {
   const Json root = parse_json(json, source);
   const JsonReader file(root, source);
+  require_known_parts(file);
   BpeTokenizer out;
   out.normalizer_ = Normalizer::from(member_or_null(file, "normalizer", source));
   out.pretokenizer_ = Pretokenizer::from(member_or_null(file, "pre_tokenizer", source));
@@ -55,8 +70,7 @@ void BpeTokenizer::read_post_processor(const JsonReader& json) {
   } else if (type == "TemplateProcessing") {
     read_template(json);
   } else if (type == "RobertaProcessing" || type == "BertProcessing") {
-    before_.insert(before_.begin(), id_of_pair(json.at("cls")));
-    after_.push_back(id_of_pair(json.at("sep")));
+    put_around(json, {id_of_pair(json.at("cls"))}, {id_of_pair(json.at("sep"))});
   } else if (type != "ByteLevel") {  // which changes positions in the text, not ids
     json.at("type").fail(text("the post-processor ", shortened(type),
                               " is not supported (TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence are)"));
@@ -69,6 +83,8 @@ void BpeTokenizer::read_template(const JsonReader& json) {
   bool after_sequence = false;
   for (const JsonReader& part : json.at("single").entries()) {
     if (part.value().contains("Sequence")) {
+      const auto id = part.at("Sequence").at("id").as<std::string>();
+      part.at("Sequence").at("id").require(id == "A", "must be A, the text, got ", shortened(id), " (a single text has no second one)");
       part.require(!after_sequence, "the text may be there once");
       after_sequence = true;
       continue;
@@ -78,8 +94,14 @@ void BpeTokenizer::read_template(const JsonReader& json) {
       (after_sequence ? after : before).push_back(static_cast<int32_t>(id.as<int64_t>(Limits{.min = 0, .max = int64_t{1} << 26})));
   }
   json.at("single").require(after_sequence, "has no place for the text");
-  before_.insert(before_.begin(), before.begin(), before.end());
-  after_.insert(after_.end(), after.begin(), after.end());
+  put_around(json, std::move(before), std::move(after));
+}
+
+void BpeTokenizer::put_around(const JsonReader& json, std::vector<int32_t> before, std::vector<int32_t> after) {
+  if (before.empty() && after.empty()) return;
+  json.require(before_.empty() && after_.empty(), "a second post-processor that adds tokens is not supported");
+  before_ = std::move(before);
+  after_ = std::move(after);
 }
 
 int64_t BpeTokenizer::size() const {
@@ -110,14 +132,27 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, const TextOrigi
   return out;
 }
 
+// The token as texts show it; "" for a special one, and for what is none.
+const std::string& BpeTokenizer::shown_token(int32_t id) const {
+  static const std::string kNone;
+  const AddedToken* const added = added_.find(id);
+  if (added == nullptr) return model_.token(id);
+  return added->special ? kNone : added->content;
+}
+
 std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
   std::vector<std::string> tokens;
   for (const int32_t id : ids) {
-    const AddedToken* const added = added_.find(id);
-    if (added != nullptr && !added->special) tokens.push_back(added->content);
-    if (added == nullptr && !model_.token(id).empty()) tokens.push_back(model_.token(id));
+    if (const std::string& token = shown_token(id); !token.empty()) tokens.push_back(token);
   }
   return decoder_.decode(std::move(tokens));
+}
+
+bool BpeTokenizer::ends_in_bytes(std::span<const int32_t> ids) const {
+  for (size_t i = ids.size(); i-- > 0;) {
+    if (const std::string& token = shown_token(ids[i]); !token.empty()) return decoder_.takes_for_byte(token);
+  }
+  return false;
 }
 
 }  // namespace mantissa

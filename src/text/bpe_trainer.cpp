@@ -163,7 +163,7 @@ void BpeTrainer::end_text(const TextOrigin& origin) {
 void BpeTrainer::count(bool goes_on) {
   TextPieces pieces;
   const std::string_view whole = std::string_view(text_->pending).substr(0, whole_characters(text_->pending));
-  const size_t cut = text_->cutter.cut(whole, PieceStart::of_text, goes_on, pieces);
+  const size_t cut = text_->cutter.cut(whole, 0, goes_on, pieces);
   text_->pending.erase(0, cut);
   text_->enough = std::max(Text::kWindow, 2 * text_->pending.size());
   for (size_t i = 0; i < pieces.count(); ++i) ++words_[std::string(pieces.piece(i))];

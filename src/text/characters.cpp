@@ -1,61 +1,132 @@
 #include "text/characters.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
-#include <array>
+
+#include "text/unicode_tables.inc"
 
 namespace mantissa {
 namespace {
 
-utf8proc_category_t category_of(char32_t character) { return utf8proc_category(static_cast<utf8proc_int32_t>(character)); }
+constexpr std::array<std::string_view, kCategories> kCategoryNames = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
+                                                                      "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
+                                                                      "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
 
-bool is_letter_or_mark(utf8proc_category_t category) { return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_ME; }
+bool is_letter_or_mark(Category category) { return category <= Category::Me; }
 
-struct CharacterRange {
-  char32_t first, last;
-};
+// Symbols that are alphabetic: circled and squared letters.
+constexpr std::array<CodePointRange, 4> kAlphabeticSymbols = {
+    {{0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}}};
 
-template <size_t n>
-bool is_within(const std::array<CharacterRange, n>& ranges, char32_t character) {
+template <class Ranges>
+bool is_within(const Ranges& ranges, char32_t character) {
   return std::any_of(ranges.begin(), ranges.end(),
-                     [&](const CharacterRange& one) { return character >= one.first && character <= one.last; });
+                     [&](const CodePointRange& one) { return character >= one.first && character <= one.last; });
+}
+
+// One entry for each code point.
+std::vector<Category> unpacked_categories() {
+  std::vector<Category> out(kCodePoints);
+  for (size_t i = 0; i < std::size(kCategoryRuns); ++i) {
+    const size_t end = i + 1 < std::size(kCategoryRuns) ? kCategoryRuns[i + 1] >> 8 : kCodePoints;
+    std::fill(out.begin() + (kCategoryRuns[i] >> 8), out.begin() + static_cast<std::ptrdiff_t>(end),
+              static_cast<Category>(kCategoryRuns[i] & 0xFF));
+  }
+  return out;
 }
 
 }  // namespace
 
-bool is_white_space(char32_t character) {
-  static constexpr std::array<CharacterRange, 10> kRanges = {{{0x09, 0x0D},
-                                                              {0x20, 0x20},
-                                                              {0x85, 0x85},
-                                                              {0xA0, 0xA0},
-                                                              {0x1680, 0x1680},
-                                                              {0x2000, 0x200A},
-                                                              {0x2028, 0x2029},
-                                                              {0x202F, 0x202F},
-                                                              {0x205F, 0x205F},
-                                                              {0x3000, 0x3000}}};
-  return is_within(kRanges, character);
+Category category_of(char32_t character) {
+  static const std::vector<Category> kUnpacked = unpacked_categories();
+  return kUnpacked[character];
 }
 
+const CodePoints& white_space() {
+  static const CodePoints kRanges = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
+                                     {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}};
+  return kRanges;
+}
+
+bool is_white_space(char32_t character) { return is_within(white_space(), character); }
+
 bool is_numeric(char32_t character) {
-  const utf8proc_category_t category = category_of(character);
-  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
+  const Category category = category_of(character);
+  return category >= Category::Nd && category <= Category::No;
 }
 
 bool is_punctuation(char32_t character) {
-  static constexpr std::array<CharacterRange, 4> kAscii = {{{'!', '/'}, {':', '@'}, {'[', '`'}, {'{', '~'}}};
-  const utf8proc_category_t category = category_of(character);
-  return is_within(kAscii, character) || (category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO);
+  static constexpr std::array<CodePointRange, 4> kAscii = {{{'!', '/'}, {':', '@'}, {'[', '`'}, {'{', '~'}}};
+  const auto* const after = std::upper_bound(std::begin(kPunctuationRuns), std::end(kPunctuationRuns), character << 8 | 0xFF);
+  return is_within(kAscii, character) || (*(after - 1) & 0xFF) != 0;
 }
 
 bool is_word_character(char32_t character) {
-  // Symbols that are alphabetic (circled and squared letters), and the joiners.
-  static constexpr std::array<CharacterRange, 5> kOthers = {
-      {{0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}}};
-  const utf8proc_category_t category = category_of(character);
-  return is_letter_or_mark(category) || category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-         category == UTF8PROC_CATEGORY_PC || is_within(kOthers, character);
+  constexpr char32_t kNonJoiner = 0x200C, kJoiner = 0x200D;
+  const Category category = category_of(character);
+  return is_letter_or_mark(category) || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
+         is_within(kAlphabeticSymbols, character) || character == kNonJoiner || character == kJoiner;
+}
+
+char32_t lower_case(char32_t character) {
+  size_t first = 0, end = std::size(kLowerCase) / 2;  // pairs
+  while (first < end) {
+    const size_t middle = (first + end) / 2;
+    if (kLowerCase[2 * middle] == character) return kLowerCase[2 * middle + 1];
+    if (kLowerCase[2 * middle] < character)
+      first = middle + 1;
+    else
+      end = middle;
+  }
+  return character;
+}
+
+CodePoints united(CodePoints ranges) {
+  std::ranges::sort(ranges);
+  CodePoints out;
+  for (const CodePointRange& one : ranges) {
+    if (!out.empty() && one.first <= out.back().last + 1)
+      out.back().last = std::max(out.back().last, one.last);
+    else
+      out.push_back(one);
+  }
+  return out;
+}
+
+CodePoints others(const CodePoints& points) {
+  CodePoints out;
+  char32_t next = 0;
+  for (const CodePointRange& one : points) {
+    if (one.first > next) out.push_back({next, one.first - 1});
+    next = one.last + 1;
+  }
+  if (next < kCodePoints) out.push_back({next, kCodePoints - 1});
+  return out;
+}
+
+bool is_among(const CodePoints& points, char32_t character) {
+  const auto after = std::ranges::upper_bound(points, character, {}, &CodePointRange::first);
+  return after != points.begin() && character <= std::prev(after)->last;
+}
+
+std::optional<CodePoints> code_points_of(std::string_view category) {
+  if (std::ranges::none_of(kCategoryNames, [&](std::string_view name) { return name == category || name.substr(0, 1) == category; }))
+    return std::nullopt;
+  CodePoints out;
+  for (size_t i = 0; i < std::size(kCategoryRuns); ++i) {
+    const char32_t end = i + 1 < std::size(kCategoryRuns) ? kCategoryRuns[i + 1] >> 8 : kCodePoints;
+    if (kCategoryNames[kCategoryRuns[i] & 0xFF].starts_with(category)) out.push_back({kCategoryRuns[i] >> 8, end - 1});
+  }
+  return united(std::move(out));
+}
+
+CodePoints word_characters() {
+  CodePoints out = {{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}};
+  out.insert(out.end(), kAlphabeticSymbols.begin(), kAlphabeticSymbols.end());
+  for (const char* const category : {"L", "M", "Nd", "Nl", "Pc"}) {
+    const CodePoints points = *code_points_of(category);
+    out.insert(out.end(), points.begin(), points.end());
+  }
+  return united(std::move(out));
 }
 
 }  // namespace mantissa

@@ -1,9 +1,15 @@
-// Characters of text that is known to be UTF-8, and the properties of theirs that tokenizers ask for.
+// Characters of text that is known to be UTF-8, and the properties of theirs that tokenizers ask for, from the one table of Unicode here
+// (unicode_tables.inc): no system library has a say in them.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace mantissa {
 
@@ -21,10 +27,66 @@ inline char32_t next_character(std::string_view text, size_t& at) {
 // Whether a character begins here.
 inline bool begins_character(char byte) { return (static_cast<uint8_t>(byte) & 0xC0U) != 0x80U; }
 
-// By utf8proc: the property White_Space; the categories N; ASCII punctuation or the categories P; what \w is in Rust's regex.
+inline constexpr char32_t kCodePoints = 0x110000;
+
+// General categories, in the order of scripts/unicode_tables.py.
+enum class Category : uint8_t {
+  Lu,
+  Ll,
+  Lt,
+  Lm,
+  Lo,
+  Mn,
+  Mc,
+  Me,
+  Nd,
+  Nl,
+  No,
+  Pc,
+  Pd,
+  Ps,
+  Pe,
+  Pi,
+  Pf,
+  Po,
+  Sm,
+  Sc,
+  Sk,
+  So,
+  Zs,
+  Zl,
+  Zp,
+  Cc,
+  Cf,
+  Cs,
+  Co,
+  Cn
+};
+inline constexpr size_t kCategories = 30;
+
+Category category_of(char32_t character);
+// White_Space; the categories N; ASCII punctuation or the categories P of Unicode 8, as in tokenizers; what \w is in Rust's regex.
 bool is_white_space(char32_t character);
 bool is_numeric(char32_t character);
 bool is_punctuation(char32_t character);
 bool is_word_character(char32_t character);
+// The small letter of a capital; any other character itself.
+char32_t lower_case(char32_t character);
+
+// Sets of code points, as ascending ranges that do not touch.
+struct CodePointRange {
+  char32_t first, last;
+  auto operator<=>(const CodePointRange&) const = default;
+};
+using CodePoints = std::vector<CodePointRange>;
+
+CodePoints united(CodePoints ranges);  // of ranges in any order
+CodePoints others(const CodePoints& points);
+bool is_among(const CodePoints& points, char32_t character);
+// The code points of a category ("Lu") or of a group of them ("L"); none: there is no such name.
+std::optional<CodePoints> code_points_of(std::string_view category);
+const CodePoints& white_space();
+// What \w is in Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
+CodePoints word_characters();
 
 }  // namespace mantissa

@@ -1,14 +1,11 @@
 #include "mantissa/text/normalizer.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
+#include <utility>
 
 #include "mantissa/base/utf8.h"
 #include "text/characters.h"
+#include "text/normal_forms.h"
 
 namespace mantissa {
 namespace {
@@ -26,7 +23,29 @@ void append_lowercase(char32_t character, std::string& out) {
     out += 'i';
     return append_utf8(kDotAbove, out);
   }
-  append_utf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))), out);
+  append_utf8(lower_case(character), out);
+}
+
+// Where the first characters of a text end.
+size_t end_of_characters(std::string_view text, std::ptrdiff_t count) {
+  size_t end = 0;
+  for (; count > 0 && end < text.size(); --count) next_character(text, end);
+  return end;
+}
+
+// How many bytes of what replaced() returns come from the first character, if so many of the text do. What stands for several characters
+// comes from the last of them, as tokenizers has it.
+size_t of_first_after(PatternMatcher& matcher, std::string_view content, std::string_view text, size_t of_first) {
+  size_t done = 0, out = 0;
+  matcher.search(text);
+  for (;;) {
+    const PatternMatch match = matcher.next();
+    if (match.kind == PatternMatch::Kind::none || match.begin >= of_first) return out + of_first - done;
+    out += match.begin - done;
+    if (match.end > of_first) return out;
+    out += content.size();
+    done = match.end;
+  }
 }
 
 // Runs an action whose Error lacks the place of what it is about.
@@ -49,11 +68,12 @@ SplitPattern split_pattern(const JsonReader& json) {
   return at_place(member, [&] { return regex ? SplitPattern::expression(content) : SplitPattern::literal(content); });
 }
 
-std::string replaced(const PatternMatcher& matcher, std::string_view content, std::string_view text) {
+std::string replaced(PatternMatcher& matcher, std::string_view content, std::string_view text) {
   std::string out;
   size_t done = 0;
+  matcher.search(text);
   while (done < text.size()) {
-    const PatternMatch match = matcher.find(text, done, false);
+    const PatternMatch match = matcher.next();
     if (match.kind == PatternMatch::Kind::none) break;
     out += text.substr(done, match.begin - done);
     out += content;
@@ -96,41 +116,53 @@ bool Normalizer::works_on_parts() const {
 }
 
 std::string Normalizer::apply(std::string_view text) const {
+  size_t of_first = 0;
+  return apply(text, of_first);
+}
+
+std::string Normalizer::apply(std::string_view text, size_t& of_first) const {
   std::string out(text);
   for (const Step& step : steps_) {
-    out = std::visit([&](const auto& one) { return applied(one, out); }, step);
+    out = std::visit([&](const auto& one) { return applied(one, out, of_first); }, step);
     require(out.size() <= kMostGrowth * text.size() + kMostGrowth, ExitCode::data, "the normalizer makes more than ", kMostGrowth,
             " bytes of one");
   }
   return out;
 }
 
-std::string Normalizer::applied(const Compose& step, const std::string& text) {
+std::string Normalizer::applied(const Compose& step, const std::string& text, size_t& of_first) {
   if (is_all_ascii(text)) return text;
-  const auto options =
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | (step.compatible ? UTF8PROC_COMPAT : UTF8PROC_STABLE));
-  utf8proc_uint8_t* composed = nullptr;
-  const utf8proc_ssize_t length =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &composed, options);
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owned(composed, std::free);
-  if (length == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
-  require(length >= 0, ExitCode::data, "a text cannot be normalized: ", utf8proc_errmsg(length));
-  return {reinterpret_cast<const char*>(composed), static_cast<size_t>(length)};
-}
-
-std::string Normalizer::applied(const Lowercase&, const std::string& text) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) append_lowercase(next_character(text, at), out);
+  const NormalForm form = step.compatible ? NormalForm::compatible : NormalForm::composed;
+  std::string out = in_normal_form(text, form);
+  if (of_first > 0) {
+    const std::string alone = in_normal_form(text.substr(0, of_first), form);
+    of_first = end_of_characters(out, std::ranges::count_if(alone, begins_character));
+  }
   return out;
 }
 
-std::string Normalizer::applied(const Prepend& step, const std::string& text) { return text.empty() ? text : step.text + text; }
-
-std::string Normalizer::applied(const Replace& step, const std::string& text) {
-  return replaced(PatternMatcher(step.pattern), step.content, text);
+std::string Normalizer::applied(const Lowercase&, const std::string& text, size_t& of_first) {
+  const size_t first = std::exchange(of_first, 0);
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    append_lowercase(next_character(text, at), out);
+    if (at <= first) of_first = out.size();
+  }
+  return out;
 }
 
-std::string Normalizer::applied(const Strip& step, const std::string& text) {
+std::string Normalizer::applied(const Prepend& step, const std::string& text, size_t& of_first) {
+  if (of_first > 0) of_first += step.text.size();
+  return text.empty() ? text : step.text + text;
+}
+
+std::string Normalizer::applied(const Replace& step, const std::string& text, size_t& of_first) {
+  PatternMatcher matcher(step.pattern);
+  if (of_first > 0) of_first = of_first_after(matcher, step.content, text, of_first);
+  return replaced(matcher, step.content, text);
+}
+
+std::string Normalizer::applied(const Strip& step, const std::string& text, size_t& of_first) {
   size_t begin = 0, end = 0;  // of what is no white space
   bool found = false;
   for (size_t at = 0; at < text.size();) {
@@ -140,7 +172,10 @@ std::string Normalizer::applied(const Strip& step, const std::string& text) {
     end = at;
   }
   if (!found) return step.left || step.right ? "" : text;
-  return text.substr(step.left ? begin : 0, (step.right ? end : text.size()) - (step.left ? begin : 0));
+  begin = step.left ? begin : 0;
+  end = step.right ? end : text.size();
+  of_first = std::min(end, std::max(begin, of_first)) - begin;
+  return text.substr(begin, end - begin);
 }
 
 }  // namespace mantissa

@@ -50,15 +50,17 @@ std::vector<TextRun> merged(std::vector<TextRun> runs, MatchedText matched) {
   return out;
 }
 
-void add_runs(std::string_view text, const std::vector<TextRun>& runs, TextPieces& out) {
-  for (const TextRun& run : runs) out.add(text.substr(run.begin, run.end - run.begin));
+void add_runs(std::string_view text, const std::vector<TextRun>& runs, size_t of_first, TextPieces& out) {
+  for (const TextRun& run : runs)
+    out.add(text.substr(run.begin, run.end - run.begin), std::min(run.end, std::max(run.begin, of_first)) - run.begin);
 }
 
-std::vector<TextRun> runs_of_matches(const PatternMatcher& matcher, std::string_view text, bool inverted) {
+std::vector<TextRun> runs_of_matches(PatternMatcher& matcher, std::string_view text, bool inverted) {
   std::vector<TextRun> runs;
   size_t done = 0;
+  matcher.search(text);
   while (done < text.size()) {
-    const PatternMatch match = matcher.find(text, done, false);
+    const PatternMatch match = matcher.next();
     if (match.kind == PatternMatch::Kind::none) break;
     if (match.begin > done) runs.push_back({done, match.begin, inverted});
     runs.push_back({match.begin, match.end, !inverted});
@@ -93,7 +95,7 @@ void replace_spaces(std::string_view text, const std::string& replacement, std::
 }
 
 // Pieces that each begin with the replacement, but for the first.
-void split_before(std::string_view text, const std::string& replacement, TextPieces& out) {
+void split_before(std::string_view text, const std::string& replacement, size_t of_first, TextPieces& out) {
   std::vector<TextRun> runs;
   for (size_t done = 0; done < text.size();) {
     const size_t found = std::min(text.find(replacement, done), text.size());
@@ -102,7 +104,7 @@ void split_before(std::string_view text, const std::string& replacement, TextPie
     done = found + replacement.size();
     runs.push_back({found, done, true});
   }
-  add_runs(text, merged(std::move(runs), MatchedText::merged_with_next), out);
+  add_runs(text, merged(std::move(runs), MatchedText::merged_with_next), of_first, out);
 }
 
 }  // namespace
@@ -168,6 +170,13 @@ bool Pretokenizer::works_on_parts() const {
          split->pattern.characters_before() == 0 && std::ranges::all_of(steps_, on_pieces);
 }
 
+bool Pretokenizer::asks_for_first() const {
+  return std::ranges::any_of(steps_, [](const Step& step) {
+    const auto* const metaspace = std::get_if<Metaspace>(&step);
+    return metaspace != nullptr && metaspace->prepends == Metaspace::Prepends::first;
+  });
+}
+
 Pretokenizer::Cutter::Cutter(const Pretokenizer& pretokenizer) : own_(&pretokenizer) {
   for (const Step& step : own_->steps_) {
     auto& matcher = matchers_.emplace_back();
@@ -175,25 +184,26 @@ Pretokenizer::Cutter::Cutter(const Pretokenizer& pretokenizer) : own_(&pretokeni
   }
 }
 
-size_t Pretokenizer::Cutter::cut(std::string_view text, PieceStart start, bool text_goes_on, TextPieces& out) const {
+size_t Pretokenizer::Cutter::cut(std::string_view text, size_t of_first, bool text_goes_on, TextPieces& out) {
   if (!text_goes_on) {
-    apply(0, text, start, out);
+    apply(0, text, of_first, out);
     return text.size();
   }
   TextPieces certain;
   const size_t taken = cut_first(text, certain);
-  for (size_t i = 0; i < certain.count(); ++i) apply(1, certain.piece(i), PieceStart::inside, out);
+  for (size_t i = 0; i < certain.count(); ++i) apply(1, certain.piece(i), 0, out);
   return taken;
 }
 
 // Appends what the first step makes of the text up to the last match that is certain.
-size_t Pretokenizer::Cutter::cut_first(std::string_view text, TextPieces& out) const {
+size_t Pretokenizer::Cutter::cut_first(std::string_view text, TextPieces& out) {
   const auto& split = std::get<Split>(own_->steps_.front());
   const bool keeps_matches = split.matched == MatchedText::isolated || split.inverted;
   const bool keeps_others = split.matched == MatchedText::isolated || !split.inverted;
   size_t done = 0;
+  matchers_.front()->search(text);
   for (;;) {
-    const PatternMatch match = matchers_.front()->find(text, done, true);
+    const PatternMatch match = matchers_.front()->next(true);
     if (match.kind != PatternMatch::Kind::match) return done;
     if (keeps_others) out.add(text.substr(done, match.begin - done));
     if (keeps_matches) out.add(text.substr(match.begin, match.end - match.begin));
@@ -202,45 +212,48 @@ size_t Pretokenizer::Cutter::cut_first(std::string_view text, TextPieces& out) c
 }
 
 // Appends what the steps from this one on make of a piece.
-void Pretokenizer::Cutter::apply(size_t step, std::string_view piece, PieceStart start, TextPieces& out) const {
+void Pretokenizer::Cutter::apply(size_t step, std::string_view piece, size_t of_first, TextPieces& out) {
   if (piece.empty()) return;
   if (step == own_->steps_.size()) return out.add(piece);
   const auto applied = [&](TextPieces& pieces) {
-    std::visit([&](const auto& what) { cut_piece(what, {.matcher = &matchers_[step], .start = start}, piece, pieces); },
+    std::visit([&](const auto& what) { cut_piece(what, {.matcher = &matchers_[step], .of_first = of_first}, piece, pieces); },
                own_->steps_[step]);
   };
   if (step + 1 == own_->steps_.size()) return applied(out);
   TextPieces pieces;
   applied(pieces);
-  for (size_t i = 0; i < pieces.count(); ++i) apply(step + 1, pieces.piece(i), i == 0 ? start : PieceStart::inside, out);
+  for (size_t i = 0; i < pieces.count(); ++i) apply(step + 1, pieces.piece(i), pieces.of_first_in(i), out);
 }
 
 void Pretokenizer::Cutter::cut_piece(const Split& split, const Where& where, std::string_view piece, TextPieces& out) {
-  add_runs(piece, merged(runs_of_matches(**where.matcher, piece, split.inverted), split.matched), out);
+  add_runs(piece, merged(runs_of_matches(**where.matcher, piece, split.inverted), split.matched), where.of_first, out);
 }
 
-void Pretokenizer::Cutter::cut_piece(const SplitByProperty& split, const Where&, std::string_view piece, TextPieces& out) {
+void Pretokenizer::Cutter::cut_piece(const SplitByProperty& split, const Where& where, std::string_view piece, TextPieces& out) {
   const bool numeric = split.property == Property::numeric;
   auto runs = numeric ? runs_of_characters(piece, is_numeric) : runs_of_characters(piece, is_punctuation);
-  add_runs(piece, merged(std::move(runs), split.matched), out);
+  add_runs(piece, merged(std::move(runs), split.matched), where.of_first, out);
 }
 
 void Pretokenizer::Cutter::cut_piece(const PrefixSpace&, const Where&, std::string_view piece, TextPieces& out) {
-  if (!piece.starts_with(' ')) out.text += ' ';
-  out.add(piece);
+  out.add(piece.starts_with(' ') ? std::string(piece) : ' ' + std::string(piece));
 }
 
 void Pretokenizer::Cutter::cut_piece(const Metaspace& metaspace, const Where& where, std::string_view piece, TextPieces& out) {
   using Prepends = Metaspace::Prepends;
-  const bool first = where.start == PieceStart::of_text;
   std::string text;
-  replace_spaces(piece, metaspace.replacement, text);
-  const bool prepends = metaspace.prepends == Prepends::always || (metaspace.prepends == Prepends::first && first);
-  if (prepends && !text.starts_with(metaspace.replacement)) text.insert(0, metaspace.replacement);
+  replace_spaces(piece.substr(0, where.of_first), metaspace.replacement, text);
+  size_t of_first = text.size();
+  replace_spaces(piece.substr(where.of_first), metaspace.replacement, text);
+  const bool prepends = metaspace.prepends == Prepends::always || (metaspace.prepends == Prepends::first && of_first > 0);
+  if (prepends && !text.starts_with(metaspace.replacement)) {
+    text.insert(0, metaspace.replacement);
+    if (of_first > 0) of_first += metaspace.replacement.size();
+  }
   if (metaspace.splits)
-    split_before(text, metaspace.replacement, out);
+    split_before(text, metaspace.replacement, of_first, out);
   else
-    out.add(text);
+    out.add(text, of_first);
 }
 
 }  // namespace mantissa

@@ -3,11 +3,13 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
 #include <new>
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/printable.h"
-#include "text/characters.h"
+#include "mantissa/base/utf8.h"
+#include "text/character_classes.h"
 #include "text/pattern_syntax.h"
 
 namespace mantissa {
@@ -24,37 +26,92 @@ std::string reason_of(int error) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-}  // namespace
+std::string quoted(const std::string& written) { return text('"', printable(shortened(written)), '"'); }
 
-SplitPattern::SplitPattern(std::string written, const std::string& translated) : written_(std::move(written)) {
-  int error = 0;
-  PCRE2_SIZE at = 0;
-  pcre2_code* const code =
-      pcre2_compile(units(translated), translated.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
-  require(code != nullptr, ExitCode::data, "\"", printable(shortened(written_)), "\" is no expression: ", reason_of(error));
-  code_ = std::shared_ptr<const void>(code, [](pcre2_code* owned) { pcre2_code_free(owned); });
-  uint32_t matches_nothing = 0;
-  pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-  require(matches_nothing == 0, ExitCode::data, "\"", printable(shortened(written_)),
-          "\": an expression that matches nothing is not supported");
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is no JIT, the same matches are found more slowly
+CharacterClasses classes_of(const PatternParts& parts, const std::string& written) {
+  std::vector<CodePoints> sets;
+  for (const PatternPart& part : parts) {
+    if (part.characters) sets.push_back(*part.characters);
+  }
+  std::ranges::sort(sets);
+  const auto repeated = std::ranges::unique(sets);
+  sets.erase(repeated.begin(), repeated.end());
+  std::optional<CharacterClasses> classes = CharacterClasses::dividing(sets);
+  require(classes.has_value(), ExitCode::data, quoted(written),
+          ": an expression that tells more than 256 kinds of characters apart is not ", "supported");
+  return *std::move(classes);
 }
 
-SplitPattern SplitPattern::expression(std::string_view written) { return {std::string(written), pcre2_expression(written)}; }
+// Appends a class of PCRE2 that has these bytes, or, of none, one that matches nothing.
+void append_bytes(const std::vector<uint8_t>& bytes, std::string& out) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  const auto byte = [&](uint8_t value) { out += {'\\', 'x', kDigits[value / 16], kDigits[value % 16]}; };
+  if (bytes.size() == 1) return byte(bytes.front());
+  out += bytes.empty() ? R"([^\x00-\xff)" : "[";
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const size_t first = i;
+    while (i + 1 < bytes.size() && bytes[i + 1] == bytes[i] + 1) ++i;
+    byte(bytes[first]);
+    if (i > first) out += '-', byte(bytes[i]);
+  }
+  out += ']';
+}
+
+std::string expression_of(const PatternParts& parts, const CharacterClasses& classes) {
+  std::string out;
+  for (const PatternPart& part : parts) {
+    if (part.characters)
+      append_bytes(classes.classes_of(*part.characters), out);
+    else
+      out += part.syntax;
+  }
+  return out;
+}
+
+}  // namespace
+
+struct SplitPattern::Compiled {
+  Compiled(const PatternParts& parts, const std::string& written) : classes(classes_of(parts, written)) {
+    int error = 0;
+    PCRE2_SIZE at = 0;
+    const std::string expression = expression_of(parts, classes);
+    code = pcre2_compile(units(expression), expression.size(), PCRE2_NEVER_UTF, &error, &at, nullptr);
+    require(code != nullptr, ExitCode::data, quoted(written), " is no expression: ", reason_of(error));
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is no JIT, the same matches are found more slowly
+  }
+  ~Compiled() { pcre2_code_free(code); }
+  Compiled(const Compiled&) = delete;
+  Compiled& operator=(const Compiled&) = delete;
+
+  CharacterClasses classes;
+  pcre2_code* code = nullptr;
+};
+
+SplitPattern SplitPattern::expression(std::string_view written) {
+  SplitPattern out{std::string(written)};
+  require(is_utf8(written), ExitCode::data, quoted(out.written_), ": an expression that is not UTF-8 is not supported");
+  out.compiled_ = std::make_shared<const Compiled>(pattern_parts(written), out.written_);
+  uint32_t matches_nothing = 0;
+  pcre2_pattern_info(out.compiled_->code, PCRE2_INFO_MATCHEMPTY, &matches_nothing);
+  require(matches_nothing == 0, ExitCode::data, quoted(out.written_), ": an expression that matches nothing is not supported");
+  return out;
+}
 
 SplitPattern SplitPattern::literal(std::string_view text) {
   require(!text.empty(), ExitCode::data, "an empty text splits nothing");
-  return {std::string(text), pcre2_literal(text)};
+  SplitPattern out{std::string(text)};
+  out.compiled_ = std::make_shared<const Compiled>(literal_parts(text), out.written_);
+  return out;
 }
 
 size_t SplitPattern::characters_before() const {
   uint32_t most = 0;
-  pcre2_pattern_info(static_cast<const pcre2_code*>(code_.get()), PCRE2_INFO_MAXLOOKBEHIND, &most);
+  pcre2_pattern_info(compiled_->code, PCRE2_INFO_MAXLOOKBEHIND, &most);
   return most;
 }
 
-struct PatternMatcher::Memory {
-  explicit Memory(const pcre2_code* code)
+struct PatternMatcher::Search {
+  explicit Search(const pcre2_code* code)
       : data(pcre2_match_data_create_from_pattern(code, nullptr)),
         context(pcre2_match_context_create(nullptr)),
         stack(pcre2_jit_stack_create(kLeastJitStack, kMostJitStack, nullptr)) {
@@ -62,34 +119,52 @@ struct PatternMatcher::Memory {
     pcre2_set_match_limit(context, kMostMatchSteps);
     if (stack != nullptr) pcre2_jit_stack_assign(context, nullptr, stack);
   }
-  ~Memory() {
+  ~Search() {
     pcre2_jit_stack_free(stack);
     pcre2_match_context_free(context);
     pcre2_match_data_free(data);
   }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+  Search(const Search&) = delete;
+  Search& operator=(const Search&) = delete;
+
+  // The byte at which a character begins; none before `character`, which is at `byte`.
+  size_t byte_of(size_t target) {
+    for (; character < target; ++character) next_character(text, byte);
+    return byte;
+  }
 
   pcre2_match_data* data;
   pcre2_match_context* context;
   pcre2_jit_stack* stack;
+  std::string_view text;
+  std::string classes;             // of its characters
+  size_t character = 0, byte = 0;  // at which the next match is looked for
 };
 
 PatternMatcher::PatternMatcher(const SplitPattern& pattern)
-    : pattern_(&pattern), memory_(std::make_unique<Memory>(static_cast<const pcre2_code*>(pattern.code_.get()))) {}
+    : pattern_(&pattern), search_(std::make_unique<Search>(pattern.compiled_->code)) {}
 PatternMatcher::~PatternMatcher() = default;
 PatternMatcher::PatternMatcher(PatternMatcher&&) noexcept = default;
 
-PatternMatch PatternMatcher::find(std::string_view text, size_t from, bool text_goes_on) const {
-  const auto* const code = static_cast<const pcre2_code*>(pattern_->code_.get());
-  const uint32_t options = PCRE2_NO_UTF_CHECK | (text_goes_on ? PCRE2_PARTIAL_HARD : 0U);
-  const int found = pcre2_match(code, units(text), text.size(), from, options, memory_->data, memory_->context);
+void PatternMatcher::search(std::string_view text) {
+  search_->text = text;
+  search_->character = search_->byte = 0;
+  pattern_->compiled_->classes.classify(text, search_->classes);
+}
+
+PatternMatch PatternMatcher::next(bool text_goes_on) {
+  const uint32_t options = text_goes_on ? PCRE2_PARTIAL_HARD : 0U;
+  const int found = pcre2_match(pattern_->compiled_->code, units(search_->classes), search_->classes.size(), search_->character, options,
+                                search_->data, search_->context);
   if (found == PCRE2_ERROR_NOMATCH) return {.kind = text_goes_on ? PatternMatch::Kind::undecided : PatternMatch::Kind::none};
   if (found == PCRE2_ERROR_PARTIAL) return {.kind = PatternMatch::Kind::undecided};
-  require(found > 0, ExitCode::data, "the expression \"", printable(shortened(pattern_->written_)), "\" cannot be matched with \"",
-          printable(shortened(std::string(text.substr(from, 64)))), "\": ", reason_of(found));
-  const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(memory_->data);
-  return {.kind = PatternMatch::Kind::match, .begin = ends[0], .end = ends[1]};
+  if (found < 0) {  // not require(), which would quote the text of each match
+    fail(ExitCode::data, "the expression ", quoted(pattern_->written_), " cannot be matched with \"",
+         printable(shortened(std::string(search_->text.substr(search_->byte, 64)))), "\": ", reason_of(found));
+  }
+  const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(search_->data);
+  const size_t begin = search_->byte_of(ends[0]);
+  return {.kind = PatternMatch::Kind::match, .begin = begin, .end = search_->byte_of(ends[1])};
 }
 
 }  // namespace mantissa

@@ -2,16 +2,24 @@
 // that are looked for there; and of text that is cut into pieces. Each passes on what no continuation of the text changes and keeps the
 // rest. The model encodes pieces once there is a window of them, several at a time.
 #include <algorithm>
+#include <utility>
 
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/text/bpe_tokenizer.h"
+#include "text/characters.h"
 #include "text/text_pieces.h"
 
 namespace mantissa {
 namespace {
 
 constexpr int64_t kFewestBytes = 4096;  // that are worth a thread
+
+size_t length_of_first(std::string_view text) {
+  size_t end = 0;
+  if (!text.empty()) next_character(text, end);
+  return end;
+}
 
 // The last place before which the text may be normalized by itself: before a character of ASCII, with which nothing composes.
 size_t last_cut(std::string_view text, size_t from, size_t limit) {
@@ -64,6 +72,7 @@ struct StreamEncoder::State {
         special(how),
         window(window_bytes),
         in_parts(of.works_on_parts()),
+        asks_for_first(of.pretokenizer_.asks_for_first()),
         raw(window_bytes),
         normalized(window_bytes),
         unsplit(window_bytes),
@@ -91,11 +100,11 @@ struct StreamEncoder::State {
   Sink sink;
   SpecialTokenText special;
   size_t window;
-  bool in_parts;
+  bool in_parts, asks_for_first;
   Utf8Decoder utf8;
   UndecidedText raw, normalized, unsplit;
   Pretokenizer::Cutter cutter;
-  PieceStart start = PieceStart::of_text;
+  size_t of_first = 0, of_first_unsplit = 0;  // bytes that `normalized` and `unsplit` begin with and that come from the first character
   TextPieces pieces;
   std::vector<Mark> marks;
   std::vector<EncodedPieces> encoded;  // a thread each
@@ -121,7 +130,6 @@ void StreamEncoder::end_text(const TextOrigin& origin) {
   require(state_->utf8.between_characters(), origin.code, origin.name, ": ends inside a UTF-8 character");
   state_->advance_raw(false);
   state_->add_token(State::kEndOfText);
-  state_->start = PieceStart::of_text;
   if (state_->pieces.text.size() >= state_->window) state_->encode_pieces();
 }
 
@@ -149,7 +157,10 @@ void StreamEncoder::State::advance_raw(bool goes_on) {
   const AddedTokenMatcher& tokens = tokenizer.added_.before_normalization();
   const std::string_view text = raw.text();
   const size_t limit = goes_on ? tokens.decided(text.substr(0, whole_characters(text))) : text.size();
-  const auto normalize = [this](std::string_view between) { normalized.add(tokenizer.normalizer_.apply(between)); };
+  const auto normalize = [&](std::string_view between) {
+    of_first = asks_for_first && between.data() == text.data() ? length_of_first(between) : 0;
+    normalized.add(tokenizer.normalizer_.apply(between, of_first));
+  };
   const auto add = [this](int32_t id) {
     advance_normalized(false);
     add_token(id);
@@ -162,19 +173,22 @@ void StreamEncoder::State::advance_normalized(bool goes_on) {
   const AddedTokenMatcher& tokens = tokenizer.added_.after_normalization();
   const std::string_view text = normalized.text();
   const size_t limit = goes_on ? tokens.decided(text) : text.size();
+  const auto split = [&](std::string_view between) {
+    const auto begin = static_cast<size_t>(between.data() - text.data()), end = begin + between.size();
+    unsplit.add(between);
+    of_first_unsplit = std::min(end, std::max(begin, of_first)) - begin;
+  };
   const auto add = [this](int32_t id) {
     advance_unsplit(false);
     add_token(id);
   };
-  normalized.drop(for_each_token(
-      tokens, text, limit, goes_on, [this](std::string_view between) { unsplit.add(between); }, add));
+  normalized.drop(for_each_token(tokens, text, limit, goes_on, split, add));
   if (!goes_on || unsplit.is_enough()) advance_unsplit(goes_on);
 }
 
 void StreamEncoder::State::advance_unsplit(bool goes_on) {
   const std::string_view text = unsplit.text();
-  unsplit.drop(cutter.cut(text, start, goes_on, pieces));
-  start = PieceStart::inside;
+  unsplit.drop(cutter.cut(text, std::exchange(of_first_unsplit, 0), goes_on, pieces));
 }
 
 void StreamEncoder::State::encode_pieces() {
@@ -187,7 +201,7 @@ void StreamEncoder::State::encode_pieces() {
     encoded[static_cast<size_t>(begin / each)].encode(tokenizer.model_, pieces, static_cast<size_t>(begin), static_cast<size_t>(end));
   });
   deliver();
-  pieces.text.clear(), pieces.ends.clear(), marks.clear();
+  pieces.clear(), marks.clear();
 }
 
 void StreamEncoder::State::deliver() {

@@ -98,7 +98,9 @@ void TextDecoder::add_steps(const JsonReader& json) {
     steps_.emplace_back(Fuse{});
   } else if (type == "Metaspace") {
     const bool never = json.value().contains("prepend_scheme") && json.at("prepend_scheme").as<std::string>() == "never";
-    steps_.emplace_back(Metaspace{json.at("replacement").as<std::string>(), !never && flag_of(json, "add_prefix_space")});
+    const auto replacement = json.at("replacement").as<std::string>();
+    json.at("replacement").require(!replacement.empty(), "must be a character");
+    steps_.emplace_back(Metaspace{SplitPattern::literal(replacement), !never && flag_of(json, "add_prefix_space")});
   } else if (type == "Replace") {
     steps_.emplace_back(Replace{split_pattern(json.at("pattern")), json.at("content").as<std::string>()});
   } else if (type == "Strip") {
@@ -120,6 +122,10 @@ std::string TextDecoder::decode(std::vector<std::string> tokens) const {
     require(concatenated(tokens).size() <= most, ExitCode::data, "the decoder makes more than ", kMostDecoderGrowth, " bytes of one");
   }
   return concatenated(tokens);
+}
+
+bool TextDecoder::takes_for_byte(std::string_view token) const {
+  return named_byte(token) >= 0 && std::ranges::any_of(steps_, [](const Step& step) { return std::holds_alternative<ByteFallback>(step); });
 }
 
 void TextDecoder::apply(const ByteLevel&, std::vector<std::string>& tokens) {
@@ -148,13 +154,12 @@ void TextDecoder::apply(const Fuse&, std::vector<std::string>& tokens) { tokens 
 
 // All that the first token has of the replacement goes, where encoding prepended one.
 void TextDecoder::apply(const Metaspace& step, std::vector<std::string>& tokens) {
-  const SplitPattern pattern = SplitPattern::literal(step.replacement);
-  const PatternMatcher matcher(pattern);
+  PatternMatcher matcher(step.pattern);
   for (std::string& token : tokens) token = replaced(matcher, step.prepends && &token == &tokens.front() ? "" : " ", token);
 }
 
 void TextDecoder::apply(const Replace& step, std::vector<std::string>& tokens) {
-  const PatternMatcher matcher(step.pattern);
+  PatternMatcher matcher(step.pattern);
   for (std::string& token : tokens) token = replaced(matcher, step.content, token);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "files.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/data/data_warnings.h"
 #include "mantissa/data/documents.h"
 #include "mantissa/data/end_tokens.h"
@@ -246,6 +247,34 @@ TEST_F(BpeDocumentsTest, AWholeCharacterIsPrintedAtOnce) {
   EXPECT_THAT(parts, ElementsAre("c", "a", "f", "\xC3\xA9", " ", "\xF0\x9F\x98\x80", "!"));
   EXPECT_EQ(stream.add(ids[3]), "");
   EXPECT_EQ(stream.rest(), "\xEF\xBF\xBD") << "what did not become whole";
+}
+
+// Decoding takes a run of tokens that name bytes as a whole: where one of its characters is cut off, each byte is U+FFFD.
+TEST_F(BpeDocumentsTest, AStreamOfByteTokensIsWhatDecodingGivesAndUtf8) {
+  Json json = small_tokenizer({"<0x0A>", "<0xE3>", "<0x81>", "<0x82>"});
+  json["added_tokens"] = Json::Entries{added_token("</s>", 21)};  // which texts do not show
+  json["decoder"] = parse_json(R"({"type":"Sequence","decoders":[{"type":"ByteFallback"},{"type":"Fuse"}]})", "d");
+  const Tokenizer own = tokenizer(json);
+  const auto shown = [&own](const Ids& prompt, const Ids& ids) {
+    TokenStream stream(own, prompt);
+    std::string text;
+    for (size_t i = 0; i <= ids.size(); ++i) {
+      const std::string part = i < ids.size() ? stream.add(ids[i]) : stream.rest();
+      EXPECT_TRUE(is_utf8(part)) << ::testing::PrintToString(ids);
+      text += part;
+    }
+    return text;
+  };
+  constexpr std::array<int32_t, 6> kTokens = {0, 17, 18, 19, 20, 21};
+  for (size_t number = 0; number < 7776; ++number) {  // all of five tokens
+    Ids ids;
+    for (size_t i = 0, rest = number; i < 5; ++i, rest /= 6) ids.push_back(kTokens[rest % 6]);
+    ASSERT_EQ("a" + shown({0}, ids), own.decode(Ids{0, ids[0], ids[1], ids[2], ids[3], ids[4]})) << ::testing::PrintToString(ids);
+  }
+  EXPECT_EQ(shown({0, 17}, {18, 0}), "\uFFFDa") << "behind a line end that has been shown";
+  TokenStream lines(own, {0});
+  EXPECT_EQ(lines.add(17), "");
+  EXPECT_EQ(lines.add(0), "\na") << "as soon as the run has ended";
 }
 
 // Its decoder strips the space that a text begins with, which is not there in the middle of one.

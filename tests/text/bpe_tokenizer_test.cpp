@@ -6,6 +6,8 @@
 #include <random>
 
 #include "files.h"
+#include "mantissa/base/utf8.h"
+#include "text/normal_forms.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::bpe_tokenizer_test {
@@ -121,6 +123,32 @@ TEST(BpeTokenizer, BytesStandForACharacterIfAllAreThere) {
   json["decoder"] = {{"type", "Sequence"}, {"decoders", Json::Entries{{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}};
   EXPECT_EQ(made(json).decode(Ids{5, 18, 19, 0}), "h\u00e9a");
   EXPECT_EQ(made(json).decode(Ids{18, 0, 19, 18}), "\uFFFDa\uFFFD\uFFFD");
+}
+
+// Tokenizers keeps an unknown token back until a character has a token of its own.
+TEST(BpeTokenizer, AnUnknownTokenStandsBehindTheBytesThatFollowIt) {
+  Json json = small_tokenizer({"<unk>", "<0xC3>", "<0xA9>"});
+  json["model"]["unk_token"] = "<unk>";
+  json["model"]["byte_fallback"] = true;
+  EXPECT_THAT(encode(made(json), "xh"), ElementsAre(17, 5));
+  EXPECT_THAT(encode(made(json), "x\u00e9h"), ElementsAre(18, 19, 17, 5));
+  EXPECT_THAT(encode(made(json), "x\u00e9y"), ElementsAre(18, 19, 17, 17));
+  EXPECT_THAT(encode(made(json), "xy\u00e9"), ElementsAre(17, 18, 19, 17));
+  json["model"]["fuse_unk"] = true;
+  EXPECT_THAT(encode(made(json), "x\u00e9yh"), ElementsAre(18, 19, 17, 5)) << "one for both";
+  EXPECT_THAT(encode(made(json), "xhy"), ElementsAre(17, 5, 17));
+}
+
+// U+0120 is the letter of a space, U+010A that of a line end; C4, A0 and 8A are the bytes of these letters.
+TEST(BpeTokenizer, ALetterOfAByteWithoutATokenIsWhatACharacterWouldBe) {
+  Json json = small_tokenizer({"<unk>", "<0xC4>", "<0xA0>"});
+  json["pre_tokenizer"] = parse_json(R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":false})", "p");
+  EXPECT_THAT(encode(made(json), "a h"), ElementsAre(0, 5)) << "left out";
+  json["model"]["unk_token"] = "<unk>";
+  EXPECT_THAT(encode(made(json), "a h"), ElementsAre(0, 17, 5));
+  json["model"]["byte_fallback"] = true;
+  EXPECT_THAT(encode(made(json), "a h"), ElementsAre(0, 18, 19, 5));
+  EXPECT_THAT(encode(made(json), "a\n h"), ElementsAre(0, 18, 19, 17, 5)) << "U+010A has a byte without a token";
 }
 
 TEST(BpeTokenizer, APieceThatALongOneBeginsWithIsMergedAlone) {
@@ -277,6 +305,96 @@ TEST(NormalizedTexts, AreWhatTheModelSees) {
   }
 }
 
+struct InForm {
+  const char *text, *composed, *compatible;
+};
+
+TEST(NormalForms, AreThoseOfTheTable) {
+  static const InForm kRows[] = {
+      {"", "", ""},
+      {"abc\n", "abc\n", "abc\n"},
+      {"e\u0301x\u00e9", "\u00e9x\u00e9", "\u00e9x\u00e9"},
+      {"\u0301e", "\u0301e", "\u0301e"},                    // a mark that nothing stands before
+      {"a\u0307\u0323", "\u1ea1\u0307", "\u1ea1\u0307"},    // which are ordered first
+      {"\u1ea1\u0302", "\u1ead", "\u1ead"},                 // as is what a composite was of
+      {"a\u0315\u0300", "\u00e0\u0315", "\u00e0\u0315"},    // composed past a mark of another class
+      {"a\u0301\u0301", "\u00e1\u0301", "\u00e1\u0301"},    // but not past one of its own
+      {"a\u034f\u0301", "a\u034f\u0301", "a\u034f\u0301"},  // nor past one of none
+      {"\u212b\u2126", "\u00c5\u03a9", "\u00c5\u03a9"},     // singletons
+      {"\u0344", "\u0308\u0301", "\u0308\u0301"},           // marks that are not composed again
+      {"\u0915\u093c", "\u0915\u093c", "\u0915\u093c"},     // excluded from composition
+      {"\u0958", "\u0915\u093c", "\u0915\u093c"},
+      {"\u1100\u1161\u11a8x", "\uac01x", "\uac01x"},  // Hangul
+      {"\uac00\u11a8", "\uac01", "\uac01"},
+      {"\uac01\u11a8", "\uac01\u11a8", "\uac01\u11a8"},
+      {"\uac00\u11a7", "\uac00\u11a7", "\uac00\u11a7"},  // which is no trailing jamo
+      {"\u09c7\u09be", "\u09cb", "\u09cb"},              // a second character that is no mark of a class
+      {"\ufb01\u2460\uff76\uff9e", "\ufb01\u2460\uff76\uff9e", "fi1\u30ac"},
+      {"\u1e9b\u0323", "\u1e9b\u0323", "\u1e69"},
+      {"\u1e9b", "\u1e9b", "\u1e61"},  // composed, of a character that has a compatible one
+      {"\u0fb2\u0f81", "\u0fb2\u0f71\u0f80", "\u0fb2\u0f71\u0f80"},
+      // What came after Unicode 9, which tokenizers' tables lack: composites, compatible characters, the order of marks.
+      {"\U000105D2\u0307\u32ff", "\U000105D2\u0307\u32ff", "\U000105D2\u0307\u32ff"},
+      {"a\U00010D69\u0327", "a\U00010D69\u0327", "a\U00010D69\u0327"},
+      {"a\U0001E130\u0327", "a\U0001E130\u0327", "a\U0001E130\u0327"},
+      {"a\u1dfb\u0327", "a\u0327\u1dfb", "a\u0327\u1dfb"}};
+  for (const InForm& row : kRows) {
+    EXPECT_EQ(in_normal_form(row.text, NormalForm::composed), row.composed) << row.text;
+    EXPECT_EQ(in_normal_form(row.text, NormalForm::compatible), row.compatible) << row.text;
+    EXPECT_EQ(in_normal_form(std::string("x ") + row.text + " y\u00e9", NormalForm::composed),
+              std::string("x ") + row.composed + " y\u00e9");
+  }
+}
+
+// Of any text: normalized once more it is the same, and so are its parts that begin with a character of ASCII.
+TEST(NormalForms, AreTheSameInPartsAndOnceMore) {
+  std::mt19937 random(7);
+  constexpr std::array<char32_t, 20> kSome = {'a',    'e',    ' ',    0x300,  0x301,  0x323,  0x315,  0x34F, 0x1100, 0x1161,
+                                              0x11A8, 0xAC00, 0xAC01, 0x1EA1, 0x1E9B, 0xFB01, 0x0958, 0x9C7, 0x9BE,  0x9CB};
+  for (int i = 0; i < 20000; ++i) {
+    std::string text, other = "b";
+    for (size_t length = random() % 8; length-- > 0;) append_utf8(kSome[random() % kSome.size()], text);
+    for (size_t length = random() % 4; length-- > 0;) append_utf8(kSome[random() % kSome.size()], other);
+    for (const NormalForm form : {NormalForm::composed, NormalForm::compatible}) {
+      const std::string once = in_normal_form(text, form);
+      ASSERT_EQ(in_normal_form(once, form), once) << text;
+      ASSERT_EQ(in_normal_form(text + other, form), once + in_normal_form(other, form)) << text << other;
+    }
+  }
+}
+
+// Letters, digits and signs that Unicode 16 added, and the small letter of one.
+TEST(BpeTokenizer, PropertiesOfCharactersAreThoseOfTheTable) {
+  Json json = small_tokenizer({"\U00010D70", "\U00010D41", "\u1b7f", "1", "1\U00010D41", "h\u1b7f", "\u2e42", "h\u2e42"});
+  json["model"]["merges"] = Json::Entries{Json::Entries{"1", "\U00010D41"}, Json::Entries{"h", "\u1b7f"}, Json::Entries{"h", "\u2e42"}};
+  const auto ids = [&json](const char* part, const char* content, const std::string& text) {
+    Json with = json;
+    with[part] = parse_json(content, "part");
+    return encode(made(with), text);
+  };
+  EXPECT_THAT(ids("normalizer", R"({"type":"Lowercase"})", "\U00010D50H"), ElementsAre(17, 5));
+  EXPECT_THAT(ids("pre_tokenizer", R"({"type":"Digits","individual_digits":false})", "1\U00010D41"), ElementsAre(21));
+  EXPECT_THAT(ids("pre_tokenizer", R"({"type":"Punctuation"})", "h\u1b7f"), ElementsAre(22))
+      << "of which tokenizers' Punctuation does not know";
+  EXPECT_THAT(ids("pre_tokenizer", R"({"type":"Punctuation"})", "h\u2e42"), ElementsAre(5, 23)) << "of Unicode 8";
+  json["added_tokens"] = Json::Entries{added_token("or", 14, false)};
+  json["added_tokens"][0]["single_word"] = true;
+  EXPECT_THAT(ids("pre_tokenizer", R"({"type":"Split","pattern":{"String":"r"},"behavior":"Isolated"})", "\U00010D70or or"),
+              ElementsAre(17, 7, 8, 14))
+      << "beside a letter it is no word of its own";
+}
+
+// DeepSeek's expression: U+1FA77, of Unicode 15, is a symbol, which takes the space before it along.
+TEST(BpeTokenizer, ASymbolOfUnicode15TakesItsSpaceAlong) {
+  Json json = small_tokenizer({"\U0001FA77", " ", " \U0001FA77"});
+  json["model"]["merges"].entries().push_back(Json::Entries{" ", "\U0001FA77"});
+  json["pre_tokenizer"] = {
+      {"type", "Split"},
+      {"behavior", "Isolated"},
+      {"pattern", {{"Regex", R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}}}};
+  EXPECT_THAT(pieces(json, "hello \U0001FA77"), ElementsAre("hello", " \U0001FA77"));
+}
+
 struct Cut {
   const char *pretokenizer, *text;
   std::vector<std::string> expected;
@@ -326,6 +444,48 @@ TEST(BpeTokenizer, MetaspaceOfFirstIsAtTheBeginningOfTheText) {
   EXPECT_THAT(encode(made(json), "<a>h h"), ElementsAre(30, 5, 18));
 }
 
+struct FirstPiece {
+  const char *normalizer, *before, *text;  // before: the pretokenizer that stands before Metaspace
+  std::vector<std::string> expected;
+};
+
+// Of the text as it came: neither what was stripped, replaced by nothing or cut off counts, nor what was put before it.
+TEST(MetaspaceOfFirst, IsWhereTheFirstCharacterOfTheTextIs) {
+  static const FirstPiece kRows[] = {
+      {"null", "", "h", {"▁h"}},
+      {"null", "", " h", {"▁h"}},
+      {R"({"type":"Strip","strip_left":true,"strip_right":true})", "", " h ", {"h"}},
+      {R"({"type":"Strip","strip_left":true,"strip_right":true})", "", "h ", {"▁h"}},
+      {R"({"type":"Strip","strip_left":false,"strip_right":true})", "", "\th", {"▁", "\t", "h"}},
+      {R"({"type":"Replace","pattern":{"String":"x"},"content":""})", "", "xh", {"h"}},
+      {R"({"type":"Replace","pattern":{"String":"x"},"content":""})", "", "hx", {"▁h"}},
+      {R"({"type":"Replace","pattern":{"String":"x"},"content":"h"})", "", "xa", {"▁h", "a"}},
+      {R"({"type":"Replace","pattern":{"String":"xa"},"content":"h"})", "", "xa", {"h"}},
+      {R"({"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"a"},{"type":"Strip","strip_left":true,"strip_right":true}]})",
+       "",
+       " h",
+       {"▁", "a", "▁h"}},
+      {R"({"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"String":"f"},"content":""}]})",
+       "",
+       "\ufb01h",
+       {"▁", "i", "h"}},
+      {R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Lowercase"}]})", "", "E\u0301h", {"▁", "\u00e9", "h"}},
+      {"null", R"({"type":"Split","pattern":{"String":"x"},"behavior":"Removed"})", "xh", {"h"}},
+      {"null", R"({"type":"Split","pattern":{"String":"x"},"behavior":"Removed"})", "hxh", {"▁h", "h"}},
+      {"null", R"({"type":"Punctuation","behavior":"Removed"})", ".h", {"h"}},
+      {"null", R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"never"})", "h h", {"▁h", "▁h"}},
+      {"null", R"({"type":"Split","pattern":{"String":"x"},"behavior":"MergedWithNext"})", "hxh", {"▁h", "x", "h"}}};
+  for (const FirstPiece& row : kRows) {
+    Json json = small_tokenizer({"▁", "▁h", "\t", "i", "\u00e9", "x"});
+    json["model"]["merges"].entries().emplace_back("▁ h");
+    json["normalizer"] = parse_json(row.normalizer, "normalizer");
+    const std::string metaspace = R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"first"})";
+    const std::string both = text(R"({"type":"Sequence","pretokenizers":[)", row.before, *row.before != '\0' ? "," : "", metaspace, "]}");
+    json["pre_tokenizer"] = parse_json(both, "pretokenizer");
+    EXPECT_EQ(pieces(json, row.text), row.expected) << row.normalizer << row.before << ' ' << row.text;
+  }
+}
+
 TEST(BpeTokenizer, PostProcessorsPutTokensAroundATextOnly) {
   Json json = small_tokenizer();
   json["post_processor"] = parse_json(R"({"type":"Sequence","processors":[{"type":"ByteLevel"},{"type":"TemplateProcessing",
@@ -341,11 +501,10 @@ TEST(BpeTokenizer, PostProcessorsPutTokensAroundATextOnly) {
   EXPECT_THAT(made(json).after_text(), ElementsAre(2));
   EXPECT_EQ(made(json).size(), 41) << "which the model must have, too";
   json["post_processor"] = parse_json(R"({"type":"Sequence","processors":[{"type":"RobertaProcessing","sep":["</s>",2],"cls":["<s>",1]},
-    {"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"["}},{"Sequence":{"id":"A"}},{"SpecialToken":{"id":"]"}}],
-    "special_tokens":{"[":{"ids":[3]},"]":{"ids":[4]}}}]})",
+    {"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}}],"special_tokens":{}}]})",
                                       "p");
-  EXPECT_THAT(made(json).before_text(), ElementsAre(3, 1)) << "the later one around the earlier one";
-  EXPECT_THAT(made(json).after_text(), ElementsAre(2, 4));
+  EXPECT_THAT(made(json).before_text(), ElementsAre(1)) << "the other adds none";
+  EXPECT_THAT(made(json).after_text(), ElementsAre(2));
 }
 
 struct Decoded {

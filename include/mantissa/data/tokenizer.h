@@ -86,6 +86,8 @@ class Tokenizer {
   // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD; of kind bpe it is passed over,
   // as are special tokens.
   std::string decode(std::span<const int32_t> ids) const;
+  // Whether the last of the ids name bytes whose text may become another with the next id (BpeTokenizer).
+  bool ends_in_bytes(std::span<const int32_t> ids) const;
 
  private:
   friend class DocumentEncoder;
@@ -104,7 +106,8 @@ class TokenStream {
   TokenStream(const Tokenizer& tokenizer, std::vector<int32_t> prompt)
       : tokenizer_(&tokenizer), ids_(std::move(prompt)), read_(ids_.size()) {}
 
-  // Returns what the tokens so far add to the text, without a character of kind bpe that is not whole. Bytes of kind byte come one by one.
+  // Returns what the tokens so far add to the text, without a character of kind bpe that is not whole, and without tokens that name bytes
+  // before one that names none: the decoder takes such a run as a whole. Bytes of kind byte come one by one.
   std::string add(int32_t id);
   // Returns what is left of it, with U+FFFD for a character that did not become whole.
   std::string rest();

@@ -29,7 +29,8 @@ class BpeModel {
 
   // Pieces that were encoded before, and memory that encode() uses. Each thread has its own.
   class Cache;
-  // Appends the ids of a piece. A character without a token becomes its bytes, the unknown token, or nothing, as the model says.
+  // Appends the ids of a piece. A character, or the letter of a byte, without a token becomes its bytes, the unknown token, or nothing, as
+  // the model says.
   void encode(std::string_view piece, Cache& cache, std::vector<int32_t>& ids) const;
 
  private:
@@ -65,15 +66,15 @@ class BpeModel {
   std::string_view piece_of(const std::string& spelled, std::string& bytes) const;
   void encode_anew(std::string_view piece, Cache& cache) const;
   void split(std::string_view piece, std::vector<int32_t>& symbols) const;
-  void add_unknown(std::string_view character, std::vector<int32_t>& symbols) const;
+  bool add_bytes(std::string_view character, std::vector<int32_t>& symbols) const;
   void merge_few(Cache& cache) const;
   void merge_many(Cache& cache) const;
 
   bool byte_level_ = false, ignores_merges_ = false, fuses_unknown_ = false;
-  std::vector<std::string> tokens_;      // by id, as spelled
-  Ids spelled_, ids_;                    // by spelling; by the text or the bytes it stands for
-  std::array<int32_t, 256> byte_ids_{};  // byte_level: of single bytes; else those of <0x00> to <0xFF>, if there are all
-  bool has_bytes_ = false;
+  std::vector<std::string> tokens_;        // by id, as spelled
+  Ids spelled_, ids_;                      // by spelling; by the text or the bytes it stands for
+  std::array<int32_t, 256> letter_ids_{};  // of the letters of bytes; -1: none. Without byte_level none is there
+  std::array<int32_t, 256> byte_ids_{};    // of <0x00> to <0xFF>; -1: none. Without byte_fallback none is there
   std::optional<int32_t> unknown_;
   MergeTable merges_;
 };

@@ -20,13 +20,15 @@ class Normalizer {
   static Normalizer from(const JsonReader& json);
 
   std::string apply(std::string_view text) const;
+  // of_first: how many bytes the text begins with that come from its first character; then, how many the result does.
+  std::string apply(std::string_view text, size_t& of_first) const;
   bool changes_nothing() const { return steps_.empty(); }
   // Whether a text may be normalized in parts that are cut before characters of ASCII.
   bool works_on_parts() const;
 
  private:
-  struct Compose {  // NFC, NFKC
-    bool compatible;
+  struct Compose {
+    bool compatible;  // NFKC, not NFC
   };
   struct Lowercase {};
   struct Prepend {
@@ -41,11 +43,11 @@ class Normalizer {
   };
   using Step = std::variant<Compose, Lowercase, Prepend, Replace, Strip>;
   static void add_steps(const JsonReader& json, std::vector<Step>& steps);
-  static std::string applied(const Compose& step, const std::string& text);
-  static std::string applied(const Lowercase& step, const std::string& text);
-  static std::string applied(const Prepend& step, const std::string& text);
-  static std::string applied(const Replace& step, const std::string& text);
-  static std::string applied(const Strip& step, const std::string& text);
+  static std::string applied(const Compose& step, const std::string& text, size_t& of_first);
+  static std::string applied(const Lowercase& step, const std::string& text, size_t& of_first);
+  static std::string applied(const Prepend& step, const std::string& text, size_t& of_first);
+  static std::string applied(const Replace& step, const std::string& text, size_t& of_first);
+  static std::string applied(const Strip& step, const std::string& text, size_t& of_first);
 
   std::vector<Step> steps_;
 };
@@ -54,6 +56,6 @@ class Normalizer {
 SplitPattern split_pattern(const JsonReader& json);
 
 // Returns the text with `content` in the place of each match.
-std::string replaced(const PatternMatcher& matcher, std::string_view content, std::string_view text);
+std::string replaced(PatternMatcher& matcher, std::string_view content, std::string_view text);
 
 }  // namespace mantissa

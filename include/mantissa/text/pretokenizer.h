@@ -23,9 +23,6 @@ constexpr auto choices(MatchedText) {
                     Choice{"MergedWithNext", MatchedText::merged_with_next}, Choice{"Contiguous", MatchedText::contiguous}};
 }
 
-// Where the pieces that are to be cut lie.
-enum class PieceStart { of_text, inside };
-
 class Pretokenizer {
  public:
   Pretokenizer() = default;
@@ -35,6 +32,8 @@ class Pretokenizer {
   bool has_byte_level() const { return byte_level_; }  // pieces are bytes to the model, not characters
   // Whether a text may be cut before its end is known.
   bool works_on_parts() const;
+  // Whether a piece that begins with the first character of a text is another one there: Metaspace with prepend_scheme first.
+  bool asks_for_first() const;
 
   class Cutter;
 
@@ -71,15 +70,16 @@ class Pretokenizer::Cutter {
   explicit Cutter(const Pretokenizer& pretokenizer);
 
   // Appends the pieces of a text that has ended. Where it goes on (only if works_on_parts()), appends those that no continuation changes,
-  // and returns how many bytes of the text they take; what follows is to be given again with more text.
-  size_t cut(std::string_view text, PieceStart start, bool text_goes_on, TextPieces& out) const;
+  // and returns how many bytes of the text they take; what follows is to be given again with more text. of_first: how many bytes, at its
+  // beginning, come from the first character that the text had before it was normalized; only asks_for_first() needs it.
+  size_t cut(std::string_view text, size_t of_first, bool text_goes_on, TextPieces& out);
 
  private:
-  size_t cut_first(std::string_view text, TextPieces& out) const;
-  void apply(size_t step, std::string_view piece, PieceStart start, TextPieces& out) const;
+  size_t cut_first(std::string_view text, TextPieces& out);
+  void apply(size_t step, std::string_view piece, size_t of_first, TextPieces& out);
   struct Where {
-    const std::optional<PatternMatcher>* matcher;  // of the step
-    PieceStart start;
+    std::optional<PatternMatcher>* matcher;  // of the step
+    size_t of_first;
   };
   static void cut_piece(const Split& split, const Where& where, std::string_view piece, TextPieces& out);
   static void cut_piece(const SplitByProperty& split, const Where& where, std::string_view piece, TextPieces& out);

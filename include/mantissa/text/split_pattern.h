@@ -1,4 +1,5 @@
-// A regular expression of a tokenizer, matched by PCRE2.
+// A regular expression of a tokenizer, matched by PCRE2. PCRE2 sees no characters but classes of them, one byte each (character_classes.h):
+// which are letters, digits or white space is for the tables of characters.h alone.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +21,11 @@ class SplitPattern {
 
  private:
   friend class PatternMatcher;
-  SplitPattern(std::string written, const std::string& translated);
+  struct Compiled;
+  explicit SplitPattern(std::string written) : written_(std::move(written)) {}
 
   std::string written_;
-  std::shared_ptr<const void> code_;
+  std::shared_ptr<const Compiled> compiled_;
 };
 
 struct PatternMatch {
@@ -40,14 +42,16 @@ class PatternMatcher {
   PatternMatcher(PatternMatcher&&) noexcept;
   PatternMatcher& operator=(PatternMatcher&&) = delete;
 
-  // Returns the first match at or after `from`. Where the text goes on, one that depends on how is undecided. Throws Error(data) where the
+  // Sets the text whose matches next() returns, which must outlive that.
+  void search(std::string_view text);
+  // Returns the first match behind the last one. Where the text goes on, one that depends on how is undecided. Throws Error(data) where the
   // expression takes too many steps.
-  PatternMatch find(std::string_view text, size_t from, bool text_goes_on) const;
+  PatternMatch next(bool text_goes_on = false);
 
  private:
-  struct Memory;
+  struct Search;
   const SplitPattern* pattern_;
-  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Search> search_;
 };
 
 }  // namespace mantissa

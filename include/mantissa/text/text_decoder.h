@@ -20,13 +20,15 @@ class TextDecoder {
 
   // Returns UTF-8: what is none becomes U+FFFD. Without a decoder, spaces stand between tokens, as tokenizers has it.
   std::string decode(std::vector<std::string> tokens) const;
+  // Whether ByteFallback takes the token for a byte.
+  bool takes_for_byte(std::string_view token) const;
 
  private:
   struct ByteLevel {};
   struct ByteFallback {};
   struct Fuse {};
   struct Metaspace {
-    std::string replacement;
+    SplitPattern pattern;  // of the replacement
     bool prepends;
   };
   struct Replace {
