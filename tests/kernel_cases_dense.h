@@ -230,16 +230,18 @@ inline void cross_entropy_case(Operands& o, int64_t rows, int64_t vocab, int64_t
                               .dlogits = dlogits});
 }
 
-// Columns in the middle of the whole; the last ones are padding.
+// Columns in the middle of the whole; the last ones are padding or, where none is, those of the next rank, of which the first is a target.
 inline void cross_entropy_share_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale) {
   const Tensor logits = o.input({rows, columns}, scale);
-  std::vector<double> targets = values(o.indices(rows, columns + own));
+  const int64_t vocab = columns + own + (own == columns ? columns : 0);
+  std::vector<double> targets = values(o.indices(rows, vocab));
   for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
+  if (own == columns) targets[0] = static_cast<double>(columns + own);
   o.device().run(CrossEntropyShare{.logits = logits,
                                    .targets = o.given(Dtype::i32, {rows}, targets),
                                    .sums = o.output_of(Dtype::f32, "sums", {rows, 2}, kStatSums),
                                    .first = columns,
-                                   .vocab = columns + own});
+                                   .vocab = vocab});
 }
 
 // What two other ranks have, one of which has no column, and the largest logit of this one.

@@ -4,7 +4,7 @@
 Scales and codes of the golden vectors with blocks of 1 x 32, and scales of every bf16 amax, are held against torchao's to_mx in its four modes;
 those of even in E2M1 against compressed-tensors, too, which rounds amax to the mantissa of E2M1 also for E4M3, and rceil against ModelOpt. Blocks that hold Inf are left out:
 here their scale is 255, there 254 or that of the largest number; so are codes at scale 0, by which torchao divides as by the smallest normal
-number. Prints the signal to noise of each rule and format on 2^20 normal values of bf16. Exit code 77: torchao is missing.
+number, under RCEIL as by 1. Prints the signal to noise of each rule and format on 2^20 normal values of bf16. Exit code 77: torchao is missing.
 """
 import struct
 import sys

@@ -104,7 +104,9 @@ std::vector<std::string> reconciled_weights(const TensorReader& weights, const P
     const Quantization was = weights.has(path + ".weight") ? weights.form(path + ".weight").codes : Quantization{};
     const Quantization now = module.resident_codes();
     if (!was) continue;
-    if (now == was) continue;
+    Quantization keeps = now;
+    if (keeps.rule == ScaleRule::flashinfer) keeps.rule = ScaleRule::rceil;  // both keep the values of codes, whose rule no file names
+    if (keeps == was) continue;
     const bool same_blocks = now.format == was.format && now.block_rows == was.block_rows && now.block_cols == was.block_cols;
     const auto form = [&](const Quantization& how) {
       return same_blocks ? text(how) : text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols);

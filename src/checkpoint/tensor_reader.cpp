@@ -10,8 +10,7 @@
 namespace mantissa {
 
 Quantization packed_form(Format format) {
-  const ScaleRule rule = format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
-  return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = rule};
+  return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = ScaleRule::rceil};
 }
 
 int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }

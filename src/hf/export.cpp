@@ -37,12 +37,43 @@ namespace {
 
 namespace fs = std::filesystem;
 
-FolderTypes types_of(const HfWeights& weights) {
+bool same_value(float a, float b, bool zeros_alike) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
+}
+
+// E4M3 has multiples of 2^-9 and bf16 those of 2^-133, which holds all codes with this scale, 2^-124, or a larger one.
+constexpr std::byte kLeastScaleOfBf16{3};
+
+// Looks at values only where their scales leave it open.
+bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
+  const WeightForm form = folder.form(tensor.parameter);
+  if (form.codes.format == Format::e2m1) return true;  // multiples of 2^-128
+  bool holds = true;
+  std::vector<std::byte> scales;
+  std::vector<float> values;
+  for_chunks(tensor, [&](const RowRun&, int64_t begin, int64_t end) {
+    if (!holds) return;
+    if (form.codes) {
+      scales.resize(static_cast<size_t>((end - begin + form.codes.block_rows - 1) / form.codes.block_rows * scale_bytes(form)));
+      folder.read_codes(tensor.parameter, begin, end, {}, scales);
+      if (std::ranges::all_of(scales, [](std::byte scale) { return scale >= kLeastScaleOfBf16; })) return;
+    }
+    values.resize(static_cast<size_t>((end - begin) * tensor.columns()));
+    folder.read_fp32(tensor.parameter, {.start = {begin, 0}, .size = {end - begin, tensor.columns()}}, values);
+    holds = std::ranges::all_of(values, [](float value) { return same_value(to_float(to_bf16(value)), value, false); });
+  });
+  return holds;
+}
+
+FolderTypes types_of(HfWeights& weights) {
   FolderTypes types;
   for (const ArchitectureTensor& tensor : weights.tensors()) {
-    if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) types.narrow.insert(tensor.name);
+    const WeightForm form = weights.form(tensor.parameter);
+    if (form.codes || form.products) types.codes.insert(tensor.name);
+    if (weights.file_dtype(tensor) != form.dtype) types.narrow.insert(tensor.name);
     if (const std::optional<FileDtype> scales = weights.tile_scales_dtype(tensor)) types.tile_scales[tensor.name] = *scales;
   }
+  types.bf16_holds = [&weights](const ArchitectureTensor& tensor) { return bf16_holds(weights, tensor); };
   return types;
 }
 
@@ -76,12 +107,9 @@ Hash64 hash_in_file(const fs::path& folder, const SafetensorsLayout& layout, siz
   });
 }
 
-bool same_value(float a, float b, bool zeros_alike) {
-  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
-}
-
 // A tensor in bf16 may hold the values that forward rounds to it.
-std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights) {
+std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights,
+                                             const Progressed& progressed) {
   const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
   const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
   std::optional<std::string> found;
@@ -95,6 +123,7 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
     if (tensor.shape.size() > 1) box = {.start = {begin, 0}, .size = {end - begin, columns}};
     folder.read_fp32(tensor.parameter, box, there);
     weights.read(tensor.parameter, begin, end, here);
+    if (progressed) progressed();
     const auto element = [&](size_t i) {
       const auto index = static_cast<int64_t>(i);
       return element_name(tensor, run.file_row + (begin - run.row + index / columns) * run.step, index % columns);
@@ -126,6 +155,20 @@ FilesBeside files_beside(const ExportedSource& from) {
     if (file.name == "generation_config.json") add_end_tokens(taught, out.special, file);
   out.chat_template = take_chat_template(data, out.files);
   return out;
+}
+
+// Compares the tensors of part number `part` of `parts`, which have about as many elements each.
+std::optional<std::string> difference_of_part(HfWeights& folder, ForwardWeights& weights, int part, int parts,
+                                              const Progressed& progressed) {
+  int64_t all = 0, before = 0;
+  for (const ArchitectureTensor& tensor : folder.tensors()) all += tensor.rows() * tensor.columns();
+  for (const ArchitectureTensor& tensor : folder.tensors()) {
+    const int64_t elements = tensor.rows() * tensor.columns(), middle = before + elements / 2;
+    before += elements;
+    if (middle * parts / all != part) continue;
+    if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights, progressed)) return difference;
+  }
+  return {};
 }
 
 }  // namespace
@@ -235,6 +278,17 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   write_export_proof(folder, checkpoint, source_->options, has_convention, files, tensors);
 }
 
+std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
+  std::optional<std::string> difference = difference_of_part(written, weights(), part, parts, progressed);
+  if (!difference && part == 0) {
+    const std::vector<std::string> schemes = export_scheme_differences(written, weights());
+    if (!schemes.empty()) difference = schemes.front();
+  }
+  weights().require_unchanged();
+  if (!difference) return {};
+  return text("what was written is not what was to be: ", *difference);
+}
+
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
   ModelExport model(from, options, std::move(device));
   const ExportedModel summary = model.summary();  // and all refusals
@@ -242,11 +296,8 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   model.begin(pending.path());
   model.finish(pending.path(), model.write(pending.path(), 0, 1));
   HfWeights written(pending.path());
-  std::optional<std::string> difference = export_difference(written, model.weights());
-  const std::vector<std::string> schemes = export_scheme_differences(written, model.weights());
-  if (!difference && !schemes.empty()) difference = schemes.front();
-  model.weights().require_unchanged();
-  require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
+  const std::optional<std::string> difference = model.difference(written, 0, 1);
+  require(!difference, ExitCode::storage, output.string(), ": ", difference.value_or(""));
   pending.publish();
   for (const std::string& warning : model.warnings()) log_warning(warning);
   for (const std::string& finding : written.ignore_list_findings()) log_warning(finding);
@@ -317,10 +368,7 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
 }
 
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights) {
-  for (const ArchitectureTensor& tensor : folder.tensors()) {
-    if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights)) return difference;
-  }
-  return {};
+  return difference_of_part(folder, weights, 0, 1, {});
 }
 
 }  // namespace mantissa

@@ -64,7 +64,7 @@ ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& m
   if (options.weights == ExportWeights::packed) find_modules();
   for (const ArchitectureTensor& tensor : tensors_) {
     if (!packs(tensor)) {
-      items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(dtype_of(tensor)), tensor.shape}});
+      items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(values_dtype(tensor)), tensor.shape}});
       continue;
     }
     add_packed(tensor);
@@ -202,11 +202,14 @@ Dtype ExportedWeights::common_dtype() const {
   return narrow ? Dtype::bf16 : Dtype::f32;
 }
 
-Dtype ExportedWeights::dtype_of(const ArchitectureTensor& tensor) const {
+// Takes, under auto, the narrowest type that holds the tensor exactly: one that is codes in a folder is looked at.
+Dtype ExportedWeights::values_dtype(const ArchitectureTensor& tensor) const {
   if (options_.dtype == ExportDtype::fp32) return Dtype::f32;
   const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // which computes in fp32
   if (options_.dtype == ExportDtype::bf16 && !router) return Dtype::bf16;
-  return folder_.narrow.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
+  if (folder_.narrow.contains(tensor.name)) return Dtype::bf16;
+  if (folder_.codes.contains(tensor.name)) return folder_.bf16_holds(tensor) ? Dtype::bf16 : Dtype::f32;
+  return types_.dtype(tensor.parameter);
 }
 
 ProvenTensor ExportedWeights::description(size_t tensor) const {
@@ -258,7 +261,7 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
   if (item.role == Role::values) {
     std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
     weights.read(tensor.parameter, begin, end, values);
-    return value_bytes({.tensor = tensor, .run = run, .begin = begin, .values = values}, weights.where());
+    return value_bytes({.tensor = tensor, .dtype = item.file.dtype, .run = run, .begin = begin, .values = values}, weights.where());
   }
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
   const bool tiles = has_tiles(tensor);
@@ -269,9 +272,8 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
 }
 
 std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {
-  const Dtype dtype = dtype_of(rows.tensor);
-  const bool rounds = types_.rounds(rows.tensor.parameter);
-  std::vector<std::byte> out(rows.values.size() * static_cast<size_t>(dtype_bytes(dtype)));
+  const bool wide = rows.dtype == FileDtype::f32, rounds = types_.rounds(rows.tensor.parameter);
+  std::vector<std::byte> out(rows.values.size() * (wide ? sizeof(float) : sizeof(bf16)));
   for (size_t i = 0; i < rows.values.size(); ++i) {
     const auto at = [&] {  // asked for where there is an error only: it costs more than all else
       const int64_t index = static_cast<int64_t>(i), columns = rows.tensor.columns();
@@ -280,14 +282,13 @@ std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std:
     };
     const float value = rows.values[i];
     if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
-    if (dtype == Dtype::f32) {
+    if (wide) {
       std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
       continue;
     }
     const bf16 narrow = to_bf16(value);
     if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
-      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ",
-           options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
+      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype auto or fp32");
     }
     std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
   }

@@ -22,8 +22,10 @@ void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const
 
 // What a folder that is exported again has of its own.
 struct FolderTypes {
-  std::set<std::string> narrow = {};                  // tensors that are bf16 although their parameter is kept in fp32
-  std::map<std::string, FileDtype> tile_scales = {};  // of tensors whose scales are those of block FP8
+  std::set<std::string> narrow = {};                               // tensors that are bf16 although their parameter is kept in fp32
+  std::set<std::string> codes = {};                                // tensors that are codes, also those that are read as values
+  std::map<std::string, FileDtype> tile_scales = {};               // of tensors whose scales are those of block FP8
+  std::function<bool(const ArchitectureTensor&)> bf16_holds = {};  // of tensors that are codes; reads what it has to
 };
 
 class ExportedWeights {
@@ -58,13 +60,14 @@ class ExportedWeights {
   void require_expressible(const ArchitectureTensor& tensor) const;
   void require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const;
   void require_one_scheme_per_layer() const;
-  Dtype dtype_of(const ArchitectureTensor& tensor) const;
+  Dtype values_dtype(const ArchitectureTensor& tensor) const;
   void lay_out();
   void write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const;
   std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
   // Of the parameter, from row `begin`; where: what they were read from, for messages.
   struct Rows {
     const ArchitectureTensor& tensor;
+    FileDtype dtype;  // of the file
     const RowRun& run;
     int64_t begin;
     std::span<const float> values;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/formats/element.h"
+#include "mantissa/formats/swizzle.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/tensor/nonfinite.h"
 
@@ -27,6 +29,15 @@ std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t 
       out.push_back(scales[static_cast<size_t>(row / how.block_rows * row_scales + column / wide)]);
   }
   return out;
+}
+
+// Gives +0 for each -0 among E2M1 codes, two in a byte.
+void drop_signs_of_zeros(std::vector<std::byte>& codes) {
+  for (std::byte& pair : codes) {
+    const auto both = std::to_integer<uint8_t>(pair);
+    const auto cleared = [](unsigned code) { return code == E2M1::sign_bit ? 0U : code; };
+    pair = std::byte{pack_nibbles(static_cast<uint8_t>(cleared(both & 0xFU)), static_cast<uint8_t>(cleared(both >> 4U)))};
+  }
 }
 
 }  // namespace
@@ -79,7 +90,7 @@ Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64
   return out;
 }
 
-// As they are: made from their values, a scale could be another with the same values.
+// Codes of the file as they are: made from their values, a scale could be another with the same values.
 QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t begin, int64_t end) {
   const WeightForm form = source_.form(parameter);
   const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));
@@ -94,8 +105,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const Quantization kept = source_.form(parameter).codes;
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  if (kept.format == how.format && kept.block_rows == how.block_rows && kept.block_cols == how.block_cols && kept.range == how.range)
-    return {.codes = kept_codes(parameter, first, last), .first = first};
+  if (kept == how) return {.codes = kept_codes(parameter, first, last), .first = first};
   const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
   const int64_t columns = rounded.dim(1), bad = first_nonfinite(Dtype::bf16, HostBytes(rounded).get());
   require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
@@ -120,7 +130,9 @@ void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t e
 std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
   const HostBytes rows(codes.codes.slice(begin - first, end - first));
-  return {rows.get().begin(), rows.get().end()};
+  std::vector<std::byte> out(rows.get().begin(), rows.get().end());
+  if (codes.how.rule == ScaleRule::flashinfer) drop_signs_of_zeros(out);
+  return out;
 }
 
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {

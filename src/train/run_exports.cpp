@@ -16,7 +16,7 @@
 
 namespace mantissa {
 
-enum class ShardState : uint8_t { writing, written, failed };
+enum class ShardState : uint8_t { working, done, failed };
 
 namespace {
 
@@ -75,6 +75,8 @@ struct Canceled {};
 // Does what one rank does for the export at hand.
 class RunExports::Shard {
  public:
+  Shard(const Communicator& world, std::atomic<int64_t>& progress) : rank_(world.rank()), ranks_(world.size()), progress_(progress) {}
+
   // Makes the folder and its files, on rank 0.
   void make_folder(const Order& order, const fs::path& output, const ExportOptions& options) {
     make_room(output);
@@ -84,24 +86,22 @@ class RunExports::Shard {
   }
   std::string folder() const { return pending_ ? pending_->path().string() : ""; }
 
-  void start(const Order& order, const std::string& folder, const ExportOptions& options, const Communicator& world,
-             std::atomic<int64_t>& progress) {
-    const int rank = world.rank(), ranks = world.size();
-    thread_ = std::jthread([=, this, &progress](const std::stop_token& stop) {
-      const SingleThreadedLoops beside_training;
-      try {
-        if (!model_) model_ = opened(order.checkpoint, options);
-        require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
-        hashes_ = model_->write(folder, rank, ranks, [&] {
-          if (stop.stop_requested()) throw Canceled();
-          ++progress;
-        });
-        state_ = ShardState::written;
-      } catch (const Canceled&) {
-        fail_with("cut short");
-      } catch (const std::exception& error) {
-        fail_with(error.what());
-      }
+  // Writes the part of this rank into the folder.
+  void write(const Order& order, const std::string& folder, const ExportOptions& options) {
+    folder_ = folder;
+    start([=, this](const Progressed& progressed) {
+      if (!model_) model_ = opened(order.checkpoint, options);
+      require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
+      hashes_ = model_->write(folder_, rank_, ranks_, progressed);
+    });
+  }
+  // Compares a part of what all have written with what forward multiplies by, as `mantissa export` does.
+  void compare() {
+    compared_ = true;
+    start([this](const Progressed& progressed) {
+      HfWeights written(folder_);
+      const std::optional<std::string> difference = model_->difference(written, rank_, ranks_, progressed);
+      require(!difference, ExitCode::storage, difference.value_or(""));
     });
   }
   // Takes a step of the export; what it throws is why the shard failed.
@@ -118,29 +118,53 @@ class RunExports::Shard {
   }
 
   ShardState state() const { return state_; }
+  bool compared() const { return compared_; }              // or about to be
   const std::string& problem() const { return problem_; }  // of one that failed
   std::string hashes() const {
     return joined(hashes_, "", [](const Hash64& hash) { return hash.text(); });
   }
 
-  // Completes the folder with the hashes of all shards, on rank 0.
+  // Completes the folder with the hashes of all shards, on rank 0, which publishes it when it was compared.
   void finish(const std::vector<std::string>& shards) {
     std::vector<Hash64> hashes;
     for (const std::string& shard : shards) {
       for (size_t i = 0; i < shard.size(); i += 16) hashes.push_back(Hash64::parse(shard.substr(i, 16)).value());
     }
     model_->finish(pending_->path(), hashes);
-    pending_->publish();
   }
+  void publish() { pending_->publish(); }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
 
  private:
+  // Runs a stage of the export in a thread. Its body calls what it is given after each chunk, which ends a thread that nobody waits for.
+  void start(std::function<void(const Progressed&)> body) {
+    state_ = ShardState::working;
+    thread_ = std::jthread([this, body = std::move(body)](const std::stop_token& stop) {
+      const SingleThreadedLoops beside_training;
+      try {
+        body([&] {
+          if (stop.stop_requested()) throw Canceled();
+          ++progress_;
+        });
+        state_ = ShardState::done;
+      } catch (const Canceled&) {
+        fail_with("cut short");
+      } catch (const std::exception& error) {
+        fail_with(error.what());
+      }
+    });
+  }
+
+  const int rank_, ranks_;
+  std::atomic<int64_t>& progress_;
   Clock::time_point began_ = Clock::now();
   std::optional<PendingFolder> pending_;  // of rank 0
+  std::string folder_;
+  bool compared_ = false;
   std::unique_ptr<ModelExport> model_;
   std::vector<Hash64> hashes_;
   std::string problem_;
-  std::atomic<ShardState> state_{ShardState::writing};
+  std::atomic<ShardState> state_{ShardState::working};
   std::jthread thread_;  // the last member: it is stopped before the others go
 };
 
@@ -182,33 +206,37 @@ void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
 
 // Rank 0 makes the files, then each rank begins to write its shard of them.
 void RunExports::begin(const Order& order) {
-  shard_ = std::make_unique<Shard>();
+  shard_ = std::make_unique<Shard>(world_, progress_);
   const ExportOptions& options = *config_.checkpoint.exported;
   if (world_.rank() == 0) shard_->attempt([&] { shard_->make_folder(order, export_folder(config_, order.step), options); });
   const bool made = world_.all(shard_->state()).front() != ShardState::failed;
   const std::string folder = broadcast_string(world_, shard_->folder());
   if (!made && world_.rank() > 0) shard_->fail_with("");
   if (!made) return;
-  shard_->attempt([&] { shard_->start(order, folder, options, world_, progress_); });  // it throws where no thread is left
+  shard_->attempt([&] { shard_->write(order, folder, options); });  // it throws where no thread is left
+}
+
+// Returns the problem of the first rank that has one, on all ranks.
+std::string RunExports::problem_of_ranks() const {
+  std::string first;
+  for (const std::string& problem : gather_strings(world_, shard_->problem()))
+    if (first.empty()) first = problem;
+  return broadcast_string(world_, first);
 }
 
 void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
   while (pending() > 0) {
     const std::vector<ShardState> states = world_.all(shard_->state());
-    if (std::ranges::find(states, ShardState::writing) != states.end()) return;
-    std::string problem;
-    if (std::ranges::find(states, ShardState::failed) == states.end()) {
-      const std::vector<std::string> hashes = gather_strings(world_, shard_->hashes());
-      try {
-        if (world_.rank() == 0) shard_->finish(hashes);
-      } catch (const std::exception& error) {
-        problem = error.what();
-      }
-    } else {
-      for (const std::string& of_rank : gather_strings(world_, shard_->problem()))
-        if (problem.empty()) problem = of_rank;
+    if (std::ranges::find(states, ShardState::working) != states.end()) return;
+    const bool failed = std::ranges::find(states, ShardState::failed) != states.end(), written = !failed && !shard_->compared();
+    const std::vector<std::string> hashes = written ? gather_strings(world_, shard_->hashes()) : std::vector<std::string>();
+    if (world_.rank() == 0 && !failed) shard_->attempt([&] { written ? shard_->finish(hashes) : shard_->publish(); });
+    const std::string problem = problem_of_ranks();
+    if (written && problem.empty()) {
+      shard_->attempt([&] { shard_->compare(); });
+      continue;
     }
-    end(orders_.front(), broadcast_string(world_, problem), checkpoints);
+    end(orders_.front(), problem, checkpoints);
     orders_.pop_front();
     ++progress_;
     if (pending() > 0) begin(orders_.front());

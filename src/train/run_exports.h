@@ -1,7 +1,8 @@
 // Makes the exports of checkpoint.export beside training: <logging.dir>/exports/step-00000010, from the checkpoint of that step, which
 // holds what forward multiplies by and is kept until its export is there. Each rank writes a shard of the tensors into the same files, in a
-// thread of its own and without a message to the others; whether all shards are there is agreed where advance() is called. One export is
-// made at a time; the others wait, after a resume all that were missing.
+// thread of its own and without a message to the others, and then compares a part of what is there with the checkpoint, as `mantissa
+// export` does; that all have done so is agreed where advance() is called. One export is made at a time; the others wait, after a resume
+// all that were missing.
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,8 @@ class RunExports {
   void add_missing(std::optional<CheckpointDirectory>& checkpoints);
 
   size_t pending() const { return orders_.size(); }  // with the one that is being made
-  // Finishes an export whose shards are written, and begins the next. A failure is an event; nothing is thrown but for lost ranks.
+  // Has an export compared whose shards are written, gives it its name when it was, and begins the next. A failure is an event; nothing is
+  // thrown but for lost ranks.
   void advance(std::optional<CheckpointDirectory>& checkpoints);
   int64_t progress() const { return progress_; }  // of this rank: a number that grows while it works
   int64_t failures() const { return failures_; }
@@ -51,6 +53,7 @@ class RunExports {
   class Shard;
 
   void begin(const Order& order);
+  std::string problem_of_ranks() const;
   void end(const Order& order, const std::string& problem, std::optional<CheckpointDirectory>& checkpoints);
 
   const RunConfig& config_;

@@ -80,6 +80,18 @@ TEST(CachingAllocator, ABlockThatIsLentToASmallerSizeIsMissedByItsOwn) {
   EXPECT_EQ(allocator->stats().reserved, 2 * kLarge);
 }
 
+// A block that is more than half as large again is too large to lend.
+TEST(CachingAllocator, AKeptBlockOfMuchMoreThanARequestStaysForItsOwnSize) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kTooLarge = kMiB + kMiB * 5 / 8;
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  allocator->allocate(kTooLarge);
+  allocator->allocate(2 * kMiB);
+  const auto small = allocator->allocate(kMiB);
+  EXPECT_EQ(allocator->stats().system_calls, 3);
+  const auto large = allocator->allocate(kTooLarge), larger = allocator->allocate(2 * kMiB);
+  EXPECT_EQ(allocator->stats().system_calls, 3) << "which are there";
+}
+
 // At most four handles of each size live at once, and the blocks of a size are for those of two thirds of it and more.
 TEST(CachingAllocator, InterleavedSizesHaveNoMoreBlocksThanHandlesThatTheyAreFor) {
   constexpr int64_t kMiB = int64_t{1} << 20;

@@ -161,6 +161,24 @@ TEST(Block, ZeroesKeepTheirSigns) {
   }
 }
 
+// The table of docs/formats.md says the same beside what others do.
+TEST(Block, IsOursWhereOtherProgramsDiffer) {
+  // torchao's RCEIL and ModelOpt, which take a logarithm in fp32, have 2: a bit above 448 * 2^-125.
+  EXPECT_EQ(block_scale<E4M3>(0x05600000U, ScaleRule::rceil), 2);
+  EXPECT_EQ(block_scale<E4M3>(0x05600001U, ScaleRule::rceil), 3);
+  // compressed-tensors has an infinite scale from here on, and +0 for what becomes zero.
+  EXPECT_EQ(block_scale<E2M1>(0x7F5FFFFFU, ScaleRule::even), 252);
+  EXPECT_EQ(block_scale<E2M1>(0x7F600000U, ScaleRule::even), 253);
+  EXPECT_EQ(encode_in_block<E2M1>(0xBE000000U, 127, ScaleRule::even), 8) << "-0.125 with a scale of 1";
+  EXPECT_EQ(decode_in_block<E2M1>(8, 127, ScaleRule::even), kFp32Sign);
+  // torchao divides by the smallest normal number, under RCEIL by 1.
+  EXPECT_EQ(encode_in_block<E4M3>(0x00400000U, 0, ScaleRule::rceil), 0x38) << "2^-127 with a scale of 2^-127 is 1";
+  // ModelOpt has scale 0 with Inf or NaN in a block, torchao 254 or that of the largest number with Inf.
+  for (const uint32_t amax : {kFp32Inf, kFp32Nan}) EXPECT_EQ(block_scale<E4M3>(amax, ScaleRule::rceil), kScaleNan);
+  // ModelOpt rounds ties of E2M1 down.
+  EXPECT_EQ(encode_in_block<E2M1>(0x3F400000U, 127, ScaleRule::rceil), 2) << "0.75 to the even code";
+}
+
 TEST(Flashinfer, TinyBlocksBecomeZeroAndNanBlocksNan) {
   Block block{};
   block.fill(0x7FC00000U);

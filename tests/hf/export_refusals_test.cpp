@@ -1,13 +1,16 @@
-// What a plan cannot be exported as, by module and rule: a table of options of a run and the words of the refusal.
+// Says what a plan cannot be exported as, by module and rule: a table of options of a run and the words of the refusal. All else can be:
+// every rule, format and block in every convention.
 #include <gmock/gmock.h>
 
+#include "checkpoint_shards.h"
+#include "exports.h"
 #include "hf/export_weights.h"
 #include "mantissa/config/run_config.h"
-#include "training.h"
 
 namespace mantissa::export_refusals_test {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 using Sets = std::vector<std::string>;
 
@@ -101,6 +104,117 @@ TEST_F(ExportRefusals, OfGptOss) {
                   {"of gpt-oss only experts are packed", {"precision.recipe=mxfp8"}},
                   {"of gpt-oss only experts are packed", {"precision.recipe=mxfp4_qat"}},
                   {"of gpt-oss only experts are packed", {rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp8_act")}}});
+}
+
+// How a recipe quantizes weights: as an operand beside inputs in the same blocks, or fake-quantized beside inputs in high precision.
+struct WeightCodes {
+  bool operand;
+  Quantization how;
+
+  std::string recipe() const {
+    const std::string weight = text(R"({"format": ")", format_name(how.format), R"(", "rule": ")", scale_rule_name(how.rule),
+                                    R"(", "block": [)", how.block_rows, ", ", how.block_cols, "]}");
+    if (!operand) return R"({"base": "mxfp4_qat", "weight_fake_quant": )" + weight + "}";
+    const std::string rows = text(R"({"block": [1, )", how.block(), "]}");
+    return R"({"base": "mxfp8", "weight": )" + weight + R"(, "input": )" + rows + R"(, "output_grad": )" + rows + "}";
+  }
+  bool has_form(Convention convention) const {
+    const bool whole = how.block_cols % 32 == 0 && (how.format != Format::e2m1 || how.block_cols == 32);
+    if (convention == Convention::compressed_tensors) return whole && how.format != Format::e5m2;
+    if (convention == Convention::fp8) return operand && how.format == Format::e4m3 && how.block_rows == 128;
+    return operand && whole && how.format == Format::e4m3;
+  }
+};
+
+std::vector<WeightCodes> all_weight_codes() {
+  std::vector<WeightCodes> all;
+  for (const auto& choice : choices(ScaleRule())) {
+    const bool flashinfer = choice.value == ScaleRule::flashinfer;
+    for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
+      for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 32}, {32, 32}, {1, 128}, {128, 128}})
+        if (format != Format::e2m1 && !flashinfer) all.push_back({true, {format, rows, columns, choice.value}});
+      for (const int64_t columns : {16, 32, 64, 128})
+        if (format == Format::e2m1 || !flashinfer) all.push_back({false, {format, 1, columns, choice.value}});
+    }
+  }
+  return all;
+}
+
+class PackedForms : public test::ExportTest {
+ protected:
+  const Sets shape_ = {"precision.dtype=bf16", "model.hidden_size=128",       "model.intermediate_size=128",
+                       "model.num_layers=1",   "model.num_attention_heads=2", "model.num_key_value_heads=2",
+                       "model.head_dim=64"};
+
+  // A checkpoint is that of any recipe: it holds masters.
+  RunConfig take_recipe(const std::string& saved, const WeightCodes& codes) const {
+    Sets sets = shape_;
+    sets.insert(sets.end(), {kOwn, own(codes.recipe())});
+    RunConfig changed = saved_config(CheckpointReader(saved));
+    changed.precision = config("run", sets).config.precision;
+    test::change_manifest(saved, [&](Manifest& manifest) { manifest.config = effective_config(changed); });
+    return changed;
+  }
+  // The run that would export them is refused, too, before it starts.
+  void expect_refused(const std::string& saved, RunConfig config, const ExportOptions& options) const {
+    const Error error = test::error_of([&] { export_to(saved, "refused", options); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("layers.0."));
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+    config.checkpoint.exported = options;
+    ConfigReport report;
+    check_export(config, report);
+    EXPECT_TRUE(report.failed("checkpoint"));
+  }
+  // A folder of values has the same bytes whether it is made of the checkpoint or of its codes.
+  void expect_packed(const std::string& saved, RunConfig config, const ExportOptions& options, const std::string& name) const {
+    export_to(saved, name, options);
+    EXPECT_EQ(difference(name, saved), std::nullopt);
+    EXPECT_GT(verify_export(path(name)), 0);
+    EXPECT_THAT(export_scheme_differences(HfWeights(path(name)), ModelExport(saved, {}, make_backend("cpu")).weights()), IsEmpty());
+    export_to(path(name), name + " again", options);
+    EXPECT_TRUE(all_bytes(name) == all_bytes(name + " again"));
+    config.checkpoint.exported = options;
+    ConfigReport report;
+    check_export(config, report);
+    EXPECT_FALSE(report.failed("checkpoint"));
+    if (options.convention != Convention::compressed_tensors) return;
+    export_to(saved, name + " values");
+    export_to(path(name), name + " decoded");
+    EXPECT_TRUE(all_bytes(name + " values") == all_bytes(name + " decoded"));
+  }
+  // Counts codes of E2M1 that are -0.
+  int64_t negative_zeros(const std::string& folder) const {
+    int64_t count = 0;
+    for (const auto& [name, bytes] : all_bytes(folder)) {
+      if (!name.ends_with("_packed")) continue;
+      for (const char byte : bytes) count += ((byte & 0xF) == 8 ? 1 : 0) + ((byte >> 4 & 0xF) == 8 ? 1 : 0);
+    }
+    return count;
+  }
+};
+
+TEST_F(PackedForms, OfEveryRuleFormatAndBlockVerifyOrAreRefusedByModule) {
+  const std::string saved = trained("run", shape_);
+  int packed = 0;
+  for (const WeightCodes& codes : all_weight_codes()) {
+    const RunConfig config = take_recipe(saved, codes);
+    for (const auto& [convention_name, convention] : choices(Convention())) {
+      const std::string name = text(codes.how, codes.operand ? " operand " : " fake ", convention_name);
+      SCOPED_TRACE(name);
+      const ExportOptions options{.weights = ExportWeights::packed, .convention = convention};
+      if (!codes.has_form(convention)) {
+        expect_refused(saved, config, options);
+        continue;
+      }
+      expect_packed(saved, config, options, name);
+      ++packed;
+      if (codes.how.format != Format::e2m1) continue;
+      // Readers of the file decode -0, and the forward of flashinfer has none.
+      EXPECT_EQ(negative_zeros(name) == 0, codes.how.rule == ScaleRule::flashinfer);
+    }
+  }
+  EXPECT_EQ(packed, 4 * (4 * 3 + 1) + 4 * 3 + 5) << "operands of E4M3, fake-quantized E4M3 and E2M1";
 }
 
 }  // namespace mantissa::export_refusals_test

@@ -75,6 +75,71 @@ TEST_F(BlockFp8, PowersOfTwoAreTilesThatComeOutAsTheyCame) {
               Contains("layers.{0..1}.mlp.down: e4m3 128x128 in the file, e4m3 32x32 here"));
 }
 
+// With the least scales of E8M0 E4M3 has numbers that bf16 has not.
+TEST_F(BlockFp8, TheTypeOfValuesIsTheNarrowestThatHoldsEachTensor) {
+  constexpr Scale least = [](const std::string& name, uint64_t tile) {
+    const bool down = name.find("down_proj") != std::string::npos;
+    const int above = name.find("layers.0.") != std::string::npos ? 2 : static_cast<int>(tile % 3);
+    return std::ldexp(1.0F, down ? -127 + above : -124);
+  };
+  const auto has_types = [&](const std::string& name) {  // down_proj is fp32, and all else bf16
+    const HfFolder values(path(name));
+    return std::ranges::all_of(values.names(), [&](const std::string& tensor) {
+      return (values.dtype(tensor) == FileDtype::f32) == (tensor.find("down_proj") != std::string::npos);
+    });
+  };
+  const auto expect_narrowest = [&](const std::string& name) {
+    export_to(path(name), name + " values");
+    EXPECT_TRUE(has_types(name + " values")) << name;
+    EXPECT_EQ(difference(name + " values", path(name)), std::nullopt);
+    const Error error = error_of([&] { export_to(path(name), "refused", {.dtype = ExportDtype::bf16}); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("down_proj.weight["), HasSubstr("take dtype auto or fp32")));
+  };
+  for (const FileDtype dtype : {FileDtype::f32, FileDtype::bf16, FileDtype::f8_e8m0}) {
+    const std::string name = file_dtype_name(dtype);
+    expect_values_of_the_formula(block_folder(name, kWhole, dtype, least), name, least);
+    expect_narrowest(name);
+  }
+  folder_of("of 32", {{"quantization_config", kMxfp8Config}}, "_proj.weight", {.scale = least});
+  expect_narrowest("of 32");
+  // Values in place of codes are looked at, too.
+  block_folder("ragged", kRagged, FileDtype::f8_e8m0, least);
+  export_to(path("ragged"), "ragged values");
+  EXPECT_TRUE(has_types("ragged values"));
+  EXPECT_EQ(difference("ragged values", path("ragged")), std::nullopt);
+  // These codes are numbers that bf16 has with any scale.
+  HfFolder ones = block_folder("ones", kWhole, FileDtype::f32, least);
+  for (const std::string& tensor : ones.names())
+    if (tensor.ends_with("down_proj.weight"))
+      ones = ones.put(tensor, FileDtype::f8_e4m3, ones.shape(tensor), std::string(ones.bytes(tensor).size(), '\x38'));
+  ones.write(path("ones"));
+  export_to(path("ones"), "ones values");
+  EXPECT_EQ(HfFolder(path("ones values")).dtype(kDownWeight), FileDtype::bf16);
+  EXPECT_EQ(difference("ones values", path("ones")), std::nullopt);
+}
+
+// A weight of several tensors is codes only where all of these are.
+TEST_F(BlockFp8, AScaleOfAnyNumberInOnePartMakesValuesOfTheWholeWeight) {
+  const auto expect_values = [&](const std::string& part, Scale scale) {
+    const HfFolder folder = block_folder(part, kWhole, FileDtype::f32, scale);
+    expect_values_of_the_formula(folder, part, scale);
+    const HfWeights weights(path(part));
+    EXPECT_FALSE(weights.form("layers.1.attn.qkv.weight").codes) << part;
+    EXPECT_TRUE(weights.form("layers.1.attn.out.weight").codes) << part;
+    EXPECT_THAT(weights.weights_as_values(), ElementsAre(HasSubstr(part + "_proj.weight_scale_inv[0, 0] is ")));
+  };
+  expect_values("q", [](const std::string& name, uint64_t tile) {
+    return name.find("q_proj") != std::string::npos ? any_number(name, tile) : power_of_two(name, tile);
+  });
+  expect_values("k", [](const std::string& name, uint64_t tile) {
+    return name.find("k_proj") != std::string::npos ? any_number(name, tile) : power_of_two(name, tile);
+  });
+  expect_values("v", [](const std::string& name, uint64_t tile) {
+    return name.find("v_proj") != std::string::npos ? any_number(name, tile) : power_of_two(name, tile);
+  });
+}
+
 // Rows of k begin within a tile of q, k and v together, or tiles are smaller than 128 at an edge.
 TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   const HfFolder folder = block_folder("boundaries", changed(kWhole, {{"num_key_value_heads", 1}}), FileDtype::f8_e8m0, power_of_two);
@@ -90,7 +155,7 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   const HfFolder packed(path("packed"));
   EXPECT_EQ(packed.bytes(kDownWeight + kScaleInv), folder.bytes(kDownWeight + kScaleInv));
   EXPECT_EQ(packed.bytes(kDownWeight), folder.bytes(kDownWeight));
-  EXPECT_EQ(packed.dtype("model.layers.0.self_attn.q_proj.weight"), FileDtype::f32);
+  EXPECT_EQ(packed.dtype("model.layers.0.self_attn.q_proj.weight"), FileDtype::bf16) << "which holds them";
   EXPECT_EQ(difference("packed", path("boundaries")), std::nullopt);
   EXPECT_THAT(json_in("packed/config.json")["quantization_config"]["modules_to_not_convert"], Contains("model.layers.1.self_attn.v_proj"));
   EXPECT_THAT(HfWeights(path("packed")).block_fp8_findings(), IsEmpty());
@@ -203,6 +268,29 @@ TEST_F(BlockFp8, VerifyCountsTilesOfMxfp4ThatAreNoE4M3) {
   EXPECT_THAT(run_mantissa({"verify", "folder", "--against", "folder"}, folder_.path()).output,
               HasSubstr("1 of 18 tiles of 128x128 in MXFP4 lose an element as E4M3, the first of " + expert));
   EXPECT_THAT(error_of([&] { fit_with(zeros, '\xff'); }).what(), HasSubstr(expert + ": a scale of row 127 is NaN"));
+}
+
+// gpt-oss has the rows of gate and up in turn: those of each are the rows of tiles.
+TEST_F(BlockFp8, VerifyCountsTilesOfRowsThatLieApart) {
+  const std::string saved = trained("run", {"model.qk_norm=false", "model.attention_bias=all", "model.attention_sinks=true",
+                                            "model.activation=swiglu_clamped", R"(precision.rules=[{"match": "layers.*.moe.experts.*",
+                                            "recipe": "mxfp4_qat"}])",
+                                            R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2,
+                                            "intermediate_size": 160, "router_bias": true, "expert_mlp_bias": true})"});
+  pack_to(saved, "packed");
+  const std::string gate_up = "model.layers.1.mlp.experts.gate_up_proj", blocks = gate_up + "_blocks", scales = gate_up + "_scales";
+  const HfFolder packed(path("packed"));
+  ASSERT_EQ(packed.shape(blocks), (std::vector<int64_t>{3, 320, 2, 16}));
+  std::string last(packed.bytes(scales).size(), '\x70');
+  last.back() = '\x40';  // of the last row of up
+  packed.put(blocks, FileDtype::u8, packed.shape(blocks), std::string(packed.bytes(blocks).size(), '\x77'))
+      .put(scales, FileDtype::u8, packed.shape(scales), last)
+      .write(path("packed"));
+  HfWeights weights(path("packed"));
+  const TileFit fit = fit_of_tiles(weights);
+  EXPECT_EQ(fit.tiles, 2 * 3 * (2 * 2 + 2)) << "each expert has 160 rows of gate and of up, and 64 rows of down in 160 columns";
+  EXPECT_EQ(fit.lossy, 1);
+  EXPECT_EQ(fit.first, gate_up + ", rows 897 to 959, columns 0 to 63");
 }
 
 }  // namespace mantissa::test::block_fp8_test

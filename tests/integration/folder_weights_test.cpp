@@ -82,6 +82,30 @@ TEST_F(FolderWeights, CodesOfSeveralChunksAreThoseOfTheFile) {
   EXPECT_NO_THROW(test::require_usable(path("good")));
 }
 
+// A plan of another rule or range makes codes of the values, as training would.
+TEST_F(FolderWeights, CodesAreThoseOfTheFileWhereThePlanHasTheirForm) {
+  const HfFolder codes = mx_folder("codes", test::kMxfp8Config, {{"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 32}});
+  const std::string down = "layers.1.mlp.down.weight";
+  HfWeights source(path("codes"));
+  const auto scales_under = [&](const std::string& weight) {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=own",
+                             R"(precision.recipes={"own": {"base": "mxfp8_weights", "weight": {"block": [1, 32])" + weight + "}}}"});
+    RunConfig changed = source.run_config();
+    changed.precision = config("plan", sets).config.precision;
+    const PrecisionPlan plan = resolve_plan(changed);
+    ForwardWeights weights(source, plan, make_backend("cpu"));
+    const std::vector<std::byte> scales = weights.scales(down, 0, 64);
+    return std::string(reinterpret_cast<const char*>(scales.data()), scales.size());
+  };
+  const std::string of_file = codes.bytes(test::kDownWeight + "_scale");
+  EXPECT_TRUE(scales_under("") == of_file);
+  EXPECT_FALSE(scales_under(R"(, "rule": "ceil")") == of_file) << "which has larger ones";
+  const std::string clamped = scales_under(R"(, "scale_range": [-14, 127])");
+  EXPECT_TRUE(std::ranges::any_of(of_file, [](char scale) { return scale < 127 - 14; }));
+  EXPECT_TRUE(std::ranges::all_of(clamped, [](char scale) { return scale >= 127 - 14; }));
+}
+
 // An export of a run of bytes whose tokenizer.json, generation_config.json and end tokens are those of somebody else.
 class TokenizerOfAModel : public FolderWeights {
  protected:

@@ -197,7 +197,9 @@ TEST_F(StartFromFolder, TheLossOfRoutersIsAddedOnlyWhereTheFolderAsksForIt) {
 // A key of the command line is one of the folder's model, and no section of its own, which would need all others.
 TEST_F(StartFromFolder, KeysOfTheCommandLineAreOverThoseOfTheFoldersModel) {
   HfFolder(path("experts"), "mixtral", "F32", {{"num_local_experts", 4}});
-  const auto with = [&](const std::vector<std::string>& sets, const json& more = {}) { return named("own", "experts", more, sets); };
+  const auto with = [&](const std::vector<std::string>& sets, const json& more = {}) {
+    return named(text("own ", ++runs_), "experts", more, sets);
+  };
   const LoadedConfig loaded =
       with({"model.moe.aux_loss_coef=0.5", "model.init_std=0.5", "model.logits_dtype=fp32", "model.pad_vocab_to=8"});
   const ModelConfig& model = loaded.config.model;
@@ -265,6 +267,8 @@ TEST_F(StartFromFolder, PackedWeightsAreReconciledWithThePlan) {
   EXPECT_THAT(lines("mxfp4_qat"), Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
   const PrecisionPlan plan = resolve_plan(codes.run_config());
   EXPECT_THAT(reconciled_weights(codes, plan), ::testing::IsEmpty());
+  pack_to(trained("four", {"precision.recipe=mxfp4_qat"}), "four packed");
+  EXPECT_THAT(reconciled_weights(HfWeights(path("four packed")), plan_of("mxfp4_qat")), ::testing::IsEmpty()) << "no file names a rule";
   const auto& gemms = plan.of("layers.1.mlp.down").recipe.gemms;
   EXPECT_TRUE(gemms.fprop && gemms.dgrad && !gemms.wgrad);  // those of a server and their input gradients
   // Masters are other, but forward reads the same values.

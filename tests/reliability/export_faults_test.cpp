@@ -144,6 +144,27 @@ TEST_F(ExportFaults, AnErrorAtAnyFileOperationFailsTheExportAloneAndTheNextOneIs
   made_->expect_whole_checkpoints();
 }
 
+// The byte changes when every rank has read back what it wrote.
+TEST_F(ExportFaults, AByteThatChangesBeforeAnExportIsComparedFailsIt) {
+  bool flipped = false;
+  const auto flip = [&] {
+    for (const auto& entry : fs::directory_iterator(made_->exports())) {
+      const std::string file = entry.path() / "model.safetensors";
+      if (entry.path().filename() == checkpoint_name(1) || !fs::exists(file)) continue;
+      std::string bytes = read_file(file);
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);
+      write_file(file, bytes);
+      flipped = true;
+    }
+  };
+  const ExportEvent made = made_->make(2, {.kind = Fault::other, .at = 1, .only = "open", .path = "mantissa.json", .action = flip});
+  EXPECT_TRUE(disarm_fault() && flipped);
+  EXPECT_THAT(made.problem, ::testing::HasSubstr("what was written is not what was to be: model."));
+  made_->expect_nothing_half_made(0);
+  EXPECT_FALSE(made_->there(2));
+  made_->expect_made_by_the_next_one(0);
+}
+
 // One that nobody waits for any longer reads no more tensors: its thread is held at the first until the run lets go of it.
 TEST_F(ExportFaults, OneThatIsLetGoEndsAtItsNextTensor) {
   const auto reads = [] { return calls_since_armed({"pread"}).size(); };

@@ -52,6 +52,40 @@ TEST_F(KernelEdges, LongSumsAreWhole) {
   }
 }
 
+// Ranks before and behind have targets, too, down to those beside the columns here.
+TEST_F(KernelEdges, LogitsOfTargetsAreThoseOfTheRankThatHasThem) {
+  const std::vector<double> targets = {0, 31, 32, 63, 64, 95, 40, -100};
+  expect_as_reference("share", [&](Operands& o) {
+    o.device().run(CrossEntropyShare{.logits = o.input({8, 32}, 1.0, 3.0),
+                                     .targets = o.given(Dtype::i32, {8}, targets),
+                                     .sums = o.output_of(Dtype::f32, "sums", {8, 2}, kStatSums),
+                                     .first = 32,
+                                     .vocab = 96});
+  });
+}
+
+// The host draws 2^22 elements at once: parts of rows, some whole rows, or parts of the whole.
+TEST_F(KernelEdges, RandomNumbersOfSeveralPiecesAreThoseOfTheirPlaces) {
+  constexpr RngKey kKey{.seed = 9, .stream = RngStream::init};
+  constexpr int64_t kPiece = int64_t{1} << 22, kFirst = 11;
+  for (const auto& [rows, columns, stride] :
+       {std::array<int64_t, 3>{2, kPiece + 5, kPiece + 12}, {1500, 3000, 3007}, {1500, 3000, 3000}, {1, 2 * kPiece + 3, 0}}) {
+    for (Backend* device : tested()) {
+      const Tensor out = empty(*device, Dtype::f32, {rows, columns});
+      device->run(RandomNormal{.out = out, .key = kKey, .what = 1, .first_index = kFirst, .std = 2.0, .row_stride = stride});
+      const std::vector<float> drawn = to_host<float>(out);
+      for (int64_t row = 0; row < rows; ++row) {
+        for (const int64_t column : {int64_t{0}, columns / 2, kPiece - 1, kPiece, 2 * kPiece, columns - 1}) {
+          if (column >= columns) continue;
+          const auto index = static_cast<uint64_t>(kFirst + row * stride + column);
+          const double expected = 2.0 * static_cast<double>(random_normal(kKey, 1, index));
+          ASSERT_EQ(drawn[static_cast<size_t>(row * columns + column)], static_cast<float>(expected)) << row << ", " << column;
+        }
+      }
+    }
+  }
+}
+
 // Pieces of rows that are not whole, and rows for one pass, for two, for a warp and for a block.
 TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
   for (const int64_t columns : {24, 250, 256, 264, 768, 1000, 1032, 1536, 1544, 2048, 2056, 4104}) {

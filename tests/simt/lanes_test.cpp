@@ -1,4 +1,6 @@
 // Lanes and memory of the backend of CUDA, on streams that come late: what it promises of every device (backend.h).
+#include <numeric>
+
 #include "testing.h"
 
 namespace mantissa::lanes_test {
@@ -39,6 +41,22 @@ TEST(CudaLanes, TakeTheBytesOfAnUploadAtOnce) {
     device->upload(source.data(), copies.back());
   }
   for (size_t i = 0; i < copies.size(); ++i) expect_all(copies[i], static_cast<double>(i));
+}
+
+// Copies to and from the device, and the bytes that the host is given, go by pieces of 16 MiB: here two and a part of a third.
+TEST(CudaLanes, CopyEveryPieceOfATensorToItsPlace) {
+  const auto device = make_backend("cuda");
+  constexpr int64_t kCount = (int64_t{10} << 20) + 3;
+  std::vector<float> sent(kCount), received(kCount);
+  std::iota(sent.begin(), sent.end(), 1.0F);  // each number is exact
+  const Tensor x = empty(*device, Dtype::f32, {kCount}), other = empty(*device, Dtype::f32, {kCount});
+  device->upload(sent.data(), x);
+  device->download(x, received.data());
+  EXPECT_TRUE(received == sent);
+  device->run(Convert{.x = x, .out = other});
+  std::vector<std::byte> pieces;
+  for_each_piece(other, [&](std::span<const std::byte> piece) { pieces.insert(pieces.end(), piece.begin(), piece.end()); });
+  EXPECT_TRUE(std::ranges::equal(pieces, std::as_bytes(std::span(sent))));
 }
 
 // A block of one lane is not lent to the other, whose kernels may run before those that still read it.

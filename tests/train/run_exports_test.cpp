@@ -3,6 +3,7 @@
 
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
+#include "hf_folders.h"
 #include "mantissa/base/log.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/io/pending_folder.h"
@@ -80,6 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
                 {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256", "model.num_key_value_heads=4"},
                 {kAlone, {2, 2, false}}},
         Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}, {{2, 2, false}, kAlone}},
+        Setting{"mxfp4_even",
+                {"precision.recipe=own", R"(precision.recipes={"own": {"base": "mxfp4_qat", "weight_fake_quant": {"rule": "even"}}})"},
+                {{2, 2, false}, kAlone}},
         Setting{"mxfp4_qat_mxfp8_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_te", {"precision.recipe=mxfp8_te"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_weights", {"precision.recipe=mxfp8_weights"}, {kAlone, {2, 2, false}}},
@@ -213,6 +217,30 @@ TEST_F(ExportsOfRuns, AFailureIsThatOfASave) {
   EXPECT_EQ(run_on({1, 2, false}, "gone", sets).summary.exit, ExitCode::ok);
   EXPECT_THAT(exports_of(run_folder("gone")), ElementsAre("step-00000002", "step-00000004")) << "which a resume makes";
   expect_same_files(files_of(exported("gone", 4)), files_from(checkpoint("gone", 4), "again", {}));
+}
+
+// Each of several ranks compares a part of the folder, and together they compare all.
+TEST_F(ExportsOfRuns, EveryTensorIsComparedByOneRank) {
+  constexpr int kRanks = 3;
+  run_on(kAlone, "run", {});
+  files_from(checkpoint("run", 2), "out", {});
+  const test::HfFolder whole(folder_ / "out");
+  ModelExport model(checkpoint("run", 2), {}, make_backend("cpu"));
+  std::set<int> found;
+  for (const std::string& tensor : whole.names()) {
+    whole.flip(tensor, 1, 1).write(folder_ / "out");
+    HfWeights written(folder_ / "out");
+    int differences = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::optional<std::string> difference = model.difference(written, rank, kRanks);
+      if (!difference) continue;
+      EXPECT_THAT(*difference, HasSubstr("what was written is not what was to be: " + tensor + "["));
+      ++differences;
+      found.insert(rank);
+    }
+    EXPECT_EQ(differences, 1) << tensor;
+  }
+  EXPECT_EQ(found.size(), kRanks);
 }
 
 // Between its writing and its reading back.

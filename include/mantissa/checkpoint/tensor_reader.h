@@ -49,7 +49,8 @@ class TensorReader {
   void decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out);
 };
 
-// As a file's codes are read: the rule that a recipe quantizes by, for which -0 is 0 in E2M1.
+// Returns the form of a file's codes. A file names no rule: its codes are read as their format defines them, -0 too. Quantizing their
+// values by rceil keeps each of them.
 Quantization packed_form(Format format);
 
 // Bytes of a row of codes, and of a row of its scales, which are those of block_rows rows.

@@ -27,7 +27,8 @@ struct ExportedModel {
 };
 
 // An export in the making: begin() by one process, then write() by each for a part of the tensors, in any order, into the same files, then
-// finish() by one. Memory is a chunk of some megabytes, or one matrix where the architecture keeps it transposed; no model is built.
+// finish() by one, and difference() by each for a part again: only what has none may be published. Memory is a chunk of some megabytes, or
+// one matrix where the architecture keeps it transposed; no model is built.
 class ModelExport {
  public:
   // Of the checkpoint that a path stands for (open_checkpoint), or of a folder of Hugging Face's form. Throws Error(data) for what is
@@ -50,6 +51,10 @@ class ModelExport {
   // Writes config.json, tokenizer and generation files as the model came with them, and mantissa.json, which says of every tensor what it
   // was made from and its hash. hashes: those of all parts, in order.
   void finish(const std::filesystem::path& folder, const std::vector<Hash64>& hashes) const;
+
+  // Compares part number `part` of `parts` of what finish() completed with what forward multiplies by and, the first part, how servers
+  // quantize inputs with how it does: nothing where all is right. Throws as write() does, and Error(data) for a source that changed.
+  std::optional<std::string> difference(HfWeights& written, int part, int parts, const Progressed& progressed = {});
 
   const ModelConfig& model() const;
   ForwardWeights& weights();

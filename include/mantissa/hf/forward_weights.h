@@ -27,7 +27,8 @@ class ForwardTypes {
   bool quantizes_inputs(const std::string& parameter) const;  // of the GEMM with it
   // What a server multiplies by where it takes these codes.
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
-  // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized.
+  // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized, as codes are then made
+  // of values in bf16: no element is finer than these. Codes of a folder may be.
   virtual Dtype dtype(const std::string& parameter) const;
   // Whether forward rounds to bf16 what an export has in fp32 unless it is told otherwise: products of codes and scales of a folder.
   virtual bool rounds(const std::string&) const { return false; }
@@ -50,6 +51,7 @@ class ForwardWeights : public ForwardTypes {
   // Rows [begin, end), whole, of fp32: exactly what the GEMMs read, but for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
   // The same as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where one is larger.
+  // Readers of a file know no rule: where forward decodes -0 as +0, codes are +0.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);
   std::vector<std::byte> scales(const std::string& parameter, int64_t begin, int64_t end);
   // The scales of whole tiles, one each.

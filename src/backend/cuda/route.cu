@@ -20,9 +20,9 @@ struct Routing {
 
 __device__ bool is_nan(float value) { return (__builtin_bit_cast(uint32_t, value) & ~kFp32Sign) > kFp32Inf; }
 
-// Larger is better, and never 0: NaN below everything, ties to the lowest index.
+// Larger is better, and never 0: NaN below everything, ties to the lowest index. No value is -0: no score is, and so no sum with one.
 __device__ uint64_t rank_of(float value, int64_t index) {
-  const auto bits = __builtin_bit_cast(uint32_t, value + 0.0F);  // both zeros are equal
+  const auto bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t order = is_nan(value) ? 0U : (bits & kFp32Sign) != 0 ? ~bits : bits | kFp32Sign;
   return uint64_t{order} << 32 | (~uint32_t{0} - static_cast<uint32_t>(index));
 }
