@@ -6,7 +6,7 @@
 if(NOT EXISTS ${executable})
   get_filename_component(name ${executable} NAME)
   add_test(${label}.NOT_BUILT.${name} ${executable})
-  set_tests_properties(${label}.NOT_BUILT.${name} PROPERTIES LABELS ${label})
+  set_tests_properties(${label}.NOT_BUILT.${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout})
   return()
 endif()
 # The lines of --gtest_list_tests, without types and values of parameters.

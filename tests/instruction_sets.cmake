@@ -13,8 +13,8 @@ endfunction()
 
 # Tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table). What belongs to them: GEMMs, whether padding changes
 # bits, estimates of memory, ranks. An entry is NAME for the tests of NAME.cpp, or NAME=FILTER with a filter of GoogleTest for some of them.
-function(mantissa_under setting suffix label timeout)
-  math(EXPR timeout "${timeout} * ${timeout_factor}")
+function(mantissa_under setting suffix label)
+  mantissa_limit(${label} timeout)
   foreach(entry ${ARGN})
     string(REGEX MATCH "^([^=]*)=?(.*)$" entry "${entry}")
     set(name ${CMAKE_MATCH_1})
@@ -36,29 +36,29 @@ set(ranks permuted_tokens_test expert_ranks_test=ExpertRanks.HaveTheBitsOfOne/fp
 # The library: AVX2 and AVX512_CORE widen bf16, each in kernels of its own.
 foreach(isa AVX2 AVX512_CORE AVX512_CORE_BF16)
   string(TOLOWER ${isa} suffix)
-  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} ${unit_alone} 300 quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
+  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} ${unit_alone} quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
     moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_gemm_test subnormals_test=SubnormalOperands.Reach* gemm_scratch_test
     training_step_test=Estimate.*)
-  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} integration 300 padding_test=Padding.ChangesNoBit* ${ranks}
+  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} integration padding_test=Padding.ChangesNoBit* ${ranks}
     tensor_ranks_test=TensorRanks.TakeTheFirstStepOfOne/mxfp8)
-  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow 3600 kernels_test gemm_shapes_test moe_kernels_test subnormals_test padding_test training_step_test
+  mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow kernels_test gemm_shapes_test moe_kernels_test subnormals_test padding_test training_step_test
     rank_memory_test permuted_tokens_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
-mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 ${unit_alone} 300 gemm_shapes_test=GemmShapes.*/1)
+mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 ${unit_alone} gemm_shapes_test=GemmShapes.*/1)
 
 # Our own kernels, whose bits cpu_levels_test compares as well.
 foreach(level x86-64-v3 x86-64)
-  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} under_${level} integration 300 quantization_bits_test padding_test=Padding.ChangesNoBit* ${ranks})
-  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} all_under_${level} slow 3600 kernels_test attention_blocks_test moe_kernels_test
+  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} under_${level} integration quantization_bits_test padding_test=Padding.ChangesNoBit* ${ranks})
+  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} all_under_${level} slow kernels_test attention_blocks_test moe_kernels_test
     quantization_invariants_test padding_test training_step_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
 
 # Both at once on a CPU that has no more than AVX2, where an instruction too many is a signal. Thirty times slower, so small cases.
 add_test(NAME doctor_under_qemu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/under.sh $<TARGET_FILE:mantissa> qemu $<TARGET_FILE:mantissa> doctor)
-set_tests_properties(doctor_under_qemu PROPERTIES LABELS integration TIMEOUT 60 SKIP_RETURN_CODE 77
+set_tests_properties(doctor_under_qemu PROPERTIES LABELS integration TIMEOUT ${hang} SKIP_RETURN_CODE 77
   PASS_REGULAR_EXPRESSION "matmuls  oneDNN, AVX2;.*other kernels    x86-64-v3\n")
 set(kernels Kernels.FastPath*/GroupedGemm_bf16:Kernels.FastPath*/*Norm*_bf16:Kernels.FastPath*/SwiGlu*_bf16:Kernels.FastPath*/AdamW_bf16)
-mantissa_under(qemu under_qemu integration 300 quantized_gemm_test=QuantizedGemm.Multiplies*:QuantizedGemm.Zero*:QuantizedGemm.Acc* kernels_test=${kernels}
+mantissa_under(qemu under_qemu integration quantized_gemm_test=QuantizedGemm.Multiplies*:QuantizedGemm.Zero*:QuantizedGemm.Acc* kernels_test=${kernels}
   packed_gemm_test=Tiles.*Place* few_rows_test=FewRowsTest.HaveBits* padding_test=Padding.IsNeverStored/fp32)
-mantissa_under(qemu all_under_qemu slow 7200 quantized_gemm_test kernels_test=Kernels.FastPath* moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400
+mantissa_under(qemu all_under_qemu slow quantized_gemm_test kernels_test=Kernels.FastPath* moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400
   padding_test=Padding.ChangesNoBit* training_step_test=Estimate.* permuted_tokens_test)

@@ -35,7 +35,7 @@ class LaunchedTraining : public ::testing::Test {
         {"data", {{"path", "text.txt"}, {"tokenizer", "char"}}},
         {"eval", {{"interval", 20}, {"iters", 2}}},
         {"checkpoint", {{"interval", 10}}},
-        {"parallel", {{"init_timeout_s", 60}}},
+        {"parallel", {{"init_timeout_s", kHangSeconds}}},
         {"logging", {{"tensorboard", false}}}};
     write_file(folder / "run.json", config.dump());
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "files.h"
+#include "hang.h"
 #include "mantissa/base/error.h"
 
 namespace mantissa::test {
@@ -27,16 +28,6 @@ struct ProcessResult {
   std::string output;  // standard output
   std::string errors;  // standard error
 };
-
-// Generous: the machine may be busy.
-inline bool eventually(const std::function<bool()>& is_so, double seconds = 60) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (std::chrono::steady_clock::now() < end) {
-    if (is_so()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
 
 inline int exit_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
@@ -103,7 +94,7 @@ inline std::vector<std::string> children_of(pid_t parent) {
   return {std::istream_iterator<std::string>(numbers), {}};
 }
 
-// Until a process that is nobody's child here has ended, waited for or not; false if it does not within a minute.
+// Until a process that is nobody's child here has ended, waited for or not; false if it does not.
 inline bool ends(pid_t process) {
   const auto runs = [&] {
     std::error_code gone;
@@ -135,9 +126,17 @@ class BackgroundProcess {
   void send(int signal) const { ASSERT_EQ(::kill(child_, signal), 0); }
   std::string output() const { return std::filesystem::exists(output_) ? read_file(output_) : ""; }
 
-  // Until the output holds this; false if it does not within a minute.
+  // Until the output holds this; false if it does not.
   bool prints(const std::string& what) const {
     return eventually([&] { return output().find(what) != std::string::npos; });
+  }
+
+  // Until it has ended, and is still to be waited for; false if it does not.
+  bool ends() const {
+    return eventually([&] {
+      siginfo_t info{};
+      return ::waitid(P_PID, static_cast<id_t>(child_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child_;
+    });
   }
 
   // 128 + n when signal n ended it.

@@ -32,7 +32,7 @@ class RankProcesses {
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       if (!children_[rank].ended) send(static_cast<int>(rank), SIGKILL);
     }
-    wait_for_all(60);
+    wait_for_all();
   }
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
@@ -41,7 +41,7 @@ class RankProcesses {
   void send(int rank, int signal) const { ::kill(pid(rank), signal); }
 
   // False if some of these ranks (of all, if none are named) still run after `seconds`.
-  bool wait_for(std::vector<int> ranks, double seconds) {
+  bool wait_for(std::vector<int> ranks, double seconds = kHangSeconds) {
     const double end = now() + seconds;
     while (true) {
       std::erase_if(ranks, [&](int rank) { return look(rank); });
@@ -49,10 +49,10 @@ class RankProcesses {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  bool wait_for_all(double seconds) {
+  bool wait_for_all() {
     std::vector<int> ranks;
     for (size_t rank = 0; rank < children_.size(); ++rank) ranks.push_back(static_cast<int>(rank));
-    return wait_for(ranks, seconds);
+    return wait_for(ranks);
   }
   bool ended(int rank) { return look(rank); }
   int code(int rank) const { return of(rank).code; }             // 128 + n when signal n ended it, -1 while it runs

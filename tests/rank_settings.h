@@ -13,6 +13,7 @@ struct RankSetting {
   bool mixture = false;  // of two sources and two validation sets, instead of one text
   std::vector<int> ranks = {2, 4, 8};
 };
+inline void PrintTo(const RankSetting& setting, std::ostream* out) { *out << setting.name; }
 
 inline const Sets kBlocksOf32 = {"model.hidden_size=64", "model.intermediate_size=96", "precision.dtype=bf16"};
 inline const Sets kBlocksOf128 = {"model.hidden_size=128", "model.intermediate_size=256", "precision.dtype=bf16"};

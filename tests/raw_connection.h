@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "hang.h"
 #include "job/frames.h"
 #include "job/handshake.h"
 
@@ -34,11 +35,11 @@ class RawConnection {
   void send(std::span<const std::byte> bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL); }
   void send(const std::string& bytes) { send(std::as_bytes(std::span(bytes))); }
 
-  // Up to so many bytes; fewer if the other end closes or the time is over.
-  std::string receive(size_t bytes, double seconds = 30) {
+  // Up to so many bytes; fewer if the other end closes.
+  std::string receive(size_t bytes) {
     const auto start = std::chrono::steady_clock::now();
     std::string out;
-    while (out.size() < bytes && seconds_since(start) < seconds) {
+    while (out.size() < bytes && seconds_since(start) < kHangSeconds) {
       pollfd wait{.fd = socket_.fd(), .events = POLLIN, .revents = 0};
       if (::poll(&wait, 1, 100) == 0) continue;
       char block[256];
@@ -48,10 +49,10 @@ class RawConnection {
     }
     return out;
   }
-  // True if the other end closes, without a byte more, within the time.
-  bool is_closed_within(double seconds) {
+  // True if the other end closes, without a byte more.
+  bool is_closed() {
     const auto start = std::chrono::steady_clock::now();
-    return receive(1, seconds).empty() && seconds_since(start) < seconds;
+    return receive(1).empty() && seconds_since(start) < kHangSeconds;
   }
 
   // As a rank with the secret; what was sent.

@@ -16,6 +16,7 @@ struct SignalCase {
   const char* isa;  // ONEDNN_MAX_CPU_ISA
   int ranks;        // 1: without a launcher
 };
+inline void PrintTo(const SignalCase& c, std::ostream* out) { *out << c.name; }
 
 class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterface<SignalCase> {
  protected:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "files.h"
+#include "hang.h"
 #include "mantissa/job/store.h"
 
 namespace mantissa::test {
@@ -45,7 +46,7 @@ inline void expect_error(const std::optional<Error>& error, ExitCode code, const
 }
 
 inline void wait_for_failure(const Store& store) {
-  for (int i = 0; i < 60000 && !store.aborted(); ++i) pause_ms(1);
+  eventually([&] { return store.aborted().load(); });
   store.check();
 }
 
@@ -61,7 +62,7 @@ struct StoreJob {
     out.job = job;
     return out;
   }
-  StoreOptions options(double heartbeat_timeout_s = 20, double init_timeout_s = 60) const {
+  StoreOptions options(double heartbeat_timeout_s = 20, double init_timeout_s = kHangSeconds) const {
     return {.init_timeout_s = init_timeout_s,
             .heartbeat_timeout_s = heartbeat_timeout_s,
             .secret = std::string(kSecret),

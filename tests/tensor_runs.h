@@ -18,6 +18,7 @@ struct TensorCase {
   int most = 4;           // tensor ranks
   bool examples = false;  // with padding behind them
 };
+inline void PrintTo(const TensorCase& c, std::ostream* out) { *out << c.name; }
 
 inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
   double ab = 0.0, aa = 0.0, bb = 0.0;

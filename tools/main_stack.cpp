@@ -94,7 +94,8 @@ bool print_main_stack() {
     const void* const call = static_cast<const char*>(noted.frames[static_cast<size_t>(i)]) - 1;
     lines += names.describe(call) + '\n';
   }
-  return UnblockedOutput(STDERR_FILENO).write(lines);
+  UnblockedOutput(STDERR_FILENO).write(lines);
+  return true;
 }
 
 }  // namespace mantissa::tools

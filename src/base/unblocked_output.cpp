@@ -47,16 +47,20 @@ void UnblockedOutput::drop() {
   waiting_.clear();
 }
 
-bool UnblockedOutput::write(std::string_view lines) {
-  const int64_t before = dropped_;
+void UnblockedOutput::give_up() {
+  given_up_ = true;
+  drop();
+}
+
+void UnblockedOutput::write(std::string_view lines) {
   flush();
-  if (waiting_.size() + lines.size() > kMostWaiting) {
+  if (given_up_ || waiting_.size() >= kMostWaiting) {
     dropped_ += lines_in(lines);
-    return false;
+    return;
   }
+  if (waiting_.empty()) taken_at_ = Clock::now();
   waiting_ += lines;
   flush();
-  return dropped_ == before;
 }
 
 void UnblockedOutput::flush() {
@@ -65,9 +69,19 @@ void UnblockedOutput::flush() {
     if (own_ < 0 && !takes_more(fd_, 0)) return;
     const ssize_t written = ::write(fd(), waiting_.data(), own_ < 0 ? std::min<size_t>(waiting_.size(), PIPE_BUF) : waiting_.size());
     if (written < 0 && errno == EAGAIN) return;
-    if (written < 0 && errno != EINTR) return drop();
-    if (written > 0) waiting_.erase(0, static_cast<size_t>(written));
+    if (written < 0 && errno != EINTR) {
+      error_ = errno;
+      return drop();
+    }
+    if (written > 0) {
+      waiting_.erase(0, static_cast<size_t>(written));
+      taken_at_ = Clock::now();
+    }
   }
+}
+
+double UnblockedOutput::seconds_waiting() const {
+  return waiting_.empty() ? 0.0 : std::chrono::duration<double>(Clock::now() - taken_at_).count();
 }
 
 void UnblockedOutput::finish() {

@@ -6,6 +6,7 @@
 
 #include "async_device.h"
 #include "comm_cases.h"
+#include "hang.h"
 #include "mantissa/comm/comm_queue.h"
 #include "thread_links.h"
 #include "thread_ranks.h"
@@ -25,6 +26,7 @@ struct Setting {
   Kind kind;
   int ranks;
 };
+void PrintTo(const Setting& setting, std::ostream* out) { *out << name_of(setting.kind) << '_' << setting.ranks; }
 
 class DeviceCollectives : public ::testing::TestWithParam<Setting> {
  protected:
@@ -299,7 +301,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
                          ::testing::Values(Setting{Kind::closed, 2}, Setting{Kind::closed, 3}, Setting{Kind::async, 2},
                                            Setting{Kind::async, 3}, Setting{Kind::async, 4}, Setting{Kind::async_through_the_host, 2},
                                            Setting{Kind::async_through_the_host, 3}),
-                         [](const auto& c) { return text(name_of(c.param.kind), "_", c.param.ranks); });
+                         ::testing::PrintToStringParamName());
 
 // ---- links whose exchanges fail later than they are asked for
 
@@ -382,7 +384,7 @@ TEST_F(LateLinks, AreGivenUpWhileReportsAreMade) {
     std::future<void> report;
     link_state_.while_giving_up = [&] {
       report = std::async(std::launch::async, [&] { world.latest_calls(), world.latest_kernels(); });
-      EXPECT_EQ(report.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+      EXPECT_EQ(report.wait_for(kHang), std::future_status::ready);
     };
     world.stop();
   });

@@ -14,6 +14,7 @@ struct Case {
   int ranks;
   Sets sets;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class ParamGather : public test::TrainingOnRanks, public ::testing::WithParamInterface<Case> {
  protected:

@@ -19,6 +19,7 @@ struct Case {
   std::pair<int, int> here, there;  // numbers of ranks, before and after a stop
   std::vector<std::string> sets;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class TrainRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<Case> {
  protected:

@@ -10,6 +10,12 @@
 #include "fuzz/targets.h"
 #include "mantissa/base/rng.h"
 
+namespace mantissa::fuzz {
+
+void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
+
+}  // namespace mantissa::fuzz
+
 namespace mantissa::test::fuzz_test {
 
 using fuzz::kTargets;
@@ -49,7 +55,7 @@ size_t indivisible_bytes(const std::string& target, const std::string& name, con
   return target != "token_file" && (input[last] == '}' || input[last] == ']') ? last + 1 : 0;
 }
 
-TEST_P(FuzzTarget, RefusesEachBeginningOfAGoodInputAndKeepsItsPromisesWithAnyByteDamaged) {
+TEST_P(FuzzTarget, RefusesEachBeginningOfGoodInputsAndBearsAnyDamagedByte) {
   int beginnings = 0;
   for (const auto& [name, input] : corpus_of(GetParam())) {
     if (!name.starts_with("good-")) continue;

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+namespace mantissa::gpu {
+
+void PrintTo(const Primitive& primitive, std::ostream* out) { *out << primitive.name; }
+
+}  // namespace mantissa::gpu
+
 namespace mantissa::primitives_test {
 
 class Primitives : public ::testing::TestWithParam<gpu::Primitive> {};

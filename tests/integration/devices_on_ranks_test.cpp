@@ -43,7 +43,7 @@ struct Case {
   TensorLayout layout;
   Model model;
 };
-std::string name_of(const ::testing::TestParamInfo<Case>& c) { return c.param.layout.name() + "_" + c.param.model.name; }
+void PrintTo(const Case& c, std::ostream* out) { *out << c.layout.name() << '_' << c.model.name; }
 
 class DevicesOnRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<Case> {
  protected:
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, DevicesOnRanks,
                                            // slow:
                                            Case{kAlone, kBlocks}, Case{kDp2, kSigmoid}, Case{kDp4, kGather}, Case{kTp2, kHigh},
                                            Case{kTp2Sp, kSoftmax}, Case{kEp2, kBiases}, Case{kDp2Ep2, kSigmoid}, Case{kTp2Dp2, kGather}),
-                         name_of);
+                         ::testing::PrintToStringParamName());
 
 using SkippedStepsOnDevices = DevicesOnRanks;
 
@@ -116,6 +116,7 @@ TEST_P(SkippedStepsOnDevices, AreThoseOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, SkippedStepsOnDevices,
-                         ::testing::Values(Case{kAlone, kHigh}, Case{kDp2, kGather}, Case{kTp2Sp, kQat}, Case{kEp2, kBiases}), name_of);
+                         ::testing::Values(Case{kAlone, kHigh}, Case{kDp2, kGather}, Case{kTp2Sp, kQat}, Case{kEp2, kBiases}),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace mantissa::devices_on_ranks_test

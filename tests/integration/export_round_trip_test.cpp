@@ -19,6 +19,7 @@ struct Case {
   std::string conventions = "";  // that have a form of it
   Sets tensors = {};             // of the packed folder
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 const std::string kExperts = R"("num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96)";
 

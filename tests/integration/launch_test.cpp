@@ -101,6 +101,15 @@ TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
          {},
          {"\\[rank0\\]:error: a mistake\n", "\\[rank0\\]:  of 0\n", "\\[rank1\\]:error: a mistake\n\\[rank1\\]:  of 1\n\\[rank1\\]:end\n"}},
         {"for i in 1 2; do echo 'error: x' >&2; done", 0, {}, {"^\\[rank0\\]:error: x\n\\[rank0\\]:error: x\n$"}, "", {}},
+        // The second node of two has other ranks.
+        {"await() { while [ ! -e $1 ]; do sleep 0.05; done; }; [ $RANK = 2 ] || await said.2; echo 'error: x' >&2; touch said.$RANK; await "
+         "said.3; "
+         "exit 2",
+         2,
+         {},
+         {"^\\[rank2\\]:error: x\n", "; an error above is also that of rank 3\n"},
+         "[rank3]:error",
+         {"--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "node0"}},
     });
   });
   const auto run = launch({"--nproc-per-node", "3", "--log-dir", "logs"},

@@ -19,6 +19,7 @@ struct Case {
   int64_t least;  // what the recipe asks the vocabulary to be padded to
   std::vector<std::string> sets;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class Padding : public test::TrainingTest, public ::testing::WithParamInterface<Case> {
  protected:

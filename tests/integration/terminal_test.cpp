@@ -1,5 +1,11 @@
 // What reaches the terminal: nothing that controls it, and nothing once its reader is gone.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 
 #include "process.h"
 #include "training.h"
@@ -115,21 +121,84 @@ TEST_F(ReaderThatDoesNotRead, DoesNotHoldTraining) {
 TEST_F(ReaderThatDoesNotRead, LetsTheLauncherHandOnSignals) {
   const std::string script = "trap 'exit 75' TERM; head -c 300000 /dev/zero & sleep 0.5; touch ready; while :; do sleep 0.05; done";
   test::BackgroundProcess launcher(unread({"launch", "--", "sh", "-c", script}), folder_.path(), folder_ / "unread.log");
-  for (int i = 0; i < 6000 && !std::filesystem::exists(folder_ / "ready"); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(folder_ / "ready"); }));
   launcher.send(SIGTERM);
+  ASSERT_TRUE(launcher.ends()) << "it waits for a reader, although it was asked to end";
   EXPECT_EQ(launcher.wait(), 75);
 }
 
-// Whether the worker waits for the reader, too, or has ended and left what it wrote in its pipe.
+// The worker waits for the reader, too, or has ended and left what it wrote in its pipe, or has failed, or another process holds its pipe
+// open, or the pipe holds more than is read at once and its reader pauses for longer than a second.
 TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
+  test::write_file(folder_ / "wide.py", "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)\nos.write(1, b'x' * 300000)\n");
   const std::string program =
-      "import subprocess, sys, time\n"
-      "started = [(n, subprocess.Popen(sys.argv[1:] + [f\"head -c {n} /dev/zero | tr '\\\\0' x\"], stdout=subprocess.PIPE))"
-      " for n in (100000, 300000)]\n"
+      "import os, subprocess, sys, time\n"
+      "def start(n, script):\n"
+      "  return n, subprocess.Popen(sys.argv[1:] + [script], stdout=subprocess.PIPE)\n"
+      "def shown(process, pauses):\n"
+      "  count = 0\n"
+      "  for i in range(pauses):\n"
+      "    count += os.read(process.stdout.fileno(), 65536).count(b'x')\n"
+      "    time.sleep(1.5)\n"
+      "  return count + process.stdout.read().count(b'x')\n"
+      "def letters(n): return f\"head -c {n} /dev/zero | tr '\\\\0' x; \"\n"
+      "started = [start(300000, 'python3 wide.py'), start(100000, letters(100000)), start(300000, letters(300000)),\n"
+      "           start(100000, letters(100000) + 'exit 3'), start(100000, 'setsid sleep 20 & ' + letters(100000))]\n"
       "time.sleep(4)\n"
-      "sys.exit(any(p.stdout.read().count(b'x') != n for n, p in started))";
+      "missing = [n - shown(p, 2 if i == 0 else 0) for i, (n, p) in enumerate(started)]\n"
+      "sys.exit(f'missing {missing}, codes {[p.wait() for n, p in started]}')";
   const auto run = test::run_process({"python3", "-c", program, MANTISSA_BINARY, "launch", "--", "sh", "-c"}, folder_.path());
-  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("missing [0, 0, 0, 0, 0], codes [0, 0, 0, 3, 0]\n"));
+}
+
+// The launcher gets no time of its CPU while the second passes that it gives to what a worker leaves behind.
+TEST_F(ReaderThatDoesNotRead, GetsAllOfALauncherThatWasStoppedWhenItBeganToRead) {
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reading = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reading, 0);
+  const std::string script = "head -c 120000 /dev/zero | tr '\\0' x; touch ended";
+  test::BackgroundProcess launcher({MANTISSA_BINARY, "launch", "--", "sh", "-c", script}, folder_.path(), pipe);
+  EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(folder_ / "ended") && test::children_of(launcher.pid()).empty(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has found that
+  launcher.send(SIGSTOP);
+  int64_t shown = 0;
+  std::array<char, 65536> block;
+  const auto read = [&] {
+    const ssize_t got = ::read(reading, block.data(), block.size());
+    if (got > 0) shown += std::count(block.data(), block.data() + got, 'x');
+    return got;
+  };
+  while (read() > 0) continue;
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  launcher.send(SIGCONT);
+  EXPECT_TRUE(test::eventually([&] { return read() == 0; })) << "the end of the file";
+  EXPECT_EQ(shown, 120000);
+  EXPECT_EQ(launcher.wait(), 0);
+  ::close(reading);
+}
+
+TEST_F(ReaderThatDoesNotRead, LeavesAllOfItInTheLogsOfALauncher) {
+  const std::string script = "trap 'exit 75' TERM; head -c 100000 /dev/zero | tr '\\0' x; touch ready; while :; do sleep 0.05; done";
+  test::BackgroundProcess launcher(unread({"launch", "--log-dir", "logs", "--", "sh", "-c", script}), folder_.path(),
+                                   folder_ / "unread.log");
+  EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(folder_ / "ready"); }));
+  launcher.send(SIGTERM);
+  ASSERT_TRUE(launcher.ends());
+  EXPECT_EQ(launcher.wait(), 75);
+  EXPECT_EQ(std::filesystem::file_size(folder_ / "logs/attempt_0/0/stdout.log"), 100000U);
+}
+
+// Neither what is shown nor the log grows beyond a block.
+TEST_F(Terminal, AFullDiskDoesNotStopALauncherWhichReportsWhatItLost) {
+  const std::string script = "head -c 5000 /dev/zero | tr '\\0' x";
+  const Words words = {"sh", "-c",  "ulimit -f 1; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--log-dir", "logs", "--", "sh",
+                       "-c", script};
+  const auto run = test::run_process(words, folder_.path());
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(run.errors,
+            "mantissa launch: 1 line of output dropped: File too large\n"
+            "mantissa launch: logs/attempt_0/0/stdout.log: has not all of the output: File too large\n");
 }
 
 }  // namespace mantissa::terminal_test

@@ -65,7 +65,7 @@ Errors with_unauthenticated_ends(const StoreJob& job) {
         half.send(new_hello({.rank = 1, .world = 2}));
         half.receive(sizeof(HelloBytes));
         wrong.authenticate({.rank = 1, .world = 2}, "another secret");
-        EXPECT_TRUE(wrong.is_closed_within(10));
+        EXPECT_TRUE(wrong.is_closed());
       }
       return;
     }
@@ -283,8 +283,8 @@ Errors slow_connections(const StoreJob& job) {
       slow.send("x");
       pause_ms(100);
     }
-    EXPECT_EQ(slow.receive(100, 60).size(), 32U);
-    EXPECT_TRUE(silent.is_closed_within(60));
+    EXPECT_EQ(slow.receive(100).size(), 32U);
+    EXPECT_TRUE(silent.is_closed());
     EXPECT_GE(seconds_since(start), 4.5);
     over = true;
   });
@@ -386,7 +386,7 @@ Errors left_behind(const StoreJob& job) {
       ++left;
     };
     store.watch(of);
-    for (int i = 0; i < 6000 && left == 0; ++i) pause_ms(10);
+    test::eventually([&] { return left > 0; });
   });
   EXPECT_GE(left, 1);
   return {};

@@ -45,7 +45,7 @@ void expect_that_nobody_gets_in(int port) {
     RawConnection wrong_secret(port), wrong_job(port);
     wrong_secret.authenticate(hello, "another secret");
     wrong_job.authenticate(hello, kSecret, "another job");
-    EXPECT_TRUE(wrong_secret.is_closed_within(10) && wrong_job.is_closed_within(10));
+    EXPECT_TRUE(wrong_secret.is_closed() && wrong_job.is_closed());
     EXPECT_EQ(received_for(port, RawConnection(port).authenticate(hello, kSecret)).size(), 32U) << "replayed";
   }
   EXPECT_LE(received_for(port, std::string(100000, 'G')).size(), 32U) << "dropped after 64 bytes";
@@ -121,7 +121,7 @@ Errors meet_liar(const StoreJob& job, const std::string& frame) {
     }
     Connection bad = joined_rank(job, 2);
     ::send(bad.fd(), frame.data(), frame.size(), MSG_NOSIGNAL);
-    for (int i = 0; i < 10000 && bad.receive(); ++i) pause_ms(1);
+    EXPECT_TRUE(test::eventually([&] { return !bad.receive(); }));
   });
 }
 

@@ -31,6 +31,7 @@ struct Option {
   Recompute recompute = Recompute::none;
   bool segments = false;
 };
+void PrintTo(const Option& option, std::ostream* out) { *out << option.name; }
 
 void gpt2_shape(ModelConfig& config) {
   config.norm = Norm::layer;

@@ -19,6 +19,7 @@ struct Case {
   Dtype dtype;
   int64_t bucket_bytes;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.dtype << '_' << c.bucket_bytes; }
 
 class LayoutTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -86,7 +87,7 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
 INSTANTIATE_TEST_SUITE_P(, LayoutTest,
                          ::testing::Values(Case{Dtype::f32, 1}, Case{Dtype::bf16, 1}, Case{Dtype::bf16, 700'000},
                                            Case{Dtype::f32, Shards::kBucketBytes}),
-                         [](const auto& c) { return dtype_name(c.param.dtype) + std::string("_") + std::to_string(c.param.bucket_bytes); });
+                         ::testing::PrintToStringParamName());
 
 // The definition, block by block: entry r is the first row block of rank r, which begins at or after r / ranks of the whole.
 std::vector<int64_t> cut_row_blocks(const std::vector<int64_t>& sizes, int ranks) {

@@ -24,6 +24,9 @@ struct Case {
   int ranks;
   int64_t bucket_bytes;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.dtype << '_' << c.ranks << "_ranks_" << (c.bucket_bytes == 1 ? "small_buckets" : "one_bucket");
+}
 
 class ShardsTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -244,10 +247,7 @@ std::vector<Case> cases() {
   return out;
 }
 
-INSTANTIATE_TEST_SUITE_P(, ShardsTest, ::testing::ValuesIn(cases()), [](const auto& c) {
-  return text(dtype_name(c.param.dtype), '_', c.param.ranks, "_ranks_", c.param.bucket_bytes == 1 ? "small" : "one", "_bucket",
-              c.param.bucket_bytes == 1 ? "s" : "");
-});
+INSTANTIATE_TEST_SUITE_P(, ShardsTest, ::testing::ValuesIn(cases()), ::testing::PrintToStringParamName());
 
 // Four data ranks, of which neighbors share six experts of 32 rows: norms come in the order of one process, and the owner of every row is
 // one of those that hold it.

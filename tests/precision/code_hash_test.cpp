@@ -12,6 +12,7 @@ struct Case {
   Quantization how;
   Shape shape;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.how << " of " << c.shape; }
 
 class CodeHash : public test::BackendTest, public ::testing::WithParamInterface<Case> {
  protected:

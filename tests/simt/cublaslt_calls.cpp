@@ -11,6 +11,7 @@
 
 #include "backend/cuda/cublaslt/calls.h"
 #include "backend/cuda/gemm_library.h"
+#include "failing_library.h"
 #include "gpu/runtime.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/integers.h"
@@ -33,6 +34,10 @@ std::atomic<int64_t>& refused_columns() {
 std::atomic<bool>& refuses_codes() {
   static std::atomic<bool> refuses;
   return refuses;
+}
+std::atomic<int>& status_of_gemms() {
+  static std::atomic<int> status;
+  return status;
 }
 
 }  // namespace mantissa::simt
@@ -189,10 +194,16 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
 }
 
-// What an algorithm keeps of the choice: alignments that its addresses must have.
+// What an algorithm keeps of the choice: alignments that its addresses must have, and whether it may split a sum.
 struct Promised {
   uint32_t a, b, c, d;
+  bool splits;
 };
+Promised promised_of(const cublasLtMatmulAlgo_t& algorithm) {
+  Promised out{};
+  std::memcpy(&out, &algorithm, sizeof out);
+  return out;
+}
 
 cublasStatus_t create(cublasLtHandle_t* handle) {
   static int library = 0;
@@ -218,7 +229,8 @@ cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatri
   const Promised promised{attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES),
                           attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES),
                           attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES),
-                          attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)};
+                          attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES),
+                          reductions != CUBLASLT_REDUCTION_SCHEME_NONE};
   std::memcpy(&results->algo, &promised, sizeof promised);
   results->state = CUBLAS_STATUS_SUCCESS;
   results->workspaceSize = kWorkspace;
@@ -227,9 +239,11 @@ cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatri
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// Groups alone ask this: the algorithm was chosen for the sizes of another.
 cublasStatus_t check_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t*,
+                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algorithm,
                                cublasLtMatmulHeuristicResult_t* result) {
+  require(!promised_of(*algorithm).splits, "the sum of a group may be split, by sizes of another");
   const Side left(desc, a, true), right(desc, b, false);
   const Matrix out(d);
   const bool fit = left.depth == right.depth && out.rows == left.outer && out.cols == right.outer;
@@ -295,8 +309,8 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*
                         .out = d,
                         .bias_is_fp32 = attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) == CUDA_R_32F,
                         .beta = double{*static_cast<const float*>(beta)}};
-  Promised promised{};
-  std::memcpy(&promised, algorithm, sizeof promised);
+  if (const int status = simt::status_of_gemms(); status != 0) return static_cast<cublasStatus_t>(status);
+  const Promised promised = promised_of(*algorithm);
   require(*static_cast<const float*>(alpha) == 1.0F && is_supported(desc, product.a, product.b, product.d),
           "this product has no algorithm");
   require(bytes >= kWorkspace && workspace != nullptr, "the workspace is too small");

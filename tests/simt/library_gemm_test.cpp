@@ -1,8 +1,12 @@
 // GEMMs that go to cuBLASLt on the chip that the executor stands for: they take the path of the table, and lie within its bound of the
 // exact product.
+#include <gmock/gmock.h>
+
 #include <cstdlib>
 
+#include "backend/cuda/gemm_library.h"
 #include "exact_gemm.h"
+#include "failing_library.h"
 #include "files.h"
 #include "gpu/runtime.h"
 #include "kernel_cases_quantized.h"
@@ -227,6 +231,11 @@ TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
   device().synchronize();
   EXPECT_EQ(count_of(device(), GemmPath::bf16), 3);
   simt::refuses_codes() = false;
+  const int64_t taken = count_of(device(), route.path);
+  device().run(gemm_of_rows(96));
+  EXPECT_EQ(count_of(device(), route.path), taken + 1) << "others are asked for as they were";
+  device().run(gemm);
+  EXPECT_EQ(count_of(device(), GemmPath::bf16), is_native(route.path) ? 4 : 5) << "it stays refused";
   close_log();
   const std::string log = read_file(folder / "log.txt");
   GemmDevice emulating = device().gemm_device();
@@ -235,6 +244,101 @@ TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
   const std::string told = "no algorithm for e4m3";
   EXPECT_EQ(log.find(told) != std::string::npos, is_native(route.path)) << log;
   EXPECT_EQ(log.find(told), log.rfind(told)) << log;
+}
+
+// An algorithm may be missing for sums that add to what is there, or for those with a bias, alone.
+TEST_P(LibraryGemm, OfCodesThatAreRefusedLeavesOthersOfItsForm) {
+  struct Variant {
+    bool adds, biased;
+  };
+  const int64_t block = GetParam() == 90 ? 128 : 32;
+  const auto expect_apart = [&](const Variant& refused, const Variant& other) {
+    SCOPED_TRACE(text(refused.adds, refused.biased, ' ', other.adds, other.biased));
+    const auto device = make_backend("cuda");
+    Operands o(*device, Dtype::bf16);
+    const Dtype out = refused.biased || other.biased ? Dtype::bf16 : Dtype::f32;
+    const Operand a{.value = quantized_input(o, 64, 256, rows_of(Format::e4m3, block), 6)};
+    const Operand b{.value = quantized_input(o, 128, 256, tiles_of(Format::e4m3, block), 6), .transposed = true};
+    const Tensor bias = o.input_of(Dtype::bf16, {128});
+    GemmPath path{};
+    const auto native = [&](const Variant& of) {
+      const Gemm gemm{.a = a, .b = b, .out = zeros(*device, out, {64, 128}), .accumulate = of.adds, .bias = of.biased ? bias : Tensor()};
+      path = route_gemm(form_of(gemm), device->gemm_device()).path;
+      const int64_t before = count_of(*device, path);
+      device->run(gemm);
+      device->synchronize();
+      return count_of(*device, path) - before;
+    };
+    simt::refuses_codes() = true;
+    const int64_t taken = native(refused);
+    simt::refuses_codes() = false;
+    if (!is_native(path)) return;
+    EXPECT_EQ(taken, 0);
+    EXPECT_EQ(native(other), 1);
+    EXPECT_EQ(native(refused), 0);
+  };
+  const Variant plain{}, adds{.adds = true, .biased = false}, biased{.adds = false, .biased = true};
+  expect_apart(adds, plain);
+  expect_apart(plain, adds);
+  expect_apart(biased, plain);
+  expect_apart(plain, biased);
+}
+
+// One that loads 16 bytes at once fails at other addresses.
+TEST_P(LibraryGemm, HasAnAlgorithmForEachAlignment) {
+  const auto library = gpu::load_gemm_library();
+  const auto stream = gpu::make_stream();
+  constexpr int64_t kSize = 32, kBytes = kSize * kSize * 4;
+  const Tensor memory = zeros(device(), Dtype::f32, {3 * kSize * kSize + 4});
+  device().synchronize();
+  const auto workspace = [](int64_t bytes) { return std::shared_ptr<std::byte>(gpu::take_memory(bytes), gpu::give_memory); };
+  const auto algorithms_for = [&](int64_t offset, uint32_t alignment) {
+    const auto at = [&](int64_t matrix) { return memory.device_bytes() + matrix * kBytes + offset; };
+    const int64_t before = simt::library_gemms().algorithms;
+    EXPECT_TRUE(library->multiply(*stream,
+                                  {.a = {.data = at(0), .dtype = Dtype::f32},
+                                   .b = {.data = at(1), .dtype = Dtype::f32},
+                                   .out = at(2),
+                                   .out_dtype = Dtype::f32,
+                                   .accumulate = false,
+                                   .bias = nullptr,
+                                   .m = kSize,
+                                   .n = kSize,
+                                   .k = kSize,
+                                   .alignment = alignment},
+                                  workspace));
+    gpu::drain(*stream);
+    return simt::library_gemms().algorithms - before;
+  };
+  EXPECT_EQ(algorithms_for(0, 16), 1);
+  EXPECT_EQ(algorithms_for(4, 4), 1);
+  EXPECT_EQ(algorithms_for(8, 4), 0);
+  EXPECT_EQ(algorithms_for(0, 16), 0);
+}
+
+TEST(LibraryGemms, ThatFailSayWhetherThatIsOfTheEnvironment) {
+  ::setenv("MANTISSA_SIMT_ARCHITECTURE", "90", 1);
+  const auto device = make_backend("cuda");
+  Operands o(*device, Dtype::bf16);
+  const Gemm gemm{
+      .a = {.value = o.input({16, 24})}, .b = {.value = o.input({24, 32})}, .out = o.output("out", {16, 32}, kExact), .accumulate = false};
+  struct Case {
+    int status;  // a cublasStatus_t
+    ExitCode code;
+    const char* text;
+  };
+  for (const Case& c :
+       {Case{1, ExitCode::environment, "status 1"}, Case{3, ExitCode::environment, "no memory"}, Case{8, ExitCode::environment, "status 8"},
+        Case{7, ExitCode::internal, "status 7"}, Case{13, ExitCode::internal, "a kernel failed"}}) {
+    simt::status_of_gemms() = c.status;
+    const Error error = error_of([&] { device->run(gemm); });
+    EXPECT_EQ(error.code(), c.code) << c.text;
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(text("cuBLASLt: a GEMM of 16 x 32 x 24 failed: ", c.text)));
+  }
+  simt::status_of_gemms() = 0;
+  device->run(gemm);
+  device->synchronize();
+  ::unsetenv("MANTISSA_SIMT_ARCHITECTURE");
 }
 
 // All groups take the algorithm of the usual one, and all calls.
@@ -265,6 +369,39 @@ TEST_P(LibraryGemm, OfGroupsHasOneAlgorithm) {
   EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
   simt::refused_columns() = 0;
   EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
+}
+
+// Its sums are whole, so that they do not depend on the rows of other groups, where the same product alone may be split.
+TEST_P(LibraryGemm, OfAGroupIsNotThatOfTheSameSizesAlone) {
+  for (const bool group_first : {true, false}) {
+    SCOPED_TRACE(group_first);
+    const auto device = make_backend("cuda");
+    Operands o(*device, Dtype::bf16);
+    const Tensor a = o.input({1100, 64}), b = o.input({1100, 72});
+    const HostGroups host{.offsets = {0, 500, 1100}, .usual_rows = 512};
+    const GroupedWeightGradient of_groups{.a = a,
+                                          .b = b,
+                                          .out = o.output_of(Dtype::f32, "out", {2 * 64, 72}, kExact),
+                                          .offsets = o.given(Dtype::i32, {3}, {0, 500, 1100}),
+                                          .accumulate = false,
+                                          .host = std::make_shared<const HostGroups>(host)};
+    const Gemm alone{.a = {.value = a.slice(0, 512), .transposed = true},
+                     .b = {.value = b.slice(0, 512)},
+                     .out = o.output_of(Dtype::f32, "alone", {64, 72}, kExact),
+                     .accumulate = false};
+    const auto algorithms_for = [&](bool groups) {
+      const simt::LibraryGemms before = simt::library_gemms();
+      groups ? device->run(of_groups) : device->run(alone);
+      device->synchronize();
+      const simt::LibraryGemms after = simt::library_gemms();
+      EXPECT_EQ(after.of_values - before.of_values, groups ? 2 : 1);
+      return after.algorithms - before.algorithms;
+    };
+    EXPECT_EQ(algorithms_for(group_first), 1);
+    EXPECT_EQ(algorithms_for(!group_first), 1);
+    EXPECT_EQ(algorithms_for(group_first), 0);
+    expect_exact(alone, {}, route_gemm(form_of(alone), device->gemm_device()).bound);
+  }
 }
 
 // Experts that usually have 512 rows or more are multiplied by the library, after the host has read once where their rows end.

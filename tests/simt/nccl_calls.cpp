@@ -209,7 +209,7 @@ ncclResult_t abort_all(const std::vector<ncclComm_t>& communicators) {
   }
   state().changed.notify_all();
   const auto idle = [&] { return state().kernels[process] == 0; };
-  if (!state().changed.wait_for(lock, std::chrono::seconds(5), idle)) ++state().counts.blocked;
+  if (!state().changed.wait_for(lock, test::kHang, idle)) ++state().counts.blocked;
   return ncclSuccess;
 }
 ncclResult_t abort_communicator(ncclComm_t communicator) {

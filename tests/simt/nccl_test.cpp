@@ -1,6 +1,7 @@
 // Links by NCCL, over one whose ranks are threads (thread_nccl.h).
 #include <gmock/gmock.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "files.h"
+#include "hang.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/backend/gpus.h"
 #include "mantissa/base/log.h"
@@ -78,33 +80,34 @@ TEST(NcclLink, BringsTheBytesOfEveryCollective) {
 TEST(NcclLink, GathersAmongHostsByBroadcasts) {
   simt::ThreadNccl nccl;
   const std::vector<int> hosts = {0, 0, 1, 1};
-  const auto errors = errors_on_ranks(4, nccl.links(60, 60, hosts), [&](Backend& device, const Communicator& world) {
-    const int rank = world.rank();
-    const Communicator within = world.split(hosts[static_cast<size_t>(rank)]), across = world.split(rank % 2);
-    const auto broadcasts_of = [&](const std::function<void()>& body) {
-      world.barrier();
-      const int before = nccl.counts().broadcasts;
-      world.barrier();
-      body();
-      world.barrier();
-      return nccl.counts().broadcasts - before;
-    };
-    const std::vector<int64_t> counts = {12 * 4, 0, 5 * 4, 13 * 4};
-    const Tensor all = filled(device, rank + 1, 30);
-    const int64_t sent = world.traffic().other;
-    EXPECT_EQ(broadcasts_of([&] { world.all_gather(all, counts, Purpose::other); }), 3 * 4);
-    EXPECT_EQ(world.traffic().other - sent, 3 * counts[static_cast<size_t>(rank)]);
-    require_all(all.slice(0, 12), 1);
-    require_all(all.slice(12, 17), 3);
-    require_all(all.slice(17, 30), 4);
-    const Tensor x = filled(device, rank + 1);
-    EXPECT_EQ(broadcasts_of([&] { world.sum(x, Purpose::other); }), 4 * 4);
-    require_all(x, 10);
-    EXPECT_EQ(broadcasts_of([&] { within.sum(x, Purpose::other); }), 0);
-    require_all(x, 20);
-    EXPECT_EQ(broadcasts_of([&] { across.sum(x, Purpose::other); }), 2 * 2 * 2);
-    require_all(x, 40);
-  });
+  const auto errors =
+      errors_on_ranks(4, nccl.links(test::kHangSeconds, test::kHangSeconds, hosts), [&](Backend& device, const Communicator& world) {
+        const int rank = world.rank();
+        const Communicator within = world.split(hosts[static_cast<size_t>(rank)]), across = world.split(rank % 2);
+        const auto broadcasts_of = [&](const std::function<void()>& body) {
+          world.barrier();
+          const int before = nccl.counts().broadcasts;
+          world.barrier();
+          body();
+          world.barrier();
+          return nccl.counts().broadcasts - before;
+        };
+        const std::vector<int64_t> counts = {12 * 4, 0, 5 * 4, 13 * 4};
+        const Tensor all = filled(device, rank + 1, 30);
+        const int64_t sent = world.traffic().other;
+        EXPECT_EQ(broadcasts_of([&] { world.all_gather(all, counts, Purpose::other); }), 3 * 4);
+        EXPECT_EQ(world.traffic().other - sent, 3 * counts[static_cast<size_t>(rank)]);
+        require_all(all.slice(0, 12), 1);
+        require_all(all.slice(12, 17), 3);
+        require_all(all.slice(17, 30), 4);
+        const Tensor x = filled(device, rank + 1);
+        EXPECT_EQ(broadcasts_of([&] { world.sum(x, Purpose::other); }), 4 * 4);
+        require_all(x, 10);
+        EXPECT_EQ(broadcasts_of([&] { within.sum(x, Purpose::other); }), 0);
+        require_all(x, 20);
+        EXPECT_EQ(broadcasts_of([&] { across.sum(x, Purpose::other); }), 2 * 2 * 2);
+        require_all(x, 40);
+      });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(nccl.counts().destroyed, 12);
   EXPECT_EQ(nccl.counts().aborted, 0);
@@ -160,6 +163,21 @@ TEST(NcclLink, ConnectsAllPeersBeforeTheFirstCall) {
   EXPECT_EQ(nccl.counts().connections, 4 * 3 + 4);
 }
 
+// Broadcasts have connections of their own.
+TEST(NcclLink, BroadcastsToAllPeersBeforeTheFirstCallWhereItGathers) {
+  simt::ThreadNccl nccl;
+  const std::vector<int> hosts = {0, 0, 1, 1};
+  const auto errors =
+      errors_on_ranks(4, nccl.links(test::kHangSeconds, test::kHangSeconds, hosts), [&](Backend&, const Communicator& world) {
+        const Communicator within = world.split(world.rank() / 2), across = world.split(world.rank() % 2);
+        world.barrier();
+        EXPECT_EQ(nccl.counts().broadcasts, 4 * 4 + 2 * 2 * 2);
+        EXPECT_EQ(nccl.counts().groups, 3 * 4 + 2 * 4) << "of messages and of broadcasts";
+        world.barrier();
+      });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
 TEST(NcclLink, CallsThatDifferAreNamed) {
   simt::ThreadNccl nccl;
   const auto errors = errors_on_ranks(2, nccl.links(), [](Backend& device, const Communicator& world) {
@@ -176,7 +194,7 @@ TEST(NcclLink, CallsThatDifferAreNamed) {
 class LostPeer : public ::testing::Test {
  protected:
   void TearDown() override {
-    EXPECT_LT(std::chrono::steady_clock::now() - began_, std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - began_, test::kHang) << "a limit of time ended it";
     EXPECT_EQ(nccl_.counts().destroyed, 0);
     EXPECT_EQ(nccl_.counts().aborted, nccl_.counts().made);
     EXPECT_EQ(nccl_.counts().blocked, 0);
@@ -223,7 +241,7 @@ TEST_F(LostPeer, IsReportedWhileCommunicatorsEnd) {
     nccl_.change({.while_ending = [&, self = std::this_thread::get_id()] {
       if (std::this_thread::get_id() != self) return;
       report = std::async(std::launch::async, [&] { world.latest_calls(); });
-      EXPECT_EQ(report.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+      EXPECT_EQ(report.wait_for(test::kHang), std::future_status::ready);
     }});
     changed.count_down();
     const Tensor x = filled(device, 1);
@@ -371,6 +389,20 @@ TEST(NcclLinkAlone, LeavesNoGroupOpenBehindAnError) {
   EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error"));
 }
 
+TEST(NcclLinkAlone, ReportsTheFirstErrorOfAGroup) {
+  for (const int second : {0, 1}) {  // the peer of a second message: rank 0 itself, which is refused otherwise, or the other one
+    simt::ThreadNccl nccl;
+    const auto errors = errors_of_two(nccl.links(), [&](DeviceLink& link, std::span<const DeviceMessage> messages) {
+      nccl.change({.refused_send = NcclResult::system_error});
+      const DeviceMessage& message = messages.front();
+      if (message.receives) return;
+      const std::array all{message, DeviceMessage{.peer = second, .receives = true, .bytes = message.bytes}};
+      link.exchange(all);
+    });
+    EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error")) << second;
+  }
+}
+
 // A call that ends a communicator may take long; who looks at the links of the process meanwhile does not wait for it.
 TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   simt::ThreadNccl nccl;
@@ -391,7 +423,7 @@ TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   nccl.change({.while_ending = [&, self = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != self) return;
     looks.push_back(std::async(std::launch::async, [&] { left->check(); }));
-    EXPECT_EQ(looks.back().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    EXPECT_EQ(looks.back().wait_for(test::kHang), std::future_status::ready);
   }});
   ended.reset();
   left->give_up();
@@ -409,7 +441,7 @@ TEST(NcclLinkAlone, LogsWhyItWasNotClosed) {
     world.barrier();
     nccl.fail(world.rank(), NcclResult::system_error, "a connection broke");
   });
-  const auto slow = errors_on_ranks(2, nccl.links(60, 0.2), [&](Backend&, const Communicator& world) {
+  const auto slow = errors_on_ranks(2, nccl.links(test::kHangSeconds, 0.2), [&](Backend&, const Communicator& world) {
     while (world.rank() == 1 && nccl.counts().aborted < 3) std::this_thread::yield();
   });
   close_log();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "hang.h"
 #include "mantissa/base/error.h"
 #include "mantissa/comm/nccl_link.h"
 
@@ -30,7 +31,7 @@ struct NcclCounts {
   int groups = 0;                            // of messages
   int broadcasts = 0;                        // asked for by all ranks together
   int connections = 0;                       // from a rank to a peer in a communicator, made by the first message
-  int blocked = 0;                           // aborts that a kernel of the same process has not let return in 5 s
+  int blocked = 0;                           // aborts that a kernel of the same process has not let return
 };
 
 // As long as one is there, it is the library.
@@ -43,7 +44,8 @@ class ThreadNccl {
 
   void change(const NcclSettings& settings);
   // Of all ranks of a new job, with a maker for each, as processes have; outlives their groups.
-  MakeDeviceLink links(double init_timeout_s = 60, double close_timeout_s = 60, const std::vector<int>& hosts = {}) {
+  MakeDeviceLink links(double init_timeout_s = test::kHangSeconds, double close_timeout_s = test::kHangSeconds,
+                       const std::vector<int>& hosts = {}) {
     {
       const std::lock_guard lock(mutex_);
       ids_.clear();
@@ -75,7 +77,7 @@ class ThreadNccl {
       require(ids_.emplace(name, id).second, "a second id of the group ", name);
       shared_.notify_all();
     }
-    require(shared_.wait_for(lock, std::chrono::seconds(10), [&] { return ids_.contains(name); }), "no id of the group ", name);
+    require(shared_.wait_for(lock, test::kHang, [&] { return ids_.contains(name); }), "no id of the group ", name);
     return ids_.at(name);
   }
 

@@ -17,6 +17,7 @@ struct CudaModel {
   std::vector<std::string> sets;
   std::vector<std::string> layouts = {};  // of two ranks
 };
+inline void PrintTo(const CudaModel& model, std::ostream* out) { *out << model.name; }
 
 class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterface<CudaModel> {
  protected:

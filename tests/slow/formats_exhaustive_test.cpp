@@ -9,6 +9,12 @@
 #include "mantissa/tensor/quantized_tensor.h"
 #include "slow_formats.h"
 
+namespace mantissa {
+
+void PrintTo(Format format, std::ostream* out) { *out << format_name(format); }
+
+}  // namespace mantissa
+
 namespace mantissa::formats_exhaustive_test {
 
 // How many of the inputs in [0, count) fail `holds`; `first` is one of them.

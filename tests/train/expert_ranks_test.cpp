@@ -15,6 +15,7 @@ struct ExpertCase {
   Sets sets;
   bool examples = false;  // with padding behind them, which no rank routes
 };
+void PrintTo(const ExpertCase& c, std::ostream* out) { *out << c.name; }
 
 class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<ExpertCase> {
  protected:

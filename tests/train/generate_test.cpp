@@ -156,6 +156,7 @@ struct Batched {
   Dtype dtype;
   bool experts;
 };
+void PrintTo(const Batched& b, std::ostream* out) { *out << b.recipe << '_' << b.dtype << (b.experts ? "_experts" : ""); }
 
 class BatchTest : public test::BackendTest, public ::testing::WithParamInterface<Batched> {
  protected:
@@ -283,8 +284,6 @@ INSTANTIATE_TEST_SUITE_P(, BatchTest,
                                            Batched{"mxfp8", Dtype::bf16, false}, Batched{"mxfp8_weights", Dtype::f32, false},
                                            Batched{"mxfp4_qat", Dtype::bf16, false}, Batched{"mxfp4_qat_mxfp8_act", Dtype::bf16, true},
                                            Batched{"high", Dtype::bf16, true}, Batched{"mxfp8", Dtype::bf16, true}),
-                         [](const auto& c) {
-                           return c.param.recipe + "_" + dtype_name(c.param.dtype) + (c.param.experts ? "_experts" : "");
-                         });
+                         ::testing::PrintToStringParamName());
 
 }  // namespace mantissa::generate_test

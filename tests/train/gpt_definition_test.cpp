@@ -9,6 +9,7 @@ struct Shaped {
   const char* name;
   std::function<void(ModelConfig&)> set;
 };
+void PrintTo(const Shaped& shaped, std::ostream* out) { *out << shaped.name; }
 
 // Odd sizes: heads of three pairs, groups of three query heads, a vocabulary of 11 in 16 rows.
 ModelConfig odd_model() {

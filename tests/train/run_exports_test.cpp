@@ -47,6 +47,7 @@ struct Setting {
   std::vector<std::string> sets;
   std::vector<TensorLayout> layouts = kLayouts;
 };
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
 class FromRanks : public ExportsOfRuns, public ::testing::WithParamInterface<Setting> {};
 

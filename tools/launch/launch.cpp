@@ -313,6 +313,7 @@ ExitCode launch(const LaunchArguments& arguments) {
     deaths.begin_attempt();
     Attempt attempt = run_workers(plan, signals);
     if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
+    for (const std::string& loss : attempt.losses) say(loss);
     if (attempt.failures.empty()) return ExitCode::ok;
     reports.read();
     put_cause_first(attempt.failures, reports, plan.first_rank);

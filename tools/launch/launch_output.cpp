@@ -1,11 +1,13 @@
 #include "tools/launch/launch_output.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <string_view>
+#include <span>
 #include <utility>
 
 #include "mantissa/base/error.h"
@@ -16,15 +18,6 @@ namespace {
 
 constexpr size_t kMostPending = size_t{1} << 16;
 constexpr size_t kMostErrors = 1024;  // that are remembered
-
-// A full disk does not stop the launcher.
-void write_all(int fd, std::string_view bytes) {
-  while (fd >= 0 && !bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno != EINTR) return;
-    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
-  }
-}
 
 int opened_log(const std::string& path) {
   if (path.empty()) return -1;
@@ -40,12 +33,14 @@ WorkerStream::WorkerStream(int from, UnblockedOutput* to, std::string prefix, co
 
 WorkerStream::WorkerStream(WorkerStream&& other) noexcept
     : from_(std::exchange(other.from_, -1)),
+      rest_(other.rest_),
       to_(other.to_),
       log_(std::exchange(other.log_, -1)),
+      log_error_(other.log_error_),
       prefix_(std::move(other.prefix_)),
       pending_(std::move(other.pending_)),
       errors_(other.errors_),
-      error_(std::move(other.error_)),
+      error_(other.error_),
       held_(std::move(other.held_)) {}
 
 WorkerStream::~WorkerStream() {
@@ -58,30 +53,49 @@ void WorkerStream::read() {
   const ssize_t got = ::read(from_, block.data(), block.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) return close();
-  const std::string bytes(block.data(), static_cast<size_t>(got));
-  write_all(log_, bytes);
+  rest_ = std::max<int64_t>(0, rest_ - got);
+  const std::string_view bytes(block.data(), static_cast<size_t>(got));
+  write_log(bytes);
   if (to_ != nullptr) pending_ += bytes;
   show(false);
 }
 
+void WorkerStream::note_rest() {
+  int bytes = 0;
+  if (from_ >= 0 && ::ioctl(from_, FIONREAD, &bytes) == 0) rest_ = bytes;
+}
+
 void WorkerStream::close() {
   show(true);
+  rest_ = 0;
   if (from_ >= 0) ::close(std::exchange(from_, -1));
+}
+
+// A full disk does not stop the launcher.
+void WorkerStream::write_log(std::string_view bytes) {
+  while (log_ >= 0 && !bytes.empty()) {
+    const ssize_t written = ::write(log_, bytes.data(), bytes.size());
+    if (written < 0 && errno != EINTR) {
+      log_error_ = log_error_ != 0 ? log_error_ : errno;
+      return;
+    }
+    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 // Returns nothing, the line behind its prefix, or that and what was held back before it.
 std::string WorkerStream::shown(const std::string& line) {
-  const bool begins = line.starts_with("error: "), continues = !error_.empty() && line.starts_with("  ");
+  const bool begins = line.starts_with("error: "), continues = error_ && line.starts_with("  ");
   if (!continues) {
-    error_.clear();
+    error_.reset();
     held_.clear();
   }
   if (!begins && !continues) return prefix_ + line;
-  error_ += line;
+  error_ = xxh64(std::as_bytes(std::span(line)), error_ ? error_->value : 0);
   held_ += prefix_ + line;
-  const auto found = errors_->find(error_);
+  const auto found = errors_->find(error_->value);
   if (found != errors_->end() && found->second != prefix_) return "";
-  if (found == errors_->end() && errors_->size() < kMostErrors) errors_->emplace(error_, prefix_);
+  if (found == errors_->end() && errors_->size() < kMostErrors) errors_->emplace(error_->value, prefix_);
   return std::exchange(held_, {});
 }
 

@@ -1,15 +1,19 @@
 // Prints what the workers of `mantissa launch` write: line by line behind "[rank3]:", and unchanged into files.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 
+#include "mantissa/base/hash.h"
 #include "mantissa/base/unblocked_output.h"
 
 namespace mantissa::tools {
 
-// Remembers the errors that were shown: each beginning of one, and behind whose prefix.
-using ShownErrors = std::map<std::string, std::string>;
+// Remembers the errors that were shown: the hash of each beginning of one, and behind whose prefix.
+using ShownErrors = std::map<uint64_t, std::string>;
 
 // One stream of one worker. Lines longer than 64 KiB are cut, so that memory stays bounded.
 class WorkerStream {
@@ -26,20 +30,26 @@ class WorkerStream {
   // Returns -1 while earlier lines wait for a reader; the worker waits as long.
   int fd() const { return to_ != nullptr && to_->waiting() ? -1 : from_; }
   bool open() const { return from_ >= 0; }
-  void read();                                     // what is there; closes at the end
-  void close();                                    // shows what has no line end yet
+  void read();       // what is there; closes at the end
+  void note_rest();  // what is in the pipe now: until it has been read, has_rest()
+  bool has_rest() const { return rest_ > 0; }
+  void close();                                    // shows what has no line end yet; with a rest, that is lost
   bool repeats() const { return !held_.empty(); }  // its last error was that of another
+  int log_error() const { return log_error_; }     // errno of the first write to the log that failed; 0: none has
 
  private:
+  void write_log(std::string_view bytes);
   void show(bool all);
   std::string shown(const std::string& line);
 
   int from_;
+  int64_t rest_ = 0;  // bytes
   UnblockedOutput* to_;
-  int log_;
+  int log_, log_error_ = 0;
   std::string prefix_, pending_;
   ShownErrors* errors_;
-  std::string error_, held_;  // the error that goes on, so far, and what of it is held back
+  std::optional<Hash64> error_;  // of the error that goes on, so far
+  std::string held_;             // what of it is held back
 };
 
 }  // namespace mantissa::tools

@@ -22,6 +22,7 @@
 #include "mantissa/base/error.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/free_memory.h"
+#include "mantissa/base/text.h"
 #include "mantissa/job/launch.h"
 #include "tools/launch/launch_output.h"
 #include "tools/signals.h"
@@ -31,7 +32,10 @@ namespace {
 
 constexpr double kGraceSeconds = 30;
 constexpr double kDrainSeconds = 1;  // for output that a worker's own children hold open
-constexpr int kDiedOfSignal = 128;   // plus its number: the exit code by which shells tell it
+// How long output waits for a reader that takes none, after a signal that asks for an end and after a failure; without these it waits for
+// ever, as a command that is not launched would.
+constexpr double kSignaledReaderSeconds = 2, kFailedReaderSeconds = 60;
+constexpr int kDiedOfSignal = 128;  // plus its number: the exit code by which shells tell it
 constexpr std::array kForwarded = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -152,17 +156,21 @@ class Group {
   }
 
   Attempt run() {
-    double drained_by = HUGE_VAL;
-    while (now_seconds() < drained_by &&
-           (!running_.empty() || is_behind() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
-      listen(running_.empty() ? drained_by : next_kill());
-      if (running_.empty()) drained_by = std::min(is_behind() && !asked_to_end() ? HUGE_VAL : drained_by, now_seconds() + kDrainSeconds);
+    while (!running_.empty()) {
+      listen(next_kill());
       kill_late();
     }
+    show_rest();
+    const double drained_by = now_seconds() + kDrainSeconds;
+    const auto open = [](const WorkerStream& stream) { return stream.open(); };
+    while (std::any_of(streams_.begin(), streams_.end(), open) && now_seconds() < drained_by) listen(drained_by);
+    show_rest();
     for (size_t i = 0; i < streams_.size(); ++i) {
       streams_[i].close();
-      if (streams_[i].repeats()) attempt_.repeated.insert(plan_.first_rank + static_cast<int>(i / 2));
+      wait_for_reader();
+      if (streams_[i].repeats()) attempt_.repeated.insert(rank_of(i));
     }
+    note_losses();
     return attempt_;
   }
 
@@ -171,6 +179,10 @@ class Group {
   Group& operator=(const Group&) = delete;
 
  private:
+  static constexpr std::array kLogNames = {"/stdout.log", "/stderr.log"};  // of the two streams of each rank
+
+  int rank_of(size_t stream) const { return plan_.first_rank + static_cast<int>(stream / 2); }
+
   std::string log_folder(int rank) const {
     return plan_.log_folder.empty() ? "" : text(plan_.log_folder, "/attempt_", plan_.restart, "/", rank);
   }
@@ -180,15 +192,15 @@ class Group {
     const std::string folder = log_folder(rank), prefix = text("[rank", rank, "]:");
     if (!folder.empty()) make_folders(folder);
     const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
-    const auto stream = [&](int from, int to, const char* name) {
+    const auto stream = [&](int from, int to) {
       const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
-      streams_.emplace_back(from, shown ? &shown_[static_cast<size_t>(to - STDOUT_FILENO)] : nullptr, prefix,
-                            folder.empty() ? "" : folder + name, errors_);
+      const auto which = static_cast<size_t>(to - STDOUT_FILENO);
+      streams_.emplace_back(from, shown ? &shown_[which] : nullptr, prefix, folder.empty() ? "" : folder + kLogNames[which], errors_);
     };
     const auto [out, to_out] = new_pipe();
-    stream(out, STDOUT_FILENO, "/stdout.log");
+    stream(out, STDOUT_FILENO);
     const auto [err, to_err] = new_pipe();
-    stream(err, STDERR_FILENO, "/stderr.log");
+    stream(err, STDERR_FILENO);
     const auto [problem, to_problem] = new_pipe();
     std::vector<std::string> words = plan_.command, environment = environment_of(plan_, local);
     const std::vector<char*> word_list = pointers(words), variable_list = pointers(environment);
@@ -229,6 +241,43 @@ class Group {
       if (signal != SIGCHLD) hand_on(signal);
     }
     reap();
+  }
+
+  // Shows all that is in the pipes, however long its reader takes: what a worker wrote before it ended is there, and no clock says so.
+  void show_rest() {
+    for (WorkerStream& stream : streams_) stream.note_rest();
+    const auto has_rest = [](const WorkerStream& stream) { return stream.has_rest(); };
+    while (is_behind() || std::any_of(streams_.begin(), streams_.end(), has_rest)) is_behind() ? wait_for_reader() : listen(HUGE_VAL);
+  }
+
+  // Gives up a reader only where an end was asked for.
+  void wait_for_reader() {
+    while (is_behind()) {
+      const double waited = std::max(shown_[0].seconds_waiting(), shown_[1].seconds_waiting());
+      listen(now_seconds() + reader_seconds() - waited);
+      for (UnblockedOutput& output : shown_) {
+        output.flush();  // its reader may have come since
+        if (output.waiting() && output.seconds_waiting() >= reader_seconds()) output.give_up();
+      }
+    }
+  }
+
+  double reader_seconds() const {
+    if (attempt_.killed) return 0;
+    return signaled_to_end() ? kSignaledReaderSeconds : asked_to_end() ? kFailedReaderSeconds : HUGE_VAL;
+  }
+
+  void note_losses() {
+    for (const UnblockedOutput& output : shown_) {
+      if (output.dropped_lines() == 0 || output.error() == EPIPE) continue;  // whoever closes a pipe wants no more
+      attempt_.losses.push_back(text(count_text(output.dropped_lines(), "line"),
+                                     " of output dropped: ", output.error() != 0 ? system_message(output.error()) : "nobody reads them"));
+    }
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      if (streams_[i].log_error() == 0) continue;
+      attempt_.losses.push_back(
+          text(log_folder(rank_of(i)), kLogNames[i % 2], ": has not all of the output: ", system_message(streams_[i].log_error())));
+    }
   }
 
   void hand_on(int signal) {

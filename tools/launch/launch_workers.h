@@ -38,10 +38,11 @@ struct Ending {
 };
 
 struct Attempt {
-  std::vector<Ending> failures;  // by time
-  std::set<int> repeated;        // ranks whose error was shown as that of another, and not again
-  std::set<int> forwarded;       // signals that were handed on
-  bool killed = false;           // by a second Ctrl-C
+  std::vector<Ending> failures;     // by time
+  std::set<int> repeated;           // ranks whose error was shown as that of another, and not again
+  std::set<int> forwarded;          // signals that were handed on
+  bool killed = false;              // by a second Ctrl-C
+  std::vector<std::string> losses;  // of output, where and why: reported
 };
 
 // Blocks the signals that a launcher forwards, and SIGCHLD, while it lives; SIGPIPE is ignored.
