@@ -265,7 +265,7 @@ void CheckpointDirectory::unpin(int64_t step) {
   delete_old();
 }
 
-// What it cannot do is told by the save, which asks for the room once more.
+// Throws nothing: the save asks for the room once more, and tells what is missing.
 void CheckpointDirectory::make_room(const Manifest& manifest, AfterSave after) const {
   const int64_t needed = room_for(manifest.bytes()), missing = needed - free_bytes(folder_).value_or(needed);
   if (missing <= 0) return;

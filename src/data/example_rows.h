@@ -17,7 +17,7 @@ class ExampleRows {
   // An example goes where it leaves the smallest gap, else into a new row. The end of one that is longer than a row is cut off.
   void add(const Example& example);
 
-  // What is left of a row is a document of its own, of untrained tokens 0 that are padding.
+  // The rest of a row is a document of its own, of untrained tokens 0 that are padding.
   TokenLayout take();
 
  private:

@@ -138,7 +138,7 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
   return found;
 }
 
-// What lies beside the weights, without config.json.
+// Holds the files beside the weights, without config.json.
 struct FilesBeside {
   std::vector<TokenizerFile> files;
   SpecialTokens special;      // for config.json

@@ -43,7 +43,7 @@ std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& file
   }
 }
 
-// Those that the files name and those that the data taught; without named ones, all that the model learned.
+// Returns the ids that the files name and those that the data taught; without named ones, all that the model learned.
 void take_files(std::vector<TokenizerFile> files, LoadedModel& loaded) {
   std::erase_if(files,
                 [](const TokenizerFile& file) { return !file.name.ends_with("config.json") && !file.name.starts_with("chat_template"); });

@@ -86,7 +86,7 @@ bool is_among(const CodePoints& points, char32_t character);
 // The code points of a category ("Lu") or of a group of them ("L"); none: there is no such name.
 std::optional<CodePoints> code_points_of(std::string_view category);
 const CodePoints& white_space();
-// What \w is in Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
+// \w of Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
 CodePoints word_characters();
 
 }  // namespace mantissa

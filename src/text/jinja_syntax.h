@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-// What a node has beside its line: `name`, `names`, `value` and its parts in this order.
+// A node has, beside its line, `name`, `names`, `value` and its parts in this order.
 enum class JinjaKind {
   absent,     // a part that is not there
   literal,    // value

@@ -245,7 +245,7 @@ JinjaValue object_method(const std::shared_ptr<JinjaMembers>& members, const std
   });
 }
 
-// As Python's json.dumps() writes it.
+// Writes it like json.dumps() of Python.
 std::string json_of(const JinjaValue& value, const std::string& indent, JinjaWork& work, int depth = 0) {
   if (depth > kDeepestValue) refuse("lists and objects more than ", kDeepestValue, " levels deep");
   work.add(16);

@@ -27,7 +27,7 @@ class NormalForms {
     return kTables;
   }
 
-  // Whether the character stays as it is, whatever stands before it, and begins a piece of its own.
+  // Returns true if the character stays as it is, whatever stands before it, and begins a piece of its own.
   bool stands_alone(char32_t character, NormalForm form) const { return (joins_[character] & bit(form)) == 0; }
 
   void append_normalized(std::string_view text, NormalForm form, std::string& out) const {
@@ -75,7 +75,7 @@ class NormalForms {
     return i + characters.size();
   }
 
-  // Whether a character becomes others. No composite begins with a character that joins what stands before it.
+  // Returns true if a character becomes others. No composite begins with a character that joins what stands before it.
   bool changes(char32_t character, NormalForm form) const {
     std::vector<char32_t> characters;
     decompose(character, form, characters);

@@ -265,7 +265,7 @@ TEST_P(DeviceCollectives, ReportsNameTheLatestKernels) {
   });
 }
 
-// Of several devices, that of the latest call is watched.
+// The watchdog reports the device of the latest call.
 TEST_P(DeviceCollectives, ReportsNameTheKernelsOfTheLatestDevice) {
   on_ranks([](Backend& device, const Communicator& world) {
     const std::unique_ptr<Backend> other = device_of(world.rank() + 10);

@@ -181,7 +181,7 @@ std::string by_text(ChatTemplate which, const std::vector<ChatMessage>& messages
   return render_jinja(chat_template_text(which, date), {.variables = variables});
 }
 
-// What a server renders is what was trained.
+// A server renders the conversations as they were trained.
 TEST(ChatTemplateTexts, RenderTheSameConversations) {
   const std::vector<std::vector<ChatMessage>> all = {
       kTwoTurns,

@@ -50,7 +50,7 @@ TEST(ChatFiles, AnAnswerIsAskedForAlike) {
                                                             HasSubstr("assistant\\n<think>\", data.chat_template qwen2.5 as \"...")));
 }
 
-// Those of the tokenizer that transformers gives a template, and the date.
+// Variables that transformers gives a template, and the date.
 TEST(ChatFiles, SpecialTokensAndTheDateAreThoseOfTheModelAndOfTheRun) {
   const std::string text =
       "{{- bos_token }}{%- if strftime_now is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"

@@ -256,7 +256,7 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   EXPECT_THAT(silent, Not(HasSubstr("_extra_state")));
 }
 
-// As of prompts that fill a row.
+// Prompts that fill a row leave no target.
 TEST_F(TrainTest, StepsWithoutATargetHaveNoLoss) {
   std::string lines;
   for (int i = 0; i < 8; ++i) lines += text(R"({"tokens": [)", i, ", 3, 4, 5], \"mask\": [0, 0, ", i < 2 ? "1, 1" : "0, 0", "]}\n");

@@ -194,7 +194,7 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
 }
 
-// What an algorithm keeps of the choice: alignments that its addresses must have, and whether it may split a sum.
+// An algorithm keeps the alignments that its addresses must have, and whether it may split a sum.
 struct Promised {
   uint32_t a, b, c, d;
   bool splits;

@@ -333,7 +333,7 @@ TEST(NormalForms, AreThoseOfTheTable) {
       {"\u1e9b\u0323", "\u1e9b\u0323", "\u1e69"},
       {"\u1e9b", "\u1e9b", "\u1e61"},  // composed, of a character that has a compatible one
       {"\u0fb2\u0f81", "\u0fb2\u0f71\u0f80", "\u0fb2\u0f71\u0f80"},
-      // What came after Unicode 9, which tokenizers' tables lack: composites, compatible characters, the order of marks.
+      // Tables of tokenizers lack what came after Unicode 9: composites, compatible characters, the order of marks.
       {"\U000105D2\u0307\u32ff", "\U000105D2\u0307\u32ff", "\U000105D2\u0307\u32ff"},
       {"a\U00010D69\u0327", "a\U00010D69\u0327", "a\U00010D69\u0327"},
       {"a\U0001E130\u0327", "a\U0001E130\u0327", "a\U0001E130\u0327"},
@@ -346,7 +346,7 @@ TEST(NormalForms, AreThoseOfTheTable) {
   }
 }
 
-// Of any text: normalized once more it is the same, and so are its parts that begin with a character of ASCII.
+// Any text normalized once more is equal, and so are its parts that begin with a character of ASCII.
 TEST(NormalForms, AreTheSameInPartsAndOnceMore) {
   std::mt19937 random(7);
   constexpr std::array<char32_t, 20> kSome = {'a',    'e',    ' ',    0x300,  0x301,  0x323,  0x315,  0x34F, 0x1100, 0x1161,
@@ -449,7 +449,7 @@ struct FirstPiece {
   std::vector<std::string> expected;
 };
 
-// Of the text as it came: neither what was stripped, replaced by nothing or cut off counts, nor what was put before it.
+// The first character is that of the text as it came: nothing that was stripped, replaced by nothing or cut off, and nothing put before it.
 TEST(MetaspaceOfFirst, IsWhereTheFirstCharacterOfTheTextIs) {
   static const FirstPiece kRows[] = {
       {"null", "", "h", {"▁h"}},

@@ -160,7 +160,7 @@ TEST_F(ChatFolder, BothFilesNameTheEndTokensOfTheModelAndTheEndThatWasLearned) {
   const int32_t end = Tokenizer::from_path("own.json").id_of("<|im_end|>").value();
   for (const char* const file : {"again/config.json", "again/generation_config.json"})
     EXPECT_EQ(parse_json(test::read_file(file), file).get("eos_token_id"), Json(Json::Entries{0, end})) << file;
-  // What the files of a model say of it stays if nothing was learned.
+  // The end tokens that the files of a model name stay if nothing was learned.
   write_file("texts.jsonl", R"({"text": "Hello there. See you."})"
                             "\n");
   const Words texts = {R"(data={"train": [{"path": "texts.jsonl"}], "valid": [{"path": "texts.jsonl"}]})", "training.seq_len=4"};

@@ -1,4 +1,4 @@
-// What generate says of prompts before it prints anything.
+// generate refuses prompts, and warns of them, before it prints anything.
 #include <gmock/gmock.h>
 
 #include "shared_run.h"

@@ -86,7 +86,7 @@ class Tokenizer {
   // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD; of kind bpe it is passed over,
   // as are special tokens.
   std::string decode(std::span<const int32_t> ids) const;
-  // Whether the last of the ids name bytes whose text may become another with the next id (BpeTokenizer).
+  // Returns true if the last of the ids name bytes whose text may become another with the next id (BpeTokenizer).
   bool ends_in_bytes(std::span<const int32_t> ids) const;
 
  private:

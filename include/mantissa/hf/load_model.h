@@ -24,7 +24,7 @@ struct LoadedModel {
   std::optional<Tokenizer> tokenizer;
   // The files beside it that say how it is prompted: config.json, generation_config.json, tokenizer_config.json, chat templates.
   std::vector<TokenizerFile> files = {};
-  // Of a model with files of its own: those of generation_config.json, else of config.json, and those that training here taught.
+  // Ids at which a text ends: those of generation_config.json, else of config.json, and those that training here taught.
   // Throws Error(data) where the files are damaged.
   std::function<std::vector<int32_t>()> end_tokens;
   std::unique_ptr<Backend> device;

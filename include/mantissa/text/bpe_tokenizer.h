@@ -40,7 +40,7 @@ class BpeTokenizer {
   std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const;
   // Returns UTF-8, without special tokens; ids that are no token are passed over.
   std::string decode(std::span<const int32_t> ids) const;
-  // Whether the last of the ids that decode() looks at names a byte ("<0x0A>"), which the next id may make a part of another character.
+  // Returns true if the last id that decode() looks at names a byte ("<0x0A>"), which the next id may make a part of another character.
   bool ends_in_bytes(std::span<const int32_t> ids) const;
 
   // Whether a text may be encoded in parts (StreamEncoder): where a piece surely ends can be told before the text ends.

@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-// What a template is rendered with.
+// Holds what a template is rendered with.
 struct JinjaInput {
   Json variables = Json::Members();                                         // an object
   std::function<std::string(const std::string& format)> strftime_now = {};  // the function of this name; none: it is not defined

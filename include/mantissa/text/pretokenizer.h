@@ -32,7 +32,7 @@ class Pretokenizer {
   bool has_byte_level() const { return byte_level_; }  // pieces are bytes to the model, not characters
   // Whether a text may be cut before its end is known.
   bool works_on_parts() const;
-  // Whether a piece that begins with the first character of a text is another one there: Metaspace with prepend_scheme first.
+  // Returns true if a piece is another one where it begins a text: Metaspace with prepend_scheme first.
   bool asks_for_first() const;
 
   class Cutter;

@@ -20,7 +20,7 @@ class TextDecoder {
 
   // Returns UTF-8: what is none becomes U+FFFD. Without a decoder, spaces stand between tokens, as tokenizers has it.
   std::string decode(std::vector<std::string> tokens) const;
-  // Whether ByteFallback takes the token for a byte.
+  // Returns true if ByteFallback takes the token for a byte.
   bool takes_for_byte(std::string_view token) const;
 
  private:

@@ -14,7 +14,7 @@ __device__ inline int64_t sequence_of(int64_t token, int64_t length) {
   return static_cast<uint32_t>(token) / static_cast<uint32_t>(length);
 }
 
-// Whether a token is padding, which has no expert: all of its logits are -Inf. The same in every lane.
+// Returns true, in every lane, if a token is padding, which has no expert: all of its logits are -Inf.
 __device__ inline bool is_padding(const float* logits, int64_t width) {
   bool other = false;
   for (int64_t e = lane(); e < width; e += kWarp) other = other || logits[e] != -HUGE_VALF;
