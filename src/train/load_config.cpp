@@ -260,9 +260,8 @@ void derive_rest(const std::string& section, const std::vector<Field>& fields, C
   }
 }
 
-// Takes the model of the origin if the config has no section model, and over it the keys of the model that --set gives. What the user can
-// mend is reported. Throws Error(data) for files that
-// are damaged, Error(environment) for those that the system cannot read.
+// Takes the model of the origin if the config has no section model, and over it the keys of the model that --set gives. Reports mistakes
+// that the user can mend. Throws Error(data) for files that are damaged, Error(environment) for those that the system cannot read.
 void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
   const bool has_section = loaded.report.given("model") && !loaded.report.made_of_members("model");
   if (origin.path.empty() || has_section || loaded.report.failed("model")) return;
