@@ -1,4 +1,4 @@
-# The CUDA toolkit, looked for where it usually is and not made a language of the project: that would compile test programs in every
+# Finds the CUDA toolkit where it usually is, and does not make CUDA a language of the project: that would compile test programs in every
 # configure step. Sets MANTISSA_NVCC and MANTISSA_CUDART, empty without it, MANTISSA_NCCL, the folder of nccl.h, and a row of the summary.
 set(MANTISSA_CUDA AUTO CACHE STRING "CUDA toolkit: AUTO uses one that is found, ON needs one, OFF looks for none")
 set_property(CACHE MANTISSA_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -8,7 +8,7 @@ endif()
 set(MANTISSA_CUDA_ARCHITECTURES native CACHE STRING
     "GPUs that get machine code, such as 90a;100a: native is those at hand, or 90a without any, all is what packages have; others of compute capability 8.0 and later compile PTX when they start")
 
-# Machine code for each more takes a third longer to compile.
+# Machine code for each further architecture takes a third longer to compile.
 set(MANTISSA_CUDA_TARGETS ${MANTISSA_CUDA_ARCHITECTURES})
 if(MANTISSA_CUDA_TARGETS STREQUAL "all")
   set(MANTISSA_CUDA_TARGETS 90a 100a)
@@ -20,7 +20,7 @@ elseif(MANTISSA_CUDA_TARGETS STREQUAL "native")
   endif()
   list(REMOVE_DUPLICATES at_hand)
   list(TRANSFORM at_hand REPLACE "[.]" "")
-  list(TRANSFORM at_hand REPLACE "^(90|1..)$" "\\1a")  # with what only these have
+  list(TRANSFORM at_hand REPLACE "^(90|1..)$" "\\1a")  # with the instructions that only these have
   set(MANTISSA_CUDA_TARGETS ${at_hand})
 endif()
 
@@ -75,7 +75,7 @@ if(MANTISSA_CUDA STREQUAL "ON" AND NOT MANTISSA_NVCC)
 endif()
 list(APPEND MANTISSA_DEPENDENCY_TABLE "  ${state}   CUDA              training on GPUs: ${detail}")
 
-# Rounding as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root. Compressed, because the
+# Rounds as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root. Compressed, because the
 # code of kernels would be half of the program.
 set(MANTISSA_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -fmad=false -ftz=false -prec-div=true -prec-sqrt=true --compress-mode=size
     -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-unused-parameter -gencode=arch=compute_80,code=compute_80)
@@ -109,7 +109,7 @@ function(mantissa_kernel_units units extension)
   set(${units} ${alone} ${made} PARENT_SCOPE)
 endfunction()
 
-# Compiles sources by nvcc into the folder cuda of this build; objects is the name of the list of what it gives.
+# Compiles sources by nvcc into the folder cuda of this build; objects is the name of the list of the results.
 function(mantissa_cuda_objects objects)
   set(made "")
   foreach(source ${ARGN})

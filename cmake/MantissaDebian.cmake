@@ -1,4 +1,5 @@
-# The two packages that cpack -G DEB makes, with what Debian asks for: copyright, changelogs, a long description, stripped binaries.
+# The two packages that cpack -G DEB makes, with the parts that Debian asks for: copyright, changelogs, a long description, stripped
+# binaries.
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME mantissa)
@@ -27,7 +28,7 @@ else()
   set(CPACK_DEBIAN_RUNTIME_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libssl3, libxxhash0${ucx_library}")
 endif()
 
-# Of the build's own version, as its upstream is its packager.
+# The changelog of the build's own version, as its upstream is its packager.
 string(TIMESTAMP debian_date "%a, %d %b %Y %H:%M:%S +0000" UTC)
 configure_file(cmake/debian_changelog.in debian/changelog @ONLY)
 file(ARCHIVE_CREATE OUTPUT ${PROJECT_BINARY_DIR}/debian/changelog.gz PATHS ${PROJECT_BINARY_DIR}/debian/changelog FORMAT raw COMPRESSION GZip COMPRESSION_LEVEL 9)

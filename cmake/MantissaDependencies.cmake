@@ -1,5 +1,6 @@
 # Libraries, all from the system; nothing is downloaded. Used by the build and, installed, by find_package(mantissa): it only collects
-# what was found (MANTISSA_DEPENDENCY_TABLE) and which Debian packages are missing (MANTISSA_MISSING_PACKAGES); the caller reports.
+# the libraries that were found (MANTISSA_DEPENDENCY_TABLE) and the Debian packages that are missing (MANTISSA_MISSING_PACKAGES); the caller
+# reports.
 set(MANTISSA_DEPENDENCY_TABLE "")
 set(MANTISSA_MISSING_PACKAGES "")
 
@@ -72,8 +73,8 @@ mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-d
 mantissa_dependency("PCRE2" "rules and tokenizers by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")
 mantissa_dependency("libcrypto" "MACs of ranks" libssl-dev "${crypto_FOUND}" "${crypto_LIBRARY}")
 
-# Optional: without it a build runs one rank. Not under ThreadSanitizer: UCX wraps madvise, which glibc calls for the stack of a thread that
-# has ended, where the run time of g++ 12 crashes.
+# UCX is optional: without it a build runs one rank. ThreadSanitizer goes without it, because UCX wraps madvise, which glibc calls for the
+# stack of a thread that has ended, where the run time of g++ 12 crashes.
 set(MANTISSA_UCX "")
 set(MANTISSA_ABSENT_UCX ucx_transport)
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")

@@ -3,7 +3,7 @@ add_library(mantissa_warnings INTERFACE)
 target_compile_options(mantissa_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wdouble-promotion -Wnon-virtual-dtor -Werror
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # a false report of g++ 12 on string concatenation
-# Instrumented code hides from g++ 12 what a variable holds: it reports what is not so. Other builds make errors of warnings.
+# Instrumented code hides the values of variables from g++ 12, which gives false reports. Other builds make errors of warnings.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   target_compile_options(mantissa_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wno-error)
 endif()

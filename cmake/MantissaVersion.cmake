@@ -1,4 +1,5 @@
-# What --version and checkpoints say about the build. The git revision is read again by every build, so it never lags behind a commit.
+# The texts of --version and of checkpoints about the build. The git revision is read again by every build, so it never lags behind a
+# commit.
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
 set(MANTISSA_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(STRIP "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}} ${MANTISSA_ROUNDING_FLAGS}" MANTISSA_BUILD_FLAGS)

@@ -1,4 +1,5 @@
-# Writes a compressed manual page of mantissa and of each of its subcommands into OUTPUT, from what PROGRAM says with --help. HELP2MAN, VERSION.
+# Writes a compressed manual page of mantissa and of each of its subcommands into OUTPUT, from the output of PROGRAM --help. HELP2MAN,
+# VERSION.
 execute_process(COMMAND ${PROGRAM} --help OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX REPLACE ".*\nSubcommands:\n" "" commands "${help}")
 string(REGEX REPLACE "\n\n.*" "" commands "${commands}")

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# How fast two ranks of one thread are against one process of two threads: GPT-2 124M, 4,096 tokens a step in micro batches of 1,024. Both take
-# turns in one job, 9 slices each or as many as fit, and each line ends with the median of their ratios.
+# Compares the speed of two ranks of one thread with that of one process of two threads: GPT-2 124M, 4,096 tokens a step in micro batches of
+# 1,024. Both take turns in one job, 9 slices each or as many as fit, and each line ends with the median of their ratios.
 #   scripts/bench_ranks.sh [SECONDS]      for each line (300); MANTISSA names another binary
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mantissa=${MANTISSA:-build/release/bin/mantissa}
 seconds=${1:-300}
 
-compare() {  # what, goal, settings
+compare() {  # arguments: what, goal, settings
   local what=$1 goal=$2 sets=()
   shift 2
   for set in training.seq_len=1024 training.micro_batch_size=1 training.global_batch_size=4 training.grad_accum=null training.threads=1 "$@"; do

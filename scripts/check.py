@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired
-words; what the lists of faults in tests/faults quote; the budget of building and testing (record_times.py); and the documents: commands, options, links, the length of the README (check_documents.py).
+"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired words; quotations
+in the lists of faults in tests/faults; the budget of building and testing (record_times.py); and the documents: commands, options, links,
+the length of the README (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
@@ -31,11 +32,12 @@ MAX_FUNCTION_LINES = 60
 SHORT_FUNCTION_LINES = 30
 SHORT_SHARE = 0.9
 FAMILIES = {"src/ops", "src/backend/cpu/reference", "src/backend/cpu/fast", "src/backend/cuda"}  # one file per op or family of kernels: ops.h and the headers of the backends say so
-CONDITIONAL_FILES = {"include/mantissa/base/host_device.h", "src/backend/cuda/chip/gpu/device.h"}  # what nvcc alone defines
+CONDITIONAL_FILES = {"include/mantissa/base/host_device.h", "src/backend/cuda/chip/gpu/device.h"}  # macros that nvcc alone defines
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+OPENINGS = re.compile(r"([Ww]hat|[Ww]hether|[Oo]f|[Tt]hose|[Tt]he same)\b|[Aa]s [\w:]+\(")
 PROMISES = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
-# Pattern, the part of the tree it is allowed in, what to do instead.
+# Pattern, the part of the tree it is allowed in, the thing to do instead.
 CONFINED = [
     (re.compile(r"#\s*include\s*<omp\.h>|#\s*pragma\s+omp"), r"src/base/\w*thread|tests/", "threads come from base/parallel.h"),
     (re.compile(r"#\s*include\s*[<\"](oneapi/dnnl|dnnl)"), r"src/backend/cpu/", "oneDNN is known to the CPU backend only"),
@@ -69,10 +71,40 @@ def project_files():
     return sorted(p for p in paths if (ROOT / p).is_file())
 
 
+# Comments, strings and character literals of C++.
+LITERALS = re.compile(r'//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'', re.S)
+
+
 def blank_literals(text):
     """The text with comments, strings and character literals blanked, every newline kept."""
-    pattern = re.compile(r'//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'', re.S)
-    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text)
+    return LITERALS.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text)
+
+
+def cpp_comments(text):
+    """(line, content) of every block of lines that are comments and of every comment behind code. The content is that of the first line."""
+    line, end, block = 1, 0, None  # block: the line of the latest comment that stands alone
+    for match in LITERALS.finditer(text):
+        line, end = line + text.count("\n", end, match.start()), match.start()
+        if not match.group(0).startswith("//"):
+            continue
+        alone = not text[text.rfind("\n", 0, end) + 1:end].strip()
+        if not alone or block != line - 1:
+            yield line, match.group(0)[2:].strip()
+        block = line if alone else None
+
+
+def hash_comments(text):
+    """Like cpp_comments(), but of Python, shell and CMake, with the first lines of docstrings."""
+    block = None
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*(?:#(?!!) ?|""")(.*)|.*\S\s+# (.*)', line)
+        if not match:
+            continue
+        if match[1] is None:
+            yield number, match[2]
+        elif block != number - 1:
+            yield number, match[1]
+        block = number if match[1] is not None else None
 
 
 def layer_of(path):
@@ -193,6 +225,13 @@ def check_words(path, text, findings):
                 findings.add(path, number, f"{pattern.search(subject).group(0).strip()}: {advice}")
 
 
+def check_openings(path, text, findings):
+    comments = cpp_comments if path.suffix in (".h", ".cpp", ".cu") else hash_comments
+    for number, comment in comments(text):
+        if opening := OPENINGS.match(comment):
+            findings.add(path, number, f"a comment begins with '{opening.group(0)}': name what the thing is (\"Bytes of ...\"), or what it does (\"Returns ...\")")
+
+
 # Two types of one name in a namespace are one to the linker: the functions of templates that have them, too.
 def check_types(texts, findings):
     first = {}
@@ -253,6 +292,8 @@ def main():
         if path.suffix in (".h", ".cpp", ".cu"):
             check_layers(path, text, findings)
             texts[path] = text
+        if path.suffix in (".h", ".cpp", ".cu", ".py", ".sh", ".cmake") or path.name == "CMakeLists.txt":
+            check_openings(path, text, findings)
     for path in sorted((ROOT / "tests/faults").glob("*.txt")):
         check_faults(path.relative_to(ROOT), path.read_text(), sources, findings)
     times = (ROOT / "tests/times.txt").read_text()

@@ -1,5 +1,5 @@
-"""What scripts/check.py checks in README.md, CONTRIBUTING.md and docs/: commands, options, configuration keys, links and anchors, the length
-of the README, and that docs/cli.md names exactly the options of the program. Also runs the blocks marked "sh runnable".
+"""The checks of scripts/check.py in README.md, CONTRIBUTING.md and docs/: commands, options, configuration keys, links and anchors, the
+length of the README, and that docs/cli.md names exactly the options of the program. Also runs the blocks marked "sh runnable".
 """
 import json
 import os
@@ -105,7 +105,7 @@ class CommandChecker:
             self.findings.add(path, line, f"{program} does not exist or is not executable")
 
     def check_mantissa(self, path, line, words):
-        if "--" in words:  # mantissa launch: what follows is a command of its own
+        if "--" in words:  # mantissa launch: the words behind it are a command of their own
             end = words.index("--")
             self.check_mantissa(path, line, words[end + 1:])
             words = words[:end]
@@ -232,7 +232,7 @@ def check_documents(binary, findings):
 
 
 def runnable_blocks(texts):
-    """Those of the README first, because the pages use the runs that it makes."""
+    """The lines of all blocks, those of the README first, because the pages use the runs that it makes."""
     blocks = {path: [block for info, _, block in fenced_blocks(text) if info == "sh runnable"] for path, text in texts.items()}
     if not blocks[Path("README.md")]:
         sys.exit("README.md has no block marked 'sh runnable'")

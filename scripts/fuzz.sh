@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the targets of tests/fuzz with clang and runs one, or all:   scripts/fuzz.sh [TARGET|all] [arguments of libFuzzer]
-# By default for 60 seconds each. What it keeps is in build/fuzz/kept/TARGET, an input that fails beside it. Needs clang with libFuzzer.
+# The default is 60 seconds each. Kept inputs are in build/fuzz/kept/TARGET, an input that fails is beside them. Needs clang with libFuzzer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1:-} in

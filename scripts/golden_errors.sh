@@ -1,5 +1,5 @@
 #!/bin/sh
-# Renews the expected error messages, what stands behind "=>" in tests/golden/errors/*.txt, by the tests that compare them. Look at the
+# Renews the expected error messages, those behind "=>" in tests/golden/errors/*.txt, by the tests that compare them. Look at the
 # difference before committing.
 #   scripts/golden_errors.sh build/release/bin
 set -eu

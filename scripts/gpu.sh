@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
-#   scripts/gpu.sh pack         where there is the CUDA toolkit: builds for all GPUs, and packs what a GPU's machine runs
+#   scripts/gpu.sh pack         where there is the CUDA toolkit: builds for all GPUs, and packs the programs for a GPU's machine
 #   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
 #                               primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed
 # A slice takes at most ten minutes and is passed over where this pack has passed it on such a GPU. Each writes a JSON line to
@@ -51,14 +51,14 @@ unpack() {
   tar -C "$home" -xJf "$pack"
 }
 
-# Speeds are told as ratios to its GEMMs.
+# Speeds are told as ratios to the GEMMs of the library.
 need_library() {
   local report
   report=$("$home/mantissa" doctor)
   grep -q 'with cuBLASLt' <<<"$report" || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
 }
 
-# Tests in processes beside each other, with two cores each.
+# Runs tests in processes beside each other, with two cores each.
 shards() {
   local count=$((($(nproc) + 1) / 2))
   export GTEST_TOTAL_SHARDS=$count

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sums up what scripts/moe_quality.sh trained, as far as it came, and holds it against the goals.
+"""Sums up the runs of scripts/moe_quality.sh, as far as they came, and holds them against the goals.
 
     scripts/moe_quality.py build/moe_quality [--steps 1000]
 
@@ -67,7 +67,7 @@ def print_losses(folder, goals):
 
 
 def balance(run):
-    """By layer: over all choices of the last steps, and the mean over steps of that of each."""
+    """The balance by layer: over all choices of the last steps, and the mean over steps of that of each."""
     last = [record["moe"] for record in records(run, "step")[-LAST:]]
     out = {}
     for layers in zip(*last):
@@ -89,7 +89,8 @@ def print_balance(folder, goals):
 
 
 class FirstMoments:
-    """Of the newest checkpoint of a run; manifest.json and shards as include/mantissa/checkpoint/checkpoint_manifest.h describes them."""
+    """Reads the newest checkpoint of a run; manifest.json and shards as include/mantissa/checkpoint/checkpoint_manifest.h describes
+    them."""
 
     def __init__(self, run):
         self.folder = run / "checkpoints" / (run / "checkpoints/latest").read_text().split()[0]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What quantized experts cost: configs/moe-tiny.json trained on a text with experts in bf16, mxfp8, mxfp4_qat and mxfp4_qat_mxfp8_act, 5 seeds
-# each, and the gradients of one step from the same weights. What balances them: expert biases, or nothing, in place of the auxiliary loss, in
-# bf16. scripts/moe_quality.py holds the results against the goals; exit 1 if one is missed.
+# Measures the cost of quantized experts: configs/moe-tiny.json trained on a text with experts in bf16, mxfp8, mxfp4_qat and
+# mxfp4_qat_mxfp8_act, 5 seeds each, and the gradients of one step from the same weights. Measures balance, too: with expert biases, or
+# nothing, in place of the auxiliary loss, in bf16. scripts/moe_quality.py holds the results against the goals; exit 1 if one is missed.
 #   scripts/moe_quality.sh TEXT [STEPS]   1,000 steps; hours of one core. Started again it goes on where it was.
 # MANTISSA names another binary, OUT_DIR another folder than build/moe_quality, SEEDS other seeds than "1 2 3 4 5".
 set -euo pipefail

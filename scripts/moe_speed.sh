@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# What experts cost in speed: 8 of 1024 channels, of which a token takes 2, by turns with a dense model of 2048, which has as many GEMMs, at
-# 4,096 tokens. First forward and backward alone, then whole steps, whose update touches all experts; each line ends with the ratio's spread.
+# Measures the cost of experts in speed: 8 of 1024 channels, of which a token takes 2, by turns with a dense model of 2048, which has as
+# many GEMMs, at 4,096 tokens. First forward and backward alone, then whole steps, whose update touches all experts; each line ends with the
+# ratio's spread.
 #   scripts/moe_speed.sh [SECONDS]      for each line (60); MANTISSA names another binary
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mantissa=${MANTISSA:-build/release/bin/mantissa}
 seconds=${1:-60}
 
-compare() {  # what, goal, options
+compare() {  # arguments: what, goal, options
   echo "$1, goal $2:"
   shift 2
   local sets=()

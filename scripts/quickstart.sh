@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: installs what is missing, builds, trains configs/quickstart.json, evaluates it and writes a sample.
+# Goes from a fresh clone to a trained model: installs what is missing, builds, trains configs/quickstart.json, evaluates it and writes a
+# sample.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,7 +10,7 @@ cmake --preset release -DMANTISSA_TESTS=OFF
 cmake --build --preset release --parallel "$jobs"
 
 mantissa=build/release/bin/mantissa
-name=quickstart  # which the examples of --help read
+name=quickstart  # the run that the examples of --help read
 [ ! -e runs/quickstart ] || name=quickstart-$(date +%Y%m%d-%H%M%S)
 "$mantissa" train configs/quickstart.json --set "logging.run_name=$name"
 "$mantissa" eval "runs/$name"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what building and testing cost, in tests/times.txt.
+"""Records the cost of building and testing in tests/times.txt.
 
     scripts/record_times.py BUILD      after a cold scripts/test.sh on a quiet machine; BUILD is its build folder
 
@@ -108,7 +108,7 @@ def check_raised_budget(text, findings, root=ROOT):
 
 
 def main():
-    from check import project_files  # which imports this
+    from check import project_files  # check imports this module
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)

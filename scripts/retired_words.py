@@ -1,4 +1,4 @@
-"""Words that the field has others for. check.py finds them in names, messages, comments and documents."""
+"""Words for which the field has others. check.py finds them in names, messages, comments and documents."""
 import re
 
 SPEAK_OF_RETIRED_WORDS = {"check_house_test.py", "retired_words.py"}
@@ -9,7 +9,7 @@ def word(pattern, advice, allowed=None):
     return re.compile(pattern), advice, re.compile(allowed) if allowed else None
 
 
-# Pattern, what to say instead, the names of files that may have it.
+# Pattern, the word to use instead, the names of files that may have it.
 RETIRED = [
     word(r"(?i:quant|initial|normal|synchron|token|vector|recogn|random|optim|serial)is(?:e[drs]?|ing|ation)(?![a-z])", "it with z", OLD_KEYS),
     word(r"(?i:colour|neighbour|honour|behaviour|favour)", "it with or"),

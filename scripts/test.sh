@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, runs the tests:   scripts/test.sh [--preset release|debug|asan|tsan] [arguments of ctest]
-# Left out: tests labeled slow, gpu without a device, interop without .venv-interop. asan and tsan run what tests/sanitizers.cmake lists.
+# Installs missing packages, builds, runs the tests:   scripts/test.sh [--preset release|debug|asan|tsan] [arguments of ctest]
+# Left out: tests labeled slow, gpu without a device, interop without .venv-interop. asan and tsan run those in tests/sanitizers.cmake.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

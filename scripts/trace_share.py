@@ -14,11 +14,11 @@ from pathlib import Path
 
 PASSES = ("forward", "backward", "optimizer")
 KINDS = {"compute": "kernels", "communication": "exchanges", "wait": "waits"}
-ROUNDING = 0.01  # of begin and duration, in microseconds
+ROUNDING = 0.01  # rounding of begin and duration, in microseconds
 
 
 def outermost(spans):
-    """Those that lie in no other: the kernels of a sum over ranks are part of its exchange."""
+    """Spans that lie in no other: the kernels of a sum over ranks are part of its exchange."""
     end = float("-inf")
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         if span["ts"] >= end - ROUNDING:
@@ -27,7 +27,7 @@ def outermost(spans):
 
 
 def shares(events):
-    """Of one rank: shares of its time by kind, milliseconds of a step, activations' exchanges by pass."""
+    """Figures of one rank: shares of its time by kind, milliseconds of a step, activations' exchanges by pass."""
     computing = {span["tid"] for span in events if span["name"] == "forward"}
     passes = sorted((span for span in events if span["name"] in PASSES), key=lambda span: span["ts"])
     total = sum(span["dur"] for span in passes)

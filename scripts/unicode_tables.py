@@ -17,11 +17,11 @@ import unicodedataplus as ucd
 
 TABLES = Path(__file__).resolve().parents[1] / "src/text/unicode_tables.inc"
 POINTS = range(0x110000)
-# In the order of enum class Category (src/text/characters.h).
+# Categories in the order of enum class Category (src/text/characters.h).
 CATEGORIES = ["Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl",
               "Zp", "Cc", "Cf", "Cs", "Co", "Cn"]
 COMPATIBLE, COMPOSES = 1 << 5, 1 << 6  # beside the number of characters
-HANGUL = range(0xAC00, 0xD7A4)  # which are computed
+HANGUL = range(0xAC00, 0xD7A4)  # computed, not in a table
 # The versions of the tables in tokenizers 0.23.3: its normal forms are those of the crate unicode-normalization-alignments, and Punctuation asks
 # unicode_categories, in which U+166D and U+111C9 are punctuation still.
 NORMAL_FORMS, PUNCTUATION = (9, 0), (8, 0)
@@ -77,7 +77,7 @@ def decompositions():
 
 
 def lower(character):
-    """The simple mapping. Of U+0130 it is "i", without the dot that the full one has behind it."""
+    """The simple mapping. For U+0130 it is "i", without the dot that the full one has behind it."""
     if unicodedata.category(character) != "Cn":
         return character.lower()[0]
     name = ucd.name(character, "")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows how far ctest has come, and sums up what it found.
+"""Shows how far ctest has come, and sums up its results.
 
     ctest … | scripts/watch_tests.py BUILD      prints what failed and, now and then, what is left; then a summary of a few lines
 
@@ -35,7 +35,7 @@ class Progress:
         self.all = None
 
     def take(self, entry, number, count):
-        if self.all is None:  # of recorded entries, which are about those of this run
+        if self.all is None:  # seconds of recorded entries, which are about those of this run
             self.all = max(sum(self.known.values()), INSTANT * count)
         self.done += seconds_of(entry, self.known)
         share = max(min(self.done / self.all, 0.99), number / count * 0.05)

@@ -1,5 +1,5 @@
-# Read by ctest when it starts: makes an entry of each suite of an executable of GoogleTest, so that what the first case of a suite compiles or
-# trains serves all of them. A suite that takes long by tests/times.txt is several entries, which GoogleTest shards.
+# Makes an entry of each suite of an executable of GoogleTest, when ctest starts, so that results which the first case of a suite compiles
+# or trains serve all of them. A suite that takes long by tests/times.txt is several entries, which GoogleTest shards.
 #   executable, label, timeout (seconds), prefix (of names), filter (of GoogleTest: all "*", some "A.B:C.*", or all but some "-A.B:C.*"), times (the file),
 #   environment (a list)
 
@@ -22,7 +22,7 @@ function(list_tests filter out)
 endfunction()
 list_tests("${filter}" listed)
 
-# A filter whose tests have other names now would leave out, or take, what nobody wants.
+# A filter whose tests have other names now would leave out, or take, the wrong tests.
 if(NOT filter STREQUAL "*")
   list_tests("*" all)
   set(names "\n")

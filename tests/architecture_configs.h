@@ -1,4 +1,4 @@
-// What a config.json of each architecture may say.
+// Settings that a config.json of each architecture may have.
 #pragma once
 
 #include <array>

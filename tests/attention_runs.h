@@ -28,7 +28,7 @@ struct AttentionResults {
   Tensor out, lse, dqkv;
 };
 
-// The values begin `ahead` elements behind an aligned address.
+// Runs forward and backward on values that begin `ahead` elements behind an aligned address.
 inline AttentionResults run_attention(Backend& device, Dtype dtype, const AttentionCase& c, const std::vector<double>& qkv,
                                       const std::vector<double>& dout, int64_t ahead = 0) {
   const auto behind = [&](const std::vector<double>& x, const Shape& shape) {
@@ -85,8 +85,8 @@ struct FiniteValues {
   }
 };
 
-// In fp32 sums of up to 700 terms in another order: 1e-5 is 100 ulp. Gradients cancel in dp - delta, and those of early rows are far above
-// the root mean square, so they get 5e-5.
+// Tolerances: fp32 sums of up to 700 terms may have another order, so they get 1e-5, which is 100 ulp. Gradients cancel in dp - delta, and
+// those of early rows are far above the root mean square, so they get 5e-5.
 inline void expect_close_attention(const AttentionResults& actual, const AttentionResults& expected) {
   for (const auto& [a, e, tolerance, what] : {std::tuple{&actual.out, &expected.out, 1e-5, "out"},
                                               {&actual.lse, &expected.lse, 1e-5, "lse"},

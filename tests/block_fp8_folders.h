@@ -61,7 +61,7 @@ inline std::string code_bytes_of(const std::string& name, int64_t count) {
   return bytes.substr(0, static_cast<size_t>(count));
 }
 
-// How a weight is written as codes and scales of blocks.
+// The form in which a weight is written as codes and scales of blocks.
 struct CodesForm {
   FileDtype codes = FileDtype::f8_e4m3;
   FileDtype scales = FileDtype::u8;
@@ -107,7 +107,7 @@ class BlockFp8 : public ExportTest {
                      {.codes = FileDtype::i8, .scales = FileDtype::f8_e8m0, .suffix = ".scale", .codes_in_byte = 2});
   }
   void pack(const std::string& from, const std::string& to) const { pack_to(from, to, Convention::fp8); }
-  // What the file says, by the definition of the format.
+  // The value that the file holds, by the definition of the format.
   static float element(const HfFolder& folder, const std::string& weight, int64_t row, int64_t column, Scale scale) {
     const int64_t columns = folder.shape(weight)[1];
     const auto code = static_cast<uint8_t>(folder.bytes(weight)[static_cast<size_t>(row * columns + column)]);
@@ -118,7 +118,7 @@ class BlockFp8 : public ExportTest {
   void expect_values_of_the_formula(const HfFolder& folder, const std::string& name, Scale scale) const;
 };
 
-// All values of all parameters at once, and of each tensor a box that begins and ends within tiles.
+// Compares all values of all parameters at once, and of each tensor a box that begins and ends within tiles.
 inline void BlockFp8::expect_values_of_the_formula(const HfFolder& folder, const std::string& name, Scale scale) const {
   HfWeights weights(path(name));
   int64_t compared = 0;

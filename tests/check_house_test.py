@@ -1,4 +1,4 @@
-"""What scripts/check.py must find, and what it must leave alone."""
+"""Texts in which scripts/check.py must find a fault, and texts that it must leave alone."""
 import sys
 import unittest
 import unittest.mock
@@ -120,6 +120,20 @@ class Words(unittest.TestCase):
         self.assertEqual(len(found("src/comm/a.cpp", "void tell_step(); told_ = 1; void A::tell(); const bool tells = 1; const auto odd = 1;\n")), 5)
         self.assertEqual(len(found("scripts/check.py", "# A braced initialiser\n")), 1)
         self.assertEqual(found("tests/a_test.cpp", "TEST(Store, EndsTheMeeting) { set(Split::column_parallel, bandwidth, otherwise); }\n"), [])
+
+    def test_comments_that_begin_without_a_noun_or_a_verb_are_found(self):
+        def lines(text, path="src/io/a.cpp"):
+            return [int(line.split(":")[1]) for line in findings_of(check.check_openings, path, text)]
+
+        self.assertEqual(lines("// What it is.\nint a;  // Of b.\n\n  // Whether c,\n  // of d.\n"), [1, 2, 4])
+        self.assertEqual(lines("// As f() does.\n\n// As File::read() does.\n\n// The same of b.\n\n// Those of c.\n"), [1, 3, 5, 7])
+        self.assertEqual(lines("// Bytes, and\n// Of course those.\n//\n// What follows is of the same block.\nint a;  // as of b\n"), [])
+        self.assertEqual(lines("// Offsets.\n\n// Whatever.\n\n// As Megatron has it.\nint a;  /* Of b. */\n"), [])
+        self.assertEqual(lines('auto a = "// Of b", b = R"(\n// Of c\n)";  // bytes of c\nint d;  // What e is\n'), [4])
+        self.assertEqual(lines("int a;  // of b\nint c;  // as d() has it\nint e;  // bytes of f\nint g;  // the same as h\n"), [1, 2, 4])
+        python = '#!/bin/python3\n"""What a is.\n\nOf course."""\n# Of b,\n# of c.\nd = "# Of e"  # whether f\ng = 1  # bytes of h\n\ndef i():\n    """As j() does."""\n'
+        self.assertEqual(lines(python, "scripts/a.py"), [2, 5, 7, 11])
+        self.assertEqual(lines("# What a is.\nset(b 1)  #" " of c\n# Finds d,\n# of which e\n", "cmake/a.cmake"), [1, 2])
 
     def test_old_keys_may_stand_where_they_are_refused(self):
         line = '{"quantised_dispatch", "precision.quantized_dispatch"},\n'
@@ -251,7 +265,7 @@ class Documents(unittest.TestCase):
         self.assertEqual(len(self.with_page("[a](absent.md)")), 1)
 
     def with_page(self, text):
-        """What check_documents() finds in the project's documents when one page more has this text."""
+        """The findings of check_documents() in the project's documents when one page more has this text."""
         texts = documents.documents()
         texts[Path("README.md")] = "[more](docs/more.md)" + "".join(f"[page]({path})" for path in texts if path.parts[0] == "docs")
         texts[Path("docs/more.md")] = text

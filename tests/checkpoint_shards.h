@@ -46,7 +46,7 @@ inline void write_manifest_and_header(const std::filesystem::path& checkpoint, c
   write_file(checkpoint / "manifest.json", format_manifest(manifest));
 }
 
-// One element of a tensor is another.
+// Changes one element of a tensor.
 inline void set_element(const std::filesystem::path& checkpoint, const std::string& tensor, int64_t element, float value) {
   const CheckpointReader reader(checkpoint);
   const int64_t offset = reader.tensor(tensor).pieces.at(0).offset + element * 4;

@@ -1,4 +1,4 @@
-// States to save, and what a saved one must give back.
+// States to save, and checks of what a checkpoint gives back.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ class State {
              {.name = "w.m", .shape = {size()}, .boxes = {}, .data = saved_tensor({size()}, moments_)}}};
   }
 
-  // Whether the checkpoint holds exactly this state; reads everything.
+  // Returns true if the checkpoint holds exactly this state; reads everything.
   bool equals(CheckpointReader& reader) const {
     std::vector<float> weights(weights_.size()), moments(moments_.size());
     reader.read("w", std::as_writable_bytes(std::span(weights)));

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections import defaultdict
 
-# Eight bf16 elements at a time, which are 16 bytes at every level.
+# Bodies that take eight bf16 elements at a time, which are 16 bytes at every level.
 NARROW = re.compile(r"\btranspose<mantissa::bf16>")
-# What clones may call: the C library, accessors, constructors and errors, and the way for blocks and draws that the lanes
+# Functions that clones may call: the C library, accessors, constructors and errors, and the way for blocks and draws that the lanes
 # do not cover.
 CALLEES = re.compile(r"(mem(cpy|set)|expf|logf|__stack_chk_fail)$|mantissa::(dtype_name\(|random_normal\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
                      r"|[\w ]*\*? ?mantissa::(Tensor::device_data<|fail<|lanes::quantize_blocks<|quantize_block<)|mantissa::bf16\* mantissa::Tensor::device_data<")

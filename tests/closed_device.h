@@ -43,7 +43,7 @@ class ClosedMemory final : public MemorySource {
 // Freed memory and what a download is to fill hold this, which is NaN in all formats.
 inline void poison(void* bytes, int64_t count) { std::memset(bytes, 0xff, static_cast<size_t>(count)); }
 
-// Does everything when it is asked. Several threads may call it, each in its own lane.
+// A device that does everything when it is asked. Several threads may call it, each in its own lane.
 class ClosedDevice : public Backend {
  public:
   const char* name() const override { return "closed"; }
@@ -108,10 +108,10 @@ class ClosedDevice : public Backend {
   }
 
   int64_t uploads() const { return uploads_; }
-  int64_t waits(Lane lane) const { return waits_[static_cast<size_t>(lane)]; }  // of the host: download() and synchronize()
+  int64_t waits(Lane lane) const { return waits_[static_cast<size_t>(lane)]; }  // waits of the host: download() and synchronize()
 
  protected:
-  // Does it in the lane, behind what the lane was asked for before.
+  // Does `work` in the lane, behind what the lane was asked for before.
   virtual void submit(Lane, std::function<void()> work) { work(); }
   virtual void wait_for(const Mark&) {}
 

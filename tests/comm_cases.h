@@ -1,4 +1,4 @@
-// What every collective must do on any transport: each check runs on all ranks of a world and throws where it does not hold.
+// Checks that every collective must pass on any transport: each runs on all ranks of a world and throws where it does not hold.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ inline void expect_on_ranks(int ranks, const std::function<void(const Communicat
 
 inline std::byte pattern(int from, int to, int64_t i) { return static_cast<std::byte>(from * 131 + to * 31 + i % 251); }
 
-// The same numbers on all ranks, about one in three being 0.
+// Random counts, which are the same on all ranks; about one in three is 0.
 inline std::vector<int64_t> random_counts(std::mt19937& random, size_t count, int64_t largest) {
   std::vector<int64_t> out(count);
   for (int64_t& c : out) c = random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % static_cast<uint64_t>(largest + 1));
@@ -96,14 +96,14 @@ inline void check_all_to_all(const Communicator& world, uint32_t seed, int64_t l
   require(out == expected, "all_to_all: seed ", seed);
 }
 
-// Of rank r; a wide range of magnitudes, so that another order of a sum shows.
+// The addends of a rank, in a wide range of magnitudes, so that another order of a sum shows.
 inline std::vector<double> addends(int rank, int64_t count, uint32_t seed) {
   std::vector<double> out = random_values(count, seed * 64 + static_cast<uint32_t>(rank));
   for (size_t i = 0; i < out.size(); ++i) out[i] = std::ldexp(out[i], static_cast<int>(i % 13) * (rank % 3));
   return out;
 }
 
-// Element by element at distance 1, then 2, then 4.
+// Sums element by element: operands at distance 1, then 2, then 4.
 template <class T>
 std::vector<T> tree(std::vector<std::vector<T>> operands) {
   for (size_t distance = 1; distance < operands.size(); distance *= 2) {
@@ -165,7 +165,7 @@ inline void check_small(const Communicator& world) {
   world.barrier();
 }
 
-// Groups of neighbors, of every second and of random colors, and of groups.
+// Splits into groups of neighbors, of every second rank and of random colors, and these into groups.
 inline void check_split(const Communicator& world, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int> colors;

@@ -1,4 +1,5 @@
-// What a configuration of any content may cost and print. Memory is what is alive at once, counted at operator new.
+// Limits of the memory that a configuration of any content may cost, and of what it may print. Memory is what is alive at once, counted at
+// operator new.
 #include <gmock/gmock.h>
 #include <malloc.h>
 
@@ -61,7 +62,7 @@ std::string nested(const std::string& name, std::string content) {
   return content;
 }
 
-// Where text is short and values are many, or keys are long and deep.
+// Configurations whose text is short and whose values are many, or whose keys are long and deep.
 std::vector<std::string> dense_shapes() {
   constexpr size_t kBytes = 100'000;
   const std::string members = nested("", "0");

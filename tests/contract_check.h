@@ -22,7 +22,7 @@ class ContractCheck : public OnEachBackend {
     EXPECT_NO_THROW(run(k));
   }
 
-  // With the kernel and every given word in the message.
+  // Expects an error with the kernel and every given word in its message.
   template <class Kernel>
   void refuses(const Kernel& k, const std::string& kernel, const std::vector<std::string>& words, ExitCode code = ExitCode::internal) {
     try {
@@ -37,7 +37,7 @@ class ContractCheck : public OnEachBackend {
   }
 
  private:
-  // To its end, where a device that runs it later says what it found.
+  // Runs a kernel to its end, where a device that runs it later reports what it found.
   template <class Kernel>
   void run(const Kernel& k) {
     device().run(k);

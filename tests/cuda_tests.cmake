@@ -1,5 +1,5 @@
 # Tests of the kernels of CUDA: on an executor of the host, where a thread of a block is a fiber, and on a GPU. Each is compiled once: the suite
-# has those that take seconds on the executor; what the kernels of the CPU are tested with, and training with every preset, is slow there.
+# has those that take seconds on the executor; the tests of the kernels of the CPU, and training with every preset, are slow there.
 # Under AddressSanitizer they are among the unit tests, without training; under ThreadSanitizer, where more takes minutes, one case of each kernel
 # is among the tests of threads.
 add_library(cuda_case_tests OBJECT simt/one_case_test.cpp)
@@ -53,7 +53,8 @@ target_include_directories(simt_kernels_tests PRIVATE simt)
 if(MANTISSA_CUBLASLT)
   target_sources(simt_kernels_tests PRIVATE simt/slow/chips_matrix_test.cpp)
 endif()
-# Other orders of threads; training has only the first. Seed 2 is in the suite and leaves out LibraryGemm, whose GEMMs the host computes.
+# Other orders of threads, by seed; training has only the first. Seed 2 is in the suite and leaves out LibraryGemm, whose GEMMs the host
+# computes.
 foreach(seed RANGE 2 10)
   set(without *TrainingO*)
   if(seed EQUAL 2)
@@ -73,8 +74,8 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
   set_tests_properties(simt_train PROPERTIES LABELS integration TIMEOUT ${hang} ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
 endif()
 
-# What a machine with a GPU runs: functions of device code alone, all tests of kernels, and the number formats over all inputs. scripts/gpu.sh
-# builds them, and scripts/test.sh where there is a GPU.
+# Programs for a machine with a GPU: functions of device code alone, all tests of kernels, and the number formats over all inputs.
+# scripts/gpu.sh builds them, and scripts/test.sh where there is a GPU.
 if(MANTISSA_NVCC)
   set(prefix_of_gpu_tests gpu.)
   mantissa_tests(gpu gpu_tests)

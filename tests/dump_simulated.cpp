@@ -1,6 +1,6 @@
-// Writes operands and what they are rounded to, for scripts/interop/nvfp4.py: dump_simulated FILE. Little-endian; a case is 16 words of 32
-// bits (rows, columns, rows of the result, exponent bits, mantissa bits, rows and columns of a block, scale 0 e8m0 or 1 e4m3, rule,
-// rounding 0 nearest or 1 stochastic, Hadamard length, contraction, what, seed, first, 0), then input and result in fp32.
+// Writes operands and their rounded values, for scripts/interop/nvfp4.py: dump_simulated FILE. Little-endian; a case is 16 words of 32 bits
+// (rows, columns, rows of the result, exponent bits, mantissa bits, rows and columns of a block, scale 0 e8m0 or 1 e4m3, rule, rounding 0
+// nearest or 1 stochastic, Hadamard length, contraction, what, seed, first, 0), then input and result in fp32.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -18,7 +18,8 @@ using namespace mantissa;
 
 constexpr uint64_t kSeed = 11, kFirst = 1000;
 
-// Values of bf16: normal, over rows of other sizes; with zeros; nothing but zeros; so small that scales overflow; one number far above all.
+// Values of bf16: normal, over rows of different sizes; with zeros; all zeros; so small that scales overflow; one number far above all
+// others.
 std::vector<float> input_of(int64_t rows, int64_t columns, uint32_t what) {
   std::vector<float> out;
   for (int64_t i = 0; i < rows * columns; ++i) {

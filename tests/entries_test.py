@@ -1,5 +1,5 @@
-"""Holds what ctest lists to its readers: names of entries and of cases have at most 100 characters, the parameter of a case prints as its name,
-and a limit of time ends what hangs, not what is slow.
+"""Holds the list of ctest to the needs of its readers: names of entries and of cases have at most 100 characters, the parameter of a case
+prints as its name, and a limit of time ends a hang, not a slow test.
 
     entries_test.py CTEST BUILD
 """
@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import watch_tests
 
 MOST_CHARACTERS = 100
-LEAST_SECONDS = 1200  # of a limit
-LEAST_TIMES = 20  # of what an entry takes on a quiet machine
+LEAST_SECONDS = 1200  # seconds of a limit
+LEAST_TIMES = 20  # times that an entry takes on a quiet machine
 
 
 def cases(listing):
-    """(name, what its parameter prints as) of each case that --gtest_list_tests lists."""
+    """(name, printed parameter) of each case that --gtest_list_tests lists."""
     suite = ""
     for line in listing.splitlines():
         words, _, comment = line.partition("#")
@@ -37,7 +37,7 @@ def bad_cases(listing):
 
 
 def bad_entries(entries, known):
-    """Those of the list of ctest, as it writes it in JSON; known: seconds of those that were recorded."""
+    """Faults of entries in the list of ctest, as it writes it in JSON; known: seconds of entries that were recorded."""
     for entry in entries:
         name = entry["name"]
         limit = next((each["value"] for each in entry.get("properties", []) if each["name"] == "TIMEOUT"), None)
@@ -49,7 +49,7 @@ def bad_entries(entries, known):
 
 
 def executables(entries):
-    """Those of GoogleTest that were built."""
+    """The executables of GoogleTest that were built."""
     commands = [entry.get("command", []) for entry in entries]
     return sorted({words[0] for words in commands if any(word.startswith("--gtest_filter=") for word in words[1:2])})
 

@@ -7,7 +7,7 @@
 
 namespace mantissa::test {
 
-// Dequantized in fp64 from the codes alone, row by row.
+// Values dequantized in fp64 from the codes alone, row by row.
 inline std::vector<double> exact_values(const QuantizedTensor& x) {
   const std::vector<uint8_t> codes = codes_of(x);
   const std::vector<int> scales = scales_of(x);
@@ -28,7 +28,7 @@ inline std::vector<double> exact_values(const Value& value) {
   const auto* const codes = std::get_if<QuantizedTensor>(&value);
   return codes ? exact_values(*codes) : values(std::get<Tensor>(value));
 }
-// The same in the order in which a GEMM reads it: rows of a, and of b.
+// Values of an operand in the order in which a GEMM reads it, row by row of op(a) or op(b).
 inline std::vector<double> exact_values(const Operand& operand) {
   const std::vector<double> out = exact_values(operand.value);
   return operand.transposed && !out.empty() ? transposed(out, shape_of(operand.value)[1]) : out;

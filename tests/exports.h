@@ -41,7 +41,7 @@ class ExportTest : public TrainingTest {
     run(name, sets);
     return checkpoint(name, 1);
   }
-  // What a run finds wrong with a folder that it starts from.
+  // The error of a run that starts from a folder.
   Error folder_error(const std::string& from) const {
     return error_of([&] { require_usable(path(from)); });
   }
@@ -79,7 +79,7 @@ class ExportTest : public TrainingTest {
 
 class Exports : public ExportTest {};
 
-// Of a model loaded for use, on one sequence.
+// Logits of a model loaded for use, on one sequence.
 inline std::vector<float> logits_of(const std::string& path) {
   const LoadedModel loaded = load_model(path, make_backend("cpu"));
   std::vector<int32_t> tokens(16), positions(16);

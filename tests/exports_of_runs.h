@@ -18,7 +18,7 @@ inline const TensorLayout kAlone{1, 1, false};
 
 class ExportsOfRuns : public TrainingTest {
  protected:
-  // 8 letters, padded to 12 rows: of two tensor ranks the second has two and the padding.
+  // Settings with 8 letters, padded to 12 rows: the second of two tensor ranks has two of the letters and the padding.
   static std::vector<std::string> sets(const TensorLayout& layout, const std::vector<std::string>& more) {
     std::vector<std::string> out = {"model.hidden_size=128",
                                     "model.intermediate_size=128",

@@ -7,8 +7,8 @@
 
 namespace mantissa::test {
 
-// A backend that executes nothing. Of every call of one kernel that keeps its contract it makes calls with one fault each, expects for each
-// an error that names kernel and operand, and lists the faults for which none came: what the contract leaves open.
+// A backend that executes nothing. From every call of one kernel that keeps its contract it makes calls with one fault each, expects for
+// each an error that names kernel and operand, and lists the faults for which none came: they are what the contract leaves open.
 class FaultyCalls : public Backend {
  public:
   explicit FaultyCalls(std::string kernel) : kernel_(std::move(kernel)) {}
@@ -77,7 +77,7 @@ class FaultyCalls : public Backend {
 
   static bool is_floating(Dtype dtype) { return dtype != Dtype::i32 && dtype != Dtype::u8; }
 
-  // Both operands in one memory: at the same address, and one element apart.
+  // Puts both operands in one memory: at the same address, and one element apart.
   template <class Kernel>
   void overlap(const Kernel& k, const Operand& a, size_t i, const Operand& b, size_t j) {
     if (a.role == Contract::Role::input && b.role == Contract::Role::input) return;
@@ -96,7 +96,7 @@ class FaultyCalls : public Backend {
     if (attempt(k, replaced, fault)) accepted_.insert(fault);
   }
 
-  // The same call in fp64, also to a backend that computes none.
+  // Makes the same call in fp64, also to a backend that computes none.
   template <class Kernel>
   void in_fp64(const Kernel& k, const Contract& contract) {
     Replaced replaced;
@@ -112,7 +112,7 @@ class FaultyCalls : public Backend {
     computes_fp64_ = true;
   }
 
-  // Whether the call is taken with other operands in the places of these.
+  // Returns true if the call is taken with other operands in the places of these.
   template <class Kernel>
   bool attempt(const Kernel& good, const Replaced& replaced, const std::string& fault) {
     Kernel bad = good;
@@ -127,10 +127,11 @@ class FaultyCalls : public Backend {
     return executed_;
   }
 
-  // What kernels say of several operands together.
+  // Messages in which kernels name several operands together.
   static constexpr const char* kTogether[] = {"op(a) is ", "pairs need a power of two of losses, ", "the rule flashinfer takes "};
 
-  // What is missing or shares memory is said of the operand itself, and a wrong dtype or shape of it or of one after it, which follows it.
+  // An operand that is missing or shares memory must be named itself; for one of a wrong dtype or shape a later operand may be named, which
+  // has to fit it.
   void expect_names(const Contract& contract, const Replaced& replaced, const Error& error, const std::string& fault) const {
     const std::string message = error.what(), rest = message.substr(message.find(": ") + 2);
     EXPECT_EQ(error.code(), ExitCode::internal) << message;

@@ -1,6 +1,7 @@
-# For scripts of tests that source this with $binary and $repository set: a run of 10 steps of 8 sequences, and what makes two of them the same.
+# Functions for scripts of tests that source this with $binary and $repository set: a run of 10 steps of 8 sequences, and a comparison of
+# two runs.
 
-# four_ranks_run FOLDER WORDS...: WORDS are what starts the program.
+# four_ranks_run FOLDER WORDS...: WORDS start the program.
 four_ranks_run() {
   local folder=$1
   shift

@@ -33,7 +33,7 @@ class CaseDraw {
 
 inline constexpr int64_t kLargestDimension = 3000, kLargestGemm = int64_t{1} << 28;
 
-// Half of them log-uniform, the others multiples of a block or of a tile of the fast path, and their neighbors.
+// Draws a dimension: half of them are log-uniform, the others multiples of a block or of a tile of the fast path, and their neighbors.
 inline int64_t gemm_dimension(CaseDraw& draw) {
   if (draw.one_in(2)) return draw.log_uniform(1, static_cast<double>(kLargestDimension));
   const int64_t step = draw.from<int64_t>({32, 384});
@@ -48,7 +48,7 @@ struct GemmCase {
   bool a_transposed = false, b_transposed = false, accumulate = false, bias = false;
   bool extreme = false;  // a scale of b that bf16 cannot follow
 
-  // Whether the fast path dequantizes b in several column blocks: none for what fits 8 MiB, a transposed a or a sum that goes on.
+  // True if the fast path dequantizes b in several column blocks, which it does not if b fits 8 MiB, a is transposed or the sum goes on.
   bool banded() const {
     const bool whole = !b || a_transposed || accumulate;
     return !whole && n * k * 2 > (int64_t{1} << 23) + 768 * k * 2;
@@ -131,7 +131,7 @@ inline Value drawn_value(Backend& device, const GemmCase& c, Shape shape, const 
   return random_tensor(device, c.dense, shape, what);
 }
 
-// In fp64, exactly.
+// Widens to fp64, exactly.
 inline Tensor widened(Backend& reference, const Value& value) {
   if (const auto* const x = std::get_if<Tensor>(&value)) return tensor_of(reference, Dtype::f64, x->shape(), values(*x));
   const QuantizedTensor codes = copied(reference, std::get<QuantizedTensor>(value));
@@ -146,8 +146,8 @@ inline Tensor magnitudes_of(const Tensor& x) {
   return tensor_of(x.device(), x.dtype(), x.shape(), out);
 }
 
-// |device - reference in fp64| <= 2e-6 sum |a b|: what an fp32 sum of up to 4,096 terms stays within in any order. A bf16 result is
-// rounded, which is 2^-8 |D| more. What is accumulated into and the bias, each below 2, take part in the sum.
+// Tolerance: |device - reference in fp64| <= 2e-6 sum |a b|, a bound that an fp32 sum of up to 4,096 terms keeps in any order. A bf16
+// result is rounded, which is 2^-8 |D| more. The bias and the values that are accumulated into, each below 2, take part in the sum.
 inline ::testing::AssertionResult gemms_agree(Backend& device, Backend& reference, const GemmCase& c, uint32_t what) {
   const Value a = drawn_value(device, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
   const Value b = drawn_value(device, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
@@ -173,7 +173,7 @@ inline ::testing::AssertionResult gemms_agree(Backend& device, Backend& referenc
   return ::testing::AssertionSuccess();
 }
 
-// Cases [first, first + count). Returns how many were cut into column blocks.
+// Checks cases [first, first + count). Returns the number of those that were cut into column blocks.
 inline int64_t expect_gemms(uint32_t first, uint32_t count) {
   const KernelBackends backends;
   int64_t banded = 0;

@@ -11,7 +11,7 @@ namespace mantissa::test {
 inline constexpr double kHangSeconds = 300;
 inline constexpr std::chrono::duration<double> kHang{kHangSeconds};
 
-// Returns whether it becomes so.
+// Waits until it is so; returns false if that takes longer than kHang.
 inline bool eventually(const std::function<bool()>& is_so) {
   const auto end = std::chrono::steady_clock::now() + kHang;
   while (std::chrono::steady_clock::now() < end) {

@@ -32,7 +32,7 @@ inline nlohmann::json architecture_json(const std::string& type) {
 
 class HfFolder {
  public:
-  // Written here, with random values of these types in turn ("F32 BF16").
+  // Writes a folder with random values of these types in turn ("F32 BF16").
   HfFolder(const std::string& path, const std::string& type, const std::string& types, const nlohmann::json& change = {})
       : config_(architecture_json(type)) {
     if (!change.is_null()) config_.update(change);
@@ -42,7 +42,7 @@ class HfFolder {
       add(tensor.name, tensor.shape, *parse_file_dtype(turns[tensors_.size() % turns.size()]));
     write(path);
   }
-  // Written before.
+  // Reads a folder that was written before.
   explicit HfFolder(const std::string& path) : text_(read_file(path + "/config.json")), config_(nlohmann::json::parse(text_)) {
     SafetensorsFolder folder{std::filesystem::path(path)};
     for (const SafetensorsEntry& entry : folder.entries()) {
@@ -73,7 +73,7 @@ class HfFolder {
     return out;
   }
 
-  // Others like it.
+  // Copies of this one with a change.
   HfFolder without(const std::string& name) const {
     HfFolder out = *this;
     out.tensors_.erase(name);
@@ -89,7 +89,7 @@ class HfFolder {
     out.tensors_[to] = tensors_.at(from);
     return out;
   }
-  HfFolder as(const std::string& name, FileDtype dtype, std::vector<int64_t> shape) const {  // the same bytes
+  HfFolder as(const std::string& name, FileDtype dtype, std::vector<int64_t> shape) const {  // with the bytes as they are
     HfFolder out = *this;
     out.tensors_.at(name).dtype = dtype;
     out.tensors_.at(name).shape = std::move(shape);
@@ -105,7 +105,7 @@ class HfFolder {
     out.tensors_.at(name).bytes.at(byte) ^= bits;
     return out;
   }
-  HfFolder in_fp32() const {  // the same values
+  HfFolder in_fp32() const {  // with the values as they are
     HfFolder out = *this;
     for (auto& [name, tensor] : out.tensors_) {
       const std::vector<float> wide = values(name);
@@ -142,7 +142,7 @@ class HfFolder {
     std::string bytes;
   };
 
-  // Magnitudes that differ by 2^12, and no ones and zeros in norms and biases.
+  // Adds a tensor of magnitudes that differ by 2^12, without ones in norms and zeros in biases.
   void add(const std::string& name, std::vector<int64_t> shape, FileDtype dtype) {
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;

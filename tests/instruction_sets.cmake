@@ -11,8 +11,9 @@ function(mantissa_tests_of name executable filter)
   set(${filter} ${lines} PARENT_SCOPE)
 endfunction()
 
-# Tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table). What belongs to them: GEMMs, whether padding changes
-# bits, estimates of memory, ranks. An entry is NAME for the tests of NAME.cpp, or NAME=FILTER with a filter of GoogleTest for some of them.
+# Runs tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table): those of GEMMs, of bits under padding, of
+# estimates of memory, and of ranks. An entry is NAME for the tests of NAME.cpp, or NAME=FILTER with a filter of GoogleTest for some of
+# them.
 function(mantissa_under setting suffix label)
   mantissa_limit(${label} timeout)
   foreach(entry ${ARGN})
@@ -30,7 +31,7 @@ function(mantissa_under setting suffix label)
   endforeach()
 endfunction()
 
-# Together less than 60 seconds of two cores without those labeled slow.
+# These take less than 60 seconds of two cores together, without those labeled slow.
 set(ranks permuted_tokens_test expert_ranks_test=ExpertRanks.HaveTheBitsOfOne/fp32)
 
 # The library: AVX2 and AVX512_CORE widen bf16, each in kernels of its own.

@@ -11,11 +11,11 @@
 
 namespace mantissa::test {
 
-// Each is held against cpu_reference: that of the CPU, and in simt_tests that of CUDA on the executor of the host (simt/).
-// The executable defines it.
+// Names of the backends that are held against cpu_reference: that of the CPU, and in simt_tests that of CUDA on the executor of the host
+// (simt/). The executable defines the function.
 std::vector<std::string> tested_backends();
 
-// The same and the reference, for what is true of every backend.
+// The tested backends and the reference, for tests of what is true of every backend.
 inline std::vector<std::string> all_backends() {
   std::vector<std::string> all = tested_backends();
   all.insert(all.begin(), "cpu_reference");
@@ -27,7 +27,7 @@ inline bool has_kernel(const Backend& device, const std::string& kernel) {
   return kernel != "Simulate" || device.name() != std::string("cuda");
 }
 
-// Opened, for tests that go through them.
+// All backends, opened, for tests that go through them.
 class KernelBackends {
  public:
   KernelBackends() {
@@ -43,11 +43,11 @@ class KernelBackends {
   std::vector<Backend*> all_;
 };
 
-// A test that goes through them itself.
+// A test that goes through the backends itself.
 class OnAllBackends : public ::testing::Test {
  protected:
   Backend& reference() const { return backends_.reference(); }
-  std::vector<Backend*> tested() const { return backends_.tested(); }  // those that are held against the reference
+  std::vector<Backend*> tested() const { return backends_.tested(); }  // held against the reference
   std::vector<Backend*> devices() const { return backends_.all(); }
 
  private:

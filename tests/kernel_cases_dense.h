@@ -244,7 +244,7 @@ inline void cross_entropy_share_case(Operands& o, int64_t rows, int64_t own, int
                                    .vocab = vocab});
 }
 
-// What two other ranks have, one of which has no column, and the largest logit of this one.
+// Runs with the sums of two other ranks, one of which has no column, and the largest logit of this one.
 inline void cross_entropy_of_shares_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale, Gradient gradient) {
   const Tensor logits = o.input({rows, columns}, scale);
   std::vector<double> targets = values(o.indices(rows, columns + own)), sums;

@@ -62,7 +62,7 @@ inline Tensor random_segments(Operands& o, int64_t batch, int64_t length) {
   return o.given(Dtype::i32, {batch * length}, starts);
 }
 
-// What hides keys beside the order of positions, and what else is in the softmax.
+// The masks beside the order of positions, and other terms of the softmax.
 struct Hidden {
   bool segments;
   int64_t window;

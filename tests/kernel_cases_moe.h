@@ -7,7 +7,7 @@
 
 namespace mantissa::test {
 
-// i32, to be written.
+// An i32 tensor, to be written.
 inline Tensor index_output(Operands& o, const char* name, Shape shape) {
   const std::vector<double> before(static_cast<size_t>(shape.elements()), -7.0);
   return o.updated(name, o.given(Dtype::i32, shape, before), kExact);
@@ -81,7 +81,7 @@ inline RouteForward routed(Operands& o, const RouteShape& s) {
   return k;
 }
 
-// Exponentials of devices differ in the last bit, of which 1 - score keeps few where a score is near one.
+// Exponentials of devices differ in the last bit, and 1 - score keeps few bits where a score is near one.
 inline constexpr Tolerance kScoreGradients{1e-5, 1e-5};
 
 inline void route_cases(Cases& add) {

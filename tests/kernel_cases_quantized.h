@@ -116,7 +116,7 @@ inline std::vector<Simulation> simulations() {
   return out;
 }
 
-// For devices that have it (has_kernel()).
+// Adds cases for devices that have the kernel (has_kernel()).
 inline void simulate_cases(Cases& add) {
   for (const Simulation& how : simulations()) {
     std::ostringstream name;
@@ -162,7 +162,7 @@ inline void dequantize_cases(Cases& add) {
     });
     add("QuantizationError", c.name() + "_some_rows", [=](Operands& o) {
       std::vector<double> rows(static_cast<size_t>(c.rows), 0.0);
-      for (size_t i = 0; i < rows.size(); ++i) rows[i] = i % 3 == 0 || i < 40 ? -1.0 : 0.0;  // of some blocks all
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = i % 3 == 0 || i < 40 ? -1.0 : 0.0;  // all rows of some blocks
       const Tensor x = wide_input(o, c.rows, c.cols, c.spread);
       const QuantizedTensor q = quantized_input(o, c.rows, c.cols, c.how, c.spread);
       o.device().run(QuantizationError{.x = x, .q = q, .out = error_output(o), .rows = o.given(Dtype::i32, {c.rows}, rows)});

@@ -47,13 +47,13 @@ class Operands {
     return given(Dtype::i32, {count}, values(random_indices(device_, count, limit, ++draws_)));
   }
 
-  // Overwritten by the kernel: holds NaN before, bytes 255.
+  // An operand that the kernel overwrites. Before, it holds NaN; bytes hold 255.
   Tensor output(const char* name, Shape shape, Tolerance tolerance) { return output_of(dtype_, name, shape, tolerance); }
   Tensor output_of(Dtype dtype, const char* name, Shape shape, Tolerance tolerance) {
     const double before = dtype == Dtype::u8 ? 255.0 : std::nan("");
     return listed(name, given(dtype, shape, std::vector<double>(static_cast<size_t>(shape.elements()), before)), tolerance);
   }
-  // Read and written by the kernel.
+  // An operand that the kernel reads and writes.
   Tensor updated(const char* name, Tensor tensor, Tolerance tolerance) { return listed(name, std::move(tensor), tolerance); }
   // A parameter gradient, as `accumulate` asks.
   Tensor gradient(const char* name, Shape shape, Tolerance tolerance, bool accumulate) {
@@ -81,7 +81,7 @@ class Operands {
   static constexpr uint8_t kMark = 0xC5;
   struct Guarded {
     Tensor before, after;  // the margins of an operand
-    Shape shape;           // of the operand
+    Shape shape;           // shape of the operand
   };
 
   static bool all_marks(const Tensor& margin) {
@@ -91,7 +91,7 @@ class Operands {
   // AddressSanitizer reports whoever reads a margin, too.
   void forbid(const Tensor& margin) const {
     if (!__asan_poison_memory_region) return;
-    device_.synchronize();  // what had this memory before, and the marks, may come late
+    device_.synchronize();  // work on earlier contents of this memory, and the marks, may come late
     __asan_poison_memory_region(margin.device_bytes(), static_cast<size_t>(margin.bytes()));
   }
   void allow_margins() const {
@@ -146,12 +146,11 @@ inline constexpr Tolerance kValues{2e-6, 0x1p-7};
 inline constexpr Tolerance kStats{2e-6, 2e-6};
 inline constexpr Tolerance kSums{1e-5, 0x1p-7};
 inline constexpr Tolerance kStatSums{1e-5, 1e-5};
-// In fp32 of products whose factors differ by powers of two: |d - exact| <= 1e-6 sum |a b| in any order, and of 400 terms that sum is up to
-// 40 times the root mean square of the results.
+// Bound for fp32 sums of products whose factors differ by powers of two: |d - exact| <= 1e-6 sum |a b| in any order, and for 400 terms that
+// sum is up to 40 times the root mean square of the results.
 inline constexpr double kGemmSums = 4e-5;
-// Attention may round the probabilities to bf16 before the second GEMM; on tensor cores their gradients, too.
-// In bf16 weights of attention are rounded before they are multiplied; where few keys are seen, sums are as far as 0.0121 of their size was
-// seen on a GPU.
+// Attention may round the probabilities to bf16 before the second GEMM, and on tensor cores their gradients, too. In bf16, weights of
+// attention are rounded before they are multiplied; where few keys are seen, errors of sums of 0.0121 of their size were seen on a GPU.
 inline constexpr Tolerance kAttention{1e-5, 0x1p-6}, kAttentionGradient{1e-5, 0x1.8p-6};
 
 inline std::string named(std::initializer_list<int64_t> dims) {

@@ -74,7 +74,7 @@ class LaneThread {
       while (!point->await() && !(point->is_hopeless() && closing())) continue;
     });
   }
-  void rethrow() {  // what the first item that threw has thrown
+  void rethrow() {  // throws the error of the first item that threw
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
   }

@@ -80,7 +80,7 @@ class LaunchedTraining : public ::testing::Test {
     }
     return out;
   }
-  // The last checkpoints of two runs.
+  // Expects equal last checkpoints of two runs.
   void expect_equal(const std::string& a, const std::string& b, int64_t step = 40) const {
     const auto diff = mantissa({"inspect", a + "/checkpoints", "--diff", b + "/checkpoints"});
     EXPECT_EQ(diff.exit_code, 0) << diff.output;

@@ -13,13 +13,13 @@
 
 namespace mantissa::test {
 
-// What `launch OPTIONS -- sh -c SCRIPT` must do.
+// Requirements on `launch OPTIONS -- sh -c SCRIPT`.
 struct Launched {
   std::string script;
   int code = 0;
   std::vector<std::string> output = {};  // parts of standard output
   std::vector<std::string> errors = {};  // regular expressions of standard error
-  std::string without = {};              // what standard error does not have
+  std::string without = {};              // text that standard error must not have
   std::vector<std::string> options = {"--nproc-per-node", "2"};
   int signal = 0;  // for the launcher, once all of its ranks, two if nothing else is said, have written the file ready.R
   int ranks = 2;
@@ -27,7 +27,8 @@ struct Launched {
 
 class LaunchTest : public ::testing::Test {
  protected:
-  // With an environment that no launcher of this test's own can reach into; the number in the file "launcher" is that of the launcher.
+  // Runs without the environment that a launcher of the test itself may have set; the number in the file "launcher" is that of the
+  // launcher.
   static ProcessResult mantissa_in(const TemporaryFolder& folder, const std::vector<std::string>& options) {
     std::vector<std::string> words = {"env",
                                       "-u",
@@ -77,7 +78,7 @@ class LaunchTest : public ::testing::Test {
       EXPECT_THAT(run.errors, ::testing::Not(::testing::HasSubstr(launched.without)));
     }
   }
-  // Some at a time, because most of them wait.
+  // Runs some at a time, because most of them wait.
   static void expect_all(const std::vector<Launched>& all) {
     std::atomic<size_t> next{0};
     std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-// What contracts do not say of their operands.
+// Faults of operands that contracts leave open.
 #pragma once
 
 #include <map>
@@ -7,7 +7,7 @@
 
 namespace mantissa::test {
 
-// What a contract leaves open, by kernel: all else that can be wrong with an operand is refused.
+// Faults that a contract leaves open, by kernel: all others of an operand are refused.
 inline const std::map<std::string, std::set<std::string>>& left_open() {
   static const std::map<std::string, std::set<std::string>> all{
       {"Fill", {"out: dtype", "out: floating dtype", "out: rank", "out: rows"}},

@@ -33,7 +33,7 @@ class Pipe {
   void close_writing() { close(ends_[1]); }
   int release_reading() { return std::exchange(ends_[0], -1); }  // for an owner of its own
 
-  // Waits for room.
+  // Writes, and waits for room.
   void write(std::string_view bytes) const {
     while (!bytes.empty()) {
       const ssize_t written = ::write(ends_[1], bytes.data(), bytes.size());

@@ -23,7 +23,7 @@ class PlainGpt {
     for (const Parameter& parameter : parameters.all()) weights_[parameter.name] = values(parameter.value());
   }
 
-  // Every weight moved by `distance` times its gradient.
+  // The model with every weight moved by `distance` times its gradient.
   PlainGpt moved(const ParameterSet& gradients, double distance) const {
     PlainGpt out = *this;
     for (const Parameter& parameter : gradients.all()) {
@@ -35,7 +35,7 @@ class PlainGpt {
 
   // The mean of -log p(target) over the targets that count; p is over the vocabulary without its padding.
   double loss(const Batch& batch) const { return both(batch).loss; }
-  // And with the auxiliary losses of routers, each sequence being a micro batch.
+  // The loss with the auxiliary losses of routers, each sequence being a micro batch.
   double objective(const Batch& batch) const {
     const Losses losses = both(batch);
     return losses.loss + losses.auxiliary / static_cast<double>(batch.sequences);
@@ -94,8 +94,8 @@ class PlainGpt {
     return {begin, begin + c_.head_size()};
   }
 
-  // Of pair i: theta^(-2i/d), part of which rope_scaling divides by its factor. Llama 3: by how often it turns within the first length.
-  // YaRN: by where i lies between the pairs that turn beta_fast and beta_slow times.
+  // The frequency of pair i: theta^(-2i/d), part of which rope_scaling divides by its factor. Llama 3: by how often it turns within the
+  // first length. YaRN: by where i lies between the pairs that turn beta_fast and beta_slow times.
   double frequency(size_t i, size_t d) const {
     const double plain = std::pow(c_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
     if (!c_.rope_scaling) return plain;
@@ -208,7 +208,7 @@ class PlainGpt {
     return out;
   }
 
-  // Among the groups whose best scores have the largest sums, the experts with the largest scores.
+  // Among the groups whose best scores have the largest sums, chooses the experts with the largest scores.
   std::vector<size_t> chosen(const Row& score) const {
     const MoeConfig& moe = *c_.moe;
     const size_t groups = static_cast<size_t>(moe.n_group), kept = static_cast<size_t>(moe.topk_group), size = score.size() / groups;
@@ -230,10 +230,10 @@ class PlainGpt {
     return out;
   }
 
-  // Of the tokens of one micro batch in one layer.
+  // Sums over the tokens of one micro batch in one layer.
   struct Router {
     Row counts, probabilities;
-    double squares = 0.0;  // of log-sum-exp of the logits
+    double squares = 0.0;  // sum of the squares of log-sum-exp of the logits
   };
 
   Row moe(const Row& x, const std::string& path, Router& router) const {

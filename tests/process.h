@@ -38,8 +38,8 @@ inline std::vector<char*> pointers(std::vector<std::string>& words) {
   return out;
 }
 
-// Runs in the child: becomes words[0] (a path, or a name in PATH) in `directory`, with empty standard input and what it prints at the end
-// of these files.
+// Runs in the child: becomes words[0] (a path, or a name in PATH) in `directory`, with empty standard input, and appends its output and
+// errors to these files.
 [[noreturn]] inline void become(const std::vector<char*>& words, const std::filesystem::path& directory, const std::string& output,
                                 const std::string& errors) {
   const int in = ::open("/dev/null", O_RDONLY);
@@ -94,7 +94,7 @@ inline std::vector<std::string> children_of(pid_t parent) {
   return {std::istream_iterator<std::string>(numbers), {}};
 }
 
-// Until a process that is nobody's child here has ended, waited for or not; false if it does not.
+// Waits until a process that is nobody's child here has ended, waited for or not; false if it does not.
 inline bool ends(pid_t process) {
   const auto runs = [&] {
     std::error_code gone;
@@ -126,12 +126,12 @@ class BackgroundProcess {
   void send(int signal) const { ASSERT_EQ(::kill(child_, signal), 0); }
   std::string output() const { return std::filesystem::exists(output_) ? read_file(output_) : ""; }
 
-  // Until the output holds this; false if it does not.
+  // Waits until the output holds this; false if it does not.
   bool prints(const std::string& what) const {
     return eventually([&] { return output().find(what) != std::string::npos; });
   }
 
-  // Until it has ended, and is still to be waited for; false if it does not.
+  // Waits until it has ended, and is still to be waited for; false if it does not.
   bool ends() const {
     return eventually([&] {
       siginfo_t info{};
@@ -139,7 +139,7 @@ class BackgroundProcess {
     });
   }
 
-  // 128 + n when signal n ended it.
+  // Waits for the end. Returns the exit code; 128 + n when signal n ended it.
   int wait() {
     int status = 0;
     EXPECT_EQ(::waitpid(child_, &status, 0), child_);

@@ -28,7 +28,7 @@ inline int64_t monotonic_microseconds() {
 
 class ProcessRanks {
  public:
-  // What all processes see.
+  // State that all processes see.
   struct Shared {
     std::atomic<bool> lost{false};         // ends the waits of all ranks
     std::atomic<int64_t> left_at[8] = {};  // when a rank's body ended, in microseconds
@@ -52,7 +52,7 @@ class ProcessRanks {
   Shared& shared() const { return *shared_; }
   pid_t pid(int rank) const { return children_[static_cast<size_t>(rank)]; }
 
-  // One process a rank, with UCX_TLS set if `transports` is not empty. Each ends with the code of what body throws.
+  // Starts one process a rank, with UCX_TLS set if `transports` is not empty. Each ends with the code of what body throws.
   void start(int ranks, const std::string& transports, const std::function<void(const Communicator&)>& body) {
     start_below(ranks, transports, [body](std::unique_ptr<Transport> transport) { body(Communicator(std::move(transport))); });
   }

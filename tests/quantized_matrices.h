@@ -15,7 +15,7 @@ inline Tensor dequantized(const QuantizedTensor& x, Dtype dtype = Dtype::f32) {
   return out;
 }
 
-// One a byte, row by row.
+// Codes, one a byte, row by row.
 inline std::vector<uint8_t> codes_of(const QuantizedTensor& x) {
   const std::vector<uint8_t> bytes = bytes_of(x.codes);
   if (x.how.format != Format::e2m1) return bytes;
@@ -76,8 +76,8 @@ inline Tensor drawn_matrix(Backend& device, const Distribution& distribution, in
   return tensor_of(device, Dtype::bf16, {rows, cols}, out);
 }
 
-// Random bit patterns: any sign and fraction, with an exponent field of `fields` that follow each other. Which, is drawn anew for each
-// patch, from `first` to `last`; one element in `one_nonfinite_in`, if that is not 0, is NaN or Inf instead.
+// Random bit patterns: any sign and fraction, with an exponent field out of `fields` consecutive ones. These are drawn anew for each patch,
+// from `first` to `last`; one element in `one_nonfinite_in`, if that is not 0, is NaN or Inf instead.
 struct Patterns {
   const char* name;
   int first = 0, last = 255, fields = 1;

@@ -40,7 +40,7 @@ class RankProcesses {
   pid_t pid(int rank) const { return of(rank).pid; }
   void send(int rank, int signal) const { ::kill(pid(rank), signal); }
 
-  // False if some of these ranks (of all, if none are named) still run after `seconds`.
+  // Waits. Returns false if some of these ranks (of all, if none are named) still run after `seconds`.
   bool wait_for(std::vector<int> ranks, double seconds = kHangSeconds) {
     const double end = now() + seconds;
     while (true) {
@@ -56,7 +56,7 @@ class RankProcesses {
   }
   bool ended(int rank) { return look(rank); }
   int code(int rank) const { return of(rank).code; }             // 128 + n when signal n ended it, -1 while it runs
-  double ended_at(int rank) const { return of(rank).ended_at; }  // as now()
+  double ended_at(int rank) const { return of(rank).ended_at; }  // by the clock of now()
   std::string output(int rank) const { return read_file((folder_ / text("out.", rank)).string()); }
   std::string errors(int rank) const { return read_file((folder_ / text("err.", rank)).string()); }
 

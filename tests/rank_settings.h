@@ -1,4 +1,4 @@
-// What runs on several data ranks must have in common with a run alone, setting by setting: recipes, models, recomputation and data.
+// Settings under which runs on several data ranks must have the bits of a run alone: recipes, models, recomputation and data.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace mantissa::test {
 struct RankSetting {
   std::string name;
   Sets sets;
-  bool mixture = false;  // of two sources and two validation sets, instead of one text
+  bool mixture = false;  // two sources and two validation sets, instead of one text
   std::vector<int> ranks = {2, 4, 8};
 };
 inline void PrintTo(const RankSetting& setting, std::ostream* out) { *out << setting.name; }
@@ -46,7 +46,7 @@ class RankSettings : public TrainingOnRanks, public ::testing::WithParamInterfac
     write_file(folder_ / "valid.txt", repeated("over the lazy fox. ", 40));
   }
 
-  // In documents: some targets do not count, and how many of them a rank has differs.
+  // Settings of data in documents: some targets do not count, and the number of those that do differs from rank to rank.
   Sets mixture() const {
     const std::string a = folder_ / "text.txt", b = folder_ / "other.txt", valid = folder_ / "valid.txt";
     return {"data.path=null",
@@ -59,7 +59,7 @@ class RankSettings : public TrainingOnRanks, public ::testing::WithParamInterfac
             "data.document_mask=true"};
   }
 
-  // Six steps, evaluations of 5 batches, which ranks do not share alike, and two saves.
+  // Compares six steps, evaluations of 5 batches, which ranks do not share alike, and two saves.
   void expect_the_bits_of_one() const {
     const Sets sets = with(
         with(with(tree_of(8), {"training.steps=6", "schedule.warmup_steps=1", "eval.interval=3", "eval.iters=5", "checkpoint.interval=3"}),

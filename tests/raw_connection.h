@@ -35,7 +35,7 @@ class RawConnection {
   void send(std::span<const std::byte> bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL); }
   void send(const std::string& bytes) { send(std::as_bytes(std::span(bytes))); }
 
-  // Up to so many bytes; fewer if the other end closes.
+  // Receives up to so many bytes; fewer if the other end closes.
   std::string receive(size_t bytes) {
     const auto start = std::chrono::steady_clock::now();
     std::string out;
@@ -55,7 +55,7 @@ class RawConnection {
     return receive(1).empty() && seconds_since(start) < kHangSeconds;
   }
 
-  // As a rank with the secret; what was sent.
+  // Authenticates as a rank with the secret; returns the bytes that were sent.
   std::string authenticate(const Hello& hello, const std::string& secret, const std::string& job = "job") {
     const HelloBytes mine = new_hello(hello);
     send(mine);

@@ -14,7 +14,7 @@
 
 namespace mantissa::test {
 
-// `length` in front of the header; by default its own.
+// The bytes of a file with `length` in front of the header; by default that is the header's own.
 inline std::string safetensors_bytes_of(std::string_view header, std::string_view buffer, uint64_t length) {
   std::string out;
   for (int i = 0; i < 8; ++i) out += static_cast<char>(length >> (8 * i) & 0xff);
@@ -37,7 +37,7 @@ inline std::vector<std::byte> content_of(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// In chunks of at most `chunk` bytes, by so many writers.
+// Writes in chunks of at most `chunk` bytes, by so many writers.
 inline void write_model(const std::string& folder, const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata = {},
                         int64_t shard_bytes = SafetensorsLayout::kShardBytes, size_t chunk = 7, int parts = 1) {
   const SafetensorsLayout layout(tensors, metadata, shard_bytes);

@@ -1,9 +1,10 @@
-# What runs under AddressSanitizer with UndefinedBehaviorSanitizer and under ThreadSanitizer, where a test takes ten times as long: what they
-# have found in this project, or are there for. These are kernels and codecs of the CPU, kernels of CUDA on the executor, the allocator, exchanges and
-# the store, the tape, shards, bytes of others (files, texts, frames) and the errors about them. Sweeps over recipes, layouts, shapes and plans take the same
-# paths again: the suite without a sanitizer has them. -DMANTISSA_ALL_TESTS=ON runs all tests of the labels unit and threads.
+# Tests that run under AddressSanitizer with UndefinedBehaviorSanitizer and under ThreadSanitizer, where a test takes ten times as long:
+# those of faults that they have found in this project, or are there for. These are kernels and codecs of the CPU, kernels of CUDA on the
+# executor, the allocator, exchanges and the store, the tape, shards, bytes of others (files, texts, frames) and the errors about them.
+# Sweeps over recipes, layouts, shapes and plans take the same paths again: the suite without a sanitizer has them. -DMANTISSA_ALL_TESTS=ON
+# runs all tests of the labels unit and threads.
 #   sanitized: the executables; sources_of_NAME: the files of one; only_of_NAME: its filter of GoogleTest, whose elements are joined by colons;
-#   environment_of_NAME: what it is started with
+#   environment_of_NAME: the environment that it is started with
 option(MANTISSA_ALL_TESTS "under a sanitizer, all tests of units and threads and not only those of tests/sanitizers.cmake" OFF)
 
 set(sanitized "")
@@ -22,7 +23,7 @@ elseif(CMAKE_CXX_FLAGS MATCHES "-fsanitize=address")
   set(sources_of_backend_tests backend/allocator backend/few_rows backend/packed_gemm backend/operands backend/quantized_gemm)
   set(only_of_backend_tests CachingAllocator.*:FewRowsTest.*:PackBlock.*:*Tiles.ARow*:*Tiles.AreStored*:FewRowsOfGemms.Outside*:*OperandsTest.*:*Kernels.FastPath*
     QuantizationBits.*:*AttentionBlocks.*:QuantizedGemm.*-FewRowsTest.DecodeEveryCodeExactly:QuantizationBits.QuantizeOfAnyPattern*
-    QuantizationBits.Requantize*:*AttentionBlocks.AgreeWithFp64*:QuantizedGemm.Holds*:QuantizedGemm.Equals*:QuantizedGemm.FindsAn*:OperandsTest.AreGuarded*)  # these write beside what they are given
+    QuantizationBits.Requantize*:*AttentionBlocks.AgreeWithFp64*:QuantizedGemm.Holds*:QuantizedGemm.Equals*:QuantizedGemm.FindsAn*:OperandsTest.AreGuarded*)  # these write beside their operands
   set(only_of_simt_tests *OneCase.*:*AmongLanes.*:ManyThreads.*:*OnTensorCores.*:BoundsDeathTest.*:KernelEdges.*:FlashAttention.OfAny*:FlashAttention.OfACache*
     FlashAttention.HasBitsThatDoNotDependOnTheAddress:*GroupGemm.OfCodes*:*GroupGemm.OfWeights*:MmaGemm.*:CudaLanes.*:ErrorWord.Names*-KernelEdges.NormsHave*
     ErrorWord.NamesStarts*:ErrorWord.NamesTheFirst*)

@@ -11,10 +11,10 @@ class SharedRun : public TrainingTest {
     write_file(folder_ / "run.json", effective_config(config("run", sets).config));
     run("run", std::move(sets));
   }
-  // What is in its folder: run.json, its configuration, text.txt, and runs/run, the run.
+  // The folder, with run.json, its configuration, text.txt, and runs/run, the run.
   const TemporaryFolder& folder() const { return folder_; }
   std::string path() const { return run_folder("run"); }
-  // The run in the folder of another test, which may change it.
+  // Copies the run into the folder of another test, which may change it.
   void copy_to(const std::filesystem::path& path) const {
     std::filesystem::create_directories(path.parent_path());
     std::filesystem::copy(run_folder("run"), path, std::filesystem::copy_options::recursive);

@@ -32,8 +32,8 @@ class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterfa
     write_file(folder_ / "run.json", config.dump());
   }
 
-  // Stops a run by SIGTERM so many times, and between two stops sends so many SIGUSR2: the exit codes are 75, and what comes out is the run
-  // that nothing hit.
+  // Stops a run by SIGTERM so many times, and between two stops sends so many SIGUSR2. Expects exit codes of 75, and the results of the run
+  // that no signal hit.
   void stop_and_save_at_random_times(size_t stops, size_t saves) {
     int64_t saved = 0;
     for (size_t trial = 0; trial < stops; ++trial) {

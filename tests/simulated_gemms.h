@@ -1,4 +1,4 @@
-// Recipes with simulated operands, and what their GEMMs multiply, made one by one.
+// Recipes with simulated operands, and the products of their GEMMs, made one by one.
 #pragma once
 
 #include "mantissa/base/integers.h"
@@ -63,7 +63,7 @@ inline Matrix product(const Matrix& a, bool a_transposed, const Matrix& b, bool 
   return out;
 }
 
-// What a GEMM reads of an operand that it contracts over `dimension`.
+// The values that a GEMM reads of an operand that it contracts over `dimension`.
 inline Matrix read(const Tensor& x, const Recipe& recipe, const Simulation& format, GemmRole role, int dimension,
                    const RoundingDraws& draws = {}) {
   if (!format || !recipe.gemms.holds(role)) return {x.dim(0), x.dim(1), values(x)};

@@ -1,5 +1,5 @@
 # Cases of sweeps over layouts of ranks, recipes on them and shapes of GEMMs that have the label slow, as filters of GoogleTest by executable.
-# What the suite keeps takes the same paths, but for what is said here. A new case of a sweep is in the suite.
+# The cases that the suite keeps take the same paths, except where this file says so. A new case of a sweep is in the suite.
 
 set(slow_of_backend_tests GemmShapes.*/2 GemmShapes.*/3 GemmShapes.*/4 GemmShapes.*/5)
 

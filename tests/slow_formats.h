@@ -23,7 +23,7 @@ inline constexpr std::array kAllRules{ScaleRule::rceil, ScaleRule::floor, ScaleR
 
 struct SlowFormat {
   Format format;
-  std::vector<double> magnitudes;  // of the finite codes, in order
+  std::vector<double> magnitudes;  // magnitudes of the finite codes, in order
   double power;                    // the largest power of two among them
   uint8_t minus_zero, nan, poison;
   int inf;                           // its code, or -1

@@ -1,4 +1,5 @@
-// An operation on ranks that share its weight, as threads: what each gets is cut from whole tensors, what each gives is put together again.
+// An operation on ranks that share its weight, as threads: inputs of a rank are cut from whole tensors, and its results are put together
+// again.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -15,7 +16,7 @@
 
 namespace mantissa::test {
 
-// What a rank has of a tensor: all; an equal share of its rows or columns; its share of tokens.
+// The part of a tensor that a rank has: all; an equal share of its rows or columns; its share of tokens.
 enum class Cut { none, rows, columns, tokens };
 
 inline RowRange range_of(Cut cut, Shape shape, int rank, int ranks) {
@@ -67,7 +68,7 @@ struct SplitOperation {
 // Codes and scales of the operands that a run quantizes.
 using SeenCodes = std::map<OperandRole, std::pair<std::vector<uint8_t>, std::vector<uint8_t>>>;
 
-// Whole again.
+// Results that are whole again.
 struct SplitResult {
   Tensor y;
   std::vector<Tensor> gradients;
@@ -114,7 +115,7 @@ struct RankResult {
 
 enum class Watch { results, gradients, codes };  // each with those before
 
-// dy whole; where it is undefined, backward starts from the loss.
+// dy is the whole one; where it is undefined, backward starts from the loss.
 inline RankResult run_rank(const SplitOperation& operation, const Communicator& group, const char* backend, Watch watch, const Tensor& dy) {
   RankResult out{make_backend(backend), {}, {}, {}, {}};
   const bool gradients = watch != Watch::results;

@@ -18,7 +18,7 @@ using Errors = std::vector<std::optional<Error>>;
 
 inline void pause_ms(int64_t milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-// body(rank) in a thread for each rank; the Error that each ended with, if it did.
+// Runs body(rank) in a thread for each rank; returns the Error that each ended with, if it did.
 inline Errors on_ranks(int world, const std::function<void(int)>& body) {
   Errors errors(static_cast<size_t>(world));
   std::vector<std::thread> threads;
@@ -68,7 +68,7 @@ struct StoreJob {
             .secret = std::string(kSecret),
             .folder = folder.path()};
   }
-  // Ranks with a store, which they leave at the end.
+  // Runs body on ranks with a store, which they leave at the end.
   Errors in_store(int world, const StoreOptions& options, const std::function<void(Store&, int)>& body) const {
     return on_ranks(world, [&](int rank) {
       Store store(launch(rank, world), options);
@@ -80,7 +80,7 @@ struct StoreJob {
   TemporaryFolder folder;
 };
 
-// What a job does, and how each of its ranks ends that has an error: with this code and a message that has this regular expression.
+// A job, and the ends of those of its ranks that have an error: they have this code, and a message with a match of this regular expression.
 struct StoreCase {
   const char* name;
   std::function<Errors(const StoreJob&)> run;
@@ -89,7 +89,7 @@ struct StoreCase {
   std::string says = {};
 };
 
-// At the same time, because most of them wait.
+// Runs them at the same time, because most of them wait.
 inline void expect_at_once(const std::vector<StoreCase>& cases) {
   expect_no_errors(on_ranks(static_cast<int>(cases.size()), [&](int number) {
     const StoreCase& each = cases[static_cast<size_t>(number)];

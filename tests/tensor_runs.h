@@ -1,4 +1,4 @@
-// Runs whose layers are divided among ranks, here threads of one process, beside a run alone: what they must have in common with it.
+// Runs whose layers are divided among ranks, here threads of one process, and checks against a run alone.
 #pragma once
 
 #include <cmath>
@@ -34,7 +34,7 @@ inline const TensorLayout kOne{1, 1, false};
 
 class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<TensorCase> {
  protected:
-  // 19 tokens a sequence: token shares are ragged.
+  // Runs with 19 tokens a sequence, so that token shares are ragged.
   TrainedRun run_case(const TensorLayout& layout, const std::string& name, const Sets& more = {}) const {
     const Sets base = {
         "model.hidden_size=256", "model.intermediate_size=128",      "model.num_attention_heads=8", "model.num_key_value_heads=4",
@@ -44,7 +44,7 @@ class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<
     return run_on(layout, name, with(with(with(with(base, tree_of(4)), data), GetParam().sets), more));
   }
 
-  // All of them, or some that take every path of a recipe.
+  // All layouts, or some that take every path of a recipe.
   static std::vector<TensorLayout> layouts(bool all) {
     std::vector<TensorLayout> out = {{1, 2, true}, {1, 4, false}, {2, 2, false, GetParam().experts ? 2 : 1}};
     if (all)
@@ -63,7 +63,7 @@ class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<
     EXPECT_TRUE(same_elements(codes(found, step), codes(expected, step))) << found;
   }
 
-  // Loss, norm, routes and gradients of the first step, from weights whose norms and biases are not one and zero.
+  // Compares loss, norm, routes and gradients of the first step, from weights whose norms and biases are not one and zero.
   void expect_the_first_step_of_one(bool all) const {
     run_case(kOne, "weights", {"training.steps=4", "optimizer.lr=3e-2"});
     const Sets weights = {"checkpoint.init_from=" + checkpoint("weights", 4)};
@@ -86,7 +86,7 @@ class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<
     }
   }
 
-  // At a rate that is 0 in fp32, what is drawn and saved is the same at every layout.
+  // Uses a rate that is 0 in fp32: what is drawn and saved is the same at every layout.
   void expect_the_same_weights_and_codes(int steps, bool all) const {
     const Sets still = {"optimizer.lr=1e-60", text("training.steps=", steps)};
     run_case(kOne, "still", still);
@@ -101,7 +101,8 @@ class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<
     }
   }
 
-  // Loss, norm, masters, moments and codes of a number of tensor ranks, at any number of data ranks. What ranks hold alike is alike.
+  // Compares loss, norm, masters, moments and codes of a number of tensor ranks, at any number of data ranks. What ranks hold alike is
+  // alike.
   void expect_the_bits_of_one_data_rank(const TensorLayout& one, const std::vector<int>& data, int steps) const {
     const Sets more = {text("training.steps=", steps), "training.replica_check_interval=1"};
     const TrainedRun alone = run_case(one, one.name(), more);

@@ -1,4 +1,4 @@
-// What is precompiled for tests, compiled by itself: here the compiler warns about it.
+// The precompiled headers of tests, compiled by themselves: here the compiler warns about them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

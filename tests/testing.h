@@ -54,7 +54,7 @@ inline void initialize(ParameterSet& parameters, uint64_t seed) {
   }
 }
 
-// The number of threads until the end of the block.
+// Sets the number of threads until the end of the block.
 class Threads {
  public:
   explicit Threads(int count) { set_num_threads(count); }
@@ -97,7 +97,7 @@ inline void assign(const Tensor& tensor, const std::vector<double>& from) {
   }
 }
 
-// The same of one element, by its number.
+// Like assign(), but for one element, by its number.
 inline void set_value(const Tensor& tensor, int64_t at, double value) {
   assign(tensor.view({tensor.elements()}).slice(at, at + 1), {value});
 }
@@ -115,7 +115,7 @@ inline void flip_bit(const Tensor& tensor, int64_t byte) {
   tensor.device().upload(bytes.data(), tensor);
 }
 
-// The same bits in memory of their own, of this device.
+// A copy of the bits in memory of this device.
 inline Tensor copied(Backend& device, const Tensor& x) {
   return x.defined() ? from_host(device, x.dtype(), x.shape(), bytes_of(x).data()) : Tensor();
 }
@@ -149,7 +149,7 @@ inline Tensor random_tensor(Backend& device, Dtype dtype, Shape shape, uint32_t 
   return tensor_of(device, dtype, shape, random_values(shape.elements(), what, scale, mean));
 }
 
-// i32 in [0, limit).
+// Random i32 in [0, limit).
 inline Tensor random_indices(Backend& device, int64_t count, int64_t limit, uint32_t what) {
   std::vector<double> out(static_cast<size_t>(count));
   for (size_t i = 0; i < out.size(); ++i)
@@ -214,7 +214,7 @@ std::string element_text(const T& element) {
   return out;
 }
 
-// Equality of vectors, or strings of bytes, that are too long to be printed: how many elements differ, and which is the first.
+// Compares vectors, or strings of bytes, that are too long to be printed: says how many elements differ, and which is the first.
 template <class Container>
 ::testing::AssertionResult same_elements(const Container& actual, const Container& expected) {
   if (actual == expected) return ::testing::AssertionSuccess();

@@ -18,7 +18,7 @@
 
 namespace mantissa::test {
 
-// Of all ranks of a test; outlives their devices.
+// Makes the links of all ranks of a test; outlives their devices.
 class ThreadLinks {
  public:
   MakeDeviceLink maker() {
@@ -36,7 +36,7 @@ class ThreadLinks {
   using Posts = std::vector<std::shared_ptr<Post>>;
   using Pair = std::tuple<uint64_t, int, int>;  // group, from, to
 
-  // Of one rank of a group; lanes keep it.
+  // The end of a link: that of one rank of a group. Lanes keep it.
   struct End {
     ThreadLinks& links;
     LinkRanks of;

@@ -1,4 +1,4 @@
-"""What scripts/watch_tests.py reads of ctest, and what scripts/record_times.py holds a tree to."""
+"""Tests how scripts/watch_tests.py reads ctest, and the limits to which scripts/record_times.py holds a tree."""
 import contextlib
 import io
 import subprocess

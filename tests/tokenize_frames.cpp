@@ -1,7 +1,7 @@
-// Encodes and decodes what a script sends, for comparisons with other tokenizers:   tokenize_frames TOKENIZER WINDOW < FRAMES
-// A frame on the standard input is a byte, its kind, the length of what follows as u32, little endian, and that many bytes: 'e' a text to
-// encode, which comes in parts of WINDOW bytes (0: whole), 'd' ids as i32 to decode. For each the standard output has a u32 length and the
-// ids as i32, or the text.
+// Encodes and decodes what a script sends, for comparisons with other tokenizers:   tokenize_frames TOKENIZER WINDOW < FRAMES A frame on
+// the standard input is a byte, its kind, the length of its content as u32, little endian, and that many bytes: 'e' a text to encode, which
+// comes in parts of WINDOW bytes (0: whole), 'd' ids as i32 to decode. The standard output has a u32 length for each, and the ids as i32,
+// or the text.
 #include <cstdint>
 #include <cstring>
 #include <iostream>

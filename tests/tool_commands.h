@@ -12,7 +12,7 @@
 
 namespace mantissa::test {
 
-// What the parser does with a word that is right.
+// Gives an option its word, as the parser does with one that is right.
 inline void give(const tools::Option& option, const std::string& word) {
   std::visit(
       [&word]<class T>(T* target) {

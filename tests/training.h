@@ -92,13 +92,13 @@ class TrainingTest : public ::testing::Test {
 
   std::string run_folder(const std::string& name) const { return folder_ / ("runs/" + name); }
   std::string checkpoint(const std::string& name, int64_t step) const { return run_folder(name) + "/checkpoints/" + checkpoint_name(step); }
-  // Masters, moments and counters, bit by bit.
+  // Masters, moments and counters of a checkpoint, as they are in the file.
   std::string state_of(const std::string& name, int64_t step) const {
     const CheckpointReader reader(checkpoint(name, step));
     return read_file(checkpoint(name, step) + "/shard-00000.safetensors") + reader.manifest().state;
   }
 
-  // A tensor of it, and the names of its parameters.
+  // A tensor of a checkpoint, and the names of its parameters.
   std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
     CheckpointReader reader(checkpoint(name, step));
     return tensor(reader, of);

@@ -31,13 +31,13 @@ inline Sets with(Sets sets, const Sets& more) {
 
 class TrainingOnRanks : public TrainingTest {
  protected:
-  // Sequences of a step one by one, in the order of sums that any number of data ranks has.
+  // Settings by which the sequences of a step are taken one by one, in the order of sums that any number of data ranks has.
   static Sets tree_of(int64_t sequences) {
     return {"training.micro_batch_size=1", "training.grad_accum=null", text("training.global_batch_size=", sequences),
             "training.accumulation=tree", "training.threads=1"};
   }
 
-  // What rank 0 was told. make_device(rank) makes the device of a rank, make_link links between those; without them it is the CPU.
+  // Returns what rank 0 was told. make_device(rank) makes the device of a rank, make_link links between those; without them it is the CPU.
   TrainedRun run_on(const TensorLayout& layout, const std::string& name, const Sets& sets,
                     const std::function<std::unique_ptr<Backend>(int)>& make_device = {}, const MakeDeviceLink& make_link = {}) const {
     const Sets of_layout = {text("parallel.data=", layout.data), text("parallel.tensor=", layout.tensor),

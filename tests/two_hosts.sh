@@ -1,9 +1,10 @@
-# For scripts of tests that source this with $binary set: two network namespaces, $a and $b, with a cable between them, as two hosts.
+# Functions for scripts of tests that source this with $binary set: two network namespaces, $a and $b, with a cable between them, as two
+# hosts.
 a=mantissa-a-$$ b=mantissa-b-$$
 
 skip() { echo "SKIPPED: $1"; exit 77; }
 
-# two_hosts_make FILE: FILE takes what stands in the way; without the right to make namespaces the script ends with 77.
+# two_hosts_make FILE: FILE takes the reason why it cannot be done; without the right to make namespaces the script ends with 77.
 two_hosts_make() {
   command -v ip >/dev/null || skip "no ip (package iproute2)"
   ip netns add "$a" 2>"$1" && ip netns add "$b" && ip link add name cable netns "$a" type veth peer name cable netns "$b" ||

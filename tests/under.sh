@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a test as on another CPU:   tests/under.sh MANTISSA SETTING PROGRAM [ARGUMENT]...
 # SETTING is ONEDNN_MAX_CPU_ISA=… for the GEMMs of the library, MANTISSA_MAX_CPU_LEVEL=… for the kernels, or "qemu" for both on an emulated
-# CPU without AVX-512. Exit code 77 (skipped) where this CPU has nothing to leave out, for then the other tests run so, or without qemu.
+# CPU without AVX-512. Exit code 77 (skipped) where this CPU has nothing to leave out, because then the other tests run so, or without qemu.
 set -euo pipefail
 mantissa=$1 setting=$2
 shift 2

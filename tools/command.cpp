@@ -1,4 +1,4 @@
-// What several subcommands share.
+// Parts that several subcommands share.
 #include "tools/command.h"
 
 #include "mantissa/base/parallel.h"

@@ -33,7 +33,7 @@ struct RunConfig;
 
 namespace tools {
 
-// Where a parsed value goes; it keeps the default that stands there. bool is a flag. A vector takes every occurrence, one value each; as a
+// Target of a parsed value; it keeps the default that stands there. bool is a flag. A vector takes every occurrence, one value each; as a
 // positional it takes all that follow. The pointer must stay valid until run() returns: point into an object that run() owns.
 using OptionTarget = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::optional<std::string>*,
                                   std::optional<int64_t>*, std::optional<uint64_t>*, std::optional<double>*, std::vector<std::string>*>;
@@ -65,10 +65,11 @@ std::vector<Option> config_options(ConfigSources& sources);
 Option world_option(std::optional<int64_t>& world);
 int64_t ranks_of(const std::optional<int64_t>& world);
 
-// "1 rank"; "8 ranks: data 4 x tensor 2, experts over 2 data ranks". After load_run_config().
+// Returns "1 rank"; "8 ranks: data 4 x tensor 2, experts over 2 data ranks". For use after load_run_config().
 std::string layout_text(const ParallelConfig& parallel);
 
-// Where model.vocab_size is null: that of the tokenizer, for which `char` reads the training text. After load_run_config().
+// Sets model.vocab_size, where it is null, to that of the tokenizer, for which `char` reads the training text. For use after
+// load_run_config().
 void set_vocabulary(RunConfig& config);
 
 // --threads, for commands that read no run configuration. use_threads() throws Error(usage) for a number that is none.
@@ -98,7 +99,7 @@ Command doctor_command();
 Command explain_command();
 Command report_command();
 Command config_command();
-Command launch_command(std::vector<std::string> subcommands);  // those that it runs by this binary
+Command launch_command(std::vector<std::string> subcommands);  // subcommands that it runs by this binary
 
 }  // namespace tools
 }  // namespace mantissa

@@ -1,6 +1,6 @@
-// What a person sees of a run: lines on standard output, and a progress line on standard error if that is a terminal and neither NO_COLOR
-// nor CI is set. The latter is also that of commands that read large files. A reader that went away (a closed pipe, a full disk) or does
-// not read does not stop the run; the lines that he does not get are counted.
+// Shows a run to a person: lines on standard output, and a progress line on standard error if that is a terminal and neither NO_COLOR nor
+// CI is set. Commands that read large files draw the latter, too. A reader that went away (a closed pipe, a full disk) or does not read
+// does not stop the run; the lines that it does not get are counted.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace mantissa::tools {
 
-// Whether standard error is a terminal on which a line may be drawn over and over.
+// Returns true if standard error is a terminal on which a line may be drawn over and over.
 bool draws_progress();
 // "[######..................] 25%"
 std::string progress_bar(double share);

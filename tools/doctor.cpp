@@ -50,7 +50,7 @@ bool gemms_are_right(const char* backend) {
   return std::ranges::equal(results[0], results[1], near);
 }
 
-// The instructions of our own kernels, and why they are not the CPU's best.
+// Returns the instructions of our own kernels, and why they are not the CPU's best.
 std::string cpu_level_line() {
   const CpuLevel level = cpu_level(), highest = highest_cpu_level();
   return level == highest ? name(level) : text(name(level), " (MANTISSA_MAX_CPU_LEVEL; the CPU has ", name(highest), ')');

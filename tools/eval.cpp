@@ -33,7 +33,7 @@ struct EvalArguments {
   int64_t tensor = 1;
 };
 
-// Here, as the data's own message tells how to set a key, which eval does not take.
+// Checked here, because the data's own message tells how to set a key, which eval does not take.
 void require_files(const DataConfig& config) {
   std::vector<std::string> patterns;
   if (config.path) patterns.push_back(*config.path);
@@ -102,8 +102,8 @@ size_t end_of_targets(const Batch& batch, size_t begin) {
   return end;
 }
 
-// The sequences of a batch as lines of JSON: its tokens up to the last one that is a target, and their log-probabilities, null where a
-// token is none.
+// Appends the sequences of a batch as lines of JSON: its tokens up to the last one that is a target, and their log-probabilities, null
+// where a token is none.
 void append_lines(PendingFile& file, const Batch& batch, const std::vector<float>& logprobs) {
   for (int64_t row = 0; row < batch.sequences; ++row) {
     const auto begin = static_cast<size_t>(row * batch.length);
@@ -139,7 +139,7 @@ std::vector<Batch> prompts(const EvalArguments& arguments, const ModelConfig& mo
   return batches;
 }
 
-// What evaluate() gives, summed over the probabilities of single tokens, which go to `file`, if there is one.
+// Returns the result of evaluate(), summed over the probabilities of single tokens, which go to `file`, if there is one.
 Evaluation score_data(Gpt& model, const ValidationData& data, int64_t rows, std::optional<int64_t> iters, PendingFile* file,
                       CountProgress& progress) {
   require_targets(data, rows, iters);
@@ -179,7 +179,7 @@ int64_t rounds(const ValidationData& data, int64_t rows, std::optional<int64_t> 
   return count;
 }
 
-// By --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
+// Evaluates by --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
 Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows, PendingFile* file) {
   const Data data = validation_data(arguments, loaded);
   CountProgress progress("eval", mesh.tensor.rank() == 0 ? rounds(data.valid, rows, arguments.iters) : 0);

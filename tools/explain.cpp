@@ -27,7 +27,7 @@ struct ExplainArguments {
   bool json = false, wide = false;
 };
 
-// "native" where all GEMMs of codes multiply them as codes, "emulated" where none does, or "partly native".
+// Returns "native" where all GEMMs of codes multiply them as codes, "emulated" where none does, or "partly native".
 const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
   int64_t native = 0, emulated = 0;
   for (const PlannedGemm& gemm : gemms) {
@@ -218,7 +218,7 @@ std::string bytes_line(const StepBytes& bytes, const Amount& amount) {
               count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank");
 }
 
-// What there is beside tensors, or only on a GPU.
+// Lists the memory beside tensors, and the parts that only a GPU has.
 std::string rest_of_memory(const MemoryEstimate& memory, bool together, const Amount& amount) {
   if (!memory.on_gpu()) return text(" | program ", amount(memory.program));
   return text(" | inputs ", amount(memory.inputs), " | CUDA context ", amount(memory.cuda_context), " | cuBLASLt ", amount(memory.cublaslt),
@@ -294,7 +294,7 @@ void print_text(const Explanation& of, PlanTable form) {
   print("plan " + plan.to_json().at("hash").string());
 }
 
-// Of a micro batch, what explain --device is asked for.
+// Prints the GEMMs of a micro batch, which explain --device is asked for.
 void print_gemms(const Explanation& of, PlanTable form) {
   std::cout << "GEMMs on " << gemm_device_text(of.gemm_device) << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
             << printable(gemm_table(of.gemms, of.gemm_device, form), "\n");

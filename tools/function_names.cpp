@@ -36,7 +36,7 @@ std::string demangled(const char* name) {
   return status == 0 ? readable.get() : name;
 }
 
-// Where the file that has the address is mapped, and what else the dynamic linker knows; all null: no file has it.
+// Returns where the file that has the address is mapped, and what else the dynamic linker knows; all null: no file has it.
 Dl_info object_of(const void* address) {
   Dl_info object{};
   return ::dladdr(address, &object) != 0 ? object : Dl_info{};

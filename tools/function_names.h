@@ -12,7 +12,7 @@ class FunctionNames {
  public:
   // Reads the symbol table of this program. One that was stripped has none; then functions of libraries alone have names.
   FunctionNames();
-  // "mantissa(+0x51c2) mantissa::Shards::arrive()", the file that has the address and where in it; "0x7f00" where no file has it.
+  // Returns "mantissa(+0x51c2) mantissa::Shards::arrive()", the file that has the address and where in it; "0x7f00" where no file has it.
   std::string describe(const void* address) const;
 
  private:
@@ -22,7 +22,7 @@ class FunctionNames {
   };
   std::string name_in_program(uint64_t offset) const;
 
-  std::vector<Function> functions_;  // of this program, by address
+  std::vector<Function> functions_;  // functions of this program, by address
 };
 
 }  // namespace mantissa::tools

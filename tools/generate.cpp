@@ -73,7 +73,7 @@ constexpr const char* kStandardInput = "-";
 
 struct Prompt {
   std::string name;  // in messages
-  std::string text;  // what is printed before the continuation; of ids: these; of a conversation: nothing
+  std::string text;  // printed before the continuation: a text, ids; nothing for a conversation
   std::vector<int32_t> tokens;
 };
 
@@ -187,7 +187,7 @@ void warn_of(std::span<const Prompt> prompts, const GenerateArguments& arguments
   }
 }
 
-// What one prompt becomes, printed as it grows. Characters are printed whole; one that the last token leaves cut off is U+FFFD.
+// Continuation of one prompt, printed as it grows. Characters are printed whole; one that the last token leaves cut off is U+FFFD.
 class Continuation {
  public:
   Continuation(const Prompt& prompt, const std::optional<Tokenizer>& tokenizer, bool ids) : text_(prompt.text) {

@@ -1,4 +1,4 @@
-// What lies in a checkpoint, a folder of checkpoints or a data set. Needs no config.
+// Lists what lies in a checkpoint, a folder of checkpoints or a data set. Needs no config.
 #include <filesystem>
 #include <iomanip>
 #include <iostream>
@@ -71,7 +71,7 @@ void show_checkpoint(const CheckpointReader& reader) {
   std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";
 }
 
-// Of any architecture: what mantissa cannot compute can still be looked at.
+// Shows a folder of any architecture: one that mantissa cannot compute can still be looked at.
 void show_hf_folder(const std::string& path) {
   const SafetensorsFolder folder{fs::path(path)};
   const Json config = parse_json(hf_file(path, "config.json"), path + "/config.json");

@@ -25,17 +25,17 @@ namespace {
 
 pthread_t watched;
 
-// What the watched thread notes: names take memory, which a handler may not.
+// Notes of the watched thread: no names, because they take memory, which a handler may not.
 struct Noted {
   std::array<void*, 64> frames{};
   int count = 0;
-  bool in_kernel = false;  // that oneDNN generated; the frames are those of its callers
+  bool in_kernel = false;  // in a kernel of oneDNN's; the frames are those of its callers
 };
 Noted noted;
 std::atomic<bool> answered{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-// No signal of the system's or of a scheduler's.
+// Returns a signal that is none of the system's or of a scheduler's.
 int stack_signal() { return SIGRTMIN; }
 
 bool is_generated(greg_t instruction) {

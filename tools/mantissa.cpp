@@ -193,12 +193,12 @@ std::string unknown_option(const std::vector<Command>& commands, const std::vect
   return "";
 }
 
-// Not by std::cerr: whose reader does not read would keep a rank that failed from leaving.
+// Does not use std::cerr: a reader that does not read would keep a rank that failed from leaving.
 void print_error(const char* kind, const std::string& message) {
   UnblockedOutput(STDERR_FILENO).write(text(kind, "error: ", printable(message, "\n  "), '\n'));
 }
 
-// Else the first files that are opened become standard input, output and error, and what is printed goes into them.
+// Opens closed standard streams: else the first files that are opened become these, and what is printed goes into them.
 void occupy_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     const bool open = ::fcntl(stream, F_GETFD) >= 0 || ::open("/dev/null", O_RDWR) == stream;

@@ -255,7 +255,7 @@ void on_tensor_ranks(const SharedModel& model, const std::function<void(const Me
   const Launch launch = launch_from_environment();
   if (tensor <= 1) require_one_process(launch);
   require_tensor_ranks(tensor, launch);
-  RunConfig config;  // what ranks compare
+  RunConfig config;  // config that ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
   config.training.device = model.device;
   config.checkpoint.init_from = model.checkpoint;

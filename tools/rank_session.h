@@ -43,7 +43,7 @@ class RankSession {
 
 // Adds --tensor, for a command whose ranks hold one model together.
 Option tensor_option(int64_t& tensor);
-// What all ranks of such a command must be given alike.
+// Settings of such a command that must be the same on all ranks.
 struct SharedModel {
   std::string checkpoint;
   int64_t tensor = 1;

@@ -7,7 +7,7 @@
 
 namespace mantissa::tools {
 
-// "1,2,3" or "1 2 3". Throws Error(usage) that names the option and what is no id below vocab_size.
+// Parses "1,2,3" or "1 2 3". Throws Error(usage) that names the option and the text that is no id below vocab_size.
 std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size);
 
 }  // namespace mantissa::tools

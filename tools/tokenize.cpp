@@ -61,11 +61,11 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
   return Tokenizer::characters_of(files);
 }
 
-// What is to be written of documents, one of which it holds.
+// Collects the ids of one document at a time, and writes them.
 template <class Writer>
 class DocumentWriter {
  public:
-  // options.appended: to each text; masks are kept by some writers only.
+  // options.appended: ends each text; masks are kept by some writers only.
   DocumentWriter(const Tokenizer& tokenizer, const TokenizeArguments& arguments, LineOptions options, Writer& writer)
       : arguments_(arguments),
         options_(std::move(options)),
@@ -142,7 +142,7 @@ std::string write_all(DocumentWriter<Writer>& documents, Writer& writer, const T
               ", model.vocab_size ");
 }
 
-// The id that goes with each document; none without --append-eod.
+// Returns the id that goes with each document; none without --append-eod.
 std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const Tokenizer& tokenizer) {
   require(arguments.append_eod || !arguments.eod_id, ExitCode::usage, "--eod-id: goes with --append-eod");
   if (!arguments.append_eod) return std::nullopt;
@@ -163,7 +163,7 @@ void warn_of_template(const TokenizeArguments& arguments, const Tokenizer& token
   if (!difference.empty()) log_warning(arguments.tokenizer, ": ", difference);
 }
 
-// Returns what there is to say of the files.
+// Returns a report on the files.
 std::string write_files(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
   const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
@@ -210,7 +210,7 @@ void add_to_trainer(const TokenizeArguments& arguments, const InputFile& file, B
   for_each_text(file, add);
 }
 
-// Of a tokenizer that is trained.
+// Returns the added tokens of a tokenizer that is trained.
 std::vector<AddedToken> added_tokens(const TokenizeArguments& arguments) {
   return arguments.chat_template ? chat_tokens(*choice_of<ChatTemplate>(*arguments.chat_template)) : std::vector<AddedToken>();
 }

@@ -25,7 +25,7 @@ struct TrainArguments {
   std::optional<int64_t> world;
 };
 
-// The words of this process, for run.json.
+// Returns the words of this process, for run.json.
 std::vector<std::string> command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;
@@ -155,7 +155,7 @@ void print_preview(const RunPreview& preview) {
   print_memory(preview.config, preview.memory);
 }
 
-// How many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.
+// Returns how many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.
 int64_t ranks(const TrainArguments& arguments, const Launch& launch) {
   require(!arguments.world || arguments.dry_run, ExitCode::usage,
           "--world says for how many ranks a dry run checks; to train, start them: mantissa launch --nproc-per-node N -- train ...");

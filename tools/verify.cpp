@@ -20,7 +20,7 @@ struct VerifyArguments {
   std::optional<std::string> against;
 };
 
-// What was exported and has lost a part is damaged, not another kind of folder.
+// Throws Error(data) for an exported folder that has lost a part: it is damaged, not another kind of folder.
 void require_whole(const std::filesystem::path& folder) {
   const auto lacks = [&](const char* name) {
     std::error_code error;

@@ -43,7 +43,7 @@ def config_of(sizes, experts=0, **more):
 
 
 def shapes_of(config):
-    """Of the linears, by name, then of all other tensors."""
+    """Shapes of the linears, by name, then of all other tensors."""
     hidden, head = config["hidden_size"], config["head_dim"]
     q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
     linears, rest = {}, {"model.embed_tokens": [config["vocab_size"], hidden], "lm_head": [config["vocab_size"], hidden], "model.norm": [hidden]}
@@ -111,7 +111,7 @@ def scale_values(folder, name):
 
 
 def decoded(folder):
-    """The fp32 values of what has scales, and whether -0 is 0, by the name of the weight."""
+    """The fp32 values of weights that have scales, and a flag that is true if -0 is 0, by the name of the weight."""
     values = {}
     for name in folder.names():
         scale = next((name.removesuffix("weight") + end for end in ("weight_scale_inv", "scale") if name.removesuffix("weight") + end in folder.names()), None)

@@ -19,7 +19,7 @@ import transformers
 
 
 class BadLine(Exception):
-    """What is wrong with a line."""
+    """An error in a line."""
 
 
 class Renderer:
@@ -35,7 +35,7 @@ class Renderer:
     def text(self, messages, tools, ask=False):
         try:
             return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=ask, **self.arguments)
-        except Exception as error:  # of the template
+        except Exception as error:  # an error of the template
             raise BadLine(f"the template refuses it: {error}") from error
 
     def tokens_and_mask(self, messages, tools):
@@ -60,7 +60,7 @@ class Renderer:
         return ids, mask
 
     def begin(self, text, before, tools):
-        """Where the answer to these messages begins."""
+        """The position at which the answer to these messages begins."""
         if not before:
             return self.begin_of_first(text, tools)
         prompt = self.text(before, tools, ask=True)
@@ -69,7 +69,8 @@ class Renderer:
         return len(prompt)
 
     def begin_of_first(self, text, tools):
-        """Where an answer begins that no message precedes: transformers renders no empty conversation, so what asks for one is taken from another."""
+        """The position of an answer that no message precedes: transformers renders no empty conversation, so the prompt for an answer is
+        taken from another one."""
         other = [{"role": "user", "content": "Hi"}]
         shown, asked = self.text(other, tools), self.text(other, tools, ask=True)
         header = asked.removeprefix(shown)
@@ -78,7 +79,8 @@ class Renderer:
         return text.index(header) + len(header)
 
     def unchanged(self, text, before, turn, tools):
-        """How much of the text is as it would be if the turn were the last one, which may show reasoning that earlier ones do not."""
+        """The length of the text that would be the same if the turn were the last one, which may show reasoning that earlier ones do
+        not."""
         bare = {key: value for key, value in turn.items() if key not in ("thinking", "reasoning_content")}
         return max(len(os.path.commonprefix([text, self.text([*before, last], tools)])) for last in (turn, bare))
 

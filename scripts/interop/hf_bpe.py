@@ -53,7 +53,7 @@ def split(pattern):
 
 
 def llama2(texts, first):
-    """Bytes for what has no token, and spaces as ▁: by a normalizer, or by Metaspace as newer files have it."""
+    """Bytes for characters without a token, and spaces as ▁: by a normalizer, or by Metaspace as newer files have it."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=3000, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"]))
@@ -103,7 +103,7 @@ class Texts:
 
 
 class Frames:
-    """What tokenize_frames answers: the ids of a string, the string of ids."""
+    """The answers of tokenize_frames: the ids of a string, the string of ids."""
 
     def __init__(self, program):
         self.program = program
@@ -136,7 +136,7 @@ def differences(found, expected, what):
 
 
 def returns_texts(tokenizer):
-    """Whether decoding gives the text, or its NFC."""
+    """Returns true if decoding gives the text, or its NFC."""
     return isinstance(tokenizer.decoder, decoders.ByteLevel) and (tokenizer.normalizer is None or isinstance(tokenizer.normalizer, normalizers.NFC))
 
 

@@ -58,7 +58,7 @@ def loss_of(said):
 
 
 def greedy(model, ids):
-    """What transformers goes on with, and how much likelier each token was than the next likely, in log-probability."""
+    """The tokens that transformers goes on with, and the lead of each over the next likely one, in log-probability."""
     out = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=TOKENS, eos_token_id=model.end, pad_token_id=0,
                          output_logits=True, return_dict_in_generate=True)
     gaps = [(best := logits[0].topk(2).values)[0].item() - best[1].item() for logits in out.logits]

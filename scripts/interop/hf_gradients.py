@@ -1,14 +1,14 @@
 """Gradients of a model of transformers under the names and in the layouts of mantissa's parameters.
 
-What mantissa keeps in one matrix: q, k and v; gate and up; the experts of a layer, one below the other. GPT-2's matrices are transposed, and the
-columns of gpt-oss' gate_up are taken apart, as they alternate between gate and up.
+mantissa keeps in one matrix each: q, k and v; gate and up; the experts of a layer, one below the other. GPT-2's matrices are transposed,
+and the columns of gpt-oss' gate_up are taken apart, as they alternate between gate and up.
 """
 import torch
 import torch.nn.functional as F
 
 
 def loss_gradients(model, rows):
-    """Of the mean loss over the targets of tokens [B, T + 1], by the model's own names."""
+    """Gradients of the mean loss over the targets of tokens [B, T + 1], by the model's own names."""
     tokens = torch.from_numpy(rows)
     model.zero_grad()
     logits = model(tokens[:, :-1]).logits

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the loss of fine-tuning data against transformers, and chat_tokens.py against what its mask should be.
+"""Holds the loss of fine-tuning data against transformers, and the masks of chat_tokens.py against those expected.
 
     .venv-interop/bin/python scripts/interop/hf_masked_loss.py --mantissa build/release/bin/mantissa
 
@@ -29,7 +29,7 @@ SEQ_LEN = 64
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}OPEN{{ m.content + '<|im_end|>' }}CLOSE"
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-# As in gpt-oss: another turn changes the end of the one before, and hides its reasoning.
+# Templates like that of gpt-oss: another turn changes the end of the one before, and hides its reasoning.
 RETURNING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.thinking if loop.last and m.thinking else '') + m.content }}{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
@@ -38,7 +38,7 @@ CONVERSATION = [{"role": "user", "content": "Hi ü"}, {"role": "assistant", "con
 
 
 def examples(vocab_size, lengths):
-    """Ragged ones: of one token, without a trained one, with several stretches."""
+    """Ragged examples: of one token, without a trained one, with several stretches."""
     generator = np.random.default_rng(8)
     out = []
     for length in lengths:
@@ -83,7 +83,7 @@ def trained(mantissa, name, folder, data, seq_len, rows):
 
 def check_loss(mantissa, architecture, packed):
     made = make(architecture, pairwise(architecture)[0], mantissa.work / "model")
-    # Packed: rows filled to the last token, so that their number is known. Else rows that hold no two examples.
+    # Packed rows are filled to the last token, so that their number is known; others hold no two examples.
     lengths = [40, 24, 1, 63, 30, 33, 1, 17, 2, 45] if packed else [40, 33, 64, 63, 34, 50]
     data = examples(made.case["vocab_size"], lengths)
     rows = sum(lengths) // SEQ_LEN if packed else len(lengths)
@@ -120,7 +120,7 @@ def check_chat_tokens(work, name):
         "returning": (RETURNING, ["Hello.", "4<|return|>"])}[name]
     tokenizer = write_tokenizer(work / name, template)
     script, source, out = Path(__file__).with_name("chat_tokens.py"), work / f"{name}.in", work / f"{name}.jsonl"
-    conversations = [CONVERSATION, CONVERSATION[1:]]  # which begins with the assistant
+    conversations = [CONVERSATION, CONVERSATION[1:]]  # the second one begins with the assistant
     source.write_text("\n\n".join(json.dumps({"messages": messages}) for messages in conversations) + "\n")
     subprocess.run([sys.executable, script, work / name, source, out], check=True, stdout=subprocess.DEVNULL)
     for messages, line in zip(conversations, out.read_text().splitlines(), strict=True):

@@ -26,7 +26,7 @@ HEAD = {"gpt2": "LMHeadModel"}
 FIFTH = int(transformers.__version__.split(".")[0]) >= 5
 EPSILON = 3e-3
 
-# Of the files. The first value of each is what one-case tests take.
+# Options of the files. One-case tests take the first value of each.
 FILES = {"dtype": ["fp32", "bf16", "fp16", "mixed"], "shards": ["one", "many"]}
 COMMON = {"tied": [False, True], "vocab_size": [259, 256], "size": ["even", "odd"], **FILES}
 ATTENTION = {"kv_heads": [2, 1], "head_dim": ["other", "natural"], "rope": ["default", "llama3", "yarn"]}
@@ -155,7 +155,7 @@ def randomize(model, architecture, seed):
 
 @dataclass
 class Model:
-    """A case as it lies in a folder, and what transformers makes of it in fp32."""
+    """A case as it lies in a folder, and the fp32 model that transformers makes of it."""
 
     architecture: str
     case: dict
@@ -186,7 +186,8 @@ def make(architecture, case, folder, seed=1):
 
 
 def edits(case):
-    """Of tensors by name, where transformers cannot write them so: mixed types, MXFP4 blocks, GPT-2 with buffers or without prefix."""
+    """Edits of tensors by name, where transformers cannot write them so: mixed types, MXFP4 blocks, GPT-2 with buffers or without
+    prefix."""
     if case["dtype"] == "mixed":
         yield narrow_some
     if case["dtype"] == "mxfp4":
@@ -203,7 +204,7 @@ def edit_config(folder, settings):
 
 
 def edit_files(folder, edit):
-    """Each file's tensors through edit, and the index made again."""
+    """Passes each file's tensors through edit, and makes the index again."""
     files, places, total = sorted(folder.glob("*.safetensors")), {}, 0
     for file in files:
         tensors = edit(load_file(file))
@@ -241,7 +242,7 @@ def pack_experts(tensors):
 
 
 def write_tokenizer(folder):
-    """256 bytes and three special tokens, as tokenizer.json and what lies beside it."""
+    """Writes 256 bytes and three special tokens, as tokenizer.json and the files beside it."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
@@ -252,7 +253,7 @@ def write_tokenizer(folder):
 
 
 def load(folder, dtype=torch.float32):
-    """A folder as transformers takes it, and what it had to say about it: empty if every tensor found its place."""
+    """The model that transformers loads from a folder, and its messages about it: empty if every tensor found its place."""
     options = {"dtype" if FIFTH else "torch_dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
     if dtype == torch.float32:
@@ -262,7 +263,7 @@ def load(folder, dtype=torch.float32):
 
 @torch.no_grad()
 def log_probabilities(model, tokens):
-    """Of each token after the first, given those before it."""
+    """Log-probability of each token after the first, given those before it."""
     logits = model(torch.tensor([tokens])).logits[0].float()
     return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
 

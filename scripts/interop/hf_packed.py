@@ -83,7 +83,7 @@ def same_values(found, expected, four_bits, what):
 
 
 def decoded_by_numpy(packed, plain):
-    """How many weights; whatever is not packed is as it is in the other export, to the byte."""
+    """Returns the number of packed weights; all other tensors must be those of the other export, to the byte."""
     weights, parts = packed_weights(packed), set()
     for name, (values, scale, four_bits) in weights.items():
         same_values(values, plain.values(name), four_bits, f"NumPy: {name}")
@@ -96,7 +96,7 @@ def decoded_by_numpy(packed, plain):
 
 
 def decompressed(packed, plain):
-    """By compressed-tensors: what config.json says of each linear module is what its tensors are."""
+    """Checks by compressed-tensors that the tensors of each linear module are what config.json says."""
     config = QuantizationConfig.model_validate(json.loads((packed.folder / "config.json").read_text())["quantization_config"])
     weights, linear = packed_weights(packed), torch.nn.Linear(1, 1)
     matrices = [name for name in plain.names() if name.endswith(".weight") and len(plain.bytes(name)[1]) == 2 and "embed_tokens" not in name]
@@ -118,7 +118,7 @@ def as_torch(folder, name):
 
 
 def loaded(packed, plain_model, convention):
-    """What transformers makes of a packed folder without a GPU, in words; what it loads is right."""
+    """Says in words how transformers loads a packed folder without a GPU; the values that it loads must be right."""
     if convention == "modelopt":
         return "transformers has no loader"
     if convention == "compressed-tensors" and any(".experts." in name and not four_bits for name, (_, _, four_bits) in packed_weights(packed).items()):
@@ -170,7 +170,7 @@ def flipped_scale(mantissa, export, checkpoint):
 
 
 def place(export, name, byte):
-    """The file of a tensor, and where in it one of its bytes lies."""
+    """The file of a tensor, and the position of one of its bytes in the file."""
     for file in sorted(Path(export).glob("*.safetensors")):
         with open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

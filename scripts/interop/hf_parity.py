@@ -26,7 +26,7 @@ from mx_numpy import Folder, packed_weights
 LOG_PROBABILITY, GRADIENT = 1e-4, 1e-3  # tolerances
 CONTINUED = 12  # tokens
 FAR = 16384  # tokens of the longest prompt
-EDGES = ("qwen3_moe", "mixtral", "gpt_oss")  # where rounding may decide which experts are chosen, or on which side of a clamp a value is
+EDGES = ("qwen3_moe", "mixtral", "gpt_oss")  # rounding may decide which experts are chosen, or on which side of a clamp a value is
 SIDE_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -56,7 +56,7 @@ def gradients_apart(ours, theirs):
 
 
 def same_gradients(mantissa, made, checkpoint):
-    """In words, by how much gradients differ. A value on an edge changes all of them: then those of other tokens agree."""
+    """Says in words by how much gradients differ. A value on an edge changes all of them: then those of other tokens agree."""
     for seed in (2, 3) if made.architecture in EDGES else (2,):
         gradients, rows = mantissa.one_step(checkpoint, made.case["vocab_size"], seed)
         worst, name = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.architecture))
@@ -66,7 +66,7 @@ def same_gradients(mantissa, made, checkpoint):
 
 
 def stored_names(made):
-    """Of the tensors that an export has to hold, by their names there: with GPT-2's prefix, without its buffers and gpt-oss' blocks."""
+    """Tensors that an export has to hold, by their names there: with GPT-2's prefix, without its buffers and gpt-oss' blocks."""
     names = {}
     for name in Folder(made.folder).names():
         if made.architecture == "gpt2":
@@ -116,7 +116,7 @@ def same_words(made, export):
 
 
 def check(mantissa, made):
-    """What agreed by how much."""
+    """Says what agreed, and by how much."""
     tokens = prompts(made.case["vocab_size"])
     theirs = [log_probabilities(made.model, ids) for ids in tokens]
     ours = mantissa.log_probabilities(made.folder, tokens, "--dtype", "fp32")
@@ -127,13 +127,13 @@ def check(mantissa, made):
 
 
 def same_continuation(mantissa, made, checkpoint, tokens):
-    """generate, which keeps the keys and values of earlier tokens."""
+    """Compares generate, which keeps the keys and values of earlier tokens."""
     ours, theirs = mantissa.likeliest(checkpoint, tokens, CONTINUED, "--dtype", "fp32"), likeliest(made.model, tokens, CONTINUED)
     require(ours == theirs, f"generate goes on with {ours}, transformers with {theirs}")
 
 
 def exported(mantissa, made, checkpoint, tokens, theirs):
-    """How far log-probabilities of the export are from those of the model that was exported."""
+    """Says how far log-probabilities of the export are from those of the model that was exported."""
     export = mantissa.work / "export"
     mantissa.run("export", checkpoint, "--output", export)
     mantissa.run("verify", export, "--against", checkpoint)
@@ -153,7 +153,7 @@ def far_cases(architecture):
 
 
 def check_far(mantissa, made):
-    """What agreed by how much, far beyond the positions that other cases reach."""
+    """Says what agreed, and by how much, far beyond the positions that other cases reach."""
     tokens = [np.random.default_rng(5).integers(0, made.case["vocab_size"], FAR).tolist()]
     made.model.set_attn_implementation("sdpa")  # without matrices of all pairs of tokens, which take gigabytes
     theirs = [log_probabilities(made.model, ids) for ids in tokens]

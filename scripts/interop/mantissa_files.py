@@ -1,4 +1,4 @@
-"""Reads what mantissa writes, from its documentation and not from its code: checkpoints, and the order in which samples are drawn.
+"""Reads files of mantissa, by its documentation and not by its code: checkpoints, and the order in which samples are drawn.
 
 The formats are described in include/mantissa/checkpoint/checkpoint_manifest.h and include/mantissa/data/sampler.h.
 """
@@ -37,7 +37,7 @@ class Checkpoint:
         return {name.removeprefix("master."): self.read(name) for name in self.tensors if name.startswith("master.")}
 
     def buffers(self):
-        """What is not trained, by name: "layers.0.moe.expert_bias"."""
+        """Buffers, which are not trained, by name: "layers.0.moe.expert_bias"."""
         return {name.removeprefix("buffer."): self.read(name) for name in self.tensors if name.startswith("buffer.")}
 
     def vocab_size(self):

@@ -1,4 +1,4 @@
-"""Runs mantissa as a user would, and reads what it writes."""
+"""Runs mantissa as a user would, and reads its output."""
 import json
 import subprocess
 import tempfile
@@ -14,7 +14,8 @@ class Failed(Exception):
 
 
 def run_cases(label, cases):
-    """Runs each (name, check), check(work) in a folder of its own, and prints a line with what it returns, or what failed. Returns whether one did."""
+    """Runs each (name, check), check(work) in a folder of its own, and prints a line with its result or its failure. Returns true if one
+    failed."""
     failed = False
     for name, check in cases:
         with tempfile.TemporaryDirectory(prefix="mantissa-case-") as work:
@@ -31,7 +32,7 @@ class Mantissa:
         self.binary, self.work = binary, Path(work)
 
     def run(self, *arguments, exit_code=0):
-        """What a command prints, to both streams."""
+        """The output of a command, of both streams."""
         command = [self.binary, *map(str, arguments)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != exit_code:
@@ -40,7 +41,7 @@ class Mantissa:
         return done.stdout
 
     def log_probabilities(self, folder, prompts, *options):
-        """One array for each list of token ids: of every token after the first."""
+        """Log-probabilities, one array for each list of token ids: of every token after the first."""
         out = self.work / "logprobs.jsonl"
         out.unlink(missing_ok=True)
         ids = [argument for tokens in prompts for argument in ("--prompt-ids", ",".join(map(str, tokens)))]

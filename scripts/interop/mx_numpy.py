@@ -97,8 +97,8 @@ PACKED = {".weight_packed": (".weight_scale", e2m1), ".weight": (".weight_scale"
 
 
 def packed_weights(folder):
-    """What a folder holds packed, in any of the conventions: by the name of the weight it stands for, the fp32 values, the name of the scales, and
-    whether values have four bits."""
+    """The packed weights of a folder, in any of the conventions: by the name of the weight, the fp32 values, the name of the scales, and a
+    flag that is true if values have four bits."""
     found = {}
     for name in folder.names():
         module, part = split_name(name)
@@ -124,7 +124,7 @@ def split_name(name):
 
 
 def golden(path):
-    """What tests/golden says of one case: element values, scale codes by element, dequantized fp32."""
+    """One case of tests/golden: element values, scale codes by element, dequantized fp32."""
     raw = path.read_bytes()
     magic, version, fmt, mode, dtype, orient, rows, columns, flags, scales, codes, _, crc = struct.unpack("<4s12I", raw[:52])
     payload, start = raw[64:], rows * columns * (2 if dtype == 0 else 4)

@@ -84,7 +84,7 @@ def hadamard(x, length, axis):
 
 
 def block_amax(x, rows, columns):
-    """Of the block of each element; those at the edges may be short."""
+    """The amax of the block of each element; blocks at the edges may be short."""
     padded = np.zeros((-(-x.shape[0] // rows) * rows, -(-x.shape[1] // columns) * columns), F32)
     padded[: x.shape[0], : x.shape[1]] = np.abs(x)
     blocks = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns).max((1, 3))

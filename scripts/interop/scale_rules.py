@@ -29,7 +29,7 @@ RULES = ("floor", "rceil", "even", "ceil")
 
 
 def block_scale(amax, fmt, rule):
-    """The scale codes of fp32 amax, as docs/formats.md has the rules."""
+    """The scale codes of fp32 amax, by the rules of docs/formats.md."""
     bits = amax.astype(np.float32).view(np.uint32).astype(np.int64)
     fraction, exponent = bits & 0x7FFFFF, bits >> 23
     kept = {
@@ -61,7 +61,7 @@ def compare(x, scales, codes, fmt, rule, what):
 
 
 def golden_blocks(path):
-    """What a file of golden vectors says, or None if its blocks are no rows: input, scales, codes."""
+    """Input, scales and codes of a file of golden vectors, or None if its blocks are no rows."""
     raw = path.read_bytes()
     _, _, _, _, dtype, orient, rows, columns, _, scales, codes, _, _ = struct.unpack("<4s12I", raw[:52])
     if orient != 0:
@@ -110,7 +110,8 @@ def modelopt(x, fmt):
 
 
 def compare_modelopt(x, scales, codes, fmt):
-    """Returns how many blocks were compared. Of E2M1 ModelOpt rounds ties down, in magnitude, and gives zeros a sign; of both it has no NaN."""
+    """Returns how many blocks were compared. ModelOpt rounds ties of E2M1 down, in magnitude, and gives its zeros a sign; it has no NaN in
+    either format."""
     found, found_codes = modelopt(x, fmt)
     amax = x.float().abs().reshape(-1, BLOCK).amax(-1).numpy()
     known = np.isfinite(amax) & (amax > 0) & (scales > 0)
@@ -127,7 +128,7 @@ def compare_modelopt(x, scales, codes, fmt):
 
 
 def compare_with_modelopt(golden):
-    """Every bf16 amax, and golden vectors in bf16, under rceil as MXFP8 and MXFP4."""
+    """Compares every bf16 amax, and golden vectors in bf16, under rceil as MXFP8 and MXFP4."""
     compared = 0
     for fmt in ("e4m3", "e2m1"):
         x = amax_blocks(3)
@@ -138,7 +139,7 @@ def compare_with_modelopt(golden):
 
 
 def signal_to_noise(fmt, rule):
-    """In dB."""
+    """The signal-to-noise ratio in dB."""
     x = torch.randn(1 << 15, BLOCK, generator=torch.Generator().manual_seed(1)).bfloat16()
     scales, codes = to_mx(x, FORMATS[fmt], BLOCK, ScaleCalculationMode(rule))
     noise = to_dtype(codes, scales, FORMATS[fmt], BLOCK, torch.float32).reshape(x.shape).double() - x.double()

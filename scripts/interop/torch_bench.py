@@ -49,7 +49,7 @@ def arguments():
 
 
 def train(args, folder, *settings):
-    """Runs mantissa; its step records and its checkpoint."""
+    """Runs mantissa; returns its step records and its checkpoint."""
     common = [f"logging.dir={folder}", f"training.device={args.device}", f"training.threads={args.threads}", f"precision.dtype={args.dtype}", f"training.steps={args.steps}"]
     quiet = ["eval.interval=0", "eval.iters=1", "eval.samples=null", "checkpoint.interval=0", "logging.interval=1", "logging.console=off", "logging.tensorboard=false"]
     command = [args.mantissa, "train", args.config]
@@ -64,7 +64,7 @@ def train(args, folder, *settings):
 
 
 def initial_checkpoint(args, folder):
-    # After some large steps: at the start norm weights are 1 and biases 0, which would hide where they are applied.
+    # Some large steps come first: at the start norm weights are 1 and biases 0, which would hide where they are applied.
     steps = ["training.steps=10", f"optimizer.lr={args.start_lr}", "schedule.type=constant", "schedule.warmup_steps=0"]
     return Checkpoint(train(args, folder, *steps)[1])
 

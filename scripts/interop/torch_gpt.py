@@ -70,15 +70,15 @@ class Gpt:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
     def value_dtype(self, _name):
-        """Of a parameter under fp32 masters."""
+        """The dtype of a parameter under fp32 masters."""
         return torch.bfloat16
 
     def auxiliary_loss(self):
-        """What training adds to the loss of a step for the micro batch of the last loss(), times the number of micro batches."""
+        """The terms that training adds to the loss of a step for the micro batch of the last loss(), times the number of micro batches."""
         return 0.0
 
     def step_taken(self):
-        """After each step of the optimizer."""
+        """Called after each step of the optimizer."""
 
 
 class Trainer:

@@ -6,8 +6,8 @@ from torch_gpt import Gpt
 
 
 class Routing:
-    """What a router makes of its logits [N, E], of so many sequences: who goes where, and the auxiliary losses before their coefficients.
-    The bias [E] is added to the scores for the choice only."""
+    """The results of a router from its logits [N, E], of so many sequences: the experts of each token, and the auxiliary losses before
+    their coefficients. The bias [E] is added to the scores for the choice only."""
 
     def __init__(self, logits, sequences, moe, bias):
         self.k, self.of = moe["num_experts_per_tok"], logits.shape[1]
@@ -30,7 +30,7 @@ class Routing:
         return self.product(self.counts.sum((0, 1)), self.probabilities.sum((0, 1)), self.logits.shape[0])
 
     def sequence_balance(self):
-        """The same of each sequence, averaged."""
+        """Like balance(), but of each sequence, averaged."""
         return self.product(self.counts.sum(1), self.probabilities.sum(1), self.counts.shape[1]) / self.counts.shape[0]
 
     def product(self, counts, probabilities, tokens):
@@ -40,7 +40,7 @@ class Routing:
         return self.logits.logsumexp(-1).square().mean()
 
     def margin(self):
-        """By how much the logit (the biased score) of the last expert chosen exceeds that of the first one that was not, at the least."""
+        """The least margin by which the logit (the biased score) of the last expert chosen exceeds that of the first one that was not."""
         if self.k == self.of:
             return float("inf")
         best = self.ranked.topk(self.k + 1).values
@@ -108,7 +108,7 @@ class MoeGpt(Gpt):
 
     @torch.no_grad()
     def take_statistics(self):
-        """What the micro batches of a step did, by layer, as metrics.jsonl tells it; and the smallest margin of any choice."""
+        """The statistics of the micro batches of a step, by layer, as in metrics.jsonl; and the smallest margin of any choice."""
         batches, self.statistics = self.statistics, []
         layers = [{"layer": layer, "load": sum(b[layer].counts.sum((0, 1)) for b in batches).tolist(),
                    "balance_loss": sum(b[layer].balance().item() for b in batches) / len(batches),
@@ -118,7 +118,7 @@ class MoeGpt(Gpt):
 
 
 class RoutingComparison:
-    """Of what mantissa and PyTorch tell of their routers, step by step."""
+    """Differences of the statistics of routers of mantissa and PyTorch, step by step."""
 
     LOSSES = ("balance_loss", "sequence_balance_loss", "z_loss")
 

@@ -1,4 +1,4 @@
-// SwiGLU and GELU of an element, and their derivatives: what all backends compute.
+// SwiGLU and GELU of an element, and their derivatives, as all backends compute them.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-// What a gate and what it lets through become, and both derivatives.
+// The value of a gated element, and its derivatives by the gate and by what the gate lets through.
 template <class S>
 struct Gated {
   S value, dgate, dup;
@@ -26,7 +26,7 @@ MANTISSA_HOST_DEVICE Gated<S> plain_glu(S gate, S up) {
   return {gate * s * up, up * s * (S{1} + gate * (S{1} - s)), gate * s};
 }
 
-// As torch's clamp, whose derivative is 1 at its bounds. NaN stays.
+// Clamps like torch, whose clamp has the derivative 1 at its bounds. NaN stays.
 template <class S>
 MANTISSA_HOST_DEVICE Gated<S> clamped_glu(S gate, S up, S limit) {
   const S slope = static_cast<S>(1.702), g = gate > limit ? limit : gate, u = up > limit ? limit : (up < -limit ? -limit : up);

@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-// What the step has decided: AdamW::step.
+// The values that a step has decided, read from AdamW::step.
 template <class S>
 struct AdamWStep {
   S lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor;

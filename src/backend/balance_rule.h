@@ -1,5 +1,5 @@
-// Load-balancing losses of routers: what all backends multiply by. Each token that is no padding has K assignments, so the counts of a
-// sequence add up to K times its tokens.
+// Load-balancing losses of routers: the factors that all backends multiply by. Each token that is no padding has K assignments, so the
+// counts of a sequence add up to K times its tokens.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ MANTISSA_HOST_DEVICE inline double balance_factor(int64_t top_k, int64_t experts
   return tokens > 0.0 ? static_cast<double>(experts) / (static_cast<double>(top_k) * tokens * tokens) : 0.0;
 }
 
-// How many tokens the sequences have together, and how many of them have any: the balance loss of sequences is averaged over these.
+// Tokens of all sequences together, and the number of sequences that have any: the balance loss of sequences is averaged over these.
 struct CountedSequences {
   double tokens = 0.0, with_tokens = 0.0;
 
@@ -26,13 +26,14 @@ struct CountedSequences {
   }
 };
 
-// How much of each balance loss joins a gradient (RouteBackward).
+// Coefficients with which the two balance losses join a gradient (RouteBackward).
 struct BalanceLosses {
   int64_t top_k;
   double all, of_sequence;
 };
 
-// Coefficients out [S, E] of P in the sum of both balance losses, counts [S, E] and tokens [S] being those of sequences; of expert e.
+// Writes column e, that of an expert, of out [S, E]: the coefficients of P in the sum of both balance losses. counts [S, E] and tokens [S]
+// are those of sequences.
 template <class S>
 MANTISSA_HOST_DEVICE void write_balance_coefficients(const int32_t* counts, const double* tokens, int64_t sequences, int64_t experts,
                                                      int64_t e, const BalanceLosses& losses, S* out) {

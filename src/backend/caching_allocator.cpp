@@ -74,7 +74,7 @@ AllocatorStats CachingAllocator::stats() const {
 
 CachingAllocator::~CachingAllocator() { release_cached(); }
 
-// Two that run out of memory at once would wait for each other.
+// Does not wait for the lock: two allocators that run out of memory at once would wait for each other.
 void CachingAllocator::release_kept() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock) release_cached();

@@ -21,10 +21,11 @@ class MemorySource {
   virtual ~MemorySource() = default;
   virtual std::byte* take(int64_t bytes) = 0;  // aligned to CachingAllocator::kAlignment; null: there is no more
   virtual void give_back(std::byte* block) noexcept = 0;
-  // A block of `size` bytes is lent for its first `bytes`; 0: it is kept. Tools that watch memory learn from it what nobody may touch.
+  // Called when the first `bytes` of a block of `size` bytes are lent; 0: it is kept. Tools that watch memory learn from it which bytes
+  // nobody may touch.
   virtual void lend(std::byte* /*block*/, int64_t /*bytes*/, int64_t /*size*/) noexcept {}
   virtual void make_room() {}                        // asks others that keep blocks of the same memory to give them back
-  virtual std::string limits() const { return {}; }  // what decides how much there is, to end an error: "; ..." or empty
+  virtual std::string limits() const { return {}; }  // says what bounds the memory, to end an error: "; ..." or empty
 };
 
 std::unique_ptr<MemorySource> host_memory_source();
@@ -44,9 +45,10 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   // asks again; then throws Error(environment) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
-  // in_use counts what was asked for; reserved counts the whole blocks, in use and kept. A block is up to an eighth larger than the size
-  // that it was taken for, and half as large again as the size class that it is lent to. A size that misses a block lent so takes another
-  // from the source: of each size class there are at most as many as handles for sizes from two thirds of it lived at once.
+  // in_use counts the bytes that were asked for; reserved counts whole blocks, in use and kept. A block is up to an eighth larger than the
+  // size that it was taken for, and up to half as large again as the size class that it is lent to. A size whose block is lent that way
+  // takes another one from the source: of each size class there are at most as many blocks as handles for sizes from two thirds of it lived
+  // at once.
   AllocatorStats stats() const;
 
   // Returns the kept blocks to the source, unless another thread allocates just now.
@@ -56,7 +58,7 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   static int64_t size_class(int64_t bytes);
 
  private:
-  // Of a size class; a kept one may be larger.
+  // Memory of a size class; a block that was kept may be larger than the class that was asked for.
   struct Block {
     std::byte* memory;
     int64_t size;

@@ -23,7 +23,7 @@ bool conflict(const Contract::Operand& a, const Contract::Operand& b) {
 
 // Takes the text of an operand apart.
 struct Contract::Spec {
-  struct Size {  // of one dimension: factor times what the letter stands for
+  struct Size {  // size of one dimension: factor times what the letter stands for
     char letter = '\0';
     int64_t factor = 1;
   };

@@ -70,7 +70,7 @@ class DryBackend final : public Backend {
 
   std::shared_ptr<CachingAllocator> allocator_ = std::make_shared<CachingAllocator>(std::make_unique<MissingMemory>());
   int64_t expert_ranks_;
-  // Of the latest dispatch.
+  // Operands and options of the latest dispatch.
   const std::byte* offsets_ = nullptr;
   int64_t assignments_ = 0, capacity_ = 0, multiple_ = 1;
 };

@@ -17,7 +17,7 @@ bool is_codes(const GemmOperandForm& operand) { return static_cast<bool>(operand
 
 bool blackwell_of_servers(int architecture) { return architecture / 10 == 10; }
 
-// Products and sums in fp32, in any order: mx.md's 1e-6, which grows with the contraction.
+// The bound of products and sums in fp32, in any order: 1e-6, which grows with the contraction.
 double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
 // A step of a tensor core aligns its products and the sum so far to the largest of them, cuts what is below the 24 bits of fp32 and one
@@ -39,7 +39,7 @@ GemmObstacle obstacle_of_library(const GemmForm& form, const GemmDevice& device)
   return GemmObstacle::none;
 }
 
-// What the operands of a native product must be, whatever its blocks.
+// Requirements on the operands of a native product, whatever its blocks.
 GemmObstacle obstacle_of_operands(const GemmForm& form) {
   const auto fp8 = [](const GemmOperandForm& o) { return o.how.format == Format::e4m3 || o.how.format == Format::e5m2; };
   if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;

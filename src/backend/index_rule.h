@@ -1,4 +1,5 @@
-// Which indices a kernel takes, and what is said of another one: on a CPU before the kernel writes, on a device when somebody waits for it.
+// Rules for the indices of a kernel, and the error for one that breaks its rule: on a CPU before the kernel writes, on a device when
+// somebody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +11,39 @@
 namespace mantissa {
 
 struct IndexRule {
-  enum class Form : uint8_t {  // of what is said
+  enum class Form : uint8_t {  // wording of the error
     below,                     // ids[3] is 9, not in [0, 9)
     within,                    // segment_starts[3] is 4, not in [0, 3]; or: not 0
     target,                    // targets[3] is 9, not below the vocabulary size 9
     total                      // 11 rows arrive, rows has 10
   };
 
-  ExitCode code;                 // of the error
+  ExitCode code;                 // code of the error
   const char *kernel, *operand;  // literals of the host: those of device code lie in its memory, so only the host makes rules
   int64_t first, end;            // allowed are [first, end)
   Form form = Form::below;
 
-  // From 0 on, below a limit.
+  // Allows numbers from 0 on, below a limit.
   static IndexRule below(ExitCode code, const char* kernel, const char* operand, int64_t limit) {
     return {code, kernel, operand, 0, limit};
   }
-  // The same, or -1: none.
+  // Like below(), but allows -1 as well: none.
   static IndexRule optional(const char* kernel, const char* operand, int64_t limit) {
     return {ExitCode::internal, kernel, operand, -1, limit};
   }
-  // Negative ones are ignored.
+  // Allows negative targets, which are ignored.
   static IndexRule targets(const char* kernel, int64_t vocab) {
     return {ExitCode::data, kernel, "targets", INT64_MIN, vocab, Form::target};
   }
-  // What differs from index to index: within() says it.
+  // Makes a rule that differs from index to index: within() gives the bounds.
   static IndexRule each(const char* kernel, const char* operand) { return {ExitCode::internal, kernel, operand, 0, 1, Form::within}; }
-  // One number of all: `operand` says what is counted, and what has as many as it should be.
+  // Allows one number, a total: `operand` says what is counted, and what has as many as it should be.
   static IndexRule total(const char* kernel, const char* operand, int64_t all) {
     return {ExitCode::internal, kernel, operand, all, all + 1, Form::total};
   }
 
   MANTISSA_HOST_DEVICE IndexRule within(int64_t least, int64_t most) const { return {code, kernel, operand, least, most + 1, form}; }
-  // Of the offsets of groups of so many rows: from 0 on, never descending.
+  // The rule for an offset of groups of so many rows: from 0 on, never descending.
   MANTISSA_HOST_DEVICE IndexRule offset(const int32_t* offsets, int64_t group, int64_t rows) const {
     return group == 0 ? within(0, 0) : within(offsets[group - 1], rows);
   }
@@ -53,7 +54,7 @@ struct IndexRule {
   [[noreturn]] void refuse(int64_t index, int64_t value) const;  // throws Error(code)
 };
 
-// Of ArrivalTable: every count, the sum of all, and their sum when each is rounded up to the multiple.
+// Rules of ArrivalTable: for every count, for the sum of all, and for their sum when each is rounded up to the multiple.
 struct ArrivalRules {
   IndexRule counts, arrivals, room;
 

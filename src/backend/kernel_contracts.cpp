@@ -32,13 +32,13 @@ Contract& biases(Contract& c, const char* name, const Tensor& offsets) {
                 " elements, of groups of ", c.size('C'));
 }
 
-// The dtype of the values that a and b stand for, and an out that fits it.
+// Requires an out of the dtype of the values that a and b stand for, or of that of their statistics.
 Contract& gemm_dtypes(Contract& c, const Operand& a, const Operand& b, const Tensor& out) {
   const Dtype dtype = a.quantized() && b.quantized() ? Dtype::bf16 : (a.quantized() ? b : a).dense().dtype();
   return c.that(out.dtype() == dtype || out.dtype() == stats_dtype(dtype), "out is ", out.dtype(), ", the operands are ", dtype);
 }
 
-// `codes` are of the M rows of x, rounded up to whole blocks at most.
+// Requires `codes` to be those of the M rows of x, rounded up to whole blocks at most.
 void covers(Contract& c, const Tensor& x, const char* name, const QuantizedTensor& codes) {
   const int64_t rows = codes.shape[0], most = round_up(c.size('M'), codes.how.block());
   c.that(rows >= c.size('M') && rows <= most && codes.shape[1] == c.size('C'), "x is ", x.shape(), ", ", name, ' ', codes.shape);

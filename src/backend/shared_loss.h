@@ -1,4 +1,4 @@
-// A row of CrossEntropyOfShares: what the ranks found in their columns becomes one. All backends combine alike.
+// A row of CrossEntropyOfShares: the results of ranks for their columns become one. All backends combine alike.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-// Valid ones among the columns [first, first + columns).
+// The number of columns [first, first + columns) that are in the vocabulary.
 inline int64_t own_columns(int64_t first, int64_t columns, int64_t vocab) { return std::clamp<int64_t>(vocab - first, 0, columns); }
 
 template <class S>
@@ -18,7 +18,7 @@ struct RowOfShares {
   S log_sum, loss;
 };
 
-// sums [R, N, 2]: of row i. The largest starts from a finite number, so that shares without columns add zeros.
+// Combines row i of sums [R, N, 2]. The largest starts from a finite number, so that shares without columns add zeros.
 template <class S>
 MANTISSA_HOST_DEVICE RowOfShares<S> combined(const S* sums, int64_t ranks, int64_t rows, int64_t i) {
   S largest = std::numeric_limits<S>::lowest(), sum = 0, target_logit = 0;

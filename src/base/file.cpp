@@ -158,7 +158,7 @@ void make_folders(const std::filesystem::path& path) {
 
 void require_output_file(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
-  const std::string temporary = path.string() + ".tmp";  // what PendingFile writes
+  const std::string temporary = path.string() + ".tmp";  // the name that PendingFile writes
   std::error_code error;
   require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());

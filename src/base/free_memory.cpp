@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 // Names the entries of a version of control groups.
 struct GroupFiles {
   const char *limit, *usage, *kills;
-  std::span<const char* const> droppable;  // of memory.stat: pages of files, and what the kernel keeps of folders and files
+  std::span<const char* const> droppable;  // entries of memory.stat: pages of files, and what the kernel keeps of folders and files
 };
 constexpr std::array kDroppable2 = {"inactive_file", "active_file", "slab_reclaimable"};
 constexpr std::array kDroppable1 = {"total_inactive_file", "total_active_file"};  // it does not tell the rest

@@ -26,7 +26,7 @@ using KeptRecords = spdlog::sinks::ringbuffer_sink_mt;
 std::atomic<int64_t> dropped{0};
 std::mutex mutex;
 std::shared_ptr<spdlog::logger> logger;
-std::string speaker;                // of the log that is open
+std::string speaker;                // speaker of the log that is open
 std::shared_ptr<KeptRecords> kept;  // the records of a log without a file, until one is named
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {

@@ -15,7 +15,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 }
 
 std::string shortened(std::string_view text, size_t most) {
-  constexpr size_t kLongestCharacter = 4;  // what is no UTF-8 could continue one character for ever
+  constexpr size_t kLongestCharacter = 4;  // bytes that are no UTF-8 could continue one character for ever
   size_t characters = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const bool starts = !continues_character(text[i]);

@@ -71,7 +71,7 @@ class Pool {
     while (started_ < workers) {
       start_one(text("thread ", started_ + 2, " of ", workers + 1));
       ++started_;
-      wait_until_ready();  // what it allocates as it begins must not take the memory that the next one was found to have
+      wait_until_ready();  // memory that it allocates as it begins must not be that which the next one was found to have
     }
   }
 

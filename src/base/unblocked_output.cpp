@@ -65,7 +65,7 @@ void UnblockedOutput::write(std::string_view lines) {
 
 void UnblockedOutput::flush() {
   while (!waiting_.empty()) {
-    // Where it could not be opened anew: a pipe with room has room for so much, and a file always has.
+    // If the descriptor could not be opened anew, ask first: a pipe with room has room for so much, and a file always has.
     if (own_ < 0 && !takes_more(fd_, 0)) return;
     const ssize_t written = ::write(fd(), waiting_.data(), own_ < 0 ? std::min<size_t>(waiting_.size(), PIPE_BUF) : waiting_.size());
     if (written < 0 && errno == EAGAIN) return;

@@ -28,7 +28,7 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   return state;
 }
 
-// Tensors that several tensor ranks hold alike are written by the first of them.
+// Adds a tensor to save. Tensors that several tensor ranks hold alike are written by the first of them.
 void add_tensor(CheckpointContent& content, const char* prefix, const ParameterShard& shard, const Tensor& data) {
   std::vector<Box> boxes;
   for (const ParameterShard::Chunk& chunk : shard.chunks()) boxes.push_back(box_of(shard, chunk));
@@ -44,7 +44,7 @@ void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vecto
           saved.dtype, " ", shape_text(saved.shape), ", the model needs ", dtype, " ", shape_text(needed));
 }
 
-// Is given values that were read, the first of which is this element of the shard.
+// Receives values that were read, from element `first` of the shard on.
 using Look = std::function<void(int64_t first, std::span<const float> values)>;
 
 // Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros.

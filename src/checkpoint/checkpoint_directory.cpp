@@ -137,7 +137,7 @@ CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep
 
 void CheckpointDirectory::make_sure_it_is_ours() {
   if (lock_ && lock_->still_ours()) return;
-  // Runs if somebody removed or replaced the folder. Saving goes on if it is there and free, as when the disk had been full.
+  // Somebody removed or replaced the folder. Saving goes on if it is there and free, as when the disk had been full.
   log_warning(folder_.string(), ": the lock was removed; taking it again");
   lock_.reset();
   try {
@@ -297,13 +297,13 @@ std::vector<CheckpointStatus> CheckpointDirectory::expendable(int64_t step, Afte
   return valid;
 }
 
-// What cannot be deleted now is tried again after the next save.
+// Checkpoints that cannot be deleted now are tried again after the next save.
 void CheckpointDirectory::delete_old() const {
   int64_t valid = 0;
   try {
     const std::vector<int64_t> steps = steps_in(folder_);
     for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-      if (*step > newest_step_) continue;  // of a run that was left for an older checkpoint: not ours to delete
+      if (*step > newest_step_) continue;  // left from a run that went back to an older checkpoint: not ours to delete
       const fs::path path = folder_ / checkpoint_name(*step);
       try {
         open_step(path, *step);

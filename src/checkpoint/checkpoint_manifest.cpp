@@ -140,7 +140,7 @@ class ManifestChecker {
   const Manifest& manifest_;
   const std::string& source_;
   ExitCode code_;
-  static constexpr int64_t kEntryBytes = 512;  // of a header, beside the name: box, shape and offsets
+  static constexpr int64_t kEntryBytes = 512;  // for each piece in a header, beside the name: box, shape and offsets
 
   std::vector<std::vector<ByteRange>> used_;  // per shard, by the pieces
   std::vector<int64_t> header_bytes_;         // per shard, at most
@@ -150,7 +150,7 @@ class ManifestChecker {
 
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code) { ManifestChecker(manifest, source, code).check(); }
 
-// Writes and reads them.
+// Writes and reads manifests.
 
 namespace {
 

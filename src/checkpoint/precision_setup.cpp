@@ -50,7 +50,7 @@ Json expert_of(const Json& entry, size_t expert) {
   return out;
 }
 
-// Returns those that both entries know and that differ.
+// Returns the experts that both entries know and that differ.
 std::vector<size_t> differing_experts(const Json& a, const Json& b) {
   std::vector<size_t> experts;
   for (size_t e = 0; !expert_of(a, e).is_null() && !expert_of(b, e).is_null(); ++e) {
@@ -59,7 +59,7 @@ std::vector<size_t> differing_experts(const Json& a, const Json& b) {
   return experts;
 }
 
-// "expert 3", "experts 1, 3 and 5 more".
+// Returns "expert 3", "experts 1, 3 and 5 more".
 std::string experts_text(const std::vector<size_t>& experts) {
   constexpr size_t kShown = 8;
   std::string out = experts.size() == 1 ? "expert " : "experts ";
@@ -91,7 +91,7 @@ std::string change_of(const Json& before, const Json& now) {
   return name(now) + " (" + list + ")";
 }
 
-// One line for all layers that change alike.
+// A change that several layers have alike, for one line.
 struct PlanChange {
   std::string what;
   std::vector<std::string> paths;
@@ -144,7 +144,7 @@ void refuse(const std::vector<std::string>& changes, const std::string& source) 
 // Locates the sums of a weight among those of all weights.
 struct SumsPlace {
   size_t first, count;
-  int64_t matrix_rows;  // of each expert; 0: no stack
+  int64_t matrix_rows;  // rows of each expert; 0: no stack
 };
 
 // Adds what this rank holds of the shard's weight.

@@ -54,7 +54,7 @@ RunConfig with_least_padding(RunConfig config) {
   return config;
 }
 
-// Whether a manifest describes this tokenizer.
+// Returns true if a manifest describes this tokenizer.
 bool same_tokenizer(const std::string& described, const Tokenizer& tokenizer) {
   return parse_json(described, "the tokenizer of a manifest") == parse_json(tokenizer.to_json(), "a tokenizer");
 }
@@ -78,7 +78,7 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   require_tensors(reader, "master.", "parameters", parameter_shapes(model));
   require_tensors(reader, "buffer.", "buffers", buffer_shapes(model));
   as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
-  return resolve_plan(use);  // what is wrong now is the number of ranks
+  return resolve_plan(use);  // only the number of ranks can be wrong now
 }
 
 RunConfig saved_config(const CheckpointReader& reader) {

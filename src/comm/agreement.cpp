@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-// What lies in `all`, of these sizes.
+// Cuts `all` into strings of these sizes.
 std::vector<std::string> cut(const std::string& all, std::span<const int64_t> sizes) {
   std::vector<std::string> strings;
   size_t begin = 0;

@@ -253,7 +253,7 @@ void Collective::receive(int from, const Bytes& bytes) {
 }
 
 void Collective::gather(int root, const Bytes& bytes) {
-  if (bytes.size == 0) return;  // of a share
+  if (bytes.size == 0) return;  // the share is empty
   shares_.push_back({.root = root, .bytes = bytes});
   if (root == group_.rank) group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size * (group_.size() - 1);
 }

@@ -20,7 +20,7 @@ enum class Operation : uint8_t { all_gather, all_to_all, sum, sum_scatter, broad
 // and messages of a pair with equal tags stay in order, so a tag may be reused.
 inline constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
 
-// What a rank announces about its call. It is equal on all ranks, except for the count of an all_to_all, which is that of the pair.
+// Announcement of a rank's call. It is equal on all ranks, except for the count of an all_to_all, which is that of the pair.
 struct Header {
   uint64_t group = 0;
   int64_t count = 0;    // elements
@@ -51,8 +51,8 @@ struct Headers {
 
 // State that all groups of a process share.
 struct Session {
-  // Of calls that were not compared yet, for a device until the next wait of the host; and of those that were, until the transport forgets
-  // their messages. It may write to them until its end.
+  // Headers of calls. Those in `deferred` were not compared yet, for a device until the next wait of the host; those in `settled` were, and
+  // stay until the transport forgets their messages, because it may write to them until its end.
   std::deque<Headers> deferred;
   std::vector<Headers> settled;
   std::unique_ptr<Transport> transport;
@@ -61,11 +61,11 @@ struct Session {
   std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
   std::atomic<int64_t> calls{0};
   std::atomic<bool> busy{false};
-  std::mutex mutex;                              // of the following
-  std::exception_ptr failure;                    // what ended communication
-  std::vector<std::weak_ptr<DeviceLink>> links;  // of all groups
+  std::mutex mutex;                              // guards the following
+  std::exception_ptr failure;                    // the error that ended communication
+  std::vector<std::weak_ptr<DeviceLink>> links;  // links of all groups
   std::deque<Header> latest;
-  std::weak_ptr<const KernelLog> kernels;  // of the device of the latest call that had one
+  std::weak_ptr<const KernelLog> kernels;  // kernels of the device of the latest call that had one
 
   // Compares headers that were deferred: all of them, or those that have arrived. Throws Error(internal) that names both ranks if a
   // neighbor made another call.
@@ -76,7 +76,7 @@ struct Session {
   // Ends communication: all links give up, and later calls throw. The first reason stays. Links may take long, so it is called without the
   // lock, and whoever needs that does not wait for them.
   void end(std::exception_ptr why) noexcept;
-  void rethrow();  // what ended communication, if anything did
+  void rethrow();  // the error that ended communication, if any
   // Makes waits for the device call check().
   static void watch(const std::shared_ptr<Session>& session, Backend& device);
 };
@@ -125,7 +125,7 @@ class Collective {
   struct Call {
     Header header;
     Purpose purpose;
-    Backend* device = nullptr;  // of the bytes; null: the host
+    Backend* device = nullptr;  // device of the bytes; null: the host
     std::span<const int64_t> to{}, from{};
   };
 
@@ -136,7 +136,7 @@ class Collective {
   // Peers are ranks of the group. Messages without bytes are not sent.
   void send(int to, const Bytes& bytes);
   void receive(int from, const Bytes& bytes);
-  void keep(const Bytes& from, const Bytes& to);  // what this rank sends to itself
+  void keep(const Bytes& from, const Bytes& to);  // moves bytes that this rank sends to itself
   // Sends what is at `bytes` of rank `root` to all other ranks, which call it, too. Only where gathers().
   void gather(int root, const Bytes& bytes);
   bool gathers() const { return device_ != nullptr && group_.link->gathers(); }

@@ -54,7 +54,7 @@ CommQueue::~CommQueue() {
   if (std::uncaught_exceptions() > unwinding_) world_.stop();
   try {
     for (const auto& state : on_device_) device_->follow(state->mark);
-  } catch (const Error& error) {  // of a device that has failed: nothing runs there any more, and whoever waits for it is told
+  } catch (const Error& error) {  // the error of a device that has failed: nothing runs there any more, and whoever waits for it is told
     log_warning("the lane of communication is left as it is: ", error.what());
   }
   if (!thread_.joinable()) return;
@@ -122,7 +122,7 @@ void CommQueue::run(const std::function<void()>& body) {
 
 void CommQueue::run(Item& item) {
   run(item.body);
-  item.body = nullptr;  // what it holds is free before the work is done
+  item.body = nullptr;  // frees the memory that it holds before the work is done
   item.work.finish(error_);
 }
 

@@ -68,8 +68,8 @@ class DryTransport final : public Transport {
     std::vector<std::span<std::byte>> received;
   };
 
-  // Where ranks scatter, each sends every other one's share, and else its own, so that one rank knows the shares of all. A sum scatters
-  // first and gathers then.
+  // Counts the bytes of a phase. In a scatter each rank sends every other one's share, otherwise its own, so that one rank knows the shares
+  // of all. A sum scatters first and gathers then.
   void count() {
     std::vector<int64_t>& shares = scatters_ ? to_ : from_;
     shares.front() = (scatters_ ? from_ : to_).back();

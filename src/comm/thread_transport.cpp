@@ -81,7 +81,7 @@ class ThreadTransport final : public Transport {
  private:
   struct Began {
     bool receives = false, taken = false;
-    uint64_t post = 0;  // of a send
+    uint64_t post = 0;  // the post of a send
     int from = 0;
     uint64_t tag = 0;
     std::span<std::byte> bytes{};

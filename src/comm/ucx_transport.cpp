@@ -21,7 +21,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int kSenderShift = 48;                     // of a UCX tag: the sender above, the tag of the message below
+constexpr int kSenderShift = 48;                     // bits of a UCX tag: the sender above, the tag of the message below
 constexpr int64_t kSharedMemory = int64_t{5} << 20;  // a worker takes 4.3 MB of /dev/shm
 constexpr const char* kSharedMemoryHint = " (a container: --shm-size; without shared memory of POSIX: UCX_TLS=sysv,tcp,self)";
 

@@ -167,7 +167,7 @@ void harmony_answer(Pieces& out, const char* channel, std::string_view content) 
   out.text(content, true);
 }
 
-// Only the last answer shows its reasoning, and only there is the end what the model writes.
+// Only the last answer shows its reasoning, and only that one ends as the model writes it.
 void harmony(Pieces& out, Messages messages, const std::optional<std::string>& date) {
   harmony_turn(out, "system",
                "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n" +

@@ -129,7 +129,7 @@ class ListEntries {
   bool in_string_ = false, escaped_ = false;
   int64_t depth_ = 0, entries_ = 0;
   std::string entry_;
-  Place here_, begins_;  // of the byte at hand, and of the entry
+  Place here_, begins_;  // the places of the byte at hand, and of the entry
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ std::string content_of(const std::string& path) {
   return File::open_input(path).content(kLargest);
 }
 
-// Token files keep their characters beside them: PREFIX.tokenizer.json (mantissa tokenize) or meta.json (nanoGPT's meta.pkl as JSON; the
+// Characters of token files, which lie beside them: PREFIX.tokenizer.json (mantissa tokenize) or meta.json (nanoGPT's meta.pkl as JSON; the
 // pickle itself is never read, as a pickle is a program).
 struct Characters {
   std::string file;
@@ -181,7 +181,7 @@ bool has_form(const Data& data, LineForm form) {
   return std::ranges::any_of(data.files, [&has](const auto& set) { return std::ranges::any_of(set->files(), has); });
 }
 
-// The template of a run also says how its model is asked: of tokens, it may have rendered them.
+// Throws if the data do not use the template. Token files may: it also says how the model is asked, and may have rendered them.
 void require_used_template(const DataConfig& config, const Data& data) {
   if (!config.chat_template || has_conversations(data) || has_form(data, LineForm::tokens)) return;
   const TokenFile& file = data.files.front()->files().front();

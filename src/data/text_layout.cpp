@@ -48,7 +48,7 @@ class TokenMemory {
   const TokenFileOptions& options_;
   TokenLayout layout_;
   int64_t document_start_ = 0;
-  int32_t last_ = -1;  // of the ids
+  int32_t last_ = -1;  // the last of the ids
   DocumentEncoder encoder_;
 };
 

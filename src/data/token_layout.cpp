@@ -1,9 +1,13 @@
 // llm.c shard: 256 x i32 header: [0] magic 20240520, [1] version 1, [2] number of tokens; u16 tokens from byte 1024 to the end of the file.
 //   Variant (Llama 3): magic 20240801, version 7, u32 tokens.
-// llmq: 0 "BIN.TOK\n"; i32 at 8: version 2, 12: bytes per token 4, 16: tokens, 20: vocabulary, 24: has masks (files written before there
-// were
-//   masks hold "****"); i32 tokens at 1024; with masks then one bit per token, lowest bit first: 0 = the prediction made from it does not
-//   count.
+// llmq, i32 tokens from byte 1024 on:
+//    0  "BIN.TOK\n"
+//    8  i32 version 2
+//   12  i32 bytes per token, 4
+//   16  i32 number of tokens
+//   20  i32 vocabulary
+//   24  i32 has masks, 0 or 1; files written before there were masks hold "****"
+//   With masks, one bit per token follows the tokens, lowest bit first. 0: the prediction made from the token does not count.
 // nanoGPT: tokens only, u16 or u32.
 // Megatron: PREFIX.bin holds tokens only. PREFIX.idx, unaligned:
 //   0 "MMIDIDX\0\0"; 9 u64 version 1; 17 u8 dtype (1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16); 18 u64 S sequences; 26 u64 D;

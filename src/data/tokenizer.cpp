@@ -25,7 +25,7 @@ struct TokenizerFile {
   TokenizerKind type = TokenizerKind::byte;
 
   void fields(auto& v) {
-    v("characters", characters, Limits{.min = 0, .max = kCharacterCodes - 1, .later = true});  // those of bytes need no list
+    v("characters", characters, Limits{.min = 0, .max = kCharacterCodes - 1, .later = true});  // bytes need no list
     v("type", type);
   }
 };
@@ -251,7 +251,7 @@ std::string TokenStream::add(int32_t id) {
 std::string TokenStream::rest() {
   const std::span<const int32_t> ids(ids_);
   const std::string before = tokenizer_->decode(ids.first(read_)), all = tokenizer_->decode(ids);
-  if (before.starts_with(all)) return "";  // what follows still depends on the tokens before
+  if (before.starts_with(all)) return "";  // the continuation still depends on the tokens before
   // Tokens that change a text which has been returned, as bytes behind those that a prompt ends with do, are a text of their own.
   std::string added = all.starts_with(before) ? all.substr(before.size()) : tokenizer_->decode(ids.subspan(read_));
   ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(read_));

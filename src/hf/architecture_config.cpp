@@ -52,7 +52,7 @@ Json parsed_config(std::string_view content, const std::string& source) {
 
 using Words = std::vector<std::pair<Json, Json>>;
 
-// Values of the file for the choices of an option; empty: they are those of the option.
+// Returns the words of the file for the choices of an option; empty: they are those of the option.
 Words words_of(const ArchitectureKey& key) {
   Words words;
   for (const auto& [value, choice] : key.words) {
@@ -190,7 +190,7 @@ void ArchitectureReader::require_valid() {
   throw_problems();
 }
 
-// Options, which without their section are of that of the first, become keys of the file.
+// Replaces options by keys of the file. An option without its section is of that of the first.
 std::string ArchitectureReader::message_of(const std::string& option, const std::string& why) {
   const std::string section = option.substr(0, option.rfind('.') + 1);
   const auto key_of = [&](const std::string& word) {
@@ -312,7 +312,7 @@ SpecialTokens read_special_tokens(std::string_view content, const std::string& s
 
 namespace {
 
-// Why a model does not belong to an architecture, as "model.qk_norm must be false".
+// Reasons why a model does not belong to an architecture, as "model.qk_norm must be false".
 struct Problems {
   std::vector<std::string> list = {};
   void need(bool holds, const std::string& problem) {

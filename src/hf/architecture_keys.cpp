@@ -18,7 +18,7 @@ std::string shown(const Json& value) {
 
 bool is_whole(const Json& value) { return std::holds_alternative<int64_t>(value.scalar()); }
 
-// Returns what a value of this kind is, unless this is one.
+// Returns the name of the kind, "an integer", unless the value is of this kind.
 const char* unmet(const Json& value, FieldKind kind) {
   switch (kind) {
     case FieldKind::boolean: return value.is_boolean() ? nullptr : "true or false";
@@ -33,7 +33,7 @@ const char* unmet(const Json& value, FieldKind kind) {
 
 ArchitectureKeys::ArchitectureKeys(const Json& object, std::string source, std::string prefix)
     : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
-  const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // of the object
+  const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // name of the object
   require(object.is_object(), ExitCode::data, source_, ": ", name.empty() ? "must be" : name + " must be", " a JSON object");
 }
 

@@ -21,7 +21,7 @@ class ArchitectureKeys {
 
   bool has(const std::string& key);
   bool is_null(const std::string& key);                        // is there, as null
-  const Json& value(const std::string& key);                   // that has() says is there
+  const Json& value(const std::string& key);                   // value of a key for which has() is true
   const Json* stated(const std::string& key, FieldKind kind);  // nullptr: absent. A list is one of integers
   std::optional<int64_t> integer(const std::string& key);
   std::optional<double> number(const std::string& key);
@@ -31,7 +31,7 @@ class ArchitectureKeys {
   // Ignores keys that change nothing that the model computes.
   void ignore(const std::vector<std::string>& keys) { known_.insert(keys.begin(), keys.end()); }
   void require_present(const std::string& key);                   // Error(data) otherwise
-  void require_not_null(const std::string& key, FieldKind kind);  // the same
+  void require_not_null(const std::string& key, FieldKind kind);  // Error(data) otherwise
   // Requires that the key is absent or one of these.
   void only(const std::string& key, const std::vector<Json>& allowed);
   // Throws Error(usage) that lists the keys nobody asked for.

@@ -11,7 +11,7 @@ namespace {
 
 using enum KeyKind;
 
-// Sets of architectures.
+// Makes sets of architectures.
 constexpr unsigned bit(Architecture architecture) { return 1U << static_cast<unsigned>(architecture); }
 constexpr unsigned kLlama = bit(Architecture::llama), kQwen2 = bit(Architecture::qwen2), kQwen3Dense = bit(Architecture::qwen3),
                    kQwen3Moe = bit(Architecture::qwen3_moe), kMixtral = bit(Architecture::mixtral), kGpt2 = bit(Architecture::gpt2),
@@ -20,7 +20,7 @@ constexpr unsigned kLlama = bit(Architecture::llama), kQwen2 = bit(Architecture:
 
 constexpr const char* kNoDropout = "is not applied: training here drops nothing";
 
-// In the order in which they are written.
+// Keys in the order in which they are written.
 constexpr ArchitectureKey kKeys[] = {
     // Options that some published files have and no class of these architectures reads.
     {kAll, must_be, "is_encoder_decoder", nullptr, false},
@@ -34,8 +34,9 @@ constexpr ArchitectureKey kKeys[] = {
     {kRms & ~kQwen3, must_be, "use_qk_norm", nullptr, false},
     {kQwen2 | kGptOss | kGpt2, must_be, "qkv_bias", nullptr, true},
     {kAll & ~(kQwen2 | kGptOss | kGpt2), must_be, "qkv_bias", nullptr, false},
-    // How a model is run, saved or prompted does not change the mathematics of a causal language model. Keys of training that nobody
-    // could miss are among them: gradient_checkpointing spends time for memory, and dropout of classifiers is none of a language model.
+    // These keys tell how a model is run, saved or prompted, which does not change the mathematics of a causal language model. Keys of
+    // training that nobody could miss are among them: gradient_checkpointing spends time for memory, and dropout of classifiers is none of
+    // a language model.
     {kAll, ignored,
      "_name_or_path _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
      "_experts_implementation _flash_attn_2_enabled _num_labels attn_implementation auto_map "
@@ -238,7 +239,7 @@ std::vector<int64_t> layers_by_class(ArchitectureReader& reader, bool windows) {
   return sliding;
 }
 
-// Whose classes have windows in all layers or none.
+// Returns true if the classes of the architecture have windows in all layers or none.
 bool layers_alike(Architecture architecture) { return architecture == Architecture::mixtral || architecture == Architecture::qwen3_moe; }
 
 }  // namespace
@@ -285,7 +286,7 @@ void write_rope(Architecture architecture, ModelConfig& model, Json& out) {
   }
 }
 
-// Which layers see only the last tokens: by layer_types, else all of Mixtral's, and of Qwen's those from max_window_layers on.
+// Reads which layers see only the last tokens: by layer_types, else all of Mixtral's, and of Qwen's those from max_window_layers on.
 void read_windows(ArchitectureReader& reader) {
   ArchitectureKeys& keys = reader.keys;
   const std::optional<int64_t> window = window_of(keys, reader.architecture);
@@ -353,7 +354,7 @@ void write_dense_layers(Architecture, ModelConfig& model, Json& out) {
 // Published files have a coefficient beside output_router_logits false, and then no trainer of transformers adds the loss.
 void read_router_loss(ArchitectureReader& reader) {
   constexpr const char* kKey = "router_aux_loss_coef";
-  constexpr double kDefault = 0.001;  // of the classes
+  constexpr double kDefault = 0.001;  // default of the classes
   ArchitectureKeys& keys = reader.keys;
   keys.require_not_null(kKey, FieldKind::number);
   const double coefficient = keys.number(kKey).value_or(kDefault);

@@ -1,6 +1,6 @@
-// What a config.json says: one table of its keys, the options of section "model" that they stand for, and the defaults of the configuration
-// classes of transformers, the same in 4.57 and 5.23. Reader and writer walk it (architecture_config.cpp), and messages about an option
-// name its key. What no table can say is a topic: two functions beside the table.
+// The keys of a config.json in one table: the options of section "model" that they stand for, and the defaults of the configuration classes
+// of transformers, the same in 4.57 and 5.23. Reader and writer walk it (architecture_config.cpp), and messages about an option name its
+// key. Keys that no table can express are topics: two functions beside the table.
 #pragma once
 
 #include <array>
@@ -19,11 +19,11 @@ namespace mantissa {
 enum class KeyKind {
   needed,    // an option that the file must give
   value,     // an option; a file without the key has the default, null is of the wrong type
-  nullable,  // the same, but null leaves the option as it is
-  lenient,   // the same, but null counts as absent
+  nullable,  // like value, but null leaves the option as it is
+  lenient,   // like value, but null counts as absent
   implied,   // an option that is so in every model of the architecture; there is no key
   must_be,   // the key may be absent or have this value; it is not written
-  stated,    // the same, and it is written
+  stated,    // like must_be, and it is written
   ignored,   // keys, separated by blanks, that change nothing that the model computes
   training,  // a key of training alone that is not taken; `option` says why. With the value nothing is said
   written,   // a key of this sort that other readers find with the option or the value
@@ -36,10 +36,10 @@ using WriteTopic = void(Architecture architecture, ModelConfig& model, Json& out
 using KeyValue = std::variant<std::monostate, bool, int64_t, double, const char*>;
 
 struct ArchitectureKey {
-  unsigned architectures;  // that have it
+  unsigned architectures;  // the architectures that have it
   KeyKind kind;
   const char* key = nullptr;                                   // in config.json
-  const char* option = nullptr;                                // of section "model": "moe.num_experts"
+  const char* option = nullptr;                                // option of section "model": "moe.num_experts"
   KeyValue value = {};                                         // default of the class; none: that of ModelConfig
   std::array<std::pair<KeyValue, const char*>, 3> words = {};  // values for the choices of an option, where they differ
   ReadTopic* read = nullptr;
@@ -48,7 +48,7 @@ struct ArchitectureKey {
 using ArchitectureTable = std::vector<ArchitectureKey>;
 ArchitectureTable architecture_table(Architecture architecture);
 
-// null: none.
+// Returns the value as JSON; null: none.
 template <class... Values>
 Json json_of(const std::variant<std::monostate, Values...>& value) {
   return std::visit([](const auto& held) { return Json(held); }, value);
@@ -65,7 +65,7 @@ class ArchitectureReader {
   ArchitectureKeys& keys;
   const Architecture architecture;
   ModelConfig model = {};
-  std::vector<std::string> training_keys = {};  // of ArchitectureConfig
+  std::vector<std::string> training_keys = {};  // as in ArchitectureConfig
 
   // `from`: the file or an object in it.
   void read(const ArchitectureTable& table, ArchitectureKeys& from);
@@ -73,7 +73,7 @@ class ArchitectureReader {
   void set(const std::string& option, const std::string& key, const Json& value);
   int64_t layers() const;  // throws if the file's is beyond the limits, before anything is done for each
   void drop_experts();
-  void say(const std::string& key, const std::string& what);  // of a key that is there, in training_keys
+  void say(const std::string& key, const std::string& what);  // about a key that is there, in training_keys
   // Throws Error(usage) with all that was remembered, or else what ModelConfig::validate() finds.
   void require_valid();
 

@@ -7,7 +7,7 @@
 namespace mantissa {
 namespace {
 
-// The suffix after "model.layers.0." or "transformer.h.0." for a part of a module.
+// Suffix after "model.layers.0." or "transformer.h.0." for a part of a module.
 struct PartName {
   const char* part;  // "" for a module without parts
   const char* name;

@@ -20,7 +20,8 @@ struct Conversation {
   bool asks;  // for an answer
 };
 
-// One shows a default system message and what ends a conversation, the other a given one, an earlier answer and how an answer is asked for.
+// Two conversations: the first shows a default system message and the end of a conversation, the second a given one, an earlier answer and
+// how an answer is asked for.
 std::array<Conversation, 2> conversations() {
   const ChatMessage hi{.role = ChatRole::user, .content = "Hi"}, hello{.role = ChatRole::assistant, .content = "Hello."};
   return {Conversation{.messages = {hi, hello}, .asks = false},
@@ -47,7 +48,7 @@ Json json_in(const std::vector<TokenizerFile>& files, const char* name) {
   return file != nullptr ? parse_json_or_null(file->bytes) : Json();
 }
 
-// The value of the key is a template, or a list of them with names.
+// Returns the template at the key, which has one, or a list of them with names.
 std::optional<std::string> template_in(const Json& config) {
   const Json& value = config.get(kTemplateKey);
   if (value.is_string()) return value.string();

@@ -22,7 +22,7 @@
 
 namespace mantissa {
 
-// What is exported, and what lies beside its weights.
+// Model to export, with the files that lie beside its weights.
 struct ExportedSource {
   SavedModel model;
   std::vector<TokenizerFile> files;
@@ -30,7 +30,7 @@ struct ExportedSource {
   std::optional<CheckpointReader> checkpoint = {};  // else a folder
   std::unique_ptr<TensorReader> reader = {};
   FolderTypes types = {};
-  std::vector<std::string> findings = {};  // of a folder
+  std::vector<std::string> findings = {};  // about a folder; else empty
 };
 
 namespace {
@@ -41,7 +41,7 @@ bool same_value(float a, float b, bool zeros_alike) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
 }
 
-// E4M3 has multiples of 2^-9 and bf16 those of 2^-133, which holds all codes with this scale, 2^-124, or a larger one.
+// bf16 holds multiples of 2^-133, and E4M3 codes are multiples of 2^-9: so it holds all codes with this scale, 2^-124, or a larger one.
 constexpr std::byte kLeastScaleOfBf16{3};
 
 // Looks at values only where their scales leave it open.
@@ -107,7 +107,7 @@ Hash64 hash_in_file(const fs::path& folder, const SafetensorsLayout& layout, siz
   });
 }
 
-// A tensor in bf16 may hold the values that forward rounds to it.
+// Compares a tensor. One in bf16 may hold the values that forward rounds to it.
 std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights,
                                              const Progressed& progressed) {
   const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
@@ -142,7 +142,7 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
 struct FilesBeside {
   std::vector<TokenizerFile> files;
   SpecialTokens special;      // for config.json
-  std::string chat_template;  // what became of it
+  std::string chat_template;  // outcome of take_chat_template()
 };
 
 FilesBeside files_beside(const ExportedSource& from) {

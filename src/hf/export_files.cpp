@@ -29,7 +29,7 @@ Json tokenizer_json(const Tokenizer& tokenizer) {
 
 bool is_of_tokenizer(const TokenizerFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
 
-// What decides which id a piece of text has.
+// Returns the parts of a tokenizer.json that decide which id a piece of text has.
 Json vocabulary(const Json& tokenizer) {
   const Json& model = tokenizer.get("model");
   return Json::Entries{tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"), model.get("vocab"), model.get("merges")};
@@ -101,7 +101,7 @@ std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, 
 std::vector<TokenizerFile> files_of(const Tokenizer& tokenizer) {
   const BpeFiles* const given = tokenizer.files();
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  if (tokenizer.end_token()) config.add("eos_token", kDefaultEndToken);  // which is why there is one without a file that names it
+  if (tokenizer.end_token()) config.add("eos_token", kDefaultEndToken);  // so there is one without a file that names it
   const std::string own_config = config.dump(1, Json::Order::keys) + "\n";
   return {{.name = "tokenizer.json", .bytes = given ? given->tokenizer : tokenizer_json(tokenizer).dump(1, Json::Order::keys) + "\n"},
           {.name = "tokenizer_config.json", .bytes = given && !given->config.empty() ? given->config : own_config}};

@@ -47,7 +47,7 @@ struct ProvenOptions {
   }
 };
 
-// What is read of the file. The rest is for its readers, and is part of its hash.
+// Part of the file that is read. The rest is for people and other readers, and is covered by its hash.
 struct ExportProof {
   std::optional<ProvenCheckpoint> checkpoint;
   std::optional<ProvenOptions> options;      // none: of an earlier version
@@ -66,7 +66,7 @@ struct ExportProof {
 
 std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
 
-// Of all that it says, but for the hash itself.
+// Returns the hash of all members but the hash itself.
 std::string proof_hash(Json proof) {
   proof.members().erase("xxh64");
   return xxh64(proof.dump()).text();

@@ -16,7 +16,7 @@ namespace mantissa {
 struct ProvenTensor {
   std::string name, module, dtype;
   std::vector<int64_t> shape;
-  Quantization how = {};  // of the weight that it is a part of
+  Quantization how = {};  // that of the weight that it is a part of
   Hash64 hash = {};
 };
 

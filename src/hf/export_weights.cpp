@@ -36,7 +36,7 @@ std::vector<int64_t> codes_shape_of(const ArchitectureTensor& tensor, bool narro
   return shape;
 }
 
-// The part of a run whose rows lie between two rows of the file; none may.
+// Returns the part of a run whose rows lie between two rows of the file; it may have none.
 RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
   const auto at = [&](int64_t file_row) { return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows); };
   const int64_t first = file_begin <= run.file_row ? 0 : at(file_begin), last = file_end <= run.file_row ? 0 : at(file_end);
@@ -87,7 +87,8 @@ bool ExportedWeights::has_tiles(const ArchitectureTensor& tensor) const {
   return options_.convention == Convention::fp8 && types_.quantized(tensor.parameter).format == Format::e4m3;
 }
 
-// As a folder had them; else as DeepSeek-V4 has them where it has experts in E2M1, and as DeepSeek-V3 has them, which more programs read.
+// Returns the type of tile scales: as a folder had them; else as DeepSeek-V4 has them if there are experts in E2M1, and as DeepSeek-V3,
+// which more programs read.
 FileDtype ExportedWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
   if (const auto kept = folder_.tile_scales.find(tensor.name); kept != folder_.tile_scales.end()) return kept->second;
   const bool e2m1 =
@@ -128,9 +129,9 @@ void ExportedWeights::find_modules() {
   const bool any = std::any_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.second.has_value(); });
   require(any, ExitCode::usage,
           "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
-  if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
+  if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // a server has it, also where it is the embedding
   require_one_scheme_per_layer();
-  quantization();  // what the convention has not
+  quantization();  // throws for what the convention lacks
 }
 
 void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) const {
@@ -167,7 +168,7 @@ void ExportedWeights::require_block_fp8(const ArchitectureTensor& tensor, const 
           ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
 }
 
-// Servers fuse all experts of a layer, and all three of their weights.
+// Throws if experts of a layer differ: servers fuse all of them, and all three of their weights.
 void ExportedWeights::require_one_scheme_per_layer() const {
   std::map<std::string, const ArchitectureTensor*> first;
   for (const ArchitectureTensor& tensor : tensors_) {
@@ -202,10 +203,10 @@ Dtype ExportedWeights::common_dtype() const {
   return narrow ? Dtype::bf16 : Dtype::f32;
 }
 
-// Takes, under auto, the narrowest type that holds the tensor exactly: one that is codes in a folder is looked at.
+// Returns, under auto, the narrowest type that holds the tensor exactly; a tensor that is codes in a folder is looked at.
 Dtype ExportedWeights::values_dtype(const ArchitectureTensor& tensor) const {
   if (options_.dtype == ExportDtype::fp32) return Dtype::f32;
-  const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // which computes in fp32
+  const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // computes in fp32
   if (options_.dtype == ExportDtype::bf16 && !router) return Dtype::bf16;
   if (folder_.narrow.contains(tensor.name)) return Dtype::bf16;
   if (folder_.codes.contains(tensor.name)) return folder_.bf16_holds(tensor) ? Dtype::bf16 : Dtype::f32;
@@ -229,7 +230,7 @@ void ExportedWeights::write(size_t tensor, ForwardWeights& weights, const Put& p
   });
 }
 
-// Rows that the file has in another order are put into it for one matrix at a time.
+// Puts rows into the order of the file, one matrix at a time.
 void ExportedWeights::write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const {
   const ArchitectureTensor& tensor = *item.tensor;
   const int64_t each = tensor.rows() / tensor.matrices;

@@ -20,17 +20,17 @@ namespace mantissa {
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
 
-// What a folder that is exported again has of its own.
+// Types of the tensors of a folder that is exported again.
 struct FolderTypes {
   std::set<std::string> narrow = {};                               // tensors that are bf16 although their parameter is kept in fp32
   std::set<std::string> codes = {};                                // tensors that are codes, also those that are read as values
-  std::map<std::string, FileDtype> tile_scales = {};               // of tensors whose scales are those of block FP8
-  std::function<bool(const ArchitectureTensor&)> bf16_holds = {};  // of tensors that are codes; reads what it has to
+  std::map<std::string, FileDtype> tile_scales = {};               // scales of tensors in block FP8
+  std::function<bool(const ArchitectureTensor&)> bf16_holds = {};  // asked of tensors that are codes; reads what it has to
 };
 
 class ExportedWeights {
  public:
-  // Of weights of these types, which must outlive this. Throws what export_model() says of models and conventions.
+  // Exports weights of these types, which must outlive this. Throws the errors of export_model() about models and conventions.
   ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, FolderTypes folder = {});
 
   Architecture architecture() const { return architecture_; }
@@ -42,7 +42,7 @@ class ExportedWeights {
   // Calls put with the bytes of a tensor of the layout, in order.
   using Put = std::function<void(std::span<const std::byte>)>;
   void write(size_t tensor, ForwardWeights& weights, const Put& put) const;
-  ProvenTensor description(size_t tensor) const;  // what it is made from, without its hash
+  ProvenTensor description(size_t tensor) const;  // its source, without its hash
 
  private:
   enum class Role { values, codes, scales };
@@ -64,10 +64,10 @@ class ExportedWeights {
   void lay_out();
   void write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const;
   std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
-  // Of the parameter, from row `begin`; where: what they were read from, for messages.
+  // Values of the parameter from row `begin` on; where: their source, for messages.
   struct Rows {
     const ArchitectureTensor& tensor;
-    FileDtype dtype;  // of the file
+    FileDtype dtype;  // in the file
     const RowRun& run;
     int64_t begin;
     std::span<const float> values;

@@ -90,7 +90,7 @@ Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64
   return out;
 }
 
-// Codes of the file as they are: made from their values, a scale could be another with the same values.
+// Reads the codes of the file as they are: made anew from their values, a scale could be another one with the same values.
 QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t begin, int64_t end) {
   const WeightForm form = source_.form(parameter);
   const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));

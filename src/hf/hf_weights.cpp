@@ -23,7 +23,7 @@ int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
 // "X.weight" as DeepSeek-V4 names its scales: "X.scale".
 std::string deepseek_scales_name(const std::string& weight) { return weight.substr(0, weight.rfind('.')) + ".scale"; }
 
-// Of values in a file to `to`, which is the same type or fp32.
+// Converts values of a file to `to`, which is the same type or fp32.
 void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
   if (value_bytes(from) == dtype_bytes(to)) {
     std::memcpy(out.data(), in.data(), in.size());
@@ -38,7 +38,7 @@ void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std
   }
 }
 
-// A config may ask for more tensors than memory holds: of those that the folder cannot have enough that the first can be named.
+// A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
 constexpr size_t kSpareTensors = 100;
 bool lacks_more(const std::vector<ArchitectureTensor>& tensors, const SafetensorsFolder& files) {
   return tensors.size() > files.entries().size() + kSpareTensors;
@@ -65,7 +65,7 @@ ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   return read_architecture_config(hf_file(folder, "config.json"), source);
 }
 
-// A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
+// Checks quantization_config first; otherwise the tensors that it renames would be reported as missing.
 bool says_block_fp8(const ArchitectureConfig& config, const fs::path& source) {
   return !config.quantization.empty() && PackedConfig(config.quantization, source.string()).block_fp8();
 }
@@ -208,7 +208,7 @@ Format HfWeights::Piece::format() const {
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
 
-// What is one weight here, q, k and v say, must be of one form.
+// Throws unless tensors that are fused into one parameter (q, k, v) have one storage format.
 void HfWeights::require_one_form() const {
   for (const auto& [name, pieces] : pieces_) {
     for (const Piece& piece : pieces) {
@@ -238,7 +238,7 @@ void HfWeights::find_tensors() {
   require_one_form();
 }
 
-// bf16 if all values are, beside which there may be codes.
+// Returns bf16 if all values are; there may be codes beside them.
 Dtype HfWeights::dtype_of_tensors() const {
   bool bf16 = false, other = false;
   for (const auto& [name, entry] : entries_) {
@@ -330,7 +330,8 @@ void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t 
   }
 }
 
-// Rows [begin, end) of the parameter, all of which are the piece's, as they are in the file; of rows that lie apart all between are read.
+// Reads rows [begin, end) of the parameter, all in this piece, in the file's form. Where the rows lie apart, all rows between them are
+// read, too.
 void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
                                std::span<std::byte> out) {
   const RowRun& run = piece.run;

@@ -24,7 +24,8 @@ QuantizationConfig blocks_of(const Quantization& how) {
 
 Quantization inputs_of(const PackedScheme& scheme) { return {.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block}; }
 
-// The weight as the codes of the file, or their values where there is no GEMM of such codes; the input as the server quantizes it.
+// Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes; its input is quantized as
+// by the server.
 RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3;
@@ -61,7 +62,7 @@ LayerModule split_path(const std::string& path) {
   return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
 }
 
-// One rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
+// Returns one rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
 std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
   const bool ambient = packed.contains(kOutput);
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> layers;
@@ -87,7 +88,7 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 
 }  // namespace
 
-// What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
+// Throws unless the file and its quantization_config agree about all parts of one weight.
 std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
   const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
   const std::string first = module_of(pieces.front());
@@ -104,7 +105,7 @@ std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& piece
   return scheme;
 }
 
-// Codes alone do not say how a server quantizes what they are multiplied by.
+// Returns the quantization_config, which must be there if there are codes: these alone do not say how a server quantizes their inputs.
 std::optional<PackedConfig> HfWeights::packed_config() const {
   const std::filesystem::path side = folder_ / kModeloptSideFile;
   if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
@@ -145,7 +146,7 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
   for (const ModuleShape& module : model_shape(config_.model).modules)
     if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
   std::vector<FileLinear> of_file;
-  std::vector<std::string> modules = {"lm_head"};  // which a server has, also where it is the embedding
+  std::vector<std::string> modules = {"lm_head"};  // a server has it, also where it is the embedding
   for (const auto& [parameter, pieces] : pieces_) {
     for (const Piece& piece : pieces) {
       modules.push_back(piece.tensor->name.substr(0, piece.tensor->name.rfind('.')));
@@ -158,7 +159,7 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
   return findings;
 }
 
-// What a recipe can compute with; the rest is read as values.
+// Returns the modules whose recipes compute with codes; the rest is read as values.
 std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
   std::map<std::string, PackedScheme> packed = packed_modules();
   for (const ModuleShape& module : model_shape(config_.model).modules) {

@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-// What each code stands for.
+// Values of the 256 codes.
 const std::array<float, 256>& e4m3_values() {
   static const std::array<float, 256> values = [] {
     constexpr uint8_t kScaleOfOne = 127;
@@ -25,7 +25,7 @@ const std::array<float, 256>& e4m3_values() {
 
 }  // namespace
 
-// Where this holds of all pieces of a parameter, each begins with a tile of it.
+// If this is true of all pieces of a parameter, each piece begins with a tile of it.
 bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
 
 WeightForm HfWeights::form_of_tiles(const std::vector<Piece>& pieces) {
@@ -41,7 +41,7 @@ std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& 
   return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
 }
 
-// Returns false for what is no form of its own.
+// Returns false for a tensor that is not block FP8.
 bool HfWeights::require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry,
                                        const SafetensorsEntry& scales) const {
   const int64_t rows = tensor.rows(), columns = tensor.columns();
@@ -63,7 +63,7 @@ bool HfWeights::require_block_fp8_form(const ArchitectureTensor& tensor, const S
   return true;
 }
 
-// Of rows [begin, end) of the parameter as E8M0 codes.
+// Reads the scales of rows [begin, end) of the parameter as E8M0 codes.
 void HfWeights::read_tile_scales_of(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
   const int64_t columns = piece.tiles->columns;
   for (int64_t row = begin; row < end; row += kTile) {
@@ -74,7 +74,7 @@ void HfWeights::read_tile_scales_of(const Piece& piece, int64_t begin, int64_t e
   }
 }
 
-// Products of codes and the scales of their tiles, rounded once to fp32.
+// Multiplies codes by the scales of their tiles, rounded once to fp32.
 void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
   const int64_t columns = piece.tensor->columns();
   std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));

@@ -11,7 +11,7 @@ namespace {
 
 bool is_expression(const std::string& entry) { return entry.starts_with("re:") || entry.find_first_of("*?") != std::string::npos; }
 
-// The names under which a server may ask for a linear.
+// Returns the names under which a server may ask for a linear.
 std::vector<std::string> server_names(const std::string& linear) {
   if (const size_t experts = linear.find(kOfExperts); experts != std::string::npos)
     return {linear, linear.substr(0, experts + kOfExperts.size() - 1)};
@@ -38,7 +38,7 @@ struct Reading {
   bool (*matches)(const std::string& entry, const std::string& name);
   const char* what;
 };
-// From the strictest on: each takes at least what those before it take but for beginnings, which are no parts between dots.
+// Readings, the strictest first: each takes at least what those before it take, except beginnings, which are no parts between dots.
 constexpr std::array kReadings = {Reading{is_whole, "whole names"}, Reading{is_between_dots, "parts between dots"},
                                   Reading{is_beginning, "beginnings of names"}, Reading{is_part, "parts of names"}};
 
@@ -46,7 +46,7 @@ bool takes(const Reading& reading, const std::string& entry, const std::string& 
   return std::ranges::any_of(server_names(linear), [&](const std::string& name) { return reading.matches(entry, name); });
 }
 
-// Linears that are codes, which the entry names in one reading and in none before it.
+// Returns linears that are codes, which the entry names in one reading and in none before it.
 std::vector<std::string> codes_named(const std::string& entry, size_t reading, const std::vector<FileLinear>& linears) {
   std::vector<std::string> found;
   for (const FileLinear& linear : linears) {

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the files that belong to a model, which are asked only when somebody generates: nothing else needs them to be right.
+// Reads the end tokens in the files that belong to a model. Called only when somebody generates: nothing else needs the files to be right.
 std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t vocab_size) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
     const auto file = std::ranges::find(files, name, &TokenizerFile::name);
@@ -33,7 +33,7 @@ std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t
   return {};
 }
 
-// None for a tokenizer that is not supported: ids can be read and written all the same.
+// Returns none for a tokenizer that is not supported: ids can be read and written all the same.
 std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& files, const std::string& source) {
   try {
     return tokenizer_of(files, source);
@@ -69,7 +69,7 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
   precision.dtype = dtype;
 }
 
-// The model of a folder of Hugging Face's form.
+// Loads the model of a folder of Hugging Face's form.
 LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
   LoadedModel loaded;
   loaded.path = folder;
@@ -110,7 +110,7 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
   fail(ExitCode::data, weights.where(), ": ", bad, ": weights must be finite");
 }
 
-// The model that a checkpoint holds, without its weights; returns its plan.
+// Makes the model of a checkpoint, without its weights; returns its plan.
 PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
   const RunConfig saved = saved_config(reader);
   loaded.config = for_ranks(saved, mesh.ranks());
@@ -123,7 +123,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
   loaded.tokenizer = saved_tokenizer(reader);
   if (!loaded.tokenizer) loaded.tokenizer = usable_tokenizer(files, reader.directory().string());
   take_files(files, loaded);
-  loaded.model.reset();  // that of a candidate that was given up makes room
+  loaded.model.reset();  // frees the model of a candidate that was given up
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
   return plan;
 }

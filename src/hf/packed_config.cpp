@@ -1,4 +1,4 @@
-// Reads what a file says of its codes.
+// Reads how a file says that its linears are codes.
 #include <algorithm>
 #include <array>
 
@@ -12,7 +12,7 @@ namespace mantissa {
 namespace {
 
 constexpr std::string_view kExpression = "re:";
-// What torch calls all linears of these architectures, and what these are made of.
+// Class names that torch has for all linears of these architectures, and for their base.
 constexpr std::array kClasses = {"Linear", "Module"};
 
 bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -184,7 +184,7 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
   read_modelopt(keys);
 }
 
-// Without blocks other programs have one scale for a whole tensor.
+// Reads block FP8. Without blocks other programs have one scale for a whole tensor.
 void PackedConfig::read_block_fp8(Keys& keys) {
   keys.only("activation_scheme", {"dynamic"});
   keys.only("fmt", {"e4m3"});

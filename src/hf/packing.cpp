@@ -86,7 +86,7 @@ Json compressed_tensors(const PackedModules& modules) {
       {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
 }
 
-// The format of all routed experts that are packed; none if none is.
+// Returns the format of all routed experts that are packed; none if none is.
 std::optional<Format> one_format_of_experts(const PackedModules& modules) {
   const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;
   for (const auto& module : modules) {
@@ -108,7 +108,7 @@ Json block_fp8(const PackedModules& modules) {
   return config;
 }
 
-// Both other conventions have one scheme: E4M3 with inputs quantized by the server.
+// Throws unless all modules have E4M3 with inputs quantized by the server: the only scheme of both other conventions.
 void require_one_scheme(const PackedModules& modules, Convention convention) {
   for (const auto& [name, scheme] : modules) {
     if (!scheme) continue;

@@ -10,9 +10,9 @@
 namespace mantissa {
 namespace {
 
-// Of the magnitudes 0.5, 1, 1.5, 2, 3, 4 and 6, as powers of two: the highest bit and the lowest.
+// Highest and lowest bit, as powers of two, of the magnitudes 0 (not used), 0.5, 1, 1.5, 2, 3, 4 and 6.
 constexpr std::array kHighestBit = {0, -1, 0, 0, 1, 1, 2, 2}, kLowestBit = {0, -1, 0, -1, 1, 0, 2, 1};
-// Of E4M3: 1.75 * 2^8 is the largest, and 2^-9 the least.
+// Bits that E4M3 spans: 1.75 * 2^8 is its largest number, and 2^-9 its least.
 constexpr int kSpan = 8 + 9;
 
 // Rows of one matrix, at most as many as a tile has.
@@ -26,7 +26,7 @@ struct RowsOfTiles {
   }
 };
 
-// Whether the tile that begins with this column loses nothing.
+// Returns true if the tile that begins with this column loses nothing.
 bool fits(const RowsOfTiles& block, int64_t first) {
   int highest = -1000, lowest = 1000;
   for (int64_t row = 0; row < block.rows; ++row) {
@@ -42,7 +42,7 @@ bool fits(const RowsOfTiles& block, int64_t first) {
   return highest - lowest <= kSpan;
 }
 
-// How many rows of a run from `row` of it on belong to one matrix and one tile.
+// Returns how many rows of a run from `row` of it on belong to one matrix and one tile.
 int64_t rows_of_tile(const ArchitectureTensor& tensor, const RowRun& run, int64_t row) {
   const int64_t each = tensor.rows() / tensor.matrices, at = (run.file_row + row * run.step) % each;
   return std::min({kTile, run.rows - row, (each - at + run.step - 1) / run.step});

@@ -10,7 +10,7 @@
 namespace mantissa {
 namespace {
 
-// One of `bytes`, little-endian.
+// Returns number `index` of `bytes`, little-endian words of `width` bytes.
 uint32_t word_at(std::span<const std::byte> bytes, size_t index, size_t width) {
   uint32_t word = 0;
   std::memcpy(&word, bytes.data() + index * width, width);

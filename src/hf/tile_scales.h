@@ -21,7 +21,7 @@ inline bool holds_tile_scales(FileDtype dtype) {
 
 struct TileScales {
   std::vector<float> values;                     // row-major
-  int64_t columns = 0;                           // of tiles
+  int64_t columns = 0;                           // number of tiles in a row
   std::optional<std::string> no_power_of_two{};  // the first: "X.weight_scale_inv[0, 3] is 0.0123"
 
   // Returns the scale of an element of the weight.

@@ -8,7 +8,7 @@
 namespace mantissa {
 namespace {
 
-constexpr size_t kMostMismatches = 8;  // that one message names
+constexpr size_t kMostMismatches = 8;  // named by one message
 
 // Returns the value of most ranks; of the lowest rank if several are as frequent.
 std::string majority_value(const std::vector<Inputs>& ranks, const std::string& name) {

@@ -233,7 +233,7 @@ bool outlive_launcher() {
   const std::optional<int> fd = reports();
   if (!fd) return false;
   struct flock shared {};
-  shared.l_type = F_RDLCK;  // which all ranks of the node can have, once nobody holds that of a writer
+  shared.l_type = F_RDLCK;  // all ranks of the node can have it, once nobody holds that of a writer
   int problem = 0;
   do {
     problem = ::fcntl(*fd, F_SETLKW, &shared) == 0 ? 0 : errno;

@@ -15,8 +15,8 @@ namespace mantissa {
 inline constexpr double kLookSeconds = 0.1;         // between looks at a request to stop, and between steps that are told by heartbeats
 inline constexpr double kFailureReportSeconds = 1;  // for the last frames of a connection to get out
 
-// How rank 0 tells the ranks of its host a port and a secret that it chose: a file of this user's, 0600, named by user, job, attempt and a
-// nonce, so that what a killed job left behind stands in nobody's way: who reads tries all, and only the living one proves its secret.
+// Publication of a port and a secret that rank 0 chose, for the ranks of its host: a file of this user's, 0600, named by user, job, attempt
+// and a nonce, so that files of a killed job stand in nobody's way: readers try all, and only the living one proves its secret.
 struct RendezvousFile {
   int port = 0;
   std::string secret;

@@ -20,7 +20,7 @@
 namespace mantissa {
 namespace {
 
-constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
+constexpr size_t kBlockSpareBytes = 1024;  // for the key and counts of a gathered block
 constexpr double kLeaveSeconds = 5;        // for the main thread to notice that the job has failed
 
 Socket new_wake(const Launch& launch) {

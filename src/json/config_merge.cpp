@@ -118,7 +118,7 @@ class Merger {
     }
   }
 
-  // What is no JSON is text, but for a number that nothing here can hold.
+  // Takes text that is no JSON for a string, except for a number that nothing here can hold.
   std::optional<Json> value_of(const Source& source, const std::string& key) {
     const uint32_t value = source.base + static_cast<uint32_t>(source.value);
     ParsedJson parsed = parse_commented_json(std::string_view(source.text).substr(source.value), value);
@@ -165,7 +165,7 @@ bool merge_sources(const ConfigSources& sources, ConfigReport& report) {
 }
 
 std::string shown_key(std::string_view key) {
-  constexpr size_t kMostNames = 4;  // of full length
+  constexpr size_t kMostNames = 4;  // shown in full length
   std::string shown;
   for (size_t begin = 0; begin <= key.size() && shown.size() <= kMostNames * kShownCharacters;) {
     const size_t end = std::min(key.find('.', begin), key.size());

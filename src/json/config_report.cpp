@@ -104,7 +104,7 @@ bool ConfigReport::given(const std::string& key) const {
   return !derived_.contains(key) && (stated_.contains(key) || sources_->find(key) != nullptr);
 }
 
-// Only the members of such an object have a place of their own; one that a source holds stands behind its key.
+// An object that was made of members has no place of its own; one that a source holds stands behind its key.
 bool ConfigReport::made_of_members(const std::string& key) const {
   const Json* const node = sources_->find(key);
   return node != nullptr && node->is_object() && node->key == node->place;

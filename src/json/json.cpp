@@ -128,9 +128,9 @@ class Builder : public nlohmann::json_sax<json> {
  private:
   struct Container {
     Json* value;       // stable: only the innermost container grows
-    std::string name;  // of the member at hand
+    std::string name;  // name of the member at hand
   };
-  enum class Where { container, value };  // what a problem is about: the innermost container, or what was last put into it
+  enum class Where { container, value };  // place of a problem: the innermost container, or the value last put into it
 
   void problem(size_t offset, Where where, std::string message) {
     if (parsed.problems.size() == ParsedJson::kMostProblems) {

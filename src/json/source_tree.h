@@ -15,9 +15,9 @@ namespace mantissa::detail {
 
 // A file, or an argument of --set.
 struct Source {
-  std::string name = {};                        // of the file; empty for an argument
-  std::string text = {};                        // of the file; an argument as given, "KEY=VALUE"
-  std::string directory = {};                   // of the file
+  std::string name = {};                        // the file; empty for an argument
+  std::string text = {};                        // content of the file; an argument as given, "KEY=VALUE"
+  std::string directory = {};                   // folder of the file
   size_t value = 0;                             // where the value of an argument begins
   uint32_t base = 0;                            // the position of the first byte of the text
   mutable std::optional<TextLines> lines = {};  // made when the first place is printed

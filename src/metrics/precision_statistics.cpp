@@ -59,7 +59,7 @@ class Measurements {
 
  private:
   std::vector<Tensor> measured_;
-  std::vector<Take> takers_;  // of each
+  std::vector<Take> takers_;  // one for each of `measured_`
 };
 
 // Sums the statistics of one module and role.
@@ -101,7 +101,7 @@ class Sums {
 class ExpertErrors {
  public:
   ExpertErrors(int64_t experts, int64_t rows) : rows_(rows), experts_(static_cast<size_t>(experts)) {}
-  int64_t rows() const { return rows_; }  // of each expert
+  int64_t rows() const { return rows_; }  // rows of each expert
 
   void add(int64_t expert, std::span<const double> parts) {
     experts_[static_cast<size_t>(expert)].signal += parts[Sum::signal];

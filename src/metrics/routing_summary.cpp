@@ -10,8 +10,8 @@ constexpr size_t kLosses = RouterStatistics::kLosses;
 
 // Sums the figures of one layer.
 struct Figures {
-  std::vector<double> assignments;  // of each expert, and behind them those dropped: whole numbers
-  std::vector<double> losses = {};  // of one micro batch after the other
+  std::vector<double> assignments;  // numbers of each expert, then those dropped: whole numbers
+  std::vector<double> losses = {};  // losses of one micro batch after the other
 };
 
 // Adds a row of RouterStatistics, whose assignments say how many tokens the micro batch had for experts.

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// Whether a run got as far as its first step: one that died before has left a line that it started, or a piece of it, and nothing to keep.
+// Returns true if a run got as far as its first step: one that died before has left a line that it started, or a piece of it, and nothing
+// to keep.
 bool holds_metrics(const fs::path& folder) {
   constexpr std::string_view kStart = R"({"type":"start",)";
   std::ifstream lines(folder / "metrics.jsonl", std::ios::binary);
@@ -35,7 +36,7 @@ bool holds_checkpoints(const fs::path& folder) {
   return fs::is_directory(folder, ignored) && !list_checkpoints(folder).empty();
 }
 
-// "again-2" of "again", "again-3" where that is taken.
+// Returns "again-2" for "again", "again-3" where that is taken.
 std::string free_name(const fs::path& folder) {
   std::string base = folder.filename().string();
   const size_t digits = base.find_last_not_of("0123456789") + 1;

@@ -72,7 +72,7 @@ void RunTrace::write() const noexcept {
     std::ostringstream name;
     name << "trace-rank" << std::setw(5) << std::setfill('0') << rank_ << ".json";
     write_file_atomically(std::filesystem::path(config_.logging.dir) / name.str(), finish_trace(rank_));
-  } catch (const std::exception& error) {  // what it shows is not worth the run
+  } catch (const std::exception& error) {  // a trace is not worth the run
     log_warning("training.trace: ", error.what());
   }
 }

@@ -10,7 +10,7 @@ namespace mantissa {
 
 struct RopeFrequencies {
   std::vector<float> of_pairs;  // [D / 2]
-  float scale = 1.0F;           // of cos and sin
+  float scale = 1.0F;           // scale of cos and sin
 };
 
 // theta^(-2i / D), scaled as _compute_llama3_parameters() or _compute_yarn_parameters() of Hugging Face transformers 5

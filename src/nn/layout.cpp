@@ -24,7 +24,7 @@ int64_t block_rows_of(const ParameterSpec& parameter) {
   return std::max<int64_t>(32, parameter.quantized ? parameter.quantized.block() : 1);
 }
 
-// whole * part / of, rounded down, which the product need not be representable for. part <= of < 2^31.
+// Returns whole * part / of, rounded down; the product need not be representable. part <= of < 2^31.
 int64_t fraction(int64_t whole, int64_t part, int64_t of) { return whole / of * part + whole % of * part / of; }
 
 struct CodeBytes {

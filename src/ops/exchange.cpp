@@ -77,7 +77,7 @@ Tensor summed(const TensorParallel& tp, const Tensor& partial, const Tensor& bia
   } else {
     tp.group.sum(partial, Purpose::activations);
   }
-  if (bias.defined() && bias.dtype() != dtype) {  // of another compute type: added before the only rounding, as a GEMM does
+  if (bias.defined() && bias.dtype() != dtype) {  // the bias has another compute type: added before the only rounding, as a GEMM does
     const Tensor wide = empty_like(sum);
     wide.device().run(AddBias{.x = sum, .bias = converted(bias, sum.dtype()), .out = wide});
     return converted(wide, dtype);

@@ -5,7 +5,7 @@
 namespace mantissa {
 namespace {
 
-// y [N, out] of x [N, in].
+// Computes y [N, out] of x [N, in].
 Tensor output(const LinearGemms& gemms, const LinearInput& x, Shape shape, const Var& bias, const Tensor& like, const TensorParallel& tp) {
   const bool partial = shared(tp, Split::row_parallel);
   const Tensor y = empty(like.device(), partial ? stats_dtype(like.dtype()) : like.dtype(), shape);
@@ -13,7 +13,7 @@ Tensor output(const LinearGemms& gemms, const LinearInput& x, Shape shape, const
   return partial ? summed(tp, y, bias.value(), like.dtype()) : y;
 }
 
-// dx [N, in] of dy [N, out], and the gradient of the weight.
+// Computes dx [N, in] of dy [N, out], and the gradient of the weight.
 Tensor input_gradient(const LinearGemms& gemms, const LinearInput& input, const Tensor& dy, int64_t columns, const TensorParallel& tp) {
   const bool partial = shared(tp, Split::column_parallel);
   const Tensor dx = empty(dy.device(), partial ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});

@@ -20,7 +20,7 @@ QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
   return out;
 }
 
-// Quantizes in one pass along rows and along columns.
+// Codes along rows and along columns, quantized in one pass.
 struct BothWays {
   QuantizedTensor rows, columns;
 
@@ -154,7 +154,8 @@ LinearInput LinearGemms::gathered_input(const TensorParallel& tp, const Tensor& 
   return {.codes = gathered_codes(tp, x, choice.how)};
 }
 
-// Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in quantized_padded().
+// Gathers codes. Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in
+// quantized_padded().
 QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const {
   const int64_t padded = round_up(tp.tokens, how.block());
   const RowRange own = share_of(tp.tokens, tp.group.rank(), tp.group.size());

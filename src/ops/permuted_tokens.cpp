@@ -12,7 +12,7 @@ namespace {
 
 Tensor empty_rows(const Tensor& like, int64_t rows) { return empty(like.device(), like.dtype(), like.shape().with_dim0(rows)); }
 
-// Row r is that of assignment assignments[r]; each row of x has per_row of them.
+// Reorders rows: row r is that of assignment assignments[r]; each row of x has per_row of them.
 Value permuted(const Value& x, const Tensor& assignments, int64_t per_row) {
   const Shape shape{assignments.dim(0), shape_of(x)[1]};
   const auto moved = [&](const Value& out) {
@@ -102,7 +102,7 @@ int64_t group_rows(const Counts& arriving, int64_t multiple) {
   return rows;
 }
 
-// Where the rows of each expert and rank end.
+// Returns where the rows of each expert and rank end.
 std::vector<int64_t> ends_of(const Counts& arriving, int64_t multiple) {
   std::vector<int64_t> ends = {0};
   for (size_t e = 0; e < arriving.experts; ++e) {
@@ -112,7 +112,7 @@ std::vector<int64_t> ends_of(const Counts& arriving, int64_t multiple) {
   return ends;
 }
 
-// Where the rows of each expert end.
+// Returns where the rows of each expert end.
 std::shared_ptr<const HostGroups> known_groups(const AllToAllPlan& plan, int64_t usual_rows) {
   HostGroups out{.offsets = {}, .usual_rows = usual_rows};
   for (size_t i = 0; i < plan.ends.size(); i += static_cast<size_t>(plan.group.size())) out.offsets.push_back(plan.ends[i]);
@@ -156,7 +156,7 @@ std::vector<int64_t> numbers_of(const Tensor& assignments, int64_t first) {
   return out;
 }
 
-// Returns of each row here what its assignment has at home.
+// Returns, for each row here, the number that its assignment has at home.
 std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64_t>& leaving) {
   const AllToAllPlan& plan = *to.all_to_all;
   constexpr auto kEach = static_cast<int64_t>(sizeof(int64_t));
@@ -167,8 +167,8 @@ std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64
   return out;
 }
 
-// Padding stands behind rows of its group. Transforms make numbers of its zeros, so it draws by numbers that no assignment has: those below
-// zero, as many for the last row of each group as a group may have padding.
+// Numbers padding, which stands behind rows of its group. Transforms make nonzero numbers of its zeros, so it draws by numbers that no
+// assignment has: those below zero, as many for the last row of each group as a group may have padding.
 void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
   constexpr int64_t kMostPadding = 1024;
   for (size_t i = 1; i < numbers.size(); ++i) {
@@ -176,7 +176,7 @@ void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numb
   }
 }
 
-// Where the rows of each matrix end, beginning with 0.
+// Returns where the rows of each matrix end, beginning with 0.
 std::vector<int64_t> matrix_ends(const Dispatch& of) {
   if (of.all_to_all) return of.all_to_all->ends;
   const std::vector<int32_t> ends = to_host<int32_t>(of.offsets);
@@ -200,7 +200,7 @@ Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multi
   return out;
 }
 
-// Counts are data, so they are exchanged first. The host reads them once.
+// Exchanges counts first, because they are data. The host reads them once.
 Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
                         int64_t capacity) {
   const Dispatch all = dispatch_here(experts, num_experts, 1, capacity);
@@ -219,7 +219,8 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
                     .ends = ends_of(arriving, multiple)};
   Dispatch out = arranged(experts.device(), arriving, sum(plan.arrived), gradients, multiple);
   out.per_row = all.per_row;
-  // By source, all numbers of ranks have the bits of one, which knows no groups. The usual rows are of as many tokens as this rank has.
+  // With gradients by source, any number of ranks gives the bits of one, which knows no groups. Usual rows assume as many tokens on all
+  // ranks as here.
   if (gradients == ExpertGradients::summed) out.host = known_groups(plan, ceil_div(experts.elements() * ranks.size(), num_experts));
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;

@@ -11,9 +11,9 @@ namespace mantissa {
 // Plans the all-to-all of a dispatch: rows go to the ranks of their experts, ordered by expert, and are grouped there (Dispatch).
 struct AllToAllPlan {
   Communicator group;
-  Tensor rows, assignments;            // of this rank's tokens, by expert of all ranks, without padding (DispatchTable)
+  Tensor rows, assignments;            // for this rank's tokens, by expert of all ranks, without padding (DispatchTable)
   std::vector<int64_t> sent, arrived;  // rows to and from each rank
-  std::vector<int64_t> ends;           // of the rows of each rank to each expert here, with padding (NumberedRows)
+  std::vector<int64_t> ends;           // ends of the rows of each rank to each expert here, with padding (NumberedRows)
 };
 
 // Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing, and among ranks.

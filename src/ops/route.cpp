@@ -39,8 +39,8 @@ Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bi
   return out;
 }
 
-// Where groups usually have this many rows, the library of a GPU multiplies one after the other (gemm_path.h), for which the host must know
-// where they end: it reads that once a dispatch.
+// Dispatches tokens. Where groups usually have this many rows, the library of a GPU multiplies one group after the other (gemm_path.h). The
+// host must then know where they end: it reads that once a dispatch.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
                   ExpertGradients gradients) {
   if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);

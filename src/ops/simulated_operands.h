@@ -18,6 +18,6 @@ std::vector<int64_t> simulated_ends(const Dispatch& groups, OperandRole role, in
 // experts, through the whole run.
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
                        const RoundingPosition& at);
-RoundingDraws slice(const RoundingDraws& all, int64_t begin, int64_t end);  // those of these rows
+RoundingDraws slice(const RoundingDraws& all, int64_t begin, int64_t end);  // draws of these rows
 
 }  // namespace mantissa

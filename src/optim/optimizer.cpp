@@ -12,7 +12,7 @@ namespace {
 
 int64_t norm_blocks(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
 
-// The numbers that a rank reports before its losses in the one message that decides a step.
+// Numbers that a rank reports before its losses in the one message that decides a step.
 enum class Reported { flag, vote, seconds, gradients, parameters, activations, control, other, count };
 static_assert(static_cast<int64_t>(Reported::count) == kReportedNumbers);
 
@@ -39,7 +39,7 @@ void add(const std::array<double, kReportedNumbers>& from, UpdateResult& to) {
   to.sent.other += number(Reported::other);
 }
 
-// What a rank says of its step.
+// Report of a rank about its step.
 struct OwnReport {
   double flag;
   std::span<const double> losses;
@@ -214,7 +214,7 @@ void Optimizer::apply_to(const State& state) {
   parameters_.quantize(state.shard, rounding);
 }
 
-// What is done for a bucket is sent while the next is updated.
+// Updates bucket by bucket: a finished bucket is sent while the next is updated.
 void Optimizer::apply() {
   size_t next = 0;
   for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {

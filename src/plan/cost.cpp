@@ -27,7 +27,7 @@ std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layo
   return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
 }
 
-// What the busiest rank sends or receives of a bucket.
+// Bytes of a bucket that the busiest rank sends or receives.
 struct BucketBytes {
   int64_t gradients = 0, gathered = 0;
   int64_t all() const { return gradients + gathered; }
@@ -70,7 +70,7 @@ int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm
   return always + routing_bytes(config) / config.logging.interval;
 }
 
-// The FLOPs of one token, forward and backward, including what is recomputed.
+// FLOPs of one token, forward and backward, including recomputed ones.
 struct Work {
   double once = 0.0, again = 0.0;
   double forward() const { return once / 3; }

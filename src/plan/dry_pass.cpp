@@ -14,7 +14,7 @@ struct Rows {
   int64_t tokens() const { return sequences * length; }
 };
 
-// Ranks of which there is only the first.
+// A group of ranks of which there is only the first.
 struct DryGroup {
   explicit DryGroup(int64_t size) : ranks(dry_transport(static_cast<int>(size), exchanged)) {}
   GroupTraffic exchanged;
@@ -25,7 +25,7 @@ Exchanges of_tensor_ranks(const DryGroup& group) {
   return {.bytes = group.exchanged.sent, .control = group.ranks.traffic().control * group.ranks.size(), .busiest = group.exchanged.busiest};
 }
 
-// Each sends and receives as much.
+// Returns the exchanges of ranks that each send and receive as much.
 Exchanges of_expert_ranks(const DryGroup& group) {
   const Traffic own = group.ranks.traffic();
   return {.bytes = own.activations * group.ranks.size(), .control = own.control * group.ranks.size(), .busiest = own.activations};
@@ -57,7 +57,7 @@ DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows
           .experts = of_expert_ranks(experts)};
 }
 
-// Follows the line through what two numbers of tokens take, up to sizes that no machine has.
+// Extrapolates linearly from two numbers of tokens, up to sizes that no machine has.
 DryPass extrapolated(const DryPass& of_few, const DryPass& of_many, double factor) {
   const auto line = [factor](int64_t few, int64_t many) {
     return static_cast<int64_t>(std::min(static_cast<double>(many) + static_cast<double>(many - few) * factor, 1e18));

@@ -10,14 +10,14 @@ namespace mantissa {
 struct Exchanges {
   int64_t bytes = 0;
   int64_t control = 0;  // beside them
-  int64_t busiest = 0;  // of one rank, the more of what it sends and receives
+  int64_t busiest = 0;  // by one rank, the larger of what it sends and receives
 };
 
 struct DryPass {
   int64_t activations = 0;  // bytes from forward to backward
   int64_t workspace = 0;    // at most beyond these
-  Exchanges tensor;         // of the tensor ranks of one replica
-  Exchanges experts;        // of ranks that share experts, each with a micro batch
+  Exchanges tensor;         // among the tensor ranks of one replica
+  Exchanges experts;        // among ranks that share experts, each with a micro batch
 };
 
 // model.vocab_size must be set; `plan` is that of the config, on its ranks. Every expert gets as many rows. A micro batch of more than

@@ -49,7 +49,7 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.exchange = bytes(static_cast<double>(largest));
 }
 
-// Of all ranks, and of each kind that is not all of them.
+// Counts the group of all ranks, and each kind of group that is smaller.
 int64_t groups_of_several_ranks(const ParallelConfig& parallel) {
   const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1, world = parallel.world();
   const int64_t sizes[] = {parallel.tensor, parallel.data, parallel.expert, expert_data};

@@ -16,7 +16,7 @@ GemmOperandForm operand_form(const Recipe& recipe, const OperandChoice& choice, 
   return {.dtype = recipe.compute, .how = codes_read(recipe, choice, role), .transposed = transposed};
 }
 
-// Of a micro batch; of one expert its share, if each gets as many.
+// Returns the rows of a micro batch; for an expert its share of them, if each gets as many.
 int64_t rows_of(const RunConfig& config, const ModuleShape& module) {
   const int64_t tokens = config.training.micro_batch_size * config.training.seq_len;
   return module.experts ? ceil_div(tokens * module.active * config.parallel.expert, module.matrices) : tokens;

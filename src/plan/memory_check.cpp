@@ -50,7 +50,7 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
 
 enum class Holder { host, gpu };
 
-// What a rank has yet to allocate there: contexts and groups of ranks are made before free memory is asked for.
+// Returns the bytes that a rank has yet to allocate: contexts and groups of ranks are made before free memory is asked for.
 int64_t needed(const MemoryEstimate& memory, Holder holder) {
   return holder == Holder::host ? memory.tensors() : memory.total() - memory.cuda_context - memory.nccl;
 }

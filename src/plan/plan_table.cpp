@@ -20,7 +20,7 @@ std::string shape_text(const ModuleShape& module) {
   return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
 }
 
-// "[8/2, 384/4, 64]": 8 experts over 2 ranks, and of each 384 rows over 4.
+// Returns "[8/2, 384/4, 64]": 8 experts over 2 ranks, and of each 384 rows over 4.
 std::string divided_shape_text(const ModuleShape& module, const ModelRanks& ranks) {
   const ModuleShape held = module.on_rank(ranks);
   const auto size = [](int64_t whole, int64_t on_rank) { return whole == on_rank ? text(whole) : text(whole, '/', whole / on_rank); };
@@ -29,7 +29,7 @@ std::string divided_shape_text(const ModuleShape& module, const ModelRanks& rank
   return text('[', module.matrices > 1 ? size(module.matrices, held.matrices) + ", " : "", rows, ", ", size(module.in, held.in), ']');
 }
 
-// "rows [192, 64]": how the weight is divided, and what one rank has of it.
+// Returns "rows [192, 64]": how the weight is divided, and the shape that one rank has of it.
 std::string share_text(const ModuleShape& module, const ModelRanks& ranks) {
   const std::string held = shape_text(module.on_rank(ranks));
   const Sharding by = module.sharding(ranks);
@@ -37,7 +37,7 @@ std::string share_text(const ModuleShape& module, const ModelRanks& ranks) {
   return experts || rows || columns ? text(experts ? "experts " : "", rows ? "rows " : columns ? "columns " : "", held) : "whole";
 }
 
-// All but path and bytes.
+// Returns all cells but path and bytes.
 Cells cells_of(const ModulePrecision& entry, PlanTable form, const ModelRanks& ranks) {
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
@@ -69,9 +69,9 @@ std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTabl
   return groups;
 }
 
-// Behind them in the wide table what a rank holds, if ranks share weights; then the bytes.
+// Heads of the columns. Behind them, the wide table has the share of a rank, if ranks share weights; then come the bytes.
 constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export"};
-constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and the bytes
+constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // columns of the narrow table, besides the bytes
 constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
 
 Cells heads(PlanTable form, const ModelRanks& ranks) {
@@ -82,7 +82,7 @@ Cells heads(PlanTable form, const ModelRanks& ranks) {
   return cells;
 }
 
-// "layers.{0,2,...,998}.mlp.up": without some layers.
+// Returns "layers.{0,2,...,998}.mlp.up": without some layers.
 std::string cut_module(const std::string& path, size_t most) {
   if (path.size() <= most || path.find(',') == std::string::npos) return without_middle(path, most);
   const std::string end = ",..." + path.substr(path.rfind(','));
@@ -90,15 +90,15 @@ std::string cut_module(const std::string& path, size_t most) {
   return begin == std::string::npos ? without_middle(path, most) : path.substr(0, begin) + end;
 }
 
-// `rules.7 "lay...up"`: without some of the pattern, and without all of it where there is room for the key alone.
+// Returns `rules.7 "lay...up"`: without some of the pattern, and without all of it where there is room for the key alone.
 std::string cut_rule(const std::string& rule, size_t most) {
-  constexpr size_t kLeast = 7;  // of a pattern in its quotes
+  constexpr size_t kLeast = 7;  // characters of a pattern in its quotes
   const size_t key = std::min(rule.find(' '), rule.size());
   if (rule.size() <= most || most < key + 1 + kLeast) return without_middle(rule.size() <= most ? rule : rule.substr(0, key), most);
   return rule.substr(0, key + 1) + without_middle(std::string_view(rule).substr(key + 1), most - key - 1);
 }
 
-// Takes from the column that is most above its floor until all fit; below the floors, which only shapes beyond all models need, from the
+// Narrows the column that is most above its floor until all fit; below the floors, which only shapes beyond all models need, it narrows the
 // module, of which most is left.
 std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
   constexpr std::array<std::pair<size_t, int64_t>, 3> kFloors = {{{kModule, 30}, {kRecipe, 8}, {kRule, 8}}};
@@ -118,7 +118,7 @@ void cut_cells(Cells& row, const std::vector<size_t>& widths) {
   row[kRule] = cut_rule(row[kRule], widths[kRule]);
 }
 
-// Rules lack "precision.".
+// Shortens the cells of the wide table. Rules lack "precision.".
 std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   constexpr std::string_view kSection = "precision.";
   std::vector<Cells> rows;
@@ -134,8 +134,8 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   return rows;
 }
 
-// The first module of each set of operands that the GEMMs of a recipe have. Most recipes have one set; the output projection and the second
-// GEMM of experts may have others.
+// Returns the first module of each set of operands that the GEMMs of a recipe have. Most recipes have one set; the output projection and
+// the second GEMM of experts may have others.
 std::vector<const ModulePrecision*> distinct_gemms(const PrecisionPlan& plan) {
   std::vector<const ModulePrecision*> out;
   std::set<Cells> known;

@@ -16,7 +16,7 @@ bool fake_codes_are_lossless(const Recipe& recipe) {
   return recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
 }
 
-// Whether backward multiplies the values of fprop's codes.
+// Returns true if backward multiplies the values of fprop's codes.
 bool dequantizes(const Recipe& recipe) { return recipe.backward == BackwardOperands::dequantized && recipe.gemms.fprop; }
 
 OperandSource along_columns(const Recipe& recipe) {

@@ -12,7 +12,7 @@ namespace mantissa {
 namespace {
 
 constexpr size_t kLongestPattern = 4096, kMostAlternatives = 1024;
-constexpr uint32_t kMostSteps = 1'000'000;  // of a regular expression on one path
+constexpr uint32_t kMostSteps = 1'000'000;  // for a regular expression on one path
 
 // Multiplies out the alternatives of all braces from `from` on; `written` lacks what stands before it.
 std::vector<PatternAlternative> expand_braces(const std::string& pattern, size_t from = 0) {

@@ -119,7 +119,7 @@ bool can_move_codes(const ModulePrecision& entry) {
   return choose_operands(recipe, GemmRole::fprop).first.is_codes() && saved_input(recipe) == SavedAs::rows;
 }
 
-// Says whether they would if columns came from rows.
+// Says whether they would travel as codes if columns came from rows.
 bool moves_values_for_columns(const ModulePrecision& entry) {
   ModulePrecision from_rows = entry;
   from_rows.recipe.columns = ColumnSource::rows;

@@ -159,7 +159,7 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
 
 // Servers fuse all expert weights of a layer, which therefore need one scheme.
 void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
-  const ModulePrecision* first = nullptr;  // of the two linears of a layer's experts
+  const ModulePrecision* first = nullptr;  // first of the two linears of a layer's experts
   for (const ModulePrecision& entry : modules) {
     if (!entry.module.experts) continue;
     const ModulePrecision* const up = std::exchange(first, entry.module.role == ModuleRole::mlp_output ? nullptr : &entry);

@@ -21,7 +21,7 @@ bool is_word_before(std::string_view text, size_t end) {
 
 bool is_word_at(std::string_view text, size_t at) { return at < text.size() && is_word_character(next_character(text, at)); }
 
-// Where the white space that ends here begins.
+// Returns where the white space that ends here begins.
 size_t start_of_space_before(std::string_view text, size_t from, size_t end) {
   while (end > from) {
     const size_t start = start_of_character_before(text, end);

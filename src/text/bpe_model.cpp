@@ -11,7 +11,7 @@ namespace mantissa {
 namespace {
 
 constexpr uint32_t kNoMerge = std::numeric_limits<uint32_t>::max();
-constexpr size_t kFewSymbols = 64;                                  // as many are merged without a heap
+constexpr size_t kFewSymbols = 64;                                  // up to so many are merged without a heap
 constexpr size_t kLongestKnown = 48, kMostKnown = size_t{1} << 16;  // pieces that a cache holds
 
 uint64_t pair_of(int32_t left, int32_t right) {
@@ -21,7 +21,7 @@ uint64_t pair_of(int32_t left, int32_t right) {
 // An unused id between costs a few bytes, but ids that are mostly unused are no vocabulary.
 double largest_id(size_t tokens) { return static_cast<double>(16 * tokens + 65536); }
 
-// "<0x0A>", as byte_fallback names a byte.
+// Returns "<0x0A>", as byte_fallback names a byte.
 std::string byte_token(size_t byte) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   return {'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'};
@@ -79,7 +79,8 @@ void BpeModel::read_vocabulary(const JsonReader& json) {
   }
 }
 
-// The text or the bytes that a token stands for. One that no bytes spell stands for none: its own text never occurs in letters of bytes.
+// Returns the text or the bytes that a token stands for. One that no bytes spell stands for none: its own text never occurs in letters of
+// bytes.
 std::string_view BpeModel::piece_of(const std::string& spelled, std::string& bytes) const {
   if (!byte_level_) return spelled;
   bytes = bytes_of_letters(spelled).value_or("");
@@ -109,7 +110,7 @@ void BpeModel::read_options(const JsonReader& json) {
   }
 }
 
-// "a b", or ["a", "b"] since version 0.20 of tokenizers.
+// Reads "a b", or ["a", "b"] since version 0.20 of tokenizers.
 void BpeModel::read_merges(const JsonReader& json) {
   json.require(json.value().is_list(), "must be a list");
   merges_.reserve(json.value().size());

@@ -11,12 +11,12 @@ namespace {
 
 const Json kNull;
 
-// The member of an object, or null.
+// Returns the member of an object, or null.
 JsonReader member_or_null(const JsonReader& json, const std::string& name, const std::string& source) {
   return json.value().contains(name) ? json.at(name) : JsonReader(kNull, source, name);
 }
 
-// ["</s>", 2], as Roberta and Bert have them.
+// Reads ["</s>", 2], as Roberta and Bert have them.
 int32_t id_of_pair(const JsonReader& json) {
   const std::vector<JsonReader> entries = json.entries();
   json.require(entries.size() == 2, "must be a token and its id");
@@ -71,13 +71,13 @@ void BpeTokenizer::read_post_processor(const JsonReader& json) {
     read_template(json);
   } else if (type == "RobertaProcessing" || type == "BertProcessing") {
     put_around(json, {id_of_pair(json.at("cls"))}, {id_of_pair(json.at("sep"))});
-  } else if (type != "ByteLevel") {  // which changes positions in the text, not ids
+  } else if (type != "ByteLevel") {  // ByteLevel changes positions in the text, not ids
     json.at("type").fail(text("the post-processor ", shortened(type),
                               " is not supported (TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence are)"));
   }
 }
 
-// {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [1]}}}
+// Reads {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [1]}}}.
 void BpeTokenizer::read_template(const JsonReader& json) {
   std::vector<int32_t> before, after;
   bool after_sequence = false;
@@ -132,7 +132,7 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, const TextOrigi
   return out;
 }
 
-// The token as texts show it; "" for a special one, and for what is none.
+// Returns the token as texts show it; "" for a special one, and for an id of none.
 const std::string& BpeTokenizer::shown_token(int32_t id) const {
   static const std::string kNone;
   const AddedToken* const added = added_.find(id);

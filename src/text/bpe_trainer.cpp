@@ -39,7 +39,7 @@ class PairCounts {
   }
 
   using Pair = std::pair<int32_t, int32_t>;
-  // The most frequent pair; none: no pair occurs twice.
+  // Returns the most frequent pair; none: no pair occurs twice.
   std::optional<Pair> most_frequent() {
     while (!queue_.empty()) {
       const Candidate top = queue_.top();
@@ -63,7 +63,7 @@ class PairCounts {
       add_counts(word, 1);
       const std::vector<int32_t>& symbols = words_[word].symbols;
       for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-        if (symbols[i] != into && symbols[i + 1] != into) continue;  // which was there before, and has the word
+        if (symbols[i] != into && symbols[i + 1] != into) continue;  // it was there before, and has the word
         made.insert({symbols[i], symbols[i + 1]});
         add_word({symbols[i], symbols[i + 1]}, word);
       }
@@ -109,7 +109,7 @@ class PairCounts {
 
   std::vector<Word> words_;
   std::unordered_map<Pair, int64_t, HashOfPair> counts_;
-  std::unordered_map<Pair, std::vector<size_t>, HashOfPair> words_with_;  // that have it, or had it
+  std::unordered_map<Pair, std::vector<size_t>, HashOfPair> words_with_;  // words that have the pair, or had it
   std::priority_queue<Candidate> queue_;
 };
 
@@ -132,7 +132,7 @@ Json trained_file(const std::vector<std::string>& tokens, const std::vector<Adde
 
 }  // namespace
 
-// The text at hand, as far as it is not yet cut.
+// Part of the text at hand that is not yet cut.
 struct BpeTrainer::Text {
   Pretokenizer pretokenizer = Pretokenizer::from(JsonReader(json, "the tokenizer"));
   Pretokenizer::Cutter cutter{pretokenizer};
@@ -173,7 +173,7 @@ std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added)
   added.insert(added.begin(), {.content = kDefaultEndToken, .special = true});
   const int64_t fewest = kFewestTokens - 1 + std::ssize(added), merged = vocab_size - std::ssize(added);
   require(vocab_size >= fewest, ExitCode::usage, "a vocabulary of bytes has at least ", fewest, " tokens, got ", vocab_size);
-  std::vector<std::string> bytes;  // that tokens stand for
+  std::vector<std::string> bytes;  // bytes that each token stands for
   for (int byte = 0; byte < 256; ++byte) bytes.emplace_back(1, static_cast<char>(byte));
   PairCounts pairs(words_);
   Json::Entries merges;

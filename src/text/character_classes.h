@@ -18,7 +18,7 @@ class CharacterClasses {
   static std::optional<CharacterClasses> dividing(std::span<const CodePoints> sets);
 
   uint8_t class_of(char32_t character) const { return pages_[page_of_[character / kPage]][character % kPage]; }
-  // The classes that a set has, which is one of those divided, or a union of such.
+  // Returns the classes that make up a set, which is one of those divided, or a union of such.
   std::vector<uint8_t> classes_of(const CodePoints& set) const;
   // Writes the classes of a text's characters.
   void classify(std::string_view text, std::string& classes) const;

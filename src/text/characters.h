@@ -1,4 +1,4 @@
-// Characters of text that is known to be UTF-8, and the properties of theirs that tokenizers ask for, from the one table of Unicode here
+// Characters of text that is known to be UTF-8, and those of their properties that tokenizers ask for, from the one table of Unicode here
 // (unicode_tables.inc): no system library has a say in them.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace mantissa {
 
-// The code point whose first byte is text[at], which `at` then lies behind.
+// Returns the code point whose first byte is text[at], and moves `at` behind it.
 inline char32_t next_character(std::string_view text, size_t& at) {
   const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<uint8_t>(text[i])); };
   const char32_t lead = byte(at++);
@@ -24,7 +24,7 @@ inline char32_t next_character(std::string_view text, size_t& at) {
   return character;
 }
 
-// Whether a character begins here.
+// Returns true if a character begins here.
 inline bool begins_character(char byte) { return (static_cast<uint8_t>(byte) & 0xC0U) != 0x80U; }
 
 inline constexpr char32_t kCodePoints = 0x110000;
@@ -65,12 +65,12 @@ enum class Category : uint8_t {
 inline constexpr size_t kCategories = 30;
 
 Category category_of(char32_t character);
-// White_Space; the categories N; ASCII punctuation or the categories P of Unicode 8, as in tokenizers; what \w is in Rust's regex.
+// Test for White_Space; the categories N; ASCII punctuation or the categories P of Unicode 8, as in tokenizers; and \w of Rust's regex.
 bool is_white_space(char32_t character);
 bool is_numeric(char32_t character);
 bool is_punctuation(char32_t character);
 bool is_word_character(char32_t character);
-// The small letter of a capital; any other character itself.
+// Returns the small letter of a capital; any other character itself.
 char32_t lower_case(char32_t character);
 
 // Sets of code points, as ascending ranges that do not touch.
@@ -80,13 +80,13 @@ struct CodePointRange {
 };
 using CodePoints = std::vector<CodePointRange>;
 
-CodePoints united(CodePoints ranges);  // of ranges in any order
+CodePoints united(CodePoints ranges);  // takes ranges in any order
 CodePoints others(const CodePoints& points);
 bool is_among(const CodePoints& points, char32_t character);
-// The code points of a category ("Lu") or of a group of them ("L"); none: there is no such name.
+// Returns the code points of a category ("Lu") or of a group of them ("L"); none: there is no such name.
 std::optional<CodePoints> code_points_of(std::string_view category);
 const CodePoints& white_space();
-// \w of Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
+// Returns \w of Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
 CodePoints word_characters();
 
 }  // namespace mantissa

@@ -35,7 +35,7 @@ Value object_value(JinjaMembers members) {
 class Rendering {
  public:
   explicit Rendering(const JinjaInput& input) {
-    scopes_.resize(2);  // what is given, and what the template sets
+    scopes_.resize(2);  // given variables, and those that the template sets
     for (const auto& [name, value] : input.variables.members()) scopes_[0][name] = jinja_value(value);
     add_functions(input);
   }
@@ -89,7 +89,7 @@ class Rendering {
     return jinja_list(std::move(out));
   }
 
-  // Names the line of what cannot be done.
+  // Adds the line to the errors of body().
   template <class Body>
   auto at_line(const JinjaNode& node, const Body& body) {
     work_.add(1);

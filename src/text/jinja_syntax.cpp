@@ -384,7 +384,7 @@ class Parser {
     fail_at(token.line, "expected a value", token.text.empty() ? "" : ", got \"" + shortened(token.text) + "\"");
   }
 
-  // Entries behind the first, up to a bracket; "": up to what is no entry.
+  // Parses the entries behind the first, up to a bracket; "": up to a token that begins no entry.
   JinjaNode rest_of_list(JinjaNode first, std::string_view end) {
     std::vector<JinjaNode> entries = several(std::move(first));
     while (take_sign(","))

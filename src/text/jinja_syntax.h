@@ -42,7 +42,7 @@ enum class JinjaKind {
 struct JinjaNode {
   JinjaKind kind = JinjaKind::absent;
   int line = 0;
-  int height = 1;  // of the tree
+  int height = 1;  // height of the tree
   std::string name = {};
   std::vector<std::string> names = {};
   Json value = {};

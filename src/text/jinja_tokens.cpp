@@ -56,13 +56,13 @@ class Lexer {
     at_ = to;
   }
 
-  // mark: what follows, "{%-"; "": the end.
+  // Adds a text. mark: the mark that follows, "{%-"; "": the end.
   void add_text(std::string text, std::string_view mark) {
     const bool starts_line = at_ == 0 || source_[at_ - 1] == '\n';
     if (mark.size() == 3 && mark[2] == '-') {
       text.resize(text.find_last_not_of(kBlank) + 1);
     } else if (!mark.empty() && mark[1] != '{' && !(mark.size() == 3 && mark[2] == '+')) {
-      const size_t begin = text.rfind('\n') + 1;  // of the last line
+      const size_t begin = text.rfind('\n') + 1;  // begin of the last line
       const bool blank = text.find_first_not_of(kBlank, begin) == std::string::npos;
       if (blank && (begin > 0 || starts_line)) text.resize(begin);
     }

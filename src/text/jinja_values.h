@@ -47,7 +47,7 @@ struct JinjaValue {
     return std::get_if<T>(&content);
   }
   template <class T>
-  T* shared() const {  // of lists, members and functions; else null
+  T* shared() const {  // null but for lists, members and functions
     const auto* const found = std::get_if<std::shared_ptr<T>>(&content);
     return found != nullptr ? found->get() : nullptr;
   }
@@ -72,7 +72,7 @@ bool is_true(const JinjaValue& value);
 std::string printed(const JinjaValue& value);
 const JinjaValue* member(const JinjaMembers& members, const std::string& name);  // null: none
 void set_member(JinjaMembers& members, const std::string& name, JinjaValue value);
-JinjaEntries entries_of(const JinjaValue& value, JinjaWork& work);  // of what a loop goes through
+JinjaEntries entries_of(const JinjaValue& value, JinjaWork& work);  // entries that a loop goes through
 JinjaValue binary_result(const std::string& name, const JinjaValue& left, const JinjaValue& right, JinjaWork& work);
 JinjaValue negative(const JinjaValue& value);
 JinjaValue item_of(const JinjaValue& of, const JinjaValue& index);

@@ -108,7 +108,7 @@ class NormalForms {
   }
 
   void compose(std::vector<char32_t>& characters) const {
-    size_t count = 0, starter = SIZE_MAX;  // of what is kept; SIZE_MAX: none yet
+    size_t count = 0, starter = SIZE_MAX;  // kept characters; index of the last starter among them, SIZE_MAX: none yet
     for (const char32_t character : characters) {
       const uint8_t combining = combining_[character];
       // A mark is blocked by one of its class or above between it and the starter, a starter by any.
@@ -124,7 +124,7 @@ class NormalForms {
     characters.resize(count);
   }
 
-  // 0: the two have none.
+  // Returns the composite of two characters; 0: they have none.
   char32_t composite_of(char32_t first, char32_t second) const {
     if (is_within(first, kLeading, kLeadingCount) && is_within(second, kVowels, kVowelCount))
       return kSyllables + ((first - kLeading) * kVowelCount + (second - kVowels)) * kTrailingCount;
@@ -144,7 +144,7 @@ class NormalForms {
 std::string in_normal_form(std::string_view text, NormalForm form) {
   const NormalForms& tables = NormalForms::tables();
   std::string out;
-  size_t done = 0, piece = 0;  // what is appended; where the piece at hand begins
+  size_t done = 0, piece = 0;  // end of what is appended; begin of the piece at hand
   bool joined = false;         // the piece has more than its first character, or that one changes
   const auto end_piece = [&](size_t end) {
     if (joined) {

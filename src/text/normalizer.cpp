@@ -10,7 +10,7 @@
 namespace mantissa {
 namespace {
 
-constexpr size_t kMostGrowth = 1024;  // of a text, so that a file of a few replacements does not take all memory
+constexpr size_t kMostGrowth = 1024;  // growth of a text, so that a file of a few replacements does not take all memory
 
 bool is_all_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
@@ -26,15 +26,15 @@ void append_lowercase(char32_t character, std::string& out) {
   append_utf8(lower_case(character), out);
 }
 
-// Where the first characters of a text end.
+// Returns where the first characters of a text end.
 size_t end_of_characters(std::string_view text, std::ptrdiff_t count) {
   size_t end = 0;
   for (; count > 0 && end < text.size(); --count) next_character(text, end);
   return end;
 }
 
-// How many bytes of what replaced() returns come from the first character, if so many of the text do. What stands for several characters
-// comes from the last of them, as tokenizers has it.
+// Returns how many bytes of the result of replaced() come from the first character, if so many of the text do. A replacement of several
+// characters comes from the last of them, as tokenizers has it.
 size_t of_first_after(PatternMatcher& matcher, std::string_view content, std::string_view text, size_t of_first) {
   size_t done = 0, out = 0;
   matcher.search(text);
@@ -163,7 +163,7 @@ std::string Normalizer::applied(const Replace& step, const std::string& text, si
 }
 
 std::string Normalizer::applied(const Strip& step, const std::string& text, size_t& of_first) {
-  size_t begin = 0, end = 0;  // of what is no white space
+  size_t begin = 0, end = 0;  // bounds of the text without white space at its ends
   bool found = false;
   for (size_t at = 0; at < text.size();) {
     const size_t first = at;

@@ -10,14 +10,14 @@
 namespace mantissa {
 namespace {
 
-// What single characters (U+00DF, the ligatures from U+FB00) fold to: Oniguruma lets them match these letters where case is ignored.
+// Pairs that single characters (U+00DF, the ligatures from U+FB00) fold to: Oniguruma lets them match these letters where case is ignored.
 constexpr std::array<std::string_view, 5> kFoldedPairs = {"ss", "ff", "fi", "fl", "st"};
 
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Where case is ignored, an ASCII letter stands for both its cases and for what else folds to it.
+// Adds, where case is ignored, the other case of each ASCII letter and all that folds to it.
 CodePoints of_any_case(const CodePoints& points) {
   constexpr char32_t kLongS = 0x17F, kKelvin = 0x212A;
   CodePoints out = points;
@@ -42,7 +42,7 @@ class PatternTranslation {
   }
 
  private:
-  // What has been read since `begin`, which is why a message can quote it.
+  // Refuses the construct read since `begin`, which a message can quote for that reason.
   void refuse_unless(bool ok, size_t begin, const char* what) const {
     if (ok) return;
     const size_t end = std::min(std::max(at_, begin + 1), written_.size());
@@ -91,7 +91,7 @@ class PatternTranslation {
     } else {
       if (next_is("?") || next_is("*")) at_ += 2;
       refuse_unless(at_ == begin + 1, begin, "a kind of group");
-      put("(?:");  // what it captured nothing asks for
+      put("(?:");  // nothing asks for its capture
     }
     groups_.push_back(ignores_case() || ignores);
     last_letter_ = '\0';
@@ -118,7 +118,7 @@ class PatternTranslation {
     last_letter_ = pair[1];
   }
 
-  // After a backslash, of a class or by itself.
+  // Reads what follows a backslash, of a class or by itself.
   CodePoints escape(size_t begin) {
     refuse_unless(!at_end(), begin, "a backslash at the end");
     last_letter_ = '\0';
@@ -145,7 +145,7 @@ class PatternTranslation {
     return {{point, point}};
   }
 
-  // \p{Lu}, \P{Lu}, \p{^Lu}
+  // Reads \p{Lu}, \P{Lu}, \p{^Lu}.
   CodePoints property(size_t begin, bool negated) {
     const size_t end = written_.find('}', at_);
     refuse_unless(accept("{") && end != std::string_view::npos, begin, "a property without its name in braces");
@@ -157,7 +157,7 @@ class PatternTranslation {
     return negated ? others(*points) : *points;
   }
 
-  // \x41, \x{1F600}, \u00e9: of two digits no more than ASCII, since Oniguruma takes them for a byte.
+  // Reads \x41, \x{1F600}, \u00e9: of two digits no more than ASCII, since Oniguruma takes them for a byte.
   CodePoints code_point(size_t begin, char kind) {
     const bool braced = kind == 'x' && accept("{");
     const size_t first = at_, most = braced ? 6 : kind == 'x' ? 2 : 4;
@@ -173,7 +173,7 @@ class PatternTranslation {
     return {{value, value}};
   }
 
-  // [...], without others inside.
+  // Reads [...], without others inside.
   CodePoints set(size_t begin) {
     ++at_;
     const bool negated = accept("^");
@@ -197,7 +197,7 @@ class PatternTranslation {
 
   static bool is_one(const CodePoints& points) { return points.size() == 1 && points[0].first == points[0].last; }
 
-  // A character or an escape of a class, or the end of a range.
+  // Reads a character or an escape of a class, or the end of a range.
   CodePoints member(size_t set) {
     refuse_unless(!at_end(), set, "a class that has no end");
     const size_t begin = at_;
@@ -225,7 +225,7 @@ class PatternTranslation {
                   "a quantifier of a quantifier");
   }
 
-  // {n}, {n,} or {n,m}
+  // Reads {n}, {n,} or {n,m}.
   void counts(size_t begin) {
     const size_t first = at_;
     while (!at_end() && is_ascii_digit(written_[at_])) ++at_;

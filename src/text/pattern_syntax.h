@@ -23,7 +23,7 @@ using PatternParts = std::vector<PatternPart>;
 // letters in (?i:...) that some characters fold to in pairs.
 PatternParts pattern_parts(std::string_view expression);
 
-// The parts of an expression that matches this text.
+// Returns the parts of an expression that matches this text.
 PatternParts literal_parts(std::string_view text);
 
 }  // namespace mantissa

@@ -70,7 +70,7 @@ std::vector<TextRun> runs_of_matches(PatternMatcher& matcher, std::string_view t
   return runs;
 }
 
-// Each character that has the property is a match.
+// Splits at matches: each character that has the property is one.
 template <class Has>
 std::vector<TextRun> runs_of_characters(std::string_view text, Has&& has) {
   std::vector<TextRun> runs;
@@ -94,7 +94,7 @@ void replace_spaces(std::string_view text, const std::string& replacement, std::
   }
 }
 
-// Pieces that each begin with the replacement, but for the first.
+// Splits into pieces that each begin with the replacement, but for the first.
 void split_before(std::string_view text, const std::string& replacement, size_t of_first, TextPieces& out) {
   std::vector<TextRun> runs;
   for (size_t done = 0; done < text.size();) {

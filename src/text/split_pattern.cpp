@@ -127,7 +127,7 @@ struct PatternMatcher::Search {
   Search(const Search&) = delete;
   Search& operator=(const Search&) = delete;
 
-  // The byte at which a character begins; none before `character`, which is at `byte`.
+  // Returns the byte at which character `target` begins; it must not be before `character`, which is at `byte`.
   size_t byte_of(size_t target) {
     for (; character < target; ++character) next_character(text, byte);
     return byte;
@@ -137,7 +137,7 @@ struct PatternMatcher::Search {
   pcre2_match_context* context;
   pcre2_jit_stack* stack;
   std::string_view text;
-  std::string classes;             // of its characters
+  std::string classes;             // classes of its characters
   size_t character = 0, byte = 0;  // at which the next match is looked for
 };
 

@@ -13,7 +13,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kFewestBytes = 4096;  // that are worth a thread
+constexpr int64_t kFewestBytes = 4096;  // worth a thread
 
 size_t length_of_first(std::string_view text) {
   size_t end = 0;
@@ -21,7 +21,7 @@ size_t length_of_first(std::string_view text) {
   return end;
 }
 
-// The last place before which the text may be normalized by itself: before a character of ASCII, with which nothing composes.
+// Returns the last place before which the text may be normalized by itself: before a character of ASCII, with which nothing composes.
 size_t last_cut(std::string_view text, size_t from, size_t limit) {
   size_t at = std::min(limit, text.size() - 1);
   while (at > from && static_cast<uint8_t>(text[at]) >= 0x80) --at;
@@ -31,8 +31,8 @@ size_t last_cut(std::string_view text, size_t from, size_t limit) {
 }  // namespace
 
 struct StreamEncoder::State {
-  // What of a text is not yet passed on. It is looked at once there is a window of it, or twice what was kept then: text that cannot be cut
-  // would otherwise be read again with each part.
+  // Text not yet passed on. It is scanned once it fills the window, or is twice what the last scan kept, so that text that cannot be cut is
+  // not read again with each part.
   class UndecidedText {
    public:
     explicit UndecidedText(size_t window) : window_(window), enough_(window) {}
@@ -78,7 +78,7 @@ struct StreamEncoder::State {
         unsplit(window_bytes),
         cutter(of.pretokenizer_) {}
 
-  // What follows the pieces up to a number of them.
+  // A token, or the end of a text, behind so many pieces.
   struct Mark {
     size_t pieces;
     int32_t token;  // kEndOfText: the text ends here
@@ -108,7 +108,7 @@ struct StreamEncoder::State {
   TextPieces pieces;
   std::vector<Mark> marks;
   std::vector<EncodedPieces> encoded;  // a thread each
-  size_t pieces_each = 1;              // that one of these has, but for the last
+  size_t pieces_each = 1;              // pieces of each thread but the last
 };
 
 StreamEncoder::StreamEncoder(const BpeTokenizer& tokenizer, Sink sink, SpecialTokenText special, size_t window)
@@ -136,8 +136,8 @@ void StreamEncoder::end_text(const TextOrigin& origin) {
 void StreamEncoder::flush() { state_->encode_pieces(); }
 
 // Passes each added token that begins before `limit` to found(id), and the text before it, if there is any, to between(text). Returns how
-// far the text is passed on. As tokenizers has it, a token that another one has taken along as white space is there, too, and the text goes
-// on behind it: even in the rest of that white space.
+// far the text is passed on. As in tokenizers, a token within white space that another token took along is found, too, and the text goes on
+// behind it: even in the rest of that white space.
 template <class Between, class Found>
 size_t StreamEncoder::State::for_each_token(const AddedTokenMatcher& tokens, std::string_view text, size_t limit, bool goes_on,
                                             const Between& between, const Found& found) const {

@@ -28,14 +28,14 @@ int digit_of(char c) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// The byte that "<0x0A>" names; -1: it names none.
+// Returns the byte that "<0x0A>" names; -1: it names none.
 int named_byte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
   const int high = digit_of(token[3]), low = digit_of(token[4]);
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-// Appends what bytes that tokens named spell: a text, or U+FFFD for each of them.
+// Appends the text that named bytes spell, or U+FFFD for each of them.
 void add_named(std::string& bytes, std::vector<std::string>& tokens) {
   if (bytes.empty()) return;
   if (is_utf8(bytes))
@@ -45,7 +45,7 @@ void add_named(std::string& bytes, std::vector<std::string>& tokens) {
   bytes.clear();
 }
 
-// How many bytes at the beginning may be those of one character: at least 1.
+// Number of bytes at the beginning that may be those of one character: at least 1.
 struct CharacterStart {
   size_t length;
   bool whole;
@@ -136,7 +136,7 @@ void TextDecoder::apply(const ByteLevel&, std::vector<std::string>& tokens) {
 
 void TextDecoder::apply(const ByteFallback&, std::vector<std::string>& tokens) {
   std::vector<std::string> out;
-  std::string bytes;  // of the tokens just before that name one each
+  std::string bytes;  // bytes named by the tokens just before, one each
   for (std::string& token : tokens) {
     const int byte = named_byte(token);
     if (byte >= 0) {

@@ -10,7 +10,7 @@ namespace mantissa {
 
 struct TextPieces {
   std::string text;
-  std::vector<size_t> ends;  // of the pieces, in bytes, ascending; none is empty
+  std::vector<size_t> ends;  // ends of the pieces in bytes, ascending; none is empty
   std::vector<size_t>
       of_first;  // by piece: how many of its bytes, at its beginning, come from the first character of the text; later pieces: none
 

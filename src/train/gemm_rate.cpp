@@ -25,7 +25,7 @@ double measured_rate(Backend& device, GemmCeiling& gemm) {
   return gemm.flops() / began.seconds_until(ended);
 }
 
-// By a backend of its own, so that its matrices go. 0: they found no memory, or a GPU has no library.
+// Measures with a backend of its own, so that its matrices go. Returns 0 if they found no memory, or a GPU has no library.
 double rate_of_rank(const std::string& name, Dtype dtype) {
   try {
     const auto device = make_backend(name);

@@ -30,7 +30,7 @@ std::vector<Candidate> likeliest(std::span<const float> logits, int64_t top_k) {
   return candidates;
 }
 
-// 53 bits.
+// Returns a uniform number of 53 bits.
 double uniform(RngKey key, uint32_t what, uint64_t index) {
   const auto words = random_words(key, what, index);
   return static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;

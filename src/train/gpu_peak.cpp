@@ -14,7 +14,7 @@ struct Peak {
   double flops;
 };
 
-// By NVIDIA's data sheets, without sparsity. One with sparsity alone has twice the dense rate.
+// Peaks by NVIDIA's data sheets, without sparsity. Where a sheet states only the rate with sparsity, the dense rate is half of it.
 constexpr Peak kPeaks[] = {{"NVIDIA A100-SXM4-40GB", 312e12},
                            {"NVIDIA A100-SXM4-80GB", 312e12},
                            {"NVIDIA A100-PCIE-40GB", 312e12},

@@ -17,7 +17,7 @@ std::optional<double> data_sheet_peak(std::string_view gpu);
 // Returns that of the GPUs of all ranks together, of which one that several ranks use counts once; none if any is not in the table.
 std::optional<double> data_sheet_peak(const std::vector<Gpu>& of_ranks);
 
-// The same for the ranks of a run, all of which call it together; none for a device other than "cuda".
+// Like the second, for the ranks of a run, all of which call it together; none for a device other than "cuda".
 std::optional<double> data_sheet_peak(const Backend& device, const Communicator& world);
 
 }  // namespace mantissa

@@ -174,7 +174,7 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
 
 constexpr const char* kResume = "checkpoint.resume";
 constexpr const char* kInitFrom = "checkpoint.init_from";
-constexpr int64_t kLargestRecord = 64 << 20;  // of config.json or run.json
+constexpr int64_t kLargestRecord = 64 << 20;  // bytes of config.json or run.json
 
 // Returns the folder of the run that wrote this file as its config.json, which run.json beside it tells; none for any other file.
 std::optional<std::filesystem::path> run_folder_of(const ConfigSources& sources) {

@@ -24,7 +24,7 @@ struct Run;
 template <class Event>
 void publish(Run& run, const std::function<void(const Event&)>& callback, const Event& event);
 
-// What one run owns. The members are in the order in which they depend on each other.
+// Everything that one run owns. The members are in the order in which they depend on each other.
 struct Run {
   LoadedConfig loaded;
   const RunConfig& config = loaded.config;
@@ -39,7 +39,7 @@ struct Run {
   GradientAccumulator accumulator;
   StepBatches batches;
   TrainState state;
-  std::vector<TokenizerFile> files;  // of the model that it started from
+  std::vector<TokenizerFile> files;  // files of the model that it started from
   std::string resumed, newest_checkpoint;
   bool needs_unused_folder = false;  // until it is locked another process may train there
   std::optional<CheckpointDirectory> checkpoints;

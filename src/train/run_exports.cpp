@@ -119,7 +119,7 @@ class RunExports::Shard {
 
   ShardState state() const { return state_; }
   bool compared() const { return compared_; }              // or about to be
-  const std::string& problem() const { return problem_; }  // of one that failed
+  const std::string& problem() const { return problem_; }  // the problem of one that failed
   std::string hashes() const {
     return joined(hashes_, "", [](const Hash64& hash) { return hash.text(); });
   }
@@ -158,7 +158,7 @@ class RunExports::Shard {
   const int rank_, ranks_;
   std::atomic<int64_t>& progress_;
   Clock::time_point began_ = Clock::now();
-  std::optional<PendingFolder> pending_;  // of rank 0
+  std::optional<PendingFolder> pending_;  // only on rank 0
   std::string folder_;
   bool compared_ = false;
   std::unique_ptr<ModelExport> model_;

@@ -41,7 +41,7 @@ class RunExports {
   // Has an export compared whose shards are written, gives it its name when it was, and begins the next. A failure is an event; nothing is
   // thrown but for lost ranks.
   void advance(std::optional<CheckpointDirectory>& checkpoints);
-  int64_t progress() const { return progress_; }  // of this rank: a number that grows while it works
+  int64_t progress() const { return progress_; }  // progress of this rank: a number that grows while it works
   int64_t failures() const { return failures_; }
   bool failed(int64_t step) const { return step == failed_step_; }  // that of the newest step
 

@@ -59,7 +59,7 @@ void warn_of_values(const HfWeights& weights, const StartParts& parts) {
   for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
 }
 
-// Says which keys of training in config.json are not taken, or as what, and the coefficient that a run has instead.
+// Logs which keys of training in config.json are not taken, or as what, and the coefficient that a run has instead.
 void log_training_keys(const HfWeights& weights, const StartParts& parts) {
   if (parts.world.rank() > 0) return;
   for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);

@@ -31,13 +31,13 @@ struct StartSteps {
   std::function<void()> initialize = [] {};                         // draws weights
   std::function<void(HfWeights&)> load_folder = [](HfWeights&) {};  // once the folder was found to fit
   std::function<void()> after_folder = [] {};                       // once all ranks have loaded it
-  std::function<void(CheckpointReader&)> load_weights = {};         // of a checkpoint to start from; agrees by itself
-  std::function<void(CheckpointReader&)> restore = {};              // of one to go on from; agrees by itself
+  std::function<void(CheckpointReader&)> load_weights = {};         // from a checkpoint to start from; agrees by itself
+  std::function<void(CheckpointReader&)> restore = {};              // from one to go on from; agrees by itself
   bool saves = false;                                               // needs room on the disk; else a warning tells of it
 };
 
 struct StartPoint {
-  std::vector<TokenizerFile> files = {};         // that go along with the model
+  std::vector<TokenizerFile> files = {};         // files that go along with the model
   std::optional<LoadedCheckpoint> resumed = {};  // none: the run starts at step 0
   bool own = false;                              // it is of the run's folder
   bool adopted = false;                          // and others there may have been passed over for it

@@ -13,13 +13,13 @@
 namespace mantissa {
 
 struct StepBatch {
-  Batch rows;                              // of this rank
+  Batch rows;                              // sequences of this rank
   std::vector<DeviceBatch> uploaded = {};  // its micro batches if they were prefetched
 };
 
 class StepBatches {
  public:
-  // What a rank takes of each step, in sequences.
+  // Numbers of sequences that a rank takes of each step.
   struct Sizes {
     int64_t sequences = 0, micro_batch_size = 0;
   };

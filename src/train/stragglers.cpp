@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-// Of two in the middle it is the lower one, which is the upper one of speeds.
+// Returns the median; of two in the middle the lower one, which is the upper one of speeds.
 double lower_median(std::vector<double> seconds) {
   std::ranges::sort(seconds);
   return seconds[(seconds.size() - 1) / 2];

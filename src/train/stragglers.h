@@ -15,7 +15,7 @@ namespace mantissa {
 
 struct Straggler {
   int rank = 0;
-  double ratio = 0.0;  // of its speed to the median, in the latest window
+  double ratio = 0.0;  // its speed / the median, in the latest window
 };
 
 class Stragglers {
@@ -29,9 +29,9 @@ class Stragglers {
   std::vector<Straggler> add(std::span<const double> seconds);
 
  private:
-  std::vector<double> sums_;  // of this window, by rank
+  std::vector<double> sums_;  // sums of this window, by rank
   std::vector<int> slow_;     // windows in a row, by rank
-  int steps_ = 0;             // of this window
+  int steps_ = 0;             // steps of this window
 };
 
 // Records one step of all ranks (StepResult::seconds; empty for one rank). Rank 0, which has metrics, writes a line and a warning for each

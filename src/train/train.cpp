@@ -40,7 +40,7 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
-// Of FLOP/s of all ranks.
+// Returns the share of a peak, in FLOP/s of all ranks.
 std::optional<double> utilization(const Run& run, const std::optional<double>& peak) {
   if (!peak) return {};
   return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() / *peak;
@@ -154,7 +154,7 @@ void take_step(Run& run) {
 
 // ---- between steps
 
-// The most urgent request of any rank.
+// Returns the most urgent request of any rank.
 Request poll(Run& run) {
   const Request own = std::max(run.pending, own_request(run));
   take_request(run, run.mesh.world.size() == 1 ? own : std::ranges::max(run.mesh.world.all(own)));

@@ -44,7 +44,7 @@ TEST(CachingAllocator, SizeClassesLoseAtMostAnEighth) {
   EXPECT_EQ(CachingAllocator::size_class(int64_t{1} << 20), int64_t{1} << 20);
 }
 
-// What a training step does: the same requests in the same order, with handles of several lifetimes.
+// Allocates like a training step: the same requests in the same order, with handles of several lifetimes.
 void step(CachingAllocator& allocator) {
   std::vector<std::shared_ptr<std::byte>> saved;
   for (const int64_t bytes : {5000, 123456, 5000, 64, 999999, 5000}) {
@@ -196,7 +196,7 @@ class Budget final : public MemorySource {
   std::map<std::byte*, int64_t> sizes_;
 };
 
-// Two that give each other what they keep.
+// Returns two allocators that give each other what they keep.
 std::array<std::shared_ptr<CachingAllocator>, 2> two_of(int64_t& left) {
   std::array<std::shared_ptr<CachingAllocator>, 2> both;
   std::array<Budget*, 2> sources{};

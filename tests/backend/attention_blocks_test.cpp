@@ -1,4 +1,4 @@
-// What blocked attention adds to kernels_test.cpp: many blocks, one key head cut into parts, heads of every size, prompts over a cache.
+// Cases of blocked attention beside kernels_test.cpp: many blocks, one key head cut into parts, heads of every size, prompts over a cache.
 #include <algorithm>
 
 #include "attention_runs.h"
@@ -43,7 +43,7 @@ std::vector<double> spiky_qkv(const AttentionCase& c) {
   return x;
 }
 
-// Probabilities down to e^-99.5, and their products with gradients and values: what of it is subnormal counts nowhere.
+// Probabilities go down to e^-99.5, and so do their products with gradients and values; those that are subnormal count nowhere.
 TEST_P(AttentionBlocks, TinyProbabilitiesAgreeWithFp64) {
   for (const int64_t d : {16, 64}) {
     const AttentionCase c{.length = 300, .layout = {1, 1, d}};
@@ -64,7 +64,7 @@ TEST_P(AttentionBlocks, SegmentsOfWholeBlocksAreSequencesOfTheirOwn) {
   }
 }
 
-// What lies in blocks of keys that no query of a block sees costs nothing: it is not even multiplied by 0.
+// Blocks of keys that no query of a block sees cost nothing: they are not even multiplied by 0.
 TEST_P(AttentionBlocks, BlocksThatAWindowOrASegmentHidesAreNotRead) {
   const HeadLayout layout{1, 1, 16};
   const std::vector<double> segments = [] {
@@ -94,7 +94,7 @@ TEST_P(AttentionBlocks, NaNOfAQueryReachesItsOutputOnly) {
   for (size_t i = 0; i < o.size(); ++i) EXPECT_EQ(std::isnan(o[i]), i / 16 == 70) << i;
 }
 
-// A prompt after `first` positions, then one row more: blocks and single rows against the reference.
+// Runs a prompt after `first` positions, then one row more: blocks and single rows against the reference.
 TEST_P(AttentionBlocks, PromptsOverACacheAgreeWithTheReference) {
   const HeadLayout layout{4, 2, 24};
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {

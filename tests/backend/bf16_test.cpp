@@ -61,7 +61,7 @@ TEST(Bf16, SubnormalsAreRoundedNotFlushed) {
   EXPECT_EQ(to_bf16(-0x1p-149F).bits, 0x8000U);
 }
 
-// Rounding to fp32 first would make a tie of what lies just beside one.
+// Rounding to fp32 first would make a tie of numbers just beside one.
 TEST(Bf16, DoublesRoundOnce) {
   EXPECT_EQ(store<bf16>(1.0 + 0x1p-8).bits, 0x3F80) << "a tie";
   EXPECT_EQ(store<bf16>(1.0 + 0x1p-8 + 0x1p-40).bits, 0x3F81);

@@ -1,5 +1,5 @@
-// The cases of all kernels on a device whose memory its kernels, upload() and download() alone may touch: what else the tests did with it
-// would end in a segmentation fault. Its kernels are those of the CPU, and so are the bits.
+// The cases of all kernels on a device whose memory its kernels, upload() and download() alone may touch: any other access would end in a
+// segmentation fault. Its kernels are those of the CPU, and so are the bits.
 #include "closed_device.h"
 #include "kernel_cases.h"
 

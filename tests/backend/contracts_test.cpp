@@ -1,5 +1,5 @@
-// What kernels refuse. Every operand of every case of a kernel missing, of another dtype, shape or in the memory of another one; then what
-// depends on indices, sizes and formats.
+// Calls that kernels refuse: every operand of every case of a kernel missing, of another dtype, shape or in the memory of another one; then
+// faults of indices, sizes and formats.
 #include "contract_check.h"
 #include "faulty_calls.h"
 #include "files.h"
@@ -30,7 +30,7 @@ TEST_P(Contracts, RefuseEveryFaultOfEveryOperandByName) {
   EXPECT_EQ(device.copies_fp64(), GetParam() == "Convert");
 }
 
-// Where the kernels of the CPU are tested: no backend takes part.
+// Kernel names where the kernels of the CPU are tested, else none: no backend takes part.
 std::vector<std::string> kernels_with_contracts() {
   return tested_backends().front() == "cpu" ? kernel_names() : std::vector<std::string>();
 }

@@ -114,7 +114,7 @@ TEST(CpuLevel, IsReadWhenABackendIsOpened) {
   use_cpu_level(before);
 }
 
-// The script by which tests run as on other CPUs (instruction_sets.cmake): a test that is skipped looks like one that passed.
+// The script by which tests run like on other CPUs (instruction_sets.cmake): a test that is skipped looks like one that passed.
 ProcessResult under(const std::string& level) {
   const TemporaryFolder folder;
   return run_process(

@@ -19,7 +19,7 @@ AllocatorStats stats_of_a_gemm(Backend& device) {
   return device.allocator_stats();
 }
 
-// Of codes, four groups of 32 rows.
+// Statistics of gradients of codes, four groups of 32 rows.
 AllocatorStats stats_of_grouped_gradients(Backend& device) {
   const auto codes = [&](int64_t columns) {
     return quantized(zeros(device, Dtype::bf16, {128, columns}), {.format = Format::e4m3, .block_rows = 32, .block_cols = 32});
@@ -31,7 +31,7 @@ AllocatorStats stats_of_grouped_gradients(Backend& device) {
   return device.allocator_stats();
 }
 
-// But for flags, each of which says whether an operand is exact in bf16.
+// Leaves out flags, each of which says whether an operand is exact in bf16.
 void expect_counted_as_on_the_cpu(AllocatorStats (*stats_of)(Backend&), int flags) {
   const auto cpu = make_backend("cpu"), dry = dry_backend();
   const AllocatorStats expected = stats_of(*cpu), found = stats_of(*dry);

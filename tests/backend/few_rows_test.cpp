@@ -1,4 +1,4 @@
-// The GEMMs of generation (few_rows_gemm.h): their products, on what their bits depend, and which codes they leave to tiles.
+// The GEMMs of generation (few_rows_gemm.h): their products, the things that their bits depend on, and the codes that they leave to tiles.
 #include "mantissa/backend/few_rows.h"
 
 
@@ -53,7 +53,7 @@ class FewRowsTest : public BackendTest {
     return out;
   }
 
-  // Like numbers of codes in a weight of 32 rows, all of one scale.
+  // Makes all codes in equal numbers in a weight of 32 rows, all of one scale.
   QuantizedTensor all_codes(const Quantization& how, uint8_t scale) {
     const QuantizedTensor out = empty_quantized(fast(), {32, 256}, how);
     for (int64_t i = 0; i < out.codes.elements(); ++i) {
@@ -116,7 +116,7 @@ TEST_F(FewRowsTest, DecodeNormalCodesInTheirPlaces) {
   }
 }
 
-// Where all codes of a row are alike, and where one is beside normal ones, in columns of each step of 64.
+// Covers rows whose codes are all alike, and each code beside normal ones, in columns of each step of 64.
 TEST_F(FewRowsTest, DecodeEveryCodeAmongOthers) {
   const auto finite = [](int64_t code) { return (code & 0x7F) == 0x7F ? uint8_t{0} : static_cast<uint8_t>(code); };
   const QuantizedTensor w = empty_quantized(fast(), {256, 320}, kFormats[1]);
@@ -158,7 +158,7 @@ TEST_F(FewRowsTest, HaveBitsThatDependOnNothingBesideARow) {
   }
 }
 
-// What tiles are for: the GEMM has the same value, and the first way says that it is not its own.
+// Tiles take these: the GEMM has the same value, and multiply_few_rows() says that the GEMM is not its own.
 TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
   const FewRows scope;
   const Tensor x = random_tensor(fast(), Dtype::f32, {3, 256}, 1, 0x1p-20);  // so that no sum overflows
@@ -209,7 +209,7 @@ TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
   expect(all_codes(kFormats[5], 100), large, false, "2^119");
 }
 
-// Whichever of several needs tiles, all do.
+// All GEMMs go to tiles if one of several needs them.
 TEST_F(FewRowsTest, LeaveAllToTilesWhereOneIs) {
   const Threads scope(1);
   const Tensor x = random_tensor(fast(), Dtype::f32, {1, 256}, 1, 0x1p-20), large = random_tensor(fast(), Dtype::f32, {1, 256}, 2);

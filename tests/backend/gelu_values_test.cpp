@@ -6,7 +6,7 @@
 
 namespace mantissa::gelu_values_test {
 
-constexpr double kRounding = 0x1p-8;  // of bf16, relative
+constexpr double kRounding = 0x1p-8;  // rounding of bf16, relative
 
 std::vector<bf16> all_numbers() {
   std::vector<bf16> out;

@@ -1,4 +1,4 @@
-// What GEMMs take from the allocator, against what gemm_scratch() says.
+// Memory that GEMMs take from the allocator, against gemm_scratch().
 #include "backend/gemm_scratch.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ Scratch scratch_of(const Case& c) {
   return scratch_of(*device, GroupedGemm{.a = {a}, .b = {b, forward}, .out = out, .offsets = groups});
 }
 
-// `least` of what is predicted, and no more. Beside it there are flags, offsets, and what the allocator rounds up.
+// Expects at least `least` of the prediction, and no more than it. Beside it there are flags, offsets, and what the allocator rounds up.
 void expect_as_predicted(const Case& c, double least = 0.99) {
   const Scratch scratch = scratch_of(c);
   const auto found = static_cast<double>(scratch.found), most = static_cast<double>(scratch.predicted);
@@ -79,7 +79,7 @@ TEST(GemmScratch, IsWhatTheAllocatorGives) {
   }
 }
 
-// Of a weight that is large, a part at a time.
+// A large weight is dequantized a part at a time.
 TEST(GemmScratch, OfALargeWeightOfCodesIsThatOfAPart) {
   for (const Kind kind : {Kind::fprop, Kind::dgrad}) {
     expect_as_predicted({kind, Dtype::bf16, false, true, 32, 2048, 6144}, 0.7);  // which columns are a part depends on the tiles

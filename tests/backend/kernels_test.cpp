@@ -186,7 +186,7 @@ TEST_P(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
   }
 }
 
-// What a limit cuts off has no gradient, what it does not has, the limit itself included; a NaN is not cut off.
+// Values that a limit cuts off have no gradient; the others, the limit itself included, have one; a NaN is not cut off.
 TEST(ClampedSwiGlu, IsThatOfGptOss) {
   const double nan = std::nan("");
   const std::vector<double> gate{1, 7, 8, -20, 3, 2, nan, 2}, up{2, 7, 0.5, 1, -9, 8, 1, nan};
@@ -212,7 +212,7 @@ TEST(ClampedSwiGlu, IsThatOfGptOss) {
   }
 }
 
-// What is far below the largest logit has a gradient of zero, not of some tiny number that a fast exponential makes of it.
+// Logits far below the largest one have a gradient of zero, not some tiny number that a fast exponential makes of it.
 TEST(CrossEntropyGradient, IsZeroWhereTheProbabilityUnderflows) {
   constexpr int64_t kVocab = 1030;
   std::vector<double> logits(kVocab, -100.0);

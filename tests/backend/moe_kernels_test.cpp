@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(, MoeKernels, ::testing::ValuesIn(all_backends()), back
 
 class MoeKernelsOfTheCpu : public BackendTest {};
 
-// Those that are compared with the reference.
+// Runs on the backends that are compared with the reference.
 class MoeProducts : public OnEachBackend {};
 INSTANTIATE_TEST_SUITE_P(, MoeProducts, ::testing::ValuesIn(tested_backends()), backend_of);
 
@@ -36,7 +36,7 @@ DispatchTable table_of(Backend& device, const Tensor& experts, int64_t groups, i
   return out;
 }
 
-// Group by group the assignments of its expert, in order, as far as there is room for them.
+// Expects the assignments of each expert in its group, in order, as far as there is room for them.
 void expect_table(const DispatchTable& table) {
   const std::vector<int64_t> experts = integers(table.experts), offsets = integers(table.offsets);
   std::vector<int64_t> rows(experts.size(), -1), assignments(static_cast<size_t>(table.assignments.elements()), -1);
@@ -206,7 +206,7 @@ TEST_P(MoeKernels, PermuteCodesToWhatQuantizingPermutedValuesGives) {
     EXPECT_TRUE(same_bits(out.codes, expected.codes)) << how;
     std::vector<double> scales = values(expected.scales);
     const int64_t per_row = expected.scales.dim(1);
-    std::fill_n(scales.begin() + per_row, per_row, 0.0);  // of a row of zeros any scale will do
+    std::fill_n(scales.begin() + per_row, per_row, 0.0);  // any scale will do for a row of zeros
     EXPECT_EQ(values(out.scales), scales) << how;
   }
 }
@@ -308,7 +308,7 @@ GroupedGemm grouped_gemm(Backend& device, const std::vector<int64_t>& load, cons
   return {.a = {a}, .b = b, .out = out, .offsets = tensor_of(device, Dtype::i32, {experts + 1}, offsets)};
 }
 
-// On the reference to the bit.
+// Results on the reference are equal to the bit.
 TEST_P(MoeProducts, OfGroupsAreThoseOfTheirExpertsAlone) {
   for (const std::vector<int64_t>& load : awkward_loads()) {
     for (const OperandKinds& kinds : operand_kinds()) {
@@ -357,7 +357,7 @@ void expect_rows_alike(Backend& device, const OperandKinds& kinds, bool transpos
   }
 }
 
-// By the widths of rows in and out.
+// Parameters are the widths of rows in and out.
 class RowsOfGroups : public ::testing::TestWithParam<std::pair<int64_t, int64_t>> {};
 
 TEST_P(RowsOfGroups, HaveBitsThatDoNotDependOnTheOthers) {
@@ -437,7 +437,7 @@ TEST_F(MoeKernelsOfTheCpu, ComputeFewMoreRowsThanGroupsHave) {
 TEST_F(MoeKernelsOfTheCpu, MultiplyInFp32WhereAnExpertWithRowsHasExtremeScales) {
   constexpr Quantization kTiles{Format::e4m3, 32, 32};
   const QuantizedTensor w = quantized(random_tensor(fast(), Dtype::bf16, {128, 64}, 1), kTiles);
-  set_value(w.scales, w.scales.elements() - 1, 2);  // of the second expert
+  set_value(w.scales, w.scales.elements() - 1, 2);  // the scale is of the second expert
   for (const auto& [second, products] : {std::pair<double, int64_t>{64, 0}, {96, 1}}) {
     const auto device = make_backend("cpu");
     device->run(GroupedGemm{.a = {quantized(random_tensor(*device, Dtype::bf16, {96, 64}, 2), {Format::e4m3, 1, 32})},

@@ -237,7 +237,7 @@ std::vector<double> losses_by_definition(const RouteForward& k) {
     const std::vector<double> row = row_of(scores, n, experts);
     return counted(n, n + 1) == 0.0 ? 0.0 : row[static_cast<size_t>(e)] / (k.rule.score == RouterScore::sigmoid ? sum_of(row) : 1.0);
   };
-  const auto balance = [&](int64_t first, int64_t last) {  // of some sequences
+  const auto balance = [&](int64_t first, int64_t last) {  // covers some sequences
     double sum = 0.0;
     for (int64_t e = 0; e < experts; ++e) {
       double chosen = 0.0, probabilities = 0.0;
@@ -305,7 +305,7 @@ RouteBackward backward_of(const RouteForward& k, const Tensor& dweights, const C
   return out;
 }
 
-// What RouteBackward is the gradient of, with the counts of `at`, which has its assignments, too.
+// The function that RouteBackward is the gradient of, with the counts of `at`, which has its assignments, too.
 double objective(const RouteForward& at, const RouteForward& k, const std::vector<double>& dweights, const Coefficients& c) {
   EXPECT_EQ(values(k.experts), values(at.experts)) << "the logits lie too close together";
   RouteForward counted = k;

@@ -1,4 +1,4 @@
-// What `doctor`, `bench` and the comparison of tensor ranks call the instructions of oneDNN's GEMMs.
+// Names of the instructions of oneDNN's GEMMs, for `doctor`, `bench` and the comparison of tensor ranks.
 #include <gtest/gtest.h>
 
 #include "backend/cpu/fast/gemm_engine.h"

@@ -1,4 +1,4 @@
-// What tests of kernels compare and guard with: on every backend they find a bit that differs and a byte written beside an operand.
+// The comparison and the guards of kernel tests: on every backend they find a bit that differs and a byte written beside an operand.
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>
 

@@ -1,4 +1,4 @@
-// Tiles of one shape: what they hold, what GEMMs made of them promise, and the check of what rests on the library.
+// Tiles of one shape: their contents, the promises of GEMMs made of them, and the check of promises that rest on the library.
 #include "backend/cpu/fast/packed_gemm.h"
 
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ float element_of(Dtype dtype, const std::byte* data, int64_t i) {
 
 class PackBlock : public BackendTest {
  protected:
-  // Element by element against what the header says.
+  // Compares element by element with the definition in the header.
   void expect_packed(const Block& from, const TileLayout& tile) {
     std::vector<float> to(static_cast<size_t>(tile.rows * tile.ld), -7.0F);
     pack_block(from, tile, reinterpret_cast<std::byte*>(to.data()));
@@ -95,7 +95,7 @@ class GuardedBytes {
   std::byte *start_, *bytes_;
 };
 
-// A block that is all of its memory, at a distance of rows that need not be even.
+// Packs a block that is all of its memory, at a distance of rows that need not be even.
 TEST_F(PackBlock, LaysOutPanelsOfAnyPartAndReadsNothingElse) {
   CaseDraw draw(2);
   for (int i = 0; i < 300; ++i) {
@@ -147,8 +147,8 @@ class Tiles : public BackendTest, public ::testing::WithParamInterface<Dtype> {
   }
 };
 
-// Of every way to cut a GEMM (gemm_tiles.cpp): with operands packed for one task or for all, in one column block or several, at once or a
-// step of the depth at a time, written through the caches or past them. The first ones are rare, for fp32 and for bf16.
+// Draws sizes for every way to cut a GEMM (gemm_tiles.cpp): with operands packed for one task or for all, in one column block or several,
+// at once or a step of the depth at a time, written through the caches or past them. The first ones are rare, for fp32 and for bf16.
 GemmSize drawn_size(uint32_t number, CaseDraw& draw) {
   constexpr GemmSize kRare[] = {{700, 300, 4500}, {700, 300, 8500}, {600, 1100, 3500}, {600, 1100, 7500}};
   if (number < std::size(kRare)) return kRare[number];
@@ -161,7 +161,7 @@ GemmSize drawn_size(uint32_t number, CaseDraw& draw) {
   }
 }
 
-// Element (i, j) of a * b within the bound of a sum of so many fp32 roundings.
+// Expects element (i, j) of a * b within the bound of a sum of so many fp32 roundings.
 void expect_sum(const Tensor& a, const Tensor& b, const Tensor& out, int64_t i, int64_t j) {
   const int64_t depth = a.dim(1), cols = b.dim(1);
   double sum = 0.0, magnitudes = 0.0;
@@ -173,7 +173,7 @@ void expect_sum(const Tensor& a, const Tensor& b, const Tensor& out, int64_t i, 
   EXPECT_NEAR(double{out.data<float>()[i * cols + j]}, sum, 0x1p-24 * static_cast<double>(depth) * magnitudes) << i << ", " << j;
 }
 
-// Rows, columns and depth of zeros behind, another orientation, another place in memory: not a bit of what was there before changes.
+// Rows, columns and depth of zeros behind, another orientation, another place in memory: none changes a bit of what was there before.
 TEST_P(Tiles, ZerosBehindAnyDimensionChangeNoBit) {
   for (uint32_t number = 0; number < 18; ++number) {
     CaseDraw draw(number);
@@ -249,7 +249,7 @@ TEST_P(Tiles, ARowHasTheSameBitsAtEveryPlace) {
   EXPECT_EQ(products.whole.shape().rows % 32, 0) << "grouped_rows() is the same for every dtype";
 }
 
-// Else it would lay b out anew in every call. AVX2's kernels do, whatever the layout.
+// Otherwise it would lay b out anew in every call. AVX2's kernels do, whatever the layout.
 TEST_P(Tiles, AreStoredAsTheLibraryReadsThem) {
   const auto& [whole, half] = packed_gemms(GetParam());
   EXPECT_EQ(2 * half.shape().depth, whole.shape().depth);
@@ -291,7 +291,7 @@ TEST_F(FewRowsOfGemms, AreThoseOfTheReference) {
   }
 }
 
-// In training they have the bits that they have among others, and in a wider GEMM.
+// Outside of generation, in training, they have the bits that they have among others, and in a wider GEMM.
 TEST_F(FewRowsOfGemms, OutsideOfGenerationHaveTheBitsOfMany) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     const Tensor x = wide_tensor(fast(), dtype, {100, 96}, 1), w = wide_tensor(fast(), dtype, {200, 96}, 2);

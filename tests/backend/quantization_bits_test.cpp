@@ -16,7 +16,7 @@ constexpr auto& kRules = kUsualRules;
 constexpr std::array kRanges{ScaleRange{1, 252}, ScaleRange{105, 254}, ScaleRange{0, 127}, ScaleRange{127, 254}, ScaleRange{127, 127}};
 
 struct Sized {
-  int64_t rows, cols;  // of the input; the output has whole blocks
+  int64_t rows, cols;  // size of the input; the output has whole blocks
 };
 
 // Memory that nothing has been written to yet.
@@ -323,7 +323,7 @@ TEST_F(QuantizationBits, SwizzledScalesLieWhereTheSlowReferencePutsThem) {
   }
 }
 
-// What tests/golden does for blocks of 32, for those of 128, which have no vectors.
+// Compares blocks of 128, which have no vectors, as tests/golden does those of 32.
 class SlowReference : public OnAllBackends {
  protected:
   static SlowQuantized expected(const std::vector<double>& x, int64_t cols, const Quantization& how) {

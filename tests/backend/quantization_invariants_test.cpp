@@ -1,4 +1,5 @@
-// Properties that quantized matrices keep when they are transposed or turned from rowwise to columnwise codes, on values of several distributions.
+// Properties that quantized matrices keep when they are transposed or turned from rowwise to columnwise codes, on values of several
+// distributions.
 #include <map>
 
 #include "kernel_backends.h"
@@ -38,7 +39,7 @@ class Invariants : public OnAllBackends {
 
 class RowsToColumns : public Invariants {
  protected:
-  // Scales and codes of quantizing columnwise what the rowwise codes stand for, by the slow reference.
+  // Expects scales and codes that come of quantizing the values of the rowwise codes columnwise, by the slow reference.
   void expect_quantized_columns(const QuantizedTensor& rows) {
     const QuantizedTensor columns = columns_from_rows(rows);
     const SlowQuantized expected = slow_quantize(slow(rows.how.format), rows.how.rule, values(dequantized(rows)),
@@ -103,7 +104,7 @@ TEST_F(RowsToColumns, SaturatesUnderFloorInsteadOfBecomingNan) {
 
 // |x - x'| over the bound for E4M3 under rceil: half an ulp of the rowwise rounding, and of the columnwise one where the scale grows.
 struct Shifted {
-  double worst = 0;  // of the bound
+  double worst = 0;  // share of the bound
   int64_t changed = 0, elements = 0;
 };
 
@@ -128,7 +129,7 @@ Shifted shifted(const Tensor& x) {
 }
 
 TEST_F(RowsToColumns, ErrsWithinTheBoundForE4M3) {
-  std::map<std::string, double> shares;  // of elements that the second quantization changes
+  std::map<std::string, double> shares;  // shares of elements that the second quantization changes
   for_each([&](Backend& device, const Distribution& distribution) {
     const Shifted result = shifted(drawn_matrix(device, distribution, kRows, kCols));
     EXPECT_LE(result.worst, 1.0);

@@ -30,7 +30,7 @@ class QuantizedGemm : public OnAllBackends {
       expect_exact(gemm, {}, bound(a.cols()));
     }
   }
-  // The same of the one group that there is.
+  // Like expect_gemm(), for a grouped GEMM of one group.
   void expect_grouped_gemm(const Operand& a, const Operand& b) {
     for (Backend* device : tested()) {
       const GroupedGemm gemm{.a = on(*device, a),

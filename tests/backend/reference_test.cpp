@@ -157,7 +157,7 @@ TEST_F(Reference, CachedAttentionInPiecesEqualsAttentionAtOnce) {
   EXPECT_TRUE(same_bits(pieces, all));
 }
 
-// By math.erf, math.tanh and math.exp of Python.
+// Values are from math.erf, math.tanh and math.exp of Python.
 TEST_F(Reference, ActivationsHaveTheirKnownValues) {
   const Tensor x = f64({4}, {-1.0, 0.0, 1.0, 3.0}), y = out({4});
   device_->run(GeluForward{.x = x, .out = y, .form = GeluForm::erf});
@@ -227,7 +227,7 @@ TEST_F(Reference, ConversionsRoundToNearestEven) {
   EXPECT_EQ(values(single), (std::vector<double>{1.0 + 0x1p-8, 1.0 + 0x1.8p-7, -1.0, 0.0}));
 }
 
-// Of a step with these norms, losses and flags: loss, norm, bad weights, skip, and from the step tensor the clip factor and skip.
+// Results of a step with these norms, losses and flags: loss, norm, bad weights, skip, and from the step tensor the clip factor and skip.
 struct Finished {
   std::vector<double> outcome, step;
 };

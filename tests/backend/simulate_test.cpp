@@ -26,7 +26,7 @@ float rounded_as(Dtype dtype, float x) { return dtype == Dtype::bf16 ? to_float(
 
 // ---- the restatement
 
-// The element of |y| below and above it, of a table of magnitudes.
+// The elements below and above |y|, of a table of magnitudes.
 std::array<double, 2> neighbors(const std::vector<double>& table, double y) {
   const auto above = std::ranges::lower_bound(table, y);
   if (above == table.end()) return {table.back(), table.back()};
@@ -74,7 +74,7 @@ struct Plain {
 
 float e4m3(float x) { return std::bit_cast<float>(E4M3::decode(E4M3::encode(std::bit_cast<uint32_t>(x), 127), 127)); }
 
-// Whether a number below 32 has an odd number of bits.
+// Returns true if a number below 32 has an odd number of bits.
 bool odd(int64_t x) {
   bool out = false;
   for (int64_t bit = 1; bit < 32; bit *= 2) out = out != ((x & bit) != 0);
@@ -181,7 +181,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.how.contraction << (c.any_bits ? " any bits" : "");
 }
 
-// Element, block, shape, rule, rounding and transform by the number of the case.
+// Draws element, block, shape, rule, rounding and transform by the number of the case.
 Case case_of(uint32_t number) {
   const auto a = random_words({.seed = 33}, number, 0), b = random_words({.seed = 33}, number, 1),
              d = random_words({.seed = 33}, number, 2);
@@ -224,7 +224,7 @@ class Simulated : public BackendTest {
     device.run(Simulate{.x = x, .out = out, .how = c.how, .draws = draws});
     return floats(out);
   }
-  // Of bf16, in fp32.
+  // Runs on bf16, to fp32.
   std::vector<float> run(const Simulation& how, int64_t rows, int64_t columns, const std::vector<float>& from) {
     return run(fast(), {.rows = rows, .columns = columns, .dtype = Dtype::bf16, .to = Dtype::f32, .how = how}, from, {});
   }
@@ -249,7 +249,7 @@ TEST_F(Simulated, AnyFormatBlockAndShapeHasTheValuesOfItsDefinition) {
   }
 }
 
-// What has codes has their values, whatever the bits, poisoned blocks and overflow included.
+// Formats that have codes give the values of codes, whatever the bits, poisoned blocks and overflow included.
 TEST_F(Simulated, FormatsWithCodesHaveTheValuesOfFakeQuantization) {
   for (const auto& [format, element] : {std::pair{Format::e4m3, FreeElement{4, 3}}, {Format::e5m2, {5, 2}}, {Format::e2m1, {2, 1}}}) {
     for (const ScaleRule rule : kUsualRules) {
@@ -451,7 +451,7 @@ TEST_F(Simulated, ErrorIsThatOfWhatIsRounded) {
               ::testing::HasSubstr("rows are those of the error"));
 }
 
-// As those of codes: clipped elements and scales, too.
+// Errors are those of codes: clipped elements and scales, too.
 TEST_F(Simulated, ErrorOfAFormatWithCodesIsThatOfItsCodes) {
   for (const ScaleRule rule : kUsualRules) {
     const Tensor x = uploaded(fast(), Dtype::bf16, 64, 96, drawn(64 * 96, 80, false)), out = empty_like(x);

@@ -1,6 +1,6 @@
-// Which kernels of the fast CPU backend flush subnormals: a CPU can be asked to raise a signal where arithmetic meets a subnormal operand,
-// which is where some take a hundred cycles. A kernel that flushes them never does; what honors them gives the reference's bits. A kernel
-// of backend.h without an entry here fails EveryKernelHasItsMode.
+// Kernels of the fast CPU backend either flush subnormals or honor them. A CPU can be asked to raise a signal where arithmetic meets a
+// subnormal operand, which is where some take a hundred cycles: a kernel that flushes them never does; one that honors them gives the
+// reference's bits. A kernel of backend.h without an entry here fails EveryKernelHasItsMode.
 #include <ucontext.h>
 #include <xmmintrin.h>
 
@@ -12,7 +12,7 @@
 
 namespace mantissa::test::subnormals_test {
 
-// What the cases of a kernel do with inputs of which a third is subnormal.
+// Treatment of inputs of which a third is subnormal, in the cases of a kernel.
 enum class Mode {
   flushed,  // arithmetic never sees one
   honored,  // it does
@@ -128,8 +128,8 @@ Operands some_subnormal(Backend& device, Dtype dtype) {
 
 class SubnormalOperands : public ::testing::TestWithParam<Dtype> {};
 
-// A kernel may have a fast path for one dtype, so what honors them has to in each for which the reference shows that they come. A flushed
-// operand is less than 2^-126, and so is what is lost of each product with one of these inputs.
+// A kernel may have a fast path for one dtype, so one that honors them has to do so in each dtype for which the reference shows that they
+// come. A flushed operand is less than 2^-126, and so is what is lost of each product with one of these inputs.
 TEST_P(SubnormalOperands, ReachArithmeticOnlyWhereTheyAreHonoredAndChangeNoResultBeyondItsTolerance) {
   const Threads one(1);  // the exception is asked of the calling one
   WatchedDevice fast("cpu"), reference("cpu_reference");

@@ -1,4 +1,4 @@
-// Whole blocks: worked examples, non-finite and flushed blocks, and what a second quantization keeps.
+// Whole blocks: worked examples, non-finite and flushed blocks, and the values that a second quantization keeps.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -161,7 +161,7 @@ TEST(Block, ZeroesKeepTheirSigns) {
   }
 }
 
-// The table of docs/formats.md says the same beside what others do.
+// The table of docs/formats.md says so, too, beside what others do.
 TEST(Block, IsOursWhereOtherProgramsDiffer) {
   // torchao's RCEIL and ModelOpt, which take a logarithm in fp32, have 2: a bit above 448 * 2^-125.
   EXPECT_EQ(block_scale<E4M3>(0x05600000U, ScaleRule::rceil), 2);
@@ -240,8 +240,8 @@ bool finite(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](uint32_t bits) { return (bits & 0x7F800000U) != 0x7F800000U; });
 }
 
-// Whether the maximum of a block is rounded down to what the next smaller scale is for: half of the largest element, or under ceil half of
-// the largest power of two.
+// Returns true if the maximum of a block is rounded down to one that the next smaller scale is for: half of the largest element, or under
+// ceil half of the largest power of two.
 bool drops(Format format, ScaleRule rule, double significand) {
   if (rule == ScaleRule::ceil) return significand > 1 && significand <= 1 + std::ldexp(0.5, -test::slow(format).mantissa_bits());
   if (format == Format::e2m1) return significand > 1.5 && significand < 1.75;

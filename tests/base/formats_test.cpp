@@ -114,7 +114,7 @@ TEST(Element, TiesGoToTheEvenCodeAndOneUlpBesideToTheNearer) {
         for (const uint32_t sign : {0U, 0x80000000U}) {
           const auto encoded = [&](uint32_t bits) { return E::encode(bits | sign, static_cast<uint8_t>(scale)) & E::magnitude_mask; };
           EXPECT_EQ(encoded(bits_of(tie)), code + code % 2);
-          for (const uint32_t ulp : {1U, 0x10000U}) {  // of fp32, of bf16
+          for (const uint32_t ulp : {1U, 0x10000U}) {  // ulps of fp32, of bf16
             EXPECT_EQ(encoded(bits_of(tie) - ulp), code);
             EXPECT_EQ(encoded(bits_of(tie) + ulp), code + 1);
           }
@@ -240,7 +240,7 @@ TEST(BlockScale, TheRangesOfTheDocumentationAreTheClampsThatTheyStandFor) {
   }
 }
 
-// Under even from 1.75, 1.875 and 1.9375 on, under ceil above powers of two.
+// The threshold under even is at 1.75, 1.875 and 1.9375, under ceil just above powers of two.
 TEST(BlockScale, EveryBinadeOfFp32TurnsAtTheThreshold) {
   for_each_format([](auto element, const SlowFormat& reference) {
     for (uint32_t exponent = 0; exponent <= 255; ++exponent) {

@@ -1,4 +1,4 @@
-// What is free, as far as files say that look like those of /proc and of control groups.
+// Free memory, according to files that look like those of /proc and of control groups.
 #include "mantissa/base/free_memory.h"
 
 #include <gmock/gmock.h>
@@ -102,7 +102,7 @@ TEST_F(FreeMemoryTest, OfTheFirstVersionOfGroupsIsRead) {
   write(step + "memory.usage_in_bytes", "4000000\n");
   write(step + "memory.stat", "inactive_file 1\ntotal_inactive_file 300000\ntotal_active_file 200000\n");
   EXPECT_EQ(found().at(0).bytes, 1'500'000);
-  for (const std::string folder : {"cpuset/", "cpuset/job/step/", "jobs/", "jobs/keeper/"}) {  // of others than the memory controller
+  for (const std::string folder : {"cpuset/", "cpuset/job/step/", "jobs/", "jobs/keeper/"}) {  // groups of other controllers
     write("sys/fs/cgroup/" + folder + "memory.limit_in_bytes", "1000\n");
     write("sys/fs/cgroup/" + folder + "memory.usage_in_bytes", "0\n");
   }
@@ -111,7 +111,7 @@ TEST_F(FreeMemoryTest, OfTheFirstVersionOfGroupsIsRead) {
   EXPECT_EQ(out_of_memory_kills(root_.path()), 3);
 }
 
-// What is mounted there is the container's group, whatever its path is outside.
+// The group that is mounted there is the container's, whatever its path is outside.
 TEST_F(FreeMemoryTest, OfAContainerIsThatOfWhatItSees) {
   group("", "5000000", 1'000'000);
   for (const std::string outside : {"../a1/", "../"}) group(outside, "1000", 0);
@@ -154,7 +154,7 @@ TEST_F(FreeMemoryTest, KillsOfAProcessInAGroupBesideAreNotCounted) {
   EXPECT_TRUE(counts_kills_of(7, root_.path())) << "the group above both counts";
 }
 
-// Whose hierarchy says of each process that has ended that it was at the top.
+// Here the hierarchy says of each process that has ended that it was at the top.
 TEST_F(FreeMemoryTest, KillsOfTheFirstVersionOfGroupsAreTakenForThoseOfAll) {
   version1();
   write("sys/fs/cgroup/memory/job/step/memory.oom_control", "oom_kill 3\n");

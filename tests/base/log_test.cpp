@@ -1,4 +1,4 @@
-// Which records reach the log file.
+// The records that reach the log file.
 #include "mantissa/base/log.h"
 
 #include <gmock/gmock.h>

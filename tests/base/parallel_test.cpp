@@ -75,7 +75,7 @@ TEST(AlternateStack, GivesBackTheOneBefore) {
 class PiecesOfThePool {
  public:
   explicit PiecesOfThePool(int threads) : none_expected_(threads == 1) {}
-  // In a piece: whether it is the pool's.
+  // Called in a piece; returns true if the piece is the pool's.
   bool take() {
     if (std::this_thread::get_id() != caller_) return ++taken_ > 0;
     while (!none_expected_ && taken_ == 0 && std::chrono::steady_clock::now() - began_ < test::kHang) std::this_thread::yield();
@@ -90,7 +90,7 @@ class PiecesOfThePool {
   std::atomic<int> taken_{0};
 };
 
-// What a body runs may keep data in the stack pointer.
+// Code that a body runs may keep data in the stack pointer.
 TEST_P(ParallelFor, ThreadsOfThePoolHandleFaultsOnAStackOfTheirOwn) {
   static std::atomic<int> on_own, elsewhere;
   on_own = elsewhere = 0;
@@ -140,7 +140,8 @@ TEST_P(ParallelFor, BodiesSeeOneLibraryThread) {
   EXPECT_EQ(omp_get_max_threads(), 3) << "the caller's setting is restored";
 }
 
-// Flush-to-zero and denormals-are-zero, and what the thread does with a subnormal result and a subnormal operand.
+// Returns true if flush-to-zero and denormals-are-zero are as asked, and so is what the thread does with a subnormal result and a subnormal
+// operand.
 bool sees(Subnormals asked) {
   const volatile float smallest_normal = 0x1p-126F, subnormal = 0x1p-130F, factor = 0x1p-4F, large = 0x1p+20F;
   const bool flushed = asked == Subnormals::flushed;

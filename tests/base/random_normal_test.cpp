@@ -25,7 +25,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Of so many draws about 16 are too close to the middle between two floats for the vectors to decide.
+// About 16 of so many draws are too close to the middle between two floats for the vectors to decide.
 TEST(RandomNormalKernel, GivesTheBitsOfTheFunctionAtEveryLevel) {
   const CpuLevel before = cpu_level();
   const auto device = make_backend("cpu");

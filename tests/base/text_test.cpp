@@ -1,4 +1,4 @@
-// What base has for texts, hashes and counts.
+// Texts, hashes and counts of base.
 #include "mantissa/base/text.h"
 
 #include <gmock/gmock.h>

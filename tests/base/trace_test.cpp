@@ -1,4 +1,4 @@
-// What a profiler is told of spans. tests/metrics/trace_test.cpp has what is kept of them.
+// Calls that a profiler gets for spans. tests/metrics/trace_test.cpp tests the spans that are kept.
 #include "mantissa/base/trace.h"
 
 #include <gmock/gmock.h>

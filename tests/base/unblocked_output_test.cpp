@@ -38,7 +38,7 @@ TEST(UnblockedOutput, WaitsForAReaderAndHasAllBytes) {
   EXPECT_EQ(output.dropped_lines(), 0);
 }
 
-// One may be longer than what is kept of others.
+// One line may be longer than what is kept of others.
 TEST(UnblockedOutput, KeepsALineThatFollowsNothing) {
   test::Pipe pipe;
   UnblockedOutput output(pipe.writing());

@@ -1,4 +1,4 @@
-// Tensors as boxes in global coordinates: what lets one layout of ranks read what another wrote.
+// Tensors as boxes in global coordinates, by which one layout of ranks reads what another wrote.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-// A tensor of up to three dimensions, stored as boxes that tile it: what any layout of ranks could have written. Elements count from 0.
+// A tensor of up to three dimensions, stored as boxes that tile it, as any layout of ranks could have written. Elements count from 0.
 struct BoxedTensor {
   explicit BoxedTensor(std::mt19937& random) : random_(random) {
     for (size_t rank = 1 + random() % 3; rank > 0; --rank) shape.push_back(1 + static_cast<int64_t>(random() % 6));
@@ -87,7 +87,7 @@ TEST_F(CheckpointTest, AnyBoxOfATensorOfAnyBoxesIsRead) {
   EXPECT_GT(most, 8U);
 }
 
-// 40 MB: five chunks of each tensor. A reader keeps eight.
+// State of 40 MB: five chunks of each tensor. A reader keeps eight.
 TEST_F(CheckpointTest, AChunkIsReadAgainOnlyAfterEightOthers) {
   constexpr int64_t kOfChunk = 1 << 20;  // elements
   const State state(3, 5 * kOfChunk);
@@ -145,7 +145,7 @@ TEST_F(CheckpointTest, BoxesThatDoNotTileAnUnknownTensorAndAWrongSizeAreErrors) 
 
 // ---- several shards
 
-// What process r of 3 saves of w [5, 2], elements 0 to 9, and of v [3], 20 to 22: rows in turn; the second owns nothing of v.
+// The share that process r of 3 saves of w [5, 2], elements 0 to 9, and of v [3], 20 to 22: rows in turn; the second owns nothing of v.
 std::vector<CheckpointTensor> share(int r) {
   const auto numbers = [](int first, int count) {
     std::vector<float> out(static_cast<size_t>(count));

@@ -19,7 +19,7 @@ std::string sealed(const std::string& json_text) {
   return body + xxh64(body).text() + "\n";
 }
 
-// At a JSON pointer ("-" appends to a list) the value, as JSON, is replaced; without a value the member is removed.
+// Replaces the value, as JSON, at a JSON pointer ("-" appends to a list); without a value removes the member.
 struct Edit {
   const char* at = nullptr;
   const char* value = nullptr;

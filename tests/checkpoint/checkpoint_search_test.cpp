@@ -1,4 +1,4 @@
-// Which checkpoint a path stands for, and the search for the newest good one.
+// The checkpoint that a path stands for, and the search for the newest good one.
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"

@@ -235,7 +235,7 @@ TEST_F(CheckpointTest, CheckpointsOfALaterStepAreNotDeleted) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 2});
   for (const int64_t step : {40, 50, 10, 20, 30}) directory.save(State(step).content());
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000020", "step-00000030", "step-00000040", "step-00000050"));
-  EXPECT_EQ(newest(), 30);  // what `latest` names, not the highest number
+  EXPECT_EQ(newest(), 30);  // the one that `latest` names, not the highest number
 }
 
 // ---- diff

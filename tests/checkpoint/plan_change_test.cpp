@@ -183,7 +183,7 @@ TEST(ModelChange, WhatComputesNothingMayDiffer) {
   EXPECT_EQ(changed_keys(kPlain, initial, true), "");
 }
 
-// By layer, however it is said, and once.
+// Windows are compared by layer, however they are given, and named once.
 TEST(ModelChange, WindowsAreThoseOfTheLayers) {
   constexpr Setting all = [](ModelConfig& m) { m.sliding_window = 8; };
   EXPECT_EQ(changed_keys(all, [](ModelConfig& m) { all(m), m.sliding_layers = {0, 1}; }), "");

@@ -14,7 +14,7 @@ using ::testing::IsEmpty;
 
 using SaveTogether = CheckpointTest;
 
-// Each rank saves a tensor of its own, of three parts of 4 MiB or less. How often each reported progress.
+// Saves a tensor of each rank, of three parts of 4 MiB or less. Returns how often each rank reported progress.
 std::vector<int> progress_of(int ranks, const TemporaryFolder& folder) {
   std::vector<int> reported(static_cast<size_t>(ranks));
   EXPECT_THAT(
@@ -41,7 +41,7 @@ TEST_F(SaveTogether, EachPhaseAndPartOfASaveIsProgress) {
 
 TEST_F(SaveTogether, ASaveOfOneRankIsOnePhase) { EXPECT_THAT(progress_of(1, folder), Each(1)); }
 
-// Opening and reading fail on rank 1: what, how often.
+// Makes opening and reading fail on rank 1, in a given way, a given number of times.
 class FailsOnOne : public RanksTogether {
  public:
   FailsOnOne(const Communicator& world, std::function<void()> failure, int times)

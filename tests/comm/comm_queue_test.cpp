@@ -193,7 +193,7 @@ TEST(Agree, AllThrowTheErrorOfTheLowestRank) {
   EXPECT_EQ(errors, (std::vector<std::string>{"70: rank 2: ", "70: rank 2: ", "70: ", "70: rank 2: "}));
 }
 
-// Whoever leaves with the error ends the waits of the others: nobody may still be on the way to it.
+// A rank that leaves with the error ends the waits of the others: nobody may still be on the way to it.
 TEST(Agree, ThrowsAlikeHoweverSlowARankIs) {
   for (int round = 0; round < 5; ++round) {
     for (const int slow : {0, 1, 2, 3}) {

@@ -140,7 +140,7 @@ TEST(Traffic, CountsWhatEachRankSentByPurpose) {
 }
 
 struct Mismatch {
-  const char *name, *words;  // of the message: what the mismatching rank calls
+  const char *name, *words;  // words of the message: the call of the mismatching rank
   std::function<void(Backend&, const Communicator&)> call;
 };
 
@@ -191,7 +191,7 @@ TEST(DifferentCalls, AreFoundWhicheverRankMismatches) {
           majority(*device, world);
         });
         const std::string mismatching_rank = text("rank ", who, " "), majority_rank = text("rank ", (who + 1) % ranks, " ");
-        // Whichever is seen first: the neighbor's other call, or a message of another size.
+        // Either may be seen first: the neighbor's other call, or a message of another size.
         EXPECT_THAT(errors, Contains(AllOf(StartsWith("70: rank"), HasSubstr(mismatching_rank))))
             << mismatch.name << ", rank " << who << " of " << ranks;
         EXPECT_THAT(errors, Each(Not(IsEmpty()))) << mismatch.name;
@@ -208,7 +208,7 @@ TEST(DifferentCalls, AreNamedWithBothRanksAndWhatTheyCall) {
   });
   EXPECT_THAT(errors, Contains(StartsWith("70: ")));
   for (const std::string& error : errors) {
-    if (error.starts_with("6:")) continue;  // of whom the other had left by then
+    if (error.starts_with("6:")) continue;  // the other one had left by then
     EXPECT_THAT(error,
                 AllOf(StartsWith("70: ranks "), HasSubstr(" make different calls: "), HasSubstr("rank 0 all_gather of 12 bytes (call 0 of"),
                       HasSubstr("rank 1 broadcast of 12 bytes from 1 (call 0 of")));
@@ -229,7 +229,7 @@ TEST(LentScratch, ThatDoesNotHoldASumIsRefused) {
   EXPECT_THAT(scatter(Dtype::bf16, 60), HasSubstr("needed"));
 }
 
-// Equal sums of counts, other boundaries; and a pair of an all_to_all of which one has nothing to send.
+// Sums of counts are equal, boundaries are not; and in a pair of an all_to_all one has nothing to send.
 TEST(DifferentCalls, OtherSharesOfTheSameBytesAreFound) {
   const auto gather = run_ranks(2, [](const Communicator& world) {
     Bytes bytes(12);

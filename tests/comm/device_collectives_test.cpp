@@ -91,7 +91,7 @@ TEST_P(DeviceCollectives, GroupsAndHostsTakeTurns) {
   });
 }
 
-// What the compute lane does around a call keeps its place, and so does the memory that the host frees at once.
+// Kernels of the compute lane around a call keep their places, and so does the memory that the host frees at once.
 TEST_P(DeviceCollectives, ACallStandsBetweenTheKernelsAroundIt) {
   on_ranks([](Backend& device, const Communicator& world) {
     for (int round = 1; round <= 40; ++round) {
@@ -127,7 +127,7 @@ TEST_P(DeviceCollectives, AQueueRunsBesideTheComputeLane) {
         work.push_back(sum_into(made.back(), round + i, queue, world));
       }
       const Tensor beside = filled(device, 1);
-      world.sum(beside, Purpose::activations);  // behind what was submitted
+      world.sum(beside, Purpose::activations);  // stands behind what was submitted
       for (int i = 2; i >= 0; --i) {
         work[static_cast<size_t>(i)].wait();
         require_all(made[static_cast<size_t>(i)], static_cast<double>((round + i) * world.size()), "what the queue made");
@@ -137,7 +137,7 @@ TEST_P(DeviceCollectives, AQueueRunsBesideTheComputeLane) {
   });
 }
 
-// Whether anybody waits for the work or not.
+// The queue keeps the operands, whether anybody waits for the work or not.
 TEST_P(DeviceCollectives, AQueueKeepsWhatNobodyWaitsFor) {
   on_ranks([](Backend& device, const Communicator& world) {
     const Tensor last = filled(device, 0);
@@ -327,7 +327,7 @@ class LateLink final : public DeviceLink {
 
 class LateLinks : public ::testing::Test {
  protected:
-  // Runs body as ranks over late links, all of the same one state.
+  // Runs body as ranks over late links, all of which share one state.
   std::vector<std::string> errors(const std::function<void(Backend&, const Communicator&)>& body, int ranks = 2) {
     auto transports = thread_transports(ranks, [this] { require(!lost_, ExitCode::peer_lost, "a peer was lost"); });
     std::vector<std::string> out(transports.size());
@@ -355,7 +355,7 @@ class LateLinks : public ::testing::Test {
   std::atomic<bool> lost_{false};
 };
 
-// Of the world and of a pair within: two on each of four ranks.
+// Links are of the world and of a pair within it: two on each of four ranks.
 TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
   const auto body = [&](Backend& device, const Communicator& world) {
     const Communicator pairs = world.split(world.rank() / 2);
@@ -377,7 +377,7 @@ TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
   EXPECT_GE(link_state_.given_up, 8);
 }
 
-// Whoever gives up waits for them, but holds nothing that a report needs.
+// A rank that gives up waits for them, but holds nothing that a report needs.
 TEST_F(LateLinks, AreGivenUpWhileReportsAreMade) {
   const auto found = errors([&](Backend&, const Communicator& world) {
     if (world.rank() == 1) return;

@@ -1,4 +1,4 @@
-// How long a main thread may be without progress.
+// Times that a main thread may be without progress.
 #include "mantissa/comm/progress.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@ namespace mantissa::progress_test {
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// What is said `seconds` after the latest progress.
+// The watchdog's message `seconds` after the latest progress.
 std::string after(const Progress& progress, double seconds, const WatchdogTimeouts& timeouts = {}) {
   return watchdog_timeout(progress, timeouts, progress.since() + seconds);
 }
@@ -66,7 +66,7 @@ TEST(Progress, OneOddStepMovesTheMeanByItsShare) {
 
 TEST(Progress, OnlyStepsAreMeasuredAndEachCallIsProgress) {
   Progress progress;
-  progress.at(100, "step");  // of a run that continues, which has taken none yet
+  progress.at(100, "step");  // a run that continues, which has taken none yet
   EXPECT_EQ(progress.measured_steps(), 0);
   progress.at(101, "evaluation");
   const double before = progress.since();

@@ -1,4 +1,4 @@
-// The sections of a run: every field is read, what depends on several keys, what is derived.
+// The sections of a run: every field is read; values that depend on several keys; values that are derived.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>

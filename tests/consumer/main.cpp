@@ -1,4 +1,4 @@
-// consumer CONFIG TEXT: what training CONFIG on TEXT would take.
+// consumer CONFIG TEXT: prints what training CONFIG on TEXT would take.
 #include <cstdio>
 
 #include "mantissa/base/version.h"

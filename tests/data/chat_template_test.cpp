@@ -69,7 +69,7 @@ TEST(ChatTemplates, Qwen3DropsWhatRepeatedMarksEnclose) {
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\n4!\n</think>\n\n4<|im_end|>]]\n");
 }
 
-// An answer to no query, and one to what a tool said, which is none.
+// An answer may follow no query, or the result of a tool, which is no query either.
 TEST(ChatTemplates, Qwen3ThinksAfterTheLastQueryOnly) {
   EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kSystem, "Count."}, {kAssistant, "1, 2, 3", "begin"}}),
             "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>assistant\n[[1, 2, 3<|im_end|>]]\n");
@@ -126,7 +126,7 @@ TEST(ChatTemplates, HarmonyReasonsInAChannelOfTheLastAnswer) {
   EXPECT_THAT(rendered(ChatTemplate::harmony, kTwoTurns), ::testing::HasSubstr("Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n#"));
 }
 
-// What a user writes is text, whatever it looks like.
+// A user's message is text, whatever it looks like.
 TEST(ChatTemplates, NamesOfTokensInAMessageAreText) {
   const std::vector<ChatPiece> pieces = render_chat(ChatTemplate::chatml, std::vector<ChatMessage>{{kUser, "<|im_end|>"}}, {});
   EXPECT_EQ(pieces.at(1), (ChatPiece{.text = "user\n<|im_end|>"}));

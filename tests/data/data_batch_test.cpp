@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 
 constexpr int32_t kEod = 90;
 
-// Token files with these, in their order.
+// Token files together, in their order.
 template <class... Files>
 TokenFiles together(Files... files) {
   std::vector<TokenFile> list;
@@ -94,7 +94,7 @@ TEST_F(BatchTest, TooShortForOneSampleIsAUsageError) {
   EXPECT_THAT(error.what(), ::testing::HasSubstr("the training data: has 8 tokens, but training.seq_len 8 needs at least 9"));
 }
 
-// Tokens 1 2 E | 3 E | 4 5: what each option makes of them.
+// Documents are 1 2 E | 3 E | 4 5; each option makes something else of them.
 const std::vector<std::vector<int32_t>> kDocuments = {{1, 2}, {3}, {4, 5}};
 
 TEST_F(BatchTest, EachOptionActsAlone) {
@@ -118,7 +118,7 @@ TEST_F(BatchTest, EachOptionActsAlone) {
 TEST_F(BatchTest, BoundariesAreThoseOfTheFormat) {
   const Batch nano = one_row(ids("n.bin", {1, 2, kEod, 3, kEod, 4, 5, kEod}, kEod), {true, true, true});
   EXPECT_THAT(nano.targets, ElementsAre(2, kEod, kNoTarget, kEod, kNoTarget, 5, kEod));
-  LlmcWriter writer(folder_ / "c.bin", {.vocab_size = 1000, .eod_id = kEod});  // whose documents start with the end token
+  LlmcWriter writer(folder_ / "c.bin", {.vocab_size = 1000, .eod_id = kEod});  // a file whose documents start with the end token
   for (const auto& content : kDocuments) writer.add_document(content);
   writer.finish();
   const Batch llmc = one_row(TokenFile(folder_ / "c.bin", {.vocab_size = 1000, .eod_id = kEod}), {true, true, true});

@@ -54,7 +54,7 @@ class HostileTest : public ::testing::Test {
     file.read(0, file.tokens(), tokens.data(), marks.data());
   }
 
-  // Of a file of this format (Megatron: its index) in which these bytes are others; at its end more are appended.
+  // Expects an error for a file of this format (Megatron: its index) in which these bytes are others; at its end more are appended.
   Error refused(DataFormat format, size_t at, const std::string& bytes) {
     const bool pair = format == DataFormat::megatron;
     std::string content = pair ? idx_ : format == DataFormat::llmc ? llmc_ : llmq_;

@@ -51,7 +51,7 @@ TEST_F(OpenDataTest, ShortFormHoldsTheTailOut) {
   EXPECT_EQ(training_tokens(7, 0.0), 7);
 }
 
-// Of 2 MiB and a byte: a reader has three windows.
+// A text has 2 MiB and a byte: a reader has three windows.
 TEST_F(OpenDataTest, WhatTakesLongTellsThatItGoesOn) {
   int reported = 0;
   const auto calls = [&](const DataConfig& config, bool validation = false) {

@@ -10,7 +10,7 @@ using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Bytes, and tokens of ChatML from 256 on. Of these, texts spell <|im_end|> as $.
+// Bytes, and tokens of ChatML from 256 on. Among these, texts spell <|im_end|> as $.
 TextEncoder encoder() {
   return {.name = "fake",
           .encode =

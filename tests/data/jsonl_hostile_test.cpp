@@ -1,4 +1,4 @@
-// JSONL that is wrong, in every way that its forms can be. A refusal names file, line, key and reason; the code is that of data, or of
+// JSONL that is wrong, in every way that its forms can be. A refusal names file, line, key and reason; the code is that of data, or that of
 // usage where the configuration lacks what the line needs.
 #include <gmock/gmock.h>
 

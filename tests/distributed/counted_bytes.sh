@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# counted_bytes.sh BINARY: what a run counts as sent is what the kernel sees. Four ranks over TCP in a network namespace of their own, 4
+# counted_bytes.sh BINARY: a run counts as sent the bytes that the kernel sees. Four ranks over TCP in a network namespace of their own, 4
 # steps and 12: the bytes that lo carried for the 8 steps more, against comm_bytes of these steps. 77 where there can be no namespace.
 set -euo pipefail
 binary=$1 repository=$PWD work=$(mktemp -d)

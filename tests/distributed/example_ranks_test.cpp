@@ -5,7 +5,7 @@ namespace mantissa::example_ranks_test {
 
 class ExampleRanks : public test::LaunchedTraining {
  protected:
-  // Rows of 16 tokens: of several examples, of one that is cut, and of none with a target.
+  // Writes rows of 16 tokens: rows of several examples, of one that is cut, and of none with a target.
   ExampleRanks() {
     std::string lines;
     for (int i = 0; i < 60; ++i) {

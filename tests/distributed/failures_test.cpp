@@ -65,7 +65,7 @@ class Job {
     return eventually([&] { return run->output(0).find(what) != std::string::npos || run->ended(0); }) &&
            run->output(0).find(what) != std::string::npos;
   }
-  // As the one that is reported to be stuck, where rank 1 is, and what the reports of all say of themselves.
+  // Expects of each rank why it ends, and a report of its step, its latest collectives and its stack.
   void expect_reports(const std::vector<int>& ranks, const std::string& why) const {
     for (const int rank : ranks) {
       EXPECT_EQ(run->code(rank), 6) << run->errors(rank);
@@ -80,7 +80,7 @@ class Job {
   std::unique_ptr<RankProcesses> run;
 };
 
-// Ends the others within its heartbeat timeout.
+// Stops one rank; the others must end within its heartbeat timeout.
 void stop_one_rank(Job& job, int stopped) {
   job.run->send(stopped, SIGSTOP);
   std::vector<int> others = {0, 1, 2};
@@ -93,7 +93,8 @@ void stop_one_rank(Job& job, int stopped) {
   EXPECT_EQ(job.run->code(stopped), 6) << job.run->errors(stopped);
 }
 
-// Longer than the heartbeat timeout, which is no loss: the freezer of a cgroup and a machine that was suspended do this, too.
+// Stops all ranks for longer than the heartbeat timeout, which is no loss: the freezer of a cgroup and a machine that was suspended do
+// this, too.
 void stop_all_ranks(Job& job, int first_to_go_on) {
   for (int rank = 0; rank < kRanks; ++rank) job.run->send(rank, SIGSTOP);
   std::this_thread::sleep_for(std::chrono::seconds(6));
@@ -122,7 +123,7 @@ void stick_in_write(Job& job) {
   ::close(reader);
 }
 
-// At the same time, because the jobs wait.
+// The jobs run at the same time, because they wait.
 TEST(Failures, StoppedAndStuckRanksEndAllUnlessTheWholeJobWasStopped) {
   const auto after_start = [](const std::function<void(Job&, int)>& body, int rank, const std::vector<std::string>& sets) {
     return std::thread([=] {
@@ -247,7 +248,7 @@ TEST(Failures, ASecondJobInTheSameFolderEndsWith3OnAllRanks) {
     EXPECT_THAT(second.run->errors(rank), HasSubstr("is in use by"));
     EXPECT_FALSE(first.run->ended(rank));
   }
-  // What a killed job leaves does not stand in the way of the next.
+  // Remains of a killed job do not stand in the way of the next.
   for (int rank = 0; rank < kRanks; ++rank) first.run->send(rank, SIGKILL);
   ASSERT_TRUE(first.run->wait_for_all());
   second.start(same);

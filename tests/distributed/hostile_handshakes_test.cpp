@@ -14,8 +14,8 @@ using test::RawConnection;
 
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-// What each kind saw, counted: an unauthenticated connection gets the 32 bytes of a hello, who has the secret a MAC and the reason why it
-// has no place.
+// Counts of what each kind of connection saw: an unauthenticated one gets the 32 bytes of a hello, one with the secret a MAC and the reason
+// why it has no place.
 struct Seen {
   std::atomic<int> garbage{0}, replays{0}, wrong_secrets{0}, duplicates{0}, odd{0};
 };

@@ -8,7 +8,7 @@ namespace fs = std::filesystem;
 
 class LaunchedTensorRanks : public test::LaunchedTraining {
  protected:
-  // fp32, four heads; 19 tokens are no multiple of the ranks.
+  // A model in fp32 with four heads; 19 tokens are no multiple of the ranks.
   static std::vector<std::string> model(std::vector<std::string> more) {
     std::vector<std::string> words;
     for (const char* set :
@@ -20,19 +20,19 @@ class LaunchedTensorRanks : public test::LaunchedTraining {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  // Of the line "... | loss X | ...".
+  // Reads X from the line "... | loss X | ...".
   static double loss_of(const test::ProcessResult& result) {
     const size_t at = result.output.find("| loss ");
     EXPECT_NE(at, std::string::npos) << result.output << result.errors;
     return at == std::string::npos ? 0.0 : std::stod(result.output.substr(at + 7));
   }
-  // What rank 0 wrote, without the mark of its launcher.
+  // The output of rank 0, without the mark of its launcher.
   static std::string text_of(std::string output) {
     for (size_t at; (at = output.find("[rank0]:")) != std::string::npos;) output.erase(at, 8);
     return output;
   }
 
-  // Of the run `run`.
+  // Compares the outputs of eval and generate for the run `run`, alone and on ranks.
   void expect_alike_alone_and_on(int ranks) const {
     const double alone = loss_of(mantissa({"eval", "run"}));
     std::vector<std::string> write = {"generate", "run", "--prompt", "abcd", "--temperature", "0", "--max-new-tokens", "64"};
@@ -53,7 +53,7 @@ TEST_F(LaunchedTensorRanks, EvaluateAndWriteWhatOneProcessDoes) {
   expect_alike_alone_and_on(4);
 }
 
-// Saved by ranks that share the experts.
+// The run was saved by ranks that share the experts.
 TEST_F(LaunchedTensorRanks, EvaluateAndWriteWithExpertsWhatOneProcessDoes) {
   const auto run = launch(2, train("run", model({"--set", "model.moe.num_experts=4", "--set", "model.moe.num_experts_per_tok=2", "--set",
                                                  "model.moe.intermediate_size=32", "--set", "parallel.expert=2"})));

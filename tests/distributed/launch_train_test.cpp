@@ -55,7 +55,7 @@ void LaunchedTraining::expect_bytes_sent(const std::string& name) const {
   EXPECT_EQ(sent.at("other"), 0);
 }
 
-// Of two steps with two micro batches each.
+// Expects the spans of two steps with two micro batches each.
 void LaunchedTraining::expect_time_line(const std::string& name, int rank) const {
   const nlohmann::json trace = nlohmann::json::parse(test::read_file(folder_ / text(name, "/trace-rank0000", rank, ".json")));
   std::map<std::string, int> spans;
@@ -91,7 +91,7 @@ TEST_F(LaunchedTraining, HasTheLossesAndWeightsOfOneProcessAndTellsWhatItDid) {
   EXPECT_EQ(mantissa(train("bad", {"--set", R"(training.trace={"steps":[3,2]})"})).exit_code, 2);
 }
 
-// Of processes, with all that they take beside tensors; layers of several sizes make buckets of several sizes.
+// Compares processes, with all that they take beside tensors; layers of several sizes make buckets of several sizes.
 TEST_F(LaunchedTraining, TakesTheMemoryThatIsPredicted) {
   for (const int ranks : {1, 4}) {
     const std::string name = text("memory", ranks);
@@ -175,7 +175,7 @@ TEST_F(LaunchedTraining, IsStartedAgainByItsLauncher) {
   expect_equal(alone(), "again");
 }
 
-// What rank 1 does before or instead of the command of the others; nothing is written.
+// The code that rank 1 runs before or instead of the command of the others; nothing is written.
 struct SpoiledStart {
   int ranks;
   std::string rank_1;
@@ -185,7 +185,7 @@ struct SpoiledStart {
 };
 
 TEST_F(LaunchedTraining, EndsWhereOneRankSpoilsTheStart) {
-  fs::copy_file(MANTISSA_BINARY, folder_ / "other");  // as where one host was left out of an update
+  fs::copy_file(MANTISSA_BINARY, folder_ / "other");  // like where one host was left out of an update
   test::write_file(folder_ / "other", test::read_file(folder_ / "other") + "\n");
   const std::string same = " train run.json --set logging.dir=never --set optimizer.lr=0.001";
   const std::string files = "rank 1 of 2 needs 66 open files, and the limit is ";

@@ -34,8 +34,8 @@ TEST_F(Launchers, Hydra) {
   expect_run_of_one({"mpiexec.hydra", "-n", "4"}, "hydra");
 }
 
-// Its variables, set by hand: 4 tasks on two nodes, both of which are this host, meet at the first one, at a port made from the number of
-// the job.
+// Slurm's variables, set by hand: 4 tasks on two nodes, both of which are this host, meet at the first one, at a port made from the number
+// of the job.
 TEST_F(Launchers, SlurmOnTwoNodes) {
   const std::string script = "export SLURM_JOB_ID=" + std::to_string(::getpid()) + R"( SLURM_STEP_ID=0 SLURM_NTASKS=7 SLURM_STEP_NUM_TASKS=4
       export SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=localhost,localhost MANTISSA_SECRET=0123456789abcdef0123456789abcdef

@@ -1,5 +1,5 @@
-// precision.fp8_param_gather changes what is kept and sent, and no bit of a run: with it the codes are the weight, without it they are made
-// again from a bf16 value on every rank.
+// precision.fp8_param_gather changes the form in which weights are kept and sent, and no bit of a run: with it the codes are the weight,
+// without it they are made again from a bf16 value on every rank.
 #include "mantissa/backend/functions.h"
 #include "training_on_ranks.h"
 
@@ -20,7 +20,7 @@ class ParamGather : public test::TrainingOnRanks, public ::testing::WithParamInt
  protected:
   static constexpr int64_t kSteps = 12, kSkipped = 5;
 
-  // As step kSkipped has a z among its targets, whose logit is -Inf: the output projection sees ones and more.
+  // Step kSkipped has a z among its targets, whose logit is -Inf: the output projection sees ones and more.
   ParamGather() {
     std::string content = test::second_order_text(20000);
     content[0] = 'z';  // known to the tokenizer, and no target

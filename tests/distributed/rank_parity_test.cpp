@@ -63,8 +63,8 @@ TEST_F(NumbersOfRanks, ThatAreOddAreEqualFromRunToRun) {
   expect_same_checkpoints("first", "second", 4);
 }
 
-// What each saves again is what it loaded from the one before, and training goes on with the bits of one. 24 sequences a step: the tree is
-// one of 8 micro batches of 3, which 3 ranks cannot share; they only load and save.
+// Each run saves again what it loaded from the one before, and training goes on with the bits of one. 24 sequences a step: the tree is one
+// of 8 micro batches of 3, which 3 ranks cannot share; they only load and save.
 TEST_F(NumbersOfRanks, LoadWhatAnyOtherSaved) {
   const auto run_from = [&](int ranks, const std::string& name, int64_t steps, const std::string& from) {
     return run_on(

@@ -1,4 +1,4 @@
-// What ranks, here threads of one process, compare at the start of a run and while it goes on.
+// Comparisons of ranks, here threads of one process, at the start of a run and while it goes on.
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"
@@ -22,7 +22,7 @@ class RanksCompare : public test::TrainingTest {
   }
 };
 
-// As one rank would see it whose host has a folder of its own under this name.
+// Rank 2 has another folder, like a rank whose host has a folder of its own under this name.
 TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
   const auto on_ranks = [&](const std::vector<std::string>& more) {
     return test::run_ranks(3, [&](const Communicator& world) {

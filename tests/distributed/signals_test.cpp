@@ -67,7 +67,7 @@ class SignalThreads : public test::LaunchedTraining {
     EXPECT_EQ(open, 1U);
     EXPECT_GE(threads, 4U) << "main, signals, and two of the pool or those of the ranks";
   }
-  // What a run answers to a hangup, and what it does that nohup started.
+  // Checks the answer of a run to a hangup, and that of a run that nohup started.
   void hang_up(bool on_ranks) const {
     const std::string name = on_ranks ? "ranks" : "alone";
     const std::vector<std::string> command = endless(name, on_ranks, {"--set", "training.threads=3"});

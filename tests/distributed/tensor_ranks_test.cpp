@@ -28,8 +28,8 @@ TEST_P(TensorRanks, HaveTheBitsOfAnyNumberOfDataRanksAndSaveWhatAnyOtherLayoutLo
   }
 }
 
-// The prompt is one token, and so is every later step: under sequence parallelism all ranks but the last have no row of it.
-// In fp32: else the likelier of two near tokens may be the other.
+// The prompt is one token, and so is every later step: under sequence parallelism all ranks but the last have no row of it. fp32 is needed,
+// or the likelier of two near tokens might be the other.
 class TensorTexts : public test::TensorRuns {};
 
 TEST_P(TensorTexts, AreThoseOfOne) {
@@ -46,7 +46,7 @@ TEST_P(TensorTexts, AreThoseOfOne) {
   }
 }
 
-// tests/slow has all. Of mxfp8_te the suite has tensor ranks in model_tests only.
+// The cases of this suite; tests/slow has all. The suite has tensor ranks of mxfp8_te in model_tests only.
 std::vector<TensorCase> suite_cases() {
   std::vector<TensorCase> out = test::tensor_cases();
   for (const TensorCase& of_experts : test::tensor_cases_of_experts()) out.push_back(of_experts);

@@ -1,4 +1,4 @@
-// scripts/trace_share.py on what a launched run wrote.
+// scripts/trace_share.py on the trace of a launched run.
 #include "launched_training.h"
 
 namespace mantissa::trace_share_test {
@@ -12,7 +12,7 @@ class TraceShare : public test::LaunchedTraining {
   }
 };
 
-// Of two tensor ranks and two layers: four exchanges in each and direction, and outside them what embedding and loss need.
+// The run has two tensor ranks and two layers: four exchanges in each and direction, and outside them those of embedding and loss.
 TEST_F(TraceShare, SaysWhereTheTimeOfEveryRankWent) {
   std::vector<std::string> words = train("run");
   for (const char* set : {"precision.recipe=high", "precision.fp8_param_gather=false", "model.num_layers=2", "training.steps=4",

@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(, TrainRanks,
 
 class RanksTogether : public test::TrainingTest {
  protected:
-  // Two data ranks with so many micro batches, and what body throws as each of them.
+  // A run of two data ranks with so many micro batches; errors() returns what body throws on each of them.
   LoadedConfig two_ranks(const std::string& name, int micro_batches, std::vector<std::string> more) const {
     more.insert(more.begin(), {"parallel.data=2", text("training.micro_batch_size=", micro_batches),
                                text("training.grad_accum=", micro_batches), "training.global_batch_size=null", "training.threads=1"});

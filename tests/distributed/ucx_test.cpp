@@ -62,7 +62,7 @@ TEST_P(Ucx, ARankThatLeavesAtOnceHasSentEverything) {
   EXPECT_THAT(ranks_.ends(), Each(IsEmpty()));
 }
 
-// From the first message on, and although the sender then waits for something else than its worker.
+// This holds from the first message on, and although the sender then waits for something else than its worker.
 TEST_P(Ucx, WhatACallSentArrivesWithoutTheSendersFurtherHelp) {
   for (const size_t bytes : {size_t{1}, size_t{5000}, size_t{60000}, size_t{8000000}}) {
     ProcessRanks ranks;
@@ -82,7 +82,7 @@ TEST_P(Ucx, WhatACallSentArrivesWithoutTheSendersFurtherHelp) {
 struct Sending {
   int messages;
   size_t bytes;
-  int64_t unseen_us;  // after which rank 1 looks at the latest
+  int64_t unseen_us;  // after this rank 1 looks at the latest
 };
 
 // Rank 0 sends messages, waits for each to be done, and leaves at once. Rank 1 does not look before all are.
@@ -101,7 +101,7 @@ void send_and_leave(ProcessRanks& ranks, const std::string& transports, const Se
   });
 }
 
-// How many such messages are done that nobody looks at.
+// The number of such messages that are done and that nobody looks at.
 int most_unseen(const std::string& transports, size_t bytes) {
   ProcessRanks ranks;
   send_and_leave(ranks, transports, {.messages = 1 << 20, .bytes = bytes, .unseen_us = 60000000});
@@ -133,7 +133,7 @@ TEST_P(Ucx, WhatWasSentArrivesAlthoughItsReceiverLooksLate) {
   for (const auto& [name, value] : settings) ::unsetenv(name);
 }
 
-// In the middle of large messages, of small ones, and asleep.
+// The peer is killed in the middle of large messages, of small ones, and while others are asleep.
 TEST_P(Ucx, AKilledPeerEndsTheWaitOfOthers) {
   for (const int64_t bytes : {1, 4096, 40000000}) {
     ProcessRanks ranks;

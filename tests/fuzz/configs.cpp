@@ -1,4 +1,4 @@
-// Accepted: what is written of it is read as the same. Refused: an error says where, of what people write.
+// Accepted: the config, written out, is read as the same. Refused: an error says where, for configs that people write.
 #include <algorithm>
 #include <vector>
 
@@ -52,7 +52,7 @@ bool hugging_face_config(std::string_view input) {
     const ArchitectureConfig again = read_architecture_config(written, "again");
     promise(again.dtype == read.dtype && again.quantization == read.quantization, "the file's types are read as they were written");
     const std::string twice = written_as(again, read_special_tokens(written, "again"), written);
-    promise(twice == written, "a model is read as it was written");  // what was left to a default is then written out
+    promise(twice == written, "a model is read as it was written");  // defaults are then written out
   });
 }
 

@@ -16,7 +16,7 @@
 namespace mantissa::fuzz {
 namespace {
 
-// One for the process, in memory: what is tried a million times must not wear out a disk.
+// One scratch file for the process, in memory: a million trials must not wear out a disk.
 class Scratch {
  public:
   Scratch() {

@@ -24,7 +24,7 @@ class Grammar {
     space();
     return ok && at_ == text_.size() && !text_.starts_with("\xef\xbb\xbf");
   }
-  // What parsers may refuse of numbers: those that may round to infinity and, in files that people write, integers that may exceed 64 bits.
+  // Numbers that parsers may refuse: those that may round to infinity and, in files that people write, integers that may exceed 64 bits.
   bool may_overflow() const { return may_overflow_; }
   bool has_long_integer() const { return long_integer_; }
 
@@ -153,7 +153,7 @@ json token_at(std::string_view text, size_t offset) {
   return json::parse(text.substr(offset, end - offset));
 }
 
-// Whether every value is what the other parser read, and stands with its key where its place says.
+// Returns true if every value is what the other parser read, and stands with its key where its place says.
 bool same(const Json& value, const json& other, std::string_view text) {
   if (value.is_object() != other.is_object() || value.is_list() != other.is_array()) return false;
   if (!other.is_structured()) return value.dump() == other.dump() && token_at(text, value.place) == other;

@@ -27,7 +27,7 @@ void require_tiling(const std::vector<SafetensorsEntry>& entries, int64_t begin,
   promise(begin == end, "tensors end where the file does");
 }
 
-// As SafetensorsLayout orders and writes them.
+// Writes the header in the order and form of SafetensorsLayout.
 void require_rewritable(SafetensorsHeader header) {
   header.metadata.erase("format");
   std::vector<SafetensorsTensor> tensors(header.entries.begin(), header.entries.end());

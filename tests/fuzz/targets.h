@@ -1,6 +1,6 @@
-// Parsers under arbitrary bytes. A target hands its input to a parser and checks what reliability asks beside "no crash, no leak, no
-// timeout": what is refused is refused with a reason, what is accepted keeps the promises of the header. A broken promise is a
-// std::logic_error. True: the input was accepted.
+// Parsers under arbitrary bytes. A target hands its input to a parser and checks more than "no crash, no leak, no timeout": a refusal has a
+// reason, and what is accepted keeps the promises of the header. A broken promise is a std::logic_error. Returns true if the input was
+// accepted.
 //
 // tests/fuzz/libfuzzer.cpp makes a libFuzzer program of each; tests/fuzz/fuzz_test.cpp runs them over tests/fuzz/corpus/NAME/ and over
 // changes of it.

@@ -1,4 +1,4 @@
-// Accepted: ids are below the size, those of a text do not depend on its parts, and all that comes out is UTF-8.
+// Accepted: ids are below the size, those of a text do not depend on its parts, and everything that comes out is UTF-8.
 #include <vector>
 
 #include "mantissa/base/utf8.h"

@@ -48,7 +48,7 @@ struct EncodeInBlock {
   }
 };
 
-// The same in a pack of eight, as kernels encode.
+// Like EncodeInBlock, but in a pack of eight, as kernels encode.
 template <class E>
 struct EncodeInPack {
   using Result = uint8_t;
@@ -65,7 +65,7 @@ struct EncodeInPack {
   }
 };
 
-// Codes and scales as Decode has them.
+// Decodes in a pack of eight; cases are numbered as in Decode.
 template <class E>
 struct DecodeInPack {
   using Result = uint32_t;
@@ -179,7 +179,7 @@ bool sweep(const std::string& name, Function function, uint64_t cases) {
   return report(name, cases, wrong, example);
 }
 
-// What the device's own conversion gives: one instruction from sm_89 (FP8) and sm_100a (FP4) on, software before.
+// The result of the device's own conversion: one instruction from sm_89 (FP8) and sm_100a (FP4) on, software before.
 template <class E>
 __device__ uint8_t converted(float x) {
   if constexpr (std::is_same_v<E, E4M3>) return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/gpu.sh on a machine that only seems to have a GPU, with a pack of programs that only say what they are asked.
+# Runs scripts/gpu.sh on a machine that only seems to have a GPU, with a pack of programs that only print their arguments.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 command -v xz >/dev/null || { echo "SKIPPED: no xz"; exit 77; }

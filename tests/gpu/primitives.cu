@@ -210,7 +210,7 @@ std::string arithmetic(Operation what) {
 struct alignas(16) Chunks {
   uint32_t at[kBlock][4];
 };
-// Two groups, of which the second is waited for later; every third copy is of nothing.
+// There are two groups, of which the second is waited for later; every third copy is of nothing.
 __global__ void __launch_bounds__(kBlock) copy_beside(Result out, const uint32_t* from) {
   auto& first = block_shared<Chunks>();
   auto& second = block_shared<Numbers[4]>();

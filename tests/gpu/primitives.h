@@ -1,4 +1,4 @@
-// What device code is written with (gpu/device.h), each function alone: nvcc compiles primitives.cu for a GPU, g++ for the executor of the
+// Functions that device code is written with (gpu/device.h), each alone: nvcc compiles primitives.cu for a GPU, g++ for the executor of the
 // host.
 #pragma once
 

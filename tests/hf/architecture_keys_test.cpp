@@ -1,4 +1,4 @@
-// Keys of config.json: what model a file means, which is written as a file that means the same, and what is refused by which name.
+// Keys of config.json: the model that a file means, which is written as a file that means the same; and refusals, by the key's name.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -15,7 +15,8 @@ using test::read;
 using test::Refusal;
 using ::testing::HasSubstr;
 
-// Section "model" of what is read, with values that options leave to others, the window of each layer and the type of the weights.
+// Section "model" of a file as it is read, with the values that options leave to others, the window of each layer and the type of the
+// weights.
 json model_of(const ArchitectureConfig& config) {
   json model = json::parse(effective_config(config.model));
   model.update({{"num_key_value_heads", config.model.kv_heads()}, {"head_dim", config.model.head_size()}, {"windows", json::array()}});
@@ -38,7 +39,7 @@ struct Meaning {
   std::string change;
   const char* model;
 };
-// Of the file, and of the one that is written of it.
+// Expects this model from the file, and from the one that is written of it.
 void expect_meaning(const json& config, const char* model) {
   SCOPED_TRACE(config.dump());
   const ArchitectureConfig first = read(config);
@@ -50,7 +51,7 @@ void expect_meaning(const json& config, const char* model) {
   EXPECT_EQ(json({tokens.begin, tokens.end, tokens.pad}), json::parse("[[1], [2, 3], [7]]"));
 }
 
-// What the configuration classes of transformers 4.57 and 5.23 have where the file is silent.
+// Defaults of the configuration classes of transformers 4.57 and 5.23 where the file is silent.
 TEST(ArchitectureKeys, AbsentKeysAreThoseOfTheClass) {
   const std::vector<std::pair<const char*, const char*>> classes = {
       {"llama", R"({"num_key_value_heads": 32, "head_dim": 64, "max_position_embeddings": 2048, "norm_eps": 1e-6, "rope_theta": 1e4,
@@ -84,7 +85,7 @@ TEST(ArchitectureKeys, AbsentKeysAreThoseOfTheClass) {
 
 TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
   std::vector<Meaning> meanings = {
-      // null is what a class has as None, which is not always what it has without the key.
+      // null stands for None in a class, which does not always mean what a missing key means.
       {"llama", R"({"num_key_value_heads": null, "head_dim": null})", R"({"num_key_value_heads": 4, "head_dim": 24})"},
       {"qwen2", R"({"num_key_value_heads": null})", R"({"num_key_value_heads": 4})"},
       {"qwen3", R"({"num_key_value_heads": null})", R"({"num_key_value_heads": 4})"},
@@ -117,8 +118,9 @@ TEST(ArchitectureKeys, AFileAndWhatIsWrittenOfItMeanOneModel) {
   for (const Meaning& meaning : meanings) expect_meaning(config_of(meaning.type, json::parse(meaning.change)), meaning.model);
 }
 
-// In transformers it is coefficient * E * sum over experts of f P over all layers at once, f being counts / tokens, which sum to K; here
-// coefficient * E / K * sum of f P in each layer. With the loads of each layer alike both are the same at coefficient * K / layers.
+// The loss in transformers is coefficient * E * sum over experts of f P over all layers at once, f being counts / tokens, which sum to K;
+// here it is coefficient * E / K * sum of f P in each layer. With the loads of each layer alike both are the same at coefficient * K /
+// layers.
 TEST(ArchitectureKeys, TheLossOfRoutersIsTakenWhereTheFileAsksForItAndMeansWhatItMeansThere) {
   const auto keys = [](const char* type, const char* change) { return read(config_of(type, json::parse(change))); };
   struct Case {
@@ -238,7 +240,7 @@ TEST(ArchitectureKeys, EveryKeyThatChangesTheModelIsReadOrRefused) {
   }
 }
 
-// What older or other readers look at, and the order in which they need it.
+// Other readers, older ones among them, look at these keys, and need them in this order.
 TEST(ArchitectureKeys, WhatIsWrittenIsReadByOthers) {
   const auto written = [](const char* type, const char* change) {
     return architecture_config(read(config_of(type, json::parse(change))).model, Dtype::bf16, {});

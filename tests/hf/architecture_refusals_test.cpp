@@ -1,4 +1,4 @@
-// What config.json and a model may not say: a table of what is refused, by the key that has to change.
+// Refusals of config.json and of models: a table, by the key that has to change.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -40,7 +40,7 @@ void expect_each_refused(const char* types, ExitCode code, const std::string& ho
   }
 }
 
-// Whoever reads the message has the file, not a configuration of a run.
+// A reader of the message has the file, not a configuration of a run.
 TEST(ArchitectureRefusals, LimitsAreToldInTheWordsOfTheFile) {
   expect_each_refused(R"({
       "llama": {"num_attention_heads": 0, "hidden_size": -96},
@@ -49,7 +49,7 @@ TEST(ArchitectureRefusals, LimitsAreToldInTheWordsOfTheFile) {
       "gpt_oss": {"sliding_window": 0},
       "gpt2": {"n_head": -4, "n_layer": 0, "n_positions": 0, "n_inner": -1}})",
                       ExitCode::usage, ": must be at least 1, got ");
-  // Before anything is done for each layer.
+  // These are refused before anything is done for each layer.
   expect_each_refused(R"({"mixtral": {"num_hidden_layers": 1000000000000000000}, "qwen3_moe": {"num_hidden_layers": 10001},
                           "gpt_oss": {"num_hidden_layers": 1000000000000000000}})",
                       ExitCode::usage, ": must be at most 10000, got 100");

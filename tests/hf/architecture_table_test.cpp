@@ -112,7 +112,7 @@ TEST(ArchitectureTable, TensorsHaveTheNamesOfTransformersForWhatTheyHold) {
   EXPECT_THAT(tensors_of("gpt2"), ContainerEq(kGpt2));
 }
 
-// What a model of each architecture is written as: these words and numbers, whatever reads them here again.
+// A model of each architecture is written with these words and numbers, whatever reads them here again.
 TEST(ArchitectureTable, ConfigsHaveTheKeysOfTransformers) {
   const json rms = json::parse(R"({"vocab_size": 259, "hidden_act": "silu", "hidden_size": 96, "intermediate_size": 160,
       "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,

@@ -1,5 +1,5 @@
-// Says what a plan cannot be exported as, by module and rule: a table of options of a run and the words of the refusal. All else can be:
-// every rule, format and block in every convention.
+// Plans that cannot be exported, by module and rule: a table of options of a run and the words of the refusal. All others can: every rule,
+// format and block in every convention.
 #include <gmock/gmock.h>
 
 #include "checkpoint_shards.h"
@@ -106,7 +106,8 @@ TEST_F(ExportRefusals, OfGptOss) {
                   {"of gpt-oss only experts are packed", {rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp8_act")}}});
 }
 
-// How a recipe quantizes weights: as an operand beside inputs in the same blocks, or fake-quantized beside inputs in high precision.
+// The way in which a recipe quantizes weights: as an operand beside inputs in the same blocks, or fake-quantized beside inputs in high
+// precision.
 struct WeightCodes {
   bool operand;
   Quantization how;

@@ -1,4 +1,4 @@
-// What servers that read a list of modules differently make of it.
+// Warnings about a list of modules that servers read differently.
 #include "mantissa/hf/ignore_list.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ TEST(IgnoreList, EachReadingIsToldThatNamesWhatHoldsCodes) {
        {"\"L0.self_attn.qkv_proj\"" + whole + "L0.self_attn.q_proj, L0.self_attn.k_proj", "\"L11.mlp.experts\"" + whole + experts}},
       {{"layers.10"}, {"\"layers.10\"" + dots + layer10}},
       {{"o_proj"}, {"\"o_proj\"" + dots + "L0.self_attn.o_proj, L10.self_attn.o_proj"}},
-      // What begins or ends within a word is not between dots.
+      // A name that begins or ends within a word is not between dots.
       {{"attn.o_proj"}, {"\"attn.o_proj\"" + part + "L0.self_attn.o_proj, L10.self_attn.o_proj"}},
       {{"self_attn.o"}, {"\"self_attn.o\"" + part + "L0.self_attn.o_proj, L10.self_attn.o_proj"}},
       {{"language_model.lm_head"}, {"\"language_model.lm_head\" names nothing in the file"}},

@@ -1,4 +1,4 @@
-// quantization_config: what is written of packed modules, and which scheme a linear has by what others wrote.
+// quantization_config: its form for packed modules, and the scheme of a linear by the files that others wrote.
 #include "mantissa/hf/packing.h"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,7 @@ TEST(Packing, SeveralSchemesAreGroupsWithTheirTargets) {
   }
 }
 
-// As DeepSeek-V3 and -V4, and Qwen3-FP8.
+// The form is that of DeepSeek-V3 and -V4, and of Qwen3-FP8.
 TEST(Packing, BlockFp8IsOneConfigOfAllLinearsAndSaysWhatExpertsAre) {
   PackedModules modules = {{"lm_head", {}}, {"model.layers.0.mlp.experts.0.up_proj", kMxfp8}, {"model.layers.0.self_attn.q_proj", kMxfp8}};
   json expected = json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
@@ -142,7 +142,7 @@ Error packed_error(const json& config) {
   return error_of([&] { packed(config); });
 }
 
-// As match_targets() of compressed-tensors 0.20 orders them, whatever the order of the groups.
+// The order is that of match_targets() of compressed-tensors 0.20, whatever the order of the groups.
 TEST(PackedConfigs, ANameGoesBeforeExpressionsAndThoseBeforeTheClass) {
   const std::string module = "model.layers.0.mlp.down_proj";
   const json by_class = group({"Linear"}, 8, true), by_expression = group({"re:.*down_proj"}, 8, false),

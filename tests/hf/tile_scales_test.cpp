@@ -1,4 +1,4 @@
-// Scales of block FP8 as files hold them, and whether MXFP4 is E4M3 in tiles.
+// Scales of block FP8 as files hold them, and tests whether MXFP4 is E4M3 in tiles.
 #include "hf/tile_scales.h"
 
 #include <gmock/gmock.h>

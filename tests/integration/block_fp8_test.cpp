@@ -1,4 +1,4 @@
-// Block FP8 as other programs wrote it: values by the definition of the format, codes where they can be, and what is told of the rest.
+// Block FP8 as other programs wrote it: values by the definition of the format, codes where they can be, and messages about the rest.
 #include "block_fp8_folders.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/hf/tile_fit.h"
@@ -34,14 +34,15 @@ TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
   export_to(path("numbers"), "values");
   EXPECT_EQ(difference("values", path("numbers")), std::nullopt);
   EXPECT_EQ(HfFolder(path("values")).dtype(kDownWeight), FileDtype::f32);
-  // As forward multiplies by them where config.json says bfloat16, and as large as the values that DeepSeek's own script makes.
+  // This export has the values that forward multiplies by where config.json says bfloat16, and is as large as that of DeepSeek's own
+  // script.
   export_to(path("numbers"), "narrow", {.dtype = ExportDtype::bf16});
   EXPECT_EQ(HfFolder(path("narrow")).dtype(kDownWeight), FileDtype::bf16);
   EXPECT_EQ(difference("narrow", path("numbers")), std::nullopt);
   EXPECT_EQ(logits_of(path("narrow")), logits_of(path("numbers")));
   HfFolder(path("narrow")).flip(kDownWeight, 6, 1).write(path("narrow"));
   EXPECT_THAT(difference("narrow", path("numbers")).value_or(""), HasSubstr(kDownWeight + "[0, 3] is "));
-  HfFolder(path("plain"), "llama", "F32", json{{"torch_dtype", "bfloat16"}});  // what a file has in fp32 is not rounded
+  HfFolder(path("plain"), "llama", "F32", json{{"torch_dtype", "bfloat16"}});  // values that a file has in fp32 are not rounded
   EXPECT_EQ(error_of([&] { export_to(path("plain"), "refused", {.dtype = ExportDtype::bf16}); }).code(), ExitCode::usage);
 }
 
@@ -75,7 +76,7 @@ TEST_F(BlockFp8, PowersOfTwoAreTilesThatComeOutAsTheyCame) {
               Contains("layers.{0..1}.mlp.down: e4m3 128x128 in the file, e4m3 32x32 here"));
 }
 
-// With the least scales of E8M0 E4M3 has numbers that bf16 has not.
+// E4M3 with the least scales of E8M0 has numbers that bf16 has not.
 TEST_F(BlockFp8, TheTypeOfValuesIsTheNarrowestThatHoldsEachTensor) {
   constexpr Scale least = [](const std::string& name, uint64_t tile) {
     const bool down = name.find("down_proj") != std::string::npos;
@@ -165,7 +166,7 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   EXPECT_THAT(error_of([&] { pack(path("ragged"), "refused"); }).what(), HasSubstr("so there is nothing to pack"));
 }
 
-// The recipes of a folder are those of its files; what a server scales by any number is told, and what nothing computes with.
+// The recipes of a folder are those of its files; scales by any number, which servers use, are told, and so is what nothing computes with.
 TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
   block_folder("float", kWhole, FileDtype::f32, power_of_two, changed(kBlockFp8Config, {{"scale_fmt", "absent"}}));
   EXPECT_THAT(HfWeights(path("float")).block_fp8_findings(),
@@ -207,7 +208,7 @@ TEST_F(BlockFp8, TilesOfSeveralChunksAreThoseOfTheFile) {
     ASSERT_EQ(values[static_cast<size_t>(i)], element(folder, up, kFirst + i / kColumns, i % kColumns, power_of_two)) << i;
 }
 
-// As DeepSeek-V4 has them, with its names of scales; other programs write names without the prefix of the base model.
+// The names of scales are DeepSeek-V4's; other programs write names without the prefix of the base model.
 TEST_F(BlockFp8, ExpertsOfFourBitsMayHaveOtherNames) {
   const HfFolder folder = deepseek_folder("named", 128);
   pack(path("named"), "packed");
@@ -282,7 +283,7 @@ TEST_F(BlockFp8, VerifyCountsTilesOfRowsThatLieApart) {
   const HfFolder packed(path("packed"));
   ASSERT_EQ(packed.shape(blocks), (std::vector<int64_t>{3, 320, 2, 16}));
   std::string last(packed.bytes(scales).size(), '\x70');
-  last.back() = '\x40';  // of the last row of up
+  last.back() = '\x40';  // scale of the last row of up
   packed.put(blocks, FileDtype::u8, packed.shape(blocks), std::string(packed.bytes(blocks).size(), '\x77'))
       .put(scales, FileDtype::u8, packed.shape(scales), last)
       .write(path("packed"));

@@ -1,4 +1,4 @@
-// What the command line does with words, what help says, and what a run is advised or warned of. The wording of what is refused is in
+// Treatment of words by the command line, help, and the advice and warnings that a run gets. The wording of refusals is in
 // tests/golden/errors.
 #include <gmock/gmock.h>
 
@@ -22,7 +22,7 @@ class CommandLine : public test::TrainingTest {
   }
 
   test::ProcessResult mantissa(const Words& words) const { return test::run_mantissa(words, folder_.path()); }
-  // Of a command that succeeds.
+  // Returns the output of a command that succeeds.
   std::string output(const Words& words) const {
     const auto result = mantissa(words);
     EXPECT_EQ(result.exit_code, 0) << ::testing::PrintToString(words) << result.errors;
@@ -106,7 +106,7 @@ TEST_F(CommandLine, InspectShowsAnExport) {
                                                 HasSubstr("  model.embed_tokens.weight "), Not(HasSubstr("no checkpoints"))));
 }
 
-// The lines behind a head, which are indented, without that.
+// Returns the lines behind a head that are indented, without the indentation.
 Words lines_after(const std::string& help, const std::string& head) {
   std::istringstream in(help.substr(std::min(help.find(head), help.size())));
   Words lines;
@@ -115,7 +115,7 @@ Words lines_after(const std::string& help, const std::string& head) {
   return lines;
 }
 
-// With a model so small that its 700 steps take a moment. What `bench` measures for minutes is left out.
+// Uses a model so small that its 700 steps take a moment. The part of `bench` that measures for minutes is left out.
 TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
   for (const char* const name : {"configs", "include", "src", "tools", "tests", "README.md"})
     std::filesystem::create_symlink(std::filesystem::path(MANTISSA_SOURCE_DIR) / name, folder_ / name);

@@ -1,4 +1,4 @@
-// train, eval, generate and bench as a user runs them. What they say of wrong words is in tests/tools/command_errors_test.cpp.
+// train, eval, generate and bench as a user runs them. Their messages about wrong words are in tests/tools/command_errors_test.cpp.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class CommandsTest : public test::TrainingTest {
   static void TearDownTestSuite() { shared_.reset(); }
 
   test::ProcessResult mantissa(const Words& words) const { return test::run_mantissa(words, folder_.path()); }
-  // Of a command that succeeds.
+  // Returns the output of a command that succeeds.
   std::string output(const Words& words, const Words& more = {}) const {
     Words all = words;
     all.insert(all.end(), more.begin(), more.end());
@@ -38,7 +38,7 @@ class CommandsTest : public test::TrainingTest {
     return result.output;
   }
   std::string log() const { return test::read_file(run_folder("run") + "/log.txt"); }
-  // Of the shared run.
+  // The words that generate from the shared run.
   static Words generate(const Words& more) {
     Words words = {"generate", shared_->path()};
     words.insert(words.end(), more.begin(), more.end());
@@ -236,7 +236,7 @@ TEST_F(CommandsTest, DamagedTokenFilesAreErrorsAndLeaveNoRunFolder) {
   }
 }
 
-// Nobody looks at all ids before the run, so one beyond the vocabulary is met when it is read.
+// Nobody looks at all ids before the run: an id beyond the vocabulary is met when it is read.
 TEST_F(CommandsTest, IdsBeyondTheVocabularyAreErrorsOfTheData) {
   const auto shard = [&](const std::string& name, int32_t late_id) {
     LlmcWriter writer(folder_ / name, {.vocab_size = 1000});
@@ -273,7 +273,7 @@ TEST_F(CommandsTest, BenchGenerateReportsBytesAndTheRatioOfSpeeds) {
   EXPECT_THAT(test::read_file(folder_ / "bench.jsonl"), HasSubstr("\"bench\":\"generate.run\""));
 }
 
-// With settings on the command line, as long as one measurement of each kind takes.
+// Measures with settings of the command line, for as long as one measurement of each kind takes.
 class BenchTrain : public CommandsTest {
  protected:
   json measure(const Words& more, const std::string& line) const {

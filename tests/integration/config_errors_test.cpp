@@ -1,4 +1,4 @@
-// Huge configurations, and those that are shipped: valid, and described by the committed schema. What is said of broken ones is in
+// Huge configurations, and those that are shipped: valid, and described by the committed schema. Messages about broken ones are in
 // tests/golden/errors.
 #include <gmock/gmock.h>
 #include <sys/resource.h>

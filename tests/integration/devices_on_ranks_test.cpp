@@ -68,7 +68,7 @@ class DevicesOnRanks : public test::TrainingOnRanks, public ::testing::WithParam
     return run_on(GetParam().layout, name, sets, async, kind == Kind::async ? links.maker() : MakeDeviceLink());
   }
 
-  // What the run says of precision and routing.
+  // Reports of the run about precision and routing.
   std::vector<std::string> reports(const std::string& name) const {
     std::vector<std::string> out;
     std::istringstream lines(test::read_file(run_folder(name) + "/metrics.jsonl"));
@@ -83,7 +83,7 @@ class DevicesOnRanks : public test::TrainingOnRanks, public ::testing::WithParam
   }
 };
 
-// What one kind of device saved, another resumes.
+// One kind of device resumes the saves of another.
 TEST_P(DevicesOnRanks, HaveTheBitsOfTheCpuAndResumeWhatItSaved) {
   const TrainedRun expected = run_with(Kind::cpu, "cpu");
   ASSERT_EQ(expected.losses.size(), 3U);

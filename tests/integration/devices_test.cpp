@@ -20,7 +20,7 @@ using test::ClosedDevice;
 using test::TrainingTest;
 using Sets = std::vector<std::string>;
 
-// What a run has, on a device of the test's choice.
+// Parts of a run, on a device of the test's choice.
 struct Trainee {
   const RunConfig& config;
   const Data& data;
@@ -42,12 +42,12 @@ struct Trainee {
   }
 };
 
-// All that comes out of it.
+// All results of a run.
 struct Results {
-  std::vector<double> numbers;  // losses and norms of steps, an evaluation, statistics of what was quantized
+  std::vector<double> numbers;  // losses and norms of steps, an evaluation, statistics of quantized operands
   std::vector<int32_t> sample;
   std::string saved;  // the shard and the manifest's plan
-  std::string bad;    // what a step with a NaN in a weight was skipped for
+  std::string bad;    // reason why a step with a NaN in a weight was skipped
 
   bool operator==(const Results& other) const = default;
 };
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Precision, WholeRun,
                                            Sets{"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}),
                          [](const auto& c) { return std::to_string(c.index); });
 
-// What a step asks of the device after the first, which makes the table of the rotations. waits: of the host, for both lanes.
+// Requests of a step to the device after the first, which makes the table of the rotations. waits: of the host, for both lanes.
 struct Asked {
   int64_t waits, uploads;
   bool operator==(const Asked&) const = default;

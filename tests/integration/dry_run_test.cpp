@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 class DryRun : public test::ExportTest {
  protected:
-  // Throws what the dry run does.
+  // Returns the error that the dry run throws.
   Error refusal(const std::function<LoadedConfig()>& load) const {
     const std::vector<std::string> before = all_files();
     const Error error = error_of([&] { preview_run(load()); });

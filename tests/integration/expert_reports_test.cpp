@@ -1,4 +1,4 @@
-// What checkpoints and statistics say of each expert of a grouped weight.
+// Reports of checkpoints and statistics about each expert of a grouped weight.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -48,7 +48,7 @@ class ExpertReports : public test::TrainingOnRanks {
     });
   }
 
-  // A master of one expert is another, and the hashes of the bytes are right again.
+  // Changes a master of one expert, and makes the hashes of the bytes right again.
   void set_master(const std::string& name, int64_t expert, float value) const {
     test::set_element(checkpoint(name, 1), std::string("master.") + kGroupedWeight, expert * 64 * 32 + 5, value);
   }

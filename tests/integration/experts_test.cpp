@@ -1,4 +1,4 @@
-// Mixtures of experts in training runs: what each recipe of the experts' weights means, and sizes at the edge.
+// Mixtures of experts in training runs: the meaning of each recipe of the experts' weights, and sizes at the edge.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ class Experts : public test::TrainingTest {
 
 const char* const kQatOfExperts = R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat"}])";
 
-// A model, and what trains it by training_step().
+// A model, and the parts that train it by training_step().
 struct Trained {
   Trained(const RunConfig& config, Backend& device)
       : model(config.model, device, resolve_plan(config), training_options(config, {})),
@@ -45,7 +45,7 @@ struct Trained {
   GradientAccumulator accumulator;
 };
 
-// bf16 masters, rounded, quantized and dequantized, in place of the values that forward reads.
+// Writes masters, rounded to bf16 and fake-quantized, in place of the values that forward reads.
 void round_values_of_experts(Trained& run, const Quantization& how) {
   for (const Optimizer::State& state : run.optimizer.states()) {
     const Parameter& parameter = *state.shard.of;
@@ -85,7 +85,7 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
   }
 }
 
-// What is computed again has the bits of what was kept.
+// Values that are computed again have the bits of those that were kept.
 TEST_F(Experts, LearnTheSameWhateverIsRecomputedAndGathered) {
   for (const std::string recipe : {"high", "mxfp8", "mxfp4_qat_mxfp8_act"}) {
     const std::string set = "precision.recipe=" + recipe, steps = "training.steps=5";
@@ -98,7 +98,7 @@ TEST_F(Experts, LearnTheSameWhateverIsRecomputedAndGathered) {
   }
 }
 
-// Where rows move as values instead of codes only the columnwise codes of down's output gradient are others.
+// The columnwise codes of down's output gradient alone are others where rows move as values instead of codes.
 TEST_F(Experts, ReadTheSameCodesWhetherCodesMoveOrValues) {
   const auto with = [&](const std::string& name, const char* dispatch) {
     return run_experts(name, {"precision.recipe=mxfp8", "training.steps=1", "optimizer.grad_clip=0", "model.init_std=0.2",
@@ -143,7 +143,7 @@ TEST_F(Experts, TellWhatTheirRoutersDid) {
   }
 }
 
-// Of a sequence it is the balance loss of a micro batch of that sequence alone. Layers keep their numbers beside dense ones.
+// The loss of a sequence is the balance loss of a micro batch of that sequence alone. Layers keep their numbers beside dense ones.
 TEST_F(Experts, TellTheLossesOfRoutersByTheirValues) {
   const auto first_step = [&](int64_t sequences) {
     const TrainedRun run =
@@ -207,8 +207,8 @@ TEST_F(Experts, TakeTheirShareOfTokensTimesTheFactorRoundedUp) {
   EXPECT_EQ(moe.capacity(64), 64);
 }
 
-// Blocks of 32 before blocks of 128 and the reverse, and GEMMs of which only some read codes: rows are padded for both, and what wgrad
-// reads in high precision is there.
+// The cases have blocks of 32 before blocks of 128 and the reverse, and GEMMs of which only some read codes: rows are padded for both, and
+// the high-precision values that wgrad reads are there.
 TEST_F(Experts, MayHaveAnotherRecipeInEachGemm) {
   const std::string recipes =
       R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]},"back":{"base":"mxfp8","gemms":["dgrad","wgrad"]}})";
@@ -309,7 +309,7 @@ class ExpertsOfExamples : public Experts {
   }
 };
 
-// Whatever fills the rows takes no expert: load, losses, biases, capacity and what is learned are those of the tokens.
+// Padding of rows takes no expert: load, losses, biases, capacity and what is learned are those of the tokens.
 TEST_F(ExpertsOfExamples, LearnTheSameOfThemInLongerRows) {
   const std::pair<const char*, std::vector<std::string>> cases[] = {
       {"losses", {"model.moe.aux_loss_coef=0.2", "model.moe.seq_aux_loss_coef=0.2", "model.moe.z_loss_coef=0.01"}},
@@ -333,7 +333,7 @@ TEST_F(ExpertsOfExamples, LearnTheSameOfThemInLongerRows) {
   }
 }
 
-// In every module, not in experts alone; along columns and in tiles, too.
+// This holds in every module, not in experts alone; along columns and in tiles, too.
 TEST_F(ExpertsOfExamples, AreMeasuredWithoutWhatFillsTheirRows) {
   const std::string columns =
       R"(precision.recipes={"own":{"base":"mxfp8","gemms":["dgrad","wgrad"]},"back":{"base":"mxfp8","gemms":["wgrad"]}})";
@@ -381,7 +381,7 @@ TEST_F(Experts, DropNothingInEvaluationAndSamples) {
   for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(last[i], expected[i], 0.02) << i;
 }
 
-// A router in fp32, whoever asks for high precision. Codes of experts.down's output gradient are shifted where they move.
+// A router computes in fp32 where high precision is asked for. Codes of experts.down's output gradient are requantized where they move.
 TEST_F(Experts, HaveAPlanThatKnowsWhatMoves) {
   const auto plan = [&](const std::string& more) {
     RunConfig config = this->config("plan", sets({"precision.recipe=mxfp8", more})).config;

@@ -178,7 +178,7 @@ std::vector<std::string> column_of(const std::string& output, const std::string&
   return cells;
 }
 
-// Of a table whose ranks share weights nothing is cut to nothing: of a recipe its ends are left, of a rule its key.
+// Nothing is cut to nothing in a table whose ranks share weights: the ends of a recipe are left, and the key of a rule.
 void expect_recipes_and_rules(const std::string& output) {
   EXPECT_THAT(column_of(output, "recipe"), Contains("high"));
   for (const std::string& recipe : column_of(output, "recipe")) {
@@ -246,7 +246,7 @@ TEST(Explain, TheNarrowTableDividesTheShapeByTheRanks) {
   }
 }
 
-// Of a module that ranks share, by rows of each part, by columns, or whole.
+// The shares are those of a module that ranks divide by rows of each part, by columns, or not at all.
 TEST(Explain, SaysWhatATensorRankHolds) {
   std::map<std::string, json> held;
   int64_t bytes = 0, of_all = 0;
@@ -359,7 +359,7 @@ TEST(Explain, DeepSeekV4HasTilesOf128AndRoutedExpertsInFourBits) {
     EXPECT_EQ(module[expert ? "weight_fake_quant" : "weight"]["block"], expert ? json({1, 32}) : json({128, 128})) << module;
   }
   EXPECT_EQ(routed, 6U);
-  EXPECT_EQ(others, 16U);  // of which six are shared experts
+  EXPECT_EQ(others, 16U);  // six of these are shared experts
 }
 
 TEST(Explain, KimiK3QuantizesRoutedExpertsAlone) {

@@ -16,8 +16,8 @@ using Sets = std::vector<std::string>;
 struct Case {
   const char *name, *architecture;
   Sets sets;
-  std::string conventions = "";  // that have a form of it
-  Sets tensors = {};             // of the packed folder
+  std::string conventions = "";  // conventions that have a form of it
+  Sets tensors = {};             // tensors of the packed folder
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -46,7 +46,7 @@ const Sets kShapeOfTiles = {kTiles,
                             "model.num_attention_heads=2",
                             "model.num_key_value_heads=2",
                             "model.head_dim=64"};
-// As configs/recipes/deepseek_v4.json has it.
+// The recipe of configs/recipes/deepseek_v4.json.
 const Sets kDeepSeekV4 = {
     R"(precision.recipes={"routed": {"base": "fp8_block", "weight": null, "weight_fake_quant": {"format": "e2m1", "block": [1, 32]}}})",
     R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "routed"}])",
@@ -67,7 +67,7 @@ Sets drawn(const Case& one) {
 
 class ExportRoundTrip : public test::ExportTest, public ::testing::WithParamInterface<Case> {
  protected:
-  // A folder holds what forward multiplies by, which a second export of it has with every byte.
+  // Expects a folder to hold the values that forward multiplies by; a second export of it has every byte of the first.
   void expect_faithful(const std::string& name, const std::string& saved, const ExportOptions& options) const {
     EXPECT_EQ(difference(name, saved), std::nullopt);
     EXPECT_EQ(verify_export(path(name)), std::ssize(HfFolder(path(name)).names()));
@@ -75,7 +75,7 @@ class ExportRoundTrip : public test::ExportTest, public ::testing::WithParamInte
     EXPECT_TRUE(all_bytes(name) == all_bytes(name + " again")) << name;
     EXPECT_EQ(test::read_file(path(name + "/config.json")), test::read_file(path(name + " again/config.json")));
   }
-  // GEMMs of the run read what a model reads that starts from the folder.
+  // Expects GEMMs of the run to read the values of a model that starts from the folder.
   void expect_forward_values(const std::string& saved, const std::string& name) const {
     const LoadedModel trained = load_model(saved, make_backend("cpu")), exported = load_model(path(name), make_backend("cpu"));
     for (Parameter& parameter : trained.model->parameters().all()) {
@@ -240,7 +240,7 @@ TEST_F(FoldersRoundTrip, EveryByteOfWhatWasNeverTrainedComesBack) {
   }
 }
 
-// More elements than are read and converted at once, and more bytes than are hashed at once.
+// The tensor has more elements than are read and converted at once, and more bytes than are hashed at once.
 TEST_F(FoldersRoundTrip, ALargeTensorIsWholeAndHashedToTheEnd) {
   const HfFolder original(path("large"), "qwen3", "BF16", {{"vocab_size", 70000}, {"hidden_size", 32}, {"num_hidden_layers", 1}});
   export_to(path("large"), "out");
@@ -253,7 +253,7 @@ TEST_F(FoldersRoundTrip, ALargeTensorIsWholeAndHashedToTheEnd) {
   EXPECT_THAT(difference("out", path("large")).value_or(""), HasSubstr(embed + "[69999, 31] is "));
 }
 
-// What is read and compared in pieces of 8 MiB.
+// The table is read and compared in pieces of 8 MiB.
 TEST_F(FoldersRoundTrip, AWideTableIsThatOfTheFileInEveryRow) {
   const HfFolder folder(path("wide"), "qwen3", "F32", {{"vocab_size", 22000}, {"num_hidden_layers", 1}});
   const std::string table = "model.embed_tokens.weight", output = "lm_head.weight";

@@ -1,4 +1,4 @@
-// What lies beside the weights of an export, and what is told of one. Its weights are those of export_round_trip_test.
+// Files beside the weights of an export, and messages about an export. The weights are tested in export_round_trip_test.
 #include "exports.h"
 #include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_diff.h"
@@ -18,7 +18,7 @@ using ::testing::Not;
 
 const std::string kExperts = R"("num_experts": 2, "num_experts_per_tok": 1, "norm_topk_prob": true, "intermediate_size": 32)";
 
-// Without a word of config.json. Vectors, and the values that codes stand for, do not count.
+// config.json says nothing of the type. Vectors, and the values that codes stand for, do not count.
 TEST_F(Exports, TheTypeOfTheMatricesIsThatOfTheModel) {
   const auto dtype = [&](const char* types, const json& change = {}) {
     const HfFolder folder(path(types), "llama", types, change);
@@ -103,7 +103,7 @@ TEST_F(Exports, TokenizersOfCharactersAndBytesAreWritten) {
   EXPECT_EQ(json_in("bytes/tokenizer_config.json")["tokenizer_class"], "PreTrainedTokenizerFast");
 }
 
-// When it is written, and when a run begins that will write some.
+// The line comes when it is written, and when a run begins that will write some.
 TEST_F(Exports, WhatOnlySomeProgramsReadIsALineInTheLog) {
   const auto logged = [&](const auto& body) {
     const std::string name = path(text("log ", ++runs_));

@@ -1,4 +1,5 @@
-// Folders of Hugging Face's form that cannot be what they say, each by the tensor or the key that has to change; and what is only told.
+// Folders of Hugging Face's form that contradict themselves, each by the tensor or the key that has to change; and cases that are only
+// told.
 #include "block_fp8_folders.h"
 #include "process.h"
 
@@ -20,7 +21,7 @@ struct Damage {
 
 class FolderRefusals : public BlockFp8 {
  protected:
-  // By all that begins with a folder; an export leaves nothing behind.
+  // Expects refusals from everything that begins with a folder; an export leaves nothing behind.
   void expect_refused(const std::vector<Damage>& damages) const {
     for (const auto& [code, what, folder] : damages) {
       folder.write(path("bad"));
@@ -104,7 +105,7 @@ TEST_F(FolderRefusals, TensorsOfExperts) {
                    experts.as(kExpert + ".scale", FileDtype::f8_e8m0, {4, 128})},
                   {ExitCode::data, kExpert + ".weight is [64, 128], config.json makes it [128, 64]",
                    experts.as(kExpert + ".weight", FileDtype::i8, {64, 128})}});
-  // Those of gpt-oss lie in one tensor, [experts, in, out], and no scales are of tiles there.
+  // Experts of gpt-oss lie in one tensor, [experts, in, out], and no scales are of tiles there.
   const HfFolder stacked(path("stacked"), "gpt_oss", "BF16", {{"quantization_config", kBlockFp8Config}});
   const std::string all = "model.layers.0.mlp.experts.gate_up_proj";
   const std::vector<int64_t> shape = stacked.shape(all), scales = {test::tiles(shape[0] * shape[2]), test::tiles(shape[1])};
@@ -184,7 +185,7 @@ TEST_F(FolderRefusals, WhatQuantizationConfigSaysOfThem) {
               HasSubstr("is e4m3 with quantized inputs in blocks of 128, but model.layers.0.mlp.experts.0."));
 }
 
-// Which inputs are quantized stands nowhere else.
+// The quantization of inputs stands nowhere else.
 TEST_F(FolderRefusals, CodesNeedWhatSaysHowTheyAreMultiplied) {
   mx_folder("codes", kMxfp8Config, {}, "layers.0.");
   write_file(path("codes/config.json"), changed(json_in("codes/config.json"), {{"quantization_config", "absent"}}).dump());
@@ -201,7 +202,7 @@ TEST_F(FolderRefusals, CodesNeedWhatSaysHowTheyAreMultiplied) {
   EXPECT_THAT(folder_error("codes").what(), HasSubstr(side + ": quantization: model.layers.1.mlp.down_proj is not quantized, but "));
 }
 
-// Lists as they were published: they say of this folder what is true as transformers reads them.
+// Lists as they were published: for this folder they are true in the way that transformers reads them.
 TEST_F(FolderRefusals, AListThatServersReadOtherwiseIsTold) {
   mx_folder("codes", kMxfp8Config, {{"num_hidden_layers", 11}}, "layers.1.");
   json names = {"lm_head"};

@@ -1,4 +1,4 @@
-// What is read of folders of Hugging Face's form: parts of tensors, codes of several chunks, and the tokenizer that goes with a model.
+// Reads of folders of Hugging Face's form: parts of tensors, codes of several chunks, and the tokenizer that goes with a model.
 #include "block_fp8_folders.h"
 #include "mantissa/checkpoint/checkpoint_names.h"
 #include "mantissa/models/model_shape.h"
@@ -126,7 +126,7 @@ class TokenizerOfAModel : public FolderWeights {
     more.insert(more.begin(), {"checkpoint.init_from=" + path(model), "data.tokenizer=byte", "training.steps=1"});
     return with(more);
   }
-  // The same text as token ids, which no tokenizer of mantissa has to make.
+  // Settings for the same text as token ids, which no tokenizer of mantissa has to make.
   std::vector<std::string> from_ids(const std::string& model, std::vector<std::string> more) const {
     std::string ids;
     for (const char letter : read_file(path("text.txt"))) ids += std::string{letter, '\0'};
@@ -151,7 +151,7 @@ TEST_F(TokenizerOfAModel, IsRefusedBesideAnotherInTheData) {
 
 TEST_F(TokenizerOfAModel, OfMantissaIsKnownAgainAlsoAfterOthersSavedIt) {
   auto tokenizer = nlohmann::json::parse(read_file(path("own/tokenizer.json")));
-  tokenizer["model"]["ignore_merges"] = false;  // as newer programs write
+  tokenizer["model"]["ignore_merges"] = false;  // like newer programs write
   write_file(path("own/tokenizer.json"), tokenizer.dump());
   EXPECT_EQ(run("second", from("own", {})).losses.size(), 1U);
   tokenizer["model"]["vocab"]["!"] = 200;
@@ -170,7 +170,7 @@ TEST_F(TokenizerOfAModel, GoesAlongThroughTraining) {
   EXPECT_EQ(nlohmann::json::parse(read_file(path("again/config.json")))["eos_token_id"], nlohmann::json({5, 6}));
 }
 
-// What an export then has is the tokenizer that training used; nothing in it speaks of the ids of the other one.
+// An export then has the tokenizer that training used; nothing in it speaks of the ids of the other one.
 TEST_F(TokenizerOfAModel, IsLeftBehindWhereItMayChange) {
   const std::string allowed = "checkpoint.allow_tokenizer_change=true";
   run("second", from("bpe", {allowed, "checkpoint.interval=1", "checkpoint.export={}"}));

@@ -1,4 +1,4 @@
-// mantissa launch: whose failure was the first, by how its workers end and whom they name.
+// mantissa launch: finds whose failure was the first, by how its workers end and whom they name.
 #include <signal.h>
 
 #include "launcher.h"
@@ -12,13 +12,13 @@ class LaunchCauses : public test::LaunchTest {};
 const std::vector<std::string> kThree = {"--nproc-per-node", "3"};
 constexpr int kKilled = 128 + SIGKILL;
 
-// As report_cause() does, for a command of so many workers.
+// Reports a cause, like report_cause(), for a command of so many workers.
 std::string names_as_cause(int rank, int workers) {
   return text(R"(python3 -c 'import os; os.pwrite(int(os.environ["MANTISSA_STEP_FD"]), ()", rank + 1, R"().to_bytes(8, "little"), 8 * ()",
               workers, R"( + int(os.environ["LOCAL_RANK"])))'; )");
 }
 
-// Until so many workers are there, whom SIGTERM does not end from then on.
+// Waits until so many workers are there, whom SIGTERM does not end from then on.
 std::string all_there(int workers) {
   return text("trap '' TERM; here=here.$TORCHELASTIC_RESTART_COUNT; touch $here.$RANK; while [ $(ls $here.* | wc -l) -lt ", workers,
               " ]; do sleep 0.02; done; ");
@@ -37,7 +37,7 @@ TEST_F(LaunchCauses, WhoFailedFirstGivesTheCodeAndTheTable) {
        "",
        {"--nproc-per-node", "3", "--log-dir", "logs"}},
       {"[ $RANK = 0 ] && kill -SEGV $$; sleep 30", 128 + SIGSEGV, {}, {first(0, "SIGSEGV")}},
-      // Who leaves because of another is often faster than the other.
+      // A worker that leaves because of another is often faster than the other.
       {three + "[ $RANK = 1 ] && sleep 0.5 && exit 4; exit 6", 4, {}, {first(1, "exit code 4")}, "", kThree},
       {"[ $RANK = 1 ] && exit 6; exec sleep 30", 6, {}, {first(1, "exit code 6")}, "", kThree},  // the others were ended
       {three + "[ $RANK = 2 ] && sleep 1 && exit 4; " + names_as_cause(2, 3) + "exit 4", 4, {}, {first(2, "exit code 4")}, "", kThree},
@@ -50,7 +50,7 @@ TEST_F(LaunchCauses, WhoFailedFirstGivesTheCodeAndTheTable) {
        "",
        kThree},
       {two + "[ $RANK = 0 ] && kill -KILL $$; sleep 0.5; exit 70", kKilled, {}, {first(0, "SIGKILL")}},
-      // Who was ended before it left has the code of its error; one of the data is no reason to start again.
+      // A worker that was ended before it left has the code of its error; one of the data is no reason to start again.
       {three + "[ $RANK = 2 ] && trap - TERM && exec sleep 30; " + names_as_cause(2, 3) + "exit 4",
        4,
        {},

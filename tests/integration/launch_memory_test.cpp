@@ -1,4 +1,4 @@
-// mantissa launch does not start again and again what dies for want of memory.
+// mantissa launch does not start again and again a job that dies for want of memory.
 #include <gmock/gmock.h>
 
 #include "launcher.h"
@@ -9,7 +9,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// In a namespace whose control groups are files of this test.
+// Runs in a namespace whose control groups are files of this test.
 class LaunchMemory : public test::LaunchTest {
  protected:
   static constexpr const char* kHide = "mount -t tmpfs none /sys/fs/cgroup || exit 77; ";
@@ -40,7 +40,7 @@ class LaunchMemory : public test::LaunchTest {
   }
 };
 
-// A step that its rank reports, as report_step() does.
+// A step that its rank reports, like report_step().
 std::string reports_step(const std::string& step) {
   return "python3 -c 'import os; os.pwrite(int(os.environ[\"MANTISSA_STEP_FD\"]), (" + step +
          " + int(os.environ[\"TORCHELASTIC_RESTART_COUNT\"])).to_bytes(8, \"little\"), 0)'; ";
@@ -60,14 +60,14 @@ TEST_F(LaunchMemory, TwoDeathsInARowForWantOfItAreTheLast) {
       // A death between them, and one of another process.
       {counted, until(3) + kCount + "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || count $((5 + TORCHELASTIC_RESTART_COUNT)); kill -9 $$", 0, {}},
       {counted, until(3) + counts + "exit 70", 0, {}},
-      // Where the kernel does not say, a death before a new step counts.
+      // A death before a new step counts where the kernel does not say.
       {kHide, "kill -9 $$", 137, {"restart 1 of 9", perhaps}, "restart 2 of 9"},
       {kHide, reports_step("1") + until(4) + "kill -9 $$", 0, {}},
       {kHide, until(3) + "kill -SEGV $$", 0, {}}};
   for (const Case& each : cases) expect(each);
 }
 
-// As systemd-run --scope and cgexec do: in a group of version 2 beside that of the launcher, whose counter stands still.
+// The worker is in a group of version 2 beside that of the launcher, whose counter stands still: systemd-run --scope and cgexec do so.
 TEST_F(LaunchMemory, ADeathInAGroupBesideCountsBeforeANewStep) {
   const std::string in_groups = R"(
     seen=/sys/fs/cgroup; [ -e $seen/cgroup.procs ] || seen=$seen/unified

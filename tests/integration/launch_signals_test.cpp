@@ -1,4 +1,4 @@
-// mantissa launch and signals: whom they reach, also where a wrapper is between the launcher and what runs, and how it then ends.
+// mantissa launch and signals: whom they reach, also where a wrapper is between the launcher and the program, and how it then ends.
 #include <signal.h>
 
 #include "launcher.h"
@@ -48,7 +48,7 @@ TEST_F(LaunchSignals, AreHandedOnAndEndWithoutRestart) {
   expect_all(all);
 }
 
-// What a wrapper runs has time to end, as has what it leaves in its trap.
+// The program that a wrapper runs has time to end, and so has one that it leaves in its trap.
 TEST_F(LaunchSignals, ReachWhatAWrapperRuns) {
   const auto wrapped = [](const std::string& at_signal) { return "sh -c 'trap \"" + at_signal + "\" TERM USR2; " + kWait + "'; "; };
   const auto member = [](const std::string& at_signal, const std::string& before) {
@@ -125,7 +125,7 @@ TEST_F(LaunchSignals, NobodyOutlivesALauncherThatIsKilledOrAWorkerThatLeft) {
   for (int number = 0; number < 5; ++number) EXPECT_TRUE(test::ends(std::stoi(test::read_file(folder_ / text("pid.", number))))) << number;
 }
 
-// Whatever the launcher blocks or ignores itself, and whatever was blocked when it was started.
+// Signals that the launcher blocks or ignores itself, or that were blocked when it was started, do not count.
 TEST_F(LaunchSignals, CommandsGetACleanMask) {
   sigset_t all, before;
   sigfillset(&all);

@@ -1,4 +1,4 @@
-// mantissa launch with small commands: what workers are told, what is shown, how it ends, when it starts again.
+// mantissa launch with small commands: variables of workers, output that is shown, how it ends, when it starts again.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -90,7 +90,7 @@ TEST_F(LaunchTest, LogsHoldWhatIsNotShown) {
 TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
   std::thread beside([] {
     expect_all({
-        // What is no error or was not shown is not held back.
+        // Text that is no error, or was not shown, is not held back.
         {"printf 'a table\n  of rows\n' >&2",
          0,
          {},

@@ -1,5 +1,5 @@
-// What a checkpoint must hold before anything computes with its weights: a model of its tensors, finite weights, the codes that its
-// manifest names.
+// Contents that a checkpoint must have before anything computes with its weights: a model of its tensors, finite weights, the codes that
+// its manifest names.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -46,8 +46,8 @@ class LoadedWeights : public test::TrainingTest {
     change_quantized(name, [](json& quantized) { quantized["layers.1.attn.out.weight"]["codes_sum"] = "0000000000000000"; });
   }
 
-  // By all ways to load it: eval and generate by the checkpoint and by its run folder, where step 1 is whole; a resume of the run and one
-  // by path; a start from its weights.
+  // Expects refusals from all ways to load it: eval and generate by the checkpoint and by its run folder, where step 1 is whole; a resume
+  // of the run and one by path; a start from its weights.
   void expect_no_load(const std::string& name, const std::string& recipe, ExitCode code, const std::string& what) const {
     const std::string path = newest(name);
     const auto train = [&](const char* run_name, const std::string& from) {
@@ -137,7 +137,7 @@ class SavedConfig : public LoadedWeights {
  protected:
   SavedConfig() { run("run", {"training.steps=2"}); }
 
-  // What load_model throws when a section of the saved config is changed so; it may not take memory for what the config asks for.
+  // Returns the error of load_model when a section of the saved config is changed so; it may not take memory for what the config asks for.
   Error error_with(const char* section, const json& change) const {
     const Manifest untouched = CheckpointReader(newest("run")).manifest();
     test::change_manifest(newest("run"), [&](Manifest& manifest) {
@@ -183,7 +183,7 @@ TEST_F(SavedConfig, ThatIsNotOfTheTensorsIsRefusedBeforeAnythingOfItsSizeIsMade)
   EXPECT_THAT(precision.what(), HasSubstr("manifest.json (config): precision.recipe: no recipe \"mxfp9\""));
 }
 
-// With rotary positions no tensor tells how many there are: tables and caches are made for the sequences in use.
+// No tensor tells how many positions there are if they are rotary: tables and caches are made for the sequences in use.
 TEST_F(SavedConfig, ThatAllowsLongSequencesTakesNoMemoryForThem) {
   test::change_manifest(newest("run"), [](Manifest& manifest) {
     json config = json::parse(manifest.config);

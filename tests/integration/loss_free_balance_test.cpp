@@ -1,4 +1,4 @@
-// Training with expert biases (model.moe.bias_update_rate): what moves them, what they change, and where they are kept.
+// Training with expert biases (model.moe.bias_update_rate): how they move, what they change, and where they are kept.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -39,7 +39,7 @@ class LossFreeBalance : public test::TrainingTest {
     return tensor(name, step, text("buffer.layers.", layer, ".moe.expert_bias"));
   }
 
-  // What the loads that were told say.
+  // The biases that follow from the loads that were told.
   static Values followed(const TrainedRun& run, size_t layer, float rate) {
     Values bias(kExperts, 0.0F);
     for (const StepEvent& step : run.steps) {
@@ -72,7 +72,7 @@ TEST_F(LossFreeBalance, MovesEachBiasAgainstTheLoadOfItsExpert) {
   }
 }
 
-// Over 40 steps, so that what a single batch happens to hold does not count.
+// The run has 40 steps, so that what a single batch happens to hold does not count.
 TEST_F(LossFreeBalance, EvensLoads) {
   const auto worst = [&](const TrainedRun& run) {
     double out = 0.0;
@@ -91,7 +91,7 @@ TEST_F(LossFreeBalance, EvensLoads) {
   EXPECT_GT(without, 1.3);
 }
 
-// So small that no choice is another: everything else is as without biases.
+// The biases are so small that no choice is another: everything else is like without biases.
 TEST_F(LossFreeBalance, TrainsNothingElse) {
   const TrainedRun without = run_biased("without", {"model.moe.bias_update_rate=0"}),
                    with = run_biased("with", {"model.moe.bias_update_rate=1e-30"});
@@ -137,7 +137,8 @@ TEST_F(LossFreeBalance, IsNotMovedByASkippedStep) {
   EXPECT_NE(biases(), moved);
 }
 
-// Which expert is forced shows in loads; that weights are scores without biases, in a loss that does not change where all are chosen.
+// The expert that is forced shows in loads; that weights are scores without biases shows in a loss that does not change where all are
+// chosen.
 TEST_F(LossFreeBalance, ChangesAssignmentsAndNoWeights) {
   run_biased("run", {"training.steps=2"});
   run_biased("all", {"training.steps=2", "model.moe.num_experts_per_tok=5"});

@@ -1,4 +1,4 @@
-// What a run writes into metrics.jsonl and TensorBoard is what its own reports say, and these say what is so.
+// metrics.jsonl and TensorBoard have what the reports of a run say, and the reports say what is so.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -58,7 +58,7 @@ class MetricsTest : public test::TrainingTest {
   TrainSummary summary_;
   std::vector<StepEvent> steps_;
   std::vector<EvaluationEvent> evaluations_;
-  std::vector<Scalars> scalars_;  // of the reports, as TensorBoard should have them
+  std::vector<Scalars> scalars_;  // scalars of the reports, as TensorBoard should have them
 };
 
 TEST_F(MetricsTest, LinesHoldTheValuesOfTheReportsWhichAreReadBack) {

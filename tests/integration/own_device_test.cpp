@@ -1,4 +1,4 @@
-// What train() asks of a device that the caller makes, whatever training.device says.
+// Use by train() of a device that the caller makes, whatever training.device says.
 #include <gmock/gmock.h>
 
 #include "closed_device.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Debian packages that CPACK makes of this build, in the new folder WORK: unpacked, what the program's package has works and nothing is
+# The Debian packages that CPACK makes of this build, in the new folder WORK: unpacked, the program's package works and nothing is
 # missing that Debian asks for. Exit code 77: this system has no dpkg, or the build no help2man.
 #   package.sh CPACK WORK
 set -euo pipefail
@@ -35,7 +35,7 @@ for command in $commands; do
   zcat "$share/man/man1/mantissa-$command.1.gz" | grep -q "^mantissa-$command " || wrong "manual page of mantissa $command"
 done
 
-# As bash completes `mantissa WORDS...`.
+# Completes `mantissa WORDS...` as bash does.
 . "$share/bash-completion/completions/mantissa"
 completed() {
   COMP_WORDS=("$mantissa" "$@") COMP_CWORD=$# COMPREPLY=()

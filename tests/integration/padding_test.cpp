@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 struct Case {
   const char* name;
-  int64_t least;  // what the recipe asks the vocabulary to be padded to
+  int64_t least;  // least multiple that the recipe asks the vocabulary to be padded to
   std::vector<std::string> sets;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -45,7 +45,7 @@ TEST_P(Padding, ChangesNoBitAlsoFromOneRunToItsResume) {
   for (const char* other : {"many", "resumed"}) EXPECT_TRUE(test::same_elements(state_of("one", 6), state_of(other, 6))) << other;
 }
 
-// And is refused where it is stored all the same, whatever is in its rows.
+// Padding is refused where it is stored all the same, whatever is in its rows.
 TEST_P(Padding, IsNeverStored) {
   run("run", sets(GetParam().least + 32, {"training.steps=1"}));
   const Manifest manifest = CheckpointReader(checkpoint("run", 1)).manifest();
@@ -70,7 +70,7 @@ TEST_P(Padding, IsNeverStored) {
   EXPECT_THAT(error.what(), HasSubstr(", the model needs fp32 [8, 32]"));
 }
 
-// What has as many rows as the vocabulary and its padding, and is something else.
+// Other tensors that have as many rows as the vocabulary and its padding.
 TEST_F(OtherRows, AreNotTakenForPadding) {
   const std::vector<std::string> learned = {"model.position=learned", "model.qk_norm=false"};
   std::vector<std::string> sets = learned;

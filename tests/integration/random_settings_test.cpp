@@ -12,7 +12,7 @@ namespace mantissa::random_settings_test {
 
 using Values = std::vector<std::string>;
 
-// Of every fifth trial.
+// Settings of every fifth trial.
 const std::vector<std::string> kSimulated = {R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
     "weight": {"format": "e2m1", "block": [16, 16], "scale": "e4m3"},
     "input": {"format": "e3m2", "block": [1, 16], "rounding": "stochastic"},
@@ -20,7 +20,7 @@ const std::vector<std::string> kSimulated = {R"(precision.recipes={"own": {"gemm
     "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})",
                                              "precision.recipe=own"};
 
-// Of keys that are neither true nor false nor a choice, for three steps of a tiny model.
+// Values of keys that are neither true nor false nor a choice, for three steps of a tiny model.
 const std::map<std::string, Values>& listed_values() {
   static const std::map<std::string, Values> values = {
       {"model.vocab_size", {"8", "40"}},
@@ -87,7 +87,7 @@ struct Key {
   Values values;
 };
 
-// Those of a field, and of the fields of a section, which needs no value of its own unless it may be absent.
+// Adds the keys of a field, and of the fields of a section, which needs no value of its own unless it may be absent.
 void add_keys(const Field& field, const std::string& section, std::vector<Key>& keys) {
   const std::string name = section + '.' + field.name;
   const bool object = field.kind() == FieldKind::object;
@@ -125,7 +125,7 @@ struct Layout {
 
 class RandomSettings : public test::TrainingTest {
  protected:
-  // None if the configuration refuses them.
+  // Returns none if the configuration refuses the settings.
   std::optional<LoadedConfig> accepted(const std::string& name, const std::vector<std::string>& sets, const Layout& layout) const {
     std::vector<std::string> all;
     all.insert(all.end(),
@@ -146,7 +146,7 @@ class RandomSettings : public test::TrainingTest {
     }
   }
 
-  // A value for every key with this chance, in an order of its own, kept where what is there by then allows it.
+  // Draws a value for every key with this chance, in an order of its own; a value is kept where those before allow it.
   std::vector<std::string> drawn(uint32_t trial, const std::vector<Key>& keys, const Layout& layout) const {
     std::vector<std::pair<uint32_t, std::string>> ordered;
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -178,7 +178,7 @@ class RandomSettings : public test::TrainingTest {
     return losses;
   }
 
-  // All settings that were tried.
+  // Trains, and returns all settings that were tried.
   std::string train_drawn(uint32_t first, uint32_t count, const Layout& layout) const {
     const std::vector<Key> keys = all_keys();
     std::string tried;
@@ -201,7 +201,7 @@ class RandomSettings : public test::TrainingTest {
 TEST_F(RandomSettings, TrainOnOneRankWhateverIsAccepted) {
   const std::string tried = train_drawn(0, 80, {});
   for (const Key& key : all_keys()) {
-    const std::string within = '"' + key.name.substr(key.name.rfind('.') + 1) + '"';  // of a section that was set as a whole
+    const std::string within = '"' + key.name.substr(key.name.rfind('.') + 1) + '"';  // part of a section that was set as a whole
     EXPECT_THAT(tried, ::testing::AnyOf(::testing::HasSubstr(key.name + '='), ::testing::HasSubstr(within)));
   }
 }

@@ -191,7 +191,7 @@ TEST_F(Plans, TheOutputProjectionSwitchTakesTheSameCheckpoint) {
   EXPECT_EQ(back.losses.size(), 1U);
 }
 
-// A configuration, or the recipe of its output projection, that was changed after it was checked.
+// Changes a configuration, or the recipe of its output projection, after it was checked.
 TEST_F(Plans, WhatIsChangedAfterwardsIsRefusedByTheModelAndByThePlan) {
   RunConfig config = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
   config.model.vocab_size = 8;
@@ -229,7 +229,7 @@ TEST_F(Plans, WhatIsChangedAfterwardsIsRefusedByTheModelAndByThePlan) {
   };
   for (const auto& [change, message] : recipes) {
     std::vector<ModulePrecision> modules = plan.modules();
-    change(modules.back().recipe);  // of output
+    change(modules.back().recipe);  // the recipe of output
     const Error error = error_of([&] { Gpt(config.model, *device, PrecisionPlan(plan.compute(), modules), {}); });
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(),

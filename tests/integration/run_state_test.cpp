@@ -1,5 +1,5 @@
-// What a run counts and keeps from step to step and over a resume: steps that are not finite, the best loss, its place in the data. What
-// a resume reads, and when, and what it says of settings that changed.
+// State that a run keeps from step to step and over a resume: steps that are not finite, the best loss, its place in the data. Reads of a
+// resume, their times, and messages about settings that changed.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ TEST_F(BadSteps, ThoseInARowCountAcrossAResume) {
   EXPECT_THAT(error.what(), HasSubstr("stopped at step 5: 3 steps in a row"));
 }
 
-// Only those in a row count for the limit of three.
+// Skipped steps count for the limit of three only where they are in a row.
 TEST_F(BadSteps, SkippedStepsAreCountedAcrossAResume) {
   mark({2, 3, 5, 6, 8, 9, 11});
   const TrainedRun straight = run(bad_config("straight"));

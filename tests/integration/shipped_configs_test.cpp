@@ -28,8 +28,8 @@ std::vector<std::string> shipped_configs() {
   return out;
 }
 
-// What `config check` says of the configuration with these settings; nullopt where it refuses them. Widths are divided by a power of two:
-// what holds whole heads and blocks of 128 still does.
+// The result of `config check` for the configuration with these settings; nullopt where it refuses them. Widths are divided by a power of
+// two, so that whole heads and blocks of 128 stay whole.
 std::optional<RunConfig> checked(const std::string& name, const std::vector<std::string>& sets,
                                  const std::vector<std::string>& recipe_files = {}) {
   const std::string folder = std::string(MANTISSA_SOURCE_DIR) + "/configs/";
@@ -83,7 +83,7 @@ Batch random_tokens(int64_t vocabulary) {
 
 class ShippedConfig : public ::testing::TestWithParam<std::string> {
  protected:
-  // Whether the configuration takes these settings; if so it trains, and its loss falls.
+  // Returns true if the configuration takes these settings; if so it trains, and its loss falls.
   bool trains(const std::vector<std::string>& sets, const std::vector<std::string>& recipe_files = {}) {
     const std::optional<RunConfig> config = checked(GetParam(), sets, recipe_files);
     if (!config) return false;
@@ -95,7 +95,7 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
     const auto step = [&] { return training_step(model, optimizer, accumulator, batch, 1, 1e-3); };
     const StepResult first = step(), second = step();
     EXPECT_EQ(first.bad + second.bad, "") << ::testing::PrintToString(sets);
-    const double variance = static_cast<double>(config->model.hidden_size) * config->model.init_std * config->model.init_std;  // of logits
+    const double variance = static_cast<double>(config->model.hidden_size) * config->model.init_std * config->model.init_std;  // in logits
     EXPECT_NEAR(first.loss, std::log(*config->model.vocab_size) + variance / 2, 0.7) << ::testing::PrintToString(sets);
     EXPECT_LT(second.loss, first.loss) << ::testing::PrintToString(sets);
     return true;

@@ -270,7 +270,7 @@ TEST_F(StartFromFolder, PackedWeightsAreReconciledWithThePlan) {
   pack_to(trained("four", {"precision.recipe=mxfp4_qat"}), "four packed");
   EXPECT_THAT(reconciled_weights(HfWeights(path("four packed")), plan_of("mxfp4_qat")), ::testing::IsEmpty()) << "no file names a rule";
   const auto& gemms = plan.of("layers.1.mlp.down").recipe.gemms;
-  EXPECT_TRUE(gemms.fprop && gemms.dgrad && !gemms.wgrad);  // those of a server and their input gradients
+  EXPECT_TRUE(gemms.fprop && gemms.dgrad && !gemms.wgrad);  // GEMMs of a server and their input gradients
   // Masters are other, but forward reads the same values.
   const auto first_loss = [&](const std::string& name, const std::string& from) {
     std::vector<std::string> more = test::kShape;

@@ -1,4 +1,4 @@
-// What reaches the terminal: nothing that controls it, and nothing once its reader is gone.
+// Output that reaches the terminal: nothing that controls it, and nothing once its reader is gone.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -189,7 +189,7 @@ TEST_F(ReaderThatDoesNotRead, LeavesAllOfItInTheLogsOfALauncher) {
   EXPECT_EQ(std::filesystem::file_size(folder_ / "logs/attempt_0/0/stdout.log"), 100000U);
 }
 
-// Neither what is shown nor the log grows beyond a block.
+// Neither the output nor the log grows beyond a block.
 TEST_F(Terminal, AFullDiskDoesNotStopALauncherWhichReportsWhatItLost) {
   const std::string script = "head -c 5000 /dev/zero | tr '\\0' x";
   const Words words = {"sh", "-c",  "ulimit -f 1; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--log-dir", "logs", "--", "sh",

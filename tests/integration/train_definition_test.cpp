@@ -1,5 +1,5 @@
-// What train() does with settings whose effect can be worked out beside it: the learning rate of each step, and what the document options
-// make of the training and the validation data, by plain_gpt.h.
+// Results of train() with settings whose effect can be worked out beside it: the learning rate of each step, and the training and
+// validation data under the document options, by plain_gpt.h.
 #include <gtest/gtest.h>
 
 #include "plain_gpt.h"
@@ -30,7 +30,7 @@ TEST_F(TrainDefinition, StepsTakeTheRatesOfTheSchedule) {
   EXPECT_TRUE(test::same_elements(state_of("first", 1), state_of("constant", 1)));
 }
 
-// What the option makes of a batch.
+// Divides a batch into documents by the option.
 Batch with_documents(Batch batch, const std::string& option) {
   int32_t start = 0;
   for (size_t i = 0; i < batch.tokens.size(); ++i) {

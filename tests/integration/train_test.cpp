@@ -23,7 +23,7 @@ using ::testing::Not;
 
 class TrainTest : public test::TrainingTest {};
 
-// The entropy in nats of a letter given the one before it, from counts: what a model without memory could reach at best.
+// The entropy in nats of a letter given the one before it, from counts: the best loss that a model without memory could reach.
 double bigram_entropy(const std::string& text) {
   std::array<std::array<double, 8>, 8> counts{};
   for (size_t i = 1; i < text.size(); ++i) ++counts[static_cast<size_t>(text[i - 1] - 'a')][static_cast<size_t>(text[i] - 'a')];
@@ -233,7 +233,7 @@ TEST_F(TrainTest, WeightsOfACheckpointStartANewRunAtStepZeroAndThoseOfAnotherMod
   EXPECT_THAT(error.what(), HasSubstr("model.intermediate_size: 48 in the checkpoint, 64 here"));
 }
 
-// What Transformer Engine saves beside weights: quantization state of a module, empty where it has none.
+// Transformer Engine saves these beside weights: quantization state of a module, empty where it has none.
 TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   run("seed", {"training.steps=1"});
   save_changed("seed", 1, "foreign", [&](Gpt& model, CheckpointContent& content) {

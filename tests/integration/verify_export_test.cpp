@@ -1,4 +1,4 @@
-// That an export is what it says: what is read back when it is written, and `mantissa verify`.
+// Verification of exports: reading back when they are written, and `mantissa verify`.
 #include "block_fp8_folders.h"
 #include "process.h"
 #include "reliability/fault_injection.h"
@@ -14,7 +14,7 @@ using ::testing::SizeIs;
 class Verify : public BlockFp8 {
  protected:
   ~Verify() override { disarm_fault(); }
-  // A run of MXFP8, of MXFP4 in layer 0.
+  // A run under MXFP8, in layer 0 under MXFP4.
   std::string mixed(const std::string& name) const {
     return trained(name, {"precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"});
   }
@@ -27,7 +27,7 @@ class Verify : public BlockFp8 {
   }
 };
 
-// Also where every byte is as it was.
+// These are compared also where every byte is as it was.
 TEST_F(Verify, KnowsNamesTypesAndShapes) {
   HfFolder(path("model"), "llama", "F32");
   export_to(path("model"), "out");
@@ -127,9 +127,9 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   expect_verdict({out, "--against", run}, 1, kDownWeight + "[0, 7] is ");
 }
 
-// A zero has a sign, but where forward has none.
+// A zero has a sign, except where forward has none.
 TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
-  const std::string saved = mixed("run"), up = "model.layers.0.mlp.up_proj.weight";  // of MXFP4
+  const std::string saved = mixed("run"), up = "model.layers.0.mlp.up_proj.weight";  // layer 0 is of MXFP4
   export_to(saved, "out");
   const HfFolder out(path("out"));
   const std::vector<float> values = out.values(up);
@@ -162,7 +162,7 @@ TEST_F(Verify, ZerosOfCodesHaveTheSignsThatForwardReads) {
   }
 }
 
-// What is no number equals nothing, also itself.
+// A NaN equals nothing, not even itself.
 TEST_F(Verify, WeightsThatAreNoNumbersAreRefused) {
   const HfFolder folder = block_folder("folder", kWhole, FileDtype::f32, power_of_two);
   folder.flip(kDownWeight, 7, static_cast<char>(folder.bytes(kDownWeight)[7] ^ 0x7F)).write(path("bad"));
@@ -177,7 +177,7 @@ TEST_F(Verify, WeightsThatAreNoNumbersAreRefused) {
   EXPECT_THAT(error.what(), HasSubstr(embedding + "[0, 5] is inf"));
 }
 
-// Equal codes are not enough: what they are multiplied by is a part of the answer.
+// Equal codes are not enough: the inputs that they are multiplied by are part of the answer.
 TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
   const std::string saved = mixed("run"), run = run_folder("run");
   pack_to(saved, "packed");
@@ -265,7 +265,7 @@ TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
     EXPECT_EQ(tensor.value("scale_range", json()), tensor["format"] == "e4m3" ? json({-20, 125}) : json()) << tensor;
 }
 
-// Between its writing and its reading back.
+// The byte changes between the writing of the folder and its reading back.
 TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
   const std::string saved = mixed("run");
   bool flipped = false;

@@ -40,7 +40,7 @@ class World : public ::testing::Test {
     return {text("RANK=", rank),  "WORLD_SIZE=2",          text("LOCAL_RANK=", rank),
             "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"};
   }
-  // Of `config check`, `explain` and `train --dry-run` with these words, what each says about the number of ranks.
+  // Expects the same number of ranks from `config check`, `explain` and `train --dry-run` with these words.
   void expect_ranks(int ranks, const Words& more = {}) const {
     const auto output = [&](Words words) {
       words.insert(words.end(), more.begin(), more.end());
@@ -59,7 +59,7 @@ class World : public ::testing::Test {
     EXPECT_EQ(preview.find("on each rank") != std::string::npos, ranks > 1);
     EXPECT_FALSE(std::filesystem::exists(folder_ / "runs"));
   }
-  // What the three say to these words, which they refuse.
+  // Expects all three to refuse these words with this message.
   void expect_refusal(const Words& more, const std::string& message) const {
     for (Words words : {Words{"config", "check", "run.json"}, {"explain", "run.json"}, {"train", "run.json", "--dry-run"}}) {
       words.insert(words.end(), more.begin(), more.end());

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# nvfp4.sh DUMP_SIMULATED: what formats without codes are rounded to, restated in NumPy. Skipped without .venv-interop.
+# nvfp4.sh DUMP_SIMULATED: rounding to formats without codes, restated in NumPy. Skipped without .venv-interop.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -184,7 +184,7 @@ class HostileIndex : public Safetensors {
     EXPECT_EQ(error.code(), ExitCode::data) << error.what();
     EXPECT_THAT(error.what(), AllOf(::testing::StartsWith(folder_.path().string()), HasSubstr(reason)));
   }
-  // Of the two tensors; `file_of_b` is JSON.
+  // An index of the two tensors; `file_of_b` is JSON.
   static std::string index_with(const std::string& file_of_b, const std::string& more = "") {
     return text(R"({"weight_map":{"a":"model-00001-of-00002.safetensors","b":)", file_of_b, more, "}}");
   }

@@ -1,4 +1,5 @@
-// Safetensors files: what is written is read again. What others may have damaged or forged is in safetensors_hostile_test.cpp.
+// Safetensors files: those that are written are read again. Files that others may have damaged or forged are in
+// safetensors_hostile_test.cpp.
 #include "mantissa/io/safetensors.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What a failed comparison of long data says.
+// Messages of a failed comparison of long data.
 #include <gmock/gmock.h>
 
 #include "testing.h"

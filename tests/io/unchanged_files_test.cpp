@@ -1,4 +1,4 @@
-// Which changes of a file are seen: each of those that leave all but one trace of it alone.
+// Changes of a file that are seen: each of those that leave all but one trace of it alone.
 #include "mantissa/io/unchanged_files.h"
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 
 #include "files.h"
 
-// What the system says of the path "told", if anything: of real files no trace changes alone.
+// The answer of the system for the path "told", if any: no trace of real files changes alone.
 static std::optional<struct stat> reported;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 extern "C" int injected_stat(const char* path, struct stat* status) __asm__("stat");

@@ -1,4 +1,4 @@
-// Every launcher's variables, and what is wrong with them.
+// Every launcher's variables, and errors in them.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -60,7 +60,7 @@ const std::vector<Case> kLaunches = {
      "rank 5 of 8 (1 of 4 on this host), started by torchrun (RANK, WORLD_SIZE), rendezvous at node0:29501"},
     {kTorchrun + "TORCHELASTIC_USE_AGENT_STORE=False MANTISSA_STEP_FD=5",
      "rank 5 of 8 (1 of 4 on this host), started by mantissa launch (RANK, WORLD_SIZE), rendezvous at node0:29500"},
-    // By hand: on loopback all are on one host.
+    // RANK and WORLD_SIZE are set by hand: on loopback all ranks are on one host.
     {"RANK=3 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=4000",
      "rank 3 of 4 (3 of 4 on this host), started by torchrun (RANK, WORLD_SIZE), rendezvous at 127.0.0.1:4000"},
     {"RANK=3 WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=4000",
@@ -76,7 +76,7 @@ const std::vector<Case> kLaunches = {
     {kHydra, "rank 0 of 2 (0 of 2 on this host), started by MPICH, rendezvous on this host, job parent-77"},
     {kHydra + kMaster, "rank 0 of 2 (0 of 2 on this host), started by MPICH, rendezvous at a:99"},
     {"PMI_RANK=0 PMI_SIZE=1", "one rank, started by MPICH"},
-    // Without a step, a shell in an interactive allocation. Values of the step precede those of the job.
+    // A shell in an interactive allocation has no step. Values of the step precede those of the job.
     {kSlurm + "-SLURM_STEP_ID", kAlone},
     {kSlurm, "rank 5 of 10 (1 of 4 on this host), started by Slurm, rendezvous at n07:13456, job slurm-123456-0"},
     {kSlurm + "SLURM_NTASKS=40 SLURM_STEP_NUM_TASKS=10 SLURM_JOB_NODELIST=other SLURM_RESTART_COUNT=3",
@@ -149,7 +149,7 @@ TEST(LaunchEnvironment, MistakesAreNamed) {
 // mpirun and srun bind a rank to its own cores, which it need not divide again.
 TEST(LaunchEnvironment, RankTakesItsPartOfTheCores) {
   Launch launch;
-  launch.world = 64;  // those of other hosts have cores there
+  launch.world = 64;  // ranks of other hosts have cores there
   launch.local_size = 4;
   EXPECT_EQ(threads_of_rank(launch, 16, 16), 4);
   EXPECT_EQ(threads_of_rank(launch, 1, 16), 1) << "bound to a part";
@@ -177,7 +177,7 @@ TEST(LaunchEnvironment, SlurmsLists) {
   }
 }
 
-// What rank 1 of three leaves in that file when rank 6 ended it, behind the steps of all.
+// Returns the cause that rank 1 of three leaves in that file when rank 6 ended it, behind the steps of all.
 int64_t reported_cause(int fd) {
   const std::vector<std::pair<const char*, std::string>> variables = {
       {"MANTISSA_STEP_FD", std::to_string(fd)}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}};

@@ -1,4 +1,4 @@
-// Which files of shared memory are taken for what killed processes left.
+// Files of shared memory that are taken for leftovers of killed processes.
 #include "mantissa/job/orphaned_segments.h"
 
 #include <fcntl.h>

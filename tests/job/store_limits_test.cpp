@@ -1,5 +1,5 @@
-// What ends when a limit of seconds is over, and what does not: ranks that die or fall silent before and after all have met, connections
-// that say nothing, and main threads without progress. The cases wait at the same time.
+// Ends at a limit of seconds, and cases without one: ranks that die or fall silent before and after all have met, connections that say
+// nothing, and main threads without progress. The cases wait at the same time.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -112,7 +112,7 @@ Errors refused_for_a_while(const StoreJob& job) {
   });
 }
 
-// Longer than a refusal or a death takes to be believed.
+// Rank 0 comes later than a refusal or a death takes to be believed.
 Errors late_rank_0(const StoreJob& job, bool with_port) {
   const Launch of = with_port ? at_free_port(job) : job.launch(0, 2);
   return on_ranks(2, [&](int rank) {
@@ -124,7 +124,7 @@ Errors late_rank_0(const StoreJob& job, bool with_port) {
   });
 }
 
-// What answers at the port of a job is another's.
+// The program that answers at the port of a job is another's.
 Errors answered(const StoreJob& job, const std::function<void(RawConnection&)>& how) {
   Launch of = job.launch(0, 2);
   const Listener listener = listen_for_ranks(of, job.options());
@@ -302,7 +302,7 @@ std::vector<StoreCase> silence_cases() {
 
 // ---- main threads
 
-// What each rank reports.
+// Collects the report of each rank.
 class Reports {
  public:
   Watch watch(int rank, const WatchdogTimeouts& timeouts) {

@@ -1,4 +1,4 @@
-// The store among ranks that belong to it: values, barriers, comparison, failures, and what there is to say of who is missing.
+// The store among ranks that belong to it: values, barriers, comparison, failures, and messages about ranks that are missing.
 #include "mantissa/job/store.h"
 
 #include <arpa/inet.h>

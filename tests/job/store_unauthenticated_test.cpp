@@ -1,4 +1,5 @@
-// Who is let in by the store and who is not: unauthenticated connections on the port, files of others, and ranks that break the protocol.
+// Connections that the store lets in and those it does not: unauthenticated ones on the port, files of others, and ranks that break the
+// protocol.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -27,7 +28,7 @@ std::string received_for(int port, const std::string& bytes) {
   return raw.receive(100);
 }
 
-// What rank 0 sends behind the MAC of one who has the secret.
+// The refusal that rank 0 sends behind the MAC to one who has the secret.
 std::string refusal(int port, const Hello& hello) {
   RawConnection raw(port);
   raw.authenticate(hello, kSecret);

@@ -1,4 +1,4 @@
-// The field table: reading, limits, origins, overrides, writing. What the sections of a run mean is in run_config_test.cpp.
+// The field table: reading, limits, origins, overrides, writing. The meaning of a run's sections is tested in run_config_test.cpp.
 #include "mantissa/json/config.h"
 
 #include <gmock/gmock.h>
@@ -160,7 +160,7 @@ TEST(Config, ADerivedValueIsNoLongerGiven) {
   EXPECT_FALSE(r.report.given("inner.small") || r.report.given("inner.path"));
   EXPECT_FALSE(read(R"({"list": [{}]})").report.given("list.0x")) << "no number of an entry";
   EXPECT_EQ(r.report.origin("inner.small"), "derived");
-  EXPECT_EQ(r.report.place("inner.small").origin, "c.json:1:11");  // of the object above
+  EXPECT_EQ(r.report.place("inner.small").origin, "c.json:1:11");  // that of the object above
   EXPECT_EQ(r.report.place("rate").origin, "c.json:1:1");
 }
 
@@ -284,7 +284,7 @@ TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {
   const std::tuple<const char*, std::vector<std::string>, const char*> cases[] = {
       {"lr", {"dir", "lr2"}, "lr2"},
       {"x", {"lr", "eps"}, ""},
-      {"mxfp4", {"mxfp8", "mxfp4_qat_mxfp8_act", "mxfp4_qat"}, "mxfp4_qat"},  // what it begins, the shortest
+      {"mxfp4", {"mxfp8", "mxfp4_qat_mxfp8_act", "mxfp4_qat"}, "mxfp4_qat"},  // the shortest name that begins with it
       {"fp8", {"fp32", "fp8_block"}, "fp8_block"},
       {"rmsnorm", {"layer", "rms"}, "rms"},
       {"wrmp_steps", {"warmup_steps"}, "warmup_steps"},

@@ -16,7 +16,7 @@ namespace mantissa::json_test {
 using test::error_of;
 using ::testing::StartsWith;
 
-// Counted from the start.
+// Line and column, counted from the start.
 std::string line_and_column(std::string_view content, size_t offset) {
   const std::string_view before = content.substr(0, offset), last = before.substr(before.rfind('\n') + 1);
   const auto columns = last.size() - static_cast<size_t>(std::ranges::count_if(last, continues_character));

@@ -59,7 +59,7 @@ TEST(EventFile, HistogramRecordHasABucketForEachNumberAfterAnEmptyOne) {
                          "110000000000000000"                                                       // greatest 0
                          "190000000000001040"                                                       // number 4
                          "2100000000000018c0"                                                       // sum -6
-                         "290000000000002840"                                                       // of squares 12
+                         "290000000000002840"                                                       // sum of squares 12
                          "322000000000000004c0000000000000f8bf000000000000e0bf000000000000e03f"     // ends -2.5, -1.5, -0.5, 0.5
                          "3a20000000000000000000000000000008400000000000000000000000000000f03f"));  // counts 0, 3, 0, 1
 }
@@ -88,7 +88,7 @@ TEST(EventFile, TwoFilesOfOneSecondHaveDifferentNamesAndAMissingFolderIsAnEnviro
 
 // ---- metrics.jsonl
 
-// What is written of an event, as the only line of metrics.jsonl or as an event file.
+// The bytes that are written for an event, as the only line of metrics.jsonl or as an event file.
 std::string written(const auto& event, bool lines = true) {
   const TemporaryFolder folder;
   Metrics({.run_name = {}, .dir = folder.path().string(), .jsonl = lines, .tensorboard = !lines}).write(event);

@@ -1,4 +1,4 @@
-// The figures of the error statistics against tensors made by hand, and what of a training step is measured.
+// The figures of the error statistics against tensors made by hand, and the parts of a training step that are measured.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ using Part = QuantizationError::Part;
 
 class ErrorStatistics : public OnEachBackend {
  protected:
-  // Of x [rows, 32], zeros but for the values given, quantized and measured.
+  // Quantizes and measures x [rows, 32], zeros but for the values given.
   std::vector<double> measured(int64_t rows, const std::vector<double>& given, const Quantization& how) {
     std::vector<double> all = given;
     all.resize(static_cast<size_t>(rows * 32));
@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(, ErrorStatistics, ::testing::ValuesIn(tested_backends(
 
 constexpr Quantization kE4m3{Format::e4m3};
 
-// Whatever lies in them.
+// Rows may hold anything.
 TEST_P(ErrorStatistics, RowsOfMinusOneDoNotCount) {
   const Tensor x = tensor_of(device(), Dtype::bf16, {3, 32}, std::vector<double>(96, 3.0));
   const QuantizedTensor q = quantized(x, kE4m3);
@@ -65,7 +65,7 @@ TEST_P(ErrorStatistics, RowsOfMinusOneDoNotCount) {
   EXPECT_EQ(measured_rows({-1, -1, -1}), std::vector<double>(Part::size, 0.0));
 }
 
-// Along columns and in tiles, too; a block counts if one of its rows does.
+// This holds along columns and in tiles, too; a block counts if one of its rows does.
 TEST_P(ErrorStatistics, BlocksOfSeveralRowsCountAsOneOfTheirRowsDoes) {
   const Tensor x = tensor_of(device(), Dtype::bf16, {96, 32}, std::vector<double>(96 * 32, 3.0));
   std::vector<double> rows(96, -1.0);

@@ -1,4 +1,4 @@
-// What is told of weights and operands that tensor ranks share is that of the whole.
+// Statistics of weights and operands that tensor ranks share are those of the whole.
 #include <gmock/gmock.h>
 
 #include "mantissa/metrics/run_metrics.h"
@@ -23,7 +23,7 @@ struct StatisticsLayout {
 
 class TensorStatistics : public test::TrainingTest {
  protected:
-  // Of the first step. 32 tokens: no block of tokens is short.
+  // Measures the first step. 32 tokens: no block of tokens is short.
   std::vector<PrecisionEvent> measured(int data, int tensor, bool sequence, const std::vector<std::string>& more) const {
     const std::string name = text("dp", data, "tp", tensor, sequence ? "sp" : "", more.size(), more.front());
     std::vector<std::string> sets;
@@ -38,7 +38,7 @@ class TensorStatistics : public test::TrainingTest {
     return read_run_metrics(run_folder(name)).precision;
   }
 
-  // Of each recipe, on one rank and on all layouts.
+  // Expects it of each recipe, on one rank and on all layouts.
   void expect_every_block_once(const std::vector<std::vector<std::string>>& recipes, const std::vector<StatisticsLayout>& layouts) const {
     for (const std::vector<std::string>& recipe : recipes) {
       const std::vector<PrecisionEvent> alone = measured(1, 1, false, recipe);
@@ -85,7 +85,7 @@ TEST_F(TensorStatistics, CountNoPadding) {
   }
 }
 
-// Of simulated weights every forward pass counts its own.
+// Every forward pass counts its own blocks of simulated weights.
 TEST_F(TensorStatistics, CountEverySimulatedBlockOnceAGemm) {
   const std::string simulated = R"(precision.recipes={"simulated": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
     "weight": {"format": "e3m2", "block": [16, 16]}, "input": {"format": "e2m3", "block": [1, 16]},

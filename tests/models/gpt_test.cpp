@@ -45,7 +45,7 @@ void gpt2_shape(ModelConfig& config) {
   config.num_key_value_heads.reset();
 }
 
-// Without auxiliary losses, which the loss does not hold.
+// Leaves out auxiliary losses, which the loss does not hold.
 void with_experts(ModelConfig& config) {
   config.moe = MoeConfig{.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 6, .shared_intermediate_size = 4};
   config.moe->aux_loss_coef = 0.0;
@@ -261,7 +261,7 @@ TEST_F(GptTest, SinksAreOneForEachHeadAndBiasesOfExpertsAreGrouped) {
   EXPECT_EQ(shape("moe.router.bias"), (Shape{5}));
   EXPECT_EQ(shape("moe.experts.gate_up.bias"), (Shape{5 * 12}));
   EXPECT_EQ(shape("moe.experts.down.bias"), (Shape{5 * 8}));
-  // Of each expert's 12 and 8 biases a token is computed with those of two.
+  // A token is computed with the 12 and 8 biases of two experts.
   EXPECT_EQ(high_plan(config).parameters() - high_plan(plain).parameters(), 2 * 4 + 5 + 5 * 20);
   EXPECT_EQ(high_plan(config).active_parameters() - high_plan(plain).active_parameters(), 2 * 4 + 5 + 2 * 20);
 }
@@ -341,7 +341,7 @@ TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
   // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
   EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(config), 64),
                    6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);
-  // Of 5 experts of 6 those 2 that a token goes to, the router, and the MLP beside them; the other layer is dense.
+  // Counted are the 2 of 5 experts of 6 that a token goes to, the router, and the MLP beside them; the other layer is dense.
   ModelConfig experts = small_model();
   with_experts(experts);
   const double attention = 32 * 8 + 8 * 16, of_token = 2 * (12 * 8 + 8 * 6) + 5 * 8 + 8 * 8 + 8 * 4, dense = 20 * 8 + 8 * 10;

@@ -13,7 +13,7 @@ struct ScaledRope {
   float scale = 1.0F;
 };
 
-// What modeling_rope_utils.py of transformers 5.23 gives, in fp32.
+// Results of modeling_rope_utils.py of transformers 5.23, in fp32.
 std::vector<ScaledRope> ropes_of_transformers() {
   constexpr RopeScaling yarn = RopeScaling::yarn;
   const auto of = [](RopeScaling type, double factor, int64_t length) {

@@ -1,4 +1,4 @@
-// Which kernels a layer of experts runs: with codes that move, one quantization and one permutation each way, and no other pass over codes
+// Kernels that a layer of experts runs: with codes that move, one quantization and one permutation each way, and no other pass over codes
 // or scales between the quantization and the GEMM that reads them.
 #include <gmock/gmock.h>
 
@@ -13,7 +13,8 @@ namespace mantissa::test::moe_trace_test {
 
 using ::testing::ElementsAre;
 
-// The reference, which writes down what callers ask for; kernels that are made of others count as one. A permutation with what it moves.
+// The reference, which writes down what callers ask for; kernels that are made of others count as one. A permutation stands with its
+// operand.
 class TracingBackend : public CpuReference {
  public:
   std::vector<std::string> take() { return std::exchange(calls_, {}); }
@@ -126,7 +127,7 @@ std::vector<Calls> calls_of_two(const Recipe& recipe, bool as_codes) {
 }
 
 TEST(MoeTrace, CodesTravelBetweenRanksAsTheyMove) {
-  constexpr int64_t kAway[] = {53, 27}, kArrived[] = {27, 53};  // of the other rank's tokens
+  constexpr int64_t kAway[] = {53, 27}, kArrived[] = {27, 53};  // rows of the other rank's tokens
   const std::vector<Calls> ranks = calls_of_two(preset_recipe("mxfp8"), true);
   for (const size_t rank : {size_t{0}, size_t{1}}) {
     EXPECT_THAT(ranks[rank].forward,

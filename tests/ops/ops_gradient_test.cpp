@@ -170,13 +170,13 @@ std::vector<OpCase> row_cases() {
       cross_entropy_case("several_chunks", 8, many),
       {"swiglu", "value", {{{3, 10}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::value); }},
       {"swiglu", "recipe", {{{3, 10}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::nothing); }},
-      // Within a limit that a third of what is normal exceeds.
+      // The limit is one that a third of normal values exceeds.
       {"swiglu", "clamped", {{{6, 20}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::value, 1.0); }},
       {"swiglu", "clamped_recipe", {{{3, 10}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::nothing, 1.0); }},
       {"gelu", "tanh", {{{3, 5}}}, [](Backend&, V& v) { return gelu(v[0], GeluForm::tanh, Keep::value); }},
       {"gelu", "erf", {{{3, 5}}}, [](Backend&, V& v) { return gelu(v[0], GeluForm::erf, Keep::value); }},
       {"gelu", "erf_recipe", {{{3, 5}}}, [](Backend&, V& v) { return gelu(v[0], GeluForm::erf, Keep::nothing); }},
-      // What ranks that share tokens send each other has its check in split_ops_test.cpp.
+      // Exchanges of ranks that share tokens have their check in split_ops_test.cpp.
       {"gathered_tokens", "alone", {{{3, 2}}}, [](Backend&, V& v) { return gathered_tokens(v[0], {}); }},
       {"own_tokens", "alone", {{{3, 2}}}, [](Backend&, V& v) { return own_tokens(v[0], {}); }},
   };

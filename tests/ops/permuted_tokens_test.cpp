@@ -1,5 +1,5 @@
 // Layers of experts that ranks share give each rank what it gets alone: outputs, gradients of its tokens, and, kept apart, those of the
-// weights, to the last bit. Over random routes: experts without rows, ranks to which nothing goes, ranks without tokens.
+// weights, to the last bit. They run over random routes: experts without rows, ranks to which nothing goes, ranks without tokens.
 #include <gmock/gmock.h>
 
 #include <deque>
@@ -17,11 +17,11 @@ namespace mantissa::test::permuted_tokens_test {
 
 constexpr int64_t kExperts = 4, kHidden = 64, kInner = 32, kChoices = 2;
 
-// What the tokens of one rank are, and where they go.
+// The tokens of one rank, and where they go.
 struct Tokens {
   std::vector<double> x, weights, dy, experts;
   int64_t count;
-  int64_t first = 0;  // of the run
+  int64_t first = 0;  // number in the run
 };
 
 // The first experts are the likelier ones, down to certainty.
@@ -54,7 +54,7 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const C
     const int64_t rows = grouped.dim(0) / size;
     return grouped.slice(ranks.rank() * rows, (ranks.rank() + 1) * rows);
   };
-  const Shape shapes[] = {{2 * kInner, kHidden}, {kHidden, kInner}, {2 * kInner}, {kHidden}};  // of an expert
+  const Shape shapes[] = {{2 * kInner, kHidden}, {kHidden, kInner}, {2 * kInner}, {kHidden}};  // shapes of an expert
   std::vector<Tensor> parameters;
   std::deque<Leaf> leaves;
   for (const Shape& shape : shapes) {
@@ -96,7 +96,7 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const C
   return out;
 }
 
-// Of gradients [experts of a rank, sources, ...] those of an expert from a source.
+// The gradients of an expert from a source, out of gradients [experts of a rank, sources, ...].
 std::vector<double> of_source(const std::vector<double>& gradients, size_t experts, size_t sources, size_t expert, size_t source) {
   const size_t each = gradients.size() / experts / sources, begin = (expert * sources + source) * each;
   return {gradients.begin() + static_cast<int64_t>(begin), gradients.begin() + static_cast<int64_t>(begin + each)};

@@ -1,5 +1,5 @@
-// Which operand each GEMM of a linear operation reads: results equal the GEMMs of the operands that the recipe names, built here one
-// by one with fp64 sums.
+// The operand that each GEMM of a linear operation reads: results equal the GEMMs of the operands that the recipe names, built here one by
+// one with fp64 sums.
 #include <cmath>
 #include <map>
 
@@ -77,7 +77,7 @@ const std::vector<Named> kRecipes = {
 struct Matrix {
   int64_t rows, cols;
   std::vector<double> data;
-  std::vector<double> magnitudes{};  // of a GEMM: sum |a b|
+  std::vector<double> magnitudes{};  // sum |a b|, for the product of a GEMM
   double at(int64_t r, int64_t c) const { return data[static_cast<size_t>(r * cols + c)]; }
 };
 
@@ -211,8 +211,8 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(codes ? code_bytes - bf16_bytes : 0), 0.02 * static_cast<double>(bf16_bytes));
 }
 
-// The loss computes its GEMMs in chunks of whole blocks of tokens: what a linear operation and the softmax kernel give, but for the
-// order of the sums over tokens.
+// The loss computes its GEMMs in chunks of whole blocks of tokens: it gives the results of a linear operation and the softmax kernel, but
+// for the order of the sums over tokens.
 TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
   const Recipe& r = GetParam().recipe;
   constexpr int64_t kMany = 165;  // two chunks of 64 rows, and a rest
@@ -234,7 +234,7 @@ TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
   EXPECT_TRUE(same_bits(tape.take_gradient(first), tape.take_gradient(second)));
 }
 
-// In rows of 55 tokens, also where the loss goes through them in chunks of 64.
+// Rows have 55 tokens, also where the loss goes through them in chunks of 64.
 TEST_P(QuantizedLinear, ShowsObserversWhichTokensArePadding) {
   const std::vector<int32_t> lengths = {55, 10, 0};
   constexpr int64_t kMany = 165;

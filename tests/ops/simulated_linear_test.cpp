@@ -94,7 +94,7 @@ TEST_F(RandomRounding, OtherStepsTokensSeedsAndParametersDrawOtherBits) {
   EXPECT_FALSE(same_bits(at({.seed = 1, .step = 3, .token = 64}, 3).y, one.y)) << "the weight has others in each step";
 }
 
-// As two micro batches, or two ranks that share the data: blocks of 32 tokens are whole.
+// Compares two micro batches, or two ranks that share the data: blocks of 32 tokens are whole.
 TEST_F(RandomRounding, TokensDrawAlikeInAnyBatch) {
   const auto rows = [&](int64_t begin, int64_t end) {
     const RoundingScope scope({.seed = 1, .step = 2, .token = 640 + begin});
@@ -156,7 +156,7 @@ TEST_F(RandomRounding, RanksThatShareAWeightDrawItsElements) {
   }
 }
 
-// Once each by role; both GEMMs that read an output gradient show theirs, and so do those that read an input or a weight.
+// Errors are shown once for each role; both GEMMs that read an output gradient show theirs, and so do those that read an input or a weight.
 TEST_F(RandomRounding, ErrorsAreShownToTheObserver) {
   std::map<OperandRole, std::vector<double>> noise;
   const ObserverScope observer([&](const QuantizedOperand& operand) {

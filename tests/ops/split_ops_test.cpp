@@ -48,7 +48,7 @@ SplitOperation embedding_operation(Backend& device, const SplitCase& c) {
           .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
-// Of eight columns five are valid: of four ranks, one has a valid one and one has none.
+// Five of eight columns are valid: of four ranks, one has a valid one and one has none.
 SplitOperation cross_entropy_operation(Backend& device, const SplitCase& c) {
   const int64_t rows = c.tokens > 0 ? c.tokens : kRowsWithoutShares;
   std::vector<double> targets = values(random_indices(device, rows, 5, 7));
@@ -78,7 +78,7 @@ SplitOperation experts_operation(Backend& device) {
           .tp = {.split = Split::row_parallel}};
 }
 
-// The same choices; gate and up of each of the three experts are shared, and so are the columns of what they give.
+// Choices are those of experts_operation(); gate and up of each of the three experts are shared, and so are the columns of their result.
 SplitOperation experts_up_operation(Backend& device) {
   return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {5, 3}, 1)},
                      {.whole = random_tensor(device, Dtype::f64, {5, 2}, 2)},

@@ -56,9 +56,9 @@ SplitOperation operation_of(Backend& device, const Recipe& recipe, Split split, 
 
 class SplitRecipes : public ::testing::TestWithParam<Named> {
  protected:
-  // What no rank sums with another has the order of one rank on the reference, whose sums run along the contraction: y of rows, dx of
-  // columns, and, because the codes are the same, all weight gradients. The rest is a sum of 2 or 4 parts in fp32, rounded once to bf16: a
-  // unit in the last place where it lies near a tie.
+  // Sums that no rank makes with another have the order of one rank on the reference, whose sums run along the contraction: y of rows, dx
+  // of columns, and, because the codes are the same, all weight gradients. The rest is a sum of 2 or 4 parts in fp32, rounded once to bf16:
+  // a unit in the last place where it lies near a tie.
   static void expect_results(const SplitResult& split, const SplitResult& whole, bool column_parallel, bool reference) {
     EXPECT_TRUE(close(split.y, whole.y, 0x1p-7));
     EXPECT_TRUE(close(split.gradients[0], whole.gradients[0], 0x1p-7));
@@ -137,7 +137,7 @@ TEST_P(SplitRecipes, HaveTheResultsAndCodesOfOneRankAndSendWhatTheirFormulaSays)
 
 INSTANTIATE_TEST_SUITE_P(, SplitRecipes, ::testing::ValuesIn(kRecipes), [](const auto& c) { return std::string(c.param.name); });
 
-// Padding rows included: columnwise codes follow from them.
+// The codes include those of padding rows, from which columnwise codes follow.
 TEST(GatheredInput, HasTheCodesOfTheWhole) {
   const Threads one(1);
   for (const Quantization& how : {kRows, kRows128, Quantization{Format::e5m2, 1, 32}}) {
@@ -196,7 +196,7 @@ TEST(SplitVocabulary, TakesChunksOfGatheredCodes) {
   }
 }
 
-// Of a sum only the own share stays, and backward needs no gradient of a constant.
+// A rank keeps only its own share of a sum, and backward needs no gradient of a constant.
 TEST(SplitLinear, KeepsOnlyItsShareAndTakesConstants) {
   const auto device = make_backend("cpu");
   const Tensor x = random_tensor(*device, Dtype::f32, {64, 64}, 1), dy = random_tensor(*device, Dtype::f32, {64, 64}, 4);
@@ -244,7 +244,7 @@ TEST(SplitVocabulary, SendsTwoNumbersARow) {
       int64_t sent = 0;
       for (const Traffic& traffic : result.sent) sent += traffic.activations;
       const int64_t others = ranks - 1, numbers = others * ranks * kTokens * 2 * 4;
-      // By tokens: vectors to their shares, x to all, dx in fp32 to its shares, and to all again.
+      // Exchanges by tokens are: vectors to their shares, x to all, dx in fp32 to its shares, and to all again.
       const int64_t vectors = by_tokens ? others * kElements * (2 + 2 + 4 + 2) : others * kElements * 2 * (2 + 4);
       EXPECT_EQ(sent, numbers + vectors);
       for (const Traffic& traffic : result.sent) EXPECT_EQ(traffic.control, 32 * (by_tokens ? 5 : 3));

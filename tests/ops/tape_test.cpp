@@ -93,7 +93,7 @@ TEST_F(TapeTest, AnErrorRestoresThePreviousTape) {
   EXPECT_EQ(Tape::current(), &outer);
 }
 
-// Which of the leaves told that they are complete, in order, with how many nodes of the tape had run before.
+// The leaves that told that they are complete, in order, with the number of nodes of the tape that had run before.
 TEST_F(TapeTest, ALeafIsReadyWhenTheLastOperationThatUsedItHasRun) {
   Leaf tied = leaf({3}), once = leaf({3}), unreached = leaf({3});
   std::vector<std::string> reported;

@@ -1,4 +1,4 @@
-// What Layout says of a model without memory is what ParameterSet, Shards and Optimizer do with it.
+// Layout, which describes a model without memory, agrees with ParameterSet, Shards and Optimizer.
 #include "mantissa/nn/layout.h"
 
 #include <gmock/gmock.h>

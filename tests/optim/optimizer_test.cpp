@@ -145,7 +145,7 @@ TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
   built.expect_values_of_masters();
 }
 
-// Of weights as forward reads them: the rounding to bf16, in which the largest fp32 is Inf.
+// Weights are checked as forward reads them: rounded to bf16, in which the largest fp32 is Inf.
 TEST_F(OptimizerTest, WhatIsNotFiniteIsNamed) {
   Built gradients(fast()), weights(fast(), Dtype::bf16);
   gradients.set_gradients(1);

@@ -30,7 +30,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 class ShardsTest : public ::testing::TestWithParam<Case> {
  protected:
-  // Of all parameters: masters, moments, values and codes after three updates, the second of which is skipped; the norms.
+  // State of all parameters: masters, moments, values and codes after three updates, the second of which is skipped; the norms.
   struct Trained {
     std::map<std::string, std::vector<double>> state;
     std::vector<double> norms;
@@ -64,7 +64,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     std::ranges::copy(values, all.begin() + shard.first_element());
   }
 
-  // What a rank has; masters and moments go into `shared`, where those of all ranks meet.
+  // Returns the state of a rank; masters and moments go into `shared`, where those of all ranks meet.
   static Trained train(const Communicator& data, Dtype dtype, int64_t bucket_bytes, Trained& shared, std::mutex& mutex) {
     const auto device = make_backend("cpu");
     ParameterSet set;
@@ -262,7 +262,7 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
     set.add({.name = "final.weight", .shape = {40}});
     set.allocate(*device, Dtype::f32, true);
     const Shards shards(set, make_mesh(world, {.expert = 2}));
-    // Of each 32 rows their place in the whole: parameter and row.
+    // The place in the whole of each block of 32 rows: parameter and row.
     std::vector<double> own;
     for (const ParameterShard& shard : shards.own()) {
       const auto first =
@@ -281,7 +281,7 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
     EXPECT_THAT(shards.in_order(by_rank),
                 ElementsAre(0, 32, 64, 1000, 1032, 1064, 1096, 1128, 1160, 2000, 2032, 2064, 2096, 2128, 2160, 3000, 3032));
     for (const bool of_experts : {false, true}) {
-      std::map<std::string, int64_t> rows;  // of which those before have an owner
+      std::map<std::string, int64_t> rows;  // rows before these have an owner
       for (int rank = 0; rank < shards.group(of_experts).size(); ++rank) {
         for (const ParameterShard& shard : shards.of_rank(of_experts, rank)) {
           EXPECT_EQ(shard.begin, rows[shard.of->name]);
@@ -296,8 +296,8 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
-// Of each rank the first row that it owns of the experts is bad: rank 2 owns later rows of the experts that rank 0 holds, too, and both
-// come before those of ranks 1 and 3.
+// The first row of the experts that each rank owns is bad: rank 2 owns later rows of the experts that rank 0 holds, too, and both come
+// before those of ranks 1 and 3.
 TEST(ShardsOfExperts, OrderWhatIsNotFiniteByItsRowInTheWhole) {
   std::vector<Optimizer::Nonfinite> found(4);
   const auto errors = test::run_ranks(4, [&](const Communicator& world) {

@@ -1,4 +1,4 @@
-// The plan of a run on many ranks: what it sends, and how long a step takes by the formula of cost.h.
+// The plan of a run on many ranks: the bytes it sends, and the time of a step by the formula of cost.h.
 #include "mantissa/plan/cost.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ TEST(StepTime, OfOneRankIsItsFlopsByTheirRate) {
   EXPECT_NEAR(none, flops * 1e-9, 1e-9 * flops * 1e-9);
   EXPECT_EQ(*time_of(config_of(1), {.flops = 1e9, .link = {}}).step, none);
   EXPECT_DOUBLE_EQ(compute({"model.tie_word_embeddings=true"}), none) << "tied embeddings multiply as often";
-  // What is computed again: the layers, or their attention.
+  // The parts that are computed again: the layers, or their attention.
   const double head = 6e-9 * 4096 * 1024 * 64 * 6, attention = 6e-9 * 4 * 1024 * 64 * 64 * 6;
   EXPECT_NEAR(compute({"training.recompute=full"}), none + (none - head) / 3, 1e-9 * none);
   EXPECT_NEAR(compute({"training.recompute=selective"}), none + attention / 3, 1e-9 * none);
@@ -57,13 +57,13 @@ TEST(StepTime, WithoutARateIsNotInvented) {
   EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
 }
 
-// Their share of the GEMMs, and nothing hidden.
+// Tensor ranks have their share of the GEMMs, and hide nothing.
 TEST(StepTime, OfTensorRanksHasTheirActivations) {
   const RunConfig alone = config_of(1), together = config_of(4, {"parallel.tensor=2"});
   const Rates rates{.flops = 1e9, .link = 1e9};
   const StepTime time = time_of(together, rates);
   EXPECT_DOUBLE_EQ(*time.compute, *time_of(alone, rates).compute / 2);
-  // Of 128 tokens: the table's rows and in each layer four sums, of fp32 but for the table, half of each sent twice by each of two ranks;
+  // For 128 tokens: the table's rows and in each layer four sums, of fp32 but for the table, half of each sent twice by each of two ranks;
   // two numbers of each row; the gradient of the last hidden state.
   const double micro = 128.0 * (1024 * 2 + 4 * 4 * 1024 * 4 + 8 + 1024 * 4);
   EXPECT_NEAR(*time.activations, 3 * micro / 1e9, 1e-12);
@@ -97,7 +97,7 @@ TEST(StepTime, OfALinkThatIsSlowIsTheSumOfItsTransfers) {
   EXPECT_LE(*time.gather_not_hidden, *time.gather);
 }
 
-// Between the two: all buckets but the last to be computed are exchanged behind backward only where backward is as long.
+// The result lies between the two: all buckets but the last to be computed are exchanged behind backward only where backward is as long.
 TEST(StepTime, HidesAsMuchAsOneMicroBatchHasRoomFor) {
   const RunConfig config = config_of(2);
   const Layout layout(parameter_specs(resolve_plan(config)), Shards::kBucketBytes);
@@ -135,7 +135,7 @@ TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
   EXPECT_EQ(bytes({"precision.recipe=mxfp8"}).codes, 0.0);
 }
 
-// Those of each rank of `ranks` that share every weight.
+// Expects the parameter specs of each rank of `ranks` that share every weight.
 void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, bool sequence) {
   std::vector<std::string> all = sets;
   for (const char* set : {"model.hidden_size=128", "model.num_attention_heads=2", "model.intermediate_size=256", "model.vocab_size=75"})
@@ -166,7 +166,7 @@ void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, 
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
-// And resident is what the plan counts, to the byte.
+// The resident bytes, too, are those that the plan counts.
 TEST(ParameterSpecs, AreThoseOfTheModel) {
   for (const std::string& preset : preset_names()) {
     expect_specs_of_the_model({"precision.recipe=" + preset}, 1, false);
@@ -226,7 +226,7 @@ TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {
   EXPECT_EQ(values({"model.moe.bias_update_rate=1e-3"}) - values({}), 4 * 6 * 4) << "fp32, of six experts in each of four layers";
 }
 
-// Of a grouped weight ranks divide the matrices and with them their biases, which tensor ranks divide only with the rows.
+// Ranks divide the matrices of a grouped weight and with them their biases, which tensor ranks divide only with the rows.
 TEST(Cost, RanksHoldTheirShareOfAGroupedWeightWithItsBiases) {
   const ModuleShape rows{.path = "up",
                          .out = 64,

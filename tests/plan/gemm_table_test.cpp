@@ -1,4 +1,4 @@
-// The table of GEMM paths: what recipes ask of architectures and versions of cuBLASLt, held against a file.
+// The table of GEMM paths: requests of recipes to architectures and versions of cuBLASLt, held against a file.
 #include "mantissa/plan/gemm_table.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ std::string line_of(const std::string& what, const GemmForm& form, const GemmDev
   return out.str() + '\n';
 }
 
-// Rows of 256 tokens, a weight of 512 x 1024.
+// The table for rows of 256 tokens, and a weight of 512 x 1024.
 std::string table() {
   std::string out = "# preset, GEMM, device | path | operands written before | bound | why codes are not multiplied as codes\n";
   const ModuleShape weight{.path = "layers.0.mlp.up", .out = 512, .in = 1024};
@@ -118,7 +118,7 @@ TEST(GemmTable, HasKernelsOfOursWithoutTheLibrary) {
   EXPECT_EQ(path([](GemmForm& f) { f.n = 31; }), GemmPath::plain);
   EXPECT_EQ(path([](GemmForm& f) { f.n = 31, f.b.transposed = true; }), GemmPath::mma);
   EXPECT_EQ(path([](GemmForm& f) { f.k = 44; }), GemmPath::plain);
-  EXPECT_EQ(path([](GemmForm& f) { f.a.alignment = 8; }), GemmPath::mma);  // of values, which are copied before
+  EXPECT_EQ(path([](GemmForm& f) { f.a.alignment = 8; }), GemmPath::mma);  // operands of values, which are copied before
   EXPECT_EQ(path([](GemmForm& f) { f.b.dtype = Dtype::f32; }), GemmPath::plain);
   EXPECT_EQ(path([](GemmForm& f) { f.k = 0; }), GemmPath::plain);
 }

@@ -1,4 +1,4 @@
-// What runs on ranks that are threads send in a step, by purpose: to the byte what the cost model says. Each recipe runs on data ranks, on
+// Runs on ranks that are threads send in a step, by purpose, the bytes of the cost model, exactly. Each recipe runs on data ranks, on
 // tensor ranks and on ranks that share experts.
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
-// The plan: storage, wire, export and bytes of each preset; what is refused; hash and JSON. The modules are those of a real model; the
-// table is that of integration/explain_test.cpp.
+// The plan: storage, wire, export and bytes of each preset; refusals; hash and JSON. The modules are those of a real model; the table is
+// that of integration/explain_test.cpp.
 #include <gmock/gmock.h>
 
 #include "files.h"
@@ -35,7 +35,7 @@ struct Planned {
   }
 };
 
-// Of a "precision" section.
+// The plan of a "precision" section.
 Planned planned(const std::string& section, const ModelConfig& model = small_model()) {
   Planned p;
   PrecisionConfig config = config_from_json<PrecisionConfig>(section, "c.json", ExitCode::usage);
@@ -150,9 +150,9 @@ TEST(Plan, TheOutputProjectionComputesInTheDtypeOfTheRunWhateverTheAmbientRecipe
 }
 
 struct Refusal {
-  std::string section;                       // of the config
-  std::vector<std::string> parts;            // of the message; none: it is accepted
-  std::function<void(ModelConfig&)> change;  // of the small model
+  std::string section;                       // the section of the config
+  std::vector<std::string> parts;            // parts of the message; none: it is accepted
+  std::function<void(ModelConfig&)> change;  // changes the small model
 };
 
 void expect_refusals(const std::vector<Refusal>& refusals) {
@@ -201,7 +201,7 @@ void of_experts(ModelConfig& model) {
   model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 48, .shared_intermediate_size = 40};
 }
 
-// Each size once, by its key where it is the value of one, for all modules together.
+// Sizes are named once each, by the key where it is the value of one, for all modules together.
 TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   const auto four_heads = [](ModelConfig& model) { model.num_attention_heads = 4, model.head_dim = 24; };
   const auto narrow = [](ModelConfig& model) { model.intermediate_size = 100; };

@@ -1,4 +1,4 @@
-// What a plan warns of: allowed, but it costs something or does nothing.
+// Warnings of a plan: it is allowed, but it costs something or does nothing.
 #include <gmock/gmock.h>
 
 #include "mantissa/models/model_shape.h"
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Of a "precision" section, for a model with 12 linears.
+// The plan of a "precision" section, for a model with 12 linears.
 PrecisionPlan plan_of(const std::string& section) {
   ModelConfig model;
   model.vocab_size = 64;
@@ -57,7 +57,7 @@ TEST(PlanWarnings, NameWhatCostsOrDoesNothing) {
   }
 }
 
-// Of a recipe that quantizes all operands, weights in rows of blocks.
+// The plan of a recipe that quantizes all operands, weights in rows of blocks.
 PrecisionPlan plan_of_rows(const std::string& gemms, const std::string& switches, const std::string& choices = "") {
   return plan_of(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "input": {"format": "e4m3"},
       "output_grad": {"format": "e4m3"}, "gemms": [)" +

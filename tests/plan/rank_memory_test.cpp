@@ -1,4 +1,4 @@
-// What ranks hold, against the estimate of it: between steps, and from forward to backward; and that a run begins only where it fits.
+// Memory of ranks, against its estimate: between steps, and from forward to backward; and a run begins only where it fits.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Layout {
   std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : "", "ep", expert); }
 };
 
-// In the shape of GPT-2, and in that of Qwen3.
+// Models in the shapes of GPT-2 and of Qwen3.
 nlohmann::json gpt2() {
   return {{"norm", "layer"},  {"norm_bias", true},       {"position", "learned"}, {"activation", "gelu_tanh"},
           {"mlp_bias", true}, {"attention_bias", "all"}, {"qk_norm", false},      {"tie_word_embeddings", true}};
@@ -76,7 +76,7 @@ struct Held {
   int64_t peak = 0;
 };
 
-// After a step, which makes tables of rotations, too.
+// Measures after a step, which makes tables of rotations, too.
 Held held(const RunConfig& config, const Mesh& mesh) {
   const auto device = make_backend("cpu");
   const auto in_use = [&] { return device->allocator_stats().in_use; };
@@ -151,7 +151,8 @@ TEST(RankMemory, IsWhatIsPredicted) {
   }
 }
 
-// With as many rows for each expert. Tensor ranks have their share of the experts' sizes and of those of the expert that all tokens go to.
+// Models have as many rows for each expert. Tensor ranks have their share of the experts' sizes and of those of the expert that all tokens
+// go to.
 TEST(RankMemory, OfExpertsIsWhatIsPredicted) {
   nlohmann::json model = qwen3();
   model["moe"] = {{"num_experts", 8},
@@ -183,7 +184,7 @@ TEST(RankMemory, OfTwoTensorRanksIsHalf) {
   }
 }
 
-// What is not run is on the line through what was.
+// Sizes that are not run are on the line through those that were.
 TEST(RankMemory, OfMoreTokensThanAreRunIsInProportion) {
   const auto memory = [](int64_t sequences) {
     const RunConfig config = config_of(qwen3(), {1, 1, false}, {text("training.micro_batch_size=", sequences)});
@@ -204,7 +205,7 @@ struct RankOfHost {
   std::vector<FreeMemory> groups = {};  // from its own upwards
 };
 
-// What each rank refuses, "" for nothing.
+// The refusal of each rank, "" for none.
 std::vector<std::string> refusals(const RunConfig& config, const std::vector<RankOfHost>& ranks) {
   return test::run_ranks(static_cast<int>(ranks.size()), [&](const Communicator& world) {
     const RankOfHost& own = ranks[static_cast<size_t>(world.rank())];
@@ -245,7 +246,7 @@ TEST(MemoryCheck, RanksNeedTogetherWhatTheyShare) {
 
 // ---- on a GPU
 
-// What each rank refuses of a run on GPUs, "" for nothing.
+// The refusal of each rank for a run on GPUs, "" for none.
 std::vector<std::string> gpu_refusals(const RunConfig& config, const std::vector<FreeMemory>& gpus) {
   return test::run_ranks(static_cast<int>(gpus.size()), [&](const Communicator& world) {
     require_free_gpu_memory(config, resolve_plan(config), world, {gpus[static_cast<size_t>(world.rank())]});

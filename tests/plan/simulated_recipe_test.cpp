@@ -1,4 +1,4 @@
-// Recipes with simulated operands: what a config says of them, the operands that each GEMM gets, and everything that is refused.
+// Recipes with simulated operands: their form in a config, the operands that each GEMM gets, and everything that is refused.
 #include <gmock/gmock.h>
 
 #include "files.h"

@@ -1,4 +1,4 @@
-// How often tensor ranks exchange activations: counted, layer by layer and in each direction.
+// Exchanges of activations by tensor ranks: counted, layer by layer and in each direction.
 #include <gmock/gmock.h>
 
 #include "mantissa/checkpoint/precision_setup.h"
@@ -68,8 +68,8 @@ Calls calls_of(const Kind& shape, int ranks, const std::string& recipe) {
   return out;
 }
 
-// Without sequence parallelism the sums after attention and MLP, and back those before them; with it the tokens are gathered on the one
-// side, and what is summed is scattered on the other.
+// A layer sums after attention and MLP in forward, and before them in backward, without sequence parallelism; with it the tokens are
+// gathered on the one side, and the sums are scattered on the other.
 TEST(TensorExchanges, AreAtMostFourForEachLayerAndDirection) {
   for (const auto& [recipe, ranks] : {std::pair{"high", 2}, {"mxfp8", 4}, {"mxfp4_qat", 2}}) {
     const auto layer = [&](bool sequence) { return calls_of({2, sequence}, ranks, recipe) - calls_of({1, sequence}, ranks, recipe); };
@@ -97,7 +97,7 @@ TEST(TensorExchanges, AreRepeatedWhereALayerIsComputedAgain) {
   EXPECT_EQ(layer(Recompute::full), (Calls{4, 8}));
 }
 
-// Those of a text, of which each rank computes some columns.
+// Logits are those of a text; each rank computes some of their columns.
 TEST(TensorExchanges, OfLogitsAreActivations) {
   const auto errors = test::run_ranks(2, [](const Communicator& group) {
     const auto device = make_backend("cpu");

@@ -40,7 +40,7 @@ QuantizedTensor columns(const QuantizedTensor& x, int64_t begin, int64_t end) {
   return out;
 }
 
-// Cell by cell and byte by byte from the definition.
+// Hashes cell by cell and byte by byte, from the definition.
 TEST_P(CodeHash, IsTheSumOverCells) {
   const QuantizedTensor x = codes();
   const auto& [how, shape] = GetParam();
@@ -114,7 +114,7 @@ TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
   EXPECT_EQ(code_sums(x, place), before);
 }
 
-// Whatever part of the stack a shard is, and also where a matrix ends inside 32 rows.
+// Hashes hold for any part of the stack as a shard, and also where a matrix ends inside 32 rows.
 class CodeHashOfGroupedWeights : public test::BackendTest {
  protected:
   void expect_sums_by_matrix(const Quantization& how, int64_t matrices, int64_t matrix_rows, int64_t shard_rows) {

@@ -1,4 +1,4 @@
-// Which copy of an operand each GEMM takes, for every preset and for the subsets of GEMMs.
+// The copy of an operand that each GEMM takes, for every preset and for the subsets of GEMMs.
 #include <gtest/gtest.h>
 
 #include "mantissa/precision/config.h"

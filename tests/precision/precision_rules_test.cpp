@@ -1,4 +1,4 @@
-// Rules: what a pattern matches, which rule a module takes, and the errors with the names that were meant.
+// Rules: the modules that a pattern matches, the rule that a module takes, and the errors with the names that were meant.
 #include <gmock/gmock.h>
 
 #include "files.h"
@@ -34,7 +34,7 @@ struct Assigned {
   std::string errors() const {
     return report.ok() ? "" : error_of([&] { report.throw_if_failed(); }).what();
   }
-  // Of one module; -1: none.
+  // The rule of one module; -1: none.
   int rule_of(const std::string& path) const {
     for (size_t i = 0; i < modules.size(); ++i) {
       if (modules[i].path == path) return rules.at(i) ? static_cast<int>(*rules.at(i)) : -1;

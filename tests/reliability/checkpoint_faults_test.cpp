@@ -1,4 +1,4 @@
-// Kills, full disks, damage and a second process: what reliability.md promises of checkpoints, rows 1-5, 27 and 28 of its fault table.
+// Kills, full disks, damage and a second process: the promises about checkpoints, rows 1-5, 27 and 28 of the fault table.
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -20,7 +20,7 @@ using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What load_newest finds, after checking that its values are those of its step and that nothing was passed over.
+// The step that load_newest finds, after a check that its values are those of its step and that nothing was passed over.
 int64_t newest_intact(const fs::path& checkpoints, int64_t elements) {
   bool equal = false;
   const auto loaded =
@@ -77,8 +77,8 @@ TEST_F(CheckpointFaults, AKillAtAnyFileOperationOfASaveLeavesTheOldOrTheNewCheck
   EXPECT_GT(new_ones, 5);
 }
 
-// What a power cut may lose depends on the order of syncs and renames alone: nothing is renamed before it and, for a folder, all it holds
-// is synced.
+// The order of syncs and renames alone decides what a power cut may lose: nothing is renamed before it and, for a folder, all it holds is
+// synced.
 TEST_F(CheckpointFaults, EverythingIsSyncedBeforeItIsRenamed) {
   const SaveOfStepThree trial(folder.path());
   trial.reset();
@@ -141,7 +141,7 @@ TEST_F(CheckpointFaults, ShortWritesAreContinued) {
   }
 }
 
-// In a mount namespace of its own, with a tmpfs of 1 MiB; 77 where that is not allowed.
+// Runs in a mount namespace of its own, with a tmpfs of 1 MiB; 77 where that is not allowed.
 int fill_a_small_disk(const fs::path& checkpoints) {
   const bool own = ::unshare(CLONE_NEWNS) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
   if (!own || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 77;

@@ -97,7 +97,7 @@ TEST_F(CheckpointReads, ACheckpointThatIsNamedIsTriedTwiceToo) {
   }
 }
 
-// Through everything that a resume reads.
+// Errors in all that a resume reads.
 class ResumeReads : public TrainingTest {};
 
 TEST_F(ResumeReads, ASingleErrorInAShardCostsNoStep) {

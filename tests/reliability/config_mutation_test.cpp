@@ -13,7 +13,7 @@ using nlohmann::json;
 using test::error_of;
 using ::testing::HasSubstr;
 
-// The same config a run would read, with one member replaced, and the errors it gives.
+// The errors of the config that a run would read, with one member replaced.
 std::string errors_of(const std::string& content) {
   RunConfig config;
   ConfigReport report;

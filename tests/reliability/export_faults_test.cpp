@@ -43,7 +43,7 @@ class FinishedRun : public TrainingTest {
     return more;
   }
 
-  // What becomes of the export of a step that a run asks for; the fault is armed for all that it does.
+  // The outcome of the export of a step that a run asks for; the fault is armed for all that it does.
   ExportEvent make(int64_t step, const Fault& fault = {}) const {
     ExportEvent made;
     CheckpointReader reader(checkpoint("run", step));
@@ -65,13 +65,13 @@ class FinishedRun : public TrainingTest {
     return files;
   }
   bool there(int64_t step) const { return fs::exists(exports() / checkpoint_name(step)); }
-  // With all that lies beside the export of step 1.
+  // Removes all that lies beside the export of step 1.
   void forget_others() const {
     for (const auto& entry : fs::directory_iterator(exports()))
       if (entry.path().filename() != checkpoint_name(1)) fs::remove_all(entry.path());
   }
 
-  // What is there is whole, the other export is as before.
+  // An export that is there is whole, the other export is as before.
   void expect_nothing_half_made(int point) const {
     if (there(2)) {
       EXPECT_EQ(files_of(2), second_) << point;
@@ -81,7 +81,7 @@ class FinishedRun : public TrainingTest {
   void expect_whole_checkpoints() const {
     for (const int64_t step : {1, 2}) EXPECT_NO_THROW(CheckpointReader(checkpoint("run", step)).verify());
   }
-  // The next one makes it, and sweeps what was left. Where it is there, the next export or start of a run does so.
+  // The next export makes it, and sweeps what was left. If it is there already, the next export or start of a run sweeps.
   void expect_made_by_the_next_one(int point) const {
     if (there(2)) sweep_pending_folders(exports());
     const std::string problem = make(2).problem;

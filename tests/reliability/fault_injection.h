@@ -39,7 +39,7 @@ struct FaultState {
 inline FaultState fault_state;
 
 inline void arm_fault(const Fault& fault) { fault_state = {.fault = fault, .armed = true}; }
-// Whether the fault had been reached.
+// Returns true if the fault was reached.
 inline bool disarm_fault() {
   fault_state.armed = false;
   return fault_state.hit;
@@ -73,7 +73,7 @@ inline bool fault_hits(const char* name, const char* path = "") {
   return true;
 }
 
-// What statvfs says of every file system; none: the truth.
+// The answer of statvfs for every file system; none: the truth.
 inline std::optional<struct statvfs> reported_space;
 
 // The bytes that are free at each call, in place of those; none: the truth.

@@ -14,7 +14,7 @@ class FreeSpace : public CheckpointTest {
  protected:
   ~FreeSpace() override { reported_space.reset(); }
 
-  // What this user may take, in fragments. A larger block and room kept for root must not be counted.
+  // Sets what this user may take, in fragments. A larger block and room kept for root must not be counted.
   static void report(int64_t fragments, unsigned long fragment_bytes) {
     struct statvfs status {};
     status.f_bsize = 1 << 20;

@@ -85,7 +85,7 @@ TEST_F(Limits, ARunThatNeedsMoreMemoryThanThereIsIsRefusedBeforeItLeavesTraces) 
   }
 }
 
-// As when a library that runs out of memory throws inside pthread_once.
+// Throws like a library that runs out of memory inside pthread_once.
 void throw_through_the_c_library_without_memory() {
   const auto device = make_backend("cpu");
   const rlimit none{.rlim_cur = 0, .rlim_max = 0};
@@ -120,7 +120,8 @@ TEST_F(Limits, MoreThreadsThanTheAddressSpaceHoldsIsAnErrorThatNamesTheThread) {
 
 class ProcessLimit : public Limits {
  protected:
-  // As a user who may have so many processes and threads; the superuser is not held to a limit. Nothing where that cannot be had.
+  // Runs as a user who may have so many processes and threads, because the superuser is not held to a limit. Returns nothing where that
+  // cannot be had.
   std::optional<test::ProcessResult> bench(const std::string& most) const {
     std::vector<std::string> words = {"bash", "-c",
                                       "ulimit -u " + most + "; exec " MANTISSA_BINARY " bench gemm --threads 4 --time-budget 1"};

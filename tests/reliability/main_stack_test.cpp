@@ -41,7 +41,7 @@ class MainStack : public ::testing::Test {
   }
   ~MainStack() override { ::munmap(page_, 4096); }
 
-  // What another thread makes this one write while it runs the code.
+  // Returns what this thread writes when another one asks for its stack while it runs the code.
   [[gnu::noinline]] std::string written(bool noted) {
     ::testing::internal::CaptureStderr();
     std::atomic<int> go_on{0};

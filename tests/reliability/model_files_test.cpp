@@ -1,4 +1,4 @@
-// Exports while files change under them, and what of them is on the disk when they end.
+// Exports while files change under them, and the state of exports on the disk when they end.
 #include "exports.h"
 #include "reliability/fault_injection.h"
 
@@ -30,7 +30,7 @@ class ModelFiles : public test::ExportTest {
       test::write_file(path(model + "/generation_config.json"), model == "a" ? R"({"eos_token_id": 1})" : R"({"eos_token_id": 2})");
     }
   }
-  // File by file, as a download that goes on.
+  // Replaces file by file, like a download that goes on.
   void replace_with(const std::string& model, const std::string& folder) const {
     for (const auto& entry : fs::directory_iterator(path(model))) {
       const std::string name = entry.path().filename().string();
@@ -38,7 +38,7 @@ class ModelFiles : public test::ExportTest {
       fs::rename(path(folder + "/new"), path(folder + "/" + name));
     }
   }
-  // Without what names the folder that it was made from.
+  // The contents of an export, without the name of the folder that it was made from.
   std::string exported(const std::string& folder) const {
     std::string all;
     for (const char* const name : {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"})
@@ -55,7 +55,7 @@ class ModelFiles : public test::ExportTest {
     return all;
   }
   // use() meets the replacement of a by b before each open and many other operations; check() sees what it made, unless it refused. Returns
-  // how often it did.
+  // how often it refused.
   int refusals(const std::vector<std::string>& operations, const std::function<void()>& use, const std::function<void()>& check) const {
     int refused = 0;
     for (const std::string& operation : operations) {
@@ -85,7 +85,8 @@ class ModelFiles : public test::ExportTest {
     }
     return refused;
   }
-  // As a copy does, so that a file that is open changes while it is read; a tick of the clock of files later, which is up to 10 ms.
+  // Copies over the files, so that a file that is open changes while it is read, at a time that is a tick of the clock of files later: up
+  // to 10 ms.
   void write_over_with(const std::string& model, const std::string& folder) const {
     fs::copy(path(model), path(folder), fs::copy_options::overwrite_existing);
     for (const auto& entry : fs::directory_iterator(path(folder)))
@@ -93,13 +94,13 @@ class ModelFiles : public test::ExportTest {
   }
 };
 
-// At every file that is opened, and whenever something is written: what comes out is one of the two models, or nothing.
+// The files change at every open, and whenever something is written: what comes out is one of the two models, or nothing.
 TEST_F(ModelFiles, AnExportNeverMixesTwoModels) {
   make_models();
   export_to(path("a"), "of a");
   export_to(path("b"), "of b");
   const auto use = [&] {
-    EXPECT_FALSE(fs::exists(path("out")));  // of one that was refused before
+    EXPECT_FALSE(fs::exists(path("out")));  // remains of one that was refused before
     export_to(path("model"), "out");
   };
   const int refused = refusals({"open", "pwrite", "pread"}, use, [&] {
@@ -124,7 +125,7 @@ TEST_F(ModelFiles, ALoadedModelIsNeverOfTwoModels) {
   EXPECT_GT(refused, 5);
 }
 
-// While its last tensor is read: nothing opens a file after that.
+// The model changes while its last tensor is read: nothing opens a file after that.
 TEST_F(ModelFiles, AModelThatIsWrittenInPlaceIsNotLoaded) {
   make_models();
   arm_fault({.only = "pread"});
@@ -138,7 +139,7 @@ TEST_F(ModelFiles, AModelThatIsWrittenInPlaceIsNotLoaded) {
   EXPECT_THAT(error.what(), HasSubstr("was changed or replaced"));
 }
 
-// Written in place, so that only the times tell; and a file that was not there before.
+// The files are written in place, so that only the times tell; and a file appears that was not there before.
 TEST_F(ModelFiles, ChangesThatKeepTheNameAreSeen) {
   make_models();
   for (const char* const name : {"config.json", "model.safetensors", "special_tokens_map.json"}) {

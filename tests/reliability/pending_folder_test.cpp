@@ -118,7 +118,7 @@ TEST_F(AnyPendingFolders, OnesInUseStay) {
   EXPECT_THAT(names(), ElementsAre("model-hf"));
 }
 
-// Left of `name` by a process that was killed.
+// Leaves `name` as a process does that was killed.
 void leave(const fs::path& name) {
   wait_for(start_child([&] {
     PendingFolder pending(name);

@@ -1,4 +1,4 @@
-// Another process trains in the folder of a run between the first look at it and the lock: while the weights are read here.
+// Another process trains in the folder of a run between this run's first look at it and its lock, while this one reads the weights.
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"
@@ -17,7 +17,7 @@ using ::testing::StartsWith;
 
 class RunStart : public test::TrainingTest {
  protected:
-  // What the run "mine" throws if `action` happens when it first opens a file of this path.
+  // The error of the run "mine" if `action` happens when it first opens a file of this path.
   Error error_with(const std::function<void()>& action, const char* path, std::vector<std::string> sets) const {
     const LoadedConfig mine = config("mine", std::move(sets));
     test::arm_fault({.kind = test::Fault::other, .at = 1, .only = "open", .path = path, .action = action});
@@ -30,7 +30,7 @@ class RunStart : public test::TrainingTest {
   static constexpr const char* kWeights = "runs/other/checkpoints/step-";
   static constexpr const char* kLock = "runs/mine/checkpoints/LOCK";
 
-  // As the run "other" left them.
+  // Puts the checkpoints of the run "other" there.
   void put_checkpoints() const {
     fs::create_directories(run_folder("mine"));
     fs::copy(run_folder("other") + "/checkpoints", run_folder("mine") + "/checkpoints", fs::copy_options::recursive);

@@ -72,13 +72,13 @@ TEST_F(SmallDisk, OnlyAsManyGoAsAreEnough) {
   EXPECT_THAT(steps(), ElementsAre("step-00000003", "step-00000004", "step-00000005", "step-00000006", "step-00000007"));
 }
 
-// Some are kept for another reason than being new.
+// Some checkpoints are kept for another reason than being new.
 TEST_F(SmallDisk, ThoseThatAreKeptForAReasonStay) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 9, .every = 2});
   for (const int64_t step : {1, 2, 3, 4, 5, 6, 20}) directory.save(State(step).content());
   flip_byte(checkpoints() / "step-00000005/manifest.json", 5);
   directory.pin(3);
-  set_size(7 * kState + kState / 5);  // of 1, 3 and 5 one is pinned and one is damaged; 20 is of a branch that was left
+  set_size(7 * kState + kState / 5);  // one of 1, 3 and 5 is pinned and one is damaged; 20 is of a branch that was left
   EXPECT_EQ(save(directory, 7, AfterSave::run_ends), ExitCode::ok);
   EXPECT_THAT(steps(), ElementsAre("step-00000002", "step-00000003", "step-00000004", "step-00000005", "step-00000006", "step-00000007",
                                    "step-00000020"));

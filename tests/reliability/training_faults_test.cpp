@@ -53,7 +53,7 @@ class TrainingFaults : public test::TrainingTest {
     return found;
   }
 
-  // Until there are so many; a minute at most.
+  // Waits until there are so many, a minute at most.
   void await(const std::string& name, const std::string& what, int count) const {
     for (int i = 0; i < 6000; ++i) {
       if (lines(name, what) >= count) return;

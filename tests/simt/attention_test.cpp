@@ -1,4 +1,4 @@
-// Attention where something that is not seen is no number, as in the reference, and the rows of generation.
+// Attention where hidden values are NaN or Inf, as in the reference, and the rows of generation.
 #include <cmath>
 
 #include "attention_runs.h"
@@ -15,7 +15,7 @@ struct Fault {
   double value;
 };
 
-// At the edges of tiles, of windows and of documents. Columns 16 and 24 of a packed row begin its key and its value.
+// Faults are at the edges of tiles, of windows and of documents. Columns 16 and 24 of a packed row begin its key and its value.
 TEST_F(SimtAttention, WhatIsNotSeenMayBeNaN) {
   const AttentionCase usual{.length = 150, .layout = {.heads = 2, .kv_heads = 1, .head_dim = 8}};
   std::vector<AttentionCase> cases(5, usual);
@@ -53,7 +53,7 @@ TEST_F(SimtAttention, WhatIsSeenIsMultipliedByAWeightOfZero) {
   }
 }
 
-// Scores of -Inf before the first finite one, in a tile and in a warp of their own.
+// Scores of -Inf come before the first finite one, in a tile and in a warp of their own.
 TEST_F(SimtAttention, WeightsOfScoresThatOverflowAreZero) {
   for (Backend* device : devices()) {
     const HeadLayout layout{.heads = 1, .kv_heads = 1, .head_dim = 1};

@@ -1,6 +1,6 @@
 // cuBLASLt without a device: its descriptors, layouts and preferences are those of the real library, which needs no GPU for them. The
-// choice of an algorithm refuses what the library refuses on an architecture; products are sums in fp64 of what the attributes say lies
-// there.
+// choice of an algorithm refuses what the library refuses on an architecture; products are sums in fp64 of the values that the attributes
+// describe.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -49,7 +49,7 @@ constexpr size_t kWorkspace = 4096;
 constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
 enum class ScaleMode : int32_t { scalar = 0, per_32 = 2, per_128 = 4, per_tile = 5 };
 
-// How attributes are read back.
+// The functions that read attributes back.
 struct Reading {
   decltype(&cublasLtMatmulDescGetAttribute) MatmulDescGetAttribute;
   decltype(&cublasLtMatrixLayoutGetAttribute) MatrixLayoutGetAttribute;
@@ -168,7 +168,7 @@ struct Side {
   const void* scales;
 };
 
-// What the library has for FP8 (its documentation, "cublasLtMatmul").
+// Returns true if the library has FP8 for this (its documentation, "cublasLtMatmul").
 bool has_fp8(const Side& a, const Side& b, int architecture) {
   if (architecture < 89 || (a.matrix.type == CUDA_R_8F_E5M2 && b.matrix.type == CUDA_R_8F_E5M2)) return false;
   const bool tn = a.by_column && b.by_column;

@@ -213,7 +213,7 @@ TEST_F(ErrorWord, NamesRowsThatArePermuted) {
   }
 }
 
-// Every kernel with groups of rows, of 100 rows in as many groups as there are offsets before the last.
+// Runs every kernel with groups of rows, on 100 rows in as many groups as there are offsets before the last.
 void run_on_groups(Operands& o, int kernel, const std::vector<double>& given) {
   const int64_t groups = std::ssize(given) - 1;
   const Tensor offsets = ids(o, given), x = halves(o, {100, 5});
@@ -257,7 +257,7 @@ TEST_F(ErrorWord, LeavesOtherChoicesAlone) {
   EXPECT_EQ(values(table.offsets), (std::vector<double>{0, 2, 4}));
 }
 
-// Of a row whose target is refused nothing is trained.
+// Nothing is trained for a row whose target is refused.
 TEST_F(ErrorWord, LeavesOtherRowsAlone) {
   const Tensor logits = filled(device(), {2, 4}), loss = filled(device(), {2}), dlogits = filled(device(), {2, 4});
   device().run(

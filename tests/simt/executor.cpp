@@ -29,8 +29,8 @@ using boost::context::detail::fcontext_t, boost::context::detail::jump_fcontext,
 constexpr size_t kStackBytes = size_t{128} << 10, kGuardBytes = 4096;
 constexpr unsigned kMostThreads = 1024;
 
-// Orders what came before a barrier before what comes after it. Two tags take turns: with one, who comes to the next one first would be
-// ordered before those that still leave this one.
+// Orders what came before a barrier before what comes after it. Two tags take turns: with one, a thread that comes to the next barrier
+// first would be ordered before those that still leave this one.
 class Order {
  public:
   void come() { release(&tags_[turn_]); }
@@ -79,7 +79,7 @@ struct Fiber {
   std::vector<std::vector<Copy>> ended;  // groups
 };
 
-// What the blocks of a launch have in common. Nothing orders one before another: the host learns of what all did when all are done.
+// State that the blocks of a launch share. Nothing orders one before another: the host learns of what all did when all are done.
 struct Launch {
   int64_t blocks;
   unsigned threads;
@@ -109,7 +109,7 @@ class Block {
     draw_order(random);
   }
   ~Block() {
-    // By a thread of the block, because the host must not learn of what they did.
+    // Runs as a thread of the block, because the host must not learn of what they did.
     as(host_, fibers_.front().watcher, [this] {
       acquire(&launch_.end);
       shared_.clear();
@@ -280,7 +280,7 @@ class Block {
   static void exchange(std::span<Fiber*> members, std::array<uint64_t, kWarp>& values) {
     for (size_t lane = 0; lane < kWarp; ++lane) values[lane] = members[lane]->value;
   }
-  // Fragments as the PTX ISA has them (mma.m16n8k16).
+  // Multiplies fragments that lie as in the PTX ISA (mma.m16n8k16).
   static void multiply(std::span<Fiber*> members) {
     std::array<std::array<float, 16>, 16> a{};         // rows
     std::array<std::array<float, 8>, 16> b{}, sums{};  // b by its depth
@@ -339,7 +339,7 @@ class Block {
   std::vector<uint32_t> ready_;              // bits by turn
   std::vector<uint32_t> waiting_;            // bits of the lanes of a warp that wait for others of it
   size_t at_barrier_ = 0;
-  std::vector<std::array<uint64_t, kWarp>> exchanged_;  // of warps
+  std::vector<std::array<uint64_t, kWarp>> exchanged_;  // one for each warp
   std::map<const void*, std::unique_ptr<std::byte[]>> shared_;
   Fiber* running_ = nullptr;
   Watcher host_;
@@ -369,7 +369,7 @@ void Block::begin(transfer_t from) {
   release(&block.launch_.end);
   own.state = Fiber::returned;
   block.switch_to_host(own, true);
-  std::abort();  // who is resumed now would end the process as if all were well: Boost.Context calls _exit(0)
+  std::abort();  // a fiber that is resumed now would end the process as if all were well: Boost.Context calls _exit(0)
 }
 
 }  // namespace

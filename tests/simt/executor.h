@@ -22,18 +22,18 @@ void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::func
 // Makes the next launch of this process fail instead.
 void fail_next_launch();
 
-// What a thread waits for. All lanes of the mask must come to the same one; all threads of a block to a barrier.
+// Events that a thread waits for. All lanes of the mask must come to the same one; all threads of a block to a barrier.
 enum class Sync : uint8_t { barrier, warp_barrier, shuffle, ballot, exchange, mma };
 
-// Within device code.
+// These are for device code.
 int64_t block();
 int64_t blocks();
 unsigned thread();
 unsigned threads();
-size_t launched_bytes();  // of shared memory, by the launch
+size_t launched_bytes();  // bytes of shared memory, by the launch
 // Returns when all have come: a shuffle the value of lane `from`, a ballot the lanes whose value is not 0, others 0.
 uint64_t sync(Sync kind, unsigned mask, uint64_t value = 0, unsigned from = 0);
-// Gives all 32 lanes the values of all, until the next one.
+// Gives all 32 lanes the values of all, which hold until the next exchange.
 const uint64_t* exchange(uint64_t value);
 // The fragments of a lane in a matrix multiply-accumulate m16n8k16 of bf16 into fp32, which sums in ascending order of the contraction.
 struct Mma {

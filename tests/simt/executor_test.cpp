@@ -1,4 +1,4 @@
-// What the executor of the host notices in device code: values that depend on the order of threads, and blocks that stand still.
+// Errors in device code that the executor of the host notices: values that depend on the order of threads, and blocks that stand still.
 #include <gmock/gmock.h>
 
 #include <numeric>
@@ -117,7 +117,7 @@ TEST(Executor, ABlockThatStandsStillSaysWhere) {
   EXPECT_THAT(failure([] { warp_barrier(lane() < 16 ? 0xffffU : kAllLanes); }), HasSubstr("at a barrier of a warp with mask"));
 }
 
-// Whichever of them comes last.
+// They do not meet, whichever of them comes last.
 TEST(Executor, LanesWithDifferentMasksDoNotMeet) {
   for (uint32_t seed = 1; seed <= 20; ++seed)
     EXPECT_THROW(simt::run_blocks(1, kWarp, seed, [] { ballot(true, lane() < 16 ? ~0U : ~1U); }), Error) << seed;
@@ -225,7 +225,7 @@ TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
   }
 }
 
-// What one lane keeps is given back where the other one finds no memory.
+// Memory that one lane keeps is given back where the other one finds none.
 TEST(Executor, LanesLeaveEachOtherTheMemoryThatTheyDoNotUse) {
   const Gpu described = simt::described_gpu();
   simt::described_gpu().memory = int64_t{100} << 20;

@@ -1,4 +1,4 @@
-// Attention on tensor cores against the reference: the edges of tiles, windows, documents and groups, and what is no number.
+// Attention on tensor cores against the reference: the edges of tiles, windows, documents and groups, and NaN and Inf.
 #include <array>
 #include <cmath>
 
@@ -11,14 +11,14 @@ class FlashAttention : public ::testing::Test {
   Backend& device() { return *device_; }
   Backend& reference() { return *reference_; }
 
-  // As bf16 holds them.
+  // Rounds to numbers that bf16 holds.
   static std::vector<double> rounded(std::vector<double> x) {
     for (double& value : x) value = static_cast<double>(to_float(to_bf16(static_cast<float>(value))));
     return x;
   }
 
-  // Not finite where the reference is not. Elsewhere the root mean square of the error is at most `tolerance` of that of the values, and no
-  // error is larger than 16 times this: single sums cancel.
+  // Expects results that are not finite where those of the reference are not. Elsewhere the root mean square of the error is at most
+  // `tolerance` of that of the values, and no error is larger than 16 times this: single sums cancel.
   static void expect_alike(const Tensor& actual, const Tensor& expected, double tolerance, const char* what) {
     const FiniteValues finite(actual, expected, what);
     double squares = 0.0, errors = 0.0;
@@ -64,8 +64,8 @@ TEST_F(FlashAttention, SeesWindowsDocumentsAndSinks) {
   for (AttentionCase& c : cases) c.sharpness = kSharp, expect_as_reference(c);
 }
 
-// Where the largest score changes from tile to tile, by more than exponents hold, too, where nearly all weights are zeros, and where the
-// largest score is that of the least product.
+// Covers largest scores that change from tile to tile, also by more than exponents hold, where nearly all weights are zeros, and a largest
+// score that is that of the least product.
 TEST_F(FlashAttention, OfScoresThatDifferByFarIsThatOfTheReference) {
   for (const double sharpness : {0.01, 12.0, 60.0, 600.0, -kSharp})
     expect_as_reference({.length = 200, .layout = {1, 1, 64}, .sharpness = sharpness});
@@ -135,7 +135,7 @@ TEST_F(FlashAttention, HasBitsThatDoNotDependOnOtherSequences) {
                         run_attention(device(), Dtype::bf16, one, second(both.random_qkv()), second(both.random_dout())));
 }
 
-// One element of a row that is not finite, of its query, key, value or dout: what sees it is not finite, and nothing else.
+// One element of a row is not finite, of its query, key, value or dout: every result that sees it is not finite, and no other.
 TEST_F(FlashAttention, WhatIsNotSeenMayBeNaN) {
   std::vector<AttentionCase> cases = {{.length = 131, .layout = {2, 1, 64}},
                                       {.length = 150, .layout = {1, 1, 64}, .window = 5, .sinks = true},

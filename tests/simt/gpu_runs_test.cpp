@@ -1,4 +1,4 @@
-// Runs with training.device cuda on the executor, which may stand for any GPU: what is reported of it, and what a run needs there.
+// Runs with training.device cuda on the executor, which may stand for any GPU: the reports about it, and the needs of a run there.
 #include <gmock/gmock.h>
 
 #include "gpu/runtime.h"
@@ -22,7 +22,7 @@ class GpuRuns : public test::TrainingOnRanks {
     sets.insert(sets.end(), more.begin(), more.end());
     return config(name, std::move(sets));
   }
-  // All but the context.
+  // Returns the estimate without the context.
   static int64_t needed(const LoadedConfig& loaded) {
     const MemoryEstimate memory = estimate_memory(loaded.config, resolve_plan(loaded.config));
     return memory.total() - memory.cuda_context - memory.nccl;  // which are there already

@@ -12,7 +12,7 @@ namespace mantissa::test::kernel_edges_test {
 
 class KernelEdges : public OnAllBackends {
  protected:
-  // What `run` gives on the reference it gives on each backend, wherever its operands begin.
+  // Expects that `run` gives on each backend what it gives on the reference, wherever its operands begin.
   template <class Run>
   void expect_as_reference(const std::string& what, const Run& run) {
     SCOPED_TRACE(what);
@@ -33,7 +33,7 @@ class KernelEdges : public OnAllBackends {
   }
 };
 
-// Sums that take several rounds of a block, or pieces of rows that are not whole.
+// Sums take several rounds of a block, or pieces of rows that are not whole.
 TEST_F(KernelEdges, LongSumsAreWhole) {
   expect_as_reference("product", [](Operands& o) {
     const Tensor a = o.input({70, 100}), b = o.input({66, 100});
@@ -64,7 +64,7 @@ TEST_F(KernelEdges, LogitsOfTargetsAreThoseOfTheRankThatHasThem) {
   });
 }
 
-// The host draws 2^22 elements at once: parts of rows, some whole rows, or parts of the whole.
+// The host draws 2^22 elements at once: parts of rows, some whole rows, or parts of the whole matrix.
 TEST_F(KernelEdges, RandomNumbersOfSeveralPiecesAreThoseOfTheirPlaces) {
   constexpr RngKey kKey{.seed = 9, .stream = RngStream::init};
   constexpr int64_t kPiece = int64_t{1} << 22, kFirst = 11;
@@ -191,7 +191,7 @@ TEST_F(KernelEdges, ErrorsOfNothingAreZero) {
   }
 }
 
-// The same operand on a boundary and one element past it.
+// A copy that begins one element past a boundary.
 Tensor moved(Backend& device, const Tensor& x) {
   const std::shared_ptr<std::byte> memory = device.allocate(x.bytes() + 64);
   const Tensor out(device, std::shared_ptr<std::byte>(memory, memory.get() + dtype_bytes(x.dtype())), device.host_memory(), x.dtype(),
@@ -200,7 +200,7 @@ Tensor moved(Backend& device, const Tensor& x) {
   return out;
 }
 
-// Whichever of them it is, the others are not read by 16 bytes for it.
+// The others are not read by 16 bytes, whichever of them it is.
 TEST_F(KernelEdges, OneOfTheOperandsBeginsAnywhere) {
   const HeadLayout layout{2, 1, 64};
   for (const int elsewhere : {0, 1, 2}) {
@@ -276,7 +276,8 @@ TEST_F(KernelEdges, LogitsOfLongRowsAreReadOnce) {
   }
 }
 
-// More ids than a block has threads, of few rows: one gets what is far from its first use, the others the sum of many, in their order.
+// There are more ids than a block has threads, of few rows: one gets what is far from its first use, the others the sum of many, in their
+// order.
 TEST_F(KernelEdges, GradientsOfOftenUsedEmbeddingsAreSumsInOrder) {
   for (const int64_t columns : {1, 40, 300}) {
     for (const int64_t count : {255, 257, 700}) {
@@ -334,7 +335,7 @@ TEST_F(KernelEdges, TablesAreOfManyExpertsAndOfNoTokens) {
   });
 }
 
-// Whole numbers as logits, so that many scores are equal, and a bias that moves some of them; zeros of both signs among them.
+// Logits are whole numbers, so that many scores are equal, and a bias moves some of them; zeros of both signs are among them.
 void route_case(Operands& o, const RouteShape& s) {
   const int64_t tokens = s.tokens();
   std::vector<double> logits = random_values(tokens * s.experts, 3, 2.0), bias = random_values(s.experts, 4, 1.0);

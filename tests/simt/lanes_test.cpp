@@ -1,4 +1,4 @@
-// Lanes and memory of the backend of CUDA, on streams that come late: what it promises of every device (backend.h).
+// Lanes and memory of the backend of CUDA, on streams that come late: the promises of every device (backend.h).
 #include <numeric>
 
 #include "testing.h"

@@ -36,7 +36,7 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-// Operands as a recipe chooses them, on any backend; `spread` of their magnitudes.
+// Operands of the form that a recipe chooses, on any backend; `spread` is that of their magnitudes.
 Operand operand_of(Operands& o, const Quantization& codes, Dtype compute, int64_t rows, int64_t cols, bool transposed, int spread) {
   if (codes) return {.value = quantized_input(o, rows, cols, codes, spread), .transposed = transposed};
   return {.value = o.given(compute, {rows, cols}, wide_values(rows, cols, 80, spread)), .transposed = transposed};
@@ -105,7 +105,7 @@ TEST_P(LibraryGemm, OfAnySizeAndAlignmentIsThatOfTheReference) {
   }
 }
 
-// What the library adds, and what it cannot: sums with a bias of another dtype, or at any address, and both with extreme scales.
+// Sums that the library adds, and those it cannot: with a bias of another dtype, or at any address, and both with extreme scales.
 TEST_P(LibraryGemm, AddsABiasToWhatIsAccumulated) {
   for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
     for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
@@ -132,7 +132,7 @@ TEST_P(LibraryGemm, AddsABiasToWhatIsAccumulated) {
   }
 }
 
-// fp32 activations with biases: codes with an fp32 output and bias.
+// Activations are fp32 with biases: codes with an fp32 output and bias.
 TEST_P(LibraryGemm, OfCodesAddsABiasOfAnyDtype) {
   for (const Dtype out : {Dtype::bf16, Dtype::f32}) {
     for (const Dtype bias : {Dtype::bf16, Dtype::f32}) {
@@ -212,7 +212,7 @@ TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
   EXPECT_EQ(values(o.results()[0].tensor), std::vector<double>(12));
 }
 
-// What the library has no algorithm for as codes it multiplies as values, and the log reports it once.
+// The library multiplies as values what it has no algorithm for as codes, and the log reports it once.
 TEST_P(LibraryGemm, OfCodesThatAreRefusedIsThatOfTheirValues) {
   const int64_t block = GetParam() == 90 ? 128 : 32;
   Operands o(device(), Dtype::bf16);
@@ -284,7 +284,7 @@ TEST_P(LibraryGemm, OfCodesThatAreRefusedLeavesOthersOfItsForm) {
   expect_apart(plain, biased);
 }
 
-// One that loads 16 bytes at once fails at other addresses.
+// An algorithm that loads 16 bytes at once fails at other addresses.
 TEST_P(LibraryGemm, HasAnAlgorithmForEachAlignment) {
   const auto library = gpu::load_gemm_library();
   const auto stream = gpu::make_stream();
@@ -371,7 +371,7 @@ TEST_P(LibraryGemm, OfGroupsHasOneAlgorithm) {
   EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
 }
 
-// Its sums are whole, so that they do not depend on the rows of other groups, where the same product alone may be split.
+// Sums of a group are whole, so that they do not depend on the rows of other groups, where the same product alone may be split.
 TEST_P(LibraryGemm, OfAGroupIsNotThatOfTheSameSizesAlone) {
   for (const bool group_first : {true, false}) {
     SCOPED_TRACE(group_first);

@@ -13,7 +13,7 @@ class MmaGemm : public ::testing::Test {
     if (!device_) device_ = make_backend("cuda");
     return *device_;
   }
-  // That the GEMM takes the path, and then what it gives.
+  // Expects the GEMM to take this path, and returns its result.
   std::vector<double> run(const Gemm& k) { return run(k, route_gemm(form_of(k), device().gemm_device()).path); }
   template <class Kernel>
   std::vector<double> run(const Kernel& k, GemmPath path) {
@@ -119,14 +119,14 @@ TEST_P(GroupGemm, OfARowDoesNotDependOnItsGroup) {
   EXPECT_EQ(with({77, 0, 123}), whole);
 }
 
-// Without the library, as on the executor; with it these are its GEMMs.
+// This is without the library, as on the executor; with it these are the library's GEMMs.
 TEST_F(MmaGemm, OfTwoMatricesIsTheirs) {
   for (const bool a_transposed : {false, true}) {
     for (const bool b_transposed : {false, true}) {
       for (const auto& [dtype, accumulate] : {std::pair{Dtype::bf16, false}, {Dtype::f32, false}, {Dtype::f32, true}}) {
         SCOPED_TRACE(text(a_transposed, b_transposed, ' ', dtype, ' ', accumulate));
         Operands o(device(), Dtype::bf16);
-        // What no row in memory has is of any size.
+        // Sizes that no row in memory has are arbitrary.
         const int64_t m = a_transposed ? 136 : 131, n = b_transposed ? 37 : 136, k = a_transposed && !b_transposed ? 301 : 72;
         Gemm gemm{.a = {.value = o.input(a_transposed ? Shape{k, m} : Shape{m, k}), .transposed = a_transposed},
                   .b = {.value = o.input(b_transposed ? Shape{n, k} : Shape{k, n}), .transposed = b_transposed},
@@ -205,7 +205,7 @@ TEST_P(GroupGemm, OfCodesForWeightsIsThatOfTheirValues) {
   }
 }
 
-// What a lane reports of an index does not touch what it counts.
+// The report of a lane about an index does not touch its counts.
 TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
   const QuantizedTensor small = scaled_codes(device(), {32, 32}, 1, -124, {Format::e4m3, 1, 32}),
                         large = scaled_codes(device(), {32, 32}, 2, 120, {Format::e4m3, 1, 32});
@@ -224,7 +224,7 @@ TEST_F(MmaGemm, CountsOfExtremeScalesOutliveAnError) {
   EXPECT_EQ(device().fp32_gemms(), 2);
 }
 
-// Of operands that begin anywhere: a copy of them begins at 16 bytes.
+// Groups whose operands begin anywhere: a copy of them begins at 16 bytes.
 class GroupsAnywhere : public MmaGemm {
  protected:
   void take(Dtype dtype, int64_t k, GemmPath path) {

@@ -69,7 +69,7 @@ struct State {
   int next_id = 1;
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by id; null: nobody has joined
   std::map<ncclComm_t, std::shared_ptr<ncclComm>> communicators;
-  std::map<std::thread::id, int> kernels;  // that lanes of a process have not moved
+  std::map<std::thread::id, int> kernels;  // kernels that lanes of a process have not moved
 };
 State& state() {
   static State one;
@@ -109,7 +109,7 @@ void receive(ncclComm& self, const Operation& operation, std::unique_lock<std::m
   state().changed.notify_all();
 }
 
-// In a lane.
+// Runs in a lane.
 void move(ncclComm& self, const std::vector<Operation>& operations) {
   std::unique_lock lock(state().mutex);
   std::vector<std::shared_ptr<Offer>> sent;
@@ -250,7 +250,7 @@ ncclResult_t send(const void* data, size_t size, ncclDataType_t type, int peer, 
 ncclResult_t receive_later(void* data, size_t size, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
   return add(data, size, type, peer, communicator, stream, true);
 }
-// As messages from the root to all others.
+// Sends messages from the root to all others.
 ncclResult_t broadcast(const void* from, void* to, size_t size, ncclDataType_t type, int root, ncclComm_t communicator,
                        cudaStream_t stream) {
   int own = 0, ranks = 0;
@@ -282,7 +282,7 @@ ncclResult_t group_end() {
   return ncclInProgress;
 }
 
-// As the library words them.
+// Words of the library.
 const char* error_string(ncclResult_t result) {
   switch (result) {
     case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";

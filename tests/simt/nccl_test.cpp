@@ -76,7 +76,7 @@ TEST(NcclLink, BringsTheBytesOfEveryCollective) {
   EXPECT_EQ(nccl.counts().aborted, 0);
 }
 
-// Among hosts gathers are broadcasts, in groups that have ranks of several.
+// Gathers among hosts are broadcasts, in groups that have ranks of several hosts.
 TEST(NcclLink, GathersAmongHostsByBroadcasts) {
   simt::ThreadNccl nccl;
   const std::vector<int> hosts = {0, 0, 1, 1};
@@ -263,7 +263,7 @@ TEST_F(LostPeer, EndsTheMakingOfItsGroup) {
   EXPECT_EQ(nccl_.counts().made, 1);
 }
 
-// One that is there, but does not come.
+// A peer that is there, but does not come.
 TEST_F(LostPeer, EndsTheMakingOfItsGroupInTime) {
   const MakeDeviceLink links = nccl_.links(0.2);
   const auto maker = [&](const LinkRanks& of) {
@@ -283,7 +283,7 @@ TEST_F(LostPeer, EndsTheWaitForItsFirstByteInTime) {
   }
 }
 
-// What NCCL finds out by itself, while the host waits for the GPU. The other rank closes its link meanwhile.
+// NCCL finds this out by itself, while the host waits for the GPU. The other rank closes its link meanwhile.
 TEST_F(LostPeer, IsNamedAsNcclNamesIt) {
   const auto errors = errors_on_ranks(2, nccl_.links(), [this](Backend& device, const Communicator& world) {
     if (world.rank() == 0) return;
@@ -403,7 +403,7 @@ TEST(NcclLinkAlone, ReportsTheFirstErrorOfAGroup) {
   }
 }
 
-// A call that ends a communicator may take long; who looks at the links of the process meanwhile does not wait for it.
+// A call that ends a communicator may take long; a thread that looks at the links of the process meanwhile does not wait for it.
 TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   simt::ThreadNccl nccl;
   const MakeDeviceLink links = nccl.links();

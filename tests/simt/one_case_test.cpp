@@ -23,7 +23,7 @@ void expect_as_reference(const std::function<void(Operands&)>& run, Operands::Me
 class OneCase : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OneCase, IsThatOfTheReference) {
-  // Not the first, in which many a kernel has one element, and nothing to hand over.
+  // Takes another case than the first, in which many a kernel has one element, and nothing to hand over.
   const KernelCase* chosen = nullptr;
   for (size_t i = 0, found = 0; i < kernel_cases().size() && found < 2; ++i) {
     if (kernel_cases()[i].kernel == GetParam()) chosen = &kernel_cases()[i], ++found;
@@ -62,14 +62,14 @@ TEST(ManyThreads, FindNonfiniteValues) {
   EXPECT_EQ(values(nonfinite), std::vector{1.0});
 }
 
-// Of heads that tensor cores take, with documents and with a cache, in tiles that are not full, wherever operands begin. Keys of the cache
-// take several steps, the third of which is copied over the first.
+// Heads are those that tensor cores take, with documents and with a cache, in tiles that are not full, wherever operands begin. Keys of the
+// cache take several steps, the third of which is copied over the first.
 class OnTensorCores : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(OnTensorCores, AttentionIsThatOfTheReference) {
   const HeadLayout layout{.heads = 1, .kv_heads = 1, .head_dim = GetParam()};
   for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
-    if (memory == Operands::Memory::misaligned && GetParam() == 128) break;  // of which the kernels see nothing
+    if (memory == Operands::Memory::misaligned && GetParam() == 128) break;  // the kernels see no difference
     expect_as_reference([&](Operands& o) { attention_case(o, 1, 40, layout, {.segments = true, .window = 0}); }, memory);
     expect_as_reference([&](Operands& o) { attention_backward_case(o, 1, 40, layout, {.segments = true, .window = 0}); }, memory);
     expect_as_reference([&](Operands& o) { cached_attention_case(o, 160, 20, layout, {.segments = false, .window = 0}); }, memory);

@@ -135,7 +135,7 @@ void give_staging(std::byte* memory) noexcept { std::free(memory); }
 std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return &stream; }
 
-// As on a chip, what has failed is told by whatever is asked next.
+// Throws what has failed before, as on a chip: the next call reports it.
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
   stream.rethrow();
   stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
@@ -160,7 +160,7 @@ void follow(Stream& stream, const Event& event) {
   stream.rethrow();
   stream.LaneThread::follow(point_of(event).at);
 }
-// What failed before the point was reached is told, also if both happen while this asks.
+// Throws what failed before the point was reached, also if both happen while this asks.
 bool reached(const Event& event) {
   const bool come = point_of(event).at->is_reached();
   point_of(event).stream->rethrow();

@@ -42,7 +42,7 @@ TYPED_TEST(ScaledCodes, DecodeAsTheirDefinition) {
   }
 }
 
-// Of every exponent: the fractions beside which the code changes, and others.
+// Inputs of every exponent: the fractions beside which the code changes, and others.
 std::vector<uint32_t> inputs(uint32_t exponent) {
   std::mt19937 random(exponent);
   std::vector<uint32_t> out;

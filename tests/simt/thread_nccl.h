@@ -16,25 +16,25 @@
 
 namespace mantissa::simt {
 
-enum class NcclResult { success = 0, system_error = 2, invalid_usage = 5, remote_error = 6 };  // of nccl.h
+enum class NcclResult { success = 0, system_error = 2, invalid_usage = 5, remote_error = 6 };  // values of nccl.h
 
 struct NcclSettings {
   int version = 22809;                            // as the library reports it
-  NcclResult refusal = NcclResult::success;       // of new communicators
-  NcclResult refused_send = NcclResult::success;  // of messages
+  NcclResult refusal = NcclResult::success;       // result for new communicators
+  NcclResult refused_send = NcclResult::success;  // result for messages
   bool stuck = false;                             // groups of messages never begin
   bool mute = false;                              // lanes never come to their messages
   std::function<void()> while_ending = {};        // runs in calls that destroy or abort communicators, before they do
 };
 struct NcclCounts {
   int made = 0, destroyed = 0, aborted = 0;  // communicators
-  int groups = 0;                            // of messages
+  int groups = 0;                            // groups of messages
   int broadcasts = 0;                        // asked for by all ranks together
   int connections = 0;                       // from a rank to a peer in a communicator, made by the first message
   int blocked = 0;                           // aborts that a kernel of the same process has not let return
 };
 
-// As long as one is there, it is the library.
+// While one exists, it is the library.
 class ThreadNccl {
  public:
   explicit ThreadNccl(const NcclSettings& settings = {});
@@ -43,7 +43,7 @@ class ThreadNccl {
   ThreadNccl& operator=(const ThreadNccl&) = delete;
 
   void change(const NcclSettings& settings);
-  // Of all ranks of a new job, with a maker for each, as processes have; outlives their groups.
+  // Makes links for all ranks of a new job, with a maker for each, as processes have; outlives their groups.
   MakeDeviceLink links(double init_timeout_s = test::kHangSeconds, double close_timeout_s = test::kHangSeconds,
                        const std::vector<int>& hosts = {}) {
     {
@@ -66,7 +66,7 @@ class ThreadNccl {
       return maker(of);
     };
   }
-  // The communicators of this rank of their groups have failed from now on.
+  // Makes communicators fail from now on: those of this rank of their groups.
   void fail(int rank, NcclResult result, const std::string& message);
   NcclCounts counts() const;
 

@@ -10,7 +10,7 @@ namespace mantissa::test {
 
 class TrainingOnChips : public TrainingOnCuda {
  protected:
-  // As near the CPU as a GPU has to be; by codes where `native`.
+  // Expects a run as near to the CPU's as a GPU's has to be, with products of codes where `native`.
   void expect_the_paths_of(int architecture, bool native, const TrainedRun& cpu) const {
     const std::string name = text("sm_", architecture);
     ::setenv("MANTISSA_SIMT_ARCHITECTURE", std::to_string(architecture).c_str(), 1);

@@ -13,9 +13,9 @@ namespace mantissa::test {
 struct CudaModel {
   std::string name;
   double loss;      // largest relative difference of the first loss to that of the CPU
-  double gradient;  // of the first one of any parameter
+  double gradient;  // largest relative difference of the first gradient of any parameter
   std::vector<std::string> sets;
-  std::vector<std::string> layouts = {};  // of two ranks
+  std::vector<std::string> layouts = {};  // layouts of two ranks
 };
 inline void PrintTo(const CudaModel& model, std::ostream* out) { *out << model.name; }
 
@@ -24,7 +24,7 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
   using Sets = std::vector<std::string>;
   static constexpr int64_t kSteps = 2, kMiddle = 1;
 
-  // Sequences of 19 letters, of which there are 8, padded to 12. Two ranks divide the matrices in blocks of 32.
+  // Settings with sequences of 19 letters, of which there are 8, padded to 12. Two ranks divide the matrices in blocks of 32.
   LoadedConfig cuda_config(const std::string& name, const Sets& more) const {
     Sets sets = {"model.hidden_size=64",
                  "model.intermediate_size=192",
@@ -54,7 +54,7 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     return config(name, std::move(sets));
   }
 
-  // Returns what rank 0 was told. What the run starts with is saved as step 0.
+  // Returns what rank 0 was told. The state that the run starts with is saved as step 0.
   TrainedRun run_on_device(const std::string& device, const std::string& name, const Sets& more = {},
                            const MakeDeviceLink& make_link = {}) const {
     const LoadedConfig loaded = cuda_config(name, more);
@@ -70,7 +70,7 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     return out;
   }
 
-  // The bits at the start, and near it afterward. Each prints how near.
+  // Expects the same bits at the start, and values near each other afterward. Prints how near they are.
   void expect_near(const std::string& a, const TrainedRun& expected, const std::string& b, const TrainedRun& found,
                    const std::string& but = "") const {
     SCOPED_TRACE(b);
@@ -97,8 +97,8 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     EXPECT_NEAR(found.norms[0], expected.norms[0], 1e-2 * expected.norms[0]);
     std::printf(", norm %.1e", std::abs(found.norms[0] / expected.norms[0] - 1));
   }
-  // Both moments of the first step: the gradient, and its square, which is off by twice as much. Of n tokens whose gradients are as long as
-  // each other and have nothing to do with each other, k that come or go make a distance of sqrt(k / n), so that k choices among n that
+  // Compares both moments of the first step: the gradient, and its square, which is off by twice as much. If the gradients of n tokens are
+  // equally long and have nothing to do with each other, k tokens that come or go make a distance of sqrt(k / n); so k choices among n that
   // were others may add as much.
   void expect_near_gradients(const std::string& a, const std::string& b, double most) const {
     double farthest = 0.0;
@@ -122,7 +122,7 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     }
     return all == 0 ? 0.0 : static_cast<double>(others) / static_cast<double>(all);
   }
-  // The norm of the difference, in norms.
+  // The norm of the difference, divided by that of the expected values.
   static double distance(const std::vector<float>& expected, const std::vector<float>& found) {
     double squares = 0.0, difference = 0.0;
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -138,7 +138,7 @@ class TrainingOnCuda : public TrainingOnRanks, public ::testing::WithParamInterf
     EXPECT_NO_THROW(verify_codes(reader, *make_backend("cpu")));
   }
 
-  // Near the CPU; the same bits when orders are others, as those of ranks are, and after a stop.
+  // Expects a run near the CPU's, and the same bits when orders are others, like those of ranks, and after a stop.
   TrainedRun expect_the_course_of_the_cpu() const {
     const TrainedRun cuda = run_on_device("cuda", "cuda");
     expect_near("cpu", run_on_device("cpu", "cpu"), "cuda", cuda);
@@ -175,7 +175,7 @@ struct CudaPreset {
   std::string inner = "64";  // channels of an expert
 };
 
-// With different options of models, which have kernels or operands of their own.
+// Presets with different options of models, which have kernels or operands of their own.
 inline std::vector<CudaPreset> cuda_presets() {
   return {{"fp32", 1e-6, 5e-6, {"precision.recipe=fp32", "precision.dtype=fp32", "model.attention_sinks=true", "model.sliding_window=6"}},
           {"bf16", 1e-3, 0.015, {"precision.recipe=bf16", "precision.dtype=fp32", "model.qk_norm=true"}},
@@ -201,7 +201,7 @@ inline CudaModel cuda_model(const CudaPreset& preset, Experts experts) {
   CudaModel out{preset.name + "_" + kinds[static_cast<size_t>(experts)], preset.loss, preset.gradient, preset.sets, {"dp2", "tp2"}};
   const auto add = [&](const std::vector<std::string>& sets) { out.sets.insert(out.sets.end(), sets.begin(), sets.end()); };
   if (experts == Experts::none) return out;
-  out.gradient *= 2;  // each of fewer tokens
+  out.gradient *= 2;  // each gets fewer tokens
   add({"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=" + preset.inner});
   if (experts == Experts::softmax) {
     add({"model.moe.aux_loss_coef=0.01", "model.moe.z_loss_coef=0.001", "model.moe.seq_aux_loss_coef=0.01",

@@ -1,5 +1,5 @@
-// What sanitizers must be told of fibers: in watcher_none.cpp nothing, in watcher_asan.cpp their stacks, in watcher_tsan.cpp that each is a
-// thread of its own. CMake takes one. This and executor.cpp are compiled without ThreadSanitizer, as turns order their fibers.
+// Tells sanitizers of fibers: in watcher_none.cpp nothing, in watcher_asan.cpp their stacks, in watcher_tsan.cpp that each is a thread of
+// its own. CMake takes one. This and executor.cpp are compiled without ThreadSanitizer, as turns order their fibers.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Watcher {
   void begin_fiber();
   void end_fiber();
   void is_host();  // the thread that switches
-  // Around a switch to another one with this stack; the last switch of a fiber leaves nothing behind.
+  // These stand around a switch to another fiber with this stack; the last switch of a fiber leaves nothing behind.
   void leave(const Watcher& to, const void* stack, size_t bytes, bool last = false);
   void arrive(const void** stack, size_t* bytes) const;  // gives the stack that was left
   void pass_for(const Watcher& other) const;             // without a switch

@@ -5,7 +5,7 @@
 
 namespace mantissa::simt {
 
-// New pages, of which ThreadSanitizer does not know that the same thread of another block had them.
+// Maps new pages, of which ThreadSanitizer does not know that the same thread of another block had them.
 void Watcher::begin_stack(std::byte* stack, size_t bytes) {
   mmap(stack, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }

@@ -17,7 +17,7 @@ void PrintTo(Format format, std::ostream* out) { *out << format_name(format); }
 
 namespace mantissa::formats_exhaustive_test {
 
-// How many of the inputs in [0, count) fail `holds`; `first` is one of them.
+// The number of inputs in [0, count) that fail `holds`; `first` is one of them.
 template <class Holds>
 int64_t failures(int64_t count, int64_t& first, Holds&& holds) {
   std::atomic<int64_t> failed = 0, example = -1;

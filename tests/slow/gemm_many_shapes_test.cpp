@@ -7,7 +7,7 @@ namespace mantissa::test::gemm_many_shapes_test {
 class GemmManyShapes : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(GemmManyShapes, GiveTheGemmOfTheReference) {
-  constexpr uint32_t kCases = 300;  // of the first of which the suite tries some
+  constexpr uint32_t kCases = 300;  // the suite tries some of the first of these
   const int64_t banded = expect_gemms(GetParam() * kCases, kCases);
   EXPECT_GE(4 * banded, kCases);
 }

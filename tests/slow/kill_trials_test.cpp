@@ -92,7 +92,7 @@ class KillTrials : public ::testing::Test {
     bool came = true;    // one that never came is waited for until parallel.init_timeout_s
   };
 
-  // Nothing if the run had ended before the kill.
+  // Returns nothing if the run had ended before the kill.
   std::optional<Trial> kill_one(uint64_t trial, double run_seconds) const {
     const int victim = static_cast<int>(draw(trial, 1) * kRanks);
     RankProcesses run(kRanks, folder_.path(), [&](int) { return words("trial"); });
@@ -133,7 +133,7 @@ TEST_F(KillTrials, TheOthersLeaveAndTheRunContinuesBitForBit) {
   ASSERT_EQ(newest("whole").second, reference);
 
   std::vector<double> seconds, waited;  // where the victim had come, and where not
-  std::map<int64_t, int> at_step;       // of the newest checkpoint
+  std::map<int64_t, int> at_step;       // counts by the step of the newest checkpoint
   for (uint64_t trial = 0; seconds.size() + waited.size() < trials && trial < 3 * trials && !HasFailure(); ++trial) {
     fs::remove_all(folder_ / "trial");
     const std::optional<Trial> killed = kill_one(trial, run_seconds);

@@ -1,4 +1,4 @@
-// Runs whose layers are divided among ranks: every layout of the recipes that are divided, and what each loads of another's save.
+// Runs whose layers are divided among ranks: every layout of the recipes that are divided, and loads of each other's saves.
 #include "tensor_runs.h"
 
 namespace mantissa::tensor_matrix_test {

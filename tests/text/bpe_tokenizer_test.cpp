@@ -1,4 +1,4 @@
-// What each part of a tokenizer.json does to ids and texts. Expected ids and texts are those of the package tokenizers.
+// Effects of each part of a tokenizer.json on ids and texts. Expected ids and texts are those of the package tokenizers.
 #include "mantissa/text/bpe_tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -165,7 +165,7 @@ TEST(BpeTokenizer, APieceThatALongOneBeginsWithIsMergedAlone) {
 }
 
 TEST(BpeTokenizer, IgnoreMergesTakesAWholePieceFirstAndMergesMayBePairs) {
-  Json json = small_tokenizer({"hellor"});  // which no merge makes
+  Json json = small_tokenizer({"hellor"});  // no merge makes this
   EXPECT_THAT(pieces(json, "hellor"), ElementsAre("hello", "r"));
   json["model"]["ignore_merges"] = true;
   EXPECT_THAT(pieces(json, "hellor"), ElementsAre("hellor"));
@@ -315,8 +315,8 @@ TEST(NormalForms, AreThoseOfTheTable) {
       {"abc\n", "abc\n", "abc\n"},
       {"e\u0301x\u00e9", "\u00e9x\u00e9", "\u00e9x\u00e9"},
       {"\u0301e", "\u0301e", "\u0301e"},                    // a mark that nothing stands before
-      {"a\u0307\u0323", "\u1ea1\u0307", "\u1ea1\u0307"},    // which are ordered first
-      {"\u1ea1\u0302", "\u1ead", "\u1ead"},                 // as is what a composite was of
+      {"a\u0307\u0323", "\u1ea1\u0307", "\u1ea1\u0307"},    // the marks are ordered first
+      {"\u1ea1\u0302", "\u1ead", "\u1ead"},                 // so is the mark that a composite was made of
       {"a\u0315\u0300", "\u00e0\u0315", "\u00e0\u0315"},    // composed past a mark of another class
       {"a\u0301\u0301", "\u00e1\u0301", "\u00e1\u0301"},    // but not past one of its own
       {"a\u034f\u0301", "a\u034f\u0301", "a\u034f\u0301"},  // nor past one of none
@@ -327,7 +327,7 @@ TEST(NormalForms, AreThoseOfTheTable) {
       {"\u1100\u1161\u11a8x", "\uac01x", "\uac01x"},  // Hangul
       {"\uac00\u11a8", "\uac01", "\uac01"},
       {"\uac01\u11a8", "\uac01\u11a8", "\uac01\u11a8"},
-      {"\uac00\u11a7", "\uac00\u11a7", "\uac00\u11a7"},  // which is no trailing jamo
+      {"\uac00\u11a7", "\uac00\u11a7", "\uac00\u11a7"},  // the last one is no trailing jamo
       {"\u09c7\u09be", "\u09cb", "\u09cb"},              // a second character that is no mark of a class
       {"\ufb01\u2460\uff76\uff9e", "\ufb01\u2460\uff76\uff9e", "fi1\u30ac"},
       {"\u1e9b\u0323", "\u1e9b\u0323", "\u1e69"},

@@ -1,4 +1,5 @@
-// The language of chat templates. What is expected is what Jinja 3.1 renders with trim_blocks and lstrip_blocks, as transformers sets it.
+// The language of chat templates. Expected texts are those that Jinja 3.1 renders with trim_blocks and lstrip_blocks, as transformers sets
+// it.
 #include "mantissa/text/jinja.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Expressions of tokenizers: which are taken, and what they match.
+// Expressions of tokenizers: those that are taken, and what they match.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -64,7 +64,7 @@ TEST(SplitPattern, OneThatDependsOnWhatFollowsIsUndecided) {
   EXPECT_THAT(kinds("ab  c", true), ElementsAre(match, match, match, undecided)) << "one of two spaces is certain, then the other";
 }
 
-// The table's version is 16: what is newer than the system's libraries, and what it lacks itself.
+// The table's version is 16: these characters are newer than the system's libraries, and one is missing from the table itself.
 TEST(SplitPattern, CategoriesAreThoseOfTheTable) {
   const std::string letter = "\U00010D5A", digit = "\U00010D41", symbol = "\U0001FA77", mark = "\U00010D6A", unassigned = "\U0001F6D8";
   const std::string all = letter + digit + symbol + mark + unassigned;
@@ -84,7 +84,7 @@ TEST(SplitPattern, CategoriesAreThoseOfTheTable) {
   EXPECT_THAT(matches(R"([\W\d]+)", all), ElementsAre(digit + symbol, unassigned));
 }
 
-// Which `mantissa --version`, `doctor` and checkpoints show.
+// `mantissa --version`, `doctor` and checkpoints show the version.
 TEST(UnicodeTables, TheirVersionIsSaidByTheBuild) {
   const std::string said = text("Unicode ", kUnicodeVersion);
   EXPECT_THAT(build_fingerprint(), HasSubstr(said));

@@ -19,7 +19,7 @@ using ::testing::StartsWith;
 
 Json parsed(const char* json) { return parse_json(json, "t.json"); }
 
-// Has every part that is supported.
+// A tokenizer with every part that is supported.
 Json whole() {
   Json json = test::small_tokenizer({"<unk>", "<0x41>", "\xE2\x96\x81"});
   json["added_tokens"] = Json::Entries{added_token("<s>", 20), added_token("wor", 15, false)};
@@ -95,7 +95,7 @@ class Spoiler {
         EXPECT_GE(id, 0) << what;
         EXPECT_LT(id, tokenizer.size()) << what;
       }
-    } catch (const Error& error) {  // of this text
+    } catch (const Error& error) {  // an error of this text
       EXPECT_THAT(error.what(), AnyOf(HasSubstr("normalizer"), HasSubstr("cannot be"))) << what;
     }
   }

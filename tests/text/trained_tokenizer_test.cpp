@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 
 using Ids = std::vector<int32_t>;
 
-// What a stream makes of several texts in parts of a size: a list of ids for each.
+// The ids of several texts that a stream gets in parts of a size: a list for each text.
 std::vector<Ids> streamed(const BpeTokenizer& tokenizer, const std::vector<std::string>& texts, size_t window) {
   std::vector<Ids> out(1);
   StreamEncoder encoder(tokenizer,
@@ -138,7 +138,7 @@ TEST_F(TrainedTokenizer, IsTheSameForTheSameText) {
   EXPECT_LT(BpeTokenizer::from_json(trained(100000), "t.json").size(), 1000) << "no pair occurs twice";
 }
 
-// Which of the words are tokens of a vocabulary that was trained on words, each on a line.
+// Returns the words that are tokens of a vocabulary that was trained on words, each on a line.
 std::vector<std::string> merged_words(const std::vector<std::string>& words, int64_t size) {
   BpeTrainer trainer;
   for (const std::string& word : words) trainer.add(word + "\n", {});
@@ -153,7 +153,7 @@ std::vector<std::string> merged_words(const std::vector<std::string>& words, int
 TEST_F(TrainedTokenizer, MergesTheMostFrequentPairAndOfEqualOnesThatOfTheLowerIds) {
   EXPECT_THAT(merged_words({"ab", "cd", "ab", "cd"}, 258), ElementsAre("ab"));
   EXPECT_THAT(merged_words({"ab", "cd", "cd", "ab", "cd"}, 258), ElementsAre("cd"));
-  // Of the five pairs "bc" two are left where "ab" has been merged.
+  // Two of the five pairs "bc" are left where "ab" has been merged.
   EXPECT_THAT(merged_words({"abc", "abc", "abc", "ab", "ab", "ab", "bc", "bc", "de", "de", "de"}, 259), ElementsAre("ab", "de"));
   EXPECT_THAT(merged_words({"ab", "cd", "cd"}, 300), ElementsAre("cd")) << "a pair that occurs once is not merged";
 }

@@ -1,4 +1,4 @@
-// What commands say of words, files and folders that do not fit, and that they leave nothing behind.
+// Messages of commands about words, files and folders that do not fit; they leave nothing behind.
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -55,7 +55,7 @@ TEST_F(CommandMessages, AreTheExpectedOnesAndNothingIsWritten) {
   EXPECT_EQ(listing(), before);
 }
 
-// What only the program says: its parser, and train.
+// Messages of the program alone: of its parser, and of train.
 TEST_F(CommandMessages, OfTheProgramAreTheExpectedOnesAndNothingIsWritten) {
   const std::vector<std::string> before = listing();
   test::expect_messages("program", [](const std::string& line) {
@@ -88,7 +88,7 @@ TEST_F(CommandErrors, WordsThatTheParserRefusesAreErrorsLikeAllOthers) {
   }
 }
 
-// What a user may name by mistake: loops of links, names that are too long, folders, sockets and pipes where a file is wanted.
+// Paths that a user may name by mistake: loops of links, names that are too long, folders, sockets and pipes where a file is wanted.
 class OddPaths : public CommandErrors {
  protected:
   static void SetUpTestSuite() {
@@ -113,7 +113,7 @@ class OddPaths : public CommandErrors {
   static std::vector<std::string> no_folders() {
     return {"loop", "pipe", "socket", "loop/x", "socket/x", std::string(300, 'y'), std::string(5000, 'z')};
   }
-  // Nor files.
+  // These are no files, either.
   static std::vector<std::string> odd() {
     std::vector<std::string> all = no_folders();
     all.emplace_back("folder");

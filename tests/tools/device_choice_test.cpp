@@ -1,4 +1,5 @@
-// A checkpoint has no device: what a run saved on one is evaluated, continued, exported and verified on any other, and trained on there.
+// A checkpoint has no device: one that was saved on some device is evaluated, continued, exported and verified on any other, and trained on
+// there.
 #include <gmock/gmock.h>
 
 #include "async_device.h"
@@ -48,7 +49,7 @@ class DeviceChoices : public test::ExportTest {
     });
   }
 
-  // Of a command that succeeds.
+  // Returns the output of a command that succeeds.
   static std::string output(const Words& words, const Words& more = {}) {
     Words all = words;
     all.insert(all.end(), more.begin(), more.end());
@@ -57,7 +58,7 @@ class DeviceChoices : public test::ExportTest {
     return result.output;
   }
 
-  // What eval writes with these options.
+  // The log-probabilities that eval writes with these options.
   std::vector<float> logprobs(const Words& options) const {
     output({"eval", saved_, "--prompt-ids", "97,98,99,100,104,97,98", "--logprobs", "out.jsonl"}, options);
     const json line = json::parse(test::read_file(path("out.jsonl")));
@@ -210,7 +211,7 @@ TEST_F(DeviceChoices, ARunGoesOnAndOnAnotherDeviceWhichItSays) {
   EXPECT_THAT(test::read_file(path("log-fast again")), HasSubstr("training.device: cuda in the checkpoint, auto here"));
 }
 
-// Of a build without CUDA, or of one on a host without a GPU.
+// The message of a build without CUDA, or of one on a host without a GPU.
 auto says_why_there_is_no_gpu(const std::string& before) {
   return AnyOf(HasSubstr(before + "this build has no backend cuda; there are cpu and cpu_reference"),
                HasSubstr(before + "no GPU can be used: " + find_gpus().text));

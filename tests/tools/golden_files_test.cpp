@@ -46,7 +46,7 @@ std::string mended(std::string bytes) {
   return bytes;
 }
 
-// What is wrong with a file: what parsing it says, or the first difference.
+// The error of a file: the message of parsing it, or the first difference.
 std::string problem(const std::string& name, const std::string& bytes, Backend& device) {
   try {
     return conformance_difference(parse_golden_file(name, bytes), device);

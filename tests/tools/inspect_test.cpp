@@ -24,7 +24,7 @@ class InspectTest : public CheckpointTest {
     write_file(shard, content);
   }
 
-  // The exit code is that of a command that succeeds but for the damage.
+  // Returns the output. The exit code is that of a command that succeeds but for the damage.
   static std::string output(const std::string& line, int exit_code = 0) {
     const CommandResult result = command_result(words_of(line));
     EXPECT_EQ(result.exit_code, exit_code) << line << '\n' << result.error;

@@ -24,7 +24,7 @@ class LogprobsTest : public test::TrainingTest {
   }
   static void TearDownTestSuite() { shared_.reset(); }
 
-  // Of a command that succeeds.
+  // Returns the output of a command that succeeds.
   static std::string output(const Words& words, const Words& more = {}) {
     Words all = words;
     all.insert(all.end(), more.begin(), more.end());

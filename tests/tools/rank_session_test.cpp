@@ -1,4 +1,4 @@
-// How an error of one rank reaches the others.
+// Errors of one rank, as they reach the others.
 #include "tools/rank_session.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ class RankSessionTest : public ::testing::Test {
     std::string error;
   };
 
-  // What body throws on each rank, a process of its own; a signal ends it with 128 and more.
+  // The errors that body throws on each rank, a process of its own; a signal ends it with 128 and more.
   std::vector<End> on_ranks(int world, const std::function<void(int)>& body) const {
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < world; ++rank) {

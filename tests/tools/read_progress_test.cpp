@@ -1,4 +1,4 @@
-// Progress lines: when they move, and whether what a command is said to read is what it reads.
+// Progress lines: the times when they move, and the bytes that commands are said to read, against those that they read.
 #include "tools/report/read_progress.h"
 
 #include <fcntl.h>

@@ -220,7 +220,7 @@ TEST(Charts, ValuesThatAreNotFiniteAreGapsAndALongSeriesKeepsItsSpike) {
   EXPECT_THAT(chart, HasSubstr(" 10L")) << "the top of the chart is reached";
 }
 
-// Estimated: a digit of the style sheet's 11 pixels is about 6.2 wide.
+// The estimate: a digit of the style sheet's 11 pixels is about 6.2 wide.
 void expect_labels_inside(const std::string& chart) {
   const std::regex label(R"re(<text x="([^"]*)" y="[^"]*" text-anchor="(\w+)">([^<]*)</text>)re"), box(R"(viewBox="0 0 ([0-9]+) )");
   std::smatch size;

@@ -1,4 +1,4 @@
-// The tokenize command. What it says of mistakes is in tests/golden/errors/commands.txt.
+// The tokenize command. Its messages about mistakes are in tests/golden/errors/commands.txt.
 #include <gmock/gmock.h>
 
 #include "mantissa/data/token_file.h"

@@ -1,4 +1,4 @@
-// What runs ask of GEMMs, and how they refuse a CPU that does not give it.
+// Requirements of runs on GEMMs, and refusals of a CPU that does not meet them.
 #include "mantissa/train/equal_places.h"
 
 #include <gmock/gmock.h>

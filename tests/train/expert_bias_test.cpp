@@ -1,4 +1,4 @@
-// Loss-free balance: how biases follow from assignments, and that what is biased is the choice alone.
+// Loss-free balance: biases follow from assignments, and they change the choice alone.
 #include "train/expert_bias.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST_F(ExpertBias, FallsWhereAnExpertHasMoreThanTheMeanOfItsLayer) {
   EXPECT_EQ(bias(1), Values({0.0F, 0.0F, -0.5F, 0.0F}));
 }
 
-// Beyond what fp32 counts.
+// The count is beyond what fp32 counts.
 TEST_F(ExpertBias, SeesASingleAssignmentMore) {
   const double many = 1e9;
   update_expert_biases(set_, 1.0, {many, many, many + 1, many - 1, many, many, many, many});

@@ -39,7 +39,7 @@ class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInt
     const Sets data = GetParam().examples ? examples() : Sets();
     return run_on(layout, name, with(with(with(with(base, tree_of(8)), data), GetParam().sets), more));
   }
-  // What metrics.jsonl says of the routers, step by step.
+  // The lines of metrics.jsonl about the routers, step by step.
   std::vector<std::string> routing_lines(const std::string& name) const {
     std::istringstream lines(test::read_file(run_folder(name) + "/metrics.jsonl"));
     std::vector<std::string> out;

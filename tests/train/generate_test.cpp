@@ -19,7 +19,7 @@ TEST(PickToken, TemperatureZeroTakesTheLikeliestAndTheLowestAmongEquals) {
   for (const double uniform : {0.0, 0.5, 0.999}) EXPECT_EQ(pick_token(kLogits, {.temperature = 0.0}, uniform), 1);
 }
 
-// How often each id is picked when `uniform` runs evenly through [0, 1).
+// The share of picks of each id when `uniform` runs evenly through [0, 1).
 std::vector<double> shares(const SamplingOptions& options) {
   std::vector<double> out(kLogits.size());
   constexpr int kDraws = 10000;
@@ -102,7 +102,7 @@ TEST_F(GenerateTest, CacheGivesTheTokensOfWholeForwardPassesAlsoWhenItStartsAgai
   EXPECT_EQ(generate(*model_, {1, 2, 3}, {.max_new_tokens = 30, .temperature = 0.0}), expected);
 }
 
-// So equal seeds give equal tokens, and texts and moments are independent.
+// Equal seeds therefore give equal tokens, and texts and moments are independent.
 TEST_F(GenerateTest, DrawsAreNumberedBySeedTextMomentAndToken) {
   for (const auto& [seed, what, moment] :
        {std::tuple<uint64_t, uint32_t, uint64_t>(5, 2, 0), {6, 2, 0}, {5, 0, 0}, {5, 2, 1}, {5, 2, 1000}}) {
@@ -188,7 +188,7 @@ class BatchTest : public test::BackendTest, public ::testing::WithParamInterface
   }
 
   std::unique_ptr<Gpt> model_ = model_on(fast());
-  // Of ragged lengths, on both sides of what goes to tiles; the last one begins anew after few tokens.
+  // Prompts of ragged lengths, on both sides of the limit for tiles; the last one begins anew after few tokens.
   const std::vector<std::vector<int32_t>> prompts_ = {
       {1}, {2, 3, 4}, std::vector<int32_t>(20, 5), {9, 8, 7, 6}, std::vector<int32_t>(36, 2)};
 };
@@ -206,7 +206,7 @@ TEST_P(BatchTest, AnySequenceHasTheBitsThatItHasAlone) {
   std::vector<std::vector<KeyValueCache>> caches, alone;
   std::vector<std::vector<KeyValueCache>*> together;
   std::vector<int32_t> tokens;
-  for (int32_t i = 0; i < 21; ++i) {  // more than are few
+  for (int32_t i = 0; i < 21; ++i) {  // more than few rows
     for (auto* all : {&caches, &alone}) {
       all->push_back(model_->new_cache());
       model_->next_logits(std::vector<int32_t>(static_cast<size_t>(1 + i % 4), i), all->back());
@@ -232,8 +232,8 @@ TEST_P(BatchTest, AnEndOfOneIsNotThatOfOthers) {
   EXPECT_EQ(texts, seen);
 }
 
-// Other kernels multiply the same values. They round bf16 activations elsewhere, so the likeliest token may be one that leads by less than
-// that there: 2^-9 of what two layers and the logits hold, several times.
+// Other kernels multiply the same values. They round bf16 activations elsewhere, so their likeliest token may be another one where the lead
+// is less than a few times 2^-9 of the values of two layers and the logits.
 class Likeliest {
  public:
   explicit Likeliest(Dtype dtype) : bf16_(dtype == Dtype::bf16) {}

@@ -37,7 +37,7 @@ void layer_norm_and_biases(ModelConfig& config) {
   config.qk_norm = false;
 }
 
-// With auxiliary losses that weigh as much as the loss.
+// Adds auxiliary losses that weigh as much as the loss.
 MoeConfig experts(MoeConfig moe) {
   moe.aux_loss_coef = 0.7;
   moe.seq_aux_loss_coef = 0.4;
@@ -70,7 +70,7 @@ const std::vector<Shaped> kShapes = {
     {"clamped",
      [](ModelConfig& c) {
        c.activation = Activation::swiglu_clamped;
-       c.swiglu_limit = 0.65;  // which no value is so near that the slope below would cross it
+       c.swiglu_limit = 0.65;  // no value is so near that the slope below would cross it
      }},
     {"gpt_oss",
      [](ModelConfig& c) {
@@ -141,7 +141,7 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     GradientAccumulator accumulator(model.parameters(), Accumulation::running, batch.sequences);
     const StepResult result = training_step(model, optimizer, accumulator, batch, 1, 1e-3);
     EXPECT_NEAR(result.loss, definition.loss(batch), tolerance.loss * result.loss);
-    // Along itself a gradient g of the loss has the slope |g|^2.
+    // The slope of the loss along its gradient g is |g|^2.
     const double squared = result.gradient_norm * result.gradient_norm, distance = 1e-4 / result.gradient_norm;
     const double above = definition.moved(model.parameters(), distance).objective(batch),
                  below = definition.moved(model.parameters(), -distance).objective(batch);

@@ -1,4 +1,5 @@
-// What each recipe does to the gradients of one step, from the same weights and batch as bf16: per linear, cosine and relative RMS error.
+// Errors that each recipe makes in the gradients of one step, from the same weights and batch as bf16: per linear, cosine and relative RMS
+// error.
 #include <cmath>
 
 #include "mantissa/checkpoint/precision_setup.h"

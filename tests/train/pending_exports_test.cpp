@@ -1,4 +1,4 @@
-// What becomes of exports that are asked for: their order, their checkpoints, and a rank that cannot make its part.
+// Outcomes of exports that are asked for: their order, their checkpoints, and a rank that cannot make its part.
 #include <csignal>
 
 #include "checkpoint_testing.h"
@@ -26,7 +26,7 @@ class ExportsAskedFor : public test::ExportsOfRuns {
   SavedCheckpoint saved(int64_t step) const {
     return {.path = checkpoint("run", step), .hash = CheckpointReader(checkpoint("run", step)).hash()};
   }
-  // What becomes of them on ranks; the events are those of the first.
+  // The outcomes of exports on ranks; the events are those of the first.
   std::vector<ExportEvent> made(int ranks, const std::vector<SavedCheckpoint>& of) const {
     std::vector<ExportEvent> events;
     const LoadedConfig loaded = exporting();
@@ -90,11 +90,11 @@ TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
   test::write_file(file, earlier.replace(earlier.find(none), none.size(), R"("convention": "compressed-tensors")"));
   exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 0U);
-  exports.add({.path = checkpoint("run", 2), .hash = saved(3).hash}, of_run);  // of another state of this step
+  exports.add({.path = checkpoint("run", 2), .hash = saved(3).hash}, of_run);  // another state of this step
   EXPECT_EQ(exports.pending(), 1U);
 }
 
-// What lies there may be anything: it is replaced, and the run goes on.
+// The files there may hold anything: the export is replaced, and the run goes on.
 TEST_F(ExportsAskedFor, OneWhoseMantissaJsonCannotBeReadIsMadeAgain) {
   const std::string file = exported("run", 2) + "/mantissa.json";
   made(1, {saved(2)});
@@ -122,7 +122,7 @@ TEST_F(ExportsAskedFor, OneOfOtherOptionsIsMadeAgain) {
   EXPECT_EQ(std::filesystem::last_write_time(exported("run", 3)), before) << "which was there";
 }
 
-// Until then the policy would delete it.
+// The policy would delete the checkpoint if it did not wait for the export.
 TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
   const LoadedConfig loaded = exporting();
   std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{.latest = 2}, "test");
@@ -144,7 +144,7 @@ class ExportsOfChunks : public ExportsAskedFor {
   int64_t first_byte(const std::string& tensor) const {
     return test::header_bytes(shard()) + CheckpointReader(checkpoint("run", 2)).tensor(tensor).pieces.at(0).offset;
   }
-  // Of the parts that two ranks write: those that cannot be written.
+  // The parts, out of those that two ranks write, that cannot be written.
   std::vector<int> refused_parts() const {
     std::vector<int> refused;
     for (const int part : {0, 1}) {
@@ -157,7 +157,7 @@ class ExportsOfChunks : public ExportsAskedFor {
   }
 };
 
-// Whichever of the ranks it is; the other has written its part by then.
+// The export fails whichever of the ranks it is; the other has written its part by then.
 TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
   const SavedCheckpoint second = saved(2), third = saved(3);
   const std::vector<std::string> read_by = {"master.layers.0.mlp.gate_up.weight", "master.layers.1.mlp.down.weight"};
@@ -194,7 +194,7 @@ TEST_F(ExportsAskedFor, StayWhereNoCheckpointIsSeen) {
   const LoadedConfig loaded = exporting();
   std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
   RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-  exports.add({.path = checkpoint("run", 3), .hash = saved(2).hash}, of_run);  // of another state
+  exports.add({.path = checkpoint("run", 3), .hash = saved(2).hash}, of_run);  // another state
   std::filesystem::rename(directory(), directory() + "-away");
   while (exports.pending() > 0) exports.advance(of_run);
   EXPECT_THAT(exports_of(run_folder("run")), ::testing::IsSupersetOf({"step-00000001", "step-00000002"}));

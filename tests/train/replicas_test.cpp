@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// What each of three ranks ends with that have the same weights, but for what change(rank, set) did.
+// The errors of three ranks that have the same weights, but for the changes of change(rank, set).
 std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& change) {
   return test::run_ranks(3, [&](const Communicator& world) {
     const auto device = make_backend("cpu");
@@ -65,7 +65,7 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
          [](ParameterSet& set) { test::flip_bit(set.buffers()[0].value, 27); });
 }
 
-// What each of four ranks ends with, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
+// The errors of four ranks, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
 std::vector<std::string> compare_four(const std::function<void(int, ParameterSet&, Optimizer&)>& change) {
   return test::run_ranks(4, [&](const Communicator& world) {
     const Mesh mesh = make_mesh(world, {.tensor = 2});
@@ -109,7 +109,7 @@ TEST(Replicas, OfTensorRanksHaveTheSameMastersAndMomentsToTheBit) {
                                    HasSubstr(text("rank 3 has other bytes of ", name, "norm.weight, rows 32 to 63, than rank 2,")))));
   }
   const auto apart = compare_four([](int rank, ParameterSet&, Optimizer& optimizer) {
-    if (rank == 3) test::flip_bit(optimizer.states().back().first_moment, 0);  // of a matrix that nobody else has
+    if (rank == 3) test::flip_bit(optimizer.states().back().first_moment, 0);  // a matrix that nobody else has
   });
   EXPECT_THAT(apart, Each(IsEmpty()));
 }

@@ -162,8 +162,8 @@ TEST_F(ExportsOfRuns, ASaveWaitsUntilOneExportIsPending) {
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000008", "step-00000009"));
 }
 
-// What a process that was killed left, and an export that is of another state of this step. A run that goes on without exports is the last
-// that looks there.
+// Leftovers are those of a process that was killed, and an export of another state of this step. A run that goes on without exports is the
+// last that looks there.
 TEST_F(ExportsOfRuns, LeftoversGo) {
   const std::string exports = run_folder("again") + "/exports/";
   for (const std::string left : {".trash-step-00000001-5", "step-00000002"}) {
@@ -171,7 +171,7 @@ TEST_F(ExportsOfRuns, LeftoversGo) {
     test::write_file(exports + left + "/left.txt", "left");
   }
   const auto leave_pending = [&](const std::string& copy) {
-    const PendingFolder pending(exports + "step-00000001");  // of a process at work, and copied one of none
+    const PendingFolder pending(exports + "step-00000001");  // one of a process at work, and a copy of one of none
     std::filesystem::copy(pending.path(), copy);
     std::filesystem::copy(pending.path().string() + ".lock", copy + ".lock");
   };
@@ -244,7 +244,7 @@ TEST_F(ExportsOfRuns, EveryTensorIsComparedByOneRank) {
   EXPECT_EQ(found.size(), kRanks);
 }
 
-// Between its writing and its reading back.
+// The byte changes between the writing of the export and its reading back.
 TEST_F(ExportsOfRuns, AByteThatChangesOnTheDiskIsFound) {
   run_on(kAlone, "run", {});
   ModelExport model(checkpoint("run", 2), {}, make_backend("cpu"));

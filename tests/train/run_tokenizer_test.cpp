@@ -80,7 +80,7 @@ TEST_F(RunTokenizerTest, IsThatOfTheFolderWhichTheRunStartsFrom) {
   EXPECT_FALSE(load_model(folder_ / "export", make_backend("cpu")).tokenizer.has_value());
 }
 
-// The ids of the weights keep their meaning, whichever kind the tokenizer is.
+// The ids of the weights keep their meaning, whatever the kind of the tokenizer.
 TEST_F(RunTokenizerTest, IsThatOfTheRunWhichTheRunStartsFrom) {
   const std::string file = trained(270, "own.json");
   for (const std::string& tokenizer : {file, std::string("char"), std::string("byte")}) {
@@ -135,7 +135,7 @@ TEST_F(RunTokenizerTest, OfAFolderThatIsGoneIsTakenFromTheCheckpointAndSoIsTheMo
   EXPECT_EQ(run(resumed).steps.size(), 1U);
   const ConfigSources own{.file = run_folder("second") + "/config.json", .sets = {"training.steps=3"}};
   EXPECT_EQ(run(load_run_config(own, Inputs::must_exist, 0, Start::resumed)).steps.size(), 1U);
-  // By the path of a checkpoint, and without its newest one.
+  // The run goes on by the path of a checkpoint, and without its newest one.
   std::filesystem::resize_file(checkpoint("second", 3) + "/manifest.json", 100);
   EXPECT_EQ(run(started(folder, with({"checkpoint.resume=auto", "training.steps=3"}))).steps.size(), 1U);
   const std::vector<std::string> named =

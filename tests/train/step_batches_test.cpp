@@ -1,4 +1,4 @@
-// The next batch is read and uploaded while a device computes: which changes when data is read, and nothing that comes out.
+// The next batch is read and uploaded while a device computes: this changes when data is read, and no result.
 #include "train/step_batches.h"
 
 #include <gmock/gmock.h>
@@ -55,13 +55,13 @@ class StepBatchesTest : public test::TrainingOnRanks {
     if (name == "async") return std::make_unique<test::AsyncDevice>();
     return make_backend(name);
   }
-  // On a device of that name.
+  // Runs on a device of that name.
   TrainedRun run_device(const std::string& on, const std::string& name, const Sets& sets = {},
                         std::function<Request()> request = {}) const {
     return run(token_config(name, sets), std::move(request), {}, [&] { return device(on); });
   }
 
-  // What `seen` is told of steps, before the file is cut at one of them.
+  // Calls `seen` with the steps, before the file is cut at one of them.
   TrainSummary run_seen(const std::string& on, const Sets& sets, const std::function<void(const StepEvent&)>& seen, int64_t cut = -1,
                         const std::function<Request()>& request = {}) const {
     TrainEvents events;

@@ -1,4 +1,4 @@
-// Which ranks are reported as slow, and how often.
+// The ranks that are reported as slow, and the number of reports.
 #include "train/stragglers.h"
 
 #include <gmock/gmock.h>

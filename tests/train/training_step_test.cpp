@@ -16,7 +16,7 @@ struct StepOptions {
   int64_t micro_batches = 1;
   Dtype compute = Dtype::f32;
   Recompute recompute = Recompute::none;
-  Recipe qkv{};  // of layers.1.attn.qkv; without a name: high precision
+  Recipe qkv{};  // recipe of layers.1.attn.qkv; without a name: high precision
 };
 
 constexpr int64_t kSequences = 8, kLength = 16, kVocabulary = 11;
@@ -222,7 +222,7 @@ TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {
 
 struct Measured {
   int64_t predicted, peak;
-  int64_t between;  // of what is predicted: what there is between steps
+  int64_t between;  // part of it that is there between steps
 };
 
 Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high", int64_t vocab = 300) {
@@ -296,7 +296,7 @@ TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
   EXPECT_NEAR(ratio(measure(fp32, {.micro_batches = 1, .compute = Dtype::bf16}, "high", 8000)), 1.0, 0.08) << "and their gradient in bf16";
 }
 
-// Few tokens: what a step adds is mostly the largest weight, in bf16.
+// Tokens are few: a step adds mostly the largest weight, in bf16.
 TEST(Estimate, CountsTheWeightThatAGemmDequantizes) {
   for (const char* const recipe : {"mxfp8", "mxfp4_qat"}) {
     const Measured all = measure(model_of(512, 1, 2048, 8), {.micro_batches = 1, .compute = Dtype::bf16}, recipe);
@@ -311,7 +311,7 @@ TEST(Estimate, PredictsThePeakOfExpertsWithQuantizedOperands) {
   EXPECT_NEAR(ratio(measure(model, {.micro_batches = 1, .compute = Dtype::f32}, "mxfp8")), 1.0, 0.05);
 }
 
-// The same weights, and more rows of them: what is added are activations.
+// Both models have the same weights, and one has more rows of them: only activations are added.
 TEST(Estimate, GrowsWithTheExpertsOfAToken) {
   ModelConfig one = model_of(64, 4, 160, 128);
   one.moe = MoeConfig{.num_experts = 6, .num_experts_per_tok = 1, .intermediate_size = 96};

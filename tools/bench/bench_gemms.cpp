@@ -82,7 +82,7 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, const A
                           : std::function<void()>([&device, forward] { device.run(forward); })};
 }
 
-// What all GEMMs that were measured take together.
+// FLOPs and seconds of all GEMMs that were measured.
 struct GemmTotal {
   double flops = 0.0, seconds = 0.0;
 };

@@ -1,4 +1,4 @@
-// Generation of a configured model from random weights: the bytes of weights that one token reads, against a memory copy.
+// Measures generation of a configured model from random weights: the bytes of weights that one token reads, against a memory copy.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

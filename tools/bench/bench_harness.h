@@ -32,7 +32,7 @@ struct Workload {
   double flops = 0.0;  // floating point operations
   double bytes = 0.0;  // the algorithm's minimum: read once, written once
   std::function<void()> run;
-  double tokens = 0.0;                // what the rates of a workload and the one against it count
+  double tokens = 0.0;                // counted by the rates of a workload and the one against it
   const Workload* against = nullptr;  // takes turns with it instead of a ceiling
 };
 
@@ -44,7 +44,7 @@ Json percentiles(const Spread& spread, double scale);  // writes {"med", "p10", 
 
 struct Measurement {
   Spread ratio;             // workload rate / ceiling rate, per slice
-  Spread seconds;           // of one call
+  Spread seconds;           // seconds of one call
   double ceiling_rate = 0;  // FLOP/s or B/s, median
   int slices = 0;
   int disturbed = 0;  // slices kept although other processes ran
@@ -119,7 +119,7 @@ struct GenerationShape {
   int64_t batch = 1, new_tokens = 32;
 };
 struct Opponent {
-  std::string name;                 // what differs
+  std::string name;                 // its settings of --against
   std::optional<RunConfig> config;  // none: there is none
 };
 // Generates from a prompt of one token, greedily, and compares the bytes of weights that it reads with a copy; then its speed with that of

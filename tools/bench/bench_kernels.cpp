@@ -72,7 +72,7 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
   const CrossEntropyOfShares of_shares{
       .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
   out.push_back(o.workload("kernel.cross_entropy_of_shares", text(rows, "x", kVocab), of_shares));
-  // Of the tables only the rows of the ids are read, and read and written.
+  // Only the rows of the ids are read from the table, and read and written in its gradient.
   const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
   const Tensor dweight = o.stats({kVocab, kWidth});
   const auto add = [&](const char* name, const auto& k, double bytes) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kHidden = 768, kGateUp = 2048, kMultiple = 32;
 
-// How many rows each expert is given.
+// Numbers of rows that the experts are given.
 struct Load {
   const char* name;
   std::vector<int64_t> rows;
@@ -61,7 +61,7 @@ struct Products {
   Workload grouped, dense;
 };
 
-// Dense: one matrix for all rows that are asked for.
+// Makes the workloads of a load. Dense: one matrix for all rows that are asked for.
 Products gemms(Backend& device, Dtype dtype, GemmRole role, const Load& load) {
   BenchOperands o(device, dtype);
   const DispatchTable table = dispatched(device, load);

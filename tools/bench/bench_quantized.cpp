@@ -5,7 +5,7 @@
 namespace mantissa::tools {
 
 void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype) {
-  if (dtype != Dtype::bf16) return;  // what is quantized is always bf16
+  if (dtype != Dtype::bf16) return;  // only bf16 is quantized
   constexpr int64_t kRows = 16384, kCols = 2048;
   BenchOperands o(device, dtype);
   const Tensor x = o.values({kRows, kCols}), y = empty_like(x);

@@ -22,7 +22,7 @@ constexpr int64_t kLargestFile = int64_t{1} << 30;
 
 std::string content_of(const fs::path& path) { return File::open_input(path).content(kLargestFile); }
 
-// What the manifest should say of a file, in its words.
+// Describes a file in the words of the manifest.
 Json description(const GoldenFile& file, size_t bytes) {
   if (const auto* const gemm = std::get_if<GoldenGemm>(&file)) {
     return {{"a", format_name(gemm->a_format)},
@@ -48,7 +48,7 @@ Json description(const GoldenFile& file, size_t bytes) {
           {"bytes", bytes}};
 }
 
-// File names to their entries. A missing manifest is none; files are then checked without it.
+// Maps file names to their entries. Empty without a manifest; files are then checked without it.
 std::map<std::string, Json> read_manifest(const fs::path& folder) {
   std::map<std::string, Json> entries;
   std::error_code unknown;
@@ -81,7 +81,7 @@ class Folder {
 
   const std::vector<std::string>& names() const { return names_; }
 
-  // What is wrong with a file, or "".
+  // Returns what is wrong with a file, or "".
   std::string problem(const std::string& name) const {
     try {
       std::error_code unknown;

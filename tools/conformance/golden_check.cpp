@@ -14,9 +14,9 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr long double kStoredTolerance = 0x1p-48L;  // of what the file itself says its GEMM is
+constexpr long double kStoredTolerance = 0x1p-48L;  // for the GEMM that the file itself holds
 
-// "section: [i, j] is 0x12, expected 0x34; 5 of 640 differ", or "" if same(i) holds for every element.
+// Returns "section: [i, j] is 0x12, expected 0x34; 5 of 640 differ", or "" if same(i) holds for every element.
 template <class T, class Same>
 std::string first_difference(const char* section, const std::vector<T>& actual, const std::vector<T>& expected, int64_t columns,
                              Same&& same) {

@@ -35,7 +35,7 @@ Header parse_header(std::string_view bytes, const char* magic) {
   return words;
 }
 
-// At most 2^15 a side: products of sizes stay far inside 64 bits.
+// Returns a size of at most 2^15: products of sizes stay far inside 64 bits.
 int64_t size_in(uint32_t word, const char* what) {
   expect(word > 0 && word <= 1U << 15, "header: ", what, " is ", word, ", expected 1 to ", 1U << 15);
   return word;
@@ -90,7 +90,7 @@ bool holds_nonfinite(const GoldenQuantization& file) {
   const size_t size = file.input_dtype == Dtype::bf16 ? 2 : 4;
   for (size_t i = 0; i < file.input.size(); i += size) {
     const uint32_t exponent =
-        (uint32_t{file.input[i + size - 1]} << 8 | file.input[i + size - 2]) & 0x7F80U;  // of either, in its upper half
+        (uint32_t{file.input[i + size - 1]} << 8 | file.input[i + size - 2]) & 0x7F80U;  // upper half of either
     if (exponent == 0x7F80U) return true;
   }
   return false;
@@ -102,7 +102,7 @@ int64_t expected_swizzled_bytes(const Header& words, const GoldenQuantization& f
   return file.how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32) : swizzled_bytes(file.rows, file.columns / 32);
 }
 
-// What the header says of the sections, against what follows from its other words.
+// Compares the sizes of the sections that the header states with those that follow from its other words.
 void check_counts(const Header& words, const GoldenQuantization& file) {
   const Shape shape{file.rows, file.columns};
   const Quantization& how = file.how;

@@ -100,7 +100,7 @@ class Reports {
  public:
   explicit Reports(int workers) : fd_(::memfd_create(kReportsName, 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
     struct flock whole {};
-    whole.l_type = F_WRLCK;  // of this process until it ends, however it ends: outlive_launcher() waits for that
+    whole.l_type = F_WRLCK;  // held by this process until it ends, however it ends: outlive_launcher() waits for that
     const bool made = fd_ >= 0 && ::fcntl(fd_, F_SETLK, &whole) == 0;
     require(made, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
     clear();
@@ -144,9 +144,9 @@ int place_among_failures(const Ending& ending, const Ending* reporter) {
   return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
 }
 
-// Moves the failure that came first to the front. Of those that report no other rank it is one that others report, unless it left because
-// it had lost a peer; else the first by time that neither lost a peer nor was ended because of another; else one that others report; else
-// the first of all.
+// Moves the failure that came first to the front. It reports no other rank and is, in this order: one that others report and that did not
+// leave for a lost peer or a stop; the first by time that neither left so nor was ended because of another; one that others report. If
+// there is none, it is the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
   const auto order = [&](const Ending& ending) {
     if (reports.cause(ending.rank - first_rank) >= 0) return 3;

@@ -17,7 +17,7 @@ namespace mantissa::tools {
 namespace {
 
 constexpr size_t kMostPending = size_t{1} << 16;
-constexpr size_t kMostErrors = 1024;  // that are remembered
+constexpr size_t kMostErrors = 1024;  // remembered
 
 int opened_log(const std::string& path) {
   if (path.empty()) return -1;

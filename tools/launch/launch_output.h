@@ -30,8 +30,8 @@ class WorkerStream {
   // Returns -1 while earlier lines wait for a reader; the worker waits as long.
   int fd() const { return to_ != nullptr && to_->waiting() ? -1 : from_; }
   bool open() const { return from_ >= 0; }
-  void read();       // what is there; closes at the end
-  void note_rest();  // what is in the pipe now: until it has been read, has_rest()
+  void read();       // reads all that is there; closes at the end
+  void note_rest();  // notes the bytes that are in the pipe now: until they have been read, has_rest()
   bool has_rest() const { return rest_ > 0; }
   void close();                                    // shows what has no line end yet; with a rest, that is lost
   bool repeats() const { return !held_.empty(); }  // its last error was that of another
@@ -48,8 +48,8 @@ class WorkerStream {
   int log_, log_error_ = 0;
   std::string prefix_, pending_;
   ShownErrors* errors_;
-  std::optional<Hash64> error_;  // of the error that goes on, so far
-  std::string held_;             // what of it is held back
+  std::optional<Hash64> error_;  // hash of the error that goes on, so far
+  std::string held_;             // the part of it that is held back
 };
 
 }  // namespace mantissa::tools

@@ -32,8 +32,8 @@ namespace {
 
 constexpr double kGraceSeconds = 30;
 constexpr double kDrainSeconds = 1;  // for output that a worker's own children hold open
-// How long output waits for a reader that takes none, after a signal that asks for an end and after a failure; without these it waits for
-// ever, as a command that is not launched would.
+// Seconds that output waits for a reader that takes none, after a signal that asks for an end and after a failure; without these it waits
+// for ever, as a command that is not launched would.
 constexpr double kSignaledReaderSeconds = 2, kFailedReaderSeconds = 60;
 constexpr int kDiedOfSignal = 128;  // plus its number: the exit code by which shells tell it
 constexpr std::array kForwarded = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
@@ -95,7 +95,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher) ::_exit(kDiedOfSignal + SIGKILL);             // it died before it could be watched
-  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // which this program ignores (mantissa.cpp)
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // this program ignores them (mantissa.cpp)
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -136,8 +136,8 @@ struct Worker {
   bool leads = true;                // the process that was started has not ended
   int signal = 0, code = 0;         // how it ended
   bool members_go_on = false;       // after it
-  bool died = false;                // of a signal, or with the code by which a shell tells that what it waited for did
-  std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0 if nobody asked for an end
+  bool died = false;                // ended by a signal, or with the code by which a shell tells that what it waited for did
+  std::optional<int> members_code;  // code of members that then ended by themselves: the first failure, else 0 if nobody asked for an end
   double kill_at = HUGE_VAL;
   bool killed = false;  // it did not end within the grace time
   bool counted = true;  // as in Ending
@@ -146,7 +146,7 @@ struct Worker {
 class Group {
  public:
   Group(const WorkerPlan& plan, SignalQueue& signals) : plan_(plan), signals_(signals), began_(now_seconds()) {
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a wrapper that died leaves in its group is waited for here
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a dead wrapper leaves in its group are waited for here
     try {
       for (int local = 0; local < plan.workers; ++local) start(local);
     } catch (...) {
@@ -179,7 +179,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
  private:
-  static constexpr std::array kLogNames = {"/stdout.log", "/stderr.log"};  // of the two streams of each rank
+  static constexpr std::array kLogNames = {"/stdout.log", "/stderr.log"};  // names of the two streams of each rank
 
   int rank_of(size_t stream) const { return plan_.first_rank + static_cast<int>(stream / 2); }
 
@@ -343,7 +343,8 @@ class Group {
   }
 
   Ending ending_of(pid_t pid, const Worker& worker) const {
-    // What a wrapper ran knows more than its death, and what was killed after the grace time did not end as its wrapper says.
+    // Prefer the codes of the processes that a wrapper ran; but where they were killed after the grace time, the wrapper's own code does
+    // not count.
     const bool cut = worker.killed && worker.members_go_on && worker.signal == 0;
     const int signal = cut ? SIGKILL : worker.members_code ? 0 : worker.signal;
     return {.rank = worker.rank,
@@ -376,7 +377,7 @@ class Group {
       for (auto& [pid, worker] : running_) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
     }
     attempt_.failures.insert(attempt_.failures.end(), failed.begin(), failed.end());
-    for (const pid_t stopped : stopped_groups()) {  // which heed SIGTERM when they go on, and nobody knows when that is
+    for (const pid_t stopped : stopped_groups()) {  // they heed SIGTERM when they go on, and nobody knows when that is
       const auto found = running_.find(stopped);
       if (found != running_.end()) found->second.kill_at = 0;
     }

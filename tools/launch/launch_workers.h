@@ -28,7 +28,7 @@ struct WorkerPlan {
 struct Ending {
   int rank = 0;
   pid_t pid = 0;
-  int signal = 0;      // that killed it, or 0
+  int signal = 0;      // the signal that killed it, or 0
   int code = 0;        // 128 + signal there
   double seconds = 0;  // since the attempt began
   std::string log;     // folder of its logs, or ""
@@ -42,7 +42,7 @@ struct Attempt {
   std::set<int> repeated;           // ranks whose error was shown as that of another, and not again
   std::set<int> forwarded;          // signals that were handed on
   bool killed = false;              // by a second Ctrl-C
-  std::vector<std::string> losses;  // of output, where and why: reported
+  std::vector<std::string> losses;  // losses of output, where and why: reported
 };
 
 // Blocks the signals that a launcher forwards, and SIGCHLD, while it lives; SIGPIPE is ignored.
@@ -53,7 +53,7 @@ class SignalQueue {
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;
   int fd() const { return fd_; }
-  std::vector<int> take();  // those that came
+  std::vector<int> take();  // the signals that came
 
  private:
   int fd_;

@@ -106,7 +106,7 @@ void CountProgress::begin_next() {
 }
 
 std::string read_progress_line(int64_t done, int64_t bytes, double seconds) {
-  const double share = std::min(0.99, static_cast<double>(done) / static_cast<double>(bytes));  // what is to come may have been estimated
+  const double share = std::min(0.99, static_cast<double>(done) / static_cast<double>(bytes));  // bytes to come may have been estimated
   return progress_bar(share) + time_left(share, seconds);
 }
 
@@ -119,7 +119,7 @@ std::optional<int64_t> bytes_read() {
   return std::nullopt;
 }
 
-// Everything, and again the masters whose codes are made.
+// Counts everything, and again the masters whose codes are made.
 int64_t bytes_to_verify(const CheckpointReader& reader) {
   std::set<std::string> masters;
   if (reader.manifest().plan != "null") {
@@ -131,10 +131,10 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
   return reader.bytes() + chunk_bytes(reader, [&](const std::string& tensor) { return masters.contains(tensor); });
 }
 
-// The weights twice, to write and to compare, and twice what was written: its bytes and its values.
+// Counts the weights twice, to write and to compare, and twice what was written: its bytes and its values.
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options) {
   const int64_t read = is_hf_folder(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
-  return 2 * (read + ModelExport(from, options, make_backend("cpu")).summary().bytes);  // which computes nothing
+  return 2 * (read + ModelExport(from, options, make_backend("cpu")).summary().bytes);  // the export computes nothing here
 }
 
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {
@@ -149,7 +149,7 @@ int64_t bytes_of_folder(const std::filesystem::path& folder) {
   return bytes;
 }
 
-// Once to tell the format, once to encode; characters are collected in as many passes.
+// Counts once to tell the format, once to encode; characters are collected in as many passes.
 int64_t bytes_to_tokenize(const std::vector<std::string>& paths, bool collects_characters) {
   int64_t bytes = 0;
   for (const std::string& path : paths) bytes += size_of(path);

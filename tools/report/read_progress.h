@@ -26,7 +26,7 @@ class ReadProgress {
   std::jthread drawing_;  // joins; not started where nothing is drawn
 };
 
-// What body() returns, with a progress line over it.
+// Returns body(), which runs under a progress line.
 template <class Body>
 auto with_read_progress(int64_t bytes, const Body& body) {
   const ReadProgress progress(bytes);
@@ -44,7 +44,7 @@ class CountProgress {
   ~CountProgress();                                                                 // takes away what is drawn
   CountProgress(const CountProgress&) = delete;
   CountProgress& operator=(const CountProgress&) = delete;
-  void begin_next();  // those begun before are done
+  void begin_next();  // counts those begun before as done
 
  private:
   std::string name_;
@@ -55,7 +55,7 @@ class CountProgress {
   double next_;  // when something is said, in seconds from the start
 };
 
-// "[######..................] 25% | 12s left", of so many bytes after so many seconds.
+// Returns "[######..................] 25% | 12s left", of so many bytes after so many seconds.
 std::string read_progress_line(int64_t done, int64_t bytes, double seconds);
 
 // Returns the bytes that this process has read so far; none if the system does not tell.

@@ -104,10 +104,10 @@ void draw_line(Svg& svg, const ChartLine& line, const Frame& frame) {
 constexpr double kCellHeight = 16, kNames = 180, kCellsWidth = 720;
 constexpr size_t kMostSteps = 100;
 
-// The stops of the color map viridis, which stays in order of lightness for the color-blind.
+// Returns the color at a share of the range, by the stops of the color map viridis, which stays in order of lightness for the color-blind.
 std::string color_of(double share) {
   constexpr std::array<std::array<double, 3>, 5> kStops{{{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}}};
-  const double place = (share > 0.0 ? std::min(share, 1.0) : 0.0) * (kStops.size() - 1);  // of a range without a size: NaN
+  const double place = (share > 0.0 ? std::min(share, 1.0) : 0.0) * (kStops.size() - 1);  // NaN for a range without a size
   const auto stop = std::min(static_cast<size_t>(place), kStops.size() - 2);
   std::string out = "rgb(";
   for (size_t i = 0; i < 3; ++i) {
@@ -153,7 +153,7 @@ std::string cell_title(const PrecisionEvent& cell) {
                   : std::string());
 }
 
-// Step to column.
+// Maps steps to columns.
 std::map<int64_t, size_t> columns_of(const std::vector<PrecisionEvent>& cells) {
   std::set<int64_t> steps;
   for (const PrecisionEvent& cell : cells) steps.insert(cell.step);

@@ -181,7 +181,7 @@ std::string all_samples(const Runs& runs) {
   return out.empty() ? out : "<h2>Samples</h2>\n" + out;
 }
 
-// By dotted key.
+// Returns settings by dotted key.
 std::map<std::string, std::string> settings(const RunMetrics& run) {
   std::map<std::string, std::string> out;
   if (run.config.empty()) return out;

@@ -9,9 +9,9 @@
 
 namespace mantissa::tools {
 
-// Summary, loss (training and validation), learning rate, gradient norm and throughput of all runs overlaid; then by run the precision
-// error per module and step (where there are statistics), texts that were written, and configuration. Throws Error(data) for a config.json
-// that is no JSON.
+// Returns the page: summary, loss (training and validation), learning rate, gradient norm and throughput of all runs overlaid; then by run
+// the precision error per module and step (where there are statistics), texts that were written, and configuration. Throws Error(data) for
+// a config.json that is no JSON.
 std::string report_page(const std::vector<RunMetrics>& runs);
 
 }  // namespace mantissa::tools

@@ -8,7 +8,7 @@
 namespace mantissa::tools {
 namespace {
 
-// The least of 1, 2, 5 times a power of ten that is not below `value`.
+// Returns the least of 1, 2, 5 times a power of ten that is not below `value`.
 double round_step(double value) {
   const double power = std::pow(10.0, std::floor(std::log10(value)));
   for (const double factor : {1.0, 2.0, 5.0}) {

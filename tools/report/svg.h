@@ -17,7 +17,7 @@ struct Axis {
   double low = 0.0, high = 1.0;
   std::vector<double> ticks = {};  // within [low, high]
 
-  // The place of `value` on a line from `from` (low) to `to` (high).
+  // Returns the place of `value` on a line from `from` (low) to `to` (high).
   double place(double value, double from, double to) const { return from + (value - low) / (high - low) * (to - from); }
 };
 // Holds all of [low, high], with about `count` ticks; a range too narrow for them is widened. Neither is beyond 1e300.
@@ -29,7 +29,7 @@ class Svg {
 
   // `title` is what a screen reader and a resting pointer say.
   Svg(double width, double height, const std::string& title);
-  // <name a="1"/>, or with a <title> inside. Values of attributes and the title are escaped here.
+  // Writes <name a="1"/>, or with a <title> inside. Values of attributes and the title are escaped here.
   void element(const char* name, Attributes attributes, const std::string& title = {});
   void line(double x1, double y1, double x2, double y2, const char* style);
   // anchor: "start", "middle" or "end".

@@ -83,7 +83,7 @@ struct Operand {  // a matrix, read transposed where the flag says so
 
   const QuantizedTensor* quantized() const { return std::get_if<QuantizedTensor>(&value); }
   const Tensor& dense() const { return std::get<Tensor>(value); }
-  int64_t rows() const { return shape_of(value)[transposed ? 1 : 0]; }  // of op(value)
+  int64_t rows() const { return shape_of(value)[transposed ? 1 : 0]; }  // rows of op(value)
   int64_t cols() const { return shape_of(value)[transposed ? 0 : 1]; }
 };
 
@@ -140,8 +140,8 @@ struct RoundingDraws {
   uint64_t seed = 0;
   uint32_t what = 0;
   uint64_t first = 0;
-  int64_t columns = 0;                                 // of the matrix of all ranks
-  std::vector<int64_t> row_places{}, column_places{};  // of `out` in it; empty: 0, 1, ...
+  int64_t columns = 0;                                 // width of the matrix of all ranks
+  std::vector<int64_t> row_places{}, column_places{};  // places of `out` in it; empty: 0, 1, ...
 };
 
 // out [R, C], fp32 or of the dtype of x, gets x [M, C] as values of a format that has no codes. Rows beyond M count as zeros. Blocks of
@@ -158,7 +158,7 @@ struct RoundingDraws {
 struct Simulate {
   Tensor x, out;
   Simulation how;
-  RoundingDraws draws{};  // of stochastic rounding
+  RoundingDraws draws{};  // for stochastic rounding
   Tensor error{}, rows{};
 
   Contract contract() const;
@@ -218,7 +218,7 @@ struct TableRows {
     const bool inside = rows == 0 ? first == 0 : first >= 0 && first + c.size('V') <= rows;
     return c.that(inside, "the table's rows from ", first, " on, ", c.size('V'), " of them, are not among ", rows);
   }
-  int64_t limit(int64_t own) const { return rows == 0 ? own : rows; }  // of ids
+  int64_t limit(int64_t own) const { return rows == 0 ? own : rows; }  // limit of ids
 };
 
 struct EmbeddingForward {  // out = weight[ids], 0 where weight has no such row; ids in [0, V) or [0, part.rows)
@@ -366,7 +366,7 @@ struct AttentionForward {
   }
 };
 
-struct AttentionBackward {  // of scores; with sinks lse holds all that there is to know of them
+struct AttentionBackward {  // without gradients of sinks; lse holds all that the others need of them
   Tensor qkv, out, lse, dout, dqkv;
   int64_t batch;
   HeadLayout layout;
@@ -541,8 +541,8 @@ struct RouteForward {
 
 // dlogits is the gradient of dweights and of three losses: balance * E / (K N^2) * sum_e n_e sum_t P_te with N tokens, n_e assignments of
 // expert e and scores P, divided by their sum where they are sigmoids; sequence_balance * the same of each sequence, averaged; z * mean of
-// log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants. Padding (RouteForward) is
-// none of the tokens, a sequence of padding alone is none of the sequences, and the gradient of its logits is 0.
+// log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants. Padding (RouteForward)
+// counts as no token, a sequence of padding alone as no sequence, and the gradient of its logits is 0.
 struct RouteBackward {
   Tensor logits, scores, experts, counts, dweights, dlogits;
   RoutingRule rule;
@@ -601,10 +601,10 @@ struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without th
   }
 };
 
-// What a host knows of groups of rows, and may therefore ask a library for: a GEMM of each.
+// Bounds of groups of rows that the host knows, so that it may ask a library for a GEMM of each group.
 struct HostGroups {
-  std::vector<int64_t> offsets;  // what the tensor holds
-  int64_t usual_rows;            // of a group where all have as many: by it, and not by what they have, a device decides how it multiplies
+  std::vector<int64_t> offsets;  // content of the tensor `offsets`
+  int64_t usual_rows;            // rows of a group if all had as many; a device decides by it, not by the actual rows, how to multiply
 };
 
 // Multiplies each group of rows with its matrix of a grouped weight, G matrices viewed as one below the other: out[r] = a[r] * op(b_g),
@@ -814,7 +814,7 @@ class Backend {
   // A point in a lane, after all that it was asked for until then. Null: reached.
   using Mark = std::shared_ptr<const void>;
   virtual Mark mark() { return {}; }  // in this thread's lane
-  // What this thread's lane is asked for from now on comes after the mark, which may be one of another device of the same kind.
+  // Lets work that this thread's lane is asked for from now on begin after the mark, which may be one of another device of the same kind.
   virtual void follow(const Mark&) {}
   virtual bool reached(const Mark&) const { return true; }
   // Returns the time between two marks that are reached. Marks that are null have none: 0.
@@ -833,7 +833,7 @@ class Backend {
   virtual void allow_native_gemms(bool) {}
 
   // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. A GPU counts them itself, a
-  // grouped one as one, and this is what it had counted by the latest wait of the host.
+  // grouped one as one; this returns its count as of the latest wait of the host.
   virtual int64_t fp32_gemms() const { return 0; }
   // Measures whether bits of GEMMs depend on the position of a row or column of an operand or on zeros behind the depth: "fp32, rows: 40 of
   // 64 differ". Returns "" on every machine where a token has the same bits whichever tokens are beside it and whichever rank computes it.
@@ -851,7 +851,7 @@ class Backend {
     log_->add(contract.kernel());
     execute(k);
   }
-  std::shared_ptr<const KernelLog> kernel_log() const { return log_; }  // of run()
+  std::shared_ptr<const KernelLog> kernel_log() const { return log_; }  // names of the latest kernels of run()
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) virtual void execute(const Kernel& k) = 0;

@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-// Memory of the host or of a device, which stays its owner's.
+// A view of memory of the host or of a device, which stays its owner's.
 struct Bytes {
   std::byte* data = nullptr;
   int64_t size = 0;
@@ -19,7 +19,7 @@ struct Bytes {
   Bytes() = default;
   template <std::convertible_to<std::span<std::byte>> Host>
   Bytes(Host&& host) : Bytes(std::span<std::byte>(host).data(), std::ssize(std::span<std::byte>(host))) {}
-  Bytes(const Tensor& tensor);  // of the host where the tensor's memory is
+  Bytes(const Tensor& tensor);  // bytes of the host if the tensor's memory is the host's
 
   // Returns bytes that are only read.
   static Bytes to_read(std::span<const std::byte> host) { return {const_cast<std::byte*>(host.data()), std::ssize(host)}; }

@@ -17,13 +17,13 @@ class GemmCeiling {
   // Throws Error(environment) on a GPU without cuBLASLt: our kernels are no ceiling.
   GemmCeiling(Backend& device, Dtype dtype, int64_t rows);
   Dtype dtype() const { return a_.dtype(); }
-  double flops() const;  // of one run
+  double flops() const;  // FLOPs of one run
   void run();
 
  private:
   Backend& device_;
   Tensor a_, b_, out_;
-  std::shared_ptr<const Matmul> gemm_;  // of a CPU
+  std::shared_ptr<const Matmul> gemm_;  // null on a GPU
 };
 
 // Copies `bytes` bytes: on a CPU by threads, on a GPU by the backend's Convert, and run() may return before the GPU has done it.

@@ -1,4 +1,4 @@
-// What libraries need that work on the GPU beside the backend of CUDA.
+// Access to the GPU for libraries that work on it beside the CUDA backend.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace gpu {
 class Stream;
 }
 
-int count_gpus();  // that this process sees; 0 in a build without CUDA
+int count_gpus();  // number of GPUs that this process sees; 0 in a build without CUDA
 
 // The rest is in cuda/cuda_stream.cpp alone.
 
 // Returns the stream (cudaStream_t) of this thread's lane of a device of CUDA.
 void* cuda_stream(Backend& device);
 
-// Memory of the default GPU and a stream of its own, beside all backends. Makes the GPU that of this thread, and throws Error(environment)
-// where there is none such, or no memory.
+// Memory of the default GPU and a stream of its own, beside all backends. Makes that GPU the current one of this thread. Throws
+// Error(environment) if there is no such GPU, or no memory.
 class CudaScratch {
  public:
   explicit CudaScratch(int64_t bytes);
@@ -31,7 +31,7 @@ class CudaScratch {
 
   std::byte* memory() const { return memory_; }
   void* stream() const;  // cudaStream_t
-  // Returns whether the stream has done what it was asked for before the first call. Throws what that has failed with.
+  // Returns whether the stream has done all work that it had before the first call. Throws the error of work that failed.
   bool finished();
 
  private:

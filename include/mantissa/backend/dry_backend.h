@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-// Returns a backend whose allocator counts as that of "cpu" does, what GEMMs take while they run included. Tensors lie at
+// Returns a backend whose allocator counts as that of "cpu" does, including the memory that GEMMs take while they run. Tensors lie at
 // addresses that no process has; whoever reads or writes them ends in a segmentation fault. A download gives zeros, except for the offsets
 // of a dispatch: each of `expert_ranks` ranks gets as many assignments, and so does each of its experts, as far as they can be divided.
 std::unique_ptr<Backend> dry_backend(int64_t expert_ranks = 1);

@@ -1,5 +1,6 @@
-// Which code multiplies two matrices on which device, what is written before, and how far from the exact product the result may be. One
-// table for whoever runs GEMMs (the backend of CUDA), reports them (explain --device) and holds them to their bounds (tests).
+// Routes of GEMMs: the code that multiplies two matrices on a device, what is written before, and how far from the exact product the result
+// may be. One table for the CUDA backend, which runs GEMMs, explain --device, which reports them, and tests, which hold them to their
+// bounds.
 //
 // cuBLASLt multiplies column-major, so that our row-major product is its product with the operands exchanged. It has these GEMMs (its
 // documentation, "cublasLtMatmul"):
@@ -31,7 +32,7 @@ struct GroupedWeightGradient;
 struct GemmDevice {
   int architecture = 0;  // ten times the compute capability, 90 for 9.0; 0: a CPU
   int library = 0;
-  bool native = true;  // whether codes may be multiplied as codes (precision.native_products)
+  bool native = true;  // codes may be multiplied as codes (precision.native_products)
 };
 
 // Takes "cpu" or "sm_80", with the library that explain supposes. Throws Error(usage) for another name.
@@ -41,10 +42,10 @@ std::string gemm_library_text(int version);  // "cuBLASLt 13.1"
 
 // An operand as it lies in memory.
 struct GemmOperandForm {
-  Dtype dtype = Dtype::bf16;  // of values
-  Quantization how = {};      // of codes; none: values
-  bool transposed = false;    // as Operand::transposed
-  int64_t alignment = 256;    // bytes of which the address of codes is a multiple; values that do not begin at 16 are copied before
+  Dtype dtype = Dtype::bf16;  // dtype of values
+  Quantization how = {};      // format of codes; none: values
+  bool transposed = false;    // like Operand::transposed
+  int64_t alignment = 256;    // the address of codes is a multiple of it, in bytes; values that do not begin at 16 are copied before
 };
 struct GemmForm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n]
   GemmOperandForm a, b;
@@ -52,7 +53,7 @@ struct GemmForm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n]
   int64_t m = 0, n = 0, k = 0;
 };
 GemmForm form_of(const Gemm& gemm);
-// Of a group that has all rows.
+// Form of a group that has all rows.
 GemmForm form_of(const GroupedGemm& gemm);
 GemmForm form_of(const GroupedWeightGradient& gemm);
 std::string form_text(const GemmForm& form);  // "e4m3 1x32 * (e4m3 32x32)^T to bf16, 64 x 128 x 256"
@@ -68,11 +69,11 @@ enum class GemmPath : uint8_t {
 };
 inline constexpr size_t kGemmPaths = 7;
 const char* gemm_path_name(GemmPath path);
-using GemmCounts = std::array<int64_t, kGemmPaths>;      // of each path, how many GEMMs took it
+using GemmCounts = std::array<int64_t, kGemmPaths>;      // number of GEMMs that took each path
 std::string gemm_counts_text(const GemmCounts& counts);  // "bf16 120, mma 48"; empty where nothing is counted, as on CPUs
 constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
 
-// Why codes are not multiplied as codes, or nothing by the library.
+// Reasons why codes are not multiplied as codes, or nothing by the library.
 enum class GemmObstacle : uint8_t {
   none,
   switched_off,
@@ -81,14 +82,14 @@ enum class GemmObstacle : uint8_t {
   architecture,
   one_operand,  // the other one is values
   element_format,
-  blocks,  // that do not lie along the contraction
+  blocks,  // they do not lie along the contraction
   two_e5m2,
   two_tiles,
-  sizes,  // of a GEMM of codes
-  rows,   // of our kernel's operands
+  sizes,  // a GEMM of codes does not take them
+  rows,   // our kernel does not take them
   alignment,
   grouped,      // rows of several groups
-  fp32_values,  // for our kernel of tensor cores
+  fp32_values,  // our kernel for tensor cores does not take them
   nothing       // an empty contraction, which the library refuses
 };
 // Returns a clause for "because ..."; empty for none.
@@ -100,15 +101,15 @@ struct GemmRoute {
   int dequantized = 0;  // operands written as values before
   int transposed = 0;   // operands whose codes are written transposed before
   int scales = 0;       // operands whose scales are written in the layout of the library before
-  double bound = 0.0;   // of |error| / sum of |a b|, in fp32, before the result is rounded to its dtype
+  double bound = 0.0;   // limit of |error| / sum of |a b|, in fp32, before the result is rounded to its dtype
 
   bool operator==(const GemmRoute& other) const = default;
 };
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
-// Of our kernels, on a GPU where the library cannot multiply this because of `why`.
+// Returns the route over our kernels, on a GPU where the library cannot multiply this because of `why`.
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why);
-// usual_rows: of a group, where the host knows groups (HostGroups), else 0. From kRowsForLibrary on, the library multiplies one after the
-// other.
+// usual_rows: HostGroups::usual_rows where the host knows groups, else 0. From kRowsForLibrary on, the library multiplies one group after
+// the other.
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows = 0);
 inline constexpr int64_t kRowsForLibrary = 512;
 

@@ -17,13 +17,13 @@ Gpus find_gpus();
 struct Gpu {
   std::string name;    // as its driver says it: "NVIDIA H100 80GB HBM3"
   int64_t memory = 0;  // bytes
-  int64_t free = 0;    // of them; the context of this process has its memory already
+  int64_t free = 0;    // free bytes of it; the context of this process has its memory already
   uint64_t place = 0;  // equal for all processes that use this GPU, and for no others
 };
 // Returns GPU `index` of this host; none where it cannot be used. Makes the context of this process there, of some hundred MiB.
 std::optional<Gpu> find_gpu(int index);
 
-// What a GEMM of cuBLASLt may take at most beside its operands, in bytes: as NVIDIA advises for Hopper.
+// Most bytes that a GEMM of cuBLASLt may take beside its operands, as NVIDIA advises for Hopper.
 inline constexpr int64_t kGemmWorkspace = int64_t{32} << 20;
 
 // The GPU that make_backend("cuda") opens in this process, by its number on this host; 0 at first. Ranks of one host take one each.

@@ -8,7 +8,7 @@ namespace mantissa {
 
 enum class Lane : uint8_t { compute, communication };
 
-Lane current_lane();  // of this thread; compute unless a scope says otherwise
+Lane current_lane();  // lane of this thread; compute unless a scope says otherwise
 
 // Until the end of the block, the kernels, copies and memory that this thread asks a device for belong to the lane.
 class LaneScope {

@@ -27,8 +27,8 @@ std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
 // Returns how many processes of its control group the kernel's out-of-memory killer has ended; none if unknown.
 std::optional<int64_t> out_of_memory_kills(const std::filesystem::path& root = "/");
 
-// Returns whether that process, which may have ended but has not been waited for, would be among them: not if a wrapper (systemd-run
-// --scope, cgexec) put it into a group beside this one. Returns true if nothing is known about it.
+// Returns true if out_of_memory_kills() would count a kill of that process, which may have ended but has not been waited for: not if a
+// wrapper (systemd-run --scope, cgexec) put it into a group beside this one. Returns true if nothing is known about it.
 bool counts_kills_of(int64_t process, const std::filesystem::path& root = "/");
 
 // Returns the most memory that this program had resident so far, in bytes. Unlike getrusage() it does not count what the process had before

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-struct XXH64_state_s;  // of xxhash.h
+struct XXH64_state_s;  // declared in xxhash.h
 
 namespace mantissa {
 
@@ -33,7 +33,7 @@ class StreamHash {
  public:
   StreamHash();
   void update(std::span<const std::byte> bytes);
-  Hash64 finish();  // what follows is another stream
+  Hash64 finish();  // update() then begins another stream
 
  private:
   std::unique_ptr<XXH64_state_s, void (*)(XXH64_state_s*)> state_;

@@ -7,10 +7,11 @@
 
 namespace mantissa {
 
-// A body of parallel_for may use so much of the stack, with all that it calls.
+// Bytes of stack that a body of parallel_for may use, with all that it calls.
 inline constexpr int64_t kStackBytes = int64_t{1} << 20;
 
-// Makes sure that the calling thread has so much left and that it is mapped. Throws Error(environment) that names limit, value and need.
+// Makes sure that the calling thread has kStackBytes left and that they are mapped. Throws Error(environment) that names limit, value and
+// need.
 void require_stack();
 
 // Makes sure that `bytes` more can be mapped at this moment. Throws Error(environment) that names limit, value and need; `purpose` is its

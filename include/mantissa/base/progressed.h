@@ -1,4 +1,4 @@
-// Called repeatedly by what may take minutes, so that the watchdog does not take it for stuck. Empty: nobody watches.
+// Callback of work that may take minutes, called repeatedly so that the watchdog does not take it for stuck. Empty: nobody watches.
 #pragma once
 
 #include <functional>

@@ -18,13 +18,13 @@ struct RecordedSpan {
   Track track;
   int thread;  // its number in the order of first spans
   int64_t bytes;
-  std::chrono::nanoseconds begin, duration;  // of the monotonic clock
+  std::chrono::nanoseconds begin, duration;  // on the monotonic clock
 };
 
-// Ends that and forgets the spans, which it returns in the order of their ends.
+// Ends tracing and forgets the spans, which it returns in the order of their ends.
 std::vector<RecordedSpan> end_trace();
 
-// What a profiler is told of spans, while this process traces or not: where one begins and, on the same thread, where it ends.
+// Callbacks of a profiler, called whether this process traces or not: where a span begins and, on the same thread, where it ends.
 struct SpanHook {
   void (*begin)(const char* name);
   void (*end)();

@@ -18,8 +18,8 @@ class UnblockedOutput {
 
   // Writes whole lines. They are dropped if the reader is gone, the disk is full, or a MiB of earlier lines waits; never if nothing waits.
   void write(std::string_view lines);
-  void flush();    // as much of what waits as goes at once
-  void finish();   // all of it, as long as the reader takes some every two seconds; the rest is dropped
+  void flush();    // writes what goes at once
+  void finish();   // writes all of it, as long as the reader takes some every two seconds; the rest is dropped
   void give_up();  // drops what waits, and all lines from now on
   bool waiting() const { return !waiting_.empty(); }
   double seconds_waiting() const;                    // since the reader last took some, if something waits; else 0

@@ -24,12 +24,12 @@ namespace mantissa {
 struct TrainState {
   int64_t step = 0;     // steps done, skipped ones included
   int64_t samples = 0;  // sequences consumed: the position in the data
-  int64_t updates = 0;  // of the optimizer
+  int64_t updates = 0;  // updates of the optimizer
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
-  bool pending_evaluation = false, pending_samples = false;  // of this step: a stop or an error cut them short
+  bool pending_evaluation = false, pending_samples = false;  // due after this step, but cut short by a stop or an error
 
   // The manifest's "state"; step and samples stand beside it.
   void fields(auto& v) {
@@ -63,10 +63,10 @@ inline constexpr std::array kTokenizerFiles = {"config.json",
                                                "chat_template.jinja",
                                                "chat_template.json"};
 
-// What a checkpoint is made of, and what it is restored into.
+// Parts of a run that a checkpoint is made of, and restored into.
 struct TrainedParts {
   const RunConfig& config;
-  const PrecisionPlan& plan;  // of config
+  const PrecisionPlan& plan;  // resolved from config
   const Data& data;
   ParameterSet& parameters;
   Optimizer& optimizer;
@@ -77,10 +77,11 @@ struct TrainedParts {
 // All ranks call it together, as they do the next two.
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
-// The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
-// other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
-// Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than the manifest's are
-// a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
+// Restores a run from a checkpoint. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of
+// settings that give other tokens or another order of them: section data without the masks, shares in data.train, training.seed and
+// training.seq_len. Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than
+// the manifest's are a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the
+// log.
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
 // Throw what restore(), and load_weights() for a run that starts with the weights, would, as far as it shows without reading tensors.
@@ -91,12 +92,11 @@ void require_weights_fit(const CheckpointReader& reader, const ModelConfig& mode
 // nobody stated one, and micro batches and their number per rank are the same.
 void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source);
 
-// The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
-// missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
-// Neither is a reason to take another checkpoint.
-// Expert biases start at 0, which the log says, where the checkpoint was trained without; Error(usage) where the model has none and the
-// checkpoint does, because routers would choose others.
-// replica: without an optimizer, the ranks that hold the model together.
+// Loads the weights of a model of `plan` from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
+// missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes the errors of
+// require_same_codes(). Neither is a reason to take another checkpoint. Expert biases start at 0, which the log says, where the checkpoint
+// was trained without; Error(usage) where the model has none and the checkpoint does, because routers would choose others. replica: without
+// an optimizer, the ranks that hold the model together.
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
                   Optimizer* optimizer = nullptr, const Communicator& replica = {});
 

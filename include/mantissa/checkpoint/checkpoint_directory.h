@@ -10,9 +10,9 @@
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
 // `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted, unless the disk has no room for
-// both: then the oldest of several goes first. A kill at any point leaves the
-// reported checkpoint before it, or the new one; where names cannot be exchanged (NFS), a state that is replaced by another of its step may
-// be left as .old-*, and the next run puts it back. For a power cut this order of syncs and renames is what is tested, not the cut itself.
+// both: then the oldest of several goes first. A kill at any point leaves the reported checkpoint before it, or the new one; where names
+// cannot be exchanged (NFS), a state that is replaced by another of its step may be left as .old-*, and the next run puts it back. For a
+// power cut this order of syncs and renames is what is tested, not the cut itself.
 //
 // xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see folder_lock.h.
 #pragma once
@@ -39,14 +39,14 @@ struct SavedCheckpoint {
   std::filesystem::path path;
   int64_t bytes = 0;
   bool already_there = false;  // this very state had been saved before
-  std::string hash = {};       // of the manifest, as in `latest`
+  std::string hash = {};       // hash of the manifest, as in `latest`
 };
 
 // Says what follows a save. A run that goes on has two valid checkpoints at any time once it has saved two; one that ends gives up all but
 // one for its last state.
 enum class AfterSave { run_goes_on, run_ends };
 
-// Used by the one process that trains; not by several threads at once.
+// For use by the one process that trains; not by several threads at once.
 class CheckpointDirectory {
  public:
   // Makes the folder if it is missing, locks it and deletes what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
@@ -98,7 +98,7 @@ class CheckpointDirectory {
   KeepPolicy keep_;
   std::string job_;
   std::optional<FolderLock> lock_;
-  int64_t newest_step_ = -1;  // that was saved here
+  int64_t newest_step_ = -1;  // the newest step saved here
   std::multiset<int64_t> pinned_;
   std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };

@@ -84,7 +84,7 @@ struct Shard {
   std::string file;   // a plain file name in the checkpoint's folder
   int64_t bytes = 0;  // behind its header
   int64_t chunk_bytes = 0;
-  std::vector<Hash64> hashes;  // of each chunk
+  std::vector<Hash64> hashes;  // one for each chunk
 
   void fields(auto& v) {
     v("bytes", bytes, limits::not_negative);
@@ -105,7 +105,7 @@ struct Fingerprints {
   }
 };
 
-// What a checkpoint says beside its tensors.
+// Facts that a checkpoint holds beside its tensors.
 struct CheckpointHead {
   int64_t step = 0;
   int64_t samples = 0;
@@ -135,7 +135,7 @@ struct Manifest : CheckpointHead {
   std::vector<Shard> shards;
   std::vector<ManifestTensor> tensors;
 
-  int64_t bytes() const;  // of all shards, without headers
+  int64_t bytes() const;  // bytes of all shards, without headers
 
   void fields(auto& v) {
     v("format_version", format_version);
@@ -145,7 +145,7 @@ struct Manifest : CheckpointHead {
   }
 };
 
-// Lists the pieces in each shard, or, of the tensors of one, in that. They point into the manifest.
+// List the pieces in each shard of a manifest, or the pieces of the tensors of one shard. They point into the argument.
 struct ShardPiece {
   const ManifestTensor* tensor;
   const Piece* piece;

@@ -17,7 +17,7 @@ std::vector<int64_t> steps_in(const std::filesystem::path& folder);
 
 struct LatestPointer {
   std::string name = {};     // a valid checkpoint name
-  std::string hash = {};     // of its manifest
+  std::string hash = {};     // hash of its manifest
   std::string problem = {};  // why the file says neither: it is damaged or cannot be read
 };
 // Returns nullopt if there is no such file.

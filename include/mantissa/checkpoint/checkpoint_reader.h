@@ -25,7 +25,7 @@ class CheckpointUnread : public CheckpointDamage {
   using CheckpointDamage::CheckpointDamage;
 };
 
-// Not for use by several threads at once.
+// A reader is not for use by several threads at once.
 class CheckpointReader {
  public:
   // Throws CheckpointDamage if the manifest, a header or a size is wrong, Error(usage) if there is no such folder.
@@ -33,7 +33,7 @@ class CheckpointReader {
 
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
-  const std::string& hash() const { return hash_; }  // of the manifest, as in the file `latest`
+  const std::string& hash() const { return hash_; }  // hash of the manifest, as in the file `latest`
   int64_t bytes() const { return manifest_.bytes(); }
 
   bool has(const std::string& name) const { return index_.contains(name); }
@@ -66,11 +66,11 @@ class CheckpointReader {
   Manifest manifest_;
   std::string hash_;
   std::unordered_map<std::string, size_t> index_;  // name -> position in manifest_.tensors
-  std::vector<int64_t> header_bytes_;              // of each shard
-  File file_;                                      // of shard open_shard_
+  std::vector<int64_t> header_bytes_;              // by shard
+  File file_;                                      // shard number open_shard_
   int64_t open_shard_ = -1;
   std::vector<KeptChunk> kept_;  // verified, in the order in which they were last asked for
-  int64_t kept_bytes_ = 0;       // of all of them
+  int64_t kept_bytes_ = 0;       // bytes of all kept chunks
 };
 
 }  // namespace mantissa

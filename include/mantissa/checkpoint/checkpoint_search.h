@@ -26,8 +26,8 @@ std::optional<int64_t> checkpoint_step(const std::string& name);
 std::string steps_beside(const std::filesystem::path& path);
 
 struct NamedCheckpoint {
-  std::filesystem::path folder;  // of checkpoints
-  std::string name;              // of one in it; "": no certain one
+  std::filesystem::path folder;  // the folder of checkpoints
+  std::string name;              // a checkpoint in it; "": no certain one
 };
 
 // Resolves a path given by a user without opening anything. Throws Error(usage) if there is no such path.
@@ -35,9 +35,9 @@ NamedCheckpoint find_checkpoint(const std::filesystem::path& path);
 
 struct CheckpointCandidate {
   std::filesystem::path path;
-  std::optional<int64_t> step = {};  // that its manifest must hold
-  std::string hash = {};             // of its manifest; "": any
-  std::string problem = {};          // of the file `latest`, which then is the path
+  std::optional<int64_t> step = {};  // its manifest must hold this step
+  std::string hash = {};             // hash of its manifest; "": any
+  std::string problem = {};          // fault of the file `latest`, which then is the path
 };
 
 // Returns nothing if there is no checkpoint.
@@ -52,7 +52,7 @@ CheckpointReader open_checkpoint(const std::filesystem::path& path);
 struct LoadedCheckpoint {
   std::filesystem::path path;
   int64_t step = 0;
-  std::string hash = {};  // of its manifest
+  std::string hash = {};  // hash of its manifest
   int passed_over = 0;    // candidates that were tried before
 };
 
@@ -89,7 +89,7 @@ struct CheckpointStatus {
   int64_t step = 0, samples = 0, bytes = 0;
   size_t tensors = 0;
   bool latest = false;  // named by the file `latest`
-  std::string hash;     // of its manifest
+  std::string hash;     // hash of its manifest
   std::string problem;  // empty: manifest and sizes are right; contents were not read
 };
 

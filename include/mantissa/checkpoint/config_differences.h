@@ -47,11 +47,11 @@ std::vector<std::string> differences(const char* section, const std::optional<Co
 // Returns the key of a line.
 inline std::string difference_key(const std::string& line) { return line.substr(0, line.find(':')); }
 
-// In model_change.cpp, as what follows. Lists what differs in the mathematics of a model, which coefficients of losses, the capacity and
-// the padding of the vocabulary are not. Derived values count as given.
+// In model_change.cpp, like the functions below. Lists differences in the mathematics of a model, of which coefficients of losses, the
+// capacity and the padding of the vocabulary are no part. Derived values count as given.
 std::vector<std::string> model_differences(const ModelConfig& saved, const ModelConfig& current);
 
-// Lists the same without initial values and the type of logits, which an export does not have.
+// Like model_differences(), without initial values and the type of logits, which an export does not have.
 std::vector<std::string> forward_differences(const ModelConfig& saved, const ModelConfig& current);
 
 // Throws Error(usage) that lists the differences.

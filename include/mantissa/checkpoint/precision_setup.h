@@ -19,7 +19,7 @@ enum class LoadFor { resume, resume_changed, use };
 // Identifies the codes of a weight by their sums (code_hash.h).
 struct WeightCodes {
   std::string how;             // "e4m3 32x32 rceil"
-  std::vector<CodeSums> sums;  // of a grouped weight one for each expert
+  std::vector<CodeSums> sums;  // one, or for a grouped weight one for each expert
 };
 using CodesByWeight = std::map<std::string, WeightCodes>;  // by parameter that is kept as codes
 

@@ -1,4 +1,4 @@
-// How the ranks of a run save and read a checkpoint together. All are calls of every rank; a group of one does them alone.
+// Lets the ranks of a run save and read a checkpoint together. Every rank makes these calls; a group of one does the work alone.
 #pragma once
 
 #include <filesystem>
@@ -14,12 +14,12 @@
 
 namespace mantissa {
 
-// Whether rank 0 has this folder (there, of rank 0) and locked it. Then throws Error(environment) on all ranks, naming one, unless all find
-// in it what rank 0 writes there: else each host has a folder of its own under this name.
+// Returns true if rank 0 has this folder and locked it (`there` of rank 0). If then some rank cannot see the file that rank 0 writes into
+// it, throws Error(environment) on all ranks, naming that rank: each host has a folder of its own under this name.
 bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder, const char* key = "checkpoint.dir");
 
-// As agree() (comm/mesh.h) for reading a checkpoint: CheckpointUnread or other CheckpointDamage that one rank met is that on all, so that
-// all try again, or another one. The body must not communicate.
+// Like agree() (comm/mesh.h), for reading a checkpoint: CheckpointUnread or other CheckpointDamage met by one rank is thrown on all, so
+// that all try again, or go on to the same next candidate. The body must not communicate.
 void agree_on_reading(const Communicator& world, const std::function<void()>& body);
 
 // Lets rank 0 choose the candidates; all ranks open the same one, in the same version.

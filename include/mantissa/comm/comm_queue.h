@@ -70,8 +70,8 @@ class CommQueue {
   Communicator world_;
   int unwinding_;
   Backend* device_;                                      // null: the host
-  std::vector<std::shared_ptr<Work::State>> on_device_;  // that the device may not have come to
-  std::exception_ptr error_;                             // of the first that failed; belongs to whoever runs bodies
+  std::vector<std::shared_ptr<Work::State>> on_device_;  // work that the device may not have come to
+  std::exception_ptr error_;                             // error of the first body that failed; belongs to whoever runs bodies
   std::mutex mutex_;
   std::condition_variable changed_, idle_;
   std::deque<Item> items_;

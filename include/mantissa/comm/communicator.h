@@ -35,7 +35,7 @@ namespace mantissa {
 
 struct RankGroup;
 
-inline constexpr int64_t kHeaderBytes = 32;  // that a call sends its right neighbor; a rank of an all_to_all sends every peer as many
+inline constexpr int64_t kHeaderBytes = 32;  // sent by a call to its right neighbor, in an all_to_all to every peer
 
 // Says what bytes were sent for.
 enum class Purpose { gradients, parameters, activations, control, other };
@@ -57,7 +57,7 @@ inline Traffic operator-(const Traffic& a, const Traffic& b) {
 class Communicator {
  public:
   Communicator() = default;  // a group of one
-  // Of all ranks. Without a maker of links, bytes of devices go through host memory and the transport.
+  // A group of all ranks. Without a maker of links, bytes of devices go through host memory and the transport.
   explicit Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link = {});
 
   int rank() const;  // within the group
@@ -106,7 +106,7 @@ class Communicator {
 
   // Exchange small host values.
   template <class T>
-  std::vector<T> all(const T& own) const {  // of every rank, by rank
+  std::vector<T> all(const T& own) const {  // values of all ranks, by rank
     static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> out(static_cast<size_t>(size()), own);
     const std::vector<int64_t> counts(out.size(), sizeof(T));

@@ -19,7 +19,7 @@ struct DeviceMessage {
   Bytes bytes;
 };
 
-// What every rank of the group gets from one of them, which has it there already.
+// One broadcast: `root` holds the bytes, every other rank receives them.
 struct DeviceShare {
   int root;
   Bytes bytes;
@@ -31,9 +31,9 @@ class DeviceLink {
   // Moves the messages of one call as one group, in this thread's lane of the device, which is the same one for all of them; may return
   // before they have moved. Messages of a pair of ranks arrive in the order in which they are sent.
   virtual void exchange(std::span<const DeviceMessage> messages) = 0;
-  // Whether gathers are calls of gather(), the same on all ranks; else they are messages between all ranks.
+  // Returns true if gathers are calls of gather(), the same on all ranks; else they are messages between all ranks.
   virtual bool gathers() const { return false; }
-  // As exchange(); all ranks call it with shares of the same sizes in the same order.
+  // Like exchange(), but called by all ranks, with shares of the same sizes in the same order.
   virtual void gather(std::span<const DeviceShare>) { fail(ExitCode::internal, "a link that exchanges messages only"); }
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
@@ -42,12 +42,12 @@ class DeviceLink {
   virtual void give_up() noexcept = 0;
 };
 
-// Who a link is for: ranks in the world, by rank within the group, and which of them this one is.
+// The group that a link connects: world ranks by group rank, and this process's group rank.
 struct LinkRanks {
   std::vector<int> ranks;
   int rank;
-  uint64_t group;  // the same number on all its ranks, and no other group's
-  // To be called at least every 20 ms while the host waits; throws to end the wait: a lost peer, other calls of a neighbor.
+  uint64_t group;  // equal on all its ranks, and no other group's
+  // Called at least every 20 ms while the host waits; throws to end the wait: a lost peer, other calls of a neighbor.
   std::function<void()> look;
 };
 // Makes the link of a group; all its ranks make theirs together.

@@ -11,8 +11,8 @@ namespace mantissa {
 
 struct Mesh {
   Communicator world = {};         // all ranks
-  Communicator tensor = {};        // those that share the matrices of one replica
-  Communicator data = {};          // those that hold the same part of each replica
+  Communicator tensor = {};        // ranks that share the matrices of one replica
+  Communicator data = {};          // ranks that hold the same part of each replica
   Communicator expert = {};        // data ranks that share the experts of one replica
   Communicator expert_data = {};   // data ranks that hold the same experts
   bool sequence_parallel = false;  // ModelRanks

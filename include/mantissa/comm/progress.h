@@ -11,8 +11,8 @@ namespace mantissa {
 
 double monotonic_now();  // seconds
 
-// Detects whether the caller itself was stopped for a while, with the rest of the job or alone (SIGSTOP, the freezer of a cgroup). What it
-// did not hear meanwhile says nothing about others.
+// Detects whether the caller itself was stopped for a while, with the rest of the job or alone (SIGSTOP, the freezer of a cgroup). That it
+// heard nothing from others meanwhile says nothing about them.
 class Stops {
  public:
   explicit Stops(double tolerated_s) : tolerated_s_(tolerated_s) {}
@@ -42,7 +42,7 @@ class Progress {
   const char* section() const { return section_.load(std::memory_order_acquire); }
   double since() const { return since_.load(std::memory_order_relaxed); }  // monotonic_now() of the latest progress
   int measured_steps() const { return measured_.load(std::memory_order_relaxed); }
-  double mean_step_seconds() const { return mean_.load(std::memory_order_relaxed); }  // of the last steps, about 20
+  double mean_step_seconds() const { return mean_.load(std::memory_order_relaxed); }  // over the last steps, about 20
   uint32_t sequence() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed)); }
   uint32_t operation() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed) >> 32); }
 

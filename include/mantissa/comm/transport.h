@@ -18,7 +18,7 @@ namespace mantissa {
 
 class Transport {
  public:
-  // Called at least every 20 ms during a wait, which it ends by throwing, as Error(peer_lost).
+  // Called at least every 20 ms during a wait, which it ends by throwing, for example Error(peer_lost).
   using Interrupt = std::function<void()>;
   using Request = size_t;  // valid until wait_all() or cancel()
 
@@ -38,7 +38,7 @@ class Transport {
   void wait(Request request);
   bool ready(Request request) { return done(request); }  // without waiting
   void heed_interrupt() const;                           // throws if waits are to end
-  void wait_all();                                       // for everything begun since the last time
+  void wait_all();                                       // waits for everything begun since the last time
 
   // Moves what a rank sends to itself.
   virtual void keep(std::span<const std::byte> from, std::span<std::byte> to);
@@ -50,7 +50,7 @@ class Transport {
 
  protected:
   virtual bool done(Request request) = 0;  // makes progress first; throws if the request failed
-  virtual void sleep() = 0;                // until something may have happened since done(), at most kNap
+  virtual void sleep() = 0;                // sleeps until something may have happened since done(), at most kNap
   virtual size_t begun() const = 0;        // requests 0 .. begun() - 1 are valid
   virtual void forget() = 0;               // all of them
   static constexpr int kNapMilliseconds = 20;
@@ -63,10 +63,10 @@ class Transport {
 // In thread_transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
 std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
 
-// What the ranks of a group send each other in collectives, as one of them finds it.
+// Bytes that the ranks of a group send each other in collectives, as counted by one of them.
 struct GroupTraffic {
   int64_t sent = 0;     // by all
-  int64_t busiest = 0;  // of one rank in each exchange, the more of what it sends and receives
+  int64_t busiest = 0;  // by one rank: in each exchange the larger of what it sends and receives
 };
 // In dry_transport.cpp. Makes the transport of rank 0 where there are no others, for a backend without data (dry_backend.h): messages are
 // counted and go nowhere. What arrives in host memory is what this rank sends, as if all ranks did the same. An all_to_all is not counted.

@@ -1,4 +1,4 @@
-// What an export holds and how: options of `mantissa export`, and checkpoint.export of a run.
+// Options of an export: those of `mantissa export`, and checkpoint.export of a run.
 #pragma once
 
 #include <array>
@@ -12,13 +12,13 @@ constexpr auto choices(ExportDtype) {
   return std::array{Choice{"auto", ExportDtype::automatic}, Choice{"bf16", ExportDtype::bf16}, Choice{"fp32", ExportDtype::fp32}};
 }
 
-// dequantized: values; packed: what is quantized as codes and scales, by a convention (packing.h).
+// dequantized: values; packed: quantized weights as codes and scales, by a convention (packing.h).
 enum class ExportWeights { dequantized, packed };
 constexpr auto choices(ExportWeights) {
   return std::array{Choice{"dequantized", ExportWeights::dequantized}, Choice{"packed", ExportWeights::packed}};
 }
 
-// How a server expects codes and scales (hf/packing.h).
+// Form in which a server expects codes and scales (hf/packing.h).
 enum class Convention { compressed_tensors, sglang, modelopt, fp8 };
 constexpr auto choices(Convention) {
   return std::array{Choice{"compressed-tensors", Convention::compressed_tensors}, Choice{"sglang", Convention::sglang},
@@ -28,7 +28,7 @@ constexpr auto choices(Convention) {
 struct ExportOptions {
   ExportWeights weights = ExportWeights::dequantized;
   Convention convention = Convention::compressed_tensors;
-  ExportDtype dtype = ExportDtype::automatic;  // of values
+  ExportDtype dtype = ExportDtype::automatic;  // dtype of values
 
   bool operator==(const ExportOptions&) const = default;
   void fields(auto& v) {

@@ -20,7 +20,7 @@ constexpr auto choices(ChatTemplate) {
                     Choice{"llama3", ChatTemplate::llama3}, Choice{"harmony", ChatTemplate::harmony}};
 }
 
-// Whether a template has a place for the reasoning before an answer, and whether it tells the model a date.
+// Return whether a template has a place for the reasoning before an answer, and whether it tells the model a date.
 constexpr bool shows_thinking(ChatTemplate which) { return which == ChatTemplate::qwen3 || which == ChatTemplate::harmony; }
 constexpr bool tells_date(ChatTemplate which) { return which == ChatTemplate::llama3 || which == ChatTemplate::harmony; }
 
@@ -32,22 +32,23 @@ constexpr auto choices(ChatRole) {
 struct ChatMessage {
   ChatRole role = ChatRole::user;
   std::string content;
-  std::optional<std::string> thinking = {};  // of the assistant
+  std::optional<std::string> thinking = {};  // only in a message of the assistant
 };
 
-// A stretch of a rendered conversation: the name of a token, or text to encode. Those that the model writes are trained.
+// A stretch of a rendered conversation: the name of a token, or text to encode. Stretches that the model writes are trained.
 struct ChatPiece {
   std::string text;
   bool special = false, trained = false;
   bool operator==(const ChatPiece&) const = default;
 };
 
-// Trained is what the model writes of each turn of the assistant, the token that ends it included; not the header that asks for it, and not
-// what another turn puts in place of that end (harmony: <|return|> becomes <|end|> in history). A system message comes first, or there is
-// none. `date`: null stands for the template's own: llama3 "26 Jul 2024", harmony none. No two neighbors are text of the same training.
+// Renders a conversation. Of each turn of the assistant the part that the model writes is trained, with the token that ends it; neither the
+// header that asks for it, nor the text that another turn puts in place of that end (harmony: <|return|> becomes <|end|> in history). A
+// system message comes first, or there is none. `date`: null stands for the template's own: llama3 "26 Jul 2024", harmony none. No two
+// neighbors are text of the same training.
 std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessage> messages, const std::optional<std::string>& date);
 
-// The same of a conversation that the assistant is to answer, up to where its answer begins. The last message is the user's.
+// Like render_chat(), for a conversation that the assistant is to answer, up to where its answer begins. The last message is the user's.
 std::vector<ChatPiece> render_chat_prompt(ChatTemplate which, std::span<const ChatMessage> messages,
                                           const std::optional<std::string>& date);
 

@@ -1,4 +1,4 @@
-// Says of opened data what their user may not have meant.
+// Warns of opened data that may not be what their user meant.
 #pragma once
 
 #include <string>

@@ -23,9 +23,9 @@ class TokenFiles {
   int64_t tokens() const { return ends_.back(); }
   bool has_documents() const;  // every file knows its documents
   bool has_mask() const;       // some file may mark tokens untrained
-  bool has_examples() const;   // of JSONL, in rows
+  bool has_examples() const;   // JSONL of examples, in rows
   const std::vector<TokenFile>& files() const { return files_; }
-  // Reads as TokenFile::read, across files.
+  // Like TokenFile::read(), across files.
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
 
  private:

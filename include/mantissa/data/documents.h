@@ -12,7 +12,7 @@
 
 namespace mantissa {
 
-// Where the lines of JSONL go: texts to an encoder, which LineOptions have, too; each example as it is read.
+// Receivers of the objects of JSONL: texts go to an encoder, which LineOptions have, too; each example is passed on as it is read.
 struct LineSinks {
   DocumentEncoder* texts;
   std::function<void(const Example&)> example;
@@ -28,7 +28,7 @@ LineForm read_jsonl(const InputFile& file, const LineOptions& options, const Lin
 // column where the file is no JSON, also at a byte order mark.
 void for_each_object(const InputFile& file, const std::function<void(const Json&, const std::string&)>& visit,
                      const Progressed& progressed = {});
-// Visits those of a text, which is called `name` in messages.
+// Visits the objects of a text, which is called `name` in messages.
 void for_each_object(std::string_view content, const std::string& name, const std::function<void(const Json&, const std::string&)>& visit);
 
 // Returns whether a file can only be meant as JSON: it is called so (.json, .jsonl, .ndjson), or begins with a member of an object, perhaps

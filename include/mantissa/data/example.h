@@ -38,14 +38,14 @@ struct Example {
   void add(std::span<const int32_t> more, bool are_trained);
 };
 
-// What an example needs of a tokenizer.
+// Functions and ids of a tokenizer that an example needs.
 struct TextEncoder {
   std::string name;                                        // for messages: "byte"
   std::vector<int32_t> before_text = {}, after_text = {};  // around a text
   std::function<std::vector<int32_t>(std::string_view text, const TextOrigin& origin, SpecialTokenText special)> encode;
   std::function<std::optional<int32_t>(std::string_view token)> id_of;
 };
-TextEncoder encoder_of(const Tokenizer& tokenizer);  // which must outlive it
+TextEncoder encoder_of(const Tokenizer& tokenizer);  // the tokenizer must outlive it
 
 struct LineOptions {
   std::optional<TextEncoder> encoder = {};  // needed by all forms but tokens

@@ -18,14 +18,14 @@ struct DataOptions {
   int64_t seq_len = 0;
   std::optional<int64_t> vocab_size = {};   // model.vocab_size; none: the tokenizer's size
   uint64_t seed = 0;                        // training.seed
-  std::optional<Tokenizer> tokenizer = {};  // of a checkpoint: takes the place of data.tokenizer, nothing is collected from the data
+  std::optional<Tokenizer> tokenizer = {};  // a checkpoint's: takes the place of data.tokenizer, nothing is collected from the data
   Progressed progressed = {};               // called often while files are read: large ones take minutes
 };
 
 struct Data {
   std::optional<Tokenizer> tokenizer;                   // none: token files only, no text can be encoded or decoded
   int64_t vocab_size = 0;                               // every id is below
-  std::vector<std::unique_ptr<TokenFiles>> files = {};  // what train and valid are views of
+  std::vector<std::unique_ptr<TokenFiles>> files = {};  // files of which train and valid are views
   std::optional<TrainData> train = {};                  // none: open_validation_data
   ValidationData valid;                                 // may have no sets
   DataFingerprints fingerprints = {};                   // the one file of data.path counts as training data

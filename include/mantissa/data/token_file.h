@@ -64,7 +64,7 @@ struct TokenLayout {
   std::vector<bool> padding = {};             // examples: what fills their rows; empty: nothing does
   ExampleCounts examples = {};
   RepeatedTokens repeated = {};       // in text and examples
-  std::optional<LineForm> form = {};  // of JSONL
+  std::optional<LineForm> form = {};  // form of the objects of JSONL
 };
 
 class TokenFile {
@@ -83,7 +83,7 @@ class TokenFile {
   // Examples are separate sequences: none sees another. No examples: this is a stream of tokens.
   const ExampleCounts& examples() const { return layout_.examples; }
   const RepeatedTokens& repeated() const { return layout_.repeated; }
-  std::optional<LineForm> form() const { return layout_.form; }  // of JSONL; no other format has one
+  std::optional<LineForm> form() const { return layout_.form; }  // the form of JSONL; no other format has one
   // Returns the files it was read from, for fingerprints.
   const std::vector<std::string>& files() const { return files_; }
 

@@ -50,7 +50,7 @@ class LlmcWriter {
   TokenWriterOptions options_;
   std::unique_ptr<PendingFile> file_;
   int64_t tokens_ = 0;
-  std::optional<int32_t> last_ = {};  // of the ids
+  std::optional<int32_t> last_ = {};  // the last id written
 };
 
 // Writes JSONL of examples, {"tokens": [...], "mask": [...]}: the form that keeps which tokens are trained (example.h).

@@ -67,10 +67,10 @@ class Tokenizer {
 
   TokenizerKind kind() const { return kind_; }
   int64_t size() const;                                        // ids are 0 .. size()-1
-  const BpeFiles* files() const;                               // of kind bpe; else null
-  std::optional<int32_t> end_token() const;                    // that tokenizer_config.json names
-  std::optional<int32_t> id_of(std::string_view token) const;  // of a token of the vocabulary of kind bpe, such as "<|im_start|>"
-  // What stands before and after a text as the model of kind bpe expects it: beginning and end of sequence.
+  const BpeFiles* files() const;                               // null unless of kind bpe
+  std::optional<int32_t> end_token() const;                    // the one that tokenizer_config.json names
+  std::optional<int32_t> id_of(std::string_view token) const;  // id in the vocabulary of kind bpe, of "<|im_start|>" for example
+  // Ids that stand before and after a text as the model of kind bpe expects it: beginning and end of sequence.
   std::span<const int32_t> before_text() const;
   std::span<const int32_t> after_text() const;
 
@@ -106,8 +106,8 @@ class TokenStream {
   TokenStream(const Tokenizer& tokenizer, std::vector<int32_t> prompt)
       : tokenizer_(&tokenizer), ids_(std::move(prompt)), read_(ids_.size()) {}
 
-  // Returns what the tokens so far add to the text, without a character of kind bpe that is not whole, and without tokens that name bytes
-  // before one that names none: the decoder takes such a run as a whole. Bytes of kind byte come one by one.
+  // Returns the text that the tokens so far add. Kind bpe holds back a character that is not whole, and tokens that name bytes until one
+  // follows that names none, because the decoder takes such a run as a whole. Kind byte gives each byte at once.
   std::string add(int32_t id);
   // Returns what is left of it, with U+FFFD for a character that did not become whole.
   std::string rest();
@@ -115,7 +115,7 @@ class TokenStream {
  private:
   const Tokenizer* tokenizer_;
   std::vector<int32_t> ids_;  // from a place where the text was whole
-  size_t read_;               // of these are in what was returned
+  size_t read_;               // so many of them are in the returned text
 };
 
 // Returns what tokens add to the text of a prompt.
@@ -137,7 +137,7 @@ class DocumentEncoder {
   void add(std::string_view part, const TextOrigin& origin);
   void end_document(const TextOrigin& origin);
   void flush();
-  const RepeatedTokens& repeated() const { return repeated_; }  // of the documents that have ended
+  const RepeatedTokens& repeated() const { return repeated_; }  // counts over the documents that have ended
 
  private:
   void add_ids(std::span<const int32_t> ids);
@@ -146,9 +146,9 @@ class DocumentEncoder {
   const Tokenizer* tokenizer_;
   Sink sink_;
   RepeatedTokens repeated_;
-  std::vector<int32_t> first_, last_;      // of the ids of a document, as many as are put before and after it
-  std::unique_ptr<StreamEncoder> stream_;  // of kind bpe
-  std::string carried_;                    // of kind char: a character that the end of a part cut off
+  std::vector<int32_t> first_, last_;      // ids of a document, as many as are put before and after it
+  std::unique_ptr<StreamEncoder> stream_;  // null unless of kind bpe
+  std::string carried_;                    // kind char: a character that the end of a part cut off
   bool within_ = false;                    // a document
 };
 

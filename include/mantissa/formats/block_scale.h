@@ -1,7 +1,7 @@
-// What elements of one block have in common: the E8M0 scale that follows from the block's amax, and encoding and decoding under the rules
-// for non-finite blocks. Integer-only, as element.h. Formulas: OCP Microscaling Formats v1.0 (floor), Transformer Engine and cuBLAS
-// (rceil), compressed-tensors `utils/mxfp_utils.py` (even), torchao `ScaleCalculationMode` (ceil), FlashInfer >= 0.3.1 `fp4_quantize` with
-// UE8M0 scales and `mxfp4_dequantize_host` (flashinfer; its bf16 input is rounded by the caller).
+// Scales and codes of one block: the E8M0 scale that follows from the block's amax, and encoding and decoding under the rules for
+// non-finite blocks. Integer-only, like element.h. Formulas: OCP Microscaling Formats v1.0 (floor), Transformer Engine and cuBLAS (rceil),
+// compressed-tensors `utils/mxfp_utils.py` (even), torchao `ScaleCalculationMode` (ceil), FlashInfer >= 0.3.1 `fp4_quantize` with UE8M0
+// scales and `mxfp4_dequantize_host` (flashinfer; its bf16 input is rounded by the caller).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ MANTISSA_HOST_DEVICE inline uint32_t amax_key(uint32_t x, ScaleRule rule) {
 // fp32 bits of the amax behind the largest key; NaN if no element took part.
 MANTISSA_HOST_DEVICE inline uint32_t amax_of_key(uint32_t key) { return key == 0 ? kFp32Nan : key - 1U; }
 
-// What a scale rule reads of an element format; the fraction is that of the largest element, as an fp32 mantissa.
+// Facts of an element format that a scale rule reads; the fraction is that of the largest element, as an fp32 mantissa.
 struct ElementFacts {
   int32_t mantissa_bits, emax;
   uint32_t max_fraction;
@@ -49,8 +49,8 @@ MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
   return largest_kept_fraction(facts_of<E>(), rule);
 }
 
-// The scale code for fp32 bits `amax`, sign clear: what the rule says of numbers (ScaleRule), clamped to the range; Inf and NaN give 255.
-// flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126, and has the whole range.
+// The scale code for fp32 bits `amax`, sign clear: for numbers the one that the rule gives (ScaleRule), clamped to the range; Inf and NaN
+// give 255. flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126, and has the whole range.
 MANTISSA_HOST_DEVICE inline uint8_t block_scale(uint32_t amax, ElementFacts of, ScaleRule rule, ScaleRange range = {}) {
   const uint32_t flushed_below = (static_cast<uint32_t>(of.emax + 1) << 23) | of.max_fraction;
   if (rule == ScaleRule::flashinfer && amax <= kFp32Inf && (amax == kFp32Inf || amax < flushed_below)) return amax == kFp32Inf ? 254 : 0;
@@ -66,8 +66,9 @@ MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRan
   return block_scale(amax, facts_of<E>(), rule, range);
 }
 
-// The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: but under flashinfer it holds no numbers, whatever
-// x is. flashinfer: NaN and Inf give nan_code without a sign, and elements become zero that are subnormal or in a block of scale 0 or 254.
+// The code of fp32 `x` in a block of this scale. A block with scale 255 is poisoned: except under flashinfer it holds no numbers, whatever
+// x is. Under flashinfer, NaN, Inf and all of a block with scale 255 give nan_code without a sign, and elements become zero that are
+// subnormal or in a block of scale 0 or 254.
 template <class E>
 MANTISSA_HOST_DEVICE uint8_t encode_in_block(uint32_t x, uint8_t scale, ScaleRule rule) {
   if (rule != ScaleRule::flashinfer) return scale == kScaleNan ? static_cast<uint8_t>(E::poison_code) : E::encode(x, scale);
@@ -88,14 +89,15 @@ MANTISSA_HOST_DEVICE uint16_t decode_in_block_bf16(uint8_t code, uint8_t scale, 
   return bf16_bits_from_fp32_bits(decode_in_block<E>(code, scale, rule));
 }
 
-// The code at scale `to` of what `code` is at scale `from`, as encode_in_block gives it for the fp32 value, but under flashinfer.
+// The code at scale `to` of the element that `code` is at scale `from`: that of encode_in_block() for its fp32 value, except under
+// flashinfer.
 template <class E>
 MANTISSA_HOST_DEVICE uint8_t shift_in_block(uint8_t code, uint8_t from, uint8_t to) {
   return to == kScaleNan ? static_cast<uint8_t>(E::poison_code) : E::shift(code, from, to);
 }
 
-// Whether an element of a block with this scale could be subnormal or Inf as bf16: hardware that flushes subnormals, or rounds, then gives
-// a wrong GEMM. Blocks of zeros have the least scale and are harmless; the caller looks at their codes.
+// Returns true if an element of a block with this scale could be subnormal or Inf as bf16: hardware that flushes subnormals, or rounds,
+// then gives a wrong GEMM. Blocks of zeros have the least scale and are harmless; the caller looks at their codes.
 template <class E>
 MANTISSA_HOST_DEVICE bool extreme_scale(uint8_t scale) {
   return scale < E::bias + E::mantissa_bits || scale > 254 - E::emax;

@@ -5,7 +5,7 @@
 
 namespace mantissa {
 
-inline constexpr uint32_t kLeastScaleBits = kFp32HiddenBit >> 1U;  // of 2^-127
+inline constexpr uint32_t kLeastScaleBits = kFp32HiddenBit >> 1U;  // fp32 bits of 2^-127
 
 MANTISSA_HOST_DEVICE inline uint32_t fp32_bits_of_e8m0(uint8_t code) {
   return code == kScaleNan ? kFp32Nan : code == 0 ? kLeastScaleBits : static_cast<uint32_t>(code) << 23U;

@@ -33,7 +33,7 @@ struct Element {
   static constexpr uint32_t mantissa_mask = (1U << kMantissa) - 1U;
   static constexpr int32_t emax = static_cast<int32_t>(max_code >> kMantissa) - bias;       // exponent of the largest finite
   static constexpr uint32_t max_fraction = (max_code & mantissa_mask) << (23 - kMantissa);  // its fraction, as an fp32 mantissa
-  static constexpr uint32_t poison_code = has_nan ? nan_code : 0U;                          // what a block with scale 255 holds
+  static constexpr uint32_t poison_code = has_nan ? nan_code : 0U;                          // every code of a block with scale 255
   static constexpr int32_t codes_per_byte = bits <= 4 ? 2 : 1;
 
   // The element nearest to fp32 `x` times 2^(127 - scale), ties to even, saturating also for Inf; zeros keep their sign. NaN gives
@@ -58,13 +58,13 @@ struct Element {
     if (scale == kScaleNan || magnitude > max_code + (has_inf ? 1U : 0U)) return kFp32Nan;
     if (magnitude == 0) return sign;
     uint32_t significand = 0;
-    const int32_t exponent = split(magnitude, significand) + scale;  // of fp32, biased
+    const int32_t exponent = split(magnitude, significand) + scale;  // biased exponent of fp32
     if (magnitude > max_code || exponent >= 255) return sign | kFp32Inf;
     if (exponent < 1) return sign | significand >> (1 - exponent);
     return sign | (static_cast<uint32_t>(exponent) << 23) | (significand & (kFp32HiddenBit - 1U));
   }
 
-  // The same rounded to bf16: once, because decode() does not round.
+  // Like decode(), rounded to bf16: once, because decode() does not round.
   MANTISSA_HOST_DEVICE static uint16_t decode_bf16(uint8_t code, uint8_t scale) { return bf16_bits_from_fp32_bits(decode(code, scale)); }
 
   // The code at scale `to` of the element that `code` is at scale `from`: encode(decode(code, from), to) wherever that decodes to a finite

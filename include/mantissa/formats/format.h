@@ -9,14 +9,14 @@ namespace mantissa {
 // none: high precision. E4M3 is the finite ("FN") variant. OCP Microscaling Formats v1.0.
 enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
 
-// How a block's E8M0 scale follows from its largest magnitude. rceil: 2^ceil(log2(amax / largest element)), as Transformer Engine and
-// cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only; even: floor of amax
-// rounded to the bits of an element, half up, as compressed-tensors, Quark and torchao's EVEN; ceil: 2^(ceil(log2 amax) - emax), as
-// torchao's CEIL.
+// Rules by which a block's E8M0 scale follows from its largest magnitude. rceil: 2^ceil(log2(amax / largest element)), as Transformer
+// Engine and cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only; even:
+// floor of amax rounded to the bits of an element, half up, as compressed-tensors, Quark and torchao's EVEN; ceil: 2^(ceil(log2 amax) -
+// emax), as torchao's CEIL.
 enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil };
 
-// The scale codes to which what the rule says of numbers is clamped. `least` is at most 127 and `most` at least that: a finite element over
-// 2^(most - 127) is then finite, too, on which encoding in 16-bit lanes and by multiplication rests.
+// Range to which the scale codes of numbers are clamped. `least` is at most 127 and `most` at least that. A finite element divided by
+// 2^(most - 127) is then finite, too: encoding in 16-bit lanes and by multiplication rests on it.
 struct ScaleRange {
   uint8_t least = 0, most = 254;
 

@@ -1,4 +1,4 @@
-// IEEE binary16, of which nothing but the value is ever needed here: files hold it. Integer-only, for host and device.
+// IEEE binary16, which only files hold: nothing but its value is ever needed here. Integer-only, for host and device.
 #pragma once
 
 #include <cstdint>

@@ -19,13 +19,13 @@ class ElementGrid {
 
   double largest() const { return largest_; }
 
-  // The element nearest to y, ties to an even number of steps. y is not NaN; beyond the largest there is the largest, and the sign stays,
-  // that of zero, too.
+  // The element nearest to y, ties to an even number of steps. y is not NaN. Beyond the largest element the result is the largest; the sign
+  // is kept, also that of zero.
   double nearest(double y) const {
     return rounded(y, [](int64_t below, double rest) { return rest > 0.5 || (rest == 0.5 && (below & 1) != 0); });
   }
-  // The upper neighbor with the probability of the part of a step that y is above the lower one, to 2^-32 for a uniform word: so the mean
-  // is y.
+  // Rounds y to its upper neighbor with the probability (y - lower neighbor) / step, to 2^-32 for a uniform word, else to the lower one: so
+  // the mean is y.
   double at_random(double y, uint32_t word) const {
     return rounded(y, [word](int64_t, double rest) { return rest > word * 0x1p-32; });
   }

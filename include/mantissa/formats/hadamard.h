@@ -1,6 +1,6 @@
 // The randomized Hadamard transform of blocks of 16 or 32 elements: x D H / sqrt(n), H by Sylvester's construction, D a diagonal of fixed
-// signs. It is orthogonal, so a product of two matrices that are both transformed along the contraction stays as it was. Of 16 it is
-// Transformer Engine's (`get_wgrad_sign_vector`).
+// signs. It is orthogonal, so the product of two matrices that are both transformed along the contraction stays as it was. With blocks of
+// 16 it is Transformer Engine's (`get_wgrad_sign_vector`).
 #pragma once
 
 #include <cstdint>

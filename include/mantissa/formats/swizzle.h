@@ -1,4 +1,4 @@
-// How codes and scales lie in memory: two E2M1 codes to a byte, and the 128x4 layout of scales that cuBLASLt and tcgen05 read.
+// Memory layout of codes and scales: two E2M1 codes to a byte, and the 128x4 layout of scales that cuBLASLt and tcgen05 read.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// From a Format known at run time to the element type that implements it.
+// Selects the element type that implements a Format known at run time.
 #pragma once
 
 #include "mantissa/formats/element.h"
@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-// body.template operator()<E>() for the element E of `format`; e2m1 for the rest. `none` has no element: the caller has refused it.
+// Calls body.template operator()<E>() for the element E of `format`; e2m1 for the rest. `none` has no element: the caller has refused it.
 template <class Body>
 decltype(auto) with_element(Format format, Body&& body) {
   switch (format) {

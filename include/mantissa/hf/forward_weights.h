@@ -1,4 +1,4 @@
-// What forward multiplies by: each weight as its module's recipe reads it in fprop. An export holds these values, or their codes.
+// The weights that forward multiplies by: each as its module's recipe reads it in fprop. An export holds these values, or their codes.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace mantissa {
 
-// Of weights that were trained under a plan, which must outlive this.
+// Types of weights that were trained under a plan, which must outlive this.
 class ForwardTypes {
  public:
   explicit ForwardTypes(const PrecisionPlan& plan) : plan_(plan) {}
@@ -22,44 +22,45 @@ class ForwardTypes {
   ForwardTypes& operator=(const ForwardTypes&) = delete;
 
   const ModulePrecision& module_of(const std::string& parameter) const { return plan_.module_of(parameter); }
-  // Its codes, none if forward reads it in high precision.
+  // Returns the format of its codes; none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
-  bool quantizes_inputs(const std::string& parameter) const;  // of the GEMM with it
-  // What a server multiplies by where it takes these codes.
+  bool quantizes_inputs(const std::string& parameter) const;  // inputs of the GEMM with it
+  // Returns the scheme by which a server multiplies where it takes these codes; none: no codes.
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
-  // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized, as codes are then made
-  // of values in bf16: no element is finer than these. Codes of a folder may be.
+  // Returns the narrowest type of an export that is right whatever the values: that of the module, or bf16 where the weight is quantized,
+  // because its codes are made of values in bf16 and no element is finer than these. Codes of a folder may be finer.
   virtual Dtype dtype(const std::string& parameter) const;
-  // Whether forward rounds to bf16 what an export has in fp32 unless it is told otherwise: products of codes and scales of a folder.
+  // Returns true if forward rounds this weight to bf16 although exports keep it in fp32 unless told otherwise: products of codes and scales
+  // of a folder.
   virtual bool rounds(const std::string&) const { return false; }
 
  private:
   const PrecisionPlan& plan_;
 };
 
-// Reads them from a checkpoint or a folder.
+// Reads the weights from a checkpoint or a folder.
 class ForwardWeights : public ForwardTypes {
  public:
-  // Of a model of this plan. Both must outlive this. The device makes codes and values of them, the same bits as any other.
+  // `source` holds a model of `plan`; both must outlive this. Quantization and decoding run on `device`; every device gives the same bits.
   ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device);
 
   void require_unchanged() { source_.require_unchanged(); }  // TensorReader
   std::string where() const { return source_.where(); }      // for messages
-  Dtype dtype(const std::string& parameter) const override;  // of one that was never trained that of its file
+  Dtype dtype(const std::string& parameter) const override;  // the file's type for a weight that was never trained
   bool rounds(const std::string& parameter) const override;
 
-  // Rows [begin, end), whole, of fp32: exactly what the GEMMs read, but for values that rounds() names.
+  // Reads whole rows [begin, end) as fp32: exactly what the GEMMs read, except for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
-  // The same as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where one is larger.
-  // Readers of a file know no rule: where forward decodes -0 as +0, codes are +0.
+  // Return the rows as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where a block is
+  // larger. Readers of a file know no rule: where forward decodes -0 as +0, codes are +0.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);
   std::vector<std::byte> scales(const std::string& parameter, int64_t begin, int64_t end);
-  // The scales of whole tiles, one each.
+  // Returns the scales of whole tiles, one each.
   std::vector<std::byte> tile_scales(const std::string& parameter, int64_t begin, int64_t end);
 
  private:
   Tensor values(const std::string& parameter, int64_t begin, int64_t end);
-  // Whole blocks that hold the rows; the first is row `first`. What is short of one at the end is zeros.
+  // Whole blocks that hold the rows; they begin at row `first` of the parameter. A last block that is short is filled with zeros.
   struct Blocks {
     QuantizedTensor codes;
     int64_t first;

@@ -12,7 +12,7 @@ namespace mantissa {
 struct SamplingDefaults {
   std::optional<double> temperature = {}, top_p = {};  // as far as the file states them, where do_sample is true
   std::optional<int64_t> top_k = {};
-  std::vector<std::string> unused = {};  // what changes the tokens in transformers and not here: "repetition_penalty = 1.1"
+  std::vector<std::string> unused = {};  // keys that change the tokens in transformers but not here: "repetition_penalty = 1.1"
 };
 
 // Throws Error(data) that begins with `source` for a file that is no JSON object, and for a value that is none of its key.

@@ -1,5 +1,5 @@
-// The weights of a folder of Hugging Face's form, which may be codes. run_config() and what it says of modules is in hf_weights_config.cpp,
-// block FP8 in hf_weights_tiles.cpp.
+// The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are in
+// hf_weights_config.cpp, block FP8 is in hf_weights_tiles.cpp.
 #pragma once
 
 #include <filesystem>
@@ -22,35 +22,35 @@ namespace mantissa {
 struct TileScales;
 
 // A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
-// than those of an output projection beside tied embeddings, which must be these, and the scales of block FP8. Throws Error(data) for
-// tensors that are missing, or that the model has no place for, Error(usage) for a model or a type that mantissa has not.
+// than those of an output projection beside tied embeddings, which must be equal to them, and the scales of block FP8. Throws Error(data)
+// for tensors that are missing, or that the model has no place for, Error(usage) for a model or a type that mantissa lacks.
 class HfWeights : public TensorReader {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
   ~HfWeights() override;
 
   const ArchitectureConfig& config() const { return config_; }
-  // The configuration that a checkpoint of it has: its model in the type that config.json names, weights that are codes as their recipes
-  // read them, sequences of at most 1,024 tokens. Where config.json names no type, it is bf16 if all tensors of values are BF16, else fp32.
+  // Returns the RunConfig of a checkpoint made from this folder: model and dtype from config.json, recipes that match packed weights,
+  // sequences of at most 1,024 tokens. Where config.json names no dtype, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
-  // Returns what block FP8 of the folder is not computed as a server does: weights that are read as values, and how inputs are rounded.
+  // Returns where block FP8 of the folder is not computed as a server does it: weights that are read as values, and how inputs are rounded.
   std::vector<std::string> block_fp8_findings() const;
-  // Returns the part of it that holds for a run with recipes of its own: which weights are read as values, and why.
+  // Returns the findings that also hold for a run with recipes of its own: which weights are read as values, and why.
   std::vector<std::string> weights_as_values() const;
   // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales.
   std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
-  // Returns what servers that read the list of modules which are not quantized in other ways would make of them (ignore_list.h).
+  // Returns what servers that read the list of unquantized modules in other ways would make of the modules (ignore_list.h).
   std::vector<std::string> ignore_list_findings() const;
-  // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
+  // Names an element of a parameter by its place in the tensor of transformers: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
   std::optional<std::string> file(const std::string& name);
   // Returns a hash of config.json, of the tensors' names, types, shapes and places, and of the first bytes of each: ranks compare it.
   std::string fingerprint();
-  // Throws Error(data) unless all that was read of the folder until now is of one state of its files.
+  // Throws Error(data) unless everything read from the folder until now belongs to one state of its files.
   void require_unchanged() override;
   // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
@@ -65,7 +65,7 @@ class HfWeights : public TensorReader {
  private:
   struct Piece {
     const ArchitectureTensor* tensor;
-    const SafetensorsEntry* entry;   // of values or codes
+    const SafetensorsEntry* entry;   // the values or codes
     const SafetensorsEntry* scales;  // null: values
     const TileScales* tiles;         // the scales of block FP8; null: others
     RowRun run;
@@ -105,7 +105,7 @@ class HfWeights : public TensorReader {
   std::vector<ArchitectureTensor> tensors_;
   std::map<std::string, std::vector<Piece>> pieces_;        // by parameter, in the order of its rows
   std::map<std::string, const SafetensorsEntry*> entries_;  // by the name that ArchitectureTensor has
-  const SafetensorsEntry* turned_ = nullptr;                // of which a matrix has its rows and columns exchanged in turned_bytes_
+  const SafetensorsEntry* turned_ = nullptr;                // the tensor of which turned_bytes_ is a matrix with rows and columns exchanged
   int64_t turned_matrix_ = -1;
   std::vector<std::byte> turned_bytes_;
 };
@@ -114,7 +114,7 @@ class HfWeights : public TensorReader {
 // whose special tokens an export, eval or generate could not read.
 std::vector<TokenizerFile> tokenizer_files(HfWeights& weights);
 
-// Returns whether a folder given by a user is one of these.
+// Returns whether a folder given by a user is of Hugging Face's form.
 bool is_hf_folder(const std::filesystem::path& folder);
 
 // Returns the text of a file in a model's folder. Throws Error(usage) if there is none.

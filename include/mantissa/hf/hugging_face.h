@@ -18,7 +18,7 @@ enum class Architecture { llama, qwen2, qwen3, qwen3_moe, mixtral, gpt2, gpt_oss
 const char* architecture_name(Architecture architecture);   // its model_type: "qwen3_moe"
 const char* architecture_class(Architecture architecture);  // its class: "Qwen3MoeForCausalLM"
 
-// What a config.json says of a model.
+// Content of a config.json that concerns the model.
 struct ArchitectureConfig {
   Architecture architecture = Architecture::qwen3;
   ModelConfig model = {};
@@ -73,10 +73,10 @@ struct ArchitectureTensor {
   std::vector<RowRun> runs;
   bool transposed = false;
   int64_t matrices = 1;
-  int64_t width = 1;  // of a row
+  int64_t width = 1;  // elements of a row
 
   int64_t columns() const { return width; }
-  int64_t rows() const;  // of all matrices
+  int64_t rows() const;  // rows of all matrices
   // Returns whether the file has the rows of the parameter in order, without gaps, so that they can be copied as they are.
   bool in_order() const { return !transposed && runs.size() == 1 && runs.front().step == 1; }
 };

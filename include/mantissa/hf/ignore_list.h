@@ -1,7 +1,7 @@
 // Lists of modules that are not quantized ("ignore", "modules_to_not_convert", "exclude_modules") and what servers make of them. There is
 // no one reading: vLLM takes an entry for a whole name or, by skip_with_substr, for any part of one (is_layer_skipped of its
-// quant_utils.py), SGLang for parts between dots since its pull request 23467, others for the beginning of a name. They ask for what they
-// make of several linears: qkv_proj, gate_up_proj, and experts.
+// quant_utils.py), SGLang for parts between dots since its pull request 23467, others for the beginning of a name. Servers ask by the names
+// of the modules into which they fuse linears: qkv_proj, gate_up_proj, and experts.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The model of a checkpoint, or of a folder of Hugging Face's form.
+// Loads the model of a checkpoint, or of a folder of Hugging Face's form.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
-// Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
-// made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together. It
-// goes onto the device, whatever training.device the run had. dtype stands for precision.dtype; the codes are those of the checkpoint
-// either way.
+// Loads the model of the checkpoint that a path stands for (load_checkpoint), or of a folder. The saved config is compared with the tensors
+// before anything of its size is made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks,
+// which call this together. The model goes onto the device, whatever training.device the run had. dtype stands for precision.dtype; the
+// codes are those of the checkpoint either way.
 LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {},
                        std::optional<Dtype> dtype = {});
 

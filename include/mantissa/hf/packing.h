@@ -31,18 +31,18 @@
 
 namespace mantissa {
 
-// What a server multiplies by: codes of a weight, and whether it quantizes the input to E4M3 as well.
+// Scheme by which a server multiplies: codes of a weight, and whether it quantizes the input to E4M3 as well.
 struct PackedScheme {
   Format format = Format::e4m3;
   bool inputs = false;
-  int64_t block = kPackedBlock;  // along a row of inputs; of 128, those of fp8, E4M3 weights have tiles
+  int64_t block = kPackedBlock;  // along a row of inputs; 128 is that of fp8, whose E4M3 weights have tiles
   auto operator<=>(const PackedScheme&) const = default;
 };
 
 // Returns how a file keeps the codes of a weight.
 Quantization form_of(const PackedScheme& scheme);
 
-// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale, or, those that know fp8, one of amax 1e-4 at least.
+// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale, or, servers for fp8, with one of amax 1e-4 at least.
 bool as_servers_quantize(const Quantization& input, int64_t block = kPackedBlock);
 
 struct PackedNames {
@@ -59,13 +59,13 @@ using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 
 // Throws Error(usage) for what the convention lacks: E2M1, or inputs that are quantized in some modules only.
 std::string quantization_config(const PackedModules& modules, Convention convention);
-// Returns that of gpt-oss, where only experts are codes.
+// Returns the quantization_config of gpt-oss, where only experts are codes.
 std::string mxfp4_config();
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
-// Reads a quantization_config: what a server makes of linears by name. Throws Error(usage) that names the key
-// for a quantization_config that mantissa does not understand, Error(data) for an invalid one. In packed_config.cpp.
+// Reads a quantization_config: how a server multiplies by each linear, by name. Throws Error(usage) that names the key for a
+// quantization_config that mantissa does not understand, Error(data) for an invalid one. In packed_config.cpp.
 class PackedConfig {
  public:
   // key names the object in its file.
@@ -77,9 +77,9 @@ class PackedConfig {
   std::optional<PackedScheme> scheme(const std::string& module) const;
   bool names_modules() const { return names_modules_; }                          // else scheme() is that of whatever is codes
   bool block_fp8() const { return block_fp8_; }                                  // the form of the convention fp8
-  bool scales_of_inputs_are_powers() const { return input_scales_are_powers_; }  // of fp8: else they are any numbers of fp32
+  bool scales_of_inputs_are_powers() const { return input_scales_are_powers_; }  // for fp8; else they are any fp32 numbers
   const std::string& where() const { return where_; }                            // file and key, for messages
-  const std::vector<IgnoreList>& ignored() const { return lists_; }              // those that are not empty, and count
+  const std::vector<IgnoreList>& ignored() const { return lists_; }              // lists that are not empty, and count
 
  private:
   struct Expression {
@@ -101,7 +101,7 @@ class PackedConfig {
   bool names_modules_ = true, block_fp8_ = false, input_scales_are_powers_ = false;
   std::vector<IgnoreList> lists_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
-  std::optional<PackedScheme> routed_;                            // of fp8, where routed experts have another
+  std::optional<PackedScheme> routed_;                            // scheme of routed experts in fp8, where they have another
   std::map<std::string, PackedScheme> targets_;                   // by name, or class
   std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
   std::set<std::string> ignored_, ignored_ends_;                  // as targets_; by the end of their names

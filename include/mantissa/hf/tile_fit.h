@@ -1,4 +1,4 @@
-// Whether a server may multiply by MXFP4 weights as E4M3 in 128x128 tiles, as those for Hopper do, and lose nothing.
+// Checks whether a server that multiplies MXFP4 weights as E4M3 in 128x128 tiles, as servers for Hopper do, would lose nothing.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace mantissa {
 
 struct TileFit {
   int64_t tiles = 0, lossy = 0;
-  std::string first = {};  // of those that lose: "model.layers.0.mlp.experts.3.up_proj.weight, rows 128 to 255, columns 0 to 127"
+  std::string first = {};  // the first that loses: "model.layers.0.mlp.experts.3.up_proj.weight, rows 128 to 255, columns 0 to 127"
 };
 
 // Counts the 128x128 tiles of a folder's E2M1 tensors, of each matrix from its first row and column, and those in which no one E8M0 scale

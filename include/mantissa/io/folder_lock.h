@@ -32,11 +32,11 @@ class FolderLock {
   std::filesystem::path path_;
 };
 
-// Locks a file with an owner record for as long as its owner works on what lies beside it; it is removed with that. One of this host that
-// is unlocked was left by a process that was killed.
+// A file with an owner record, locked as long as its owner works on the files beside it, and then removed. An unlocked one of this host was
+// left by a process that was killed.
 class OwnerFile {
  public:
-  // Makes a new one. Returns nullopt if another process has just taken it for one that was left; the next name will do. Throws
+  // Makes and locks one. Returns nullopt if another process has just taken it for one that was left; the next name will do. Throws
   // Error(storage), and Error(environment) where files cannot be made or locked.
   static std::optional<OwnerFile> create(const std::filesystem::path& path);
   // Locks one that was left. Returns nullopt if its owner is at work, or may be: a file of another host, which is logged.

@@ -29,8 +29,8 @@ class PendingFolder {
   bool published_ = false;
 };
 
-// Deletes what killed processes left of pending folders in `folder`, of those named `name`, or of all. Keeps those that are being written,
-// and those of another host, whose lock may not be visible.
+// Deletes pending folders that killed processes left in `folder`: those of `name`, or all. Keeps those that are being written, and those of
+// another host, whose lock may not be visible.
 void sweep_pending_folders(const std::filesystem::path& folder, const std::optional<std::string>& name = {});
 
 }  // namespace mantissa

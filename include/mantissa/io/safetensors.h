@@ -5,9 +5,9 @@
 //   N bytes JSON    {"__metadata__":{"format":"pt"},"NAME":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}, ...}, padded with spaces
 //   rest    buffer  what the offsets count in; the tensors tile it, without hole or overlap
 //
-// Nothing that was not checked leaves the readers. What is wrong with a file is Error(data) that names file, byte and tensor; a file that
-// is not there Error(usage), one that the system fails to read Error(environment). The user's own links are followed: the caches of hubs
-// are made of them.
+// The readers return only what was checked. A fault of a file is Error(data) that names file, byte and tensor; a file that is not there is
+// Error(usage), one that the system fails to read Error(environment). The user's own links are followed: the caches of hubs are made of
+// them.
 #pragma once
 
 #include <cstddef>
@@ -64,17 +64,17 @@ struct SafetensorsTensor {
   std::vector<int64_t> shape;  // [] has one element; dimensions may be 0
 };
 
-// What a reader found: its sizes are possible and its bytes inside the file.
+// A tensor that a reader found: its sizes are possible and its bytes inside the file.
 struct SafetensorsEntry : SafetensorsTensor {
   int64_t begin = 0, end = 0;  // bytes in the file
-  int32_t file = 0;            // of SafetensorsFolder::files()
+  int32_t file = 0;            // index in SafetensorsFolder::files()
 
   int64_t bytes() const { return end - begin; }
 };
 
 struct SafetensorsLimits {
-  static constexpr int64_t kHeaderBytes = 100'000'000;  // of an index, too
-  static constexpr size_t kTensors = 1'000'000;         // of a folder
+  static constexpr int64_t kHeaderBytes = 100'000'000;  // also the limit of an index
+  static constexpr size_t kTensors = 1'000'000;         // tensors of a folder
   static constexpr size_t kRank = 8;
   static constexpr size_t kNameBytes = 1024;
 };
@@ -128,7 +128,7 @@ class SafetensorsFolder {
   const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
   // Throws Error(data) for a file that is not the one whose header was read.
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out);
-  // Requires that everything read so far is of one state of all files. Throws Error(data) that names one that was changed or replaced.
+  // Requires that everything read so far belongs to one state of all files. Throws Error(data) that names one that was changed or replaced.
   void require_unchanged() { seen_.require_unchanged(); }
 
  private:
@@ -145,7 +145,7 @@ class SafetensorsFolder {
 // Sorts tensors as files have them: the last dtype first, then by name.
 std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors);
 
-// Where the tensors of a model lie in its files: model.safetensors, or shards and their index. Several processes that have the same layout
+// Layout of the tensors of a model in its files: model.safetensors, or shards and their index. Several processes that have the same layout
 // write parts of the same files.
 class SafetensorsLayout {
  public:
@@ -163,7 +163,7 @@ class SafetensorsLayout {
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in file order
   const Place& place(size_t tensor) const { return places_[tensor]; }
   const std::string& file(size_t file) const { return files_[file].name; }
-  int64_t bytes() const { return bytes_; }  // of all tensors
+  int64_t bytes() const { return bytes_; }  // bytes of all tensors
   // Returns the first tensor of part number `part` of `parts`, consecutive tensors of nearly equal bytes; part `parts` begins at the end.
   size_t first_of(int part, int parts) const;
 
@@ -178,7 +178,7 @@ class SafetensorsLayout {
   std::string index() const;
 
   std::vector<SafetensorsTensor> tensors_;
-  std::vector<Place> places_;  // of tensors_
+  std::vector<Place> places_;  // by tensor, as tensors_
   std::vector<ShardFile> files_;
   int64_t bytes_ = 0;
 };

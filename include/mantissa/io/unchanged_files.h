@@ -15,11 +15,11 @@ class UnchangedFiles {
   // Call it before and after each time that `path` is opened, also where nothing is there. Throws Error(data) if the file is not what it
   // was the first time, and Error(environment) where the system cannot tell.
   void look_at(const std::filesystem::path& path);
-  // Checks all of them again: whatever was read so far is of one state of each.
+  // Checks all of them again: everything read so far belongs to one state of each.
   void require_unchanged();
 
  private:
-  using State = std::array<int64_t, 7>;  // of a file that is not there zeros
+  using State = std::array<int64_t, 7>;  // zeros for a file that is not there
   static State state_of(const std::string& path);
   std::map<std::string, State> seen_;
 };

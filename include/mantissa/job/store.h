@@ -2,8 +2,8 @@
 // decisions) and watches all ranks. Each rank reports its phase five times within the heartbeat timeout, a closed connection means a dead
 // rank, and the first failure of any rank becomes the failure of all.
 //
-// A connection must prove that it knows the job's secret (reliability.md, rendezvous); handshake.h has the exchange. What follows is
-// authenticated but not encrypted. A world of one needs no store.
+// A connection must prove that it knows the job's secret; handshake.h has the exchange. All that follows is authenticated but not
+// encrypted. A world of one needs no store.
 #pragma once
 
 #include <atomic>
@@ -35,11 +35,12 @@ struct StoreOptions {
   double heartbeat_timeout_s = 10;  // parallel.heartbeat_timeout_s
   double cause_timeout_s = 5;       // from the report that a rank does not answer until it is the cause, unless a rank is lost meanwhile
   std::optional<std::string> secret = job_secret();
-  // Rank 0 publishes a secret or a port that it chose here, to the ranks on this host; "": $XDG_RUNTIME_DIR, else the temporary folder.
+  // Folder in which rank 0 publishes a secret or a port that it chose, to the ranks on this host; "": $XDG_RUNTIME_DIR, else the temporary
+  // folder.
   std::string folder = {};
   // Every wait polls it; once it is true, the job ends with ExitCode::stopped.
   std::function<bool()> stop_asked = {};
-  // When this rank began. Rank 0 of its job has published where it listens since then; an older file is from an earlier job.
+  // Start of this rank. Rank 0 of its job has published where it listens since then; an older file is from an earlier job.
   std::chrono::system_clock::time_point began = process_began();
 };
 

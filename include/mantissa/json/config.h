@@ -26,8 +26,8 @@ struct ConfigSources {
 // Tells where a value stands.
 struct ConfigPlace {
   std::string origin = {};      // "configs/a.json:14:11", "--set optimizer.lr=-1", "default", "derived"
-  std::string key_origin = {};  // the same for its key, where that differs
-  std::string directory = {};   // what a relative input path is relative to; "": the working directory
+  std::string key_origin = {};  // place of its key, where that differs
+  std::string directory = {};   // folder of a relative input path; "": the working directory
   std::string argument = {};    // the value as given to --set, else ""
   int64_t order = 0;            // messages are sorted by it
 };
@@ -59,7 +59,7 @@ class ConfigReport {
   // Returns whether the object is there only because --set gave members of it, as "model" is after --set model.rope_theta=1.
   bool made_of_members(const std::string& key) const;
   std::string origin(const std::string& key) const;
-  ConfigPlace place(const std::string& key) const;  // of the key, else of the nearest object above that was given
+  ConfigPlace place(const std::string& key) const;  // that of the key, else of the nearest object above that was given
   void set_place(const std::string& key, ConfigPlace place);
   void derive(const std::string& key);  // from now on the origin is "derived"
   void throw_if_failed() const;         // Error(usage) with the first messages in the order of their places, and how many more there are
@@ -93,8 +93,8 @@ class ConfigReport {
 // Maps names that people bring from other programs to the key that does the same here, or to a sentence that says what there is instead.
 using ForeignNames = std::map<std::string, std::string>;
 
-// Reads the sources into the fields. What is wrong is reported and leaves the default. Returns false if a file could not be read or parsed;
-// then checks across values are pointless.
+// Reads the sources into the fields. Errors are reported, and the field keeps its default. Returns false if a file could not be read or
+// parsed; then checks across values are pointless.
 bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
 
 // Reads what the sources give for one section, over what its fields hold, after read_config() found no error in it.

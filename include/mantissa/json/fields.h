@@ -37,7 +37,7 @@ struct Limits {
   bool above_min = false;   // min itself is excluded
   bool below_max = false;   // max itself is excluded
   bool input_path = false;  // a path that is read: relative to the file that names it; on the command line, to the working directory
-  bool json = false;        // of a string: JSON, which stands in the file as the value that it is
+  bool json = false;        // a string that holds JSON, which stands in the file as the value that it is
   bool later = false;       // a file of an earlier version may lack it
 };
 

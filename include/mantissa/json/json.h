@@ -64,7 +64,7 @@ class Json {
   const char* type_name() const;  // "null", "boolean", "number", "string", "array", "object"
 
   Scalar scalar() const;                                             // null if this is a list or an object
-  double number() const;                                             // of a number
+  double number() const;                                             // the value of a number
   const std::string& string() const { return held<std::string>(); }  // "" if this is no string
   const Entries& entries() const { return held<Entries>(); }         // none if this is no list
   const Members& members() const { return held<Members>(); }         // none if this is no object
@@ -83,7 +83,7 @@ class Json {
 
   // Writes the value; with an indent, a line for each entry. NaN and Inf, which JSON lacks, become null; bytes that are no UTF-8 become
   // U+FFFD.
-  enum class Order { names, keys };  // of members: that of their names, or that in which they were added or stand in the text
+  enum class Order { names, keys };  // order of members: by name, or as they were added or stand in the text
   std::string dump(int indent = -1, Order order = Order::names) const;
   std::string shown() const;  // for messages: the compact form, shortened
 
@@ -147,7 +147,7 @@ Json parse_json_line(std::string_view line, const std::string& source, ExitCode 
 
 struct JsonProblem {
   size_t offset;
-  std::string key;  // of the value at hand, dotted: "data.train.0"; "" for the root
+  std::string key;  // key of the value at hand, dotted: "data.train.0"; "" for the root
   std::string message;
 };
 
@@ -155,7 +155,7 @@ struct ParsedJson {
   static constexpr size_t kMostProblems = 50;
   Json root;                          // undefined content if there are problems
   std::vector<JsonProblem> problems;  // empty: valid. After a syntax error the rest of the text is not looked at
-  size_t more_problems = 0;           // that are not listed
+  size_t more_problems = 0;           // problems that are not listed
 };
 
 // Parses strictly, as parse_json() does.
@@ -166,7 +166,7 @@ Json parse_json_or_null(std::string_view text);  // null: the text is invalid
 // plus `base`, so that those of several texts can be told apart; they must fit.
 ParsedJson parse_commented_json(std::string_view text, uint32_t base = 0);
 
-// Returns what holds no other value, empty lists and objects included, by its path: "training.steps", "data.train.0.path".
+// Returns the values that hold no others, empty lists and objects included, by path: "training.steps", "data.train.0.path".
 std::map<std::string, const Json*> leaves_of(const Json& root);
 
 // Converts offsets of a text, which must outlive this, to "14:11", line and column from 1 in characters. Each conversion reads a few

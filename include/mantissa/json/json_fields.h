@@ -21,7 +21,7 @@ class JsonReader {
 
   const Json& value() const { return *value_; }
   JsonReader at(const std::string& name) const;  // the member of an object that has it
-  std::vector<JsonReader> entries() const;       // of a list
+  std::vector<JsonReader> entries() const;       // the entries of a list
 
   // Reads anything that may be a member of a struct with fields(), or such a struct, in which only members with limits::later may be
   // missing. A number may be null, which stands for NaN.

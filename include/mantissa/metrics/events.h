@@ -13,7 +13,7 @@
 
 namespace mantissa {
 
-// The loss on validation data.
+// Loss on one set of validation data.
 struct SetLoss {
   std::string name;
   double loss = 0.0;  // mean over its targets, in nats; NaN without any
@@ -33,12 +33,12 @@ struct Evaluation {
   bool stopped = false;  // by the caller, before the end: nothing else is set
 };
 
-// All that a step quantized, in short.
+// Summary of the errors of all that a step quantized.
 struct PrecisionSummary {
   std::optional<double> sqnr_db = {};  // mean over modules and roles; none: all exact, or NaN or Inf
   std::string worst = {};              // the module with the least, and that
   double worst_db = 0.0;
-  int64_t fp32_gemms = 0;  // of this step: GEMMs that ran in fp32 because an operand held extreme scale codes
+  int64_t fp32_gemms = 0;  // GEMMs of this step that ran in fp32 because an operand held extreme scale codes
 
   void fields(auto& v) {
     v("q_sqnr_db", sqnr_db);
@@ -46,9 +46,9 @@ struct PrecisionSummary {
   }
 };
 
-// What the router of a layer did in a step: assignments by expert, the largest load over the mean, the share of assignments that were
-// dropped, and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches. Losses are empty for a step
-// that is reported only because it was skipped.
+// Figures of a layer's router in a step: assignments by expert, the largest load over the mean, the share of assignments that were dropped,
+// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches. Losses are empty for a step that is
+// reported only because it was skipped.
 struct LayerRouting {
   int64_t layer = 0;
   double imbalance = 0.0, dropped = 0.0;
@@ -75,16 +75,16 @@ struct StepEvent {
   double gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
-  std::optional<double> mfu;       // of the dense bf16 peak in the data sheets of all GPUs; none: a CPU, or a GPU that is not known
-  // The same over the rate of GEMMs that was measured in this run; none: it is too short for that.
+  std::optional<double> mfu;       // over the dense bf16 peak in the data sheets of all GPUs; none: a CPU, or a GPU that is not known
+  // Like mfu, over the rate of GEMMs that was measured in this run; none: it is too short for that.
   std::optional<double> mfu_measured = {};
   double memory_gib = 0.0;                    // peak resident, of the process of rank 0
   std::optional<double> gpu_memory_gib = {};  // peak of its tensors in the memory of its device; none: that is the host's
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
-  bool other_gemms = false;                        // not of bf16, whose peak mfu refers to
-  std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
+  bool other_gemms = false;                        // GEMMs of other types than bf16, whose peak mfu refers to
+  std::optional<Traffic> comm_bytes = {};          // sent by all ranks since the gradients of the step before; none: one rank
   std::vector<LayerRouting> routing = {};          // layers with experts
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
 
@@ -155,7 +155,7 @@ struct PrecisionEvent {
   double clipped = 0.0, flushed = 0.0;           // shares of all elements: beyond the largest code; not zero and coded as zero
   std::optional<double> amax = {};               // none: NaN or Inf among x
   std::map<uint16_t, int64_t> scales = {};       // how many blocks have each scale code
-  std::optional<WorstExpert> worst_expert = {};  // of the weights of experts; none: none has a finite error
+  std::optional<WorstExpert> worst_expert = {};  // only for weights of experts; none: none has a finite error
 
   void fields(auto& v) {
     v("step", step);
@@ -171,7 +171,7 @@ struct PrecisionEvent {
     if (worst_expert) v("worst_expert", *worst_expert);
   }
 
-  // Returns the same by the exponent of the scale, without blocks that hold a NaN, which have none.
+  // Returns `scales` by the exponent of the scale, without blocks that hold a NaN, which have none.
   std::map<int, int64_t> scale_exponents() const;
 };
 
@@ -195,7 +195,7 @@ struct SaveEvent {
 struct ExportEvent : SaveEvent {};
 
 struct StartEvent {
-  std::string folder;   // of the run; it exists by now
+  std::string folder;   // the run's; it exists by now
   std::string resumed;  // the checkpoint; "": a fresh start
   int64_t step = 0, steps = 0;
   int64_t parameters = 0;
@@ -220,7 +220,7 @@ struct StragglerEvent {
   int64_t step = 0;
   int rank = 0;
   std::string section = {};
-  double ratio = 0.0;  // of its speed to the median of all ranks
+  double ratio = 0.0;  // its speed / the median of all ranks
 
   void fields(auto& v) {
     v("step", step);
@@ -230,7 +230,7 @@ struct StragglerEvent {
   }
 };
 
-// What a signal or another outside source asks for, in rising urgency.
+// Requests of a signal or another outside source, in rising urgency.
 enum class Request { none, save, save_and_stop };
 
 // All callbacks are optional. They are called from the thread that trains, between steps.
@@ -247,14 +247,14 @@ struct TrainEvents {
   std::function<void(int64_t step, const char* section)> set_phase = {};
 };
 
-// "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
-// Where the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind
-// mem. A step without targets has "no targets" in place of the loss. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down
-// 24.8)", and " | fp32 GEMMs 12" unless there are none.
+// Returns "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s". Where
+// the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind mem. A
+// step without targets has "no targets" in place of the loss. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and "
+// | fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
-// "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
+// Returns "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);
-// The text in a box under a title, control characters escaped.
+// Returns the text in a box under a title, control characters escaped.
 std::string sample_box(const SampleEvent& event);
 
 std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"

@@ -13,7 +13,8 @@
 
 namespace mantissa {
 
-// Throws Error(usage) if the folder holds checkpoints of an earlier run; the second, metrics of its steps either. They change nothing.
+// Throw Error(usage) if the folder holds checkpoints of an earlier run; the second, too, if it holds metrics of its steps. They change
+// nothing.
 void require_no_checkpoints(const LoadedConfig& loaded);
 void require_unused_folder(const LoadedConfig& loaded);
 

@@ -17,19 +17,19 @@ using Series = std::vector<MetricPoint>;  // by ascending step
 
 struct RoutingPoint {
   int64_t step;
-  std::vector<LayerRouting> layers;  // those with experts
+  std::vector<LayerRouting> layers;  // layers with experts
 };
 constexpr int64_t kRoutingSteps = 100;
 
 struct RunMetrics {
-  std::string name;             // of the folder, as valid UTF-8
+  std::string name;             // name of the folder, as valid UTF-8
   std::string config;           // content of config.json; "" if there is none
-  StartEvent start;             // of the newest start; without folder
+  StartEvent start;             // the newest start; without folder
   std::vector<int64_t> starts;  // the step of every start: the first, and then each restart
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;  // loss: of steps with targets
-  Series imbalance;                                               // of the layer with experts where it is largest
-  std::vector<RoutingPoint> routing;                              // what was reported of the newest kRoutingSteps steps
+  Series imbalance;                                               // in the layer with experts where it is largest
+  std::vector<RoutingPoint> routing;                              // reports of the newest kRoutingSteps steps
   std::vector<PrecisionEvent> precision;
   std::vector<SampleEvent> samples;
 };

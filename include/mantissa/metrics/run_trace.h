@@ -16,7 +16,7 @@ std::string finish_trace(int rank);
 class RunTrace {
  public:
   RunTrace(const RunConfig& config, int rank) : config_(config), rank_(rank) {}
-  ~RunTrace() { write(); }  // of a run that ends before
+  ~RunTrace() { write(); }  // if the run ends before
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 

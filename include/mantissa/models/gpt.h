@@ -13,10 +13,10 @@ namespace mantissa {
 
 struct GptOptions {
   Recompute recompute = Recompute::none;
-  bool gradients = true;           // allocate gradient buffers
-  Mesh mesh{};                     // whose ranks hold this model together
-  int64_t micro_batches = 1;       // of a global batch: each has its share of the auxiliary losses of routers
-  bool quantized_dispatch = true;  // of tokens to experts
+  bool gradients = true;           // its ranks hold this model together
+  Mesh mesh{};                     // in a global batch: each has its share of the auxiliary losses of routers
+  int64_t micro_batches = 1;       // in a global batch: each has its share of the auxiliary losses of routers
+  bool quantized_dispatch = true;  // dispatches tokens to experts as codes where GEMMs there read codes
   ExpertGradients expert_gradients = ExpertGradients::summed;
 };
 
@@ -25,9 +25,10 @@ struct TokenBatch {
   int64_t batch;
   Tensor tokens, positions;
   Tensor segment_starts;  // undefined: attention sees the whole past
-  // Tokens of each row, behind which is padding: no expert takes it, and no loss, statistic or limit of experts counts it. Empty: none is.
+  // Tokens of each row; the rest of it is padding: no expert takes it, and no loss, statistic or limit of experts counts it. Empty: there
+  // is none.
   std::vector<int32_t> lengths = {};
-  Tensor padding{};  // the same on the device: 0 for padding, -1 for a token; undefined: there is none
+  Tensor padding{};  // padding on the device: 0 for padding, -1 for a token; undefined: there is none
 
   int64_t padded() const;  // how many tokens are padding
 };
@@ -63,7 +64,8 @@ class Gpt {
   // most for max_position_embeddings.
   std::vector<KeyValueCache> new_cache(int64_t positions = std::numeric_limits<int64_t>::max()) const;
   Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
-  // The same for several sequences, of which each has one token more: [sequences, padded vocabulary], to the bits that each has alone.
+  // Like the other next_logits(), for several sequences, each with one token more: returns [sequences, padded vocabulary], to the bits that
+  // each has alone.
   Tensor next_logits(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
 
  private:
@@ -76,7 +78,7 @@ class Gpt {
   std::variant<Mlp, Moe> mlp_of(int64_t index, const PrecisionPlan& plan);
   void add_block(int64_t index, const PrecisionPlan& plan);
   Dtype logits_dtype() const;
-  TensorParallel context(const TokenBatch& batch) const;  // of the embedding and the output projection
+  TensorParallel context(const TokenBatch& batch) const;  // context of the embedding and the output projection
   Tensor own_tokens(const Tensor& rows) const;
   Tensor last_row(const Tensor& x) const;
   // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
@@ -86,7 +88,7 @@ class Gpt {
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
   Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]
   Tensor project(const Tensor& hidden, const TensorParallel& at) const;         // logits, of the whole vocabulary
-  Tensor rope_table(int64_t positions);                                         // of at least so many; undefined without rotary positions
+  Tensor rope_table(int64_t positions);                                         // for at least so many positions; undefined if not rotary
 
   ModelConfig config_;
   Backend& device_;

@@ -41,8 +41,8 @@ constexpr auto choices(Recompute) {
 
 constexpr auto choices(RouterScore) { return std::array{Choice{"softmax", RouterScore::softmax}, Choice{"sigmoid", RouterScore::sigmoid}}; }
 
-// Takes the key of an option, "model.moe.num_experts", and what is wrong with it, in which other options have their keys, those of the same
-// section without it.
+// Receives the key of an option, "model.moe.num_experts", and what is wrong with it. Other options are named in it by their keys, those of
+// the same section without the section.
 using OptionError = std::function<void(const std::string& key, const std::string& why)>;
 
 // Section "model.rope_scaling" stretches the rotary frequencies to longer sequences than those of pretraining, as Hugging Face's

@@ -17,7 +17,7 @@ class Layout {
 
   // All totals are bytes, including the gaps that keep parameters aligned.
   struct Totals {
-    int64_t fp32_values = 0;  // which are their own masters
+    int64_t fp32_values = 0;  // these are their own masters
     int64_t other_values = 0;
     int64_t codes = 0;   // with their scales, of weights that have no value
     int64_t copies = 0;  // codes with their scales beside a value
@@ -26,13 +26,13 @@ class Layout {
   };
   const Totals& totals() const { return totals_; }
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
-  int64_t gathered(size_t parameter) const;  // of one
+  int64_t gathered(size_t parameter) const;  // bytes of one parameter
 
   // A run of whole layers with at least bucket_bytes of fp32 gradients, except the last. A bucket also ends where parameters of shared
   // experts begin or end.
   struct Bucket {
     size_t first, last;       // parameters [first, last)
-    bool of_experts = false;  // that ranks share: the data ranks which hold the same are 1 / expert_ranks() of all
+    bool of_experts = false;  // holds experts that ranks share: the same ones are held by 1 / expert_ranks() of the data ranks
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
@@ -46,11 +46,11 @@ class Layout {
   };
   std::vector<Boundary> boundaries(const Bucket& bucket, int ranks) const;
 
-  // What a rank owns of a bucket.
+  // Share of a bucket that a rank owns.
   struct Share {
     int64_t gradients = 0, gathered = 0;
-    int64_t partial = 0;  // of the gradients, without gaps: what tensor ranks sum
-    int64_t masters = 0;  // that are no values
+    int64_t partial = 0;  // part of the gradients, without gaps, that tensor ranks sum
+    int64_t masters = 0;  // masters that are no values
     int64_t moments = 0;  // both
     int64_t norm_blocks = 0;
   };
@@ -63,8 +63,8 @@ class Layout {
   Share share(const Boundary& begin, const Boundary& end) const;
 
   std::vector<ParameterSpec> parameters_;
-  std::vector<Bytes> begin_;  // of each parameter, and the end
-  std::vector<Bytes> size_;   // of each parameter, without the gap behind it
+  std::vector<Bytes> begin_;  // where each parameter begins, and the end
+  std::vector<Bytes> size_;   // size of each parameter, without the gap behind it
   std::vector<Bucket> buckets_;
   Totals totals_;
 };

@@ -25,7 +25,7 @@ class Linear {
  public:
   // Adds weight [out, in] and, if the plan has one, a bias that starts at 0.
   Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh = {});
-  // Maps [N, in] to [N, out], of what this rank holds of either. tokens: N of all ranks.
+  // Maps [N, in] to [N, out], or this rank's share of either. tokens: N over all ranks.
   Var forward(const Var& x, int64_t tokens) const {
     return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, tensor_parallel(mesh_, weight_->sharding.split, tokens));
   }
@@ -59,7 +59,7 @@ struct KeyValueCache {
   int64_t length = 0;  // positions stored
 };
 
-// What attention needs besides its input.
+// Inputs of attention besides x.
 struct SequenceContext {
   int64_t batch = 1;
   int64_t tokens = 0;                       // N, of all ranks
@@ -99,7 +99,7 @@ struct MlpOptions {
   std::optional<GeluForm> gelu;  // none: SwiGLU with gate and up fused
   double init_std, down_init_std;
   Keep keep;
-  double limit = 0.0;  // of SwiGLU (SwiGluForward)
+  double limit = 0.0;  // SwiGluForward::limit
 };
 
 class Mlp {

@@ -10,11 +10,11 @@
 namespace mantissa {
 
 struct MoeOptions {
-  RoutingOptions routing;  // of one sequence; forward() knows how many there are
+  RoutingOptions routing;  // for one sequence; forward() knows how many there are
   int64_t experts;
   double init_std, down_init_std;
   Keep keep;
-  double limit;             // of SwiGLU (SwiGluForward)
+  double limit;             // SwiGluForward::limit
   bool quantized_dispatch;  // codes move where the GEMMs read codes
   ExpertGradients expert_gradients = ExpertGradients::summed;
 };
@@ -50,15 +50,16 @@ class Moe {
   // share every expert, expert ranks have some of them each.
   Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh = {});
   // Maps [N, hidden] to [N, hidden], of this rank's share of the tokens. Each expert takes `capacity` tokens, 0: all, and none takes
-  // padding, which no figure and no auxiliary loss of the router counts. Adds what the router did to the statistics, if given, but not what
-  // it repeats in backward. Ranks that share tokens each route all of them, because scores of sequences, capacity and groups are of all
-  // tokens; a router costs little beside the experts. All ranks that share the experts call it together, forward and backward.
+  // padding, which no figure and no auxiliary loss of the router counts. Adds the figures of the router to the statistics, if given, but
+  // not those of a forward pass that backward repeats. Ranks that share tokens each route all of them, because scores of sequences,
+  // capacity and groups are of all tokens; a router costs little beside the experts. All ranks that share the experts call it together,
+  // forward and backward.
   Var forward(const Var& x, const SequenceContext& context, int64_t capacity, RouterStatistics* statistics) const;
   // Joins the collectives of forward() with zero tokens. x [0, hidden].
   void join_collectives(const Tensor& x) const;
 
  private:
-  struct GroupedWeight {  // of experts' weights
+  struct GroupedWeight {  // a grouped weight of experts, and its bias
     Recipe recipe;
     Parameter* weight;
     Parameter* bias = nullptr;

@@ -27,17 +27,17 @@ struct Init {
 // Specifies a parameter that a module asks for.
 struct ParameterSpec {
   std::string name;  // "layers.0.attn.qkv.weight"
-  Shape shape;       // of this rank's share
+  Shape shape;       // shape of this rank's share
   Init init{};
-  Dtype dtype = Dtype::f32;       // of the value
+  Dtype dtype = Dtype::f32;       // dtype of the value
   Quantization quantized{};       // kept as codes of the bf16 rounding, too
   bool keeps_value = true;        // else the codes are all that is kept
   int64_t padding = 0;            // last rows that no gradient reaches: zero, and never stored
-  Sharding sharding{};            // of a tensor whose share this is; sharded() sets it
-  int64_t stored_rows = 0;        // of all tensor ranks, without padding, where they share its rows
+  Sharding sharding{};            // sharing of the tensor whose share this is; sharded() sets it
+  int64_t stored_rows = 0;        // rows of all tensor ranks, without padding, where they share them
   std::vector<int64_t> parts{};   // rows of fused parts (q, k, v) of each matrix, which are divided; empty: one part
   bool partial_gradient = false;  // each tensor rank computes a part of the gradient, which is the sum
-  int64_t matrices = 1;           // of a grouped weight
+  int64_t matrices = 1;           // matrices of a grouped weight
   int64_t sources = 1;            // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
 
   bool among_experts() const { return sharding.ranks.expert > 1; }
@@ -48,7 +48,7 @@ struct ParameterSpec {
 // rows of each part or columns. Throws Error(internal) if the ranks do not get equal shares.
 ParameterSpec sharded(ParameterSpec whole, const Sharding& by);
 
-// Returns the same tensor as another of the ranks that share it has it.
+// Returns the spec of the same tensor on another of the ranks that share it.
 ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank);
 
 // Guards the memory of parameters while a gather, not the optimizer, writes it.
@@ -63,11 +63,11 @@ class Parameter : public ParameterSpec {
   explicit Parameter(ParameterSpec spec) : ParameterSpec(std::move(spec)) {}
 
   const Tensor& value() const { return when_ready(value_); }           // undefined if only codes are kept
-  const QuantizedTensor& codes() const { return when_ready(codes_); }  // of the shape as a matrix; undefined in high precision
+  const QuantizedTensor& codes() const { return when_ready(codes_); }  // shaped as a matrix; undefined in high precision
   Leaf leaf{};                                                         // its gradient, if training
   void wait_for(ReadyEvent* event) { ready_ = event; }                 // nullptr: behind none
 
-  uint32_t number() const { return number_; }  // in its set
+  uint32_t number() const { return number_; }  // index in its set
   bool decays() const { return shape.rank() >= 2; }
   // Returns the shape of the tensor that all ranks hold together, as it is stored: without padding.
   Shape stored_shape() const;
@@ -105,7 +105,7 @@ struct ParameterShard {
   Shape shape() const { return of->shape.with_dim0(end - begin); }
   int64_t stored_end() const { return std::clamp(of->shape[0] - of->padding, begin, end); }  // where its rows of padding begin
   int64_t first_element() const { return begin * of->shape.with_dim0(1).elements(); }
-  Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // of one that has the parameter's shape
+  Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // rows of a tensor that has the parameter's shape
   Tensor gradient() const { return of_rows(of->leaf.grad); }
 };
 
@@ -114,7 +114,7 @@ struct ParameterShard {
 struct Buffer {
   std::string name;  // "layers.0.moe.expert_bias"
   Shape shape;
-  Tensor value{};  // of the dtype of masters
+  Tensor value{};  // in the dtype of masters
 };
 
 // Maps the parameters in one arena, in their order. A parameter without memory there has no elements.
@@ -142,7 +142,7 @@ class ParameterSet {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   const Parameter* find(const std::string& name) const;
-  Buffer& add_buffer(Buffer buffer);  // as add()
+  Buffer& add_buffer(Buffer buffer);  // like add()
   std::deque<Buffer>& buffers() { return buffers_; }
   const std::deque<Buffer>& buffers() const { return buffers_; }
   int64_t elements() const;  // without padding between parameters
@@ -187,7 +187,7 @@ class ParameterSet {
   // Returns the gradient of parameter `index` in a tensor laid out as a gradient buffer, in the parameter's shape; with several sources it
   // has the rows of all.
   Tensor view_of(const Tensor& arena, size_t index) const;
-  ArenaMap gradient_map() const;  // of the buffer in use
+  ArenaMap gradient_map() const;  // map of the buffer in use
   // Sums the gradients of a parameter in a buffer over their sources, in the order of an aligned binary tree, into the rows of the first
   // source.
   void join_sources(const Tensor& buffer, size_t index) const;
@@ -211,8 +211,8 @@ class ParameterSet {
 // Returns "layers.0.mlp.down.weight[3, 5] = nan" for the first element of `values`, of the shard's shape, that is NaN or Inf, by row and
 // column in the stored tensor, which ranks may share; "" if there is none.
 std::string nonfinite_text(const ParameterShard& shard, const Tensor& values);
-// Does so for values of a master that were read for elements of the shard from `first` on, as forward will read them: rounded to bf16 where
-// it does.
+// Like nonfinite_text(), for values of a master that were read for elements of the shard from `first` on, as forward will read them:
+// rounded to bf16 where it does.
 std::string nonfinite_read(const ParameterShard& shard, int64_t first, std::span<const float> values);
 // Checks the value stored from this master, or the rounding that codes are made from.
 std::string nonfinite_weight(const ParameterShard& shard, const Tensor& master);

@@ -67,22 +67,22 @@ class Shards {
 
  private:
   using Boundary = Layout::Boundary;
-  struct Range {  // of an arena
+  struct Range {  // a bucket's part of an arena
     Tensor memory;
     std::vector<int64_t> counts;  // bytes, by rank of the group
   };
-  struct Gradients {  // of a gradient buffer
+  struct Gradients {  // a bucket's part of a gradient buffer
     int64_t begin, end;
     std::vector<int64_t> counts;  // elements, by rank of the group
   };
   struct Bucket {
-    bool of_experts = false;           // that ranks share
+    bool of_experts = false;           // holds experts that ranks share
     std::vector<Boundary> boundaries;  // where the rows of each rank of the group begin, and the end
     size_t own_end = 0, others_begin = 0, others_end = 0;
-    int64_t begin = 0, end = 0;  // of a gradient buffer
+    int64_t begin = 0, end = 0;  // elements of a gradient buffer
     std::vector<Gradients> exchanged;
     std::vector<std::pair<int64_t, int64_t>> partial;  // own ranges of a gradient buffer that are summed over the tensor ranks
-    std::vector<Range> sources;                        // what is gathered
+    std::vector<Range> sources;                        // ranges that are gathered
     std::unique_ptr<ReadyEvent> ready = {};
     size_t waiting = 0;  // parameters whose gradients are not complete
     bool sent = false;
@@ -111,7 +111,7 @@ class Shards {
   std::vector<bool> ready_;  // by parameter: its gradient is complete
   bool sending_ = false;     // between send_when_ready() and send_rest()
   Tensor sums_;
-  Tensor scratch_;  // of the exchange of gradients, one bucket at a time; undefined where nothing is exchanged
+  Tensor scratch_;  // for the exchange of gradients, one bucket at a time; undefined where nothing is exchanged
   Finish finish_;
   CommQueue queue_;  // last: its work uses all others
 };

@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-// Which parameter of a model a weight is, and which part of it this rank has: random rounding draws by global element.
+// Identifies the parameter of a model that a weight is, and the part of it that this rank has: random rounding draws by global element.
 struct WeightPlace {
   uint32_t number = 0;
   Sharding sharding{};
@@ -113,12 +113,12 @@ struct RowWeights {
   Tensor values{}, more_gradient{};
 };
 
-// What a host knows of permuted tokens whose operands are simulated. An operand is several matrices, each rounded on its own: the rows that
-// an expert has of one rank. Random rounding draws by the number of a row's assignment among those of the whole run; padding has numbers
-// that no assignment has.
+// Rows of permuted tokens whose operands are simulated, as a host knows them. An operand is several matrices, each rounded on its own: the
+// rows that an expert has of one rank. Random rounding is keyed by the global index of a row's assignment; padding rows use indices that no
+// assignment has.
 struct NumberedRows {
-  std::vector<int64_t> ends;         // of the matrices, beginning with 0
-  std::vector<int64_t> assignments;  // numbers; none where all is rounded to nearest
+  std::vector<int64_t> ends;         // ends of the matrices, beginning with 0
+  std::vector<int64_t> assignments;  // indices; none where all is rounded to nearest
 };
 
 // Says where the permuted tokens of each assignment lie (DispatchTable). Among several ranks it covers the assignments of all of them to
@@ -127,7 +127,7 @@ struct NumberedRows {
 struct Dispatch {
   Tensor offsets, rows, assignments;
   int64_t per_row = 1;                               // assignments of a token
-  Tensor gradient_offsets{};                         // of the groups that have a gradient of their own; undefined: offsets
+  Tensor gradient_offsets{};                         // bounds of the groups that have a gradient of their own; undefined: offsets
   std::shared_ptr<const AllToAllPlan> all_to_all{};  // null: all experts are here
   std::shared_ptr<const HostGroups> host{};          // where the host knows offsets
   std::shared_ptr<const NumberedRows> numbered{};    // number_rows()

@@ -21,8 +21,8 @@ struct QuantizedOperand {
   const Tensor& x;               // [N, C]; what is quantized is its rounding to bf16
   const QuantizedTensor& codes;  // N rounded up to whole blocks; undefined if simulated
   Tensor rows{};                 // i32 [N] (optional): row i does not count where rows[i] is -1
-  bool own_tokens = false;       // of x [N, C] each rank that shares the weight has rows of its own: sequence parallelism
-  Tensor error{};                // fp64 [QuantizationError::size] if simulated, of which x is not looked at
+  bool own_tokens = false;       // each rank that shares the weight has rows of its own in x [N, C]: sequence parallelism
+  Tensor error{};                // fp64 [QuantizationError::size] if simulated; x is then not looked at
 };
 
 using QuantizationObserver = std::function<void(const QuantizedOperand&)>;

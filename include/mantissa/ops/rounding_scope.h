@@ -1,5 +1,5 @@
-// Says where a training run is, so that operations round at random by bits that depend on what is rounded alone. Outside of a scope they
-// round to nearest.
+// Holds the position of a training run, so that operations that round at random draw bits which depend on what is rounded alone. Outside of
+// a scope they round to nearest.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace mantissa {
 struct RoundingPosition {
   uint64_t seed = 0;
   int64_t step = 0;   // steps before
-  int64_t token = 0;  // of the run, all ranks and steps: the first one of the tensors at hand
+  int64_t token = 0;  // number, in the run of all ranks and steps, of the first token of the tensors at hand
 };
 
 // Sets the position of this thread until the end of the block.

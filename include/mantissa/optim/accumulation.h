@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-// running adds each micro batch to one buffer. tree adds neighbors in pairs, then pairs of pairs, so that any power-of-two group of ranks
+// running: adds each micro batch to one buffer. tree: adds neighbors in pairs, then pairs of pairs, so that any power-of-two group of ranks
 // that owns an aligned range of the micro batches computes the same sums; it needs log2(M) + 1 buffers.
 class GradientAccumulator {
  public:

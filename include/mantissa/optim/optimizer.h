@@ -17,17 +17,18 @@ namespace mantissa {
 struct StepLosses {
   Tensor losses;
   bool pairwise = false;
-  int vote = 0;                          // what this rank asks for
-  std::function<double()> seconds = {};  // that it computed for them; called after a wait for the device
-  Tensor figures = {};                   // fp64 (optional), which come to the host with the decision
-  // Makes of these figures the assignments of experts in its micro batches: whole numbers, as many on all ranks.
+  int vote = 0;                          // this rank's request
+  std::function<double()> seconds = {};  // time that it computed for the losses; called after a wait for the device
+  Tensor figures = {};                   // fp64 (optional); they come to the host with the decision
+  // Makes of these figures the expert assignments of this rank's micro batches: whole numbers, as many on all ranks.
   std::function<std::vector<double>(std::span<const double> figures)> assignments = {};
   std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
 
   std::vector<double> assignments_of(std::span<const double> of) const { return assignments ? assignments(of) : std::vector<double>(); }
 };
 
-// What a rank sends of a step so that all decide alike: so many numbers in fp64, then its losses, its assignments and its partial norms.
+// Layout of a rank's control message, by which all ranks decide alike: kReportedNumbers doubles, then losses, expert assignments, partial
+// norms.
 inline constexpr int64_t kReportedNumbers = 8;
 
 struct UpdateResult {
@@ -101,7 +102,7 @@ class Optimizer {
   int64_t row_blocks_ = 0;  // 32 rows each, of the own parts in the order of the parameters
   Tensor step_;             // StepValue
 
-  // What the host reads of a step, fp64, in one tensor: one download has any run of these.
+  // Values that the host reads of a step, fp64, in one tensor: one download has any run of these.
   struct Report {
     Tensor all;
     Tensor outcome;   // StepOutcome

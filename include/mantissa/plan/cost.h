@@ -17,8 +17,8 @@
 // With tensor ranks, or ranks that share experts, nothing of exchange and gather is hidden, since an exchange of activations waits until
 // what was begun before is through.
 //
-// It knows no latency (a bucket takes 2 (R - 1) messages of each rank), no stragglers, and no time of the optimizer but what is in `flops`:
-// the rate at which a rank does whole steps, which bench train prints; that of bench gemm is what it can be at best.
+// The model ignores latency (a bucket takes 2 (R - 1) messages of each rank), stragglers, and the time of the optimizer but for what is in
+// `flops`: the rate at which a rank does whole steps, which bench train prints; that of bench gemm is what it can be at best.
 #pragma once
 
 #include <optional>
@@ -32,11 +32,11 @@ namespace mantissa {
 struct StepBytes {
   Traffic sent;
   int64_t buckets = 0;
-  int64_t busiest = 0;  // of one rank, the more of what it sends and receives
+  int64_t busiest = 0;  // by one rank: the larger of what it sends and receives
 };
 
-// What one gather moves, shares of all ranks together, in bytes per element of the parameters that are codes, and of those that are values.
-// 0: there are none.
+// Bytes that one gather moves, shares of all ranks together, per element of the parameters that are codes, and of those that are values. 0:
+// there are none.
 struct GatherBytes {
   double codes = 0.0, values = 0.0;
 };

@@ -7,11 +7,10 @@
 
 namespace mantissa {
 
-// What CUDA takes of a GPU for each process: its context, with the code of kernels and of cuBLASLt. An assumption: 400 to 600 MiB are
-// usual.
+// GPU memory of CUDA for each process: its context, with the code of kernels and of cuBLASLt. An assumption: 400 to 600 MiB are usual.
 inline constexpr int64_t kCudaContext = int64_t{512} << 20;
-// What NCCL takes of a GPU for each group of several ranks that the process is in. An assumption: 100 to 500 MB are reported, by the number
-// of channels.
+// GPU memory of NCCL for each group of several ranks that the process is in. An assumption: 100 to 500 MB are reported, by the number of
+// channels.
 inline constexpr int64_t kNcclGroup = int64_t{256} << 20;
 
 // Bytes of the rank that needs most, by purpose, in the memory where its tensors are: that of the host, or of its GPU if training.device is
@@ -24,11 +23,11 @@ struct MemoryEstimate {
   int64_t optimizer = 0;    // two moments of the own weights
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
   int64_t workspace = 0;    // at most beyond these in forward and backward, with GEMMs as this CPU computes them
-  int64_t exchange = 0;     // what comes from other ranks of the gradients of a bucket
-  int64_t inputs = 0;       // of a GPU: the uploaded batch of a step
-  // Of the host, beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured. None of a GPU.
+  int64_t exchange = 0;     // received from other ranks: gradients of a bucket
+  int64_t inputs = 0;       // on a GPU: the uploaded batch of a step
+  // Memory of the host beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured. 0 on a GPU.
   int64_t program = 0;
-  // Of a GPU, beside tensors; none of the host.
+  // Memory of a GPU beside tensors; 0 on the host.
   int64_t cuda_context = 0;  // kCudaContext
   int64_t cublaslt = 0;      // its workspace, at most kGemmWorkspace in each lane
   int64_t nccl = 0;          // kNcclGroup for each group of several ranks

@@ -14,8 +14,9 @@ namespace mantissa {
 void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                          const std::vector<FreeMemory>& free = free_memory());
 
-// The same for a run whose training.device is a GPU, of which the host holds no tensors: what free_gpu_memory() returned must hold
-// estimate_memory() but for the contexts, for all ranks that use that GPU.
+// Like require_free_memory(), for a run whose training.device is a GPU, of which the host holds no tensors: the memory that
+// free_gpu_memory() returned must hold estimate_memory() without contexts and NCCL, which have theirs already, for all ranks that use that
+// GPU.
 void require_free_gpu_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                              const std::vector<FreeMemory>& free);
 

@@ -1,4 +1,4 @@
-// What a run does not do although its configuration may look so.
+// Warns of what a run does not do although its configuration may look so.
 #pragma once
 
 #include <string>

@@ -28,9 +28,9 @@ struct CodeSums {
 // Throws Error(internal) otherwise, if the shard has fewer rows, or if a cell is not whole blocks (those of 24, say).
 struct CodePlace {
   int64_t rows;
-  int64_t columns;  // of the whole tensor
+  int64_t columns;  // width of the whole tensor
   int64_t first_row = 0, first_col = 0;
-  int64_t matrix_rows = 0;  // of each matrix of a grouped weight [E * matrix_rows, columns]; 0: it is not grouped
+  int64_t matrix_rows = 0;  // rows of each matrix of a grouped weight [E * matrix_rows, columns]; 0: it is not grouped
 };
 CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place);
 

@@ -134,14 +134,14 @@ struct OutputProjectionConfig {
   }
 };
 
-// Whether a device multiplies codes as codes where its library can, or always as the values that they stand for, as a CPU does.
+// Selects how a device multiplies codes: as codes where its library can, or always as the values that they stand for, as a CPU does.
 enum class NativeProducts { automatic, never };
 constexpr auto choices(NativeProducts) {
   return std::array{Choice{"auto", NativeProducts::automatic}, Choice{"never", NativeProducts::never}};
 }
 
 struct PrecisionConfig {
-  Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
+  Dtype dtype = Dtype::bf16;  // dtype of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
   std::string recipe = "high";
   std::map<std::string, RecipeConfig> recipes;
   std::vector<RuleConfig> rules;

@@ -38,11 +38,11 @@ struct GemmOperands {
 };
 GemmOperands choose_operands(const Recipe& recipe, GemmRole role);
 
-// Returns how the codes that the GEMM of this role is given for an operand are quantized; none: values. Of a weight of which it multiplies
-// values DQ(Q(w)) it is given the resident codes; such values of an input are made before.
+// Returns how the codes are quantized that the GEMM of this role is given for an operand; none: it is given values. For values DQ(Q(w)) of
+// a weight it is given the resident codes; such values of an input are made before the GEMM.
 Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role);
 
-// What is kept of the input for backward, where wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which
+// Form in which the input is kept for backward, if wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which
 // forward makes beside the rowwise ones.
 enum class SavedAs { values, rows, columns };
 SavedAs saved_input(const Recipe& recipe);

@@ -25,8 +25,8 @@ struct ModulePart {
   bool operator==(const ModulePart& other) const = default;
 };
 
-// What a module is in its layer, where something depends on it. mlp_output: the second linear of an MLP or of experts. head_norm: of q or
-// k.
+// Role of a module in its layer, where something depends on it. mlp_output: the second linear of an MLP or of experts. head_norm: the norm
+// of q or k.
 enum class ModuleRole { other, attention_output, head_norm, mlp_output };
 
 struct ModuleShape {
@@ -39,9 +39,9 @@ struct ModuleShape {
   std::vector<ModulePart> parts = {};     // empty: one part
   Split split = Split::none;              // each part by rows, or all by columns
   bool experts = false;                   // a grouped weight of experts, one below the other
-  int64_t matrices = 1, active = 1;       // of it; those that a token is multiplied with
-  int64_t window = 0;                     // of the output of attention: keys that a query sees at most; 0: all
-  std::string buffer_name = {};           // of elements beside the parameters that no gradient trains: a router's expert bias
+  int64_t matrices = 1, active = 1;       // matrices of a grouped weight; active: those that a token is multiplied with
+  int64_t window = 0;                     // for attn.out: keys that a query sees at most; 0: all
+  std::string buffer_name = {};           // name of state that no gradient trains: a router's expert bias
   int64_t buffer = 0;                     // how many there are
   std::string out_key = {}, in_key = {};  // the key of the configuration whose value this size is, for errors; "": of no single one
   std::string weight_name() const { return kind == ModuleKind::sinks ? path : path + ".weight"; }
@@ -54,11 +54,11 @@ struct ModuleShape {
   // Return how these ranks share the weight and the bias, which is whole where they divide the columns of the weight.
   Sharding sharding(ModelRanks ranks) const;
   Sharding bias_sharding(ModelRanks ranks) const;
-  ModuleShape on_rank(const ModelRanks& ranks) const;  // what each holds: matrices, out, in, bias and parts of it
+  ModuleShape on_rank(const ModelRanks& ranks) const;  // the part that each rank holds: matrices, out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
 };
 
-// What a plan needs to know about a model.
+// Description of a model, as far as a plan needs it.
 struct ModelShape {
   std::vector<ModuleShape> modules;
   bool tied_embeddings = false;  // then there is no module `output`
@@ -73,12 +73,12 @@ struct ModulePrecision {
   ModuleShape module;
   std::string rule, match;
   Recipe recipe;
-  StoredType storage = StoredType::bf16;   // what the parameter is in memory
-  StoredType wire = StoredType::bf16;      // what a gather of parameters moves
-  StoredType exported = StoredType::bf16;  // what fprop multiplies by, and so what an export holds
+  StoredType storage = StoredType::bf16;   // type of the parameter in memory
+  StoredType wire = StoredType::bf16;      // type in which parameters are gathered
+  StoredType exported = StoredType::bf16;  // type that fprop multiplies by, and so that of an export
   int64_t bytes = 0;
 
-  int64_t bytes_on_rank(const ModelRanks& ranks) const;  // of `bytes`, what each rank holds
+  int64_t bytes_on_rank(const ModelRanks& ranks) const;  // the part of `bytes` that each rank holds
 
   // Returns whether the codes are the parameter, without a value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
@@ -103,20 +103,20 @@ class PrecisionPlan {
   // Takes modules that are already resolved.
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
-  Dtype compute() const { return compute_; }           // of activations, and of what belongs to no module
-  bool quantizes_operands() const;                     // of any GEMM
-  bool native_gemms() const { return native_gemms_; }  // whether a device may multiply codes as codes
+  Dtype compute() const { return compute_; }           // dtype of activations, and of all that belongs to no module
+  bool quantizes_operands() const;                     // true if it quantizes operands of any GEMM
+  bool native_gemms() const { return native_gemms_; }  // a device may multiply codes as codes
   const std::vector<ModulePrecision>& modules() const { return modules_; }
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   // Returns the module that has this parameter, its weight or its bias. Throws Error(internal) if none has.
   const ModulePrecision& module_of(const std::string& parameter) const;
   int64_t parameters() const;
-  int64_t buffers() const;            // elements that are no parameters, because no gradient trains them
-  int64_t active_parameters() const;  // that a token is computed with: of a grouped weight of experts, those it goes to
+  int64_t buffers() const;            // elements of state that no gradient trains
+  int64_t active_parameters() const;  // parameters that a token is computed with: of expert weights, those of the experts it goes to
   int64_t bytes() const;              // resident, of all modules
   int64_t bytes_on_rank(const ModelRanks& ranks) const;
-  int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
+  int64_t bytes_beside_masters() const;  // like bytes(), without fp32 parameters, which are the masters
 
   // Returns the key of a recipe that simulates formats, which only CPUs compute, and what is wrong on another device; none: no recipe does.
   std::optional<RecipeProblem> needs_cpu() const;
@@ -124,13 +124,13 @@ class PrecisionPlan {
   uint64_t hash() const;
   // In plan_text.cpp, as are the next four. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.
   Json to_json() const;
-  // What is allowed but costs something or may not be meant; one sentence each.
+  // Returns one sentence for each thing that is allowed but costs something or may not be meant.
   std::vector<std::string> warnings() const;
-  // What precision.fp8_param_gather, which is off, would save; none: nothing.
+  // Returns what precision.fp8_param_gather, which is off, would save; none: nothing.
   std::optional<std::string> gather_advice() const;
-  // Which experts get their tokens as values although precision.quantized_dispatch is on, and why; none: none does.
+  // Returns which experts get their tokens as values although precision.quantized_dispatch is on, and why; none: none does.
   const std::optional<std::string>& dispatch_advice() const { return dispatch_advice_; }
-  // What blocks of 1 x b cost that tiles do not, of weights that are multiplied as codes; none without such weights.
+  // Returns what blocks of 1 x b cost that tiles do not, for weights that are multiplied as codes; none without such weights.
   std::optional<std::string> cost_of_rows() const;
 
  private:

@@ -22,13 +22,13 @@ struct GemmSet {
   bool holds(GemmRole role) const;
 };
 
-// What codes along columns, which dgrad reads of a weight and wgrad of an input, are made of: the codes along rows, by a shift of the
-// exponent, as in FP8-Flow-MoE; or the values, as in Transformer Engine and torchao. Tiles have one copy of codes for both.
+// Source of the codes along columns, which dgrad reads of a weight and wgrad of an input: the codes along rows, by a shift of the exponent,
+// as in FP8-Flow-MoE; or the values, as in Transformer Engine and torchao. Tiles have one copy of codes for both.
 enum class ColumnSource { rows, values };
 
-// What dgrad and wgrad read of the operands that fprop reads quantized (`backward_override` of Transformer Engine): what `gemms` says; the
-// values of fprop's codes and of the fake-quantized weight; or the values before quantization, which only a fake-quantized weight needs to
-// be told: of the rest, `gemms` says it.
+// Form in which dgrad and wgrad read the operands that fprop reads quantized (`backward_override` of Transformer Engine). quantized: as
+// `gemms` says. dequantized: the values of fprop's codes and of the fake-quantized weight. high_precision: the values before quantization,
+// which makes a difference for a fake-quantized weight only: for the rest, `gemms` says it.
 enum class BackwardOperands { quantized, dequantized, high_precision };
 
 // Operands that are values of formats without codes. Their blocks are written as for a contraction over columns.
@@ -43,7 +43,7 @@ struct SimulatedOperands {
 
 struct Recipe {
   std::string name = {};                                   // as in the config; for messages
-  Dtype compute = Dtype::bf16;                             // of operands that are not quantized
+  Dtype compute = Dtype::bf16;                             // dtype of operands that are not quantized
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
   SimulatedOperands simulated = {};                        // operands of these GEMMs that have no codes

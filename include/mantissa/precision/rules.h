@@ -23,10 +23,10 @@ constexpr bool has_gemm(ModuleKind kind) { return kind == ModuleKind::linear || 
 struct PatternAlternative {
   std::string written;                     // as it would stand alone
   std::string glob;                        // with layers counted from 0
-  std::shared_ptr<const void> expression;  // of re:, instead of the glob
+  std::shared_ptr<const void> expression;  // the expression of re:, instead of the glob
   bool literal_end = false;                // the last segment is written out: no * or ?, in a regular expression no | anywhere either
   bool has_wildcards = false;              // else it is the path of one module
-  std::vector<size_t> choices;             // which word it has of each {a,b}: where that begins in the pattern
+  std::vector<size_t> choices;             // the word that it has of each {a,b}, by where that begins in the pattern
 
   // Throws Error(usage) if a regular expression needs too many steps.
   bool matches(const std::string& path) const;

@@ -40,10 +40,10 @@ enum class SpecialTokenText { tokens, text };
 // Finds added tokens in a text: the first, the longest of those that begin there.
 class AddedTokenMatcher {
  public:
-  // Of tokens that outlive it, as they occur in texts.
+  // Adds a token, which outlives the matcher, as it occurs in texts.
   void add(const AddedToken& token, const std::string& occurrence);
 
-  // Two places in a text, which differ behind a token that takes white space along: the next one may begin in there.
+  // Two places in a text. They differ behind a token that takes white space along, in which the next one may begin.
   struct Start {
     size_t text = 0;   // no token takes white space before it along
     size_t token = 0;  // no token begins before it
@@ -55,7 +55,7 @@ class AddedTokenMatcher {
   };
   // Returns the first that begins in text[from.token, limit), where `limit` is the end of the text or, if it goes on, at most decided().
   Found find(std::string_view text, Start from, size_t limit, SpecialTokenText special) const;
-  // How far the beginnings of tokens can be told in a text that goes on.
+  // Returns how far the beginnings of tokens can be told in a text that goes on.
   size_t decided(std::string_view text) const { return text.size() - std::min(text.size(), longest_ > 0 ? longest_ - 1 : 0); }
   bool empty() const { return longest_ == 0; }
 
@@ -84,7 +84,7 @@ class AddedTokens {
   const AddedToken* find(std::string_view content) const;
   const AddedTokenMatcher& before_normalization() const { return before_; }
   const AddedTokenMatcher& after_normalization() const { return after_; }
-  // Whether they are found the same in parts of a text: none looks at the characters beside it.
+  // Returns true if they are found the same in parts of a text: none looks at the characters beside it.
   bool work_on_parts() const;
 
  private:

@@ -1,5 +1,5 @@
-// Byte pair encoding (Sennrich et al. 2016) as tokenizers (Hugging Face) defines it: a piece starts as its characters, or bytes, and as
-// long as some two neighbors have a merge, those of the lowest rank, the first of them, become one.
+// Byte pair encoding (Sennrich et al. 2016) as tokenizers (Hugging Face) defines it: a piece starts as its characters, or bytes; as long as
+// two neighbors have a merge, the pair with the lowest rank, and of such pairs the first, becomes one symbol.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class BpeModel {
   static BpeModel from(const JsonReader& json, bool byte_level);
 
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }    // one more than the largest id
-  int64_t count() const { return static_cast<int64_t>(spelled_.size()); }  // of tokens
+  int64_t count() const { return static_cast<int64_t>(spelled_.size()); }  // number of tokens
   // A token as the vocabulary spells it; "" for an id that has none.
   const std::string& token(int32_t id) const;
   std::optional<int32_t> id_of(std::string_view spelled) const;
@@ -73,8 +73,8 @@ class BpeModel {
   bool byte_level_ = false, ignores_merges_ = false, fuses_unknown_ = false;
   std::vector<std::string> tokens_;        // by id, as spelled
   Ids spelled_, ids_;                      // by spelling; by the text or the bytes it stands for
-  std::array<int32_t, 256> letter_ids_{};  // of the letters of bytes; -1: none. Without byte_level none is there
-  std::array<int32_t, 256> byte_ids_{};    // of <0x00> to <0xFF>; -1: none. Without byte_fallback none is there
+  std::array<int32_t, 256> letter_ids_{};  // by the byte that a letter stands for; -1: none. Without byte_level none is there
+  std::array<int32_t, 256> byte_ids_{};    // ids of <0x00> to <0xFF>; -1: none. Without byte_fallback none is there
   std::optional<int32_t> unknown_;
   MergeTable merges_;
 };
@@ -87,7 +87,7 @@ class BpeModel::Cache {
   friend class BpeModel;
   std::unordered_map<std::string, std::vector<int32_t>, HashOfView, std::equal_to<>> known_;
   std::vector<int32_t> symbols_;
-  std::vector<Merge> merges_;  // of each symbol and the next
+  std::vector<Merge> merges_;  // merge of each symbol with the next
   std::vector<int32_t> next_, previous_;
   std::vector<uint64_t> heap_;  // rank, then position
 };

@@ -22,9 +22,9 @@ namespace mantissa {
 
 class BpeTokenizer {
  public:
-  // Throws Error(data) that names the part of the file that is not supported or not valid. What the file says of truncation and padding,
-  // which are of batches, is not used. An added token that model.vocab lacks has the id after those before it, as the package numbers them
-  // whatever the file says: with another id, a model would be served with other ids than it was trained with.
+  // Throws Error(data) that names the part of the file that is not supported or not valid. Truncation and padding, which the file states
+  // for batches, are not used. An added token that model.vocab lacks has the id after those before it, as the package numbers them whatever
+  // the file says: with another id, a model would be served with other ids than it was trained with.
   static BpeTokenizer from_json(std::string_view json, const std::string& source);
   BpeTokenizer(BpeTokenizer&&) = default;  // not copied: parts refer to each other
   BpeTokenizer& operator=(BpeTokenizer&&) = default;
@@ -32,7 +32,7 @@ class BpeTokenizer {
   int64_t size() const;  // one more than the largest id, added tokens included
   // The id of a token as the file spells it: an added one, or one of the vocabulary.
   std::optional<int32_t> id_of(std::string_view token) const;
-  // What the post-processor puts before and after a text: beginning and end of sequence.
+  // Ids that the post-processor puts before and after a text: beginning and end of sequence.
   std::span<const int32_t> before_text() const { return before_; }
   std::span<const int32_t> after_text() const { return after_; }
 
@@ -43,7 +43,7 @@ class BpeTokenizer {
   // Returns true if the last id that decode() looks at names a byte ("<0x0A>"), which the next id may make a part of another character.
   bool ends_in_bytes(std::span<const int32_t> ids) const;
 
-  // Whether a text may be encoded in parts (StreamEncoder): where a piece surely ends can be told before the text ends.
+  // Returns true if a text may be encoded in parts (StreamEncoder): where a piece surely ends can be told before the text ends.
   bool works_on_parts() const;
 
  private:
@@ -62,12 +62,12 @@ class BpeTokenizer {
   std::vector<int32_t> before_, after_;
 };
 
-// In stream_encoder.cpp. Encodes one text after the other, on all threads. It holds at most one window of what is to be encoded, or, of a
-// tokenizer that does not work on parts, one text.
+// In stream_encoder.cpp. Encodes one text after the other, on all threads. It holds at most one window of text to encode, or one whole text
+// if the tokenizer does not work on parts.
 class StreamEncoder {
  public:
   static constexpr size_t kWindow = size_t{1} << 20;
-  // Takes ids of the text at hand, in order; and says when it has ended. Not after flush() but possibly long after add().
+  // Receives the ids of the text at hand, in order, and its end: possibly long after add(), but not after flush().
   struct Sink {
     std::function<void(std::span<const int32_t>)> ids;
     std::function<void()> end_of_text;

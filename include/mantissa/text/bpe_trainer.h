@@ -18,7 +18,7 @@ inline constexpr const char* kDefaultEndToken = "<|endoftext|>";
 
 class BpeTrainer {
  public:
-  static constexpr int64_t kFewestTokens = 257;  // of bytes, and the end token; added tokens come on top
+  static constexpr int64_t kFewestTokens = 257;  // the bytes and the end token; added tokens come on top
 
   BpeTrainer();
   ~BpeTrainer();
@@ -27,8 +27,8 @@ class BpeTrainer {
   void add(std::string_view part, const TextOrigin& origin);
   void end_text(const TextOrigin& origin);
 
-  // Returns the file. Of pairs that are equally frequent, that of the lower ids is merged first. There are fewer tokens than asked for
-  // where no pair occurs twice. Throws Error(usage) below kFewestTokens and the number of added tokens, whose ids are set.
+  // Returns the file. Among equally frequent pairs, the one of the lower ids is merged first. There are fewer tokens than asked for where
+  // no pair occurs twice. Throws Error(usage) below kFewestTokens and the number of added tokens, whose ids are set.
   std::string train(int64_t vocab_size, std::vector<AddedToken> added = {}) const;
 
  private:

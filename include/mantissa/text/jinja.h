@@ -17,8 +17,8 @@ struct JinjaInput {
   std::function<std::string(const std::string& format)> strftime_now = {};  // the function of this name; none: it is not defined
 };
 
-// Throws Error(data) that begins with "line 3: " for what is no template, for a statement, filter, test or function that is not known here,
-// for what raise_exception() says, and beyond the limits.
+// Throws Error(data) that begins with "line 3: " if the source is no template, for a statement, filter, test or function that is not known
+// here, for the message of raise_exception(), and beyond the limits.
 std::string render_jinja(std::string_view source, const JinjaInput& input);
 
 }  // namespace mantissa

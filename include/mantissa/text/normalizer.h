@@ -1,4 +1,4 @@
-// The normalizer of a tokenizer.json: what is done to a text before it is cut.
+// The normalizer of a tokenizer.json: changes a text before it is cut.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-inline constexpr size_t kMostTokenizerSteps = 64;  // of a normalizer, a pretokenizer or a decoder; published ones have up to six
+inline constexpr size_t kMostTokenizerSteps = 64;  // steps of a normalizer, a pretokenizer or a decoder; published ones have up to six
 
 class Normalizer {
  public:
@@ -20,10 +20,10 @@ class Normalizer {
   static Normalizer from(const JsonReader& json);
 
   std::string apply(std::string_view text) const;
-  // of_first: how many bytes the text begins with that come from its first character; then, how many the result does.
+  // of_first: takes the number of bytes at the beginning of the text that come from its first character, and returns that of the result.
   std::string apply(std::string_view text, size_t& of_first) const;
   bool changes_nothing() const { return steps_.empty(); }
-  // Whether a text may be normalized in parts that are cut before characters of ASCII.
+  // Returns true if a text may be normalized in parts that are cut before characters of ASCII.
   bool works_on_parts() const;
 
  private:

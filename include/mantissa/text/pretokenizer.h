@@ -15,7 +15,7 @@ namespace mantissa {
 
 struct TextPieces;
 
-// What becomes of the matches of a pattern: left out, pieces of their own, of one piece with the match or the text beside them.
+// Fate of the matches of a pattern: left out, pieces of their own, or one piece with the match or the text beside them.
 enum class MatchedText { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 constexpr auto choices(MatchedText) {
   return std::array{Choice{"Removed", MatchedText::removed}, Choice{"Isolated", MatchedText::isolated},
@@ -30,7 +30,7 @@ class Pretokenizer {
   static Pretokenizer from(const JsonReader& json);
 
   bool has_byte_level() const { return byte_level_; }  // pieces are bytes to the model, not characters
-  // Whether a text may be cut before its end is known.
+  // Returns true if a text may be cut before its end is known.
   bool works_on_parts() const;
   // Returns true if a piece is another one where it begins a text: Metaspace with prepend_scheme first.
   bool asks_for_first() const;
@@ -48,7 +48,7 @@ class Pretokenizer {
     Property property;
     MatchedText matched;
   };
-  struct PrefixSpace {};  // of ByteLevel: a space before each piece that does not begin with one
+  struct PrefixSpace {};  // ByteLevel's: a space before each piece that does not begin with one
   struct Metaspace {
     enum class Prepends { always, first, never };
     std::string replacement;
@@ -70,7 +70,7 @@ class Pretokenizer::Cutter {
   explicit Cutter(const Pretokenizer& pretokenizer);
 
   // Appends the pieces of a text that has ended. Where it goes on (only if works_on_parts()), appends those that no continuation changes,
-  // and returns how many bytes of the text they take; what follows is to be given again with more text. of_first: how many bytes, at its
+  // and returns how many bytes of the text they take; the rest is to be given again with more text. of_first: how many bytes, at its
   // beginning, come from the first character that the text had before it was normalized; only asks_for_first() needs it.
   size_t cut(std::string_view text, size_t of_first, bool text_goes_on, TextPieces& out);
 
@@ -78,7 +78,7 @@ class Pretokenizer::Cutter {
   size_t cut_first(std::string_view text, TextPieces& out);
   void apply(size_t step, std::string_view piece, size_t of_first, TextPieces& out);
   struct Where {
-    std::optional<PatternMatcher>* matcher;  // of the step
+    std::optional<PatternMatcher>* matcher;  // the matcher of the step
     size_t of_first;
   };
   static void cut_piece(const Split& split, const Where& where, std::string_view piece, TextPieces& out);

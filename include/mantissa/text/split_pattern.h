@@ -1,5 +1,5 @@
 // A regular expression of a tokenizer, matched by PCRE2. PCRE2 sees no characters but classes of them, one byte each (character_classes.h):
-// which are letters, digits or white space is for the tables of characters.h alone.
+// the tables of characters.h alone decide which are letters, digits or white space.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class SplitPattern {
   static SplitPattern literal(std::string_view text);
 
   const std::string& written() const { return written_; }
-  size_t characters_before() const;  // of a match, at which the expression may look
+  size_t characters_before() const;  // characters before a match at which the expression may look
 
  private:
   friend class PatternMatcher;
@@ -31,7 +31,7 @@ class SplitPattern {
 struct PatternMatch {
   enum class Kind { match, none, undecided };  // undecided: it depends on what follows the text
   Kind kind = Kind::none;
-  size_t begin = 0, end = 0;  // of a match, which is never empty
+  size_t begin = 0, end = 0;  // a match, which is never empty
 };
 
 // Finds the matches of one pattern, which must outlive it, in texts that are UTF-8. Each thread has its own.
@@ -44,8 +44,8 @@ class PatternMatcher {
 
   // Sets the text whose matches next() returns, which must outlive that.
   void search(std::string_view text);
-  // Returns the first match behind the last one. Where the text goes on, one that depends on how is undecided. Throws Error(data) where the
-  // expression takes too many steps.
+  // Returns the first match behind the last one. Where the text goes on, a match that the continuation may change is undecided. Throws
+  // Error(data) where the expression takes too many steps.
   PatternMatch next(bool text_goes_on = false);
 
  private:

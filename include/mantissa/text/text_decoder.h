@@ -18,7 +18,7 @@ class TextDecoder {
   // other.
   static TextDecoder from(const JsonReader& json);
 
-  // Returns UTF-8: what is none becomes U+FFFD. Without a decoder, spaces stand between tokens, as tokenizers has it.
+  // Returns UTF-8; bytes that are none become U+FFFD. Without a decoder, spaces stand between tokens, as tokenizers has it.
   std::string decode(std::vector<std::string> tokens) const;
   // Returns true if ByteFallback takes the token for a byte.
   bool takes_for_byte(std::string_view token) const;
@@ -28,7 +28,7 @@ class TextDecoder {
   struct ByteFallback {};
   struct Fuse {};
   struct Metaspace {
-    SplitPattern pattern;  // of the replacement
+    SplitPattern pattern;  // matches the replacement
     bool prepends;
   };
   struct Replace {

@@ -1,4 +1,4 @@
-// Where a text comes from.
+// Tells where a text comes from.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace mantissa {
 
-// For the message of an error and its code: a prompt is usage, a file is data.
+// Name and exit code of errors about a text: a prompt is usage, a file is data.
 struct TextOrigin {
   std::string name = "the text";
   ExitCode code = ExitCode::usage;
-  int64_t offset = 0;  // of the text's first byte in what it comes from
+  int64_t offset = 0;  // position of the text's first byte in its source
 };
 
 }  // namespace mantissa

@@ -5,7 +5,7 @@
 
 namespace mantissa {
 
-// In what such files differ. Members are as in the file.
+// Members in which such files differ, named as in the file.
 struct TokenizerParts {
   Json vocab;
   Json merges = Json::Entries();

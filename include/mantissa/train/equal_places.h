@@ -12,7 +12,7 @@ namespace mantissa {
 // (Backend::unequal_places()). `consequence` begins with what is at stake: "results would depend on the number of ranks".
 void require_equal_places(const Backend& device, const std::string& consequence);
 
-// Checks the same for a run with experts, several ranks or padding of the vocabulary, and logs that it holds; does nothing for other runs.
+// Makes this check for a run with experts, several ranks or padding of the vocabulary, and logs that it holds; does nothing for other runs.
 void require_equal_places(const RunConfig& config, const Backend& device);
 
 }  // namespace mantissa

@@ -20,7 +20,7 @@ struct SamplingOptions {
   int64_t top_k = 50;        // 0: all
   double top_p = 1.0;
   uint64_t seed = 0;
-  uint32_t what = 0;    // which text: draws of different texts are independent
+  uint32_t what = 0;    // number of the text: draws of different texts are independent
   uint64_t moment = 0;  // when: the step of the run
 };
 

@@ -27,10 +27,10 @@ struct TrainSummary {
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
   std::optional<double> best_valid_loss, last_valid_loss;
-  double seconds = 0.0;  // of this call
+  double seconds = 0.0;  // duration of this call
   double tokens_per_second = 0.0;
-  int64_t failed_saves = 0;        // of a checkpoint, or of the export beside it
-  int64_t dropped_lines = 0;       // of metrics and events
+  int64_t failed_saves = 0;        // saves of a checkpoint, or of the export beside it
+  int64_t dropped_lines = 0;       // lines of metrics and events
   std::string folder, checkpoint;  // the run folder; the newest checkpoint, "" if there is none
 };
 
@@ -50,7 +50,7 @@ using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
                    const Communicator& world = {}, const MakeBackend& make_device = {});
 
-// What train() would do.
+// Preview of what train() would do.
 struct RunPreview {
   RunConfig config;  // with the vocabulary size
   PrecisionPlan precision;

@@ -17,26 +17,27 @@ namespace mantissa {
 
 struct StepResult {
   double loss;           // sum over the targets that count, divided by their number; 0 without any
-  int64_t targets;       // that count, of all ranks
+  int64_t targets;       // number of them, over all ranks
   double gradient_norm;  // before clipping
   bool skipped;
   std::string bad;  // why: the first value that is not finite
   int vote;         // the largest of all ranks
   Traffic sent;     // by all ranks, from their start to the gradients of this step
-  // Of forward and backward without waits for other ranks, by rank; empty for one.
+  // Seconds each rank spent in forward and backward, excluding waits for other ranks. Empty for a single rank.
   std::vector<double> seconds;
-  RouterFigures routers;        // what is in routing
+  RouterFigures routers;        // the figures that routing holds
   std::vector<double> routing;  // figures of RouterStatistics, of this rank's micro batches
 };
 
-// Adds the gradients of a micro batch to those that are there, and returns its loss, of so many targets of the whole batch.
+// Adds the gradients of a micro batch to those that are there. Returns its loss: the sum over its targets divided by target_count, that of
+// the whole batch.
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing);
 
 struct StepOptions {
   std::function<int()> vote = {};  // returns what this rank asks for, at the end of its backward passes
   RouterFigures routers = RouterFigures::counts_and_losses;
   std::vector<DeviceBatch> uploaded = {};  // the micro batches of the batch: all, or none, which are then uploaded one by one
-  RoundingPosition rounding = {};          // of the first sequence of the batch
+  RoundingPosition rounding = {};          // position of the first sequence of the batch
   std::function<void()> meanwhile = {};    // called when all of the step is asked for, before the host waits for its result
 };
 

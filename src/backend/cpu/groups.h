@@ -17,7 +17,7 @@ class Groups {
 
   int64_t count() const { return count_; }
   Group operator[](int64_t g) const { return {offsets_[g], offsets_[g + 1]}; }
-  int64_t end() const { return offsets_[count_]; }  // of the rows that belong to a group
+  int64_t end() const { return offsets_[count_]; }  // number of rows that belong to a group
 
  private:
   const int32_t* offsets_;

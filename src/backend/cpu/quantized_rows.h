@@ -1,4 +1,4 @@
-// Access to the elements and codes of a matrix one by one: what the plain quantizing kernels share.
+// Access to the elements and codes of a matrix one by one, which the plain quantizing kernels share.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void for_each_element(const Block& block, const Body& body) {
   }
 }
 
-// Scale and codes of one block; `bits(row, col)` gives the fp32 bits of an element.
+// Writes the codes of one block and returns its scale; `bits(row, col)` gives the fp32 bits of an element.
 template <class E, class Bits>
 uint8_t quantize_block(const Block& block, const Quantization& how, const Codes<E>& codes, const Bits& bits) {
   uint32_t key = 0;

@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-// What values of type T are computed and accumulated in, and the type of the statistics that go with them.
+// The type in which values of type T are computed and accumulated, and that of the statistics that go with them.
 template <class T>
 using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -17,7 +17,7 @@ inline float load(float value) { return value; }
 inline float load(bf16 value) { return to_float(value); }
 inline double load(double value) { return value; }
 
-// Nearest T, ties to even.
+// Rounds to the nearest T, ties to even.
 template <class T>
 T store(float value) {
   return static_cast<T>(value);
@@ -30,7 +30,7 @@ template <class T>
 T store(double value) {
   return static_cast<T>(value);
 }
-// Through fp32 rounded to odd (Boldo and Melquiond 2008), so that rounding twice gives what rounding once would.
+// Rounds through fp32, to odd (Boldo and Melquiond 2008), so that rounding twice gives what rounding once would.
 template <>
 inline bf16 store<bf16>(double value) {
   const float nearest = static_cast<float>(value);

@@ -1,4 +1,4 @@
-// What the kernels that round to formats without codes have in common: scales of one or two levels, and random words.
+// Scales of one or two levels, and random words, which the kernels that round to formats without codes share.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ template <class T>
   return float_of_bits(fp32_bits(value));
 }
 
-// The scale of a block: elements are those of x times encode, and stand for themselves times decode, times `tensor`.
+// The scale of a block: x times `encode` is rounded to an element, and an element stands for itself times `decode`, times `tensor`.
 class SimulatedBlock {
  public:
   static SimulatedBlock of_one_level(uint32_t amax, const Simulation& how) {
@@ -51,7 +51,7 @@ class SimulatedBlock {
   double encode() const { return encode_; }
   double decode() const { return decode_; }
   float tensor() const { return tensor_; }
-  // In fp32 where scales have two levels; exact for powers of two.
+  // Multiplies in fp32 where scales have two levels; exact for powers of two.
   double scaled(float x) const { return narrow_ ? double{x * static_cast<float>(encode_)} : double{x} * encode_; }
   float value(double element) const { return static_cast<float>(element * decode_) * tensor_; }
   // 127 + floor(log2 scale) as far as a byte has it; 255 for no scale.

@@ -10,7 +10,7 @@ using namespace gpu;
 // Rows of gates, and of what they let through behind them, `width` each.
 struct GluRows {
   int64_t rows, width;
-  const float* weights;  // of rows; null: ones
+  const float* weights;  // one for each row; null: ones
   float limit;
   bool aligned;
 

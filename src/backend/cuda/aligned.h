@@ -9,9 +9,9 @@ namespace mantissa::gpu {
 enum class Contents { read, overwritten };
 // Returns the tensor if it begins at a multiple of 16 bytes, else a new one that does, with the same values if they are read.
 Tensor aligned(Backend& device, const Tensor& x, Contents contents);
-// The same of an operand that is read; codes stay where they are.
+// Like aligned() above, but for an operand that is read; codes stay where they are.
 Value aligned(Backend& device, const Value& x);
-// Copies to a tensor that aligned() has made another one for; else does nothing.
+// Copies back to a tensor that aligned() has replaced by another one; else does nothing.
 void copy_back(Backend& device, const Tensor& from, const Tensor& to);
 
 }  // namespace mantissa::gpu

@@ -9,12 +9,12 @@ namespace {
 
 using namespace gpu;
 
-// Of a thread's rows: the largest score so far, and the sum of exponentials beside it. All threads of a row have the same.
+// The softmax of a thread's rows: the largest score so far, and beside it the sum of exponentials. All threads of a row have the same.
 struct TileSoftmax {
   float largest[kEach], sum[kEach];
 };
 
-// Scores become exponentials, but those that are hidden; what was summed before is scaled to the new largest score.
+// Turns scores into exponentials, except those that are hidden, and scales what was summed before to the new largest score.
 __device__ void softmax_step(Sums& scores, TileSoftmax& rows, Sums& mixed) {
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kEach; ++i) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   const int64_t kv = static_cast<unsigned>(head) / static_cast<unsigned>(k.group);
   const Range queries{tile * kTile, k.queries_of_sequence}, channels{part * kTile, k.head_dim};
   const Range own{queries.first, queries.first + kTile < queries.end ? queries.first + kTile : queries.end};
-  const int64_t end = own.end + k.ahead;  // of the keys
+  const int64_t end = own.end + k.ahead;  // end of the keys
   const HeadRows<const T> q{k.queries + sequence * k.queries_of_sequence * k.query_stride + head * k.head_dim, k.query_stride};
   const int64_t key_at = sequence * k.keys_of_sequence * k.key_stride + kv * k.head_dim;
   const HeadRows<const T> keys{k.keys + key_at, k.key_stride}, values{k.values + key_at, k.key_stride};
@@ -99,13 +99,13 @@ FlashLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, 
 }
 
 constexpr int64_t kLeastTileRows = 16;  // fewer queries leave most of a tile empty
-// What a warp makes of its keys for one query. A lane has every 32nd channel.
+// The sums of a warp over its keys for one query. A lane has every 32nd channel.
 template <unsigned kOfLane>
 struct RowSums {
   float largest = kNoScore, sum = 0.0F, mixed[kOfLane] = {};
 };
 
-// Zeros behind the last channel.
+// Loads channels, with zeros behind the last one.
 template <class T, unsigned kOfLane>
 __device__ void load_channels(const T* row, int64_t head_dim, float (&to)[kOfLane]) {
   MANTISSA_UNROLL
@@ -187,7 +187,7 @@ auto row_kernel(int64_t head_dim) -> void (*)(Attention<T>) {
   return head_dim <= 8 * kWarp ? attend_row<T, 8> : nullptr;
 }
 
-// Rows of `width` elements that begin at `first` of rows of `stride`.
+// Copies rows of `width` elements, the first of which is at `first`; they lie `stride` elements apart.
 template <class T>
 __global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t stride, int64_t width, T* to, int64_t count) {
   for_each_element(count, [=](int64_t i) { to[i] = first[i / width * stride + i % width]; });

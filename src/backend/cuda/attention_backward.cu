@@ -16,7 +16,7 @@ template <class T>
 struct Deltas {
   const T *out, *dout;
   int64_t rows, heads, length, head_dim;
-  unsigned lanes;  // of a row of a head: a power of two
+  unsigned lanes;  // lanes for a row of a head: a power of two
   bool aligned;
   float* deltas;
 };
@@ -57,7 +57,7 @@ Grid grid_of(const Deltas<T>& k) {
 
 MANTISSA_HOST_DEVICE int64_t tiles_of(int64_t count) { return ceil_div(count, int64_t{kTile}); }
 
-// What a block works on: a tile of rows of a head, and channels.
+// The work of a block: a tile of rows of a head, and channels.
 struct Place {
   int64_t sequence, head;
   Range rows, channels;
@@ -72,7 +72,7 @@ __device__ Place place(const AttentionGradient<T>& k, int64_t heads) {
 __device__ float probability(float score, float scale, float lse, bool seen) { return seen ? expf(score * scale - lse) : hidden_weight(); }
 __device__ float score_gradient(float p, float dp, float delta, float scale) { return is_hidden(p) ? p : p * (dp - delta) * scale; }
 
-// Of a block alone on its multiprocessor: where two share one, three tiles of sums leave too few registers for the rest.
+// A block is alone on its multiprocessor: where two share one, three tiles of sums leave too few registers for the rest.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<T> k) {
   auto& sides = block_shared<Sides>();

@@ -1,4 +1,4 @@
-// What the kernels of attention take.
+// Operands of the attention kernels.
 #pragma once
 
 #include "backend/cuda/tile_product.h"
@@ -14,12 +14,12 @@ struct HeadRows {
   int64_t stride;
 };
 
-// Which keys the queries of one sequence see: of a query at a position, [first(position), position].
+// The keys that the queries of one sequence see: the query at a position sees [first(position), position].
 struct Mask {
-  const int32_t* segment_starts;  // of the sequence; null: none
+  const int32_t* segment_starts;  // one for each position of the sequence; null: none
   int64_t window;                 // 0: none
 
-  // Never negative, whatever the starts are.
+  // Returns the first key that is seen; never a negative one, whatever the starts are.
   __device__ int64_t first(int64_t position) const {
     const int64_t start = segment_starts ? segment_starts[position] : 0, oldest = window > 0 ? position - window + 1 : 0;
     const int64_t first = start > oldest ? start : oldest;
@@ -27,11 +27,11 @@ struct Mask {
   }
 };
 
-// Queries, and the keys and values of their sequence or of a cache, which begin `ahead` of them.
+// Queries, and the keys and values of their sequence or of a cache. Query i has the position of key i + ahead.
 template <class T>
 struct Attention {
   const T *queries, *keys, *values, *sinks;
-  int64_t query_stride, key_stride;  // of rows
+  int64_t query_stride, key_stride;  // elements from one row to the next
   int64_t queries_of_sequence, keys_of_sequence, ahead;
   int64_t heads, group, head_dim;
   const int32_t* segment_starts;
@@ -41,7 +41,7 @@ struct Attention {
   float* lse;  // null: not wanted
 };
 
-// Of the backward pass, over rows that lie as those of the forward pass.
+// Operands of the backward pass, over rows that lie like those of the forward pass.
 template <class T>
 struct AttentionGradient {
   const T *qkv, *dout;
@@ -52,7 +52,7 @@ struct AttentionGradient {
   T* dqkv;
 
   __device__ int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
-  // A head of packed rows: of the queries first, then of the keys, then of the values.
+  // Returns a head of packed rows: heads of the queries come first, then those of the keys, then those of the values.
   template <class P>
   __device__ HeadRows<P> packed(P* rows, int64_t sequence, int64_t head) const {
     return {rows + sequence * length * row() + head * head_dim, row()};

@@ -1,4 +1,4 @@
-// Heads of packed rows as sides of tile products, and what attention asks of a tile of queries and keys: for values of any dtype.
+// Heads of packed rows as sides of tile products, and the operations of attention on a tile of queries and keys, for values of any dtype.
 #pragma once
 
 #include "backend/cuda/attention_operands.h"
@@ -31,12 +31,12 @@ __device__ inline void load_tile(Tile& tile, const ByRows<T>& side, Range depth)
   load_values(tile, side.channels, depth, false, [=](int64_t channel, int64_t row) { return value_of(x.first[row * x.stride + channel]); });
 }
 
-// The weight between a query and a key that it does not see: no zero, because a value that is not seen may be NaN. It is a signaling NaN,
-// which no arithmetic gives.
+// The weight between a query and a key that it does not see. It is not zero, because a value that is not seen may be NaN, but a signaling
+// NaN, which no arithmetic gives.
 __device__ inline float hidden_weight() { return __builtin_bit_cast(float, 0x7fa00000U); }
 __device__ inline bool is_hidden(float weight) { return __builtin_bit_cast(uint32_t, weight) == 0x7fa00000U; }
 
-// What the sums of a tile become: a left side with its columns as the depth.
+// The sums of a tile as a left side, with their columns as the depth.
 struct Weights {
   Tile halves[kTile / kDepth];
 };
@@ -57,7 +57,7 @@ __device__ inline bool keep(Weights& weights, const Sums& sums) {
   return ballot(hides) != 0;
 }
 
-// As multiply(), without the products of weights that are hidden.
+// Like multiply(), but without the products of weights that are hidden.
 __device__ inline void multiply_seen(const Tile& weights, const Tile& b, Sums& sums) {
   for (unsigned k = 0; k < kDepth; ++k) {
     const Quad left = load<Quad>(&weights.values[k][first_row()]), right = load<Quad>(&b.values[k][first_col()]);

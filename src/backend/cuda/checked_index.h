@@ -22,8 +22,8 @@ __device__ inline int64_t checked(const CheckedIndices& of, int64_t i) {
   return allowed(of.error, of.rule, i, of.values[i]) ? of.values[i] : -1;
 }
 
-// Returns the first i in [0, count) that is bad(i), or count: of several, the one that a CPU tells of. All threads of the block call it,
-// and get the same.
+// Returns the first i in [0, count) for which bad(i), or count; a CPU would report the same i. All threads of the block call it, and get
+// the same.
 template <class Bad>
 __device__ inline int64_t first_bad(int64_t count, Bad bad) {
   int64_t i = thread();

@@ -31,7 +31,7 @@ struct CodeMatrix {
   __device__ uint8_t scale(int64_t row, int64_t col) const { return scales[scale_index(row, col)]; }
 };
 
-// One of elements E.
+// A matrix of codes of elements E.
 template <class E>
 struct CodesToRead : CodeMatrix {
   using CodeMatrix::CodeMatrix;
@@ -44,7 +44,7 @@ struct CodesToRead : CodeMatrix {
   __device__ uint32_t bits(int64_t row, int64_t col) const { return decode_in_block<E>(code(row, col), scale(row, col), rule); }
 };
 
-// Its rows, in packs.
+// The rows of such a matrix, in packs.
 template <class E>
 struct CodePacks : CodesToRead<E> {
   using Codes = PackOfCodes<E>;
@@ -55,7 +55,7 @@ struct CodePacks : CodesToRead<E> {
         whole(tensor.shape[1] % kPack == 0 && (tensor.how.block_cols % kPack == 0 || tensor.how.block_cols == 1) &&
               begins_at(tensor.codes, Codes::kBytes) && begins_at(tensor.scales, kPack)) {}
 
-  // Zeros from column `end` on. extreme: as decoded().
+  // Returns a pack of values, with zeros from column `end` on. extreme: see decoded().
   __device__ Pack read(int64_t row, int64_t col, int64_t end, bool& extreme) const {
     if (whole && col % kPack == 0 && col + kPack <= end) {
       const Codes own{load<typename Codes::Bytes>(this->codes + (row * this->cols + col) / E::codes_per_byte)};

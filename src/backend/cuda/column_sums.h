@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) sum_pieces(Term term, int64_t rows, 
   });
 }
 
-// Those of a block, of each of its warps.
+// Sums of the columns of a block, by each of its warps.
 struct SumsOfColumns {
   float at[kWarpsOfBlock][kWarp];
 };
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, in
   add_columns(partials, pieces, cols, block() * kWarp, out, accumulate);
 }
 
-// The same of partials [2, pieces, cols], for one output or, in a grid of twice as many blocks, for both.
+// Adds like add_columns(), but partials [2, pieces, cols]: for one output or, in a grid of twice as many blocks, for both.
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
     add_pieces_of_two(const float* partials, int64_t pieces, int64_t cols, Out* first, Out* second, bool accumulate) {
@@ -65,7 +65,7 @@ struct alignas(16) ColumnsOfWarps {
   float at[kWarpsOfBlock][kColumnsOfPacks];
 };
 
-// out[j] = sum over the warps of a block, for j in [0, cols), of what their lanes have of columns kPack * lane and on. All threads call it.
+// out[j], for j in [0, cols), is the sum over the warps of a block; a lane has columns kPack * lane and on. All threads call it.
 __device__ inline void add_warps(const Pack& own, int64_t cols, float* out) {
   static_assert(kColumnsOfPacks == kThreads);
   auto& columns = block_shared<ColumnsOfWarps>().at;

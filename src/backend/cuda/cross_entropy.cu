@@ -15,7 +15,7 @@ using namespace gpu;
 __device__ inline float exponential(float x) { return fast_exp2(x * std::numbers::log2e_v<float>); }
 
 struct RowSum {
-  float largest, sum;  // of exp(logit - largest)
+  float largest, sum;  // sum is that of exp(logit - largest)
 };
 
 // Reads the row once: a thread corrects its sum whenever it meets a larger logit. The largest starts from a finite number, so that rows of
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) share(LogitRows<T> k, CheckedIndices
 struct Shares {
   const float* sums;
   int64_t ranks, rows;
-  int64_t first, own;  // of the logits here
+  int64_t first, own;  // columns of the logits here
 };
 
 template <class T>

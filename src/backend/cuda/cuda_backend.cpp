@@ -10,7 +10,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{16} << 20;  // of a copy that is staged
+constexpr int64_t kPieceBytes = int64_t{16} << 20;  // bytes of a copy that are staged at a time
 
 // Says how much memory the GPU has, and what needs less.
 std::string limits_of(const gpu::Facts& facts, int gpu) {
@@ -20,7 +20,7 @@ std::string limits_of(const gpu::Facts& facts, int gpu) {
               "parallel.tensor or parallel.expert need less, elsewhere smaller batches and shorter texts");
 }
 
-// Of a lane; the pool of the other one has the same memory.
+// Device memory for the pool of a lane; the pool of the other lane takes from the same memory.
 class DeviceMemory final : public MemorySource {
  public:
   DeviceMemory(const gpu::Facts& facts, int gpu) : facts_(facts), gpu_(gpu) {}
@@ -58,7 +58,7 @@ std::array<std::shared_ptr<CachingAllocator>, 2> make_pools(const gpu::Facts& fa
   return pools;
 }
 
-// Not of a pool: it is no memory of tensors.
+// Takes memory that belongs to no pool: it is no memory of tensors.
 std::shared_ptr<gpu::LaneReport> take_report(const gpu::Facts& facts, int gpu) {
   std::byte* const memory = gpu::take_memory(sizeof(gpu::LaneReport));
   require(memory != nullptr, ExitCode::environment, "out of memory: there is none for what kernels report", limits_of(facts, gpu));
@@ -150,7 +150,7 @@ void CudaBackend::copy(const Tensor& from, const Tensor& to) {
   if (from.bytes() > 0) asked([&] { gpu::copy_on_device(stream(), to.device_bytes(), from.device_bytes(), from.bytes()); });
 }
 
-// Also what is copied out: an interrupt may end the wait for it.
+// Keeps bytes until they are copied, also those that are copied out: an interrupt may end the wait for them.
 const CudaBackend::Staged& CudaBackend::keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes) {
   while (!lane.staged.empty() && has_come(lane.staged.front().copied)) lane.staged.pop_front();
   return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = asked([&] { return gpu::record(*lane.stream); })});

@@ -44,7 +44,7 @@ class CudaBackend final : public Backend {
   GemmCounts gemm_counts() const override { return gemm_counts_; }
   int64_t fp32_gemms() const override { return int64_t{parts_[0].fp32_gemms} + parts_[1].fp32_gemms; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
-  gpu::Stream& stream() { return *part().stream; }  // of this thread's lane
+  gpu::Stream& stream() { return *part().stream; }  // the stream of this thread's lane
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
@@ -65,7 +65,7 @@ class CudaBackend final : public Backend {
     uint32_t fp32_gemms = 0;  // as of the latest report
   };
   LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
-  // What fails on a device is told by a later call, which knows nothing of kernels: the latest ones join what it throws.
+  // CUDA reports failures at a later call, which knows nothing of kernels: the names of the latest ones are added to the error.
   template <class Call>
   std::invoke_result_t<Call> asked(const Call& call) const {
     try {
@@ -81,25 +81,26 @@ class CudaBackend final : public Backend {
   void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
   Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
   const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
-  // What kernels of a lane have said until then; and, when it is here, throws the error and lets later ones speak.
+  // ask_report() copies what the kernels of a lane have reported so far; heed_report(), once the copy is here, throws their error and
+  // clears it on the device, so that later ones can report.
   Staged ask_report(LaneParts& lane) { return copy_out(lane, reinterpret_cast<std::byte*>(lane.report.get()), sizeof(gpu::LaneReport)); }
   void heed_report(LaneParts& lane, const Staged& answer);
   void clear_error(LaneParts& lane);
   gpu::ErrorWord* error_word() { return &part().report->error; }  // for kernels that are launched now
   gpu::CheckedIndices checked(const Tensor& indices, const IndexRule& rule) { return {indices.device_data<int32_t>(), rule, error_word()}; }
-  // Offsets of groups of so many rows; where one is refused, no group has rows.
+  // Returns the offsets of groups of so many rows; if one is refused, those of groups without rows.
   Tensor checked_offsets(const char* kernel, const Tensor& offsets, int64_t rows);
-  // Those that are refused stay: kernels must bear them.
+  // Starts that are refused are reported, but not replaced: kernels must tolerate them.
   void check_segment_starts(const char* kernel, const Tensor& starts, int64_t length);
 
-  // What a GEMM of the library reads but its operands.
+  // State of a GEMM of the library besides its operands.
   struct Scratch {
     bool native;    // codes are multiplied as codes
-    Dtype values;   // where they are not
+    Dtype values;   // dtype of codes as values, where they are not multiplied as codes
     Tensor flag{};  // up where a block of codes that become values has an extreme scale
     std::vector<Tensor> held{};
   };
-  // Of operands that begin at multiples of 16 bytes.
+  // These need operands that begin at multiples of 16 bytes.
   void multiply(const Gemm& k);
   void multiply(const GroupedGemm& k);
   void multiply(const GroupedWeightGradient& k);
@@ -113,13 +114,13 @@ class CudaBackend final : public Backend {
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
   Tensor values_of(const Value& value, Scratch& scratch);
-  // Of bf16, on tensor cores.
+  // Multiplies bf16 operands on tensor cores.
   void multiply_values(const Gemm& k);
-  // The same of groups of rows; b_by_depth: the matrices of b are transposed.
+  // Like multiply_values(), but for groups of rows; b_by_depth: the matrices of b are transposed.
   void multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out);
   void multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate);
   void clear_rows_of_no_group(const Tensor& out, const Tensor& offsets);
-  // Of any operands, in fp32.
+  // These multiply any operands, in fp32.
   void multiply_plainly(const Gemm& k, gpu::OnlyIf only_if = {});
   void multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
   void multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
@@ -133,7 +134,7 @@ class CudaBackend final : public Backend {
 
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
 
-  // Nothing where a grid has no blocks: to launch none is an error.
+  // Launches nothing if a grid has no blocks, which CUDA refuses.
   template <class... P>
   void launch(void (*kernel)(P...), gpu::Grid grid, std::type_identity_t<P>... arguments) {
     if (grid.blocks > 0) asked([&] { gpu::launch(stream(), kernel, grid, arguments...); });

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   kept[block()] = static_cast<int32_t>(capacity > 0 && sum > capacity ? capacity : sum);
 }
 
-// One block. offsets = the sums of all earlier groups, padded.
+// Runs as one block. offsets = the sums of all earlier groups, padded.
 __global__ void __launch_bounds__(kThreads) place_groups(const int32_t* kept, int64_t groups, int64_t multiple, int32_t* offsets) {
   scan_in_block(
       groups, [=](int64_t g) { return round_up(int64_t{kept[g]}, multiple); },
@@ -94,8 +94,8 @@ __device__ bool fit(const int32_t* counts, int64_t all, int64_t multiple, const 
                    : allowed(error, rules.arrivals, 0, arrivals) && allowed(error, rules.room, 0, room);
 }
 
-// counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with an end, where they
-// go. sources may be null. Counts that do not fit are zeros. One block.
+// Runs as one block. counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with
+// an end, where they go. sources may be null. Counts that do not fit are zeros.
 __global__ void __launch_bounds__(kThreads, 1)
     place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple, ArrivalRules rules, ErrorWord* error,
                    int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
@@ -200,7 +200,7 @@ void CudaBackend::execute(const Permute& k) {
   const CheckedIndices assignments = checked(k.assignments, IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row));
   const auto permute_rows = [&](const Tensor& x, const Tensor& out) {
     const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype()), rows = out.dim(0);
-    const auto whole = [&](uint64_t unit) {  // whether every row is whole units that are aligned
+    const auto whole = [&](uint64_t unit) {  // true if every row is whole units that are aligned
       return (std::bit_cast<uint64_t>(x.device_bytes()) | std::bit_cast<uint64_t>(out.device_bytes()) | static_cast<uint64_t>(bytes)) %
                  unit ==
              0;

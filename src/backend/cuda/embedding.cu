@@ -8,12 +8,12 @@ namespace {
 
 using namespace gpu;
 
-// Ids of a batch, and which rows of the table an operand has.
+// Ids of a batch, and the rows of the table that an operand has.
 struct Ids {
   CheckedIndices ids;
   int64_t count, first, rows;
 
-  // -1: of another rank's part, or refused.
+  // Returns -1 for an id of another rank's part, or one that is refused.
   __device__ int64_t row(int64_t i) const {
     const int64_t row = ids.values[i] - first;
     return row >= 0 && row < rows ? row : -1;
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) gather(Ids k, Packs<const T> weight,
   for_each_pack_of_row<Team>(weight.count, [&](int64_t first) { out.row(i).write(first, row < 0 ? Pack{} : from.read(first)); });
 }
 
-// Of each row of the table its first id, and the complement of its last one: both are minima of numbers whose bits were all set before.
+// The first id of each row of the table, and the complement of its last one: both are minima of numbers whose bits were all set before.
 struct Uses {
   uint32_t *first, *not_last;
 };
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kThreads) find_uses(Ids k, Uses uses) {
   });
 }
 
-// Which of the ids that a block has looked at are those of its row, a bit each. Of two turns, because the first warp to go on looks at
-// more ids while others still read.
+// A bit for each id that a block has looked at: set if it is that of the block's row. There are two turns, because the first warp to go on
+// looks at more ids while others still read.
 struct UsesOfRow {
   unsigned of_warps[2][kWarpsOfBlock];
 };

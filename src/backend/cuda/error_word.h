@@ -1,4 +1,4 @@
-// What kernels of a lane tell the host, in device memory: whoever waits for the lane reads it.
+// Reports of the kernels of a lane to the host, in device memory: whoever waits for the lane reads them.
 #pragma once
 
 #include "backend/index_rule.h"
@@ -13,10 +13,10 @@ struct ErrorWord {  // zeros, until the first index that is out of range fills i
 
 struct LaneReport {
   ErrorWord error;
-  uint32_t fp32_gemms;  // that codes with extreme scales have led to
+  uint32_t fp32_gemms;  // GEMMs in fp32 that codes with extreme scales have led to
 };
 
-// What decides on the device whether a kernel does its work.
+// A condition on the device for a kernel to do its work.
 struct OnlyIf {
   const int32_t* flag = nullptr;   // down: no work; null: it is done in any case
   uint32_t* fp32_gemms = nullptr;  // counts the times that the flag was up

@@ -6,7 +6,8 @@
 namespace mantissa::gpu {
 namespace {
 
-// Of a thread's rows: what was subtracted from their scores so far, and its part of the sum of exponentials. Powers are of two.
+// The softmax of a thread's rows: what was subtracted from their scores so far, and the thread's part of the sum of exponentials. Powers
+// are of two.
 template <unsigned kFragments>
 struct FlashSoftmax {
   float subtracted[2 * kFragments], sum[2 * kFragments];
@@ -15,7 +16,7 @@ struct FlashSoftmax {
 // A largest score that grows by less is not subtracted, so that sums are seldom scaled. Exponentials of that many are still exact enough.
 constexpr float kGrowth = 8.0F;
 
-// Scores become exponentials; what was summed before is scaled to what is subtracted now.
+// Turns scores into exponentials, and scales what was summed before to what is subtracted now.
 template <unsigned kFragments, unsigned kKeys, unsigned kColumns>
 __device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale, FlashSoftmax<kFragments>& rows,
                              float (&mixed)[kFragments][kColumns][4]) {
@@ -57,7 +58,7 @@ __device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale,
 __device__ Place place(const Attention<bf16>& k) {
   auto index = static_cast<unsigned>(block());
   const int64_t count = ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
-  const int64_t tile = count - 1 - take_last(index, count);  // those that see most keys begin first
+  const int64_t tile = count - 1 - take_last(index, count);  // tiles that see most keys begin first
   const int64_t head = take_last(index, k.heads), end = (tile + 1) * kFlashRows;
   return {index, head, {tile * kFlashRows, end < k.queries_of_sequence ? end : k.queries_of_sequence}};
 }
@@ -86,7 +87,7 @@ template <unsigned kChannels>
 struct ForwardTiles {
   HeadTile<kFlashRows, kChannels> queries;
   KeyTiles<kForward<kChannels>.step, kChannels> keys;
-  Sight sights[kFlashRows];  // of the queries
+  Sight sights[kFlashRows];  // keys that the queries see
   Place place;               // here it takes no registers meanwhile
 };
 

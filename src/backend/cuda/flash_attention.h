@@ -17,7 +17,7 @@ struct FlashLaunch {
   void (*kernel)(Operands);
   Grid grid;
 };
-// Of operands that takes_flash() takes, aligned(), for so many sequences.
+// The kernel of the forward pass for so many sequences. It needs operands that takes_flash() takes and that are aligned().
 FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
 // Kernels that give dq, and dk and dv.
 FlashLaunch<AttentionGradient<bf16>> flash_dq(const AttentionGradient<bf16>& k, int64_t sequences);

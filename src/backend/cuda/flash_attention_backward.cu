@@ -1,5 +1,5 @@
-// As attention_backward.cu, on tensor cores. dq goes over the keys that a block's queries see, dk and dv over the queries that see a
-// block's keys, whose scores are the transposed ones.
+// Attention backward, like attention_backward.cu, but on tensor cores. dq goes over the keys that a block's queries see, dk and dv over the
+// queries that see a block's keys, whose scores are the transposed ones.
 #include "backend/cuda/flash_attention.h"
 #include "backend/cuda/flash_tiles.h"
 
@@ -13,14 +13,14 @@ __device__ Place place(const AttentionGradient<bf16>& k, int64_t heads, Order or
   return {index, head, k.part((order == Order::last_rows_first ? count - 1 - at : at) * kFlashRows, kFlashRows)};
 }
 
-// Of queries: logarithms to base two of their sums of exponentials, deltas, negative, and what they see.
+// Statistics of queries: the logarithms to base two of their sums of exponentials, negated deltas, and the keys that they see.
 template <unsigned kQueries>
 struct Statistics {
   float lse[kQueries], minus_delta[kQueries];
   Sight sights[kQueries];
 };
-// What a thread reads for the statistics of a tile of queries, and writes later, for the reads to have time: the first ones their sums and
-// what they see, the next ones their deltas.
+// The part of the statistics of a tile of queries that a thread reads, and writes later, so that the read has time: the first threads have
+// the sums of queries and what these see, the next ones the deltas.
 struct Statistic {
   float value = 0.0F;
   int first_key = INT32_MAX;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kC
 template <unsigned kChannels>
 struct TilesOfKeys {
   static constexpr unsigned kStep = kOfKeys<kChannels>.step;
-  HeadTile<kFlashRows, kChannels> values;  // of the block's keys
+  HeadTile<kFlashRows, kChannels> values;  // rows of the block's keys
   HeadTile<kStep, kChannels> queries[2], douts[2];
   Statistics<kStep> statistics[2];
   Place place;
@@ -110,7 +110,7 @@ struct QueryWalk {
   const AttentionGradient<bf16>& k;
   const Mask& mask;
   int begin, member, query;  // begin: of the block's keys
-  bool hides;                // whether a query of the tile does not see a key of the block
+  bool hides;                // true if a query of the tile does not see a key of the block
 
   __device__ QueryWalk(const AttentionGradient<bf16>& gradient, const Mask& of, int64_t first)
       : k(gradient), mask(of), begin(static_cast<int>(first)), member(0), query(begin) {
@@ -119,7 +119,7 @@ struct QueryWalk {
   __device__ bool done() const { return member == k.group; }
   __device__ Range tile() const { return k.part(query, kStep); }
   __device__ int end_keys() const { return static_cast<int>(k.part(begin, kFlashRows).end); }
-  __device__ int end() const {  // of the queries that see a key
+  __device__ int end() const {  // end of the queries that see a key
     return static_cast<int>(k.window > 0 && k.window < k.length - end_keys() + 1 ? end_keys() - 1 + k.window : k.length);
   }
   __device__ void go_on() {

@@ -12,13 +12,13 @@ namespace mantissa::gpu {
 inline constexpr unsigned kFlashRows = 128, kChunkOfHead = 8;  // a chunk has 16 bytes
 inline constexpr float kLog2e = std::numbers::log2e_v<float>;  // powers are of two
 
-// What bounds a kernel is registers, of which a thread has up to 255 where a multiprocessor has eight warps. More fragments of 16 rows in a
-// warp are fewer loads for as many products; more rows in a step are fewer barriers.
+// Registers are what bounds a kernel: a thread has up to 255 if a multiprocessor has eight warps. More fragments of 16 rows in a warp are
+// fewer loads for as many products; more rows in a step are fewer barriers.
 struct FlashShape {
-  unsigned fragments;  // of a warp
+  unsigned fragments;  // fragments of a warp
   unsigned step;       // rows of a tile that the block goes over
-  unsigned at_once;    // of these, as many as a warp has the scores of at a time
-  unsigned blocks;     // of a multiprocessor
+  unsigned at_once;    // rows of a step of which a warp has the scores at a time
+  unsigned blocks;     // blocks of a multiprocessor
 
   constexpr unsigned threads() const { return kFlashRows / (16 * fragments) * kWarp; }
 };
@@ -29,17 +29,17 @@ inline constexpr FlashShape kOfQueries = kChannels == 64 ? FlashShape{2, 64, 64,
 template <unsigned kChannels>
 inline constexpr FlashShape kOfKeys = kChannels == 64 ? FlashShape{2, 64, 16, 2} : FlashShape{1, 64, 32, 1};
 
-// What a block works on: rows of a head.
+// The work of a block: rows of a head.
 struct Place {
   int64_t sequence, head;
   Range rows;
 };
 
-struct Fragment {  // of a left side, 16 x 16
+struct Fragment {  // part of a left side, 16 x 16
   uint32_t at[4];
 };
-// Of a warp's rows and eight columns for each kColumns. A thread has rows own_row<kFragments>(r): elements 2 (r % 2) and 2 (r % 2) + 1 of
-// fragment r / 2, and of these columns own_col() and own_col() + 1.
+// Sums of a warp's rows and of eight columns for each kColumns. A thread has rows own_row<kFragments>(r): elements 2 (r % 2) and 2 (r % 2)
+// + 1 of fragment r / 2, and of these columns own_col() and own_col() + 1.
 template <unsigned kFragments, unsigned kColumns>
 using FlashSums = float[kFragments][kColumns][4];
 template <unsigned kFragments>
@@ -85,8 +85,8 @@ struct alignas(16) HeadTile {
   __device__ bf16* at(unsigned row, unsigned channel) {
     return &values[row * kChannels + (channel / kChunkOfHead ^ row % 8) * kChunkOfHead + channel % kChunkOfHead];
   }
-  // This lane's row of the four matrices of 16 rows from `row` on, a multiple of 8, and channels 16 k to 16 k + 15. The second matrix is
-  // below the first one, or beside it, for each product to find its registers beside each other.
+  // The address for load_matrices(): this lane's row of the four matrices that have 16 rows from `row` on, a multiple of 8, and channels 16
+  // k to 16 k + 15. The second matrix is below the first one, or beside it, so that each product finds its registers beside each other.
   __device__ const bf16* below(unsigned row, unsigned k) const { return matrices(lane() % 16, lane() / 16, k) + row * kChannels; }
   __device__ const bf16* beside(unsigned row, unsigned k) const {
     return matrices(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2, k) + row * kChannels;
@@ -101,13 +101,14 @@ struct alignas(16) HeadTile {
   }
 };
 
-// Zeros behind the last row, of rows that are not empty. The copies of a block of kThreadsOfBlock threads are its next group.
+// Copies rows, of which there is one at least, and zeros behind the last one. The copies of a block of kThreadsOfBlock threads are its next
+// group.
 template <unsigned kThreadsOfBlock, unsigned kRows, unsigned kChannels>
 __device__ inline void copy_tile(HeadTile<kRows, kChannels>& tile, HeadRows<const bf16> head, Range rows) {
   constexpr unsigned kChunks = kChannels / kChunkOfHead, kAtOnce = kThreadsOfBlock / kChunks;
   static_assert(kRows % kAtOnce == 0 && kAtOnce % 8 == 0);  // a thread has chunks of one column, which lie alike in their rows
   const unsigned first = thread() / kChunks, channel = thread() % kChunks * kChunkOfHead;
-  const int count = static_cast<int>(rows.end - rows.first) - static_cast<int>(first);  // of rows from the first one of this thread on
+  const int count = static_cast<int>(rows.end - rows.first) - static_cast<int>(first);  // rows from the first one of this thread on
   const bf16* from = head.first + (rows.first + first) * head.stride + channel;
   bf16* const to = tile.at(first, channel);
   MANTISSA_UNROLL
@@ -238,8 +239,8 @@ struct NonfiniteRows {
 };
 
 // A weight of zero keeps what is not seen out of a sum only where it is finite. So a value of tile rows [first, first + kCount) that is not
-// finite becomes zero, and those of the sums whose rows see it become NaN. seen(r, row): whether this thread's row r sees that row of the
-// tile. All threads call it; where all is finite it does nothing.
+// finite becomes zero, and the sums whose rows see it become NaN. seen(r, row) is true if this thread's row r sees that row of the tile.
+// All threads call it; where all is finite it does nothing.
 template <unsigned kCount, unsigned kFragments, unsigned kColumns, unsigned kRows, unsigned kChannels, class Seen>
 __device__ inline void take_out_nonfinite(HeadTile<kRows, kChannels>& tile, float (&sums)[kFragments][kColumns][4], Seen seen,
                                           unsigned first = 0) {
@@ -300,7 +301,7 @@ struct alignas(8) Sight {
   int first, last;
   __device__ bool sees(int key) const { return first <= key && key <= last; }
 };
-// Of a query that is there only if it is inside of its sequence.
+// The keys that a query sees: none if the query is not inside of its sequence.
 __device__ inline Sight sight_of(const Mask& mask, int64_t position, bool inside) {
   return inside ? Sight{static_cast<int>(mask.first(position)), static_cast<int>(position)} : Sight{0, -1};
 }

@@ -13,7 +13,7 @@
 
 namespace mantissa::gpu {
 
-// How the scales of codes lie, i being a row of op(a) or a column of op(b), and j a block along the contraction of k elements.
+// Layout of the scales of codes; i is a row of op(a) or a column of op(b), and j a block along the contraction of k elements.
 enum class ScaleLayout : uint8_t {
   none,
   swizzled_e8m0,  // per 32: formats/swizzle.h
@@ -21,16 +21,16 @@ enum class ScaleLayout : uint8_t {
   tiles_fp32      // per 128 x 128: at i / 128 * round_up(ceil(k / 128), 4) + j
 };
 
-// Bytes of which addresses are multiples where nothing else is said. The library chooses algorithms by it, so that it is the same wherever
-// operands lie.
+// Alignment of addresses, in bytes, where nothing else is said. The library chooses algorithms by it, so it is the same wherever operands
+// lie.
 inline constexpr uint32_t kLibraryAlignment = 16;
 
-inline constexpr int64_t kLongSum = 16384;  // addends of a sum that may be split whatever it is of
+inline constexpr int64_t kLongSum = 16384;  // addends from which on any sum may be split
 
 struct LibraryMatrix {
   const std::byte* data = nullptr;
-  Dtype dtype = Dtype::bf16;     // of values
-  Format format = Format::none;  // of codes, e4m3 or e5m2
+  Dtype dtype = Dtype::bf16;     // for values
+  Format format = Format::none;  // for codes: e4m3 or e5m2
   bool transposed = false;       // read as the transpose of what lies there
   ScaleLayout layout = ScaleLayout::none;
   const std::byte* scales = nullptr;
@@ -41,24 +41,24 @@ struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n];
   std::byte* out;
   Dtype out_dtype;
   bool accumulate;
-  const std::byte* bias;  // of out_dtype, at a multiple of 16 bytes; null: none
+  const std::byte* bias;  // has out_dtype, at a multiple of 16 bytes; null: none
   int64_t m, n, k;
-  uint32_t alignment = kLibraryAlignment;  // bytes of which all addresses are multiples
+  uint32_t alignment = kLibraryAlignment;  // alignment of all addresses, in bytes
 };
 
 class GemmLibrary {
  public:
-  using Memory = std::function<std::shared_ptr<std::byte>(int64_t bytes)>;  // of the stream, in whose order it goes back
+  using Memory = std::function<std::shared_ptr<std::byte>(int64_t bytes)>;  // belongs to the stream, in whose order it goes back
 
   virtual ~GemmLibrary() = default;
   virtual int version() const = 0;
-  // Returns whether it has an algorithm for this; then the stream has been asked for it. It may split sums over tokens, where op(a) is
+  // Returns true if it has an algorithm for this GEMM, which then is on the stream. It may split sums over tokens, where op(a) is
   // transposed, and any of kLongSum addends or more, because few elements with long sums leave most of a GPU idle; it adds the parts in a
   // fixed order behind the GEMM, so that the same GEMM has the same bits on the same device. Other sums are whole. Throws
   // Error(environment) where it fails otherwise.
   virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
-  // The same of values, one after the other, all of them or none. They differ from the usual one in addresses, and in m or in k along rows
-  // of operands; all take the algorithm that it has, so that the bits of a group do not depend on its rows.
+  // Like multiply(), but for several GEMMs of values, one after the other: it runs all of them or none. They differ from the usual one in
+  // addresses, and in m or in k along rows of operands; all take its algorithm, so that the bits of a group do not depend on its rows.
   virtual bool multiply_groups(Stream& stream, const LibraryGemm& usual, std::span<const LibraryGemm> groups, const Memory& workspace) = 0;
 };
 

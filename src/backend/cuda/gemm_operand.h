@@ -8,7 +8,7 @@
 
 namespace mantissa::gpu {
 
-// All blocks of a kernel call it once, and the first one counts.
+// All blocks of a kernel call it once; the first one counts the kernel.
 __device__ inline bool is_up(OnlyIf only_if) {
   if (only_if.flag == nullptr) return true;
   if (*only_if.flag == 0) return false;
@@ -19,9 +19,9 @@ __device__ inline bool is_up(OnlyIf only_if) {
 // A matrix as it lies in memory, from first_row on.
 struct GemmMatrix {
   const void* values = nullptr;  // null: codes
-  Dtype dtype = Dtype::f32;      // of values
-  int64_t cols = 0;              // of values
-  Format format = Format::none;  // of codes
+  Dtype dtype = Dtype::f32;      // dtype of values
+  int64_t cols = 0;              // columns of values
+  Format format = Format::none;  // format of codes
   CodeMatrix codes{};
   int64_t first_row = 0;
 };
@@ -79,7 +79,7 @@ inline GemmBias bias_of(const Gemm& k) {
   return k.bias.defined() ? GemmBias{k.bias.device_bytes(), k.bias.dtype() == Dtype::bf16} : GemmBias{};
 }
 
-// Where a product goes, of which rows and columns begin at those of a tile and end with the product.
+// The output of a product. The rows and columns that a block writes begin with those of its tile and end with the product.
 template <class Out>
 struct GemmTarget {
   Out* out;

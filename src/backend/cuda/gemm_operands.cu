@@ -1,4 +1,4 @@
-// What is written before a GEMM of the library: codes along its contraction, and scales as it wants them.
+// Writes operands before a GEMM of the library: codes along its contraction, and scales in its layout.
 #include "backend/cuda/codes.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/values.h"
@@ -10,7 +10,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kSide = 64;  // of a tile that is transposed
+constexpr unsigned kSide = 64;  // rows and columns of a tile that is transposed
 
 struct CodeTile {
   uint8_t codes[kSide][kSide + 4];  // columns of it lie in different banks

@@ -19,14 +19,14 @@ LibraryMatrix matrix_of(const Tensor& values, bool transposed) {
 
 bool is_ours(const GemmRoute& route) { return route.path == GemmPath::plain || route.path == GemmPath::mma; }
 
-// Of the rows of all, wherever groups of them begin.
+// Alignment of the rows of all operands, wherever groups of them begin.
 uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
   uint64_t bits = gpu::kLibraryAlignment;
   for (const Tensor& each : all) bits |= static_cast<uint64_t>(each.dim(1) * dtype_bytes(each.dtype()));
   return static_cast<uint32_t>(bits & -bits);
 }
 
-// A GEMM for each group that has rows.
+// Returns a GEMM for each group that has rows.
 std::vector<gpu::LibraryGemm> groups_of_rows(const GroupedGemm& k, const Tensor& a, const Tensor& b) {
   const std::vector<int64_t>& ends = k.host->offsets;
   const int64_t rows_of_b = b.dim(0) / (std::ssize(ends) - 1);
@@ -47,7 +47,7 @@ std::vector<gpu::LibraryGemm> groups_of_rows(const GroupedGemm& k, const Tensor&
   return groups;
 }
 
-// What the library's answer may depend on.
+// Key of a GEMM that the library refused: all that its answer may depend on.
 std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
   return text(gemm_path_name(route.path), ' ', form_text(form), k.bias.defined() ? " and a bias" : "", k.accumulate ? " adds" : "");
 }
@@ -58,7 +58,7 @@ bool adds_biases_before_rounding(const GemmForm& form) { return form.out == Dtyp
 Contents contents_of_out(const Gemm& k) { return k.accumulate ? Contents::read : Contents::overwritten; }
 Contents contents_of_out(const GroupedGemm&) { return Contents::overwritten; }
 
-// The same GEMM of operands that begin at multiples of 16 bytes.
+// Returns the GEMM with operands that begin at multiples of 16 bytes, copied where they did not.
 template <class Product>
 Product placed(Backend& device, const Product& k) {
   Product out = k;
@@ -98,7 +98,7 @@ void CudaBackend::multiply(const Gemm& k) {
   GemmDevice device = gemm_device();
   GemmRoute route = route_gemm(form, device);
   if (!is_ours(route) && multiply_by_library(k, form, route)) return;
-  if (is_native(route.path)) {  // which the library refuses: as values it may have it
+  if (is_native(route.path)) {  // refused by the library, which may have it as values
     device.native = false;
     route = route_gemm(form, device);
     if (multiply_by_library(k, form, route)) return;
@@ -109,7 +109,8 @@ void CudaBackend::multiply(const Gemm& k) {
   multiply_plainly(k);
 }
 
-// What the library refuses our kernels take, for this call: which groups there are is of the data.
+// If the library refuses the groups, our kernels multiply them. The refusal holds for this call only, because the groups depend on the
+// data.
 void CudaBackend::multiply(const GroupedGemm& k) {
   const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
   const GemmForm form = form_of(k);
@@ -161,7 +162,7 @@ CudaBackend::Scratch CudaBackend::scratch_for(const GemmRoute& route) {
   return out;
 }
 
-// Values as they are, or of codes, in scratch.
+// Returns values as they are, and those of codes in scratch.
 Tensor CudaBackend::values_of(const Value& value, Scratch& scratch) {
   const auto* const codes = std::get_if<QuantizedTensor>(&value);
   if (codes == nullptr) return std::get<Tensor>(value);
@@ -206,7 +207,7 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   return true;
 }
 
-// As groups_of_rows(); gradients of groups without rows are written.
+// Like groups_of_rows(), but gradients of groups without rows are written as well.
 std::vector<gpu::LibraryGemm> CudaBackend::groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b) {
   const std::vector<int64_t>& ends = k.host->offsets;
   std::vector<gpu::LibraryGemm> groups;
@@ -265,7 +266,7 @@ void CudaBackend::add_extremes(const auto& groups, const Tensor& offsets, const 
   if (scratch.flag.defined()) multiply_groups_plainly(groups, offsets, only_if_extreme(scratch));
 }
 
-// Once for each form, whatever its rows, because such a GEMM takes many times as long.
+// Reports once for each form, whatever its rows, because such a GEMM takes many times as long.
 void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
   GemmForm any = form;
   any.m = 0;
@@ -274,7 +275,7 @@ void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
               is_native(route.path) ? ": codes are multiplied as values" : ": our kernel multiplies, which is slow");
 }
 
-// What the library reads of an operand. `left`: it is a, whose contraction lies along its rows unless it is transposed.
+// Returns an operand as the library reads it. `left`: it is a, whose contraction lies along its rows unless it is transposed.
 gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch) {
   const QuantizedTensor* const codes = operand.quantized();
   if (codes == nullptr) return matrix_of(operand.dense(), operand.transposed);

@@ -11,7 +11,7 @@ struct GroupOffsets {
 
   __device__ int64_t begin(int64_t group) const { return offsets[group]; }
   __device__ int64_t end(int64_t group) const { return offsets[group + 1]; }
-  __device__ int64_t end() const { return offsets[count]; }  // of the rows that belong to a group
+  __device__ int64_t end() const { return offsets[count]; }  // number of rows that belong to a group
 
   // The last group g with key(g) <= at, of keys that never descend; key(0) <= at.
   template <class Key>

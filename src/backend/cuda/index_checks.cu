@@ -1,4 +1,4 @@
-// Indices that are checked before the kernels that use them, which have them in an order of their own.
+// Checks indices before the kernels that use them, which have an order of their own.
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/values.h"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace gpu;
 
-// One block. checked = offsets, or zeros, of groups without rows, where one is refused.
+// Runs as one block. checked = offsets, or, where one is refused, zeros, i.e. groups without rows.
 __global__ void __launch_bounds__(kThreads)
     check_offsets(const int32_t* offsets, int64_t count, int64_t rows, IndexRule rule, ErrorWord* error, int32_t* checked) {
   const int64_t bad = first_bad(count, [=](int64_t g) { return !rule.offset(offsets, g, rows).allows(offsets[g]); });

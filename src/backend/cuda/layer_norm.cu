@@ -7,7 +7,7 @@ namespace {
 
 using namespace gpu;
 
-// What both passes read, rows of `weight.count` channels.
+// Operands that both passes read, rows of `weight.count` channels.
 template <class T>
 struct LayerNormRows {
   Packs<const T> x, weight;
@@ -22,7 +22,7 @@ struct LayerNormRows {
   }
 };
 
-// The squared distance of a pack from the mean, of the elements that there are.
+// The squared distance of a pack from the mean, over the elements that are there.
 __device__ float squares_around(const Pack& pack, float mean, int64_t there) {
   float squares = 0.0F;
   MANTISSA_UNROLL
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) layer_norm_dx(LayerNormRows<T> k, Pa
 }
 
 template <class T>
-struct WeightTerm {  // of the gradient of the weight
+struct WeightTerm {  // term of the gradient of the weight
   LayerNormRows<T> rows;
   Packs<const T> dy;
 
@@ -100,7 +100,7 @@ struct WeightTerm {  // of the gradient of the weight
 };
 
 template <class T>
-struct BiasTerm {  // of the gradient of the bias
+struct BiasTerm {  // term of the gradient of the bias
   Packs<const T> dy;
 
   __device__ Pack operator()(int64_t row, int64_t first) const { return dy.row(row).read(first); }

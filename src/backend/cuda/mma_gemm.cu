@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaBlocks)
   write_mma(sums, to, of_tile, columns);
 }
 
-// As grouped_gemm.cu: the tiles of group g begin at index offsets[g] / kMmaRows + g.
+// A block has a tile of a group. Like in grouped_gemm.cu, the tiles of group g begin at index offsets[g] / kMmaRows + g.
 template <class Out, bool kB>
 __global__ void __launch_bounds__(kMmaThreads, kMmaBlocks)
     grouped_mma(MmaSide<true> a, MmaSide<kB> b, int64_t depth, int64_t matrix_rows, GroupOffsets groups, Out* out, int64_t cols) {

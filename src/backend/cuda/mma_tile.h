@@ -7,9 +7,9 @@
 
 namespace mantissa::gpu {
 
-// What decides the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x kMmaCols of the
-// sums; a warp has kWarpRows x kWarpCols of these in registers, and the more it has, the less of shared memory it reads for each.
-// kMmaBlocks of a multiprocessor, so that one begins or ends while the other multiplies.
+// The constants that decide the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x
+// kMmaCols of the sums; a warp has kWarpRows x kWarpCols of these in registers, and the more it has, the less of shared memory it reads for
+// each. A multiprocessor has kMmaBlocks blocks, so that one begins or ends while the other multiplies.
 inline constexpr unsigned kMmaRows = 128, kMmaCols = 128, kMmaDepth = 64, kMmaStages = 3;
 inline constexpr unsigned kWarpRows = 64, kWarpCols = 64, kMmaBlocks = 2;
 
@@ -18,15 +18,16 @@ inline constexpr unsigned kSlice = 16, kSlices = kMmaDepth / kSlice;  // the dep
 inline constexpr unsigned kChunk = 8;                                 // elements; a chunk has 16 bytes
 static_assert(kSlices % 2 == 0 && kMmaStages > 1);
 
-// Of op(a) or op(b)^T: `outer` are rows or columns of the product. By depth: memory is contiguous along the depth, [outer, depth], else
-// [depth, outer].
+// A side, op(a) or op(b)^T: `outer` are rows or columns of the product. By depth: memory is contiguous along the depth, [outer, depth],
+// else [depth, outer].
 template <bool kByDepth>
 struct MmaSide {
   const bf16* values;
   int64_t row;  // elements of a row in memory
 };
 
-// As it lies in memory, but that chunks change places within a row, so that the same chunk of eight rows is in different banks.
+// The tile of a side as it lies in memory, but chunks change places within a row, so that the same chunk of eight rows is in different
+// banks.
 template <bool kByDepth, unsigned kOuter>
 struct alignas(16) MmaSideTile {
   static constexpr unsigned kRows = kByDepth ? kOuter : kMmaDepth, kChunks = kOuter * kMmaDepth / kRows / kChunk;
@@ -55,7 +56,7 @@ struct MmaTiles {
   };
   Stage stages[kMmaStages];
 };
-struct MmaFragments {  // of a slice
+struct MmaFragments {  // fragments of a slice
   uint32_t a[kWarpRows / 16][4], b[kWarpCols / 16][4];
 };
 struct MmaSums {
@@ -197,7 +198,7 @@ __device__ inline void add_bias(MmaSums& sums, const GemmBias& bias, Range cols)
   }
 }
 
-// Lanes beside each other have two columns each of both of two fragments. They exchange them, and then have four of one.
+// Neighboring lanes have two columns each of two fragments. They exchange them, so that each has four columns of one.
 __device__ inline void exchange(float (&four)[4], const float* left, const float* right) {
   const bool odd = lane() % 2 != 0;
   const float first = shuffle_xor(odd ? left[0] : right[0], 1), second = shuffle_xor(odd ? left[1] : right[1], 1);
@@ -205,7 +206,8 @@ __device__ inline void exchange(float (&four)[4], const float* left, const float
   four[2] = odd ? right[0] : first, four[3] = odd ? right[1] : second;
 }
 
-// Rows whose groups of four are aligned. What is there before is loaded by 16 rows at a time, as loads wait for the stores before them.
+// Writes rows whose groups of four are aligned. Elements to add to are loaded 16 rows at a time, because loads wait for the stores before
+// them.
 template <class Out>
 __device__ inline void write_fours(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   constexpr unsigned kFours = kWarpCols / 8;
@@ -231,7 +233,7 @@ __device__ inline void write_fours(const MmaSums& sums, const GemmTarget<Out>& t
   }
 }
 
-// Rows of any size and place.
+// Writes rows of any size and place.
 template <class Out>
 __device__ inline void write_elements(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   MANTISSA_UNROLL

@@ -7,7 +7,7 @@ namespace {
 
 using namespace gpu;
 
-// What both passes read, rows of `weight.count` channels.
+// Operands that both passes read, rows of `weight.count` channels.
 template <class T>
 struct NormRows {
   Packs<const T> x, weight;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_dx(NormRows<T> k, const flo
 }
 
 template <class T>
-struct RmsWeightTerm {  // of the gradient of the weight
+struct RmsWeightTerm {  // term of the gradient of the weight
   NormRows<T> rows;
   Packs<const T> dy;
   const float* rstd;

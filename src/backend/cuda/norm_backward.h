@@ -40,7 +40,7 @@ __device__ inline void for_each_pack_of_lane(const NormGradients<T>& k, int64_t 
   }
 }
 
-// As many blocks share the registers of a multiprocessor as leave none to spill.
+// Blocks of a multiprocessor, so few that sharing its registers makes none spill.
 constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs) {
   if (packs <= (layer_norm ? 1 : 2)) return 3;
   return packs <= (layer_norm ? 3 : 4) ? 2 : 1;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks)) 
   }
 }
 
-// What norm_backward() has registers for.
+// Packs of a lane that norm_backward() has registers for, at most.
 template <bool kLayerNorm>
 inline constexpr unsigned kMostPacksOfLane = kLayerNorm ? 6 : 8;
 template <bool kLayerNorm>

@@ -54,12 +54,12 @@ __global__ void __launch_bounds__(kThreads) squared_norm(const T* x, int64_t cou
   if (thread() == 0) partials[block()] = sum;
 }
 
-// The sums of neighbors, of pairs of these, and so on, that wait for the other half.
+// Sums of neighbors, of pairs of these, and so on, each of which waits for its other half.
 struct Halves {
   double sums[64];
 };
 
-// For a power of two of losses, by one thread.
+// Sums a power of two of losses, by one thread.
 __device__ double sum_pairs(const double* losses, int64_t count) {
   auto& halves = block_shared<Halves>();
   double sum = 0.0;
@@ -93,7 +93,7 @@ __device__ void write(const Outcome& k, double norm, double loss, bool bad_weigh
   k.outcome[static_cast<int>(StepOutcome::skip)] = skip ? 1.0 : 0.0;
 }
 
-// One block.
+// Runs as one block.
 __global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
   uint32_t flag = 0;
   for (int64_t i = thread(); i < k.flag_count; i += kThreads) flag |= k.flags[i] != 0 ? 1U : 0U;

@@ -59,7 +59,7 @@ struct Packs {
 
   // Row i of a matrix of which these are row 0.
   __device__ Packs row(int64_t i) const { return {values + i * count, count, aligned}; }
-  // Zeros behind the end.
+  // Reads a pack, with zeros behind the end.
   __device__ Pack read(int64_t first) const {
     using Element = std::remove_const_t<T>;
     if (aligned && first + kPack <= count) return values_of(load<PackInMemory<Element>>(values + first));
@@ -68,7 +68,7 @@ struct Packs {
     for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
     return out;
   }
-  // Rounds; nothing is written behind the end.
+  // Writes a rounded pack, but nothing behind the end.
   __device__ void write(int64_t first, const Pack& pack) const {
     if (aligned && first + kPack <= count) {
       store(values + first, rounded_pack<T>(pack));
@@ -88,7 +88,7 @@ Packs<T> packs_of(const Tensor& tensor) {
   return {values, tensor.elements(), reinterpret_cast<uintptr_t>(values) % 16 == 0};
 }
 
-// Whether rows of so many columns begin at multiples of 16 bytes, in all of these operands, of which some may be null.
+// Returns true if rows of so many columns begin at multiples of 16 bytes, in all of these operands, of which some may be null.
 template <class... T>
 bool begin_at_packs(int64_t columns, const T*... operands) {
   return columns % kPack == 0 && ((reinterpret_cast<uintptr_t>(operands) | ...) % 16) == 0;
@@ -112,7 +112,7 @@ __device__ inline void for_each_pack(int64_t count, Body body) {
   for_each_element(ceil_div(count, int64_t{kPack}), [=](int64_t i) { body(i * kPack); });
 }
 
-// Who has a row: a warp, or a block where rows are long.
+// The team that has a row: a warp, or a block where rows are long.
 struct OfWarp {
   static constexpr unsigned kSize = kWarp, kRowsOfBlock = kWarpsOfBlock;
   __device__ static int64_t row() { return block() * kRowsOfBlock + warp(); }
@@ -125,10 +125,10 @@ struct OfBlock {
   __device__ static unsigned rank() { return thread(); }
   __device__ static float sum(float value) { return block_sum(value); }
 };
-// At most. The number of columns alone decides, so that a row has the same bits beside others.
+// Columns of a warp's row, at most. The number of columns alone decides, so that a row has the same bits beside others.
 inline constexpr int64_t kColumnsOfWarp = 4096;
 
-// Calls body.operator()<Team>(grid) with who has a row of so many columns.
+// Calls body.operator()<Team>(grid) with the team that has a row of so many columns.
 template <class Body>
 void with_team(int64_t rows, int64_t columns, Body&& body) {
   if (columns <= kColumnsOfWarp)

@@ -167,7 +167,7 @@ bool with_lanes_of_head(int64_t head_dim, const Body& body) {
   return head_dim == 8 * kPack || head_dim == 16 * kPack;
 }
 
-// Of the gradient of a weight, for the channels of all heads that it scales.
+// The term of the gradient of a weight, for the channels of all heads that it scales.
 template <class T>
 struct HeadsWeightTerm {
   Heads heads;

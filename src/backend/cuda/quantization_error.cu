@@ -38,7 +38,7 @@ struct ErrorSums {
   }
 };
 
-// The same in every thread.
+// Joins the sums of a block; every thread gets the same.
 __device__ ErrorSums of_block(const ErrorSums& own) {
   return {block_sum(own.signal),  block_sum(own.noise),    block_sum(own.clipped),
           block_sum(own.flushed), block_sum(own.elements), join_block(own.amax, 0U, Largest<uint32_t>())};
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
   histograms[block()].blocks[thread()] = own[thread()];
 }
 
-// One block.
+// Runs as one block.
 __global__ void __launch_bounds__(kThreads)
     finish_errors(const ErrorSums* sums, int64_t pieces, const Histogram* histograms, int64_t histogram_count, double* out) {
   ErrorSums own{};

@@ -9,7 +9,7 @@ namespace {
 
 using namespace gpu;
 
-// Where the codes of a matrix go, and its blocks.
+// The place for the codes of a matrix, and its blocks.
 struct Codes {
   uint8_t *codes, *scales;
   int64_t rows, cols;  // whole blocks
@@ -41,7 +41,7 @@ struct Source {
   }
 };
 
-// Codes that become others.
+// Codes that are requantized, as a source of values.
 template <class E>
 struct SourceOfCodes {
   CodePacks<E> codes;
@@ -58,7 +58,7 @@ __device__ void write_codes(const Codes& to, int64_t row, int64_t col, const Pac
   store(to.codes + (row * to.cols + col) / E::codes_per_byte, codes.bytes);
 }
 
-// Blocks of a row. A warp has a row, and the lanes beside each other that have a block find its largest element together.
+// Quantizes blocks of a row. A warp has a row, and the lanes beside each other that have a block find its largest element together.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
   const int64_t row = OfWarp::row();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
   }
 }
 
-// Tiles. A warp has one, and goes over its packs twice.
+// Quantizes tiles. A warp has one, and goes over its packs twice.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) {
   const int64_t index = OfWarp::row();
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) 
   if (lane() == 0) to.scales[index] = scale;
 }
 
-// Blocks of a column. A thread has eight of them, side by side.
+// Quantizes blocks of a column. A thread has eight of them, side by side.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes to) {
   const auto across = static_cast<uint32_t>(to.cols / kPack);
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   if (lane() == 0) to.scales[index] = scale;
 }
 
-// The blocks number `index` of so many that begin in one byte.
+// Quantizes number `index` of the sets of blocks that begin in one byte.
 template <class E, class From>
 __device__ inline void quantize_blocks(const From& from, const Codes& to, int64_t index) {
   constexpr int64_t kEach = E::codes_per_byte;
@@ -177,8 +177,8 @@ __device__ inline void quantize_blocks(const From& from, const Codes& to, int64_
   }
 }
 
-// Where a block is a column, so that threads beside each other read neighbors, and where a row of a block ends within a byte: a thread has
-// a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
+// Quantizes blocks that are columns, so that threads beside each other read neighbors, and blocks whose rows end within a byte: a thread
+// has a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
 // thread's values in memory.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) dequantize(CodePacks<E> x, int64_t f
   if (extreme != nullptr && found) fetch_or(reinterpret_cast<uint32_t*>(extreme), 1U);
 }
 
-// The opposite of swizzled_offset().
+// Inverts swizzled_offset().
 __global__ void __launch_bounds__(kThreads)
     swizzle(const uint8_t* scales, int64_t outer_count, int64_t inner_count, int64_t outer_stride, int64_t inner_stride, uint8_t* out) {
   const int64_t tiles_across = ceil_div(inner_count, int64_t{4});
@@ -234,7 +234,7 @@ template <class E, class T>
 QuantizeLaunch<Source<T>> quantize_launch(const Source<T>& from, const Codes& to) {
   using From = Source<T>;
   if (to.block_cols == 1) return columns_launch<E>(from, to);
-  const int64_t lanes = to.block_cols / kPack;  // of a row of a block
+  const int64_t lanes = to.block_cols / kPack;  // lanes of a row of a block
   if (in_packs(to) && to.block_cols % kPack == 0) {
     if (to.block_rows > 1) return {quantize_tiles<E, From>, {ceil_div(to.blocks(), int64_t{OfWarp::kRowsOfBlock}), kThreads}};
     if (lanes <= kWarp && std::has_single_bit(static_cast<uint64_t>(lanes)))

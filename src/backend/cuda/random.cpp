@@ -7,7 +7,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kPieceElements = int64_t{4} << 20;  // what the host holds of a large tensor
+constexpr int64_t kPieceElements = int64_t{4} << 20;  // elements of a large tensor that the host holds at a time
 
 }  // namespace
 

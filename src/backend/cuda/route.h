@@ -1,4 +1,4 @@
-// What the router makes of the logits of one token, which a warp has, for its forward and backward.
+// Scores and weights that the router makes from the logits of one token, which a warp has, for its forward and backward.
 #pragma once
 
 #include "backend/cuda/reduce.h"
@@ -47,10 +47,10 @@ __device__ inline Softmax softmax_of(int64_t n, Value value) {
   return {largest, warp_sum_of(n, [=](int64_t i) { return expf(value(i) - largest); })};
 }
 
-// What scores are divided by, so that it is never 0.
+// The number that scores are divided by. For sigmoids it is their sum plus 1e-20, so that it is never 0.
 __device__ inline float divisor(RouterScore score, float sum) { return score == RouterScore::sigmoid ? sum + 1e-20F : sum; }
 
-// What the weights of the chosen experts of a token are made of, before renormalization and scale.
+// The scores that the weights of the chosen experts of a token are made from, before renormalization and scale.
 struct ChosenScores {
   const float* from;  // scores or logits
   const int32_t* experts;

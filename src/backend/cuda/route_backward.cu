@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens(const int32_t* counts, 
   if (thread() == 0) tokens[block()] = static_cast<double>(assignments) / static_cast<double>(top_k);
 }
 
-// out [S, E] is what P of a token of a sequence is multiplied by in the sum of both balance losses.
+// out [S, E] = the coefficients of P of a sequence's tokens in the sum of both balance losses.
 __global__ void __launch_bounds__(kThreads) balance_coefficients(const int32_t* counts, const double* tokens, int64_t sequences,
                                                                  int64_t experts, BalanceLosses losses, float* out) {
   for_each_element(experts, [=](int64_t e) { write_balance_coefficients(counts, tokens, sequences, experts, e, losses, out); });
@@ -33,7 +33,7 @@ struct Gradient {
   double z;
 };
 
-// The gradient of what the weights of the chosen experts are made of: that of chosen / sum where they are renormalized.
+// The gradient of the scores that the weights of the chosen experts are made from: that of chosen / sum where they are renormalized.
 struct ChosenGradient {
   const float* dweights;
   float factor, mean, sum;
@@ -76,7 +76,7 @@ __device__ void through_scores(const Gradient& k, const float* scores, float* d)
   warp_barrier();
 }
 
-// Whether all experts of a token may be used: the same in every lane.
+// Returns true, in every lane, if all experts of a token may be used.
 __device__ bool usable(const Gradient& k, int64_t token) {
   bool bad = false;
   for (int64_t j = lane(); j < k.rule.top_k; j += kWarp) bad = checked(k.experts, token * k.rule.top_k + j) < 0 || bad;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) route_backward(Gradient k) {
   for (int64_t e = lane(); e < k.width; e += kWarp) d[e] += factor * of_logits(logits[e]);
 }
 
-// sums = what the scores of a token are divided by, log_sums = log-sum-exp of its logits, 0 of padding. A warp has a token.
+// sums = the numbers that the scores of a token are divided by, log_sums = log-sum-exp of its logits, 0 for padding. A warp has a token.
 __global__ void __launch_bounds__(kThreads)
     sum_tokens(const float* logits, const float* scores, int64_t tokens, int64_t width, RouterScore score, float* sums, float* log_sums) {
   const int64_t token = block() * kTokensOfBlock + warp();
@@ -146,7 +146,7 @@ struct Losses {
   double* out;
 };
 
-// One block.
+// Runs as one block.
 __global__ void __launch_bounds__(kThreads) router_losses(Losses k) {
   double balance = 0.0, of_sequences = 0.0, z = 0.0;
   for (int64_t e = thread(); e < k.width; e += kThreads) {

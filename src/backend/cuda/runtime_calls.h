@@ -1,5 +1,5 @@
-// What the host asks of a device of CUDA: memory, copies, marks. chip/runtime.cpp has it for a GPU, tests/simt/runtime.cpp for the executor
-// of the host, whose streams are threads that come late. Each has a gpu/runtime.h, which adds the launch of kernels.
+// Calls that the host makes to a device of CUDA: memory, copies, marks. chip/runtime.cpp has them for a GPU, tests/simt/runtime.cpp for the
+// executor of the host, whose streams are threads that come late. Each has a gpu/runtime.h, which adds the launch of kernels.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ struct Facts {
 Gpus find_gpus();
 std::optional<Gpu> find_gpu(int index);
 int count_gpus();
-// Makes the device that of this thread: what this thread makes later is of it. Throws Error(environment) that says what was found instead.
+// Makes this the device of the calling thread, and of what it makes later. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
 
-// Device memory, and pinned memory of the host; null: there is no more. Memory that goes back may still be in use by what a stream was
-// asked for: to give it back waits for that.
+// Device memory, and pinned memory of the host; null: there is no more. Memory that goes back may still be in use by work on a stream:
+// giving it back waits for that.
 std::byte* take_memory(int64_t bytes);
 void give_memory(std::byte* memory) noexcept;
 std::byte* take_staging(int64_t bytes);
@@ -31,10 +31,10 @@ void give_staging(std::byte* memory) noexcept;
 
 class Stream;
 std::shared_ptr<Stream> make_stream();
-void* handle_of(Stream& stream);  // as libraries take it
+void* handle_of(Stream& stream);  // the handle that libraries take
 using Event = std::shared_ptr<const void>;
 
-// In the order of the stream. discard() says that nobody needs what the memory holds.
+// These run in the order of the stream. discard() says that nobody needs what the memory holds.
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);

@@ -17,7 +17,7 @@ struct PackOfCodes {
   __device__ void put(unsigned i, uint32_t code) { bytes |= Bytes{code} << (kBits * i); }
   __device__ uint8_t at(unsigned i) const { return static_cast<uint8_t>(bytes >> (kBits * i) & (0xffU >> (8 - kBits))); }
 };
-// Of a pack's elements.
+// Scales of a pack's elements.
 struct PackOfScales {
   uint64_t bytes;
 
@@ -30,7 +30,7 @@ __device__ inline float power_of(uint32_t scale) {
   return __builtin_bit_cast(float, Largest<uint32_t>()(scale << 23, kFp32HiddenBit >> 1));
 }
 
-// Whether these are powers of two whose inverses are, too.
+// Returns true if the power of two and its inverse are both normal numbers.
 __device__ inline bool has_inverse(uint8_t scale) { return scale - 1U < 253U; }
 __device__ inline bool is_normal_or_zero(float value) {
   const uint32_t magnitude = __builtin_bit_cast(uint32_t, value) & ~kFp32Sign;
@@ -62,7 +62,8 @@ __device__ inline PackOfCodes<E> encode_scaled(const Pack& pack, const PackOfSca
   return out;
 }
 
-// As encode_in_block() of each, in blocks that they may be in: the scale of one with a NaN is 255, but under flashinfer.
+// Encodes each element like encode_in_block(), in blocks that it may be in: the scale of a block with a NaN is 255, except under
+// flashinfer.
 template <class E>
 __device__ inline PackOfCodes<E> encoded(const Pack& pack, const PackOfScales& scales, ScaleRule rule) {
   bool ordinary = true;
@@ -83,12 +84,13 @@ __device__ inline float decode_scaled(uint32_t code, uint32_t scale) {
   return __builtin_bit_cast(float, bits) * power_of(254U - E::bias) * power_of(scale);
 }
 
-// As decode_in_block() of each. extreme: whether an element that is not zero has an extreme scale; it stays true.
+// Decodes each code like decode_in_block(). extreme becomes true if an element that is not zero has an extreme scale; it never becomes
+// false.
 template <class E>
 __device__ inline Pack decoded(const PackOfCodes<E>& codes, const PackOfScales& scales, ScaleRule rule, bool& extreme) {
   Pack out;
   bool ordinary = true;
-  const float zero = rule == ScaleRule::flashinfer ? 0.0F : -0.0F;  // what is added to -0 without changing anything else
+  const float zero = rule == ScaleRule::flashinfer ? 0.0F : -0.0F;  // under flashinfer -0 becomes 0, else adding this changes nothing
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kPack; ++i) {
     ordinary = ordinary && !extreme_scale<E>(scales.at(i)) && (codes.at(i) & E::magnitude_mask) <= E::max_code;

@@ -13,7 +13,7 @@ struct SumsOfWarps {
 template <class Value, class Put>
 __device__ inline void scan_in_block(int64_t count, Value value, Put put) {
   auto& of_warps = block_shared<SumsOfWarps>().values;
-  int64_t before = 0;  // of all that earlier rounds had
+  int64_t before = 0;  // sum of all that earlier rounds had
   for (int64_t first = 0; first <= count; first += kThreads) {
     const int64_t i = first + thread(), own = i < count ? value(i) : 0;
     int64_t sum = own;

@@ -8,7 +8,7 @@ namespace {
 
 using namespace gpu;
 
-// One block.
+// Runs as one block.
 __global__ void __launch_bounds__(kThreads) sum(const float* x, int64_t count, double factor, double* out) {
   const double total = sum_in_order(x, count);
   if (thread() == 0) *out = factor * total;
@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(kThreads) sum(const float* x, int64_t count, d
 
 template <class T>
 struct Elements {
-  Packs<const T> x;  // of which count are columns
+  Packs<const T> x;  // rows of `count` columns
 
   __device__ Pack operator()(int64_t row, int64_t first) const { return x.row(row).read(first); }
 };
 
-// Whole numbers of which fp64 holds every sum, so any order will do.
+// Sums whole numbers, every sum of which fp64 holds, so any order will do.
 __global__ void __launch_bounds__(kThreads) sum_counts(const int32_t* counts, int64_t rows, int64_t columns, double* out) {
   for_each_element(columns, [=](int64_t column) {
     int64_t total = 0;

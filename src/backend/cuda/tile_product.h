@@ -8,7 +8,8 @@ namespace mantissa::gpu {
 
 inline constexpr unsigned kTile = 64, kDepth = 32, kEach = 4;  // a thread has kEach x kEach sums
 static_assert(kTile / kEach * (kTile / kEach) == kThreads);
-// Blocks of a multiprocessor, at least: told nothing, the compiler makes room for more and keeps some of a thread's values in memory.
+// The least number of blocks of a multiprocessor: told nothing, the compiler makes room for more and keeps some of a thread's values in
+// memory.
 inline constexpr unsigned kGemmBlocks = 2;
 
 // Splits the index of a block: returns index % count and leaves index / count.
@@ -26,7 +27,7 @@ struct Tile {  // [depth][row or column], each row ending in elements that sprea
   alignas(16) float values[kDepth][kTile + kEach];
 };
 
-// Of a thread, in rows first_row() + i and columns first_col() + j of the tile.
+// The sums of a thread, in rows first_row() + i and columns first_col() + j of the tile.
 struct Sums {
   float at[kEach][kEach] = {};
 };

@@ -33,7 +33,7 @@ void with_values(Dtype dtype, Body&& body) {
   fail(ExitCode::internal, "the CUDA backend has no values of ", dtype);
 }
 
-// Of an operand that may be missing.
+// The memory of an operand, or null if it is missing.
 template <class T>
 T* data_or_null(const Tensor& tensor) {
   return tensor.defined() ? tensor.device_data<T>() : nullptr;

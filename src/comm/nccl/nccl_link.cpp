@@ -26,20 +26,20 @@ constexpr int kOldestMinor = 22;  // earlier ones do not abort communicators as 
 
 bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
-// While a communicator is made, what fails is this host, but for what a peer reports. Later a connection ends because its other side has.
+// While a communicator is made, an error is this host's unless a peer reported it. Later a connection ends because its other side has.
 ExitCode code_of(ncclResult_t error, bool connected) {
   if (error == ncclRemoteError || (connected && error == ncclSystemError)) return ExitCode::peer_lost;
   const bool ours = error == ncclInternalError || error == ncclInvalidArgument || (connected && error == ncclInvalidUsage);
   return ours ? ExitCode::internal : ExitCode::environment;
 }
 
-// Of one maker, and so of a process. They are given up together: to abort one waits for the kernels of the GPU, and one of another
-// communicator may wait for the lost peer (NVIDIA/nccl#1013).
+// The communicators of one maker, and so of a process. They are given up together: to abort one waits for the kernels of the GPU, and one
+// of another communicator may wait for the lost peer (NVIDIA/nccl#1013).
 struct Communicators {
   explicit Communicators(const NcclCalls& of) : calls(of) {}
 
   const NcclCalls calls;
-  std::mutex mutex;  // of the following, and of calls for communicators but those that end them
+  std::mutex mutex;  // guards the following, and calls for communicators but those that end them
   bool given_up = false;
   std::vector<ncclComm_t> open;
   std::mutex ending;  // whoever gives up as the second returns when the first has aborted all, too
@@ -132,7 +132,7 @@ class NcclLink final : public DeviceLink {
   void give_up() noexcept override { all_->give_up(); }
 
  private:
-  // Of a wait: a time of monotonic_now(), and what has not happened until then.
+  // End of a wait: a time of monotonic_now(), and a text that says what has not happened until then.
   struct Limit {
     double time = std::numeric_limits<double>::infinity();
     std::string text{};
@@ -161,7 +161,7 @@ class NcclLink final : public DeviceLink {
     }
     return messages;
   }
-  // What the bytes are does not matter: they make connections.
+  // The values of the bytes do not matter: they make connections.
   std::vector<Share> a_byte_of_each(std::byte* memory) const {
     std::vector<Share> shares;
     for (int root = 0; root < static_cast<int>(of_.ranks.size()); ++root)
@@ -228,7 +228,7 @@ class NcclLink final : public DeviceLink {
   }
   void require_open() const { require(!all_->given_up, ExitCode::peer_lost, who(), "was given up"); }
 
-  // Messages that have left a lane may still be on their way, which is over when all ranks have come here; behind an error nobody does.
+  // Waits for messages that have left a lane but may still be on their way: until all ranks have come here. After an error nobody comes.
   void close() noexcept {
     if (is_given_up()) return;
     if (std::uncaught_exceptions() > unwinding_) return give_up();

@@ -1,4 +1,4 @@
-// What AddressSanitizer reports of device code on the executor: it ends the process where a thread leaves its memory.
+// Reports of AddressSanitizer about device code on the executor: it ends the process where a thread leaves its memory.
 #include <gtest/gtest.h>
 
 #include "gpu/device.h"
@@ -48,7 +48,7 @@ TEST(BoundsDeathTest, AnOperandEndsWithItsLastElement) {
   EXPECT_DEATH(touch_operand(-1), "use-after-poison");
 }
 
-// Returns what no compiler knows, so that every call has its frame.
+// Returns a number that no compiler knows, so that every call has its frame.
 int deep(int calls) {
   volatile int frame[256] = {};
   frame[calls % 256] = calls;

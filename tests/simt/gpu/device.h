@@ -1,4 +1,5 @@
-// What device code is written with, for the executor of the host (simt/executor.h). src/backend/cuda/chip/gpu/device.h is that of a chip.
+// Functions that device code is written with, for the executor of the host (simt/executor.h). src/backend/cuda/chip/gpu/device.h has them
+// for a chip.
 #pragma once
 
 #include <atomic>

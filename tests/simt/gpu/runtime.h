@@ -1,5 +1,5 @@
-// What the host asks of a device whose kernels the executor runs: each stream is a thread that comes late (lane_thread.h). Downloads and
-// freed memory are poisoned in the order of their stream. src/backend/cuda/chip/gpu/runtime.h is that of a chip.
+// Calls of the host to a device whose kernels the executor runs: each stream is a thread that comes late (lane_thread.h). Downloads and
+// freed memory are poisoned in the order of their stream. src/backend/cuda/chip/gpu/runtime.h has them for a chip.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@ namespace mantissa::simt {
 bool stands_for_a_chip();
 int architecture();
 
-// What find_gpu(0) says of the executor; a test may change it while no other thread asks.
+// The answer of find_gpu(0) for the executor; a test may change it while no other thread asks.
 Gpu& described_gpu();
 
-// How many products that library was asked for in this process, by the scales of their operands, and how many algorithms.
+// Numbers of products that the library was asked for in this process, by the scales of their operands, and of algorithms.
 struct LibraryGemms {
   int64_t of_values = 0, per_32 = 0, per_128 = 0, algorithms = 0;
 };
 LibraryGemms library_gemms();
-std::atomic<int64_t>& refused_columns();  // of a product for which it refuses the algorithm that others have; 0: of none
-std::atomic<bool>& refuses_codes();       // whatever their scales
+std::atomic<int64_t>& refused_columns();  // columns of products for which it refuses the algorithm that others have; 0: none
+std::atomic<bool>& refuses_codes();       // codes of any scales
 
 }  // namespace mantissa::simt
 

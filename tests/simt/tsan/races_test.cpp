@@ -1,5 +1,5 @@
-// What ThreadSanitizer reports of device code on the executor: it ends the process with 66 where threads hand over without a barrier, or
-// blocks without an atomic, and has nothing to say of code that is right. A process ends for each, so that the next one begins anew.
+// Reports of ThreadSanitizer about device code on the executor: it ends the process with 66 where threads hand over without a barrier, or
+// blocks without an atomic, and says nothing about code that is right. A process ends for each, so that the next one begins anew.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ void expect_none(int64_t blocks, Body body) {
 
 enum class Missing : uint8_t { none, before, after };
 
-// Two sums of a value of each warp, as in reduce.h.
+// Sums a value of each warp twice, as in reduce.h.
 int sum_twice(Missing missing) {
   auto& shared = block_shared<Values>();
   int sum = 0;

@@ -16,7 +16,7 @@ struct SwiGluRows {
   const T *x, *dy;
   T* out;  // the value, or dx where dy is given
   int64_t width;
-  const float* weights = nullptr;  // of rows, and their gradient
+  const float* weights = nullptr;  // one for each row, and their gradient
   float* dweights = nullptr;
   float limit = 0.0F;
 };
@@ -86,7 +86,7 @@ template <class Exact>
   return dy * glu(gate, up, glu.first(gate, up));
 }
 
-// Of n elements, bf16 ones added in pairs. Returns how many terms there are.
+// Writes the terms of n elements, bf16 ones added in pairs. Returns the number of terms.
 template <class T, class Exact>
 [[gnu::always_inline]] inline int64_t weight_slopes(const Exact& glu, const T* __restrict gate, const T* __restrict up,
                                                     const T* __restrict dy, int64_t n, float* __restrict terms) {
@@ -104,7 +104,7 @@ template <class T, class Exact>
   }
 }
 
-// In blocks that stay in the L1 cache; the order of the sum depends on the width only.
+// Sums in blocks that stay in the L1 cache; the order of the sum depends on the width only.
 template <class T, class Exact>
 [[gnu::always_inline]] inline float weight_gradient(const Exact& glu, const T* gate, const T* up, const T* dy, int64_t width) {
   constexpr int64_t kBlock = 1024;

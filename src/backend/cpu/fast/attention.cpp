@@ -15,7 +15,7 @@ void forward(const AttentionForward& k) {
   const int64_t length = k.qkv.dim(0) / k.batch, tiles = ceil_div(length, kTile), heads = k.layout.heads, d = k.layout.head_dim;
   parallel_for(k.batch * heads * tiles, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      // The longest rows of key blocks first: what is left at the end is short.
+      // The longest rows of key blocks come first, so that what is left at the end is short.
       const int64_t tile = tiles - 1 - item % tiles, bh = item / tiles, b = bh / heads, h = bh % heads;
       const int64_t key = heads + h / (heads / k.layout.kv_heads), value = key + k.layout.kv_heads;
       const HeadRows<const T> qkv = sequence<const T>(k.qkv, b, k.batch, d);

@@ -123,7 +123,7 @@ class Backward {
     return {dkey, dkey + tiles_ * kTile * ld_};
   }
 
-  // Blocks part, part + parts, ... of the queries that read the key head.
+  // Goes over blocks part, part + parts, ... of the queries that read the key head.
   void query_blocks(int64_t key_head, int64_t part) {
     std::fill_n(sums(key_head, part, 0).dkey, 2 * tiles_ * kTile * ld_, 0.0F);
     const int64_t b = key_head / k_.layout.kv_heads, kv = key_head % k_.layout.kv_heads;

@@ -42,7 +42,7 @@ template <class T>
   return simd::sum(sums);
 }
 
-// Up to kTile keys.
+// Attends to up to kTile keys.
 template <class T>
 [[gnu::always_inline]] inline void attend(TileRows<const T> keys, const T* values, RowState& state) {
   alignas(32) float p[kTile];
@@ -84,7 +84,7 @@ template <class T>
                          __attribute__((always_inline)) { simd::store(out + j, simd::load(state.out + j) / state.sum, part); });
 }
 
-// Queries at positions `first` and up, keys from position key_tile * kTile.
+// The mask for queries at positions `first` and up, and keys from position key_tile * kTile.
 TileMask mask(int64_t first, int64_t key_tile, int64_t window) {
   const int64_t ahead = first - key_tile * kTile;
   TileMask mask;

@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-// What a softmax holds before the first key: nothing, or the sink of its head.
+// State of a softmax before the first key: empty, or the sink of its head.
 struct SoftmaxStart {
   float maximum = kNoScore, sum = 0.0F;
 };
@@ -20,7 +20,7 @@ inline SoftmaxStart softmax_start(const Tensor& sinks, int64_t head) {
   return {.maximum = wide ? sinks.device_data<float>()[head] : to_float(sinks.device_data<bf16>()[head]), .sum = 1.0F};
 }
 
-// One block of queries and its running output. Lives on the stack of the thread: a few hundred KB of which head_dim decides what is
+// One block of queries and its running output. Lives on the stack of the thread: a few hundred KB, of which head_dim decides how much is
 // touched.
 class QueryBlock {
  public:

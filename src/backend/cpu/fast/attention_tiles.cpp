@@ -38,7 +38,7 @@ template <class T>
   }
 }
 
-// 8 x 8 elements: pairs, then quadruples, then halves change places.
+// Transposes 8 x 8 elements: pairs, then quadruples, then halves change places.
 [[gnu::always_inline]] inline void transpose8(const float* from, int64_t ld, float* to) {
   Floats a[8], b[8];
   for (int64_t i = 0; i < 8; ++i) a[i] = simd::load(from + i * ld);
@@ -60,7 +60,7 @@ template <class T>
   }
 }
 
-// Where key k is visible, for eight queries.
+// Returns the lanes, of eight queries, that see key k.
 [[gnu::always_inline]] inline Ints visible(int64_t k, Ints first, Ints last) {
   const Ints key = Ints{} + static_cast<int32_t>(k);
   return (key >= first) & (key <= last);

@@ -49,7 +49,8 @@ struct SoftmaxTile {
 };
 void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state);
 
-// Of s = scores and dp = dout v, transposed as s is: s becomes p = exp(s - lse), dp becomes ds = p (dp - delta); hidden ones zero.
+// Statistics of the queries of a block. gradient_tile() turns s, the transposed scores, into p = exp(s - lse), and dp = dout v, transposed
+// likewise, into ds = p (dp - delta); hidden ones become zero.
 struct QueryStatistics {
   alignas(32) float lse[kTile];
   alignas(32) float delta[kTile];

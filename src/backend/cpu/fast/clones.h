@@ -17,8 +17,8 @@
 
 namespace mantissa {
 
-// Whether bodies are compiled for their levels. Where they are not, one that has instructions of a level must not be compiled: callers
-// instantiate it with this in place of true.
+// True if this build compiles clones for levels. Bodies with instructions of a level take it as a template argument, in place of true, so
+// that other builds do not instantiate them.
 inline constexpr bool kCpuLevels = MANTISSA_CPU_LEVELS;
 
 template <auto kBody, auto kBaseline, auto kWidest>

@@ -30,14 +30,14 @@ using PairBytes = uint8_t __attribute__((vector_size(32)));
 using Half = int16_t __attribute__((vector_size(16)));
 }  // namespace detail
 
-// Through 64-bit lanes: of sixteen equal words g++ 12 makes sixteen insertions.
+// Goes through 64-bit lanes, because g++ 12 makes sixteen insertions of sixteen equal words.
 [[gnu::always_inline]] inline Words broadcast(int value) {
   const uint64_t four = static_cast<uint16_t>(value) * uint64_t{0x0001000100010001};
   return reinterpret_cast<Words>(detail::Quads{four, four, four, four});
 }
 [[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
-// Modulo 2^16: lanes of irregular blocks leave the range of a word, and what becomes of them is not used.
+// Sums and differences modulo 2^16: lanes of irregular blocks leave the range of a word, but their results are not used.
 [[gnu::always_inline]] inline Words wrapped_sum(Words a, Words b) {
   return reinterpret_cast<Words>(reinterpret_cast<Unsigned>(a) + reinterpret_cast<Unsigned>(b));
 }
@@ -51,7 +51,7 @@ using Half = int16_t __attribute__((vector_size(16)));
   return out;
 }
 [[gnu::always_inline]] inline void store(int16_t* to, Words value) { std::memcpy(to, &value, sizeof value); }
-// Interleaved with zeros, which g++ 12 makes one instruction: __builtin_convertvector takes four.
+// Interleaves with zeros: g++ 12 makes one instruction of this, and four of __builtin_convertvector.
 [[gnu::always_inline]] inline Words widened(detail::Bytes bytes) {
   return reinterpret_cast<Words>(__builtin_shufflevector(bytes, detail::Bytes{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
                                                          24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
@@ -66,7 +66,7 @@ using Half = int16_t __attribute__((vector_size(16)));
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
-// `count` bytes, but no more than a vector has. Of a length that is not constant memcpy becomes a call.
+// Copies `count` bytes, but no more than a vector has. memcpy of a length that is not constant becomes a call.
 [[gnu::always_inline]] inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count) {
   if (count >= kLanes) [[likely]]
     std::memcpy(to, from, kLanes);
@@ -113,7 +113,7 @@ template <class E>
 
 [[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
 
-// By shuffles and subscripts: what is copied g++ 12 sends through the stack.
+// Uses shuffles and subscripts, because g++ 12 sends copied vectors through the stack.
 [[gnu::always_inline]] inline bool any(Words mask) {
   const detail::Half halves =
       __builtin_shufflevector(mask, mask, 0, 1, 2, 3, 4, 5, 6, 7) | __builtin_shufflevector(mask, mask, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -134,7 +134,7 @@ template <class E>
   return q[0];
 }
 
-// What multiplies by 2^(127 - scale) when it is subtracted from bf16 bits, and by 2^(scale - 127) when it is added.
+// The shift that multiplies by 2^(127 - scale) when it is subtracted from bf16 bits, and by 2^(scale - 127) when it is added.
 [[gnu::always_inline]] inline Words exponent_shift(Words scale) { return (scale - 127) << 7; }
 
 template <class E>
@@ -171,12 +171,14 @@ template <class E>
   return code | sign;
 }
 
-// The same where no element lies strictly between zero and the smallest normal element; lanes of `small` are set where one might.
+// Like encode(), but only where no element lies strictly between zero and the smallest normal element; sets the lanes of `small` where one
+// might.
 template <class E>
 [[gnu::always_inline]] inline Words encode_normal(Words bits, Words shift, Words& small) {
   constexpr int kDrop = 7 - E::mantissa_bits, kBias = (127 - E::bias) << 7;
   constexpr int16_t kBelowHalf = (1 << (kDrop - 1)) - 1;
-  // What does not round to zero begins mantissa_bits + 1 binades below the smallest normal element; this grid has kNormal codes in each.
+  // Magnitudes that do not round to zero begin mantissa_bits + 1 binades below the smallest normal element; this grid has kNormal codes in
+  // each binade.
   constexpr int16_t kNormal = 1 << E::mantissa_bits, kBinades = (E::mantissa_bits + 1) << E::mantissa_bits;
   const Words m = magnitude(bits);
   const Words above = wrapped_difference(m, shift + static_cast<int16_t>(kBias - kBelowHalf));
@@ -206,7 +208,7 @@ template <class E>
   return bits | reinterpret_cast<Words>(sign);
 }
 
-// The same where every code is zero or a normal element; lanes of `other` are set where one is not.
+// Like decode(), but only where every code is zero or a normal element; sets the lanes of `other` where one is not.
 template <class E>
 [[gnu::always_inline]] inline Words decode_normal(Words code, Words shift, Words& other) {
   constexpr int kRaise = 7 - E::mantissa_bits, kNormal = 1 << E::mantissa_bits;
@@ -236,8 +238,8 @@ template <class E>
   return decode<E>(kCodes, shift, foreign);
 }
 
-// block_scale() of bf16 amax bits below Inf. encode() subtracts its shift from magnitudes in 16 bits: those reach the sign under a largest
-// scale code below 127, which no range has.
+// block_scale() of bf16 amax bits below Inf. encode() subtracts its shift from magnitudes in 16 bits: the difference would reach the sign
+// if the largest scale code were below 127, which it is in no range.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);
@@ -245,7 +247,7 @@ template <class E>
   return min(max(scale, broadcast(range.least)), broadcast(range.most));
 }
 
-// Lanes whose block the functions above do not cover. Blocks of zeros they do.
+// Lanes whose block the functions above do not cover; they do cover blocks of zeros.
 template <class E>
 [[gnu::always_inline]] inline Words irregular(Words amax, Words scale) {
   return ((scale < static_cast<int16_t>(kFirstRegularScale<E>)) & (amax != 0)) | (amax >= 0x7F80);

@@ -24,7 +24,7 @@ constexpr int64_t kBlock = 512;
 
 struct RowSums {
   float largest = std::numeric_limits<float>::lowest();  // finite, so that a block of -Inf gives zeros
-  float sum = 0.0F;                                      // of exp(logit - largest)
+  float sum = 0.0F;                                      // sum of exp(logit - largest)
 };
 
 [[gnu::always_inline]] inline float largest_of(const float* logits, int64_t n, float start) {
@@ -38,7 +38,7 @@ struct RowSums {
   return result;
 }
 
-// By integers that are ordered as the elements are. Where one is NaN, any result will do: of that row everything becomes NaN.
+// Compares integers that are ordered like the elements. If one is NaN, any result will do: everything of that row becomes NaN.
 [[gnu::always_inline]] inline float largest_of(const bf16* logits, int64_t n, float start) {
   const auto turned = [](int16_t key) __attribute__((always_inline)) { return static_cast<int16_t>(key ^ ((key >> 15) & 0x7FFF)); };
   int16_t largest = std::numeric_limits<int16_t>::min();
@@ -58,7 +58,7 @@ struct RowSums {
 #pragma GCC ivdep
   for (int64_t j = 0; j < n; ++j) exponents[j] = lane::exponent_negative(logits[j] - largest);
 }
-// The lower halves of words, then the upper halves, then a last element.
+// Writes the exponents of the lower halves of words, then of the upper halves, then of a last element.
 [[gnu::always_inline]] inline void exponents_of(const bf16* logits, float largest, float* __restrict exponents, int64_t n) {
   const int64_t half = n / 2;
   for (int64_t j = 0; j < half; ++j) {
@@ -206,7 +206,7 @@ void losses_of_shares(const CrossEntropyOfShares& k) {
   });
 }
 
-// Of the executing thread; the references grow to the longest row and are kept.
+// Scratch of the executing thread; the references grow to the longest row and are kept.
 struct Scratch {
   alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
   std::vector<float> references;

@@ -35,8 +35,8 @@ class Reader {
         col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
         all_(x) {}
 
-  // take(i, bits) for each group of lanes of a row, scalar(i) for those that the lanes do not cover; i counts from the first column.
-  // `words` holds one for each column.
+  // Calls take(i, bits) for each group of lanes of a row, and scalar(i) for those that the lanes do not cover; i counts from the first
+  // column. `words` holds one for each column.
   template <class Take, class Scalar>
   [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
     const bool regular = shifts(row, words);
@@ -55,7 +55,7 @@ class Reader {
     return decode_in_block<E>(all_.get(row, first_ + i), scale_at(row, first_ + i), how_.rule);
   }
 
-  // Whether a non-zero element of the group has an extreme scale.
+  // Returns true if a non-zero element of the group has an extreme scale.
   bool extreme(int64_t row, int64_t i) const {
     for (int64_t c = first_ + i; c < first_ + i + kLanes; ++c) {
       if ((all_.get(row, c) & E::magnitude_mask) != 0 && extreme_scale<E>(scale_at(row, c))) return true;
@@ -72,7 +72,7 @@ class Reader {
     return codes_ + static_cast<uint64_t>(row * cols_ + first_ + i) / E::codes_per_byte;
   }
 
-  // The shift of each column or span. Returns whether no scale is outside kFirst .. kLast.
+  // Writes the shift of each column or span. Returns true if no scale is outside kFirst .. kLast.
   [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
     const int64_t count = width_ >> col_bits_;
     const uint8_t* scales = scales_ + (row >> row_bits_) * (cols_ >> col_bits_) + (first_ >> col_bits_);
@@ -109,7 +109,7 @@ class Reader {
     }
     return !lanes::any(other);
   }
-  // The same for one group and any scales; false if it needs the scalar codec.
+  // Like decode_span(), but for one group and any scales; returns false if it needs the scalar codec.
   [[gnu::always_inline]] bool decode_group(int64_t row, int64_t i, Words& bits) const {
     const Words codes = lanes::load_codes<E, kLanes>(codes_at(row, i))[0];
     const Words scale =
@@ -147,7 +147,7 @@ int16_t* words_of_columns(int64_t cols) {
 void store_scalar(bf16* to, uint32_t bits) { *to = bf16{bf16_bits_from_fp32_bits(bits)}; }
 void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
 
-// Rows [begin, end). Returns whether a non-zero element had an extreme scale.
+// Dequantizes rows [begin, end). Returns true if a non-zero element had an extreme scale.
 template <class E, int64_t kSpan, bool kColumnwise, class T>
 [[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
   const int64_t width = k.out.dim(1);
@@ -186,8 +186,8 @@ bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
   return cloned<dequantize_as<E2M1>>(k, begin, end, words);
 }
 
-// Columnwise codes of the rows of one block, by way of their values: those are exact in bf16 where every group is regular. `values` holds
-// the block's rows.
+// Requantizes the rows of one block to columnwise codes, by way of their values, which are exact in bf16 where every group is regular.
+// `values` holds the block's rows.
 template <class E>
 [[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];

@@ -75,7 +75,7 @@ void clear_parallel(const Tensor& tensor) {
                [&](int64_t begin, int64_t end) { std::memset(out + begin, 0, static_cast<size_t>(end - begin)); });
 }
 
-// Four rows in one pass over the sums.
+// Adds four rows in one pass over the sums.
 template <class T>
 [[gnu::always_inline]] inline void add_rows(const T* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
   int64_t i = begin;

@@ -34,8 +34,8 @@ void gather(const EmbeddingForward& k) {
   });
 }
 
-// Which row of dy belongs to which row of the table. Sorted by table row, then by row of dy, so every table row is summed by one thread in
-// the order of the batch.
+// A row of dy, and the row of the table that it belongs to. Uses are sorted by table row, then by row of dy, so every table row is summed
+// by one thread in the order of the batch.
 struct Use {
   int32_t id, row;
   bool operator<(const Use& other) const { return id != other.id ? id < other.id : row < other.row; }
@@ -58,7 +58,7 @@ template <class T>
                     __attribute__((always_inline)) { simd::store(row + j, simd::load(row + j, part) + simd::load(dy + j, part), part); });
 }
 
-// Table rows [begin, end). Rows that nobody used are written once and not read.
+// Sums into table rows [begin, end). Rows that nobody used are written once and not read.
 template <class T>
 [[gnu::always_inline]] inline void scatter_rows(Scatter<T> k, int64_t begin, int64_t end) {
   const Use* const last = k.uses + k.use_count;

@@ -20,7 +20,7 @@ namespace {
 using simd::Floats;
 using steps::kSpan, steps::kSpans, steps::kStep, steps::kVectors;
 
-constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a weight: long against its first bytes, which nothing fetches ahead
+constexpr int64_t kPieceBytes = int64_t{512} << 10;  // bytes of a weight: many against the first ones, which nothing fetches ahead
 
 // Rows of a weight, as values or as codes, and what they are multiplied with.
 template <class Scale>
@@ -29,7 +29,7 @@ struct Piece {
   int64_t rows, row_bytes, depth;
   const std::byte* last;             // byte of the whole weight
   const Scale* scales;               // [blocks, spans of a row]
-  int64_t block_rows, row_of_block;  // of the first row
+  int64_t block_rows, row_of_block;  // row_of_block: that of the first row
   const float* x;                    // [x_rows, x_row], laid out as the steps
   int64_t x_rows, x_row;
   float* sums;  // [x_rows, rows, lanes], to be summed over lanes: summed here, g++ 12 takes the last step of a row apart lane by lane
@@ -87,7 +87,7 @@ template <class Steps, int kRows>
   Part sums[size_t{kRows}][size_t{kParts}] = {};
   bool numbers = true;
   const auto step = [&]<bool kPlain>(const std::byte* from, int64_t s) __attribute__((always_inline)) {
-    Part parts[size_t{kRows}][size_t{kParts}] = {};  // of two vectors, because each addition to one waits for that before
+    Part parts[size_t{kRows}][size_t{kParts}] = {};  // two vectors for each row, because each addition to one waits for the one before
     const float* at = x + s * kStep;
     for (int64_t line = 0; line < Steps::kBytes; line += 64) prefetch(from + line, piece.last);
     const auto take = [&](int64_t v, Part w) __attribute__((always_inline)) {
@@ -173,7 +173,7 @@ T* room_for(int64_t count) {
   return room.data();
 }
 
-// Rows [first, first + rows) of codes.
+// The scales of rows [first, first + rows) of codes.
 template <class Steps>
 class Scales {
  public:
@@ -183,8 +183,8 @@ class Scales {
 
   int64_t row_of_block() const { return first_ % codes_.how.block_rows; }
 
-  // One for each span of each row of blocks, and one more, with which what is read beside a row is multiplied. Returns nullptr where a
-  // block that is not zero has an extreme scale; blocks of zeros, as of padding, have the scale 0, or the least of their range.
+  // Makes one for each span of each row of blocks, and one more, which multiplies what is read beside a row. Returns nullptr if a block
+  // that is not zero has an extreme scale; blocks of zeros, as in padding, have the scale 0, or the least of their range.
   const Scale* make() const {
     const int64_t rows_of_block = codes_.how.block_rows, begin = first_ / rows_of_block, end = ceil_div(first_ + rows_, rows_of_block);
     const int64_t count = (end - begin) * blocks_;
@@ -288,7 +288,7 @@ class Run {
   }
 
  private:
-  // As many for each thread.
+  // Rows of a piece such that all threads get equally many pieces.
   static int64_t piece_of(int64_t rows, int64_t bytes) {
     const int64_t threads = num_threads(), each = std::max<int64_t>(1, bytes / (threads * kPieceBytes));
     return std::max<int64_t>(1, ceil_div(rows, threads * each));

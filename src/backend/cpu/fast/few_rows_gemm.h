@@ -12,7 +12,7 @@ namespace mantissa {
 // out [M, N] = a [M, K] * transposed b [N, K] + bias [N], which may be undefined.
 struct FewRowsGemm {
   Tensor a;  // fp32 or bf16
-  Value b;   // the same, or codes; see takes_few_rows()
+  Value b;   // fp32, bf16 or codes; see takes_few_rows()
   Tensor out;
   Tensor bias{};
 };

@@ -25,7 +25,7 @@ int64_t block_columns(const Gemm& k, Dtype dtype) {
 
 }  // namespace
 
-// Returns false where the GEMM is not of that kind, or needs the care that tiles take.
+// Returns false if FewRows does not allow this GEMM, or if it needs the care that tiles take.
 bool GemmEngine::run_few_rows(const Gemm& k, Backend& device) {
   if (!FewRows::allowed(k.a.rows()) || k.a.transposed || !k.b.transposed || k.accumulate || !takes_few_rows(k.b.value)) return false;
   const Tensor extreme = k.a.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();

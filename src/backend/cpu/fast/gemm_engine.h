@@ -33,8 +33,8 @@ bool onednn_has_amx();
 const char* onednn_isa_name();
 
 struct GemmDtypes {
-  Dtype tile;         // what is multiplied; dense bf16 operands are widened to it on the way
-  Dtype dequantized;  // operands that are quantized
+  Dtype tile;         // dtype that is multiplied; dense bf16 operands are widened to it on the way
+  Dtype dequantized;  // dtype that quantized operands are decoded to
 
   // Where scales are extreme (backend.h, Gemm), the error bound of a GEMM relies on subnormals, so it is dequantized to fp32.
   Subnormals subnormals() const { return dequantized == Dtype::bf16 ? Subnormals::flushed : Subnormals::honored; }

@@ -15,7 +15,7 @@
 namespace mantissa {
 namespace {
 
-// How a GEMM is cut. The sum of a tile needs a row of tiles of a and a column of tiles of b, and both are packed before they are used:
+// The cut of a GEMM. The sum of a tile needs a row of tiles of a and a column of tiles of b, and both are packed before they are used:
 //   - b by all threads once (`shared`), where the rows are more than those of one task; else by its task, a tile at a time,
 //   - a by each task: as deep as it is, if that stays in a cache (`whole_depth`), so that the sums of a column of tiles are finished one
 //     after the other; else a step of the depth at a time, with the sums of all tiles of the task.
@@ -25,8 +25,8 @@ struct Cut {
 };
 constexpr int64_t kMostRowTiles = 8, kMostSums = int64_t{16} * 64 * 128, kPackedABytes = int64_t{768} << 10;
 
-// Bounds the packed tiles of b that are shared at a time, and how many columns of tiles have to fit: each column block of them packs a
-// anew.
+// Bound the packed tiles of b that are shared at a time, and the columns of tiles that have to fit, at least: each column block of them
+// packs a anew.
 constexpr int64_t kSharedBytes = int64_t{8} << 20, kFewestShared = 4;
 
 // A column block of tiles of a GEMM.
@@ -45,9 +45,9 @@ struct Task {
 };
 
 struct Sums {
-  const float* from;  // of a tile, `ld` a row
+  const float* from;  // a tile, `ld` elements a row
   int64_t ld;
-  int64_t rows, cols;  // of which so many count
+  int64_t rows, cols;  // rows and columns of it that count
 };
 
 template <class Out>
@@ -74,7 +74,7 @@ bool streamed(const TiledGemm& gemm) {
   return gemm.out_dtype == Dtype::f32 && !gemm.accumulate && whole_vectors && gemm.a.rows * gemm.b.cols * 4 >= kStreamedBytes;
 }
 
-// Four columns at a time, which divide those of a tile. Wider stores would wait for memory as well.
+// Writes four columns at a time, which divide those of a tile. Wider stores would wait for memory as well.
 void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld) {
   for (int64_t i = 0; i < sums.rows; ++i) {
     const float* from = sums.from + i * sums.ld;
@@ -304,7 +304,7 @@ class Batch {
       const int64_t depth = tiles_of(*block.gemm, tile_.shape()).depth;
       parallel_for(depth * block.col_tiles, 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          // In the order of memory.
+          // Packs in the order of memory.
           const bool by_column = block.gemm->b.transposed;
           const int64_t k = by_column ? t % depth : t / block.col_tiles, j = by_column ? t / depth : t % block.col_tiles;
           pack_b(block, tiles_, k, j, block.packed_b + (j * depth + k) * tile_.b_bytes());

@@ -1,5 +1,5 @@
 // Elementwise functions over rows, for the bodies of cloned<> (clones.h). f(float...) is given elements and returns the result, or Two of
-// them; it must be always_inline. What is __restrict must be a parameter: GCC does not believe it of local variables.
+// them; it must be always_inline. Memory that is __restrict must be a parameter: GCC does not believe it of local variables.
 #pragma once
 
 #include <type_traits>

@@ -14,8 +14,8 @@ namespace mantissa::lane {
 [[gnu::always_inline]] inline float load(bf16 from) { return std::bit_cast<float>(static_cast<uint32_t>(from.bits) << 16); }
 
 [[gnu::always_inline]] inline void store(float& to, float value) { to = value; }
-// To nearest, but a tie away from zero: what comes of an approximation is a tie once in 2^16 times, and the order of to_bf16 would cost
-// kernels a fifth of their time. A NaN stays one, unless it is none that arithmetic gives.
+// Rounds to nearest, but ties away from zero: the result of an approximation is a tie once in 2^16 times, and rounding like to_bf16() would
+// cost kernels a fifth of their time. A NaN stays one if it is one that arithmetic gives.
 [[gnu::always_inline]] inline void store(bf16& to, float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   to.bits = static_cast<uint16_t>((value == value ? bits + 0x8000U : bits) >> 16);
@@ -27,7 +27,8 @@ using Word = uint32_t __attribute__((aligned(2), may_alias));
 [[gnu::always_inline]] inline Word* words(bf16* x) { return reinterpret_cast<Word*>(x); }
 [[gnu::always_inline]] inline float low(uint32_t word) { return std::bit_cast<float>(word << 16); }
 [[gnu::always_inline]] inline float high(uint32_t word) { return std::bit_cast<float>(word & 0xFFFF0000U); }
-// For results whose NaNs come of bf16 elements and of arithmetic, so have a lower half of zeros: store without the check.
+// Packs two results like store(), but without its check: their NaNs come from bf16 elements and from arithmetic, so the lower halves of
+// these are zeros.
 [[gnu::always_inline]] inline uint32_t word(float low, float high) {
   return (std::bit_cast<uint32_t>(low) + 0x8000U) >> 16 | ((std::bit_cast<uint32_t>(high) + 0x8000U) & 0xFFFF0000U);
 }
@@ -64,7 +65,7 @@ template <class T>
 }
 
 // Bounds are compared as integers, where a minimum is one instruction: positive floats are ordered as signed integers, negative ones as
-// unsigned. A NaN becomes a number. Between two minima the bits stay integers, and none is taken by reference (std::min): of either g++ 12
+// unsigned. A NaN becomes a number. Between two minima the bits stay integers, and no minimum takes references (std::min): otherwise g++ 12
 // makes a branch, which AVX-512 takes by masks and AVX2 one element after the other, ten times as slow.
 template <class T>
 [[gnu::always_inline]] inline T least(T a, T b) {
@@ -95,12 +96,12 @@ inline constexpr float kLog2E = 1.44269504F;
   return std::bit_cast<float>((std::bit_cast<uint32_t>(x * kLog2E) & keep) | (std::bit_cast<uint32_t>(-127.0F) & ~keep));
 }
 
-// For the sigmoid 1 / (1 + 2^t): t as exp2_inside can take it. Not for NaN: multiply by x where one may come.
+// Clamps t, for the sigmoid 1 / (1 + 2^t), to what exp2_inside can take. A NaN becomes a number: multiply by x where one may come.
 [[gnu::always_inline]] inline float exponent(float t) { return between(t, -126.0F, 127.0F); }
 
 inline constexpr float kNormalEnd = 13.2F;
-// The normal distribution: |x|, the bell exp(-x^2 / 2) and the upper tail 1 - Phi(|x|), beyond kNormalEnd, where the tail is less than
-// 1e-38, as they are there. Not for NaN either.
+// The normal distribution: |x|, the bell exp(-x^2 / 2) and the upper tail 1 - Phi(|x|); beyond kNormalEnd, where the tail is less than
+// 1e-38, the values there. A NaN becomes a number here, too.
 struct NormalTail {
   float inside, bell, tail;
 };

@@ -80,7 +80,7 @@ template <class T>
   }
 }
 
-// The same of RMS normalization: n = x * rstd, dx = rstd * (g - n * mean(g n)).
+// Like layer_norm_row_backward(), but for RMS normalization: n = x * rstd, dx = rstd * (g - n * mean(g n)).
 template <class T>
 [[gnu::always_inline]] inline void rms_row_backward(const T* __restrict x, float rstd, const float* __restrict weight,
                                                     const T* __restrict dy, T* __restrict dx, float* __restrict dweight, int64_t channels) {

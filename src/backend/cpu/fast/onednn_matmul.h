@@ -1,4 +1,4 @@
-// What the GEMMs of this folder share of oneDNN.
+// Parts of oneDNN that the GEMMs of this folder share.
 #pragma once
 
 #include <dnnl.hpp>
@@ -22,7 +22,7 @@ dnnl::matmul::primitive_desc describe_matmul(const MatmulOperands& operands, con
 // implementation.
 dnnl::matmul::primitive_desc describe_gemm(const MatmulOperands& operands, bool accumulate, const std::string& which);
 
-const char* isa_name(dnnl::cpu_isa isa);  // as onednn_isa_name()
+const char* isa_name(dnnl::cpu_isa isa);  // named like onednn_isa_name()
 
 const dnnl::engine& cpu_engine();
 dnnl::memory::data_type data_type_of(Dtype dtype);

@@ -35,7 +35,7 @@ Update update_of(const AdamW& k) {
           .clip_factor = value(StepValue::clip_factor)};
 }
 
-// The reference's operations in the reference's order, without fma: the same bits. Returns the new master.
+// Does the reference's operations in the reference's order, without fma, which gives the same bits. Returns the new master.
 template <class Count>
 [[gnu::always_inline]] inline Floats step(Update u, int64_t i, Count part) {
   const Floats g = simd::load(u.grad + i, part) * u.clip_factor;

@@ -19,7 +19,7 @@ constexpr int64_t kCacheLine = 64;
       n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(to + j, simd::load(from + j, part), part); });
 }
 
-// What is transposed at a time: `kRows` rows of eight elements become eight vectors of `kRows` lanes. Memory of any alignment.
+// The unit of transposition: `kRows` rows of eight elements become eight vectors of `kRows` lanes. Memory of any alignment.
 template <class T>
 struct Lanes {};
 template <>
@@ -36,7 +36,7 @@ struct Lanes<bf16> {
   using Vector = Halves;
   using Stored = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
   static constexpr int kRows = 16;
-  // Row r beside row r + 8.
+  // Loads row r beside row r + 8.
   [[gnu::always_inline]] static Vector load(const std::byte* from, int64_t stride, int row) {
     using simd::detail::AnyHalfWords;
     const auto low = *reinterpret_cast<const AnyHalfWords*>(from + row * stride);
@@ -45,7 +45,7 @@ struct Lanes<bf16> {
   }
 };
 
-// Eight vectors of eight lanes as columns: pairs, then pairs of pairs, then halves.
+// Transposes eight vectors of eight lanes: pairs, then pairs of pairs, then halves.
 [[gnu::always_inline]] inline void transpose8(Floats (&r)[8]) {
   Floats t[8];
   for (int64_t i = 0; i < 4; ++i) {
@@ -65,7 +65,7 @@ struct Lanes<bf16> {
   }
 }
 
-// The same of each half of eight vectors, by three perfect shuffles.
+// Like transpose8() above, but for each half of eight vectors, by three perfect shuffles.
 [[gnu::always_inline]] inline void transpose8(Halves (&r)[8]) {
   for (int stage = 0; stage < 3; ++stage) {
     Halves t[8];
@@ -83,8 +83,8 @@ struct Matrix {
   int64_t rows, cols;
 };
 
-// to[j * to_ld + i] = element (i, j) of `from`. A few rows at a time, so that rows at a distance of a power of two do not drive each other
-// out of the cache.
+// to[j * to_ld + i] = element (i, j) of `from`. It takes a few rows at a time, so that rows at a distance of a power of two do not drive
+// each other out of the cache.
 template <class T>
 [[gnu::always_inline]] inline void transpose(const Matrix& from, T* to, int64_t to_ld) {
   constexpr int64_t kSize = sizeof(T);
@@ -127,7 +127,7 @@ template <class T>
   for (int64_t j = whole; j < n; ++j) to[2 * j] = low[j], to[2 * j + 1] = high[j];
 }
 
-// The rows of the block as they are stored.
+// Copies the rows of the block as they are stored.
 void copy_rows(const Block& from, const TileLayout& tile, std::byte* to) {
   const int64_t from_row = from.ld * dtype_bytes(from.dtype), to_row = tile.ld * dtype_bytes(tile.dtype);
   const auto row_bytes = static_cast<size_t>(from.cols * dtype_bytes(tile.dtype));
@@ -155,7 +155,7 @@ void transpose_block(const Block& from, const TileLayout& tile, std::byte* to) {
   }
 }
 
-// Transposed as bf16, then widened.
+// Transposes as bf16, then widens.
 void widen_transposed(const Block& from, const TileLayout& tile, std::byte* to) {
   alignas(64) thread_local bf16 narrow[size_t{128} * 128];
   constexpr int64_t kStep = 128;
@@ -170,7 +170,7 @@ void widen_transposed(const Block& from, const TileLayout& tile, std::byte* to) 
   }
 }
 
-// Rows 2i and 2i + 1 of a bf16 block, element by element, at to + 2 * i * ld. A row of zeros follows the last one of an odd number.
+// Writes rows 2i and 2i + 1 of a bf16 block, element by element, at to + 2 * i * ld. A row of zeros follows the last one of an odd number.
 void pack_pairs(const Block& from, int64_t ld, bf16* to) {
   const int64_t pairs = from.rows / 2;
   const auto* data = reinterpret_cast<const bf16*>(from.data);
@@ -191,7 +191,7 @@ void pack_pairs(const Block& from, int64_t ld, bf16* to) {
   }
 }
 
-// Zeros behind the first elements of a tile that is stored row by row, `filled_rows` x `filled_cols`.
+// Writes zeros behind the first elements, `filled_rows` x `filled_cols`, of a tile that is stored row by row.
 void clear(const TileLayout& tile, int64_t filled_rows, int64_t filled_cols, std::byte* to) {
   const int64_t element = dtype_bytes(tile.dtype);
   const auto clear_row = [&](int64_t row, int64_t col) {

@@ -16,7 +16,7 @@ struct Block {
   int64_t rows, cols;
   bool transposed;
 
-  // From element (row, col) on, at most so many.
+  // Returns the part that begins at element (row, col), of at most so many rows and columns.
   Block part(int64_t row, int64_t col, int64_t most_rows, int64_t most_cols) const;
 };
 
@@ -25,8 +25,8 @@ struct TileLayout {
   int64_t rows, cols, ld;
 };
 
-// to[i * ld + j] = element (i, j) of the block, which is at most as large as the tile; zero where the block has none. What is behind `cols`
-// in a row is left alone.
+// to[i * ld + j] = element (i, j) of the block, which is at most as large as the tile; zero where the block has none. Elements behind
+// `cols` in a row are left alone.
 void pack_block(const Block& from, const TileLayout& tile, std::byte* to);
 
 // A tile as panels of `panel` columns, which divide `cols`, one behind the other. In a panel a row follows `ld` elements behind the one
@@ -41,7 +41,7 @@ struct PanelLayout {
   int64_t bytes() const { return cols / panel * rows * ld * dtype_bytes(dtype); }
 };
 
-// As pack_block.
+// Like pack_block(), but into panels.
 void pack_panels(const Block& from, const PanelLayout& tile, std::byte* to);
 
 }  // namespace mantissa

@@ -65,9 +65,9 @@ class PackedGemm {
   std::unique_ptr<Library> library_;
 };
 
-// Returns those of this process.
+// The two GEMMs of a dtype; packed_gemms() returns those of this process.
 struct PackedGemms {
-  PackedGemm whole, half;  // of tile_shape(dtype) and of half its depth
+  PackedGemm whole, half;  // with tile_shape(dtype), and with half its depth
 
   // Returns the GEMM for the next step of a sum, of which so much depth is left.
   const PackedGemm& for_depth(int64_t left) const { return left <= half.shape().depth ? half : whole; }
@@ -94,9 +94,9 @@ class TileWorker {
   AlignedBytes scratchpad_;
 };
 
-// Returns those of the calling thread.
+// The two workers of a dtype; tile_workers() returns those of the calling thread.
 struct TileWorkers {
-  TileWorker whole, half;  // of packed_gemms(dtype)
+  TileWorker whole, half;  // for packed_gemms(dtype)
 
   TileWorker& for_depth(int64_t left) { return left <= half.gemm().shape().depth ? half : whole; }
 };

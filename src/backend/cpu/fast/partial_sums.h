@@ -10,10 +10,10 @@ namespace mantissa {
 
 class PartialSums {
  public:
-  // For `rows` rows that leave `columns` sums each; `work` elements are read in a row.
+  // Makes room for `rows` rows that leave `columns` sums each; `work` elements are read in a row.
   PartialSums(Backend& device, int64_t rows, int64_t columns, int64_t work);
 
-  // How parallel_for is to cut the rows.
+  // Rows of a piece, for parallel_for.
   int64_t rows_per_piece() const { return rows_per_piece_; }
 
   // The sums of the piece that starts at row `begin`, set to zero.

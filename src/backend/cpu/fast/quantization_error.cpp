@@ -47,7 +47,7 @@ bool any_counts(const QuantizationError& k, int64_t block_row) {
   return !rows || std::any_of(rows + first, rows + last, [](int32_t row) { return row >= 0; });
 }
 
-// Of the block rows [begin, end).
+// Statistics of the block rows [begin, end).
 template <class E, class T>
 Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
   const Codes<E> codes(k.q);
@@ -71,7 +71,7 @@ Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
 
 template <class E, class T>
 Sums sums_of(const QuantizationError& k, int64_t row_blocks) {
-  constexpr int64_t kRows = 64;  // of elements in a piece
+  constexpr int64_t kRows = 64;  // rows of elements in a piece
   const int64_t chunk = std::max<int64_t>(1, kRows / k.q.how.block_rows);
   std::vector<Sums> pieces(static_cast<size_t>(ceil_div(row_blocks, chunk)));
   parallel_for(row_blocks, chunk,

@@ -1,4 +1,4 @@
-// Quantizing bf16, row block by row block: quantize_row_blocks.h in clones.
+// Quantizes bf16, row block by row block: quantize_row_blocks.h in clones.
 #include <algorithm>
 #include <atomic>
 #include <vector>

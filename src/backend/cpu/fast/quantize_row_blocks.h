@@ -1,7 +1,7 @@
-// Quantizing row blocks of bf16 rows in lanes: for quantize.cpp and, with what codes stand for, for requantization. Blocks that
-// code_lanes.h does not cover (non-finite, or with tiny scales) go through the scalar codecs, so every bit is the reference's. Rows are
-// read one after another, twice: for the largest magnitudes, and to encode with what they give. Walking down columns instead throws lines
-// out of a cache of few ways where rows are a power of two apart.
+// Quantizes row blocks of bf16 rows in lanes: for quantize.cpp, and for requantization, from the values of codes. Blocks that code_lanes.h
+// does not cover (non-finite, or with tiny scales) go through the scalar codecs, so every bit is the reference's. Rows are read one after
+// another, twice: for the largest magnitudes, and to encode with what they give. Walking down columns instead throws lines out of a cache
+// of few ways where rows are a power of two apart.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,12 @@ struct RowBlock {
   uint32_t bits(int64_t row, int64_t col) const { return row - first < given ? fp32_bits(x[(row - first) * cols() + col]) : 0U; }
 };
 
-// What the lanes found in blocks: whether they cover them all, and whether one held NaN or Inf.
+// Findings of the lanes about blocks: true if they cover all of them, and if one held NaN or Inf.
 struct Found {
   bool covered = true, nonfinite = false;
 };
 
-// The blocks whose first rows are in [first, end), one by one.
+// Quantizes the blocks whose first rows are in [first, end), one by one.
 template <class E>
 [[gnu::noinline]] void quantize_blocks(const RowBlock& row_block, int64_t first, int64_t end) {
   const Quantization& how = row_block.out.how;
@@ -41,7 +41,7 @@ template <class E>
   }
 }
 
-// Largest magnitudes of blocks become shifts, in place; their scales are written on the way.
+// Turns the largest magnitudes of blocks into shifts, in place, and writes their scales.
 template <class E>
 [[gnu::always_inline]] inline Found shifts_of_blocks(int16_t* blocks, int64_t count, const Quantization& how, uint8_t* scales) {
   Words tiny_or_infinite{}, infinite{};
@@ -58,7 +58,7 @@ template <class E>
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
-// The same where a block has `each` spans: from the largest magnitude of each span to its shift.
+// Like shifts_of_blocks(), but where a block has `each` spans: turns the largest magnitude of each span into its shift.
 template <class E>
 [[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
                                                     uint8_t* scales) {
@@ -72,8 +72,8 @@ template <class E>
   for (int64_t c = 0; c < cols; c += kLanes) store(columns + c, max(load(columns + c), magnitude(load(x + c))));
 }
 
-// The largest magnitude of each span of a row of bf16, or of magnitudes. Spans, not blocks, of a length known to the compiler: in front of
-// an inner loop over a block it would load the constants anew.
+// Finds the largest magnitude of each span of a row of bf16, or of magnitudes. These are spans, not blocks, of a length known to the
+// compiler: in front of an inner loop over a block it would load the constants anew.
 template <int64_t kSpan, class T>
 [[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
   for (int64_t c = 0; c < cols; c += kSpan) {
@@ -95,7 +95,7 @@ template <class E>
   store_codes<E>(codes, encode<E>(low, low_shift), encode<E>(high, high_shift));
 }
 
-// One row, with a shift for each column or for each span.
+// Encodes one row, with a shift for each column or for each span.
 template <class E>
 [[gnu::always_inline]] inline void encode_columns(const bf16* x, int64_t cols, const int16_t* shifts, uint8_t* codes) {
   for (int64_t c = 0; c < cols; c += kPair)
@@ -110,7 +110,7 @@ template <class E, int64_t kSpan>
   }
 }
 
-// A row block of b x 1 blocks or tiles. `words` holds one for each column. Returns whether a value was not finite.
+// Quantizes a row block of b x 1 blocks or tiles. `words` holds one for each column. Returns true if a value was not finite.
 template <class E>
 [[gnu::always_inline]] inline bool quantize_columns(const RowBlock& row_block, int16_t* words) {
   const Quantization how = row_block.out.how;
@@ -134,7 +134,7 @@ template <class E>
   return found.nonfinite;
 }
 
-// A row block of 1 x b blocks, b a multiple of the span.
+// Quantizes a row block of 1 x b blocks, b a multiple of the span.
 template <class E, int64_t kSpan>
 [[gnu::always_inline]] inline bool quantize_rows(const RowBlock& row_block, int16_t* words) {
   const Quantization how = row_block.out.how;

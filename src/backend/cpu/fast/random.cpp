@@ -20,14 +20,14 @@ namespace {
 
 constexpr double kError = 1.5e-14;
 
-// What is drawn, but for the index.
+// The parameters of a draw except its index.
 struct Normals {
   RngKey key;
   uint32_t what;
   double std;
 };
 
-// Coefficients from that of the highest power on.
+// Evaluates a polynomial. Coefficients follow from that of the highest power on.
 [[gnu::always_inline]] inline double polynomial(double, double sum) { return sum; }
 template <class... More>
 [[gnu::always_inline]] inline double polynomial(double x, double sum, double next, More... more) {
@@ -36,7 +36,7 @@ template <class... More>
 
 // log((word + 1) / 2^32) = e log 2 + log m with m from sqrt(1/2) to sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)).
 [[gnu::always_inline]] inline double log_of(uint32_t word) {
-  constexpr uint64_t kLeast = 0x3FE6A09E00000000U;  // of m, as bits
+  constexpr uint64_t kLeast = 0x3FE6A09E00000000U;  // the least m, as bits
   constexpr uint64_t kBias = 64;                    // keeps exponents above 0
   const auto bits = std::bit_cast<uint64_t>((static_cast<double>(word) + 1.0) * 0x1p-32);
   const uint64_t biased = (bits - kLeast + (kBias << 52)) >> 52;
@@ -46,7 +46,7 @@ template <class... More>
   return e * std::numbers::ln2 + s * polynomial(s * s, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3, 2.0);
 }
 
-// cos(2 pi word / 2^32): of the nearest quarter of a turn, and of the angle beyond it, the series of sine and cosine.
+// cos(2 pi word / 2^32), from the nearest quarter of a turn, and the series of sine and cosine for the angle beyond it.
 [[gnu::always_inline]] inline double cosine_of(uint32_t word) {
   const uint32_t quarter = (word + 0x20000000U) >> 30;
   const double angle = static_cast<double>(static_cast<int32_t>(word - (quarter << 30))) * (2.0 * std::numbers::pi * 0x1p-32);
@@ -59,7 +59,7 @@ template <class... More>
   return std::bit_cast<double>(((std::bit_cast<uint64_t>(sine) & odd) | (std::bit_cast<uint64_t>(cosine) & ~odd)) ^ sign);
 }
 
-// kDrawsAtOnce of them.
+// Draws kDrawsAtOnce of them.
 [[gnu::always_inline]] inline void draw(const Normals& k, uint64_t index, float* __restrict out) {
   DrawnWords<2> words;
   draw_words(k.key, k.what, index, words);
@@ -71,7 +71,7 @@ template <class... More>
     most[j] = static_cast<float>(x + kError * radius);
   }
   uint32_t undecided = 0;
-  for (int64_t j = 0; j < kDrawsAtOnce; ++j) undecided |= least[j] != most[j] || least[j] == 0.0F ? 1U : 0U;  // of 0 the sign is
+  for (int64_t j = 0; j < kDrawsAtOnce; ++j) undecided |= least[j] != most[j] || least[j] == 0.0F ? 1U : 0U;  // the sign of 0 is, too
   if (undecided != 0) {
     for (int64_t j = 0; j < kDrawsAtOnce; ++j) {
       if (least[j] != most[j] || least[j] == 0.0F) least[j] = random_normal(k.key, k.what, index + static_cast<uint64_t>(j));

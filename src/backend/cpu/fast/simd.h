@@ -20,7 +20,7 @@ using TwoFloats = float __attribute__((vector_size(64)));  // for what runs with
 using Words = uint32_t __attribute__((vector_size(32)));
 using Doubles = double __attribute__((vector_size(32)));  // four lanes
 
-// How many lanes of a vector lie in memory.
+// Lanes of a vector that lie in memory: all, or the first ones.
 struct Whole {};
 struct Part {
   int64_t count;  // the first 1 to kLanes - 1
@@ -35,7 +35,7 @@ using AnyWords = uint32_t __attribute__((vector_size(32), aligned(2), may_alias)
 
 [[gnu::always_inline]] inline Floats broadcast(float value) { return Floats{} + value; }
 
-// Memory of any alignment. Lanes past a Part are `fill`.
+// Loads from memory of any alignment. Lanes past a Part are `fill`.
 [[gnu::always_inline]] inline Floats load(const float* from, Whole = {}, float = 0.0F) {
   return *reinterpret_cast<const detail::AnyFloats*>(from);
 }
@@ -53,7 +53,7 @@ template <class T>
 }
 
 [[gnu::always_inline]] inline void store(float* to, Floats value, Whole = {}) { *reinterpret_cast<detail::AnyFloats*>(to) = value; }
-// The same bits as to_bf16.
+// Rounds to the same bits as to_bf16.
 [[gnu::always_inline]] inline void store(bf16* to, Floats value, Whole = {}) {
   const Words bits = reinterpret_cast<Words>(value);
   const Words rounded = value == value ? bits + 0x7FFFU + ((bits >> 16) & 1U) : bits | 0x00400000U;
@@ -82,8 +82,8 @@ template <class From, class To>
       n, [&](int64_t j, auto part) __attribute__((always_inline)) { store(to + j, load(from + j, part), part); });
 }
 
-// The same for sums: body(j, slot, Whole or Part). Four independent slots hide the latency of an addition. Which element goes to which slot
-// and lane depends on n only.
+// Like for_lanes(), but for sums: body(j, slot, Whole or Part). Four independent slots hide the latency of an addition. Which element goes
+// to which slot and lane depends on n only.
 struct Slots {
   Floats slot[4] = {};
 };
@@ -100,8 +100,8 @@ template <class Body>
   if (j < n) body(j, 1, Part{n - j});
 }
 
-// The same for one operand whose order does not matter: body(eight elements, slot). Lanes past the end are `fill`. Words of two bf16
-// elements are taken apart into lower and upper halves, which needs no widening.
+// Like for_slots(), but for one operand whose order does not matter: body(eight elements, slot). Lanes past the end are `fill`. Words of
+// two bf16 elements are taken apart into lower and upper halves, which needs no widening.
 template <class T, class Body>
 [[gnu::always_inline]] inline void for_values(const T* from, int64_t n, float fill, const Body& body) {
   int64_t j = 0;
@@ -124,7 +124,7 @@ template <class T, class Body>
 [[gnu::always_inline]] inline float sum(Floats a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
 [[gnu::always_inline]] inline float sum(const Slots& a) { return sum((a.slot[0] + a.slot[1]) + (a.slot[2] + a.slot[3])); }
 
-// NaN where either is NaN in `b`; a NaN in `a` is passed over.
+// Returns NaN where `b` is NaN; a NaN in `a` is passed over.
 [[gnu::always_inline]] inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 [[gnu::always_inline]] inline Floats fma(Floats a, Floats b, Floats c) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kTogether = 64;  // elements, in loops that g++ vectorizes
 
-// What the elements of a matrix have in common.
+// The grid of elements, which is the same for all elements of a matrix.
 struct Grid {
   double largest, least_normal;  // elements
   double step;                   // the distance of elements of one binade, in binades
@@ -30,7 +30,7 @@ struct Grid {
         step(power_of_two(-element.mantissa_bits)) {}
 };
 
-// Of each element of a row: its block's scales, and its random word.
+// The scales of the blocks of a row's elements, and the elements' random words.
 struct RowScales {
   const double *encode, *decode;
   const uint32_t* words;
@@ -171,7 +171,7 @@ struct Row {
   std::vector<double> encode, decode;
   std::vector<uint32_t> keys, words;
 
-  // That of this thread, which stays.
+  // Returns the room of this thread, which stays.
   static Row& of(int64_t columns) {
     thread_local Row row;
     const auto size = static_cast<size_t>(columns + kTogether);
@@ -264,7 +264,7 @@ class RowRounder {
   const Grid grid_{k_.how.element};
   T* out_;
   int64_t rows_, columns_;
-  std::vector<uint32_t> keys_;  // of the amax of each block
+  std::vector<uint32_t> keys_;  // keys of the amax of each block
   uint32_t tensor_amax_ = 0;
 };
 

@@ -51,7 +51,7 @@ template <class V, int R, int N, bool kTransposed>
   }
 }
 
-// Panels of columns outside, so a panel of b stays in the first-level cache while a streams past.
+// Goes over panels of columns outside, so that a panel of b stays in the first-level cache while a streams past.
 template <class V, int R, int N, bool kTransposed>
 [[gnu::always_inline]] inline void gemm(const TileGemm& t) {
   constexpr int64_t kPanel = N * kLanes<V>;

@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-// Which half of a square GEMM is zero or not wanted; whole groups of rows and columns are skipped there, the rest is computed as it is.
+// The half of a square GEMM that is zero or not wanted; whole groups of rows and columns are skipped there, the rest is computed as it is.
 enum class Triangle {
   none,
   a_lower,   // a[i, p] is zero for p > i

@@ -1,18 +1,18 @@
 // Reads a row of a weight 64 columns at a time, as the GEMMs of a few rows do (few_rows_gemm.h): eight vectors of fp32 lanes that hold the
-// exact values of bf16, E4M3 or E2M1 elements. Which column a lane holds is what takes the fewest instructions to put there; column()
-// says it, and the other operand is laid out alike.
+// exact values of bf16, E4M3 or E2M1 elements. A lane holds the column that takes the fewest instructions to put there; column() says
+// which, and the other operand is laid out alike.
 //
 // A format of steps has
-//   kBytes                         of 64 columns
+//   kBytes                         bytes of 64 columns
 //   column(vector, lane)           in [0, 64)
-//   kScaled                        whether there are codes and scales
+//   kScaled                        true if there are codes and scales
 //   Scale, scale(code)             what is kept of the scale of 32 columns, made once for a row
 //   extreme(code)                  1 if this scale is extreme (backend.h, Gemm), else 0
-//   zero(from)                     whether all elements of 32 columns are zero
-//   kPlainSteps                    where it is not 0: so many steps are looked at before they are read,
-//   plain(from, steps)             and this says whether read<true>() will do, which takes fewer instructions
-//   Part                           what read() gives: a vector, or two beside each other, of which the first has an even number
-//   read<kPlain>(from, scales, take)  take(vector, part) for each of the eight, in a fixed order; false if an element is NaN
+//   zero(from)                     true if all elements of 32 columns are zero
+//   kPlainSteps                    if it is not 0, so many steps are looked at before they are read:
+//   plain(from, steps)             true if read<true>() will do for them, which takes fewer instructions
+//   Part                           the type that read() gives: a vector, or two beside each other, of which the first has an even number
+//   read<kPlain>(from, scales, take)  calls take(vector, part) for each of the eight, in a fixed order; false if an element is NaN
 //   add(sum, step, scales)         sum + step, of lanes as in a part, step being a sum of products of what read() gave
 #pragma once
 
@@ -120,7 +120,8 @@ struct E4M3Codes {
   [[gnu::always_inline]] static uint32_t extreme(uint32_t code) { return detail::extreme<E4M3>(code); }
   [[gnu::always_inline]] static bool zero(const std::byte* from) { return detail::zero<E4M3>(from); }
 
-  // Doubled, a code has lost its sign. Two more: NaN is 0, zero 2, subnormal elements are 4 to 16, normal ones 18 to 254.
+  // Looks at codes that are doubled, so that they lose their signs, plus two: NaN is 0, zero 2, subnormal elements are 4 to 16, normal ones
+  // 18 to 254.
   [[gnu::always_inline]] static bool plain(const std::byte* from, int64_t steps) {
     using Bytes = std::conditional_t<kWide, detail::Bytes64, detail::Bytes>;
     constexpr auto kEach = static_cast<int64_t>(sizeof(Bytes));
@@ -162,7 +163,7 @@ struct E4M3Codes {
   [[gnu::always_inline]] static Part add(Part sum, Part step, const Scale*) { return sum + step; }
 
  private:
-  // What brings the even bytes of 32 codes to the upper half of 16-bit lanes, and leaves the odd ones there.
+  // Shift counts: in the first 16 lanes the even bytes of 32 codes come to the upper half of a lane, in the others the odd ones stay there.
   static constexpr detail::Pairs64 kLowOrHigh = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
 
   [[gnu::always_inline]] static bool any_below_normal(detail::Bytes least) { return lanes::any(detail::as<lanes::Words>(least < 18)); }
@@ -171,8 +172,7 @@ struct E4M3Codes {
     const detail::Pairs64 magnitudes = detail::Pairs64{} + kMagnitude;
     return wide::any_equal(fields & magnitudes, magnitudes);
   }
-  // Fields plus the scale, where they are those of a normal element; those of a subnormal one, of m, become those of m 2^-9 before. A zero
-  // stays one.
+  // Adds the scale to the fields of elements. The fields of a subnormal element m first become those of the value m 2^-9; a zero stays one.
   [[gnu::always_inline]] static detail::Pairs64 scaled(detail::Pairs64 fields, detail::Pairs64 scale) {
     constexpr detail::Pairs64 kToNormal = {0, -272, -160, -112, -64, -48, -32, -16};
     const detail::Pairs64 exponents = detail::Pairs64{} + kExponent, magnitudes = detail::Pairs64{} + kMagnitude;
@@ -182,8 +182,8 @@ struct E4M3Codes {
   static constexpr int16_t kExponent = 0x0780, kMagnitude = 0x07F0;
 };
 
-// Twice the element, which is at least one: products are subnormal only where the other operand is. Sums of a step are scaled as a whole;
-// that is exact. Lanes 0 to 3 are of the first 32 columns, lanes 4 to 7 of the others.
+// Reads twice the element, which is at least one if it is not zero: products are subnormal only where the other operand is. Sums of a step
+// are scaled as a whole; that is exact. Lanes 0 to 3 are of the first 32 columns, lanes 4 to 7 of the others.
 template <bool kShuffles = true, bool kWide = false>  // AVX2's; for AVX-512: the values of sixteen codes by one instruction
 struct E2M1Codes {
   using Part = std::conditional_t<kWide, simd::TwoFloats, simd::Floats>;

@@ -25,14 +25,14 @@ template <class Bytes>
   return out;
 }
 
-// Whether a < b in any unsigned byte.
+// Returns true if a < b in any unsigned byte.
 template <class Bytes>
 [[gnu::always_inline]] inline bool any_below(Bytes a, Bytes b) {
   bool any;
   asm("vpcmpub $1, %2, %1, %%k1\n\tkortestq %%k1, %%k1" : "=@ccnz"(any) : "v"(a), "v"(b) : "k1");
   return any;
 }
-// Whether a == b in any 16-bit lane.
+// Returns true if a == b in any 16-bit lane.
 template <class Pairs>
 [[gnu::always_inline]] inline bool any_equal(Pairs a, Pairs b) {
   bool any;

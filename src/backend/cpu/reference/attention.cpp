@@ -62,7 +62,7 @@ struct Sequence {
   HeadRows<T> value(int64_t kv_head) const { return query(layout.heads + layout.kv_heads + kv_head); }
 };
 
-// Of the query at `position` of its sequence, in row `row` of all.
+// The first key that the query at `position` of its sequence sees; it is row `row` of all.
 int64_t first_key(const Tensor& segment_starts, int64_t row, int64_t position, int64_t window) {
   const int64_t start = segment_starts.defined() ? segment_starts.device_data<int32_t>()[row] : 0;
   return window > 0 ? std::max(start, position - window + 1) : start;

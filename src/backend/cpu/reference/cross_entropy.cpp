@@ -32,7 +32,7 @@ Arithmetic<T> row_loss(const T* logits, T* dlogits, int64_t target, int64_t voca
   return loss;
 }
 
-// Where all logits are -Inf, so is the result.
+// Returns log-sum-exp; -Inf where all logits are.
 template <class T>
 Arithmetic<T> log_sum_of(const T* logits, int64_t columns) {
   using S = Arithmetic<T>;

@@ -14,7 +14,7 @@
 namespace mantissa {
 namespace {
 
-// Bytes of the rows of `x` to those of `out`.
+// Copies the bytes of rows of `x` to rows of `out`.
 void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
   const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype());
   const int32_t* assignments = k.assignments.device_data<int32_t>();

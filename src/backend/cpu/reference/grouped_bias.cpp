@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-// body(row, group) for all rows of all groups; group is -1 behind the last.
+// Calls body(row, group) for all rows of all groups; group is -1 behind the last.
 template <class Body>
 void for_rows(const char* kernel, const Tensor& offsets, int64_t rows, int64_t columns, const Body& body) {
   const Groups groups(kernel, offsets, rows);

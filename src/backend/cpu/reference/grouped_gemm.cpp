@@ -15,7 +15,7 @@ Value slice(const Value& value, int64_t begin, int64_t end) {
   return slice(std::get<QuantizedTensor>(value), begin, end);
 }
 
-// Group by group the plain GEMM.
+// Runs the plain GEMM group by group.
 void CpuReference::execute(const GroupedGemm& k) {
   const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
   const int64_t matrix = shape_of(k.b.value)[0] / groups.count();

@@ -22,7 +22,7 @@ std::vector<double> tokens_of_sequences(const Tensor& counts, int64_t top_k) {
   return out;
 }
 
-// [S, E]: what P of a token of a sequence is multiplied by in the sum of both balance losses.
+// Returns [S, E], the coefficients of P of a sequence's tokens in the sum of both balance losses.
 template <class S>
 std::vector<S> balance_coefficients(const RouteBackward& k, const std::vector<double>& tokens) {
   const int64_t sequences = k.counts.dim(0), experts = k.counts.dim(1);
@@ -37,7 +37,7 @@ std::vector<S> balance_coefficients(const RouteBackward& k, const std::vector<do
 template <class S>
 class RouterGradient {
  public:
-  // tokens: how many the loss of z is averaged over.
+  // tokens: the number of tokens that the loss of z is averaged over.
   RouterGradient(const RouteBackward& k, const std::vector<S>& coefficients, double tokens)
       : k_(k),
         tokens_(tokens),
@@ -79,7 +79,7 @@ class RouterGradient {
     for (int64_t e = 0; e < experts_; ++e) dscores_[static_cast<size_t>(e)] = (c[e] - mean) / sum;
   }
 
-  // chosen = what the weights are made of, dchosen = its gradient: that of chosen / sum where they are renormalized.
+  // chosen = the scores that the weights are made from, dchosen = their gradient: that of chosen / sum where they are renormalized.
   void from_weights(const RouterRow<S>& row, const int32_t* experts, const S* dweights) {
     const int64_t top_k = k_.rule.top_k;
     const S factor = static_cast<S>(k_.rule.scale);

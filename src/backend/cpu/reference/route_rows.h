@@ -1,4 +1,4 @@
-// What the router makes of the logits of one token, for its forward and backward. fp32 or fp64, every sum in order.
+// Scores and weights that the router makes from the logits of one token, for its forward and backward. fp32 or fp64, every sum in order.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace mantissa {
 // Tokens of a piece of parallel work: an exponential for every expert.
 inline int64_t tokens_per_piece(int64_t experts) { return std::max<int64_t>(1, 4096 / experts); }
 
-// Padding has no expert, which logits say: all of its own are -Inf.
+// Returns true if a token is padding, which has no expert: all of its logits are -Inf.
 template <class S>
 bool is_padding(const S* logits, int64_t experts) {
   return std::all_of(logits, logits + experts, [](S logit) { return logit == -std::numeric_limits<S>::infinity(); });
@@ -45,7 +45,7 @@ S dot(const S* a, const S* b, int64_t n) {
   return sum;
 }
 
-// What sigmoids are divided by, so that it is never 0.
+// The sum that scores are divided by. That of sigmoids gets 1e-20 more, so that it is never 0.
 template <class S>
 S sum_of(RouterScore score, const S* scores, int64_t n) {
   S sum = 0;
@@ -64,7 +64,7 @@ struct RouterRow {
   int64_t experts;
 };
 
-// What the weights of the chosen experts are made of, before renormalization and scale.
+// The scores that the weights of the chosen experts are made from, before renormalization and scale.
 template <class S>
 void chosen_scores(const RoutingRule& rule, const RouterRow<S>& row, const int32_t* chosen, S* out) {
   const S* from = rule.softmax_after_topk ? row.logits : row.scores;

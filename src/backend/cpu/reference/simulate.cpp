@@ -13,7 +13,7 @@
 namespace mantissa {
 namespace {
 
-// What is rounded: x with rows of zeros behind it, transformed or not, in `out`.
+// The values to round: x with rows of zeros behind it, transformed or not, in `out`.
 template <class X, class T>
 class Source {
  public:
@@ -132,7 +132,7 @@ class Rounder {
     }
   }
 
-  // Whether the error is wanted, and of this row.
+  // Returns true if the error is wanted and this row counts.
   bool counts(int64_t row) const { return k_.error.defined() && (!rows_counted_ || rows_counted_[row] >= 0); }
 
   template <class Word>
@@ -148,7 +148,7 @@ class Rounder {
   T* out_;
   int64_t rows_, columns_;
   const int32_t* rows_counted_ = k_.rows.defined() ? k_.rows.device_data<int32_t>() : nullptr;
-  std::vector<uint32_t> keys_;  // of the amax of each block
+  std::vector<uint32_t> keys_;  // keys of the amax of each block
   uint32_t tensor_amax_ = 0;
   ErrorSums sums_{};
 };

@@ -16,7 +16,7 @@
 namespace mantissa::gpu {
 namespace {
 
-// What a host or its GPU is to blame for. All else is a bug.
+// Returns true if a host or its GPU is to blame. All else is a bug.
 bool is_of_environment(cudaError_t status) {
   switch (status) {
     case cudaErrorMemoryAllocation:
@@ -60,7 +60,7 @@ std::string obstacle_of(const cudaDeviceProp& facts, int driver, int runtime) {
 // Spans as ranges of NVTX, which profilers show beside the kernels; nobody else is told.
 constexpr SpanHook kRanges{.begin = [](const char* name) { nvtxRangePushA(name); }, .end = [] { nvtxRangePop(); }};
 
-// As in 13000 for 13.0.
+// Writes 13000 as 13.0.
 std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
 
 class Mark {
@@ -196,8 +196,8 @@ void drain(Stream& stream) noexcept { cudaStreamSynchronize(stream.handle()); }
 
 constexpr size_t kSharedOfEveryKernel = size_t{48} << 10;  // bytes; more has to be asked for
 
-// Once for each kernel of a device, which is always launched with as much; and as much of the cache as can be, so that several blocks have
-// room.
+// Allows shared memory once for each kernel of a device, which is always launched with as much; and as much of the cache as can be, so that
+// several blocks have room.
 void allow_shared(const void* kernel, size_t bytes) {
   static std::mutex mutex;
   static std::set<std::pair<int, const void*>> allowed;

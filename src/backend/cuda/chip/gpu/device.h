@@ -1,4 +1,5 @@
-// What device code is written with, and the only file with intrinsics of CUDA. tests/simt/gpu/device.h has the same functions for the host.
+// Functions that device code is written with; the only file with intrinsics of CUDA. tests/simt/gpu/device.h has the same functions for the
+// host.
 //
 // No block waits for another one, no thread returns before a barrier of its block, and what lanes hand over goes through a barrier.
 #pragma once
@@ -9,8 +10,8 @@
 
 #include "mantissa/formats/element.h"
 
-// Before a loop of a fixed length over an array of a thread: without the loop the array is in registers. By a number: before another loop,
-// so that its loads do not wait for each other.
+// Unrolls a loop of a fixed length over an array of a thread, so that the array is in registers; by a number, another loop, so that its
+// loads do not wait for each other.
 #define MANTISSA_PRAGMA(...) _Pragma(#__VA_ARGS__)
 #define MANTISSA_UNROLL MANTISSA_PRAGMA(unroll)
 #define MANTISSA_UNROLL_BY(number) MANTISSA_PRAGMA(unroll number)
@@ -26,7 +27,7 @@ __device__ inline unsigned threads() { return blockDim.x; }
 __device__ inline unsigned lane() { return threadIdx.x % kWarp; }
 __device__ inline unsigned warp() { return threadIdx.x / kWarp; }
 
-// The memory of the block that has this type: one for each type.
+// Shared memory of the block for a T: one for each type.
 template <class T>
 __device__ inline T& block_shared() {
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
@@ -34,7 +35,8 @@ __device__ inline T& block_shared() {
   return *reinterpret_cast<T*>(memory);
 }
 
-// The memory of the block whose size its launch gives, up to 98.5 KiB: every GPU of 8.0 or later has 99, of which some are block_shared().
+// Dynamic shared memory of the block, whose size its launch gives, up to 98.5 KiB: every GPU of 8.0 or later has 99, of which some are
+// block_shared().
 template <class T>
 __device__ inline T& launched_shared() {
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16 && sizeof(T) <= size_t{197} << 9);
@@ -58,7 +60,7 @@ __device__ inline unsigned ballot(bool vote, unsigned mask = kAllLanes) { return
 // The index of the lowest bit that is set. There is one.
 __device__ inline unsigned lowest_bit(unsigned bits) { return static_cast<unsigned>(__ffs(static_cast<int>(bits)) - 1); }
 
-// Of an address that is aligned to the type: as one access where it has 16 bytes or less.
+// Load and store at an address that is aligned to the type: in one access if the type has 16 bytes or less.
 template <class V>
 __device__ inline V load(const void* from) {
   return *static_cast<const V*>(from);
@@ -79,8 +81,8 @@ __device__ inline float fast_exp2(float x) {
   return out;
 }
 
-// Copies of 16 bytes into shared memory that a thread goes on beside: zeros where not `inside`. Those before a commit_copies() are a group;
-// wait_copies<n>() returns when all groups of this thread but the latest n are there.
+// Asynchronous copies of 16 bytes into shared memory; zeros where not `inside`. The copies before a commit_copies() are a group;
+// wait_copies<n>() returns when all groups of this thread but the latest n have arrived.
 __device__ inline void copy_async16(void* shared, const void* global, bool inside) {
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(inside ? 16 : 0) : "memory");

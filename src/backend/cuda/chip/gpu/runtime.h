@@ -1,4 +1,4 @@
-// What the host asks of a GPU, by the runtime library of CUDA. tests/simt/gpu/runtime.h is that of the executor of the host.
+// Launches kernels on a GPU, by the runtime library of CUDA. tests/simt/gpu/runtime.h launches them on the executor of the host.
 #pragma once
 
 #include <type_traits>
