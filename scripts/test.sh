@@ -31,4 +31,5 @@ excluded=slow
 [ -e /dev/nvidia0 ] || excluded+='|gpu'
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
 # One more than cores: tests of rendezvous, watchdogs and launchers wait most of their time.
-ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@" | scripts/watch_tests.py "build/$preset"
+tests=(ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@")
+"${tests[@]}" | scripts/watch_tests.py "build/$preset" <("${tests[@]}" --show-only)

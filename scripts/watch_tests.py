@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Shows how far ctest has come, and sums up its results.
 
-    ctest … | scripts/watch_tests.py BUILD      prints what failed and, now and then, what is left; then a summary of a few lines
+    ctest … | scripts/watch_tests.py BUILD LIST      prints what failed and, now and then, what is left; then a summary of a few lines
 
-BUILD is the build folder, whose log of the tests has the cases of each entry. What is left is estimated by tests/times.txt.
+BUILD is the build folder, whose log of the tests has the cases of each entry, LIST what ctest lists of the same entries (--show-only). What is left
+is estimated by tests/times.txt.
 """
 import collections
 import re
@@ -12,7 +13,8 @@ import time
 from pathlib import Path
 
 TIMES = Path(__file__).resolve().parent.parent / "tests/times.txt"
-RESULT = re.compile(r"^ *(\d+)/(\d+) Test +#\d+: (.*?) \.*(?: +|\.*\*\*\*)(Passed|Skipped|Failed|Timeout|Exception|Not Run)")
+LISTED = re.compile(r"^ *Test +#\d+: (\S+)", re.M)
+RESULT = re.compile(r"^ *(\d+)/(\d+) Test +#\d+: (.*?) \.*(?: +|[\w ]*\*\*\*)(Passed|Skipped|Failed|Timeout|Exception|Not Run)")
 INSTANT = 0.1  # seconds of an entry that the file does not name
 SHARD = re.compile(r"\.(\d+)of(\d+)$")
 
@@ -30,33 +32,33 @@ def seconds_of(entry, known):
 class Progress:
     """Prints a line for each twentieth of the seconds that the entries are expected to take."""
 
-    def __init__(self, known):
+    def __init__(self, known, listed):
         self.known, self.begun, self.done, self.printed = known, time.monotonic(), 0.0, 0
-        self.all = None
+        self.all = sum(seconds_of(entry, known) for entry in listed)
 
     def take(self, entry, number, count):
-        if self.all is None:  # seconds of recorded entries, which are about those of this run
-            self.all = max(sum(self.known.values()), INSTANT * count)
         self.done += seconds_of(entry, self.known)
-        share = max(min(self.done / self.all, 0.99), number / count * 0.05)
+        share = max(min(self.done / max(self.all, self.done), 0.99), number / count * 0.05)
         if int(share * 20) > self.printed and number < count:
             self.printed = int(share * 20)
             left = (time.monotonic() - self.begun) * (1 - share) / share / 60
             print(f"test: {share:.0%}, {number} of {count} entries, about {left:.0f} minutes left", flush=True)
 
 
-def watch(lines, known):
-    """Passes on all lines but those of entries that begin, pass or are skipped."""
-    progress, failing = Progress(known), False
+def watch(lines, known, listed):
+    """Passes on all lines but those of entries that begin, pass or are skipped. Returns how each entry ended."""
+    progress, failing, endings = Progress(known, listed), False, {}
     for line in lines:
         result = RESULT.match(line)
         if result:
             progress.take(result[3], int(result[1]), int(result[2]))
+            endings[result[3]] = result[4]
             failing = result[4] not in ("Passed", "Skipped")
         elif re.match(r"^ +Start +\d+: ", line):
             continue
         if failing or not result:
             print(line, end="", flush=True)
+    return endings
 
 
 def entries(log):
@@ -65,18 +67,19 @@ def entries(log):
     return [(m[1], m[2], float(m[3])) for m in re.finditer(pattern, log, re.M)]
 
 
-def count_cases(all_entries, failed_entries):
-    """Numbers of cases that passed, failed, were skipped and did not run, as those behind a crash, and how many were skipped for each reason."""
-    counts, reasons = collections.Counter(), collections.Counter()
+def count_cases(all_entries, endings):
+    """Numbers of cases that passed, failed, were skipped and did not run, as those behind a crash, and how many were skipped for each reason. An entry
+    without output, as one whose executable is absent, failed."""
+    counts, reasons = collections.Counter(failed=len(endings.keys() - {name for name, _, _ in all_entries})), collections.Counter()
     for name, output, _ in all_entries:
         ran = re.search(r"^\[=+\] Running (\d+) tests? from", output, re.M)
         skipped = len(re.findall(r"^\[  SKIPPED \] \S+ \(\d+ ms\)", output, re.M))
         failed = len(re.findall(r"^\[  FAILED  \] .* \(\d+ ms\)", output, re.M))
         found = re.findall(r": Skipped\n(.*)", output) if ran else []
         if not ran:
-            found = re.findall(r"^SKIPPED: (.*)", output, re.M)[:1]
-            skipped = len(found)
-        failed = max(failed, int(name in failed_entries))
+            skipped = int(endings.get(name) == "Skipped")
+            found = (re.findall(r"^SKIPPED: (.*)", output, re.M) or [f"{name} does not say why"])[:skipped]
+        failed = max(failed, int(endings.get(name) not in ("Passed", "Skipped")))
         passed = len(re.findall(r"^\[       OK \]", output, re.M)) if ran else int(not failed and not skipped)
         counts.update(passed=passed, failed=failed, skipped=skipped, unrun=max(int(ran[1]) - passed - failed - skipped, 0) if ran else 0)
         reasons.update(reason.strip() for reason in found)
@@ -94,14 +97,12 @@ def main():
     begun = time.time()
     for stream in (sys.stdin, sys.stdout):  # tests of hostile input may print any byte
         stream.reconfigure(errors="replace")
-    watch(sys.stdin, known_seconds(TIMES.read_text()))
-    folder = Path(sys.argv[1]) / "Testing/Temporary"
-    log, failed = folder / "LastTest.log", folder / "LastTestsFailed.log"
+    endings = watch(sys.stdin, known_seconds(TIMES.read_text()), LISTED.findall(Path(sys.argv[2]).read_text()))
+    log = Path(sys.argv[1]) / "Testing/Temporary/LastTest.log"
     if not log.exists() or log.stat().st_mtime < begun:
         return
-    failed_entries = re.findall(r"^\d+:(.*)$", failed.read_text(), re.M) if failed.exists() and failed.stat().st_mtime >= begun else []
     all_entries = entries(log.read_text(errors="replace"))
-    print("\n".join(summary(*count_cases(all_entries, failed_entries), len(all_entries), (time.time() - begun) / 60)))
+    print("\n".join(summary(*count_cases(all_entries, endings), len(endings), (time.time() - begun) / 60)))
 
 
 if __name__ == "__main__":

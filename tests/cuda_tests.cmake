@@ -53,17 +53,17 @@ target_include_directories(simt_kernels_tests PRIVATE simt)
 if(MANTISSA_CUBLASLT)
   target_sources(simt_kernels_tests PRIVATE simt/slow/chips_matrix_test.cpp)
 endif()
-# Other orders of threads, by seed; training has only the first. Seed 2 is in the suite and leaves out LibraryGemm, whose GEMMs the host
-# computes.
+# Other orders of threads; training has only the first. Seed 2 is in the suite and leaves out LibraryGemm, whose GEMMs the host computes.
+mantissa_limit(slow limit)
 foreach(seed RANGE 2 10)
   set(without *TrainingO*)
   if(seed EQUAL 2)
     string(APPEND without :*LibraryGemm*)
   endif()
   add_test(NAME simt_seed_${seed} COMMAND simt_tests --gtest_brief=1 --gtest_filter=-${without})
-  set_tests_properties(simt_seed_${seed} PROPERTIES LABELS slow TIMEOUT ${hang} ENVIRONMENT MANTISSA_SIMT_SEED=${seed})
+  set_tests_properties(simt_seed_${seed} PROPERTIES LABELS slow TIMEOUT ${limit} ENVIRONMENT MANTISSA_SIMT_SEED=${seed})
 endforeach()
-set_tests_properties(simt_seed_2 PROPERTIES LABELS integration COST 100)  # long ones begin first
+set_tests_properties(simt_seed_2 PROPERTIES LABELS integration TIMEOUT ${hang} COST 100)  # long ones begin first
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
   add_test(NAME gpu_script COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/gpu/gpu_script_test.sh)
   set_tests_properties(gpu_script PROPERTIES LABELS integration TIMEOUT ${hang} SKIP_RETURN_CODE 77)

@@ -42,11 +42,19 @@ SKIPPED: no qemu-x86_64
 <end of output>
 Test time =   0.02 sec
 ----------------------------------------------------------
-3/4 Testing: absent
-3/4 Test: absent
+3/5 Testing: silent.sh
+3/5 Test: silent.sh
+Command: "silent.sh"
+Output:
+----------------------------------------------------------
+<end of output>
+Test time =   0.02 sec
+----------------------------------------------------------
+4/5 Testing: absent
+4/5 Test: absent
 Unable to find executable: absent
-4/4 Testing: crashes
-4/4 Test: crashes
+5/5 Testing: crashes
+5/5 Test: crashes
 Command: "crashes"
 Output:
 ----------------------------------------------------------
@@ -60,28 +68,36 @@ Test time =   0.10 sec
 class Watching(unittest.TestCase):
     def test_cases_are_counted_and_skipped_ones_have_reasons(self):
         entries = watch_tests.entries(LOG)
-        self.assertEqual([(name, seconds) for name, _, seconds in entries], [("Suite.1of2", 1.5), ("other_under_qemu", 0.02), ("crashes", 0.1)])
-        counts, reasons = watch_tests.count_cases(entries, ["Suite.1of2", "crashes"])
-        self.assertEqual((counts["passed"], counts["failed"], counts["skipped"], counts["unrun"]), (2, 3, 2, 38))
-        self.assertEqual(dict(reasons), {"needs a GPU": 1, "no qemu-x86_64": 1})
-        self.assertEqual(watch_tests.summary(counts, reasons, 3, 1.0)[-1], "2 passed, 3 failed, 2 skipped")
+        self.assertEqual([(name, seconds) for name, _, seconds in entries], [("Suite.1of2", 1.5), ("other_under_qemu", 0.02), ("silent.sh", 0.02), ("crashes", 0.1)])
+        endings = {"Suite.1of2": "Failed", "other_under_qemu": "Skipped", "silent.sh": "Skipped", "absent": "Not Run", "crashes": "Exception"}
+        counts, reasons = watch_tests.count_cases(entries, endings)
+        self.assertEqual((counts["passed"], counts["failed"], counts["skipped"], counts["unrun"]), (2, 4, 3, 38))
+        self.assertEqual(dict(reasons), {"needs a GPU": 1, "no qemu-x86_64": 1, "silent.sh does not say why": 1})
+        self.assertEqual(watch_tests.summary(counts, reasons, 5, 1.0)[-1], "2 passed, 4 failed, 3 skipped")
 
-    def shown(self, lines, known):
+    def shown(self, lines, known, listed):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            watch_tests.watch(lines, known)
+            self.endings = watch_tests.watch(lines, known, listed)
         return out.getvalue().splitlines()
 
     def test_what_fails_is_shown_and_what_passes_is_not(self):
-        lines = ["      Start  1: A\n", "1/3 Test  #1: A ........   Passed    1.00 sec\n", "2/3 Test  #2: B .......***Failed    1.00 sec\n", "what B said\n",
-                 "3/3 Test  #3: C .......***Skipped   0.10 sec\n", "100% tests passed\n"]
-        shown = [line for line in self.shown(lines, {"A": 1.0, "B": 1.0, "C": 1.0}) if not line.startswith("test: ")]
-        self.assertEqual(shown, ["2/3 Test  #2: B .......***Failed    1.00 sec", "what B said", "100% tests passed"])
+        lines = ["      Start  1: A\n", "1/5 Test  #1: A ........   Passed    1.00 sec\n", "2/5 Test  #2: B .......***Failed    1.00 sec\n", "what B said\n",
+                 "3/5 Test  #3: C .......***Skipped   0.10 sec\n", "4/5 Test  #4: D .......***Not Run   0.00 sec\n",
+                 "5/5 Test  #5: E ...Subprocess aborted***Exception:   0.10 sec\n", "40% tests passed\n"]
+        shown = [line for line in self.shown(lines, {}, []) if not line.startswith("test: ")]
+        self.assertEqual(shown, [lines[i].rstrip() for i in (2, 3, 5, 6, 7)])
+        self.assertEqual(self.endings, {"A": "Passed", "B": "Failed", "C": "Skipped", "D": "Not Run", "E": "Exception"})
 
     def test_what_is_left_goes_by_seconds_and_not_by_number(self):
-        lines = ["1/4 Test #1: Long.1of2 .....   Passed   1.00 sec\n"]
-        self.assertEqual(self.shown(lines, {"Long": 16.0, "B": 1.0, "C": 1.0})[0].split(",")[0], "test: 44%")
-        self.assertEqual(self.shown(["1/100 Test #1: New .....   Passed   0.10 sec\n"], {"B": 99.0}), [])
+        known, long = {"Long": 16.0, "B": 1.0, "C": 1.0, "Other": 1000.0}, ["1/4 Test #1: Long.1of2 .....   Passed   1.00 sec\n"]
+        self.assertEqual(self.shown(long, known, ["Long.1of2", "Long.2of2", "B", "C"])[0].split(",")[0], "test: 44%")
+        self.assertEqual(self.shown(long, known, ["Long.1of2", "B"])[0].split(",")[0], "test: 89%", "of some entries")
+        self.assertEqual(self.shown(["1/100 Test #1: New .....   Passed   0.10 sec\n"], {"B": 99.0}, ["New", "B"]), [])
+
+    def test_a_list_of_ctest_has_the_names_of_its_entries(self):
+        listed = "Test project /b\n  Test    #1: Suite.1of2\nLabels: unit\n\n  Test #1210: A/Other\n\nTotal Tests: 2\n"
+        self.assertEqual(watch_tests.LISTED.findall(listed), ["Suite.1of2", "A/Other"])
 
 
 class Recording(unittest.TestCase):
