@@ -7,12 +7,28 @@ import torch
 import torch.nn.functional as F
 
 
-def loss_gradients(model, rows):
-    """Gradients of the mean loss over the targets of tokens [B, T + 1], by the model's own names."""
+def losses(model, rows):
+    """The mean loss over the targets of tokens [B, T + 1], and what else the config asks for."""
     tokens = torch.from_numpy(rows)
+    out = model(tokens[:, :-1])
+    loss = F.cross_entropy(out.logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    asked = getattr(model.config, "output_router_logits", False)
+    return loss, model.config.router_aux_loss_coef * balance_loss(model, out) if asked else torch.zeros(())
+
+
+def balance_loss(model, out):
+    """Equals transformers' for one layer with experts. It takes several layers as one; mantissa has the mean over layers."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+    layers = [logits for logits in out.router_logits if logits is not None]
+    if len(layers) == 1:
+        return out.aux_loss
+    return sum(load_balancing_loss_func((logits,), model.num_experts, model.num_experts_per_tok) for logits in layers) / len(layers)
+
+
+def loss_gradients(model, rows):
+    """Gradients of the sum of losses(), by the model's own names."""
     model.zero_grad()
-    logits = model(tokens[:, :-1]).logits
-    F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+    sum(losses(model, rows)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

@@ -108,7 +108,7 @@ def config_of(architecture, case):
         settings.update(n_positions=160, n_embd=hidden, n_layer=2, n_head=heads, n_inner=case["n_inner"] and intermediate, activation_function=case["activation"],
                         layer_norm_epsilon=EPSILON)
         return transformers.GPT2Config(**settings)
-    settings.update(hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=case["kv_heads"], intermediate_size=intermediate,
+    settings.update(hidden_size=hidden, num_hidden_layers=case.get("layers", 2), num_attention_heads=heads, num_key_value_heads=case["kv_heads"], intermediate_size=intermediate,
                     max_position_embeddings=case.get("positions", 256), rms_norm_eps=EPSILON, **rope(case["rope"], architecture))
     if "head_dim" in case:
         settings["head_dim"] = head_dim
@@ -118,10 +118,12 @@ def config_of(architecture, case):
         settings["mlp_bias"] = case["biases"]
     if architecture in ("qwen2", "qwen3") and case["window"]:
         settings.update(use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    if architecture in ("mixtral", "qwen3_moe", "gpt_oss"):
+        settings.update(router_aux_loss_coef=case.get("balance", 0.0), output_router_logits="balance" in case)
     if architecture == "mixtral":
-        settings.update(router_aux_loss_coef=0.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=8 if case["window"] else None)
+        settings.update(num_local_experts=4, num_experts_per_tok=2, sliding_window=8 if case["window"] else None)
     if architecture == "qwen3_moe":
-        settings.update(router_aux_loss_coef=0.0, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=expert, norm_topk_prob=case["norm_topk_prob"],
+        settings.update(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=expert, norm_topk_prob=case["norm_topk_prob"],
                         mlp_only_layers=[0] if case["dense"] == "first" else [], decoder_sparse_step=2 if case["dense"] == "every second" else 1)
     if architecture == "qwen3_moe" and case["window"]:
         settings.update(use_sliding_window=True, sliding_window=8)
@@ -129,8 +131,8 @@ def config_of(architecture, case):
         if FIFTH:
             settings["swiglu_limit"] = 1.5  # transformers 4 computes with 7 whatever the file says
         sliding = {"alternating": (0, 2), "last": (2,), "none": ()}[case["window"]]
-        layers = ["sliding_attention" if layer in sliding else "full_attention" for layer in range(4)]
-        settings.update(router_aux_loss_coef=0.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, layer_types=layers, num_hidden_layers=4)
+        layers = ["sliding_attention" if layer in sliding else "full_attention" for layer in range(case.get("layers", 4))]
+        settings.update(num_local_experts=4, num_experts_per_tok=2, sliding_window=8, layer_types=layers, num_hidden_layers=len(layers))
     return getattr(transformers, CLASSES[architecture] + "Config")(**settings)
 
 

@@ -6,9 +6,11 @@
 Every case of hf_models.py: transformers writes a random model, mantissa tells the log-probabilities of some tokens, goes on after them, takes
 one training step, and exports the model, which transformers reads again. Log-probabilities in fp32 agree to 1e-4, gradients to 1e-3
 of their root mean square, tensors that were not trained to the byte. Then, for every kind of rotation, log-probabilities of 16,384 tokens, to 1e-4
-as well. Prints a line per case, and exits with 1 if something differs.
+as well; and, where output_router_logits asks for the balance loss of experts, both losses of the training step, to 1e-5, and the gradients of their
+sum. Prints a line per case, and exits with 1 if something differs.
 """
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,12 +20,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save
 
-from hf_gradients import as_mantissa, loss_gradients
-from hf_models import ARCHITECTURES, load, likeliest, log_probabilities, make, pairwise, prompts
-from mantissa_program import Failed, Mantissa
+from hf_gradients import as_mantissa, loss_gradients, losses
+from hf_models import ARCHITECTURES, FIFTH, load, likeliest, log_probabilities, make, pairwise, prompts
+from mantissa_program import Failed, Mantissa, first_step
 from mx_numpy import Folder, packed_weights
 
-LOG_PROBABILITY, GRADIENT = 1e-4, 1e-3  # tolerances
+LOG_PROBABILITY, GRADIENT, LOSS = 1e-4, 1e-3, 1e-5  # tolerances
 CONTINUED = 12  # tokens
 FAR = 16384  # tokens of the longest prompt
 EDGES = ("qwen3_moe", "mixtral", "gpt_oss")  # rounding may decide which experts are chosen, or on which side of a clamp a value is
@@ -161,6 +163,40 @@ def check_far(mantissa, made):
     return f"{FAR} tokens {apart(ours, theirs, LOG_PROBABILITY, f'{FAR} tokens'):.1e}"
 
 
+def balance_cases(architecture):
+    """One layer with experts, whose balance loss is that of transformers, and several, of which mantissa has the mean."""
+    ask = {**pairwise(architecture)[0], "balance": 0.5}
+    one = {"mixtral": {"layers": 1}, "qwen3_moe": {"dense": "first"}}
+    if FIFTH:
+        one["gpt_oss"] = {"layers": 1}  # transformers 4 takes the weights of its chosen experts for logits
+    return [{**ask, **one[architecture]}, ask] if architecture in one else []
+
+
+def check_balance(mantissa, made):
+    """Returns how well each thing agrees, and how far gradients are from those without the balance loss, which must show."""
+    after = mantissa.one_step(made.folder, made.case["vocab_size"], 2, checkpoint=True)
+    gradients, rows = first_step(after)
+    events = [json.loads(line) for line in (after.folder.parent.parent / "metrics.jsonl").read_text().splitlines()]
+    step = next(event for event in events if event["type"] == "step")
+    loss, balance = (value.item() for value in losses(made.model, rows))
+    own = after.config["model"]["moe"]["aux_loss_coef"] * sum(layer["balance_loss"] for layer in step["moe"])
+    for what, ours, theirs in (("loss", step["loss"], loss), ("balance loss", own, balance)):
+        require(abs(ours - theirs) <= LOSS * theirs, f"the {what} is {ours:.9f}, that of transformers {theirs:.9f}")
+    worst, name = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.architecture))
+    require(worst <= GRADIENT, f"gradient of {name} differs by {worst:.2e} of its size")
+    made.model.config.output_router_logits = False
+    without, name_without = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.architecture))
+    require(without > 100 * GRADIENT, f"the balance loss changes no gradient by more than {without:.2e} ({name_without})")
+    return (f"losses {abs(step['loss'] - loss) / loss:.1e} {abs(own - balance) / balance:.1e} (of {balance:.4f}) gradients {worst:.1e} ({name}), "
+            f"without balance loss {without:.1e} ({name_without})")
+
+
+def outcome_of(mantissa, made):
+    if "positions" in made.case:
+        return check_far(mantissa, made)
+    return check_balance(mantissa, made) if "balance" in made.case else check(mantissa, made)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mantissa", required=True, help="the program")
@@ -172,14 +208,13 @@ def main():
     torch.set_num_threads(1)
     versions = f"{args.architecture} | transformers {transformers.__version__} torch {torch.__version__}"
     failures = 0
-    for number, case in enumerate(pairwise(args.architecture) + far_cases(args.architecture)):
+    for number, case in enumerate(pairwise(args.architecture) + far_cases(args.architecture) + balance_cases(args.architecture)):
         if args.case and number not in args.case:
             continue
         with tempfile.TemporaryDirectory(prefix="hf-parity-") as work:
             made = make(args.architecture, case, Path(work) / "model")
             try:
-                mantissa = Mantissa(args.mantissa, work)
-                outcome = check_far(mantissa, made) if "positions" in case else check(mantissa, made)
+                outcome = outcome_of(Mantissa(args.mantissa, work), made)
             except Failed as failure:
                 outcome, failures = f"FAILED: {failure}", failures + 1
         print(f"{versions} | {number}: {made.label()} | {outcome}", flush=True)

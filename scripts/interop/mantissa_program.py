@@ -27,6 +27,12 @@ def run_cases(label, cases):
     return failed
 
 
+def first_step(checkpoint):
+    """Gradients and tokens of the only step of a run, as one_step() has them."""
+    moments = {name.removeprefix("m."): checkpoint.read(name) for name in checkpoint.tensors if name.startswith("m.")}
+    return {name: moment / 0.5 for name, moment in moments.items()}, TrainingBatches(checkpoint).step(0)
+
+
 class Mantissa:
     def __init__(self, binary, work):
         self.binary, self.work = binary, Path(work)
@@ -78,7 +84,4 @@ class Mantissa:
             "precision": {"dtype": "fp32", "recipe": "high"},
             "optimizer": {"lr": 1e-12, "beta1": 0.5, "weight_decay": 0.0, "grad_clip": 0.0},
             "schedule": {"type": "constant", "warmup_steps": 0}})
-        if checkpoint:
-            return after
-        moments = {name.removeprefix("m."): after.read(name) for name in after.tensors if name.startswith("m.")}
-        return {name: moment / 0.5 for name, moment in moments.items()}, TrainingBatches(after).step(0)
+        return after if checkpoint else first_step(after)
