@@ -69,13 +69,15 @@ class LaunchedTraining : public ::testing::Test {
     return eventually([&] { return std::filesystem::exists(folder_ / file); });
   }
 
-  // Step, loss and norm of every step and step and loss of every evaluation, to the last digit.
+  // Step, loss, norm and padding of every step and step and loss of every evaluation, to the last digit.
   std::vector<std::string> course(const std::string& name) const {
     std::istringstream lines(read_file(folder_ / (name + "/metrics.jsonl")));
     std::vector<std::string> out;
     for (std::string line; std::getline(lines, line);) {
       const nlohmann::json event = nlohmann::json::parse(line);
-      if (event["type"] == "step") out.push_back(event["step"].dump() + " " + event["loss"].dump() + " " + event["grad_norm"].dump());
+      if (event["type"] == "step")
+        out.push_back(event["step"].dump() + " " + event["loss"].dump() + " " + event["grad_norm"].dump() + " " +
+                      (event.contains("padding") ? event["padding"].dump() : "0"));
       if (event["type"] == "eval") out.push_back(event["step"].dump() + " " + event["loss"].dump());
     }
     return out;

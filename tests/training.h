@@ -40,7 +40,7 @@ class TrainingTest : public ::testing::Test {
   TrainingTest() { write_file(folder_ / "text.txt", second_order_text(20000)); }
 
   // Two layers of 32 channels, 8 sequences of 16 letters a step, 20 steps. `sets` as on the command line; %T stands for the folder.
-  LoadedConfig config(const std::string& name, std::vector<std::string> sets = {}) const {
+  LoadedConfig config(const std::string& name, std::vector<std::string> sets = {}, Start start = Start::as_configured) const {
     nlohmann::json json = {
         {"model",
          {{"hidden_size", 32}, {"num_layers", 2}, {"num_attention_heads", 2}, {"intermediate_size", 48}, {"max_position_embeddings", 16}}},
@@ -52,7 +52,8 @@ class TrainingTest : public ::testing::Test {
         {"eval", {{"interval", 0}, {"iters", 2}}},
         {"checkpoint", {{"interval", 0}}},
         {"logging", {{"run_name", name}, {"dir", folder_ / "runs/%n"}, {"tensorboard", false}}}};
-    return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(sets)});
+    return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(sets)},
+                           Inputs::must_exist, 0, start);
   }
 
   static TrainedRun run(const LoadedConfig& config, std::function<Request()> request = {}, const Communicator& world = {},

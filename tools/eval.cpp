@@ -13,6 +13,7 @@
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/train/evaluate.h"
@@ -64,10 +65,25 @@ int64_t window_of(const EvalArguments& arguments, const LoadedModel& loaded) {
   return length;
 }
 
-Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
+// Throws if the validation data are rows of examples that other options would fill otherwise: the run was trained on the rest.
+void require_held_out(const EvalArguments& arguments, const LoadedModel& loaded, const Data& data) {
+  const RunConfig& run = loaded.config;
+  if (arguments.data || !run.data.path || !data.files.front()->has_examples()) return;
+  const bool other_rows = window_of(arguments, loaded) != run.training.seq_len;
+  const bool other_text = arguments.chat_template && choice_of<ChatTemplate>(*arguments.chat_template) != run.data.chat_template;
+  require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template", ": of data.path ", *run.data.path,
+          ", the examples of the last rows of training.seq_len ", run.training.seq_len,
+          " are held out, and other rows would have some that the run was trained on; name what to evaluate on by --data");
+}
+
+DataConfig data_config(const EvalArguments& arguments, const LoadedModel& loaded) {
   DataConfig config = loaded.config.data;
   if (arguments.data) replace_data(config, *arguments.data);
   if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
+  return config;
+}
+
+Data validation_data(const DataConfig& config, const EvalArguments& arguments, const LoadedModel& loaded) {
   require_files(config);
   Data data = open_validation_data(config, {.seq_len = window_of(arguments, loaded),
                                             .vocab_size = loaded.config.model.vocab_size,
@@ -75,6 +91,7 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
                                             .tokenizer = loaded.tokenizer});
   require(data.valid.sets() > 0, ExitCode::usage, "the configuration of ", loaded.path.string(),
           " has no validation data; give --data FILE");
+  require_held_out(arguments, loaded, data);
   require(!arguments.chat_template || has_conversations(data), ExitCode::usage,
           "--chat-template: renders \"messages\", which the data has not; leave it out, or name conversations by --data");
   return data;
@@ -181,8 +198,12 @@ int64_t rounds(const ValidationData& data, int64_t rows, std::optional<int64_t> 
 
 // Evaluates by --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
 Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows, PendingFile* file) {
-  const Data data = validation_data(arguments, loaded);
-  CountProgress progress("eval", mesh.tensor.rank() == 0 ? rounds(data.valid, rows, arguments.iters) : 0);
+  const DataConfig config = data_config(arguments, loaded);
+  const Data data = validation_data(config, arguments, loaded);
+  const bool first_rank = mesh.tensor.rank() == 0;
+  if (first_rank)
+    for (const std::string& warning : data_warnings(config, data, "--seq-len")) log_warning(warning);
+  CountProgress progress("eval", first_rank ? rounds(data.valid, rows, arguments.iters) : 0);
   if (arguments.logprobs) return with_means(score_data(*loaded.model, data.valid, rows, arguments.iters, file, progress));
   return evaluate(*loaded.model, data.valid, rows, arguments.iters, [&progress] {
     progress.begin_next();

@@ -50,11 +50,12 @@ void print_note(const Mesh& mesh, const std::string& note) {
   if (mesh.tensor.rank() == 0) std::cerr << printable(note) << '\n';
 }
 
-// Takes what no option gives from generation_config.json of the model.
+// Takes what no option gives from generation_config.json of the model or, as transformers does, from the config.json of one without it.
 SamplingOptions sampling_of(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded) {
   SamplingOptions sampling = arguments.sampling;
-  const auto file = std::ranges::find(loaded.files, "generation_config.json", &TokenizerFile::name);
-  const std::string source = loaded.path.string() + ": generation_config.json";
+  auto file = std::ranges::find(loaded.files, "generation_config.json", &TokenizerFile::name);
+  if (file == loaded.files.end()) file = std::ranges::find(loaded.files, "config.json", &TokenizerFile::name);
+  const std::string source = text(loaded.path.string(), ": ", file != loaded.files.end() ? file->name : "");
   const SamplingDefaults defaults = file != loaded.files.end() ? read_sampling_defaults(file->bytes, source) : SamplingDefaults{};
   std::vector<std::string> taken;
   const auto take = [&taken](auto& into, const auto& given, const auto& by_file, const char* name) {
@@ -249,7 +250,6 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   const std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
   std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
-  check_generation(*loaded.model, tokens, sampling);  // before anything is printed
   if (prints && grows) texts[0].print();
   generate_batch(*loaded.model, tokens, sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
@@ -264,6 +264,7 @@ void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const std::vector<Prompt> prompts = prompts_of(arguments, loaded, mesh.tensor.rank() == 0);
   const SamplingOptions sampling = sampling_of(mesh, arguments, loaded);
+  check_generation(*loaded.model, prompt_tokens(prompts), sampling);  // before anything is printed
   if (mesh.tensor.rank() == 0) warn_of(prompts, arguments, loaded);
   constexpr size_t kAtOnce = 64;  // as each has a cache of its own
   for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)
@@ -294,10 +295,6 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   on_tensor_ranks(model, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
   return ExitCode::ok;
 }
-
-}  // namespace
-
-namespace {
 
 std::vector<Option> sampling_options(GenerateArguments& arguments) {
   return {{.name = "--max-new-tokens",

@@ -46,9 +46,8 @@ void report_tiles(HfWeights& folder) {
   }
 }
 
-ExitCode compare_folder(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) {
   HfWeights folder(arguments.path);
-  ModelExport against(*arguments.against, {}, std::move(device));
   ForwardWeights& weights = against.weights();
   const std::string where = printable(weights.where());
   const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
@@ -80,11 +79,15 @@ void require_undamaged(const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);
 }
 
-// A folder in which something differs, or cannot be read, may be damaged: that has the same exit code with and without --against.
+// A folder in which something differs, or cannot be read, may be damaged: that has the same exit code with and without --against. An error
+// of the other side is told at once: to read the folder may take minutes.
 ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  ModelExport against(*arguments.against, {}, std::move(device));
   ExitCode verdict = ExitCode::ok;
   try {
-    verdict = compare_folder(arguments, std::move(device));
+    verdict = compare_folder(arguments, against);
+  } catch (const CheckpointDamage&) {
+    throw;
   } catch (const Error&) {
     require_undamaged(arguments.path);
     throw;

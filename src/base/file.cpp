@@ -10,8 +10,6 @@
 #include <system_error>
 #include <utility>
 
-#include "mantissa/base/free_space.h"
-
 namespace mantissa {
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "mantissa/base/free_space.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"

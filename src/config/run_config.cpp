@@ -191,10 +191,15 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }
 
-std::string replaced(std::string path, const std::string& placeholder, const std::string& value) {
-  for (size_t at = 0; (at = path.find(placeholder, at)) != std::string::npos; at += value.size())
-    path.replace(at, placeholder.size(), value);
-  return path;
+// Replaces the placeholders, from left to right: what stands for one holds none.
+std::string replaced(const std::string& path, const std::vector<std::pair<std::string_view, std::string>>& placeholders) {
+  std::string out;
+  for (size_t at = 0; at < path.size();) {
+    const auto found = std::ranges::find(placeholders, std::string_view(path).substr(at, 2), [](const auto& one) { return one.first; });
+    out += found != placeholders.end() ? found->second : path.substr(at, 1);
+    at += found != placeholders.end() ? size_t{2} : size_t{1};
+  }
+  return out;
 }
 
 bool has_component(const std::filesystem::path& path, const std::string& name) {
@@ -266,8 +271,9 @@ void pad_vocabulary(ModelConfig& model, int64_t tensor, ConfigReport& report) {
 
 RunFolders run_folders(const RunConfig& config, const std::string& file) {
   const std::string stem = std::filesystem::path(file).stem().string(),
-                    name = config.logging.run_name.value_or(stem.empty() ? "run" : stem), run = replaced(config.logging.dir, "%n", name);
-  return {.name = name, .run = run, .checkpoints = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", run)};
+                    name = config.logging.run_name.value_or(stem.empty() ? "run" : stem),
+                    run = replaced(config.logging.dir, {{"%n", name}, {"%%", "%"}});
+  return {.name = name, .run = run, .checkpoints = replaced(config.checkpoint.dir, {{"%n", name}, {"%d", run}, {"%%", "%"}})};
 }
 
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {

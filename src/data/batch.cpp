@@ -1,6 +1,7 @@
 #include "mantissa/data/batch.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "mantissa/base/integers.h"
 
@@ -78,6 +79,10 @@ void require_trained_tokens(const TokenDataset& dataset, const std::string& name
 }
 
 }  // namespace
+
+int64_t Batch::padding() const {
+  return lengths.empty() ? 0 : sequences * length - std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
 
 TrainData::TrainData(std::vector<TokenDataset> datasets, std::vector<double> weights, int64_t seq_len, uint64_t seed,
                      DocumentOptions documents)

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "mantissa/base/utf8.h"
+#include "mantissa/text/jinja.h"
 
 namespace mantissa {
 namespace {
@@ -32,26 +32,6 @@ std::string_view without_newlines_before(std::string_view text) {
 }
 
 std::string_view without_newlines_behind(std::string_view text) { return text.substr(0, text.find_last_not_of('\n') + 1); }
-
-bool is_space(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-// Strips as Python's str.strip() does, which is Jinja's trim.
-std::string_view trimmed(std::string_view text) {
-  size_t begin = text.size(), end = 0, start = 0;
-  Utf8Decoder decoder;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (decoder.feed(static_cast<uint8_t>(text[i])) == Utf8Decoder::Status::more) continue;
-    if (!is_space(decoder.character())) {
-      begin = std::min(begin, start);
-      end = i + 1;
-    }
-    start = i + 1;
-  }
-  return begin < end ? text.substr(begin, end - begin) : std::string_view();
-}
 
 void chatml_turn(Pieces& out, const char* role, std::string_view content) {
   out.special("<|im_start|>");
@@ -145,11 +125,11 @@ void llama3_turn(Pieces& out, const char* role, std::string_view content, bool t
 void llama3(Pieces& out, Messages messages, const std::string& date) {
   const bool has_system = !messages.empty() && messages.front().role == ChatRole::system;
   std::string system = "Cutting Knowledge Date: December 2023\nToday Date: " + date + "\n\n";
-  if (has_system) system += trimmed(messages.front().content);
+  if (has_system) system += python_stripped(messages.front().content);
   out.special("<|begin_of_text|>");
   llama3_turn(out, "system", system, false);
   for (const ChatMessage& message : messages.subspan(has_system ? 1 : 0))
-    llama3_turn(out, choice_name(message.role), trimmed(message.content), message.role == ChatRole::assistant);
+    llama3_turn(out, choice_name(message.role), python_stripped(message.content), message.role == ChatRole::assistant);
 }
 
 void harmony_turn(Pieces& out, const char* role, std::string_view content) {

@@ -37,9 +37,8 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
 }
 
 void validate_chat(const DataConfig& config, ConfigReport& report) {
-  if (config.chat_template && config.format != DataFormat::automatic && config.format != DataFormat::jsonl) {
-    report.error("data.chat_template", text("is for JSONL of messages, not for data.format ", choice_name(config.format)));
-  }
+  if (config.chat_template && config.format == DataFormat::text)  // ids it may have rendered
+    report.error("data.chat_template", "is for JSONL of messages, not for data.format text");
   if (config.chat_date && !(config.chat_template && tells_date(*config.chat_template))) {
     report.error("data.chat_date", "is for data.chat_template llama3 and harmony, which tell the model a date");
   }

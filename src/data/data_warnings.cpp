@@ -21,13 +21,13 @@ void warn_of_idle_options(const DataConfig& config, const Data& data, std::vecto
   warn("data.document_mask", config.masks_documents());
 }
 
-std::vector<std::string> file_warnings(const TokenFile& file) {
+std::vector<std::string> file_warnings(const TokenFile& file, const char* row_length) {
   std::vector<std::string> warnings = repetition_warnings(file.path(), file.repeated());
   const ExampleCounts& counts = file.examples();
   if (counts.cut_examples == 0) return warnings;
-  warnings.push_back(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"),
-                          " longer than training.seq_len: the end is cut off, with ", counts.cut_targets, " of ",
-                          counts.targets + counts.cut_targets, " targets"));
+  warnings.push_back(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"), " longer than ",
+                          row_length, ": the end is cut off, with ", counts.cut_targets, " of ", counts.targets + counts.cut_targets,
+                          " targets"));
   return warnings;
 }
 
@@ -45,12 +45,12 @@ std::vector<std::string> repetition_warnings(const std::string& name, const Repe
   return warnings;
 }
 
-std::vector<std::string> data_warnings(const DataConfig& config, const Data& data) {
+std::vector<std::string> data_warnings(const DataConfig& config, const Data& data, const char* row_length) {
   std::vector<std::string> warnings;
   warn_of_idle_options(config, data, warnings);
   for (const auto& set : data.files) {
     for (const TokenFile& file : set->files()) {
-      for (std::string& warning : file_warnings(file))
+      for (std::string& warning : file_warnings(file, row_length))
         if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(std::move(warning));  // it may be in several sets
     }
   }

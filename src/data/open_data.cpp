@@ -176,14 +176,19 @@ std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& ope
   return sets;
 }
 
-bool has_form(const Data& data, LineForm form) {
-  const auto has = [form](const TokenFile& file) { return file.form() == form; };
-  return std::ranges::any_of(data.files, [&has](const auto& set) { return std::ranges::any_of(set->files(), has); });
+template <class Test>
+bool has_file(const Data& data, const Test& test) {
+  return std::ranges::any_of(data.files, [&test](const auto& set) { return std::ranges::any_of(set->files(), test); });
 }
 
-// Throws if the data do not use the template. Token files may: it also says how the model is asked, and may have rendered them.
+// Returns whether the file has ids, which some program wrote.
+bool has_ids(const TokenFile& file) {
+  return file.form() == LineForm::tokens || (file.format() != DataFormat::text && file.format() != DataFormat::jsonl);
+}
+
+// Throws if the data do not use the template. Ids may: it also says how the model is asked, and may have rendered them.
 void require_used_template(const DataConfig& config, const Data& data) {
-  if (!config.chat_template || has_conversations(data) || has_form(data, LineForm::tokens)) return;
+  if (!config.chat_template || has_conversations(data) || has_file(data, has_ids)) return;
   const TokenFile& file = data.files.front()->files().front();
   fail(ExitCode::usage, "data.chat_template: ", choice_name(*config.chat_template),
        " renders \"messages\", which no file has: ", file.path(), " is ", choice_name(file.format()),
@@ -192,7 +197,9 @@ void require_used_template(const DataConfig& config, const Data& data) {
 
 }  // namespace
 
-bool has_conversations(const Data& data) { return has_form(data, LineForm::messages); }
+bool has_conversations(const Data& data) {
+  return has_file(data, [](const TokenFile& file) { return file.form() == LineForm::messages; });
+}
 
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed) {
   if (!config.tokenizer) return std::nullopt;

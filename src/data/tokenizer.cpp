@@ -168,7 +168,8 @@ std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, const TextO
 }
 
 bool Tokenizer::begins_twice(std::span<const int32_t> prompt) const {
-  return begins_with(prompt.subspan(before_text().size()), before_text());
+  const std::span<const int32_t> before = before_text();
+  return prompt.size() >= before.size() && begins_with(prompt.subspan(before.size()), before);
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const {

@@ -28,6 +28,13 @@ constexpr ArchitectureKey kKeys[] = {
     {kAll, must_be, "use_mrope", nullptr, false},
     {kAll, must_be, "rope_interleaved", nullptr, false},
     {kAll, must_be, "shared_expert_intermediate_size", nullptr, 0},
+    // Keys of training that a class reads, and that stand in files of others, too.
+    {kAll, must_be, "pretraining_tp", nullptr, 1},
+    {kAll, must_be, "router_jitter_noise", nullptr, 0.0},
+    {kAll, training, "attention_dropout", kNoDropout, 0.0},
+    {kAll, training, "attn_pdrop", kNoDropout, 0.0},
+    {kAll, training, "embd_pdrop", kNoDropout, 0.0},
+    {kAll, training, "resid_pdrop", kNoDropout, 0.0},
     {kLlama, must_be, "is_llama_config", nullptr, true},
     {kAll & ~kLlama, must_be, "is_llama_config", nullptr, false},
     {kQwen3, must_be, "use_qk_norm", nullptr, true},
@@ -50,12 +57,8 @@ constexpr ArchitectureKey kKeys[] = {
      "suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
      "torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 "
      "use_cache xla_device"},
-    {kAll, training, "attention_dropout", kNoDropout, 0.0},
     {kAll & ~kExperts, ignored, "output_router_logits"},
     {kGptOss, ignored, "initial_context_length experts_per_token"},
-    {kGpt2, training, "attn_pdrop", kNoDropout, 0.0},
-    {kGpt2, training, "embd_pdrop", kNoDropout, 0.0},
-    {kGpt2, training, "resid_pdrop", kNoDropout, 0.0},
     {kGpt2, ignored,
      "reorder_and_upcast_attn n_special predict_special_tokens summary_activation summary_first_dropout "
      "summary_proj_to_labels summary_type summary_use_proj"},
@@ -96,7 +99,6 @@ constexpr ArchitectureKey kKeys[] = {
     {kGptOss, nullable, "head_dim", "head_dim", 64},
     {kLlama | kQwen3, value, "attention_bias", "attention_bias", false, {{{false, "none"}, {true, "all"}}}},
     {kLlama, value, "mlp_bias", "mlp_bias", false},
-    {kLlama, must_be, "pretraining_tp", nullptr, 1},
     {kRms & ~kLlama, topic, nullptr, nullptr, {}, {}, read_windows, write_windows},
     {kGptOss, stated, "attention_bias", nullptr, true},
     {kGptOss, value, "swiglu_limit", "swiglu_limit", 7.0},
@@ -112,7 +114,6 @@ constexpr ArchitectureKey kKeys[] = {
     {kMixtral | kGptOss, needed, "intermediate_size", "moe.intermediate_size"},
     {kQwen3Moe, value, "norm_topk_prob", "moe.norm_topk_prob", false},
     {kMixtral | kGptOss, implied, nullptr, "moe.norm_topk_prob", true},
-    {kMixtral, must_be, "router_jitter_noise", nullptr, 0.0},
     {kGptOss, implied, nullptr, "moe.router_bias", true},
     {kGptOss, implied, nullptr, "moe.expert_mlp_bias", true},
     {kGptOss, topic, nullptr, nullptr, {}, {}, read_gpt_oss_router},

@@ -289,7 +289,8 @@ std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std:
     }
     const bf16 narrow = to_bf16(value);
     if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
-      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype auto or fp32");
+      const char* const others = options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32";
+      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ", others);
     }
     std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
   }

@@ -30,7 +30,9 @@ class Merger {
  public:
   explicit Merger(ConfigReport& report) : report_(report), tree_(report.sources()) {}
 
-  void add_file(const std::string& file, const std::optional<std::string>& content) {
+  using Adapt = std::function<void(Json&)>;
+
+  void add_file(const std::string& file, const std::optional<std::string>& content, const Adapt& adapt) {
     Source source{.name = file};
     std::string problem;
     try {
@@ -41,7 +43,7 @@ class Merger {
       problem = error.what();
     }
     const Source& added = tree_.add(std::move(source));
-    if (problem.empty()) problem = add_text(added);
+    if (problem.empty()) problem = add_text(added, adapt);
     if (problem.empty()) return;
     report_.source_error(problem, added.base);
     complete_ = false;
@@ -65,13 +67,14 @@ class Merger {
 
  private:
   // Returns what is wrong with the text as a whole.
-  std::string add_text(const Source& source) {
+  std::string add_text(const Source& source, const Adapt& adapt) {
     ParsedJson parsed = parse_commented_json(source.text, source.base);
     if (!parsed.problems.empty()) {
       report_problems(source, parsed);
     } else if (!parsed.root.is_object()) {
       return source.name + ":1:1: a config must be an object { ... }, got " + parsed.root.type_name();
     } else {
+      if (adapt) adapt(parsed.root);
       merge(tree_.root, std::move(parsed.root));
     }
     return "";
@@ -158,8 +161,8 @@ class Merger {
 
 bool merge_sources(const ConfigSources& sources, ConfigReport& report) {
   Merger merger(report);
-  if (!sources.file.empty()) merger.add_file(sources.file, sources.text);
-  for (const std::string& file : sources.set_files) merger.add_file(file, std::nullopt);
+  if (!sources.file.empty()) merger.add_file(sources.file, sources.text, sources.adapt);
+  for (const std::string& file : sources.set_files) merger.add_file(file, std::nullopt, {});
   for (const std::string& argument : sources.sets) merger.add_argument(argument);
   return merger.complete();
 }

@@ -95,8 +95,10 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
 std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | ", static_cast<long long>(event.step), static_cast<long long>(event.steps));
   line += loss_text(event.loss);
-  line += formatted(" | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ", event.gradient_norm, event.lr, event.milliseconds,
+  line += formatted(" | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s", event.gradient_norm, event.lr, event.milliseconds,
                     event.tokens_per_second);
+  if (event.padding > 0.0) line += formatted(", %.1f%% padding", 100.0 * event.padding);
+  line += " | ";
   line += event.mfu            ? formatted("mfu%s %.1f%%", event.other_gemms ? "(bf16)" : "", 100.0 * *event.mfu)
           : event.mfu_measured ? formatted("mfu_meas %.1f%%", 100.0 * *event.mfu_measured)
                                : "mfu n/a";

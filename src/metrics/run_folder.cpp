@@ -153,6 +153,7 @@ void Metrics::write(const StepEvent& event) {
                                {"train/lr", static_cast<float>(event.lr)},
                                {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
                                {"mem/peak_gib", static_cast<float>(event.memory_gib)}});
+  if (event.padding > 0.0) values.push_back({"data/padding", static_cast<float>(event.padding)});
   if (event.gpu_memory_gib) values.push_back({"mem/gpu_peak_gib", static_cast<float>(*event.gpu_memory_gib)});
   if (!event.routing.empty()) add_routing_values(event.routing, values);
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});

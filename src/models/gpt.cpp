@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "mantissa/backend/few_rows.h"
@@ -146,6 +147,19 @@ Tensor Gpt::own_tokens(const Tensor& rows) const {
   return rows.slice(own.begin, own.end);
 }
 
+// Returns what routers add to their logits, [N, E]: 0 for a token, -Inf for padding, so that it has no expert. Undefined without padding.
+Tensor Gpt::router_mask(const TokenBatch& batch) const {
+  if (batch.lengths.empty() || !config_.moe) return {};
+  const int64_t row = batch.tokens.dim(0) / batch.batch;
+  Tensor mask = zeros(device_, stats_dtype(compute_), {batch.tokens.dim(0), config_.moe->num_experts});
+  for (int64_t i = 0; i < batch.batch; ++i) {
+    const int64_t length = batch.lengths[static_cast<size_t>(i)];
+    if (length == row) continue;
+    device_.run(Fill{.out = mask.slice(i * row + length, (i + 1) * row), .value = -std::numeric_limits<double>::infinity()});
+  }
+  return mask;
+}
+
 Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics) const {
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
   const Var normed = block.mlp_norm.forward(middle);
@@ -171,8 +185,8 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
                                 .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
                                 .segment_starts = batch.segment_starts,
-                                .padding = batch.padding,
                                 .padded = batch.padded(),
+                                .router_mask = router_mask(batch),
                                 .rope_table = rope_table(batch.tokens.dim(0) / batch.batch)};
   Var x = embed(batch);
   for (const Block& block : blocks_) {

@@ -1,7 +1,6 @@
 #include "mantissa/nn/moe.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "mantissa/backend/few_rows.h"
 #include "mantissa/backend/functions.h"
@@ -16,15 +15,6 @@ void add(const Tensor& logits, const Routing& routing, const RoutingRule& rule, 
   if (statistics.wanted() == RouterFigures::counts) return;
   const Tensor losses = row.slice(experts, row.dim(0));
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
-}
-
-// Returns logits [N, E] of which those of padding are -Inf, so that it has no expert.
-Var without_padding(const Var& logits, const Tensor& padding) {
-  if (!padding.defined()) return logits;
-  const Tensor &x = logits.value(), none = empty(x.device(), x.dtype(), {1, x.dim(1)}), mask = empty_like(x);
-  x.device().run(Fill{.out = none, .value = -std::numeric_limits<double>::infinity()});
-  x.device().run(Permute{.x = none, .out = mask, .assignments = padding, .per_row = 1});
-  return add(logits, Var(mask));
 }
 
 bool rounds_at_random(const SimulatedOperands& simulated) {
@@ -76,7 +66,8 @@ Var Moe::forward(const Var& x, const SequenceContext& context, int64_t capacity,
   routing.sequences = context.batch;
   const TensorParallel shared_tokens = tensor_parallel(mesh_, Split::column_parallel, tokens);
   const Var all = gathered_tokens(x, shared_tokens);
-  const Var logits = without_padding(router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens), context.padding);
+  Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
+  if (context.router_mask.defined()) logits = add(logits, Var(context.router_mask));
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (statistics && !Tape::in_backward()) add(logits.value(), chosen, routing.rule, *statistics);
   const int64_t multiple = FewRows::allowed(1) ? 1 : multiple_;  // generation has no gradients, which need whole blocks of tokens

@@ -10,8 +10,7 @@ namespace {
 
 // Returns x [N, in] as it is dispatched: as codes where no expert reads values.
 Value tokens_of(const LinearGemms& gemms, const Tensor& x, const Recipe& recipe, bool as_codes, bool recorded) {
-  const bool codes = choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saved_input(recipe) == SavedAs::rows || !recorded);
-  return as_codes && codes ? Value(gemms.codes_of_tokens(OperandRole::input, x)) : Value(x);
+  return as_codes && dispatches_codes(recipe, recorded) ? Value(gemms.codes_of_tokens(OperandRole::input, x)) : Value(x);
 }
 
 LinearInput input_of(const LinearGemms& gemms, const Value& rows, bool recorded) {

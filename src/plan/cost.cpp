@@ -61,11 +61,11 @@ int64_t routing_bytes(const RunConfig& config) {
 }
 
 // Counts all-gathers of numbers of 8 bytes: the message that decides the step, with the reported numbers, losses, assignments and norms of
-// each rank of the world; and, if some targets may not count, how many do, among the data ranks.
+// each rank of the world; and, if some targets may not count, how many do and how many tokens are padding, among the data ranks.
 int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm_blocks) {
   const int64_t world = config.parallel.world(), data = config.parallel.data;
   const int64_t reported = (world - 1) * (world * (kReportedNumbers + *config.training.grad_accum + assignments) + norm_blocks);
-  const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
+  const int64_t targets = config.data.mask_eod_loss && data > 1 ? 2 * (data - 1) * world : 0;
   const int64_t always = (reported + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeaderBytes;
   return always + routing_bytes(config) / config.logging.interval;
 }

@@ -95,6 +95,10 @@ SavedAs saved_input(const Recipe& recipe) {
   return source == OperandSource::codes && recipe.gemms.fprop ? SavedAs::columns : SavedAs::values;
 }
 
+bool dispatches_codes(const Recipe& recipe, bool recorded) {
+  return choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saved_input(recipe) == SavedAs::rows || !recorded);
+}
+
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
   switch (choice.source) {
     case OperandSource::high: return dtype_name(recipe.compute);

@@ -109,14 +109,20 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   return first == problems.end() ? std::nullopt : *first;
 }
 
+bool is_down_of_experts(const ModuleShape& module) { return module.experts && module.role == ModuleRole::mlp_output; }
+
+// Returns true if output gradients of experts may arrive as rowwise codes, made by their source rank.
+bool can_requantize_output_grad(const ModuleShape& module, const Recipe& recipe) {
+  return is_down_of_experts(module) && recipe.columns == ColumnSource::rows;
+}
+
 // Says whether tokens travel to these experts, or gradients back, as codes during training, where precision.quantized_dispatch lets them.
 bool can_move_codes(const ModulePrecision& entry) {
   if (!entry.module.experts) return false;
+  if (!is_down_of_experts(entry.module)) return dispatches_codes(entry.recipe, true);
   Recipe recipe = entry.recipe;
-  recipe.requantizes_output_grad = recipe.columns == ColumnSource::rows;
-  if (entry.module.role == ModuleRole::mlp_output)
-    return choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
-  return choose_operands(recipe, GemmRole::fprop).first.is_codes() && saved_input(recipe) == SavedAs::rows;
+  recipe.requantizes_output_grad = can_requantize_output_grad(entry.module, recipe);
+  return choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
 }
 
 // Says whether they would travel as codes if columns came from rows.
@@ -135,9 +141,9 @@ std::optional<std::string> advice_on_dispatch(const std::vector<ModulePrecision>
     recipes.insert(text('"', entry.recipe.name, '"'));
   }
   if (paths.empty()) return {};
-  return text("precision.quantized_dispatch: during training tokens of ",
-              joined(paths, ", ", [](const auto& of) { return joined_path(of.second); }), " travel as values, because columns of recipe ",
-              joined(recipes), " come from values");
+  return text("precision.quantized_dispatch: during training rows of ",
+              joined(paths, ", ", [](const auto& of) { return joined_path(of.second); }),
+              " travel as values (tokens, and of down output gradients), because columns of recipe ", joined(recipes), " come from values");
 }
 
 // Collects keys that were given and change nothing.
@@ -225,9 +231,7 @@ class Resolver {
       entry.recipe.compute = config_.dtype;
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
-    // Output gradients of experts arrive as rowwise codes, made by their source rank.
-    entry.recipe.requantizes_output_grad =
-        config_.quantized_dispatch && entry.recipe.columns == ColumnSource::rows && module.experts && module.role == ModuleRole::mlp_output;
+    entry.recipe.requantizes_output_grad = config_.quantized_dispatch && can_requantize_output_grad(module, entry.recipe);
     check_module(entry);
     decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
     return entry;

@@ -88,7 +88,7 @@ AddedTokenMatcher::Found AddedTokenMatcher::find(std::string_view text, Start fr
       continue;
     }
     if (token.lstrip) found.begin = start_of_space_before(text, from.text, found.begin);
-    if (token.rstrip) found.end = end_of_space_after(text, found.end);
+    if (token.rstrip) found.end = end_of_space_after(text, std::max(found.end, from.space));
     return found;
   }
   return {};

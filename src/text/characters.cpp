@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/text/jinja.h"
 #include "text/unicode_tables.inc"
 
 namespace mantissa {
@@ -79,6 +80,33 @@ char32_t lower_case(char32_t character) {
   }
   return character;
 }
+
+bool is_python_space(char32_t character) { return (character >= 0x1C && character <= 0x1F) || is_white_space(character); }
+
+size_t python_spaces_before(std::string_view text) {
+  Utf8Decoder decoder;
+  size_t end = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const Utf8Decoder::Status status = decoder.feed(static_cast<uint8_t>(text[i]));
+    if (status == Utf8Decoder::Status::more) continue;
+    if (status == Utf8Decoder::Status::invalid || !is_python_space(decoder.character())) break;
+    end = i + 1;
+  }
+  return end;
+}
+
+std::string_view stripped(std::string_view text, const std::function<bool(char32_t)>& drops, bool left, bool right) {
+  size_t first = text.size(), last = 0;
+  for_each_character(text, [&](char32_t character, size_t begin, size_t end) {
+    if (drops(character)) return;
+    first = std::min(first, begin);
+    last = end;
+  });
+  if (last == 0) return {};
+  return text.substr(left ? first : 0, (right ? last : text.size()) - (left ? first : 0));
+}
+
+std::string_view python_stripped(std::string_view text) { return stripped(text, is_python_space); }
 
 CodePoints united(CodePoints ranges) {
   std::ranges::sort(ranges);

@@ -6,10 +6,13 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "mantissa/base/utf8.h"
 
 namespace mantissa {
 
@@ -22,6 +25,21 @@ inline char32_t next_character(std::string_view text, size_t& at) {
   char32_t character = lead & (0x3FU >> more);
   for (int i = 0; i < more; ++i) character = character << 6 | (byte(at++) & 0x3FU);
   return character;
+}
+
+// Calls take(character, begin, end) with the bytes of each character, in any text: what is no UTF-8 is U+FFFD.
+template <class Take>
+void for_each_character(std::string_view text, const Take& take) {
+  Utf8Decoder decoder;
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const Utf8Decoder::Status status = decoder.feed(static_cast<uint8_t>(text[i]));
+    if (status == Utf8Decoder::Status::more && i + 1 < text.size()) continue;
+    const bool valid = status == Utf8Decoder::Status::character;
+    take(valid ? decoder.character() : char32_t{0xFFFD}, begin, i + 1);
+    if (!valid) decoder = {};
+    begin = i + 1;
+  }
 }
 
 // Returns true if a character begins here.
@@ -72,6 +90,11 @@ bool is_punctuation(char32_t character);
 bool is_word_character(char32_t character);
 // Returns the small letter of a capital; any other character itself.
 char32_t lower_case(char32_t character);
+// Tests for what str.isspace() and str.strip() of Python take as white space: four separators more than White_Space.
+bool is_python_space(char32_t character);
+size_t python_spaces_before(std::string_view text);  // bytes of those that it begins with
+// Returns the text, which may be any, without what it begins and ends with of such characters.
+std::string_view stripped(std::string_view text, const std::function<bool(char32_t)>& drops, bool left = true, bool right = true);
 
 // Sets of code points, as ascending ranges that do not touch.
 struct CodePointRange {
@@ -88,5 +111,10 @@ std::optional<CodePoints> code_points_of(std::string_view category);
 const CodePoints& white_space();
 // Returns \w of Oniguruma: Alphabetic, marks, decimal digits, connecting punctuation and, of Latin-1, superscripts and fractions.
 CodePoints word_characters();
+
+// The normal forms C and KC of Unicode (UAX #15), as tokenizers has them: those of Unicode 9, to which later characters mean nothing.
+enum class NormalForm { composed, compatible };  // NFC, NFKC
+// Returns a text in its normal form (normal_forms.cpp). Characters that the tables lack stay as they are.
+std::string in_normal_form(std::string_view text, NormalForm form);
 
 }  // namespace mantissa

@@ -1,18 +1,13 @@
 #include "mantissa/text/jinja.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <memory>
-#include <utility>
 
 #include "text/jinja_syntax.h"
-#include "text/jinja_values.h"
 
 namespace mantissa {
 namespace {
-
-constexpr int kDeepest = 200;  // calls and what is nested in them
-constexpr size_t kMostOutput = size_t{4} << 20;
 
 using Value = JinjaValue;
 using Arguments = JinjaArguments;
@@ -20,110 +15,59 @@ using Kind = JinjaKind;
 
 enum class Flow { on, leave, next };
 
-Value text_value(std::string text) {
-  Value value;
-  value.content = std::move(text);
-  return value;
-}
-
-Value object_value(JinjaMembers members) {
-  Value value;
-  value.content = std::make_shared<JinjaMembers>(std::move(members));
-  return value;
-}
-
 class Rendering {
  public:
-  explicit Rendering(const JinjaInput& input) {
-    scopes_.resize(2);  // given variables, and those that the template sets
-    for (const auto& [name, value] : input.variables.members()) scopes_[0][name] = jinja_value(value);
-    add_functions(input);
-  }
+  explicit Rendering(const JinjaInput& input) : input_(input), scopes_(2) {}
 
   std::string run(const JinjaNode& whole) {
-    execute(whole);
-    return std::move(out_);
+    return at_line(line_, [&] {
+      for (const auto& [name, value] : input_.variables.members()) scopes_[0][name] = jinja_value(value, work_);
+      for (const char* const name : {"raise_exception", "namespace", "dict", "range"}) scopes_[0][name] = {JinjaFunction{}};
+      if (input_.strftime_now) scopes_[0]["strftime_now"] = {JinjaFunction{}};
+      execute(whole);
+      return std::move(out_);
+    });
   }
 
  private:
   using Scope = std::map<std::string, Value, std::less<>>;
 
-  struct Deeper {
-    Deeper(Rendering& of, int line) : rendering(of) {
-      if (++rendering.depth_ > kDeepest) fail_at(line, "more than ", kDeepest, " levels deep");
-    }
-    ~Deeper() { --rendering.depth_; }
-    Deeper(const Deeper&) = delete;
-    Deeper& operator=(const Deeper&) = delete;
-    Rendering& rendering;
-  };
-
-  void add_functions(const JinjaInput& input) {
-    Scope& given = scopes_[0];
-    given["raise_exception"] = jinja_function([](const Arguments& with) -> Value {
-      fail(ExitCode::data, "the template refuses it: ", with.values.empty() ? "" : printed(with.values[0]));
-    });
-    given["namespace"] = given["dict"] = jinja_function([](const Arguments& with) { return object_value(with.named); });
-    given["range"] = jinja_function([this](const Arguments& with) { return range(with); });
-    if (!input.strftime_now) return;
-    given["strftime_now"] = jinja_function(
-        [now = input.strftime_now](const Arguments& with) { return text_value(now(with.values.empty() ? "" : printed(with.values[0]))); });
-  }
-
-  Value range(const Arguments& with) {
-    std::vector<int64_t> bounds;
-    for (const Value& value : with.values) {
-      const auto* const bound = value.get<int64_t>();
-      require(bound != nullptr, ExitCode::data, "range needs integers");
-      bounds.push_back(*bound);
-    }
-    require(!bounds.empty() && bounds.size() <= 3, ExitCode::data, "range needs one to three integers");
-    const int64_t first = bounds.size() > 1 ? bounds[0] : 0, last = bounds.size() > 1 ? bounds[1] : bounds[0],
-                  step = bounds.size() > 2 ? bounds[2] : 1;
-    constexpr int64_t kMost = 100'000;
-    const bool near = std::ranges::all_of(bounds, [](int64_t bound) { return bound >= -kMost && bound <= kMost; });
-    require(near && step != 0, ExitCode::data, "range goes to ", kMost, " at most, by a step that is not 0");
-    JinjaEntries out;
-    for (int64_t i = first; step > 0 ? i < last : i > last; i += step) out.emplace_back().content = i;
-    work_.add(sizeof(Value) * out.size());
-    return jinja_list(std::move(out));
-  }
-
-  // Adds the line to the errors of body().
+  // Does what a node asks for, at its line, where the line stays if it fails.
   template <class Body>
-  auto at_line(const JinjaNode& node, const Body& body) {
-    work_.add(1);
-    try {
-      return body();
-    } catch (const Error& error) {
-      const std::string what = error.what();
-      if (what.starts_with("line ")) throw;
-      fail_at(node.line, what);
-    }
+  auto enter(const JinjaNode& node, const Body& body) {
+    constexpr size_t kNode = 32;  // an allowance for its time
+    const JinjaLevel level(depth_);
+    const int before = std::exchange(line_, node.line);
+    work_.add(kNode);
+    auto result = body();
+    line_ = before;
+    return result;
   }
 
   // Statements.
 
+  Flow execute(const JinjaNode& node) {
+    return enter(node, [&] {
+      switch (node.kind) {
+        case Kind::text: return print(node.name), Flow::on;
+        case Kind::output: return print(printed(evaluate(node.part(0)), work_)), Flow::on;
+        case Kind::sequence: return sequence(node);
+        case Kind::branch: return branch(node);
+        case Kind::loop: return loop(node);
+        case Kind::assign: return assign(node, evaluate(node.part(0))), Flow::on;
+        case Kind::capture: return capture(node), Flow::on;
+        case Kind::macro: return define(node), Flow::on;
+        case Kind::leave: return Flow::leave;
+        default: return Flow::next;
+      }
+    });
+  }
+
   void print(const std::string& text) {
+    constexpr size_t kMostOutput = size_t{4} << 20;
     work_.add(text.size());
     out_ += text;
     require(out_.size() <= kMostOutput, ExitCode::data, "the template writes more than ", kMostOutput, " bytes");
-  }
-
-  Flow execute(const JinjaNode& node) {
-    const Deeper deeper(*this, node.line);
-    switch (node.kind) {
-      case Kind::text: return at_line(node, [&] { return print(node.name), Flow::on; });
-      case Kind::output: return at_line(node, [&] { return print(printed(evaluate(node.part(0)))), Flow::on; });
-      case Kind::sequence: return sequence(node);
-      case Kind::branch: return branch(node);
-      case Kind::loop: return at_line(node, [&] { return loop(node); });
-      case Kind::assign: return at_line(node, [&] { return assign(node, evaluate(node.part(0))), Flow::on; });
-      case Kind::capture: return assign(node, text_value(captured(node.part(0)))), Flow::on;
-      case Kind::macro: return define(node), Flow::on;
-      case Kind::leave: return Flow::leave;
-      default: return Flow::next;
-    }
   }
 
   Flow sequence(const JinjaNode& node) {
@@ -139,20 +83,26 @@ class Rendering {
     return i < node.parts.size() ? execute(node.part(i)) : Flow::on;
   }
 
-  std::string captured(const JinjaNode& body) {
+  Value written(const JinjaNode& body) {
     std::string before = std::exchange(out_, {});
     execute(body);
-    return std::exchange(out_, std::move(before));
+    return jinja_text(std::exchange(out_, std::move(before)), work_);
+  }
+
+  // Nobody else sees what the body sets.
+  void capture(const JinjaNode& node) {
+    scopes_.emplace_back();
+    Value text = written(node.part(0));
+    scopes_.pop_back();
+    assign(node, std::move(text));
   }
 
   void assign(const JinjaNode& node, Value value) {
-    if (!node.name.empty()) {
-      const Value target = lookup(node.names[0]);
-      require(target.members() != nullptr, ExitCode::data, node.names[0], " is no namespace");
-      work_.changes(*target.get<std::shared_ptr<JinjaMembers>>());
-      return set_member(*target.members(), node.name, std::move(value));
-    }
-    bind(node.names, std::move(value));
+    if (node.name.empty()) return bind(node.names, std::move(value));
+    const Value target = lookup(node.names[0]);
+    auto* const space = target.shared<JinjaNamespace>();
+    require(space != nullptr, ExitCode::data, node.names[0], " is no namespace");
+    set_member(space->members, node.name, std::move(value), work_);
   }
 
   void bind(const std::vector<std::string>& names, Value value) {
@@ -170,7 +120,6 @@ class Rendering {
     if (node.part(1).kind != Kind::absent) std::erase_if(all, [&](const Value& one) { return !passes_condition(node, one); });
     if (all.empty()) return node.part(3).kind != Kind::absent ? execute(node.part(3)) : Flow::on;
     for (size_t i = 0; i < all.size(); ++i) {
-      work_.add(16);
       scopes_.emplace_back();
       bind(node.names, all[i]);
       scopes_.back()["loop"] = loop_object(all, i);
@@ -189,42 +138,37 @@ class Rendering {
     return passed;
   }
 
-  static Value loop_object(const JinjaEntries& all, size_t i) {
-    const auto number = [](size_t value) { return jinja_value(Json(static_cast<int64_t>(value))); };
+  Value loop_object(const JinjaEntries& all, size_t i) {
+    const auto number = [](size_t value) { return Value{static_cast<int64_t>(value)}; };
     JinjaMembers members = {{"index", number(i + 1)},
                             {"index0", number(i)},
                             {"revindex", number(all.size() - i)},
                             {"revindex0", number(all.size() - i - 1)},
                             {"length", number(all.size())},
-                            {"first", jinja_value(Json(i == 0))},
-                            {"last", jinja_value(Json(i + 1 == all.size()))}};
+                            {"first", {i == 0}},
+                            {"last", {i + 1 == all.size()}}};
     if (i > 0) members.emplace_back("previtem", all[i - 1]);
     if (i + 1 < all.size()) members.emplace_back("nextitem", all[i + 1]);
-    return object_value(std::move(members));
+    return jinja_object(std::move(members), work_);
   }
 
-  // The tree outlives every function.
+  // Keeps the node, since the tree outlives every value. A macro sees no names of a loop, which Jinja lets it do.
   void define(const JinjaNode& node) {
-    scopes_.back()[node.name] = jinja_function([this, &node](const Arguments& with) { return text_value(call_macro(node, with)); });
+    require(scopes_.size() == 2, ExitCode::data, "a macro within a loop, a macro or a set is not known here");
+    scopes_.back()[node.name] = {JinjaFunction{.macro = &node}};
   }
 
-  std::string call_macro(const JinjaNode& node, const Arguments& with) {
-    require(with.values.size() <= node.names.size(), ExitCode::data, node.name, " takes ", count_text(node.names.size(), "argument"));
-    Scope own;
-    const size_t required = node.names.size() + 1 - node.parts.size();
-    for (size_t i = 0; i < node.names.size(); ++i) {
-      const Value* const named = member(with.named, node.names[i]);
-      if (i < with.values.size())
-        own[node.names[i]] = with.values[i];
-      else if (named != nullptr)
-        own[node.names[i]] = *named;
-      else
-        own[node.names[i]] = i < required ? undefined(node.names[i]) : evaluate(node.part(i - required + 1));
-    }
+  Value call_macro(const JinjaNode& node, const Arguments& with) {
+    const auto given = in_order(node.name, with, node.names);
     std::vector<Scope> before(std::make_move_iterator(scopes_.begin() + 2), std::make_move_iterator(scopes_.end()));
     scopes_.resize(2);
-    scopes_.push_back(std::move(own));
-    std::string text = captured(node.part(0));
+    scopes_.emplace_back();
+    const size_t size = node.names.size(), required = size + 1 - node.parts.size();
+    for (size_t i = 0; i < size; ++i)
+      scopes_.back()[node.names[i]] = given[i] != nullptr ? *given[i] : jinja_undefined(node.names[i], work_);
+    for (size_t i = required; i < size; ++i)  // defaults see the other parameters
+      if (given[i] == nullptr) scopes_.back()[node.names[i]] = evaluate(node.part(i - required + 1));
+    Value text = written(node.part(0));
     scopes_.resize(2);
     std::ranges::move(before, std::back_inserter(scopes_));
     return text;
@@ -232,101 +176,135 @@ class Rendering {
 
   // Expressions.
 
-  static Value undefined(const std::string& name) {
-    Value value;
-    value.content = JinjaUndefined{name};
-    return value;
+  Value evaluate(const JinjaNode& node) {
+    return enter(node, [&]() -> Value {
+      switch (node.kind) {
+        case Kind::absent: return jinja_undefined("what an if without else leaves out", work_);
+        case Kind::literal: return node.value;
+        case Kind::variable: return lookup(node.name);
+        case Kind::call: return called(node);
+        case Kind::choice: return evaluate(node.part(is_true(evaluate(node.part(0))) ? 1 : 2));
+        case Kind::logic: return logic(node);
+        case Kind::comparison: return comparison(node);
+        default: return made_of(node, evaluated(node, 0));
+      }
+    });
   }
 
-  Value lookup(const std::string& name) const {
+  Value made_of(const JinjaNode& node, JinjaEntries parts) {
+    switch (node.kind) {
+      case Kind::list: return jinja_list(std::move(parts), work_);
+      case Kind::dict: return dictionary(parts);
+      case Kind::attribute: return attribute_of(parts[0], node.name, work_);
+      case Kind::item: return item_of(parts[0], parts[1], work_);
+      case Kind::slice: return slice_of(parts[0], {parts[1], parts[2], parts[3]}, work_);
+      case Kind::filter: return filtered(node.name, parts[0], arguments_of(node, {parts.begin() + 1, parts.end()}), work_);
+      case Kind::test: return {passes(node.name, parts[0], parts.size() > 1 ? &parts[1] : nullptr, work_)};
+      case Kind::unary: return unary(node.name, parts[0]);
+      default: return binary_result(node.name, parts[0], parts[1], work_);
+    }
+  }
+
+  Value lookup(const std::string& name) {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
       if (const auto found = scope->find(name); found != scope->end()) return found->second;
-    return undefined(name);
+    return jinja_undefined(name, work_);
   }
 
-  Value evaluate(const JinjaNode& node) {
-    const Deeper deeper(*this, node.line);
-    return at_line(node, [&] { return result_of(node); });
-  }
-
-  Value result_of(const JinjaNode& node) {
-    switch (node.kind) {
-      case Kind::literal: return jinja_value(node.value);
-      case Kind::variable: return lookup(node.name);
-      case Kind::list: return jinja_list(evaluated(node, 0, node.parts.size()));
-      case Kind::dict: return dictionary(node);
-      case Kind::attribute: return attribute(evaluate(node.part(0)), node.name);
-      case Kind::item: return item_of(evaluate(node.part(0)), evaluate(node.part(1)));
-      case Kind::slice: return slice(node);
-      case Kind::call: return called(node);
-      case Kind::filter: return filtered(node.name, evaluate(node.part(0)), arguments_of(node), work_);
-      case Kind::test: return jinja_value(Json(passes(node.name, evaluate(node.part(0)), evaluated(node, 1, node.parts.size()))));
-      case Kind::unary: return unary(node);
-      case Kind::binary: return binary(node);
-      case Kind::choice: return is_true(evaluate(node.part(0))) ? evaluate(node.part(1)) : evaluate(node.part(2));
-      default: return undefined("nothing");
-    }
-  }
-
-  JinjaEntries evaluated(const JinjaNode& node, size_t first, size_t last) {
+  JinjaEntries evaluated(const JinjaNode& node, size_t first) {
     JinjaEntries out;
-    for (size_t i = first; i < last; ++i) out.push_back(evaluate(node.part(i)));
+    for (size_t i = first; i < node.parts.size(); ++i) out.push_back(evaluate(node.part(i)));
     return out;
   }
 
-  Arguments arguments_of(const JinjaNode& node) {
-    const size_t named = node.parts.size() - node.names.size();
-    Arguments out{.values = evaluated(node, 1, named)};
-    for (size_t i = 0; i < node.names.size(); ++i) out.named.emplace_back(node.names[i], evaluate(node.part(named + i)));
+  static Arguments arguments_of(const JinjaNode& node, JinjaEntries values) {
+    Arguments out;
+    const auto named = values.end() - std::ssize(node.names);
+    for (size_t i = 0; i < node.names.size(); ++i) out.named.emplace_back(node.names[i], named[static_cast<std::ptrdiff_t>(i)]);
+    values.resize(values.size() - node.names.size());
+    out.values = std::move(values);
     return out;
   }
 
-  Value dictionary(const JinjaNode& node) {
+  Value dictionary(const JinjaEntries& parts) {
     JinjaMembers members;
-    for (size_t i = 0; i < node.parts.size(); i += 2) {
-      const Value key = evaluate(node.part(i));
-      require(key.string() != nullptr, ExitCode::data, "keys of an object are strings");
-      set_member(members, *key.string(), evaluate(node.part(i + 1)));
+    for (size_t i = 0; i < parts.size(); i += 2) {
+      require(parts[i].string() != nullptr, ExitCode::data, "keys of an object are strings");
+      set_member(members, *parts[i].string(), parts[i + 1], work_);
     }
-    return object_value(std::move(members));
+    return jinja_object(std::move(members), work_);
   }
 
-  // Methods come before members of the same name, as in Python.
-  Value attribute(const Value& of, const std::string& name) {
-    Value method = method_of(of, name, work_);
-    return method.is_undefined() ? item_of(of, text_value(name)) : method;
+  Value unary(const std::string& name, const Value& value) {
+    if (name == "not") return {!is_true(value)};
+    if (const auto* const number = value.get<double>()) return {name == "-" ? -*number : *number};
+    return binary_result(name, {int64_t{0}}, value, work_);
   }
 
-  Value slice(const JinjaNode& node) {
-    const Value of = evaluate(node.part(0));
-    const Value bounds[3] = {evaluate(node.part(1)), evaluate(node.part(2)), evaluate(node.part(3))};
-    return slice_of(of, bounds, work_);
+  Value logic(const JinjaNode& node) {
+    Value left = evaluate(node.part(0));
+    return is_true(left) == (node.name == "or") ? left : evaluate(node.part(1));
+  }
+
+  Value comparison(const JinjaNode& node) {
+    Value left = evaluate(node.part(0));
+    for (size_t i = 0; i < node.names.size(); ++i) {
+      Value right = evaluate(node.part(i + 1));
+      if (!compares(node.names[i], left, right, work_)) return {false};
+      left = std::move(right);
+    }
+    return {true};
   }
 
   Value called(const JinjaNode& node) {
-    const Value function = evaluate(node.part(0));
-    const JinjaFunction* const known = function.shared<JinjaFunction>();
-    const std::string& name = node.part(0).name;
-    require(known != nullptr, ExitCode::data, "the function ", shortened(name), " is not known here");
-    return (*known)(arguments_of(node));
+    const JinjaNode& callee = node.part(0);
+    if (callee.kind == Kind::attribute) {
+      const Value object = evaluate(callee.part(0));
+      const Arguments with = arguments_of(node, evaluated(node, 1));
+      if (const std::optional<Value> result = method_result(callee.name, object, with, work_)) return *result;
+      attribute_of(object, callee.name, work_);
+    } else if (const Value function = evaluate(callee); const auto* const known = function.get<JinjaFunction>()) {
+      const Arguments with = arguments_of(node, evaluated(node, 1));
+      return known->macro != nullptr ? call_macro(*known->macro, with) : call_given(callee.name, with);
+    }
+    fail(ExitCode::data, "the function ", shortened(callee.name), " is not known here");
   }
 
-  Value unary(const JinjaNode& node) {
-    const Value value = evaluate(node.part(0));
-    if (node.name == "not") return jinja_value(Json(!is_true(value)));
-    return node.name == "-" ? negative(value) : value;
+  // Calls a function that every template has.
+  Value call_given(const std::string& name, const Arguments& with) {
+    if (name == "raise_exception") {
+      const Value* const message = in_order(name, with, {"message"})[0];
+      fail(ExitCode::data, "the template refuses it: ", message != nullptr ? shortened(printed(*message, work_), 1000) : "");
+    }
+    if (name == "range") return range(with);
+    if (name == "namespace" || name == "dict") {
+      require(with.values.empty(), ExitCode::data, name, " of what has no name is not known here");
+      const Value object = jinja_object(with.named, work_);
+      return name == "dict" ? object : Value{std::make_shared<JinjaNamespace>(JinjaNamespace{with.named})};
+    }
+    require(name == "strftime_now" && input_.strftime_now, ExitCode::data, "the function ", shortened(name), " is not known here");
+    return jinja_text(input_.strftime_now(printed(*in_order(name, with, {"format"}, 1)[0], work_)), work_);
   }
 
-  Value binary(const JinjaNode& node) {
-    Value left = evaluate(node.part(0));
-    if (node.name == "and" || node.name == "or") return is_true(left) == (node.name == "or") ? left : evaluate(node.part(1));
-    return binary_result(node.name, left, evaluate(node.part(1)), work_);
+  Value range(const Arguments& with) {
+    const auto given = in_order("range", with, {"", ""}, 1);
+    const auto bound = [](const Value& value) {
+      constexpr int64_t kMost = 100'000;
+      const auto* const whole = value.get<int64_t>();
+      require(whole != nullptr && *whole >= -kMost && *whole <= kMost, ExitCode::data, "range needs integers up to ", kMost);
+      return *whole;
+    };
+    const bool two = given[1] != nullptr;
+    JinjaEntries out;
+    for (int64_t i = two ? bound(*given[0]) : 0, end = bound(*given[two ? 1 : 0]); i < end; ++i) out.push_back({i});
+    return jinja_list(std::move(out), work_);
   }
 
-  std::vector<Scope> scopes_;
+  const JinjaInput& input_;
+  std::vector<Scope> scopes_;  // given variables, those that the template sets, and those of loops and macros
   JinjaWork work_;
   std::string out_;
-  int depth_ = 0;
+  int line_ = 1, depth_ = 0;
 };
 
 }  // namespace

@@ -1,298 +1,421 @@
 #include "text/jinja_syntax.h"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
-#include <iterator>
-#include <utility>
+#include <span>
 
-#include "text/jinja_tokens.h"
+#include "text/characters.h"
 
 namespace mantissa {
 namespace {
 
-constexpr int kHighest = 250;  // tree: what is evaluated uses the stack
+// Texts are without what the tags beside them take along.
+struct Token {
+  enum class Kind { text, word, number, string, sign, block, block_end, output, output_end, end };
+  Kind kind = Kind::end;
+  std::string text = {};
+  int line = 0;
+};
 
-using Token = JinjaToken;
-using Tokens = JinjaTokens;
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-class Parser {
+// Cuts a template into texts and the words of its tags.
+class Lexer {
  public:
-  explicit Parser(Tokens tokens) : tokens_(std::move(tokens)) {}
+  explicit Lexer(std::string_view source) {
+    for (size_t i = 0; i < source.size(); ++i) {
+      if (source[i] != '\r')
+        source_ += source[i];
+      else if (i + 1 == source.size() || source[i + 1] != '\n')
+        source_ += '\n';
+    }
+    if (source_.ends_with('\n')) source_.pop_back();
+  }
 
-  JinjaNode whole() {
-    JinjaNode body = sequence_until({});
-    if (now().kind != Token::Kind::end) fail_at(now().line, "the template goes on behind its end");
-    return body;
+  std::vector<Token> tokens() {
+    return at_line(line_, [&] {
+      require(source_.size() <= kMostBytes, ExitCode::data, "the template has more than ", kMostBytes, " bytes");
+      require(is_utf8(source_), ExitCode::data, "the template is no UTF-8");
+      while (place_ < source_.size()) {
+        const size_t mark = std::min(next_mark(), source_.size());
+        add_text(source_.substr(place_, mark - place_), std::string_view(source_).substr(mark, 3));
+        move_to(mark);
+        if (place_ < source_.size()) source_[place_ + 1] == '#' ? comment() : tag();
+      }
+      add(Token::Kind::end);
+      return std::move(tokens_);
+    });
   }
 
  private:
-  struct Deeper {  // counts what is nested
-    explicit Deeper(Parser& of) : parser(of) {
-      if (++parser.depth_ > kHighest) fail_at(parser.now().line, "more than ", kHighest, " levels deep");
-    }
-    ~Deeper() { --parser.depth_; }
-    Deeper(const Deeper&) = delete;
-    Deeper& operator=(const Deeper&) = delete;
-    Parser& parser;
-  };
+  static constexpr size_t kMostBytes = size_t{256} << 10;
 
-  const Token& now() const { return tokens_[at_]; }
-  Token take() { return tokens_[at_].kind == Token::Kind::end ? tokens_[at_] : tokens_[at_++]; }
-  bool is(Token::Kind kind, std::string_view text) const { return now().kind == kind && now().text == text; }
-  bool is_sign(std::string_view text) const { return is(Token::Kind::sign, text); }
-  bool is_word(std::string_view text) const { return is(Token::Kind::word, text); }
-  bool take_sign(std::string_view text) { return is_sign(text) && (++at_, true); }
-  bool take_word(std::string_view text) { return is_word(text) && (++at_, true); }
-  void expect(bool found, std::string_view what) const {
-    if (!found) fail_at(now().line, "expected ", what, now().text.empty() ? "" : ", got \"" + shortened(now().text) + "\"");
+  void add(Token::Kind kind, std::string text = {}) { tokens_.push_back({.kind = kind, .text = std::move(text), .line = line_}); }
+
+  size_t next_mark() const {
+    for (size_t place = source_.find('{', place_); place != std::string::npos && place + 1 < source_.size();
+         place = source_.find('{', place + 1))
+      if (source_[place + 1] == '{' || source_[place + 1] == '%' || source_[place + 1] == '#') return place;
+    return std::string::npos;
   }
-  void expect_sign(std::string_view text) { expect(take_sign(text), text); }
+
+  void move_to(size_t to) {
+    for (; place_ < to; ++place_) line_ += source_[place_] == '\n';
+  }
+
+  // Adds a text. mark: the mark that follows, "{%-"; "": the end.
+  void add_text(std::string text, std::string_view mark) {
+    const bool starts_line = place_ == 0 || source_[place_ - 1] == '\n';
+    const size_t without_blanks = stripped(text, is_python_space, false).size(), last_line = text.rfind('\n') + 1;
+    if (mark.size() == 3 && mark[2] == '-')
+      text.resize(without_blanks);
+    else if (mark.size() >= 2 && mark[1] != '{' && !mark.ends_with('+') && without_blanks <= last_line && (last_line > 0 || starts_line))
+      text.resize(last_line);
+    if (!text.empty()) add(Token::Kind::text, std::move(text));
+  }
+
+  // Moves behind the end of a tag or comment, which is at `end`, and over what it takes along.
+  void leave(size_t end, bool strips, bool trims) {
+    size_t to = end + 2;
+    if (strips)
+      to += python_spaces_before(std::string_view(source_).substr(to));
+    else if (trims && to < source_.size() && source_[to] == '\n')
+      ++to;
+    move_to(to);
+  }
+
+  void comment() {
+    const size_t end = source_.find("#}", place_ + 2);
+    require(end != std::string::npos, ExitCode::data, "a comment has no end");
+    const char before = end > place_ + 2 ? source_[end - 1] : ' ';
+    leave(end, before == '-', before != '+');
+  }
+
+  void tag() {
+    const bool block = source_[place_ + 1] == '%';
+    add(block ? Token::Kind::block : Token::Kind::output);
+    move_to(place_ + 2);
+    if (place_ < source_.size() && (source_[place_] == '-' || source_[place_] == '+')) move_to(place_ + 1);
+    std::string open;  // brackets
+    for (;;) {
+      move_to(place_ + python_spaces_before(std::string_view(source_).substr(place_)));
+      require(place_ < source_.size(), ExitCode::data, "a tag has no end");
+      if (open.empty() && end_of_tag(block)) return;
+      token(open);
+    }
+  }
+
+  bool end_of_tag(bool block) {
+    const std::string_view rest = std::string_view(source_).substr(place_), end = block ? "%}" : "}}";
+    const size_t sign = rest.front() == '-' || (block && rest.front() == '+') ? 1 : 0;
+    if (rest.substr(sign, 2) != end) return false;
+    add(block ? Token::Kind::block_end : Token::Kind::output_end);
+    leave(place_ + sign, rest.front() == '-', block && rest.front() != '+');
+    return true;
+  }
+
+  void token(std::string& open) {
+    const char first = source_[place_];
+    size_t end = place_;
+    if (is_letter(first)) {
+      while (end < source_.size() && (is_letter(source_[end]) || is_digit(source_[end]))) ++end;
+      add(Token::Kind::word, source_.substr(place_, end - place_));
+      move_to(end);
+    } else if (is_digit(first)) {
+      while (end < source_.size() && is_digit(source_[end])) ++end;
+      if (end + 1 < source_.size() && source_[end] == '.' && is_digit(source_[end + 1]))
+        for (++end; end < source_.size() && is_digit(source_[end]);) ++end;
+      add(Token::Kind::number, source_.substr(place_, end - place_));
+      move_to(end);
+    } else {
+      first == '"' || first == '\'' ? string(first) : sign(open);
+    }
+  }
+
+  void string(char quote) {
+    std::string text;
+    size_t place = place_ + 1;
+    for (; place < source_.size() && source_[place] != quote; ++place)
+      text += source_[place] == '\\' && place + 1 < source_.size() ? escaped(source_[++place]) : std::string(1, source_[place]);
+    require(place < source_.size(), ExitCode::data, "a string has no end");
+    add(Token::Kind::string, std::move(text));
+    move_to(place + 1);
+  }
+
+  // Returns what the escape of a letter stands for.
+  static std::string escaped(char letter) {
+    constexpr std::string_view kLetters = "ntr\\'\"\n", kRefused = "abfvxuUN01234567";
+    constexpr std::array kMeanings = {"\n", "\t", "\r", "\\", "'", "\"", ""};
+    require(kRefused.find(letter) == std::string_view::npos, ExitCode::data, "the escape \\", std::string(1, letter), " is not known here");
+    const size_t known = kLetters.find(letter);
+    return known != std::string_view::npos ? kMeanings[known] : std::string("\\") + letter;
+  }
+
+  void sign(std::string& open) {
+    constexpr std::array<std::string_view, 6> kLong = {"**", "//", "==", "!=", "<=", ">="};
+    constexpr std::string_view kShort = "+-*/%~<>=()[]{},:.|", kOpen = "([{", kClose = ")]}";
+    const std::string_view rest = std::string_view(source_).substr(place_);
+    const auto found = std::ranges::find_if(kLong, [&](std::string_view known) { return rest.starts_with(known); });
+    const std::string_view text = found != kLong.end() ? *found : rest.substr(0, 1);
+    if (found == kLong.end() && kShort.find(text) == std::string_view::npos)
+      fail(ExitCode::data, '"', shortened(rest.substr(0, rest.find_first_of(" \n"))), "\" is not expected");
+    if (kOpen.find(text) != std::string_view::npos) open += text;
+    if (const size_t closed = kClose.find(text); closed != std::string_view::npos) {
+      require(!open.empty() && open.back() == kOpen[closed], ExitCode::data, '"', text, "\" closes nothing");
+      open.pop_back();
+    }
+    add(Token::Kind::sign, std::string(text));
+    move_to(place_ + text.size());
+  }
+
+  std::string source_;
+  size_t place_ = 0;
+  int line_ = 1;
+  std::vector<Token> tokens_;
+};
+
+using Kind = JinjaKind;
+using Words = std::span<const std::string_view>;
+
+class Parser {
+ public:
+  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+
+  JinjaNode whole() {
+    return at_line(line_, [&] { return sequence_until({}); });
+  }
+
+ private:
+  const Token& now() const { return tokens_[place_]; }
+  Token take() {
+    Token token = std::move(tokens_[place_++]);
+    line_ = now().line;
+    return token;
+  }
+  bool is(std::string_view text) const {
+    return (now().kind == Token::Kind::sign || now().kind == Token::Kind::word) && now().text == text;
+  }
+  bool is_among(Words words) const {
+    return std::ranges::any_of(words, [&](std::string_view one) { return is(one); });
+  }
+  bool take_if(std::string_view text) { return is(text) && (take(), true); }
+  void expect(bool found, std::string_view what) const {
+    require(found, ExitCode::data, "expected ", what, now().text.empty() ? "" : ", got \"" + shortened(now().text) + "\"");
+  }
+  void expect(std::string_view text) { expect(take_if(text), text); }
   void expect_end() {
     expect(now().kind == Token::Kind::block_end, "the end of the block");
-    ++at_;
+    take();
   }
-  std::string word(std::string_view what) {
+  Token word(std::string_view what) {
     expect(now().kind == Token::Kind::word, what);
-    return take().text;
+    return take();
   }
 
-  JinjaNode node(JinjaKind kind, std::string name, std::vector<JinjaNode> parts) const {
-    JinjaNode out{.kind = kind, .line = now().line, .name = std::move(name), .parts = std::move(parts)};
-    for (const JinjaNode& part : out.parts) out.height = std::max(out.height, part.height + 1);
-    if (out.height > kHighest) fail_at(out.line, "more than ", kHighest, " levels deep");
+  template <class... Parts>
+  static JinjaNode node(JinjaKind kind, Token token, Parts... parts) {
+    JinjaNode out(kind, token.line, std::move(token.text));
+    (out.add(std::move(parts)), ...);
     return out;
+  }
+  // Makes a node that has no token of its own.
+  template <class... Parts>
+  JinjaNode node(JinjaKind kind, Parts... parts) const {
+    return node(kind, Token{.line = now().line}, std::move(parts)...);
   }
 
   // Statements up to a block that begins with one of these words, behind which it stops.
-  JinjaNode sequence_until(std::initializer_list<std::string_view> words, std::string* found = nullptr) {
-    const Deeper deeper(*this);
-    std::vector<JinjaNode> parts;
-    for (;;) {
-      const Token token = take();
+  JinjaNode sequence_until(std::initializer_list<std::string_view> ends, std::string* found = nullptr) {
+    const JinjaLevel level(depth_);
+    JinjaNode out = node(Kind::sequence);
+    while (now().kind != Token::Kind::end) {
+      Token token = take();
       if (token.kind == Token::Kind::text) {
-        parts.push_back(node(JinjaKind::text, token.text, {}));
+        out.add(node(Kind::text, std::move(token)));
       } else if (token.kind == Token::Kind::output) {
-        parts.push_back(node(JinjaKind::output, "", {expression()}));
+        out.add(node(Kind::output, std::move(token), expression()));
         expect(now().kind == Token::Kind::output_end, "}}");
-        ++at_;
-      } else if (token.kind == Token::Kind::block) {
-        const std::string name = word("a statement");
-        if (std::ranges::find(words, name) != words.end()) {
-          if (found != nullptr) *found = name;
-          return node(JinjaKind::sequence, "", std::move(parts));
-        }
-        parts.push_back(statement(name));
+        take();
+      } else if (is_among({ends.begin(), ends.end()})) {
+        std::string end = take().text;
+        if (found != nullptr) *found = std::move(end);
+        return out;
       } else {
-        if (words.size() > 0) fail_at(token.line, "expected ", *(words.end() - 1));
-        return node(JinjaKind::sequence, "", std::move(parts));
+        out.add(statement());
       }
     }
+    if (ends.size() > 0) expect(false, *(ends.end() - 1));
+    return out;
+  }
+  JinjaNode block_until(std::string_view end) {
+    JinjaNode body = sequence_until({end});
+    expect_end();
+    return body;
   }
 
-  JinjaNode statement(const std::string& name) {
-    if (name == "if") return branch_statement();
-    if (name == "for") return loop_statement();
-    if (name == "set") return assignment();
-    if (name == "macro") return macro_statement();
-    if (name == "generation") {  // marks what the model writes
+  JinjaNode statement() {
+    const int line = now().line;
+    if (is("break") || is("continue")) {
+      require(in_loop_, ExitCode::data, now().text, " is outside a loop");
+      JinjaNode out = node(is("break") ? Kind::leave : Kind::next);
+      take();
       expect_end();
-      JinjaNode body = sequence_until({"endgeneration"});
-      expect_end();
-      return body;
+      return out;
     }
-    if (name != "break" && name != "continue") fail_at(now().line, "the statement ", shortened(name), " is not known here");
+    JinjaNode out = take_if("if")      ? branch_statement()
+                    : take_if("for")   ? loop_statement()
+                    : take_if("set")   ? assignment()
+                    : take_if("macro") ? macro_statement()
+                                       : generation();
+    out.line = line;
+    return out;
+  }
+
+  // The block marks what the model writes.
+  JinjaNode generation() {
+    require(take_if("generation"), ExitCode::data, "the statement ", shortened(now().text), " is not known here");
     expect_end();
-    return node(name == "break" ? JinjaKind::leave : JinjaKind::next, "", {});
+    return block_until("endgeneration");
   }
 
   JinjaNode branch_statement() {
-    std::vector<JinjaNode> parts;
+    JinjaNode out = node(Kind::branch);
     for (std::string found = "elif"; found == "elif";) {
-      parts.push_back(expression());
+      out.add(expression());
       expect_end();
-      parts.push_back(sequence_until({"elif", "else", "endif"}, &found));
-      if (found == "elif") continue;
-      expect_end();
-      if (found == "endif") break;
-      parts.push_back(sequence_until({"endif"}));
-      expect_end();
+      out.add(sequence_until({"elif", "else", "endif"}, &found));
+      if (found != "elif") expect_end();
+      if (found == "else") out.add(block_until("endif"));
     }
-    return node(JinjaKind::branch, "", std::move(parts));
+    return out;
   }
 
   JinjaNode loop_statement() {
-    std::vector<std::string> targets = target_names();
-    expect(take_word("in"), "in");
-    JinjaNode list = disjunction(), condition = node(JinjaKind::absent, "", {});
-    if (take_word("if")) condition = expression();
+    JinjaNode out = node(Kind::loop);
+    out.names = target_names();
+    expect("in");
+    out.add(chain(0));
+    out.add(take_if("if") ? expression() : node(Kind::absent));
     expect_end();
     std::string found;
-    JinjaNode body = sequence_until({"else", "endfor"}, &found), otherwise = node(JinjaKind::absent, "", {});
+    const bool before = std::exchange(in_loop_, true);
+    out.add(sequence_until({"else", "endfor"}, &found));
+    in_loop_ = before;
     expect_end();
-    if (found == "else") {
-      otherwise = sequence_until({"endfor"});
-      expect_end();
-    }
-    JinjaNode out = node(JinjaKind::loop, "", several(std::move(list), std::move(condition), std::move(body), std::move(otherwise)));
-    out.names = std::move(targets);
+    out.add(found == "else" ? block_until("endfor") : node(Kind::absent));
     return out;
   }
 
   std::vector<std::string> target_names() {
-    const bool bracket = take_sign("(");
-    std::vector<std::string> names = {word("a name")};
-    while (take_sign(",")) names.push_back(word("a name"));
-    if (bracket) expect_sign(")");
+    const bool bracket = take_if("(");
+    std::vector<std::string> names = {word("a name").text};
+    while (take_if(",")) names.push_back(word("a name").text);
+    if (bracket) expect(")");
     return names;
   }
 
   JinjaNode assignment() {
-    std::vector<std::string> targets = target_names();
-    std::string attribute_name;
-    if (targets.size() == 1 && take_sign(".")) attribute_name = word("a name");
-    JinjaNode out;
-    if (take_sign("=")) {
-      JinjaNode value = expression();
-      if (is_sign(",")) value = rest_of_list(std::move(value), "");
-      expect_end();
-      out = node(JinjaKind::assign, attribute_name, several(std::move(value)));
-    } else {
-      expect_end();
-      out = node(JinjaKind::capture, "", several(sequence_until({"endset"})));
-      expect_end();
-    }
-    out.names = std::move(targets);
+    const std::string target = word("a name").text, attribute = take_if(".") ? word("a name").text : "";
+    const bool captures = !take_if("=");
+    if (captures) expect_end();
+    JinjaNode out = node(captures ? Kind::capture : Kind::assign, captures ? outside_loops("endset") : expression());
+    expect_end();
+    out.name = attribute;
+    out.names = {target};
     return out;
   }
 
   JinjaNode macro_statement() {
-    const std::string name = word("a name");
-    std::vector<std::string> parameters;
-    std::vector<JinjaNode> parts(1), defaults;
-    expect_sign("(");
-    while (!take_sign(")")) {
-      parameters.push_back(word("a name"));
-      expect(defaults.empty() || is_sign("="), "=");
-      if (take_sign("=")) defaults.push_back(expression());
-      if (!is_sign(")")) expect_sign(",");
+    JinjaNode out = node(Kind::macro, word("a name"));
+    std::vector<JinjaNode> defaults;
+    expect("(");
+    while (!take_if(")")) {
+      out.names.push_back(word("a name").text);
+      expect(defaults.empty() || is("="), "=");
+      if (take_if("=")) defaults.push_back(expression());
+      if (!is(")")) expect(",");
     }
     expect_end();
-    parts[0] = sequence_until({"endmacro"});
-    if (now().kind == Token::Kind::word) ++at_;  // its name again
+    out.add(outside_loops("endmacro"));
+    if (now().kind == Token::Kind::word) take();  // its name again
     expect_end();
-    std::ranges::move(defaults, std::back_inserter(parts));
-    JinjaNode out = node(JinjaKind::macro, name, std::move(parts));
-    out.names = std::move(parameters);
+    for (JinjaNode& one : defaults) out.add(std::move(one));
     return out;
   }
 
-  template <class... Nodes>
-  static std::vector<JinjaNode> several(Nodes&&... nodes) {
-    std::vector<JinjaNode> out;
-    (out.push_back(std::forward<Nodes>(nodes)), ...);
-    return out;
+  JinjaNode outside_loops(std::string_view end) {
+    const bool before = std::exchange(in_loop_, false);
+    JinjaNode body = sequence_until({end});
+    in_loop_ = before;
+    return body;
   }
 
   JinjaNode expression() {
-    const Deeper deeper(*this);
-    JinjaNode value = disjunction();
-    while (take_word("if")) {
-      JinjaNode condition = disjunction();
-      JinjaNode otherwise = take_word("else") ? expression() : node(JinjaKind::absent, "", {});
-      value = node(JinjaKind::choice, "", several(std::move(condition), std::move(value), std::move(otherwise)));
+    const JinjaLevel level(depth_);
+    JinjaNode value = chain(0);
+    while (is("if")) {
+      Token token = take();
+      JinjaNode condition = chain(0);
+      JinjaNode otherwise = take_if("else") ? expression() : node(Kind::absent);
+      value = node(Kind::choice, std::move(token), std::move(condition), std::move(value), std::move(otherwise));
     }
     return value;
   }
 
-  JinjaNode disjunction() {
-    JinjaNode value = conjunction();
-    while (take_word("or")) value = node(JinjaKind::binary, "or", several(std::move(value), conjunction()));
-    return value;
-  }
-
-  JinjaNode conjunction() {
-    JinjaNode value = negation();
-    while (take_word("and")) value = node(JinjaKind::binary, "and", several(std::move(value), negation()));
+  // Parses operators of a level, which bind from left to right, and what binds closer.
+  JinjaNode chain(size_t level) {
+    static constexpr std::array<std::string_view, 1> kOr = {"or"}, kAnd = {"and"}, kJoin = {"~"};
+    static constexpr std::array<std::string_view, 2> kSum = {"+", "-"};
+    static constexpr std::array<std::string_view, 5> kProduct = {"*", "/", "//", "%", "**"};
+    static constexpr std::array<Words, 5> kLevels = {kOr, kAnd, kSum, kJoin, kProduct};
+    if (level == kLevels.size()) return with_filters(signed_value());
+    const auto operand = [&] { return level == 1 ? negation() : chain(level + 1); };
+    JinjaNode value = operand();
+    while (is_among(kLevels[level])) {
+      Token token = take();
+      value = node(level < 2 ? Kind::logic : Kind::binary, std::move(token), std::move(value), operand());
+    }
     return value;
   }
 
   JinjaNode negation() {
-    const Deeper deeper(*this);
-    return take_word("not") ? node(JinjaKind::unary, "not", several(negation())) : comparison();
+    const JinjaLevel level(depth_);
+    if (!is("not")) return comparison();
+    Token token = take();
+    return node(Kind::unary, std::move(token), negation());
   }
 
-  // Several in a row hold together: a < b < c.
   JinjaNode comparison() {
-    JinjaNode left = sum(), whole = node(JinjaKind::absent, "", {});
+    static constexpr std::array<std::string_view, 7> kNames = {"==", "!=", "<=", ">=", "<", ">", "in"};
+    JinjaNode out = node(Kind::comparison, chain(2));
     for (;;) {
-      const bool turned = is_word("not") && tokens_[std::min(at_ + 1, tokens_.size() - 1)].text == "in";
-      std::string name;
-      for (const char* const known : {"==", "!=", "<=", ">=", "<", ">"})
-        if (name.empty() && take_sign(known)) name = known;
-      if (turned) ++at_;
-      if (name.empty() && take_word("in")) name = "in";
-      if (name.empty()) break;
-      JinjaNode right = sum();
-      JinjaNode one = node(JinjaKind::binary, name, several(left, right));
-      if (turned) one = node(JinjaKind::unary, "not", several(std::move(one)));
-      whole = whole.kind == JinjaKind::absent ? std::move(one) : node(JinjaKind::binary, "and", several(std::move(whole), std::move(one)));
-      left = std::move(right);
+      const bool turned = is("not") && tokens_[place_ + 1].text == "in";
+      if (turned) take();
+      if (!is_among(kNames)) return out.names.empty() ? std::move(out.parts[0]) : std::move(out);
+      out.names.push_back((turned ? "not " : "") + take().text);
+      out.add(chain(2));
     }
-    return whole.kind == JinjaKind::absent ? std::move(left) : std::move(whole);
   }
 
-  JinjaNode sum() {
-    JinjaNode value = joint();
-    while (is_sign("+") || is_sign("-")) {
-      const std::string name = take().text;
-      value = node(JinjaKind::binary, name, several(std::move(value), joint()));
-    }
-    return value;
-  }
-
-  JinjaNode joint() {
-    JinjaNode value = product();
-    while (take_sign("~")) value = node(JinjaKind::binary, "~", several(std::move(value), product()));
-    return value;
-  }
-
-  JinjaNode product() {
-    JinjaNode value = power();
-    while (is_sign("*") || is_sign("/") || is_sign("//") || is_sign("%")) {
-      const std::string name = take().text;
-      value = node(JinjaKind::binary, name, several(std::move(value), power()));
-    }
-    return value;
-  }
-
-  JinjaNode power() {
-    JinjaNode value = signed_value(true);
-    while (take_sign("**")) value = node(JinjaKind::binary, "**", several(std::move(value), signed_value(true)));
-    return value;
-  }
-
-  JinjaNode signed_value(bool filtered) {
-    const Deeper deeper(*this);
-    JinjaNode value;
-    if (is_sign("-") || is_sign("+")) {
-      const std::string name = take().text;
-      value = node(JinjaKind::unary, name, several(signed_value(false)));
-    } else {
-      value = with_members(primary());
-    }
-    return filtered ? with_filters(std::move(value)) : std::move(value);
+  JinjaNode signed_value() {
+    const JinjaLevel level(depth_);
+    if (!is("-") && !is("+")) return with_members(primary());
+    Token token = take();
+    return node(Kind::unary, std::move(token), signed_value());
   }
 
   JinjaNode with_filters(JinjaNode value) {
     for (;;) {
-      if (take_sign("|")) {
-        const std::string name = word("a filter");
-        value = with_arguments(node(JinjaKind::filter, name, several(std::move(value))));
-      } else if (take_word("is")) {
-        const bool turned = take_word("not");
+      if (take_if("|")) {
+        value = node(Kind::filter, word("a filter"), std::move(value));
+        add_arguments(value);
+      } else if (is("is")) {
+        Token token = take();
+        const bool turned = take_if("not");
         value = tested(std::move(value));
-        if (turned) value = node(JinjaKind::unary, "not", several(std::move(value)));
+        token.text = "not";
+        if (turned) value = node(Kind::unary, std::move(token), std::move(value));
       } else {
         return value;
       }
@@ -300,143 +423,134 @@ class Parser {
   }
 
   JinjaNode tested(JinjaNode value) {
-    const std::string name = word("a test");
-    constexpr std::array<std::string_view, 7> kBehind = {"else", "or", "and", "if", "in", "not", "is"};
-    const bool value_follows = now().kind == Token::Kind::string || now().kind == Token::Kind::number || is_sign("[") || is_sign("{") ||
-                               (now().kind == Token::Kind::word && std::ranges::find(kBehind, now().text) == kBehind.end());
-    std::vector<JinjaNode> parts = several(std::move(value));
-    if (value_follows) parts.push_back(with_members(primary()));
-    return with_arguments(node(JinjaKind::test, name, std::move(parts)));
+    static constexpr std::array<std::string_view, 7> kBehind = {"else", "or", "and", "if", "in", "not", "is"};
+    JinjaNode out = node(Kind::test, word("a test"), std::move(value));
+    const bool value_follows = now().kind == Token::Kind::string || now().kind == Token::Kind::number || is("[") || is("{") ||
+                               (now().kind == Token::Kind::word && !is_among(kBehind));
+    if (value_follows)
+      out.add(with_members(primary()));
+    else
+      add_arguments(out);
+    expect(out.parts.size() <= 2 && out.names.empty(), "one argument of a test");
+    return out;
   }
 
   // Adds the arguments in brackets, if there are some.
-  JinjaNode with_arguments(JinjaNode of) {
-    if (!take_sign("(")) return of;
-    while (!take_sign(")")) {
-      const bool named = now().kind == Token::Kind::word && tokens_[at_ + 1].kind == Token::Kind::sign && tokens_[at_ + 1].text == "=";
-      expect(named || of.names.empty(), "a named argument");
-      if (named) of.names.push_back(take().text);
-      if (named) ++at_;
-      of.parts.push_back(expression());
-      if (!is_sign(")")) expect_sign(",");
+  void add_arguments(JinjaNode& call) {
+    if (!take_if("(")) return;
+    while (!take_if(")")) {
+      const bool named =
+          now().kind == Token::Kind::word && tokens_[place_ + 1].kind == Token::Kind::sign && tokens_[place_ + 1].text == "=";
+      expect(named || call.names.empty(), "a named argument");
+      if (named) {
+        expect(std::ranges::find(call.names, now().text) == call.names.end(), "an argument that is not there yet");
+        call.names.push_back(take().text);
+        take();
+      }
+      call.add(expression());
+      if (!is(")")) expect(",");
     }
-    JinjaNode out = node(of.kind, of.name, std::move(of.parts));
-    out.names = std::move(of.names);
-    return out;
   }
 
   JinjaNode with_members(JinjaNode value) {
     for (;;) {
-      if (take_sign(".")) {
-        if (now().kind == Token::Kind::number) {
-          value = node(JinjaKind::item, "", several(std::move(value), primary()));
-        } else {
-          const std::string name = word("a name");
-          value = node(JinjaKind::attribute, name, several(std::move(value)));
-        }
-      } else if (take_sign("[")) {
+      if (take_if(".")) {
+        value = node(Kind::attribute, word("a name"), std::move(value));
+      } else if (take_if("[")) {
         value = subscript(std::move(value));
-      } else if (is_sign("(")) {
-        value = with_arguments(node(JinjaKind::call, "", several(std::move(value))));
+      } else if (is("(")) {
+        value = node(Kind::call, std::move(value));
+        add_arguments(value);
       } else {
         return value;
       }
     }
   }
 
-  JinjaNode subscript(JinjaNode of) {
-    std::vector<JinjaNode> bounds;
-    bool sliced = false;
-    for (;;) {
-      bounds.push_back(is_sign(":") || is_sign("]") ? node(JinjaKind::absent, "", {}) : expression());
-      if (!take_sign(":")) break;
-      sliced = true;
+  JinjaNode subscript(JinjaNode object) {
+    JinjaNode out = node(Kind::item, std::move(object));
+    for (bool more = true; more; more = take_if(":")) {
+      if (out.parts.size() > 1) out.kind = Kind::slice;
+      out.add(is(":") || is("]") ? node(Kind::absent) : expression());
     }
-    expect_sign("]");
-    expect(bounds.size() <= 3 && (sliced || bounds[0].kind != JinjaKind::absent), "an index");
-    bounds.insert(bounds.begin(), std::move(of));
-    while (sliced && bounds.size() < 4) bounds.push_back(node(JinjaKind::absent, "", {}));
-    return node(sliced ? JinjaKind::slice : JinjaKind::item, "", std::move(bounds));
+    expect("]");
+    expect(out.parts.size() <= 4 && (out.kind == Kind::slice || out.part(1).kind != Kind::absent), "an index");
+    while (out.kind == Kind::slice && out.parts.size() < 4) out.add(node(Kind::absent));
+    return out;
   }
 
   JinjaNode primary() {
-    const Token token = take();
-    switch (token.kind) {
-      case Token::Kind::word: return named_value(token.text);
-      case Token::Kind::number: return number(token);
-      case Token::Kind::string: {
-        std::string text = token.text;
-        while (now().kind == Token::Kind::string) text += take().text;
-        return constant(text);
-      }
-      default: break;
+    if (now().kind == Token::Kind::word) return named_value();
+    if (now().kind == Token::Kind::number) return number();
+    if (now().kind == Token::Kind::string) {
+      Token token = take();
+      while (now().kind == Token::Kind::string) token.text += take().text;
+      return literal(token.line, {std::make_shared<const std::string>(std::move(token.text))});
     }
-    if (token.kind == Token::Kind::sign && token.text == "(") {
-      if (take_sign(")")) return node(JinjaKind::list, "", {});
-      JinjaNode value = expression();
-      if (is_sign(",")) return rest_of_list(std::move(value), ")");
-      expect_sign(")");
-      return value;
-    }
-    if (token.kind == Token::Kind::sign && token.text == "[")
-      return take_sign("]") ? node(JinjaKind::list, "", {}) : rest_of_list(expression(), "]");
-    if (token.kind == Token::Kind::sign && token.text == "{") return dictionary();
-    fail_at(token.line, "expected a value", token.text.empty() ? "" : ", got \"" + shortened(token.text) + "\"");
+    if (is("{")) return dictionary();
+    const std::string_view close = is("(") ? ")" : "]";
+    expect(is("(") || is("["), "a value");
+    take();
+    if (take_if(close)) return node(Kind::list);
+    JinjaNode value = expression();
+    if (close == "]" || is(",")) return rest_of_list(std::move(value), close);
+    expect(close);
+    return value;
   }
 
-  // Parses the entries behind the first, up to a bracket; "": up to a token that begins no entry.
   JinjaNode rest_of_list(JinjaNode first, std::string_view end) {
-    std::vector<JinjaNode> entries = several(std::move(first));
-    while (take_sign(","))
-      if (end.empty() || !is_sign(end)) entries.push_back(expression());
-    if (!end.empty()) expect_sign(end);
-    return node(JinjaKind::list, "", std::move(entries));
+    JinjaNode out = node(Kind::list, std::move(first));
+    while (take_if(","))
+      if (!is(end)) out.add(expression());
+    expect(end);
+    return out;
   }
 
   JinjaNode dictionary() {
-    std::vector<JinjaNode> parts;
-    while (!take_sign("}")) {
-      parts.push_back(expression());
-      expect_sign(":");
-      parts.push_back(expression());
-      if (!is_sign("}")) expect_sign(",");
+    JinjaNode out = node(Kind::dict, take());
+    while (!take_if("}")) {
+      out.add(expression());
+      expect(":");
+      out.add(expression());
+      if (!is("}")) expect(",");
     }
-    return node(JinjaKind::dict, "", std::move(parts));
+    return out;
   }
 
-  JinjaNode constant(Json value) const {
-    JinjaNode out = node(JinjaKind::literal, "", {});
+  static JinjaNode literal(int line, JinjaValue value) {
+    JinjaNode out(Kind::literal, line, "");
     out.value = std::move(value);
     return out;
   }
 
-  JinjaNode named_value(const std::string& name) const {
-    if (name == "true" || name == "True") return constant(true);
-    if (name == "false" || name == "False") return constant(false);
-    if (name == "none" || name == "None") return constant(nullptr);
-    return node(JinjaKind::variable, name, {});
+  JinjaNode named_value() {
+    Token token = take();
+    const bool truth = token.text == "true" || token.text == "True";
+    if (token.text == "none" || token.text == "None") return literal(token.line, {std::monostate()});
+    if (truth || token.text == "false" || token.text == "False") return literal(token.line, {truth});
+    return node(Kind::variable, std::move(token));
   }
 
-  JinjaNode number(const Token& token) const {
-    const char* const begin = token.text.data();
-    const char* const end = begin + token.text.size();
-    if (token.text.find('.') == std::string::npos) {
-      int64_t value = 0;
-      if (const auto read = std::from_chars(begin, end, value); read.ec == std::errc() && read.ptr == end) return constant(value);
-    } else {
-      double value = 0;
-      if (const auto read = std::from_chars(begin, end, value); read.ec == std::errc() && read.ptr == end) return constant(value);
-    }
-    fail_at(token.line, shortened(token.text), " is no number");
+  JinjaNode number() {
+    const std::string& text = now().text;
+    const char* const end = text.data() + text.size();
+    int64_t whole = 0;
+    double fraction = 0;
+    const bool is_whole = text.find('.') == std::string::npos;
+    const auto read = is_whole ? std::from_chars(text.data(), end, whole) : std::from_chars(text.data(), end, fraction);
+    require(read.ec == std::errc() && read.ptr == end, ExitCode::data, shortened(text), " is no number");
+    const int line = take().line;
+    return is_whole ? literal(line, {whole}) : literal(line, {fraction});
   }
 
-  Tokens tokens_;
-  size_t at_ = 0;
-  int depth_ = 0;
+  std::vector<Token> tokens_;
+  size_t place_ = 0;
+  int line_ = 1, depth_ = 0;
+  bool in_loop_ = false;
 };
 
 }  // namespace
 
-JinjaNode parse_jinja(std::string_view source) { return Parser(jinja_tokens(source)).whole(); }
+JinjaNode parse_jinja(std::string_view source) { return Parser(Lexer(source).tokens()).whole(); }
 
 }  // namespace mantissa

@@ -2,32 +2,27 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <optional>
+#include <cstring>
+#include <string_view>
 
-#include "mantissa/base/error.h"
-#include "mantissa/base/utf8.h"
+#include "text/characters.h"
 
 namespace mantissa {
 namespace {
 
-constexpr std::string_view kWhitespace = " \t\r\n\v\f";
+using Arguments = JinjaArguments;
+
 constexpr int kDeepestValue = 32;
+constexpr size_t kBlock = 64;  // bytes of a shared value beside what it holds
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
   fail(ExitCode::data, parts...);
 }
 
-JinjaValue value_of(auto content) {
-  JinjaValue value;
-  value.content = std::move(content);
-  return value;
-}
-
 const char* kind_of(const JinjaValue& value) {
-  constexpr std::array kNames = {"what is undefined", "none",   "a boolean", "an integer", "a number",
-                                 "a string",          "a list", "an object", "a function"};
+  constexpr std::array kNames = {"what is undefined", "none",   "a boolean", "an integer",  "a number",
+                                 "a string",          "a list", "an object", "a namespace", "a function"};
   return kNames.at(value.content.index());
 }
 
@@ -44,348 +39,345 @@ std::optional<int64_t> integer_of(const JinjaValue& value) {
   return integer != nullptr ? std::optional(*integer) : std::nullopt;
 }
 
-const std::string& string_of(const JinjaValue& value, const char* of) {
-  if (value.string() == nullptr) refuse(of, " needs a string, got ", kind_of(value));
+const std::string& string_of(const JinjaValue& value, const std::string& user) {
+  if (value.string() == nullptr) refuse(user, " needs a string, got ", kind_of(value));
   return *value.string();
 }
 
-bool equal(const JinjaValue& a, const JinjaValue& b, int depth = 0) {
-  if (depth > kDeepestValue) refuse("lists and objects more than ", kDeepestValue, " levels deep");
+bool is_given(const JinjaValue* argument) { return argument != nullptr && !argument->is_none(); }
+
+// Returns the depth of what has this part, too.
+int depth_with(const JinjaValue& part, int depth) {
+  if (part.shared<JinjaNamespace>() != nullptr) refuse("a namespace in a list, an object or a namespace is not known here");
+  if (part.depth >= kDeepestValue) refuse("lists and objects more than ", kDeepestValue, " levels deep");
+  return std::max(depth, part.depth + 1);
+}
+
+const JinjaValue* member(const JinjaMembers& members, const std::string& name, JinjaWork& work) {
+  work.add(members.size());
+  const auto found = std::ranges::find(members, name, &JinjaMembers::value_type::first);
+  return found == members.end() ? nullptr : &found->second;
+}
+
+// Searches in linear time, which std::string::find() does not.
+size_t found_at(std::string_view text, std::string_view part, size_t from, JinjaWork& work) {
+  const void* const found = part.empty() ? text.data() + from : memmem(text.data() + from, text.size() - from, part.data(), part.size());
+  const size_t place = found != nullptr ? static_cast<size_t>(static_cast<const char*>(found) - text.data()) : std::string_view::npos;
+  work.add(std::min(place, text.size()) - from + part.size());
+  return place;
+}
+
+bool equal(const JinjaValue& a, const JinjaValue& b, JinjaWork& work) {
+  work.add(sizeof(JinjaValue));
   if (const std::optional<double> x = number_of(a), y = number_of(b); x && y) return *x == *y;
-  if (a.string() != nullptr && b.string() != nullptr) return *a.string() == *b.string();
+  if (const std::string* const x = a.string(), * const y = b.string(); x != nullptr && y != nullptr) {
+    work.add(std::min(x->size(), y->size()));
+    return *x == *y;
+  }
   if (const JinjaEntries* const x = a.entries(), * const y = b.entries(); x != nullptr && y != nullptr)
-    return std::equal(x->begin(), x->end(), y->begin(), y->end(), [&](const auto& p, const auto& q) { return equal(p, q, depth + 1); });
+    return std::ranges::equal(*x, *y, [&](const auto& p, const auto& q) { return equal(p, q, work); });
   if (const JinjaMembers* const x = a.members(), * const y = b.members(); x != nullptr && y != nullptr) {
     return x->size() == y->size() && std::ranges::all_of(*x, [&](const auto& one) {
-             const JinjaValue* const other = member(*y, one.first);
-             return other != nullptr && equal(one.second, *other, depth + 1);
+             const JinjaValue* const other = member(*y, one.first, work);
+             return other != nullptr && equal(one.second, *other, work);
            });
   }
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
 }
 
-bool contains(const JinjaValue& whole, const JinjaValue& part) {
-  if (whole.string() != nullptr) return whole.string()->find(string_of(part, "in")) != std::string::npos;
-  if (whole.members() != nullptr) return part.string() != nullptr && member(*whole.members(), *part.string()) != nullptr;
+bool contains(const JinjaValue& whole, const JinjaValue& part, JinjaWork& work) {
+  if (whole.string() != nullptr) return found_at(*whole.string(), string_of(part, "in"), 0, work) != std::string_view::npos;
+  if (whole.members() != nullptr) return part.string() != nullptr && member(*whole.members(), *part.string(), work) != nullptr;
   if (whole.is_undefined()) return false;
   if (whole.entries() == nullptr) refuse("in needs a list, an object or a string, got ", kind_of(whole));
-  return std::ranges::any_of(*whole.entries(), [&](const JinjaValue& one) { return equal(one, part); });
+  return std::ranges::any_of(*whole.entries(), [&](const JinjaValue& one) { return equal(one, part, work); });
 }
 
-bool less(const JinjaValue& a, const JinjaValue& b) {
+bool less(const JinjaValue& a, const JinjaValue& b, JinjaWork& work) {
   if (const std::optional<double> x = number_of(a), y = number_of(b); x && y) return *x < *y;
   if (a.string() == nullptr || b.string() == nullptr) refuse("cannot compare ", kind_of(a), " with ", kind_of(b));
+  work.add(std::min(a.string()->size(), b.string()->size()));
   return *a.string() < *b.string();
 }
 
-// Python's: rounds down.
-int64_t floor_quotient(int64_t a, int64_t b) { return a / b - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0); }
-
-JinjaValue whole_arithmetic(const std::string& name, int64_t a, int64_t b) {
+JinjaValue arithmetic(const std::string& name, const JinjaValue& left, const JinjaValue& right) {
+  const std::optional<int64_t> a = integer_of(left), b = integer_of(right);
+  if (!a || !b) refuse("cannot compute ", kind_of(left), ' ', name, ' ', kind_of(right));
   int64_t out = 0;
   bool beyond = false;
-  if ((name == "//" || name == "%") && (b == 0 || b == -1)) {
-    if (b == 0) refuse("division by zero");
-    if (name == "%") return value_of(int64_t{0});
-    beyond = __builtin_sub_overflow(int64_t{0}, a, &out);
-  } else if (name == "+") {
-    beyond = __builtin_add_overflow(a, b, &out);
+  if (name == "+") {
+    beyond = __builtin_add_overflow(*a, *b, &out);
   } else if (name == "-") {
-    beyond = __builtin_sub_overflow(a, b, &out);
-  } else if (name == "*") {
-    beyond = __builtin_mul_overflow(a, b, &out);
-  } else if (name == "**") {
-    out = 1;
-    for (int64_t i = 0; i < std::min<int64_t>(b, 64 + b % 2) && !beyond && out != 0; ++i) beyond = __builtin_mul_overflow(out, a, &out);
+    beyond = __builtin_sub_overflow(*a, *b, &out);
+  } else if (name == "%" && *b > 0) {
+    out = *a % *b;
+    if (out < 0) out += *b;  // Python rounds down
   } else {
-    const int64_t quotient = floor_quotient(a, b);
-    out = name == "//" ? quotient : a - quotient * b;
+    refuse("the operator ", name, name == "%" ? " 0 or less" : "", " is not known here");
   }
   if (beyond) refuse("an integer beyond 64 bits");
-  return value_of(out);
+  return {out};
 }
 
-JinjaValue arithmetic(const std::string& name, const JinjaValue& left, const JinjaValue& right) {
-  const std::optional<int64_t> whole_left = integer_of(left), whole_right = integer_of(right);
-  const bool whole = name != "/" && (name != "**" || whole_right.value_or(-1) >= 0);
-  if (whole_left && whole_right && whole) return whole_arithmetic(name, *whole_left, *whole_right);
-  const std::optional<double> a = number_of(left), b = number_of(right);
-  if (!a || !b) refuse("cannot compute ", kind_of(left), ' ', name, ' ', kind_of(right));
-  if (name == "**") return value_of(std::pow(*a, *b));
-  if ((name == "/" || name == "//" || name == "%") && *b == 0.0) refuse("division by zero");
-  if (name == "/") return value_of(*a / *b);
-  if (name == "//") return value_of(std::floor(*a / *b));
-  if (name == "%") return value_of(*a - std::floor(*a / *b) * *b);
-  return value_of(name == "+" ? *a + *b : name == "-" ? *a - *b : *a * *b);
+// Strips white space, or the characters that are given.
+std::string_view trimmed(std::string_view text, const JinjaValue* what, bool left, bool right, JinjaWork& work) {
+  if (!is_given(what)) return stripped(text, is_python_space, left, right);
+  std::u32string drops;
+  for_each_character(string_of(*what, "strip"), [&](char32_t character, size_t, size_t) { drops += character; });
+  work.add(text.size() * drops.size());
+  return stripped(
+      text, [&](char32_t character) { return drops.find(character) != std::u32string::npos; }, left, right);
 }
 
-std::string trimmed(std::string_view text, std::string_view what, bool left, bool right) {
-  const size_t first = left ? text.find_first_not_of(what) : 0;
-  if (first == std::string_view::npos) return "";
-  const size_t last = right ? text.find_last_not_of(what) : text.size();
-  return last == std::string_view::npos ? "" : std::string(text.substr(first, right ? last + 1 - first : std::string_view::npos));
-}
-
-std::string in_case(std::string text, bool upper) {
+// Implements upper, lower and capitalize. Letters beyond ASCII have cases of several characters, and that depend on those around them.
+std::string in_case(const std::string& name, std::string text) {
+  if (std::ranges::any_of(text, [](char c) { return static_cast<uint8_t>(c) >= 0x80; }))
+    refuse(name, " of text beyond ASCII is not known here");
   for (char& c : text) {
+    const bool upper = name == "upper" || (name == "capitalize" && &c == text.data());
     if (upper && c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
     if (!upper && c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return text;
 }
 
-// The first letter, or that of every word, is large.
-std::string capitalized(const std::string& text, bool words) {
-  std::string out = in_case(text, false);
-  for (size_t i = 0; i < out.size(); ++i) {
-    const bool begins = i == 0 || (words && kWhitespace.find(out[i - 1]) != std::string_view::npos);
-    if (begins && out[i] >= 'a' && out[i] <= 'z') out[i] = static_cast<char>(out[i] - 'a' + 'A');
-  }
-  return out;
-}
-
 std::string with_replaced(std::string_view text, const std::string& from, const std::string& to, JinjaWork& work) {
   if (from.empty()) refuse("replace needs a text that is not empty");
   std::string out;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t found = std::min(text.find(from, at), text.size());
-    out += text.substr(at, found - at);
-    if (found < text.size()) out += to;
-    work.add(out.size() / 16 + 1);
-    at = found < text.size() ? found + from.size() : text.size() + 1;
+  for (size_t begin = 0;;) {
+    const size_t found = found_at(text, from, begin, work);
+    out += text.substr(begin, found - begin);
+    if (found == std::string_view::npos) return out;
+    work.add(to.size());
+    out += to;
+    begin = found + from.size();
   }
-  return out;
 }
 
-JinjaEntries split_text(std::string_view text, const JinjaArguments& arguments) {
+// Splits at the separator; the last of more than `most` entries is the rest.
+JinjaValue text_split(std::string_view text, const Arguments& with, JinjaWork& work) {
+  const auto arguments = in_order("split", with, {"sep", "maxsplit"}, 1);
+  const std::string& separator = string_of(*arguments[0], "split");
+  const std::optional<int64_t> most = is_given(arguments[1]) ? integer_of(*arguments[1]) : -1;
+  if (!most || separator.empty()) refuse("split needs a separator that is not empty, and an integer");
   JinjaEntries out;
-  const bool blanks = arguments.values.empty() || arguments.values[0].is_none();
-  const std::string separator = blanks ? "" : string_of(arguments.values[0], "split");
-  if (!blanks && separator.empty()) refuse("split needs a separator that is not empty");
-  int64_t left = arguments.values.size() > 1 ? integer_of(arguments.values[1]).value_or(-1) : -1;
-  for (;;) {
-    if (blanks) text = text.substr(std::min(text.find_first_not_of(kWhitespace), text.size()));
-    if (blanks && text.empty()) return out;
-    const size_t end = blanks ? text.find_first_of(kWhitespace) : text.find(separator);
-    const bool last = end == std::string_view::npos || left == 0;
-    out.push_back(value_of(std::string(last ? text : text.substr(0, end))));
-    if (last) return out;
-    text.remove_prefix(end + (blanks ? 1 : separator.size()));
-    --left;
+  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + separator.size()) {
+    end = std::ssize(out) == *most ? std::string_view::npos : found_at(text, separator, begin, work);
+    out.push_back(jinja_text(std::string(text.substr(begin, end - begin)), work));
   }
+  return jinja_list(std::move(out), work);
 }
 
-using Arguments = JinjaArguments;
-
-const JinjaValue& argument(const Arguments& arguments, size_t at, const char* of) {
-  if (at >= arguments.values.size()) refuse(of, " needs ", count_text(at + 1, "argument"));
-  return arguments.values[at];
+// Implements what is a filter and a method of strings alike; none: it is not that.
+std::optional<JinjaValue> text_result(const std::string& name, const std::string& text, const Arguments& with, JinjaWork& work) {
+  if (name == "upper" || name == "lower" || name == "capitalize") return in_order(name, with, {}), jinja_text(in_case(name, text), work);
+  if (name != "replace") return std::nullopt;
+  const auto arguments = in_order(name, with, {"old", "new"}, 2);
+  return jinja_text(with_replaced(text, string_of(*arguments[0], name), string_of(*arguments[1], name), work), work);
 }
 
-// Prefixes or suffixes may be one string or a list of them.
-bool has_affix(const std::string& text, const JinjaValue& affix, bool prefix) {
-  const auto has = [&](const JinjaValue& one) {
-    const std::string& part = string_of(one, prefix ? "startswith" : "endswith");
-    return prefix ? text.starts_with(part) : text.ends_with(part);
-  };
-  return affix.entries() != nullptr ? std::ranges::any_of(*affix.entries(), has) : has(affix);
-}
-
-JinjaValue string_method(const std::string& text, const std::string& name, JinjaWork& work) {
-  const auto made = [](auto method) { return jinja_function(method); };
+std::optional<JinjaValue> string_method(const std::string& name, const std::string& text, const Arguments& with, JinjaWork& work) {
+  work.add(text.size());
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
-    return made([text, name](const Arguments& with) {
-      const bool given = !with.values.empty() && !with.values[0].is_none();
-      return value_of(
-          trimmed(text, given ? std::string_view(string_of(with.values[0], "strip")) : kWhitespace, name != "rstrip", name != "lstrip"));
-    });
+    const JinjaValue* const what = in_order(name, with, {""})[0];
+    return jinja_text(std::string(trimmed(text, what, name != "rstrip", name != "lstrip", work)), work);
   }
-  if (name == "split") return made([text](const Arguments& with) { return jinja_list(split_text(text, with)); });
+  if (name == "split") return text_split(text, with, work);
   if (name == "startswith" || name == "endswith") {
-    const bool prefix = name == "startswith";
-    return made([text, prefix](const Arguments& with) { return value_of(has_affix(text, argument(with, 0, "startswith"), prefix)); });
+    const std::string& part = string_of(*in_order(name, with, {""}, 1)[0], name);
+    return JinjaValue{name == "startswith" ? text.starts_with(part) : text.ends_with(part)};
   }
-  if (name == "replace") {
-    return made([text, &work](const Arguments& with) {
-      return value_of(with_replaced(text, string_of(argument(with, 0, "replace"), "replace"),
-                                    string_of(argument(with, 1, "replace"), "replace"), work));
-    });
-  }
-  if (name == "upper" || name == "lower") return made([text, name](const Arguments&) { return value_of(in_case(text, name == "upper")); });
-  if (name == "title" || name == "capitalize")
-    return made([text, name](const Arguments&) { return value_of(capitalized(text, name == "title")); });
-  if (name != "find") return {};
-  return made([text](const Arguments& with) {
-    const size_t found = text.find(string_of(argument(with, 0, "find"), "find"));
-    return value_of(found == std::string::npos ? int64_t{-1} : static_cast<int64_t>(found));
-  });
+  return text_result(name, text, with, work);
 }
 
-JinjaEntries parts_of(const JinjaMembers& members, bool names, bool values) {
+JinjaValue parts_of(const JinjaMembers& members, bool names, bool values, JinjaWork& work) {
   JinjaEntries out;
   for (const auto& [name, value] : members) {
-    if (names && values)
-      out.push_back(jinja_list({value_of(name), value}));
-    else
-      out.push_back(names ? value_of(name) : value);
+    const JinjaValue key = jinja_text(name, work);
+    out.push_back(names && values ? jinja_list({key, value}, work) : names ? key : value);
   }
-  return out;
+  return jinja_list(std::move(out), work);
 }
 
-JinjaValue object_method(const std::shared_ptr<JinjaMembers>& members, const std::string& name) {
-  const bool items = name == "items", keys = name == "keys";
-  if (items || keys || name == "values") {
-    return jinja_function([members, items, keys](const Arguments&) { return jinja_list(parts_of(*members, items || keys, !keys)); });
-  }
-  if (name != "get") return {};
-  return jinja_function([members](const Arguments& with) {
-    const JinjaValue* const found = member(*members, string_of(argument(with, 0, "get"), "get"));
-    if (found != nullptr) return *found;
-    return with.values.size() > 1 ? with.values[1] : value_of(std::monostate());
-  });
+std::optional<JinjaValue> object_method(const std::string& name, const JinjaMembers& members, const Arguments& with, JinjaWork& work) {
+  if (name == "items" || name == "keys" || name == "values")
+    return in_order(name, with, {}), parts_of(members, name != "values", name != "keys", work);
+  if (name != "get") return std::nullopt;
+  const auto arguments = in_order(name, with, {"", ""}, 1);
+  const JinjaValue* const found = member(members, string_of(*arguments[0], name), work);
+  return found != nullptr ? *found : arguments[1] != nullptr ? *arguments[1] : JinjaValue{std::monostate()};
 }
 
-// Writes it like json.dumps() of Python.
-std::string json_of(const JinjaValue& value, const std::string& indent, JinjaWork& work, int depth = 0) {
-  if (depth > kDeepestValue) refuse("lists and objects more than ", kDeepestValue, " levels deep");
-  work.add(16);
-  if (value.string() != nullptr) return Json(*value.string()).dump();
-  if (const auto* const boolean = value.get<bool>()) return *boolean ? "true" : "false";
-  if (value.is_none()) return "null";
-  if (number_of(value)) return printed(value);
+// Writes like json.dumps() of Python. indent: of a level; none: all is one line.
+void write_json(const JinjaValue& value, std::optional<size_t> indent, size_t level, std::string& out, JinjaWork& work) {
+  const auto write = [&](std::string_view text) {
+    work.add(text.size());
+    out += text;
+  };
+  work.add(sizeof(JinjaValue));
+  if (value.string() != nullptr) return write(Json(*value.string()).dump());
+  if (value.is_none()) return write("null");
+  if (const auto* const boolean = value.get<bool>()) return write(*boolean ? "true" : "false");
+  if (number_of(value)) return write(printed(value, work));
   const JinjaEntries* const list = value.entries();
   const JinjaMembers* const object = value.members();
   if (list == nullptr && object == nullptr) refuse("tojson cannot write ", kind_of(value));
-  std::string inner, separator = indent.empty() ? ", " : ",", line;
-  if (!indent.empty()) {
-    line = "\n";
-    for (int i = 0; i <= depth; ++i) line += indent;
+  const size_t size = list != nullptr ? list->size() : object->size();
+  const auto new_line = [&](size_t to) {
+    if (indent) write("\n" + std::string(*indent * to, ' '));
+  };
+  write(list != nullptr ? "[" : "{");
+  for (size_t i = 0; i < size; ++i) {
+    if (i > 0) write(indent ? "," : ", ");
+    new_line(level + 1);
+    if (object != nullptr) write(Json((*object)[i].first).dump() + ": ");
+    write_json(list != nullptr ? (*list)[i] : (*object)[i].second, indent, level + 1, out, work);
   }
-  std::vector<std::string> parts;
-  if (list != nullptr)
-    for (const JinjaValue& one : *list) parts.push_back(line + json_of(one, indent, work, depth + 1));
-  else
-    for (const auto& [name, one] : *object) parts.push_back(line + Json(name).dump() + ": " + json_of(one, indent, work, depth + 1));
-  inner = joined(parts, separator.c_str());
-  if (!indent.empty() && !parts.empty()) inner += line.substr(0, line.size() - indent.size());
-  return list != nullptr ? "[" + inner + "]" : "{" + inner + "}";
+  if (size > 0) new_line(level);
+  write(list != nullptr ? "]" : "}");
 }
 
-const JinjaValue* named(const Arguments& arguments, const char* name, size_t at) {
-  if (const JinjaValue* const found = member(arguments.named, name)) return found;
-  return at < arguments.values.size() ? &arguments.values[at] : nullptr;
+// Takes the arguments that transformers gives this filter, which are not those of Jinja.
+JinjaValue json_text(const JinjaValue& value, const Arguments& with, JinjaWork& work) {
+  const auto arguments = in_order("tojson", with, {"ensure_ascii", "indent"});
+  if (arguments[0] != nullptr && is_true(*arguments[0])) refuse("the argument ensure_ascii of tojson is not known here");
+  std::optional<size_t> indent;
+  if (is_given(arguments[1])) {
+    const int64_t wanted = integer_of(*arguments[1]).value_or(-1);
+    if (wanted < 0 || wanted > 16) refuse("tojson takes an indent from 0 to 16");
+    indent = static_cast<size_t>(wanted);
+  }
+  std::string out;
+  write_json(value, indent, 0, out, work);
+  return jinja_text(std::move(out), work);
 }
 
-std::string json_filter(const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
-  const JinjaValue* const wanted = named(arguments, "indent", 0);
-  const std::optional<int64_t> indent = wanted != nullptr ? integer_of(*wanted) : std::nullopt;
-  if (indent && (*indent < 0 || *indent > 16)) refuse("tojson takes an indent from 0 to 16");
-  return json_of(value, std::string(static_cast<size_t>(indent.value_or(0)), ' '), work);
+std::string joined_text(const JinjaEntries& entries, const std::string& between, JinjaWork& work) {
+  std::string out;
+  for (const JinjaValue& one : entries) {
+    out += (&one == entries.data() ? "" : between) + printed(one, work);
+    work.add(between.size());
+  }
+  return out;
 }
 
-std::string joined_text(const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
-  const JinjaValue* const separator = named(arguments, "d", 0);
-  const std::string between = separator != nullptr ? printed(*separator) : "";
-  return joined(entries_of(value, work), between.c_str(), printed);
+JinjaValue attribute_named(const JinjaValue& value, const JinjaValue& name, const std::string& filter, JinjaWork& work) {
+  if (string_of(name, filter).find('.') != std::string::npos) refuse("the attribute ", shortened(*name.string()), " is not known here");
+  return item_of(value, name, work);
 }
 
-// select, reject and their forms for an attribute; map.
-JinjaValue chosen(const std::string& name, const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
+// Implements select and reject, and their forms for an attribute.
+JinjaValue chosen(const std::string& name, const JinjaValue& value, const Arguments& with, JinjaWork& work) {
   const bool attribute = name.ends_with("attr"), wanted = name.starts_with("select");
-  const size_t first = attribute ? 1 : 0;
+  if (!with.named.empty()) refuse("the argument ", shortened(with.named[0].first), " of ", name, " is not known here");
+  auto arguments =
+      in_order(name, with, attribute ? std::vector<std::string>{"attribute", "", ""} : std::vector<std::string>{"", ""}, attribute ? 1 : 0);
+  if (!attribute) arguments.insert(arguments.begin(), nullptr);
   JinjaEntries out;
   for (const JinjaValue& one : entries_of(value, work)) {
-    const JinjaValue subject = attribute ? item_of(one, argument(arguments, 0, name.c_str())) : one;
-    bool passed = false;
-    if (arguments.values.size() <= first) {
-      passed = is_true(subject);
-    } else {
-      const auto rest = arguments.values.begin() + static_cast<std::ptrdiff_t>(first) + 1;
-      passed = passes(string_of(arguments.values[first], name.c_str()), subject, JinjaEntries(rest, arguments.values.end()));
-    }
+    const JinjaValue subject = attribute ? attribute_named(one, *arguments[0], name, work) : one;
+    const bool passed = arguments[1] != nullptr ? passes(string_of(*arguments[1], name), subject, arguments[2], work) : is_true(subject);
     if (passed == wanted) out.push_back(one);
   }
-  return jinja_list(std::move(out));
+  return jinja_list(std::move(out), work);
 }
 
-JinjaValue mapped(const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
-  const JinjaValue* const attribute = member(arguments.named, "attribute");
-  JinjaEntries out;
-  for (const JinjaValue& one : entries_of(value, work)) {
-    if (attribute != nullptr)
-      out.push_back(item_of(one, *attribute));
-    else
-      out.push_back(filtered(string_of(argument(arguments, 0, "map"), "map"), one, {}, work));
-  }
-  return jinja_list(std::move(out));
+JinjaValue mapped(const JinjaValue& value, const Arguments& with, JinjaWork& work) {
+  if (!with.values.empty()) refuse("map without an attribute is not known here");
+  const JinjaValue* const name = in_order("map", with, {"attribute"}, 1)[0];
+  JinjaEntries out = entries_of(value, work);
+  for (JinjaValue& one : out) one = attribute_named(one, *name, "map", work);
+  return jinja_list(std::move(out), work);
 }
 
 size_t length_of(const JinjaValue& value, JinjaWork& work) {
   if (value.entries() != nullptr) return value.entries()->size();
   if (value.members() != nullptr) return value.members()->size();
-  return entries_of(value, work).size();
+  if (value.string() == nullptr) return entries_of(value, work).size();
+  work.add(value.string()->size());
+  return static_cast<size_t>(std::ranges::count_if(*value.string(), begins_character));
 }
 
-JinjaValue to_number(const JinjaValue& value, bool whole) {
-  if (const std::optional<double> number = number_of(value)) {
-    if (!whole) return value_of(*number);
-    if (std::abs(*number) < 9e18) return value_of(static_cast<int64_t>(*number));
-  }
-  if (value.string() != nullptr) {
-    const Json read = parse_json_or_null(trimmed(*value.string(), kWhitespace, true, true));
-    if (read.is_number()) return to_number(value_of(read.number()), whole);
-  }
-  return whole ? value_of(int64_t{0}) : value_of(0.0);  // the default of the filter
+// Implements the filters without arguments that take a list or a text; none: it is none of them.
+std::optional<JinjaValue> plain_filter(const std::string& name, const JinjaValue& value, JinjaWork& work) {
+  if (name == "length" || name == "count") return JinjaValue{static_cast<int64_t>(length_of(value, work))};
+  if (name == "string" || name == "safe") return jinja_text(printed(value, work), work);
+  if (name == "items" && value.is_undefined()) return jinja_list({}, work);
+  if (name == "items" && value.members() != nullptr) return parts_of(*value.members(), true, true, work);
+  if (name != "list" && name != "first" && name != "last" && name != "reverse") return std::nullopt;
+  JinjaEntries entries = entries_of(value, work);
+  if (name == "reverse") std::ranges::reverse(entries);
+  if (name == "reverse" && value.string() != nullptr) return jinja_text(joined_text(entries, "", work), work);
+  if (name == "list" || name == "reverse") return jinja_list(std::move(entries), work);
+  if (entries.empty()) return jinja_undefined("an item", work);
+  return name == "first" ? entries.front() : entries.back();
 }
 
-JinjaValue text_filter(const std::string& name, const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
-  if (name == "trim")
-    return value_of(trimmed(printed(value), arguments.values.empty() ? kWhitespace : string_of(arguments.values[0], "trim"), true, true));
-  if (name == "upper" || name == "lower") return value_of(in_case(printed(value), name == "upper"));
-  if (name == "capitalize" || name == "title") return value_of(capitalized(printed(value), name == "title"));
-  if (name == "string" || name == "safe") return value_of(printed(value));
-  if (name == "tojson") return value_of(json_filter(value, arguments, work));
-  if (name == "join") return value_of(joined_text(value, arguments, work));
-  if (name == "replace") {
-    const std::string &from = string_of(argument(arguments, 0, "replace"), "replace"),
-                      &to = string_of(argument(arguments, 1, "replace"), "replace");
-    return value_of(with_replaced(printed(value), from, to, work));
-  }
-  refuse("the filter ", shortened(name), " is not known here");
+// Implements the tests without an argument; none: it is none of them.
+std::optional<bool> plain_test(const std::string& name, const JinjaValue& value) {
+  const auto* const boolean = value.get<bool>();
+  const bool undefined = value.is_undefined();  // Jinja takes it for an empty sequence
+  if (name == "defined" || name == "undefined") return undefined == (name == "undefined");
+  if (name == "none") return value.is_none();
+  if (name == "string") return value.string() != nullptr;
+  if (name == "mapping") return value.members() != nullptr;
+  if (name == "sequence" || name == "iterable")
+    return undefined || value.string() != nullptr || value.entries() != nullptr || value.members() != nullptr;
+  if (name == "boolean") return boolean != nullptr;
+  if (name == "true" || name == "false") return boolean != nullptr && *boolean == (name == "true");
+  if (name == "number") return number_of(value).has_value();
+  if (name == "integer") return value.get<int64_t>() != nullptr;
+  if (name == "float") return value.get<double>() != nullptr;
+  return std::nullopt;
 }
 
 }  // namespace
 
-JinjaWork::~JinjaWork() {
-  for (const auto& object : objects_) object->clear();
+JinjaValue jinja_text(std::string text, JinjaWork& work) {
+  work.add(kBlock + text.size());
+  return {std::make_shared<const std::string>(std::move(text))};
 }
 
-void JinjaWork::add(size_t bytes) {
-  constexpr size_t kMost = size_t{1} << 26;
-  done_ += bytes + 1;
-  if (done_ > kMost) refuse("the template does too much");
+JinjaValue jinja_undefined(const std::string& name, JinjaWork& work) {
+  return {JinjaUndefined{*jinja_text(shortened(name), work).get<std::shared_ptr<const std::string>>()}};
 }
 
-JinjaValue jinja_list(JinjaEntries entries) { return value_of(std::make_shared<JinjaEntries>(std::move(entries))); }
-JinjaValue jinja_function(JinjaFunction function) { return value_of(std::make_shared<JinjaFunction>(std::move(function))); }
+JinjaValue jinja_list(JinjaEntries entries, JinjaWork& work) {
+  work.add(kBlock + sizeof(JinjaValue) * entries.size());
+  int depth = 1;
+  for (const JinjaValue& one : entries) depth = depth_with(one, depth);
+  return {.content = std::make_shared<const JinjaEntries>(std::move(entries)), .depth = depth};
+}
 
-JinjaValue jinja_value(const Json& json) {
-  if (json.is_string()) return value_of(json.string());
+JinjaValue jinja_object(JinjaMembers members, JinjaWork& work) {
+  int depth = 1;
+  for (const auto& [name, one] : members) {
+    work.add(kBlock + name.size());
+    depth = depth_with(one, depth);
+  }
+  return {.content = std::make_shared<const JinjaMembers>(std::move(members)), .depth = depth};
+}
+
+JinjaValue jinja_value(const Json& json, JinjaWork& work) {
+  if (json.is_string()) return jinja_text(json.string(), work);
   if (json.is_list()) {
     JinjaEntries entries;
-    for (const Json& one : json.entries()) entries.push_back(jinja_value(one));
-    return jinja_list(std::move(entries));
+    for (const Json& one : json.entries()) entries.push_back(jinja_value(one, work));
+    return jinja_list(std::move(entries), work);
   }
   if (json.is_object()) {
-    auto members = std::make_shared<JinjaMembers>();
-    for (const auto& [name, one] : json.members()) members->emplace_back(name, jinja_value(one));
-    return value_of(std::move(members));
+    std::vector<const Json::Members::value_type*> ordered;
+    for (const auto& one : json.members()) ordered.push_back(&one);
+    std::ranges::sort(ordered, {}, [](const auto* one) { return one->second.key; });
+    JinjaMembers members;
+    for (const auto* const one : ordered) members.emplace_back(one->first, jinja_value(one->second, work));
+    return jinja_object(std::move(members), work);
   }
   const Scalar scalar = json.scalar();
-  if (const auto* const boolean = std::get_if<bool>(&scalar)) return value_of(*boolean);
-  if (const auto* const integer = std::get_if<int64_t>(&scalar)) return value_of(*integer);
-  if (json.is_number()) return value_of(json.number());
-  return value_of(std::monostate());
+  if (const auto* const boolean = std::get_if<bool>(&scalar)) return {*boolean};
+  if (const auto* const integer = std::get_if<int64_t>(&scalar)) return {*integer};
+  if (json.is_number()) return {json.number()};
+  return {std::monostate()};
 }
 
 bool is_true(const JinjaValue& value) {
@@ -396,8 +388,11 @@ bool is_true(const JinjaValue& value) {
   return !value.is_undefined() && !value.is_none();
 }
 
-std::string printed(const JinjaValue& value) {
-  if (value.string() != nullptr) return *value.string();
+std::string printed(const JinjaValue& value, JinjaWork& work) {
+  if (value.string() != nullptr) {
+    work.add(value.string()->size());
+    return *value.string();
+  }
   if (value.is_undefined()) return "";
   if (value.is_none()) return "None";
   if (const auto* const boolean = value.get<bool>()) return *boolean ? "True" : "False";
@@ -409,12 +404,9 @@ std::string printed(const JinjaValue& value) {
   refuse(kind_of(value), " is printed, which is not known here");
 }
 
-const JinjaValue* member(const JinjaMembers& members, const std::string& name) {
-  const auto found = std::ranges::find(members, name, &JinjaMembers::value_type::first);
-  return found == members.end() ? nullptr : &found->second;
-}
-
-void set_member(JinjaMembers& members, const std::string& name, JinjaValue value) {
+void set_member(JinjaMembers& members, const std::string& name, JinjaValue value, JinjaWork& work) {
+  depth_with(value, 0);
+  work.add(members.size() + kBlock + name.size());
   const auto found = std::ranges::find(members, name, &JinjaMembers::value_type::first);
   if (found == members.end())
     members.emplace_back(name, std::move(value));
@@ -423,126 +415,131 @@ void set_member(JinjaMembers& members, const std::string& name, JinjaValue value
 }
 
 JinjaEntries entries_of(const JinjaValue& value, JinjaWork& work) {
-  const size_t entries = value.entries() != nullptr ? value.entries()->size() : 0;
-  work.add(sizeof(JinjaValue) * (value.string() != nullptr ? value.string()->size() : entries));
-  if (value.entries() != nullptr) return *value.entries();
-  if (value.members() != nullptr) return parts_of(*value.members(), true, false);
+  if (value.members() != nullptr) return *parts_of(*value.members(), true, false, work).entries();
   if (value.is_undefined()) return {};
+  if (value.entries() != nullptr) {
+    work.add(sizeof(JinjaValue) * value.entries()->size());
+    return *value.entries();
+  }
   if (value.string() == nullptr) refuse("cannot go through ", kind_of(value));
   JinjaEntries characters;
-  for (const char c : *value.string()) {
-    if (!characters.empty() && continues_character(c))
-      std::get<std::string>(characters.back().content) += c;
-    else
-      characters.push_back(value_of(std::string(1, c)));
-  }
+  for_each_character(*value.string(), [&](char32_t, size_t begin, size_t end) {
+    characters.push_back(jinja_text(value.string()->substr(begin, end - begin), work));
+  });
   return characters;
 }
 
+std::vector<const JinjaValue*> in_order(const std::string& name, const JinjaArguments& arguments,
+                                        const std::vector<std::string>& parameters, size_t required) {
+  if (arguments.values.size() > parameters.size()) refuse(shortened(name), " takes ", count_text(parameters.size(), "argument"));
+  std::vector<const JinjaValue*> out(parameters.size());
+  for (size_t i = 0; i < arguments.values.size(); ++i) out[i] = &arguments.values[i];
+  for (const auto& [key, value] : arguments.named) {
+    const auto place = static_cast<size_t>(std::ranges::find(parameters, key) - parameters.begin());
+    if (place == out.size() || out[place] != nullptr)
+      refuse(shortened(name), " takes no argument ", shortened(key), place < out.size() ? " twice" : "");
+    out[place] = &value;
+  }
+  for (size_t i = 0; i < required; ++i)
+    if (out[i] == nullptr) refuse(name, " needs ", count_text(required, "argument"));
+  return out;
+}
+
+bool compares(const std::string& name, const JinjaValue& left, const JinjaValue& right, JinjaWork& work) {
+  if (name == "==" || name == "!=") return equal(left, right, work) == (name == "==");
+  if (name == "in" || name == "not in") return contains(right, left, work) == (name == "in");
+  return name == "<" || name == ">=" ? less(left, right, work) == (name == "<") : less(right, left, work) == (name == ">");
+}
+
 JinjaValue binary_result(const std::string& name, const JinjaValue& left, const JinjaValue& right, JinjaWork& work) {
-  if (name == "==" || name == "!=") return value_of(equal(left, right) == (name == "=="));
-  if (name == "in") return value_of(contains(right, left));
-  if (name == "<" || name == ">=") return value_of(less(left, right) == (name == "<"));
-  if (name == ">" || name == "<=") return value_of(less(right, left) == (name == ">"));
   const bool texts = left.string() != nullptr && right.string() != nullptr;
-  if (name == "~" || (name == "+" && texts)) {
-    std::string out = printed(left) + printed(right);
-    work.add(out.size());
-    return value_of(std::move(out));
-  }
-  if (name == "+" && left.entries() != nullptr && right.entries() != nullptr) {
-    JinjaEntries out = *left.entries();
-    out.insert(out.end(), right.entries()->begin(), right.entries()->end());
-    work.add(sizeof(JinjaValue) * out.size());
-    return jinja_list(std::move(out));
-  }
-  return arithmetic(name, left, right);
+  if (name == "~" || (name == "+" && texts)) return jinja_text(printed(left, work) + printed(right, work), work);
+  if (name != "+" || left.entries() == nullptr || right.entries() == nullptr) return arithmetic(name, left, right);
+  JinjaEntries out = entries_of(left, work);
+  out.insert(out.end(), right.entries()->begin(), right.entries()->end());
+  return jinja_list(std::move(out), work);
 }
 
-JinjaValue negative(const JinjaValue& value) { return arithmetic("-", value_of(int64_t{0}), value); }
-
-JinjaValue item_of(const JinjaValue& of, const JinjaValue& index) {
-  if (of.is_undefined()) refuse(of.get<JinjaUndefined>()->name, " is undefined");
-  if (of.members() != nullptr) {
-    const JinjaValue* const found = index.string() != nullptr ? member(*of.members(), *index.string()) : nullptr;
-    return found != nullptr ? *found : value_of(JinjaUndefined{index.string() != nullptr ? *index.string() : "an item"});
+JinjaValue item_of(const JinjaValue& value, const JinjaValue& index, JinjaWork& work) {
+  if (const auto* const undefined = value.get<JinjaUndefined>())
+    refuse(undefined->name != nullptr ? *undefined->name : "an item", " is undefined");
+  const auto* const space = value.shared<JinjaNamespace>();
+  if (const JinjaMembers* const members = space != nullptr ? &space->members : value.members()) {
+    if (index.string() == nullptr) return jinja_undefined("an item", work);
+    const JinjaValue* const found = member(*members, *index.string(), work);
+    return found != nullptr ? *found : jinja_undefined(*index.string(), work);
   }
-  const std::optional<int64_t> at = integer_of(index);
-  if (!at || (of.entries() == nullptr && of.string() == nullptr)) return value_of(JinjaUndefined{"an item"});
-  JinjaWork work;
-  const JinjaEntries characters = of.string() != nullptr ? entries_of(of, work) : JinjaEntries();
-  const JinjaEntries& entries = of.string() != nullptr ? characters : *of.entries();
-  const int64_t place = *at < 0 ? *at + std::ssize(entries) : *at;
-  return place >= 0 && place < std::ssize(entries) ? entries[static_cast<size_t>(place)] : value_of(JinjaUndefined{"an item"});
+  const std::optional<int64_t> given = integer_of(index);
+  const JinjaEntries* const list = value.entries();
+  if (!given || (list == nullptr && value.string() == nullptr)) return jinja_undefined("an item", work);
+  const JinjaEntries characters = list == nullptr ? entries_of(value, work) : JinjaEntries();
+  const JinjaEntries& entries = list == nullptr ? characters : *list;
+  const int64_t place = *given < 0 ? *given + std::ssize(entries) : *given;
+  return place >= 0 && place < std::ssize(entries) ? entries[static_cast<size_t>(place)] : jinja_undefined("an item", work);
 }
 
-JinjaValue slice_of(const JinjaValue& of, const JinjaValue (&bounds)[3], JinjaWork& work) {
-  const JinjaEntries entries = entries_of(of, work);
-  const int64_t size = std::ssize(entries), step = integer_of(bounds[2]).value_or(1);
-  if (step == 0) refuse("a slice needs a step other than 0");
-  const auto bound = [&](const JinjaValue& given, int64_t otherwise) {
-    const std::optional<int64_t> at = integer_of(given);
-    if (!at) return otherwise;
-    const int64_t lowest = step < 0 ? -1 : 0, highest = step < 0 ? size - 1 : size;
-    return std::clamp(*at < 0 ? *at + size : *at, lowest, highest);
+// Methods come before members of the same name, as in Python.
+JinjaValue attribute_of(const JinjaValue& value, const std::string& name, JinjaWork& work) {
+  constexpr std::array<std::string_view, 4> kMethods = {"get", "items", "keys", "values"};
+  if (value.members() != nullptr && std::ranges::find(kMethods, name) != kMethods.end())
+    refuse("the method ", name, " without a call is not known here");
+  return item_of(value, jinja_text(name, work), work);
+}
+
+JinjaValue slice_of(const JinjaValue& value, const JinjaEntries& bounds, JinjaWork& work) {
+  if (value.string() == nullptr && value.entries() == nullptr) refuse("cannot take a slice of ", kind_of(value));
+  const bool turned = integer_of(bounds[2]) == -1;
+  if (!bounds[2].is_undefined() && !(turned && bounds[0].is_undefined() && bounds[1].is_undefined()))
+    refuse("a slice with a step other than [::-1] is not known here");
+  JinjaEntries out = entries_of(value, work);
+  const auto size = std::ssize(out);
+  const auto place = [&](const JinjaValue& given, int64_t otherwise) {
+    const int64_t index = integer_of(given).value_or(otherwise);
+    return out.begin() + std::clamp<int64_t>(index < 0 ? index + size : index, 0, size);
   };
-  const int64_t first = bound(bounds[0], step < 0 ? size - 1 : 0), last = bound(bounds[1], step < 0 ? -1 : size);
-  JinjaEntries out;
-  const int64_t stride = std::clamp(step, -size - 1, size + 1);
-  for (int64_t at = first; stride > 0 ? at < last : at > last; at += stride) out.push_back(entries[static_cast<size_t>(at)]);
-  if (of.string() == nullptr) return jinja_list(std::move(out));
-  return value_of(joined(out, "", printed));
+  const auto first = place(bounds[0], 0), last = std::max(first, place(bounds[1], size));
+  out = JinjaEntries(first, last);
+  if (turned) std::ranges::reverse(out);
+  if (value.string() == nullptr) return jinja_list(std::move(out), work);
+  return jinja_text(joined_text(out, "", work), work);
 }
 
-JinjaValue method_of(const JinjaValue& of, const std::string& name, JinjaWork& work) {
-  if (of.string() != nullptr) return string_method(*of.string(), name, work);
-  if (const auto* const members = of.get<std::shared_ptr<JinjaMembers>>()) return object_method(*members, name);
-  return {};
+std::optional<JinjaValue> method_result(const std::string& name, const JinjaValue& value, const JinjaArguments& arguments,
+                                        JinjaWork& work) {
+  if (value.string() != nullptr) return string_method(name, *value.string(), arguments, work);
+  if (value.members() != nullptr) return object_method(name, *value.members(), arguments, work);
+  return std::nullopt;
 }
 
-JinjaValue filtered(const std::string& name, const JinjaValue& value, const Arguments& arguments, JinjaWork& work) {
+JinjaValue filtered(const std::string& name, const JinjaValue& value, const JinjaArguments& arguments, JinjaWork& work) {
   if (name == "default" || name == "d") {
-    const JinjaValue* const empty_too = named(arguments, "boolean", 1);
-    const bool absent = value.is_undefined() || (empty_too != nullptr && is_true(*empty_too) && !is_true(value));
-    const JinjaValue* const other = named(arguments, "default_value", 0);
-    return !absent ? value : other != nullptr ? *other : value_of(std::string());
+    const auto with = in_order("default", arguments, {"default_value", "boolean"});
+    const bool absent = value.is_undefined() || (with[1] != nullptr && is_true(*with[1]) && !is_true(value));
+    return !absent ? value : with[0] != nullptr ? *with[0] : jinja_text("", work);
   }
-  if (name == "length" || name == "count") return value_of(static_cast<int64_t>(length_of(value, work)));
-  if (name == "list") return jinja_list(entries_of(value, work));
-  if (name == "items" && value.members() != nullptr) return jinja_list(parts_of(*value.members(), true, true));
-  if (name == "first" || name == "last") return item_of(jinja_list(entries_of(value, work)), value_of(int64_t{name == "first" ? 0 : -1}));
-  if (name == "reverse") {
-    JinjaEntries entries = entries_of(value, work);
-    std::ranges::reverse(entries);
-    return value.string() != nullptr ? value_of(joined(entries, "", printed)) : jinja_list(std::move(entries));
-  }
+  if (std::optional<JinjaValue> out = plain_filter(name, value, work)) return in_order(name, arguments, {}), *out;
   if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr") return chosen(name, value, arguments, work);
   if (name == "map") return mapped(value, arguments, work);
-  if (name == "int" || name == "float") return to_number(value, name == "int");
-  work.add(value.string() != nullptr ? value.string()->size() : 16);
-  return text_filter(name, value, arguments, work);
+  if (name == "tojson") return json_text(value, arguments, work);
+  if (name == "join") {
+    const JinjaValue* const between = in_order(name, arguments, {"d"})[0];
+    return jinja_text(joined_text(entries_of(value, work), between != nullptr ? printed(*between, work) : "", work), work);
+  }
+  if (name == "trim") {
+    const JinjaValue* const what = in_order(name, arguments, {"chars"})[0];
+    return jinja_text(std::string(trimmed(printed(value, work), what, true, true, work)), work);
+  }
+  if (name == "upper" || name == "lower" || name == "capitalize" || name == "replace")
+    return *text_result(name, printed(value, work), arguments, work);
+  refuse("the filter ", shortened(name), " is not known here");
 }
 
-bool passes(const std::string& name, const JinjaValue& value, const JinjaEntries& arguments) {
-  const auto* const boolean = value.get<bool>();
-  const std::optional<double> number = number_of(value);
-  if (name == "defined" || name == "undefined") return value.is_undefined() == (name == "undefined");
-  if (name == "none") return value.is_none();
-  if (name == "string") return value.string() != nullptr;
-  if (name == "mapping") return value.members() != nullptr;
-  if (name == "sequence" || name == "iterable")
-    return value.string() != nullptr || value.entries() != nullptr || value.members() != nullptr;
-  if (name == "callable") return value.shared<JinjaFunction>() != nullptr;
-  if (name == "boolean") return boolean != nullptr;
-  if (name == "true" || name == "false") return boolean != nullptr && *boolean == (name == "true");
-  if (name == "number") return number.has_value();
-  if (name == "integer") return value.get<int64_t>() != nullptr;
-  if (name == "float") return value.get<double>() != nullptr;
-  if ((name == "odd" || name == "even") && integer_of(value)) return (*integer_of(value) % 2 != 0) == (name == "odd");
+bool passes(const std::string& name, const JinjaValue& value, const JinjaValue* argument, JinjaWork& work) {
+  if (const std::optional<bool> passed = argument == nullptr ? plain_test(name, value) : std::nullopt) return *passed;
   const bool equality = name == "equalto" || name == "eq" || name == "==", inequality = name == "ne" || name == "!=";
-  if ((equality || inequality || name == "in") && arguments.size() == 1)
-    return name == "in" ? contains(arguments[0], value) : equal(value, arguments[0]) == equality;
-  refuse("the test ", shortened(name), " is not known here");
+  if (argument == nullptr || (!equality && !inequality && name != "in"))
+    refuse("the test ", shortened(name), argument != nullptr ? " with 1 argument" : "", " is not known here");
+  return name == "in" ? contains(*argument, value, work) : equal(value, *argument, work) == equality;
 }
 
 }  // namespace mantissa

@@ -1,7 +1,5 @@
 // A text is cut before characters that neither change nor join what stands before them; only pieces of more than one character are worked
 // on.
-#include "text/normal_forms.h"
-
 #include <algorithm>
 #include <span>
 #include <unordered_map>

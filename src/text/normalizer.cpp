@@ -5,7 +5,6 @@
 
 #include "mantissa/base/utf8.h"
 #include "text/characters.h"
-#include "text/normal_forms.h"
 
 namespace mantissa {
 namespace {

@@ -57,8 +57,8 @@ class PatternTranslation {
     return true;
   }
   bool ignores_case() const { return !groups_.empty() && groups_.back(); }
-  void put(std::string_view syntax) { out_.push_back({.syntax = std::string(syntax), .characters = std::nullopt}); }
-  void put(CodePoints characters) { out_.push_back({.syntax = {}, .characters = std::move(characters)}); }
+  void put(std::string_view syntax) { out_.add(syntax); }
+  void put(CodePoints characters) { out_.add(std::move(characters)); }
   CodePoints cased(CodePoints points) const { return ignores_case() ? of_any_case(points) : points; }
 
   void item() {
@@ -245,13 +245,19 @@ class PatternTranslation {
 
 }  // namespace
 
+void PatternParts::add(CodePoints characters) {
+  const auto [found, is_new] = indices_.try_emplace(std::move(characters), static_cast<int32_t>(sets_.size()));
+  if (is_new) sets_.push_back(found->first);
+  parts_.push_back({.syntax = {}, .set = found->second});
+}
+
 PatternParts pattern_parts(std::string_view expression) { return PatternTranslation(expression).take(); }
 
 PatternParts literal_parts(std::string_view text) {
   PatternParts out;
   for (size_t at = 0; at < text.size();) {
     const char32_t c = next_character(text, at);
-    out.push_back({.syntax = {}, .characters = CodePoints{{c, c}}});
+    out.add(CodePoints{{c, c}});
   }
   return out;
 }

@@ -3,8 +3,9 @@
 
 #include <pcre2.h>
 
-#include <algorithm>
 #include <new>
+#include <optional>
+#include <vector>
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/printable.h"
@@ -15,6 +16,7 @@
 namespace mantissa {
 namespace {
 
+constexpr size_t kLongestExpression = 16 << 10;  // bytes; those of published tokenizers have some hundred
 constexpr uint32_t kMostMatchSteps = 50'000'000;
 constexpr size_t kLeastJitStack = 32 << 10, kMostJitStack = 16 << 20;
 
@@ -26,19 +28,12 @@ std::string reason_of(int error) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-std::string quoted(const std::string& written) { return text('"', printable(shortened(written)), '"'); }
+std::string in_quotes(const std::string& written) { return text('"', printable(shortened(written)), '"'); }
 
 CharacterClasses classes_of(const PatternParts& parts, const std::string& written) {
-  std::vector<CodePoints> sets;
-  for (const PatternPart& part : parts) {
-    if (part.characters) sets.push_back(*part.characters);
-  }
-  std::ranges::sort(sets);
-  const auto repeated = std::ranges::unique(sets);
-  sets.erase(repeated.begin(), repeated.end());
-  std::optional<CharacterClasses> classes = CharacterClasses::dividing(sets);
-  require(classes.has_value(), ExitCode::data, quoted(written),
-          ": an expression that tells more than 256 kinds of characters apart is not ", "supported");
+  std::optional<CharacterClasses> classes = CharacterClasses::dividing(parts.sets());
+  require(classes.has_value(), ExitCode::data, in_quotes(written),
+          ": an expression that tells more than 256 kinds of characters apart is not supported");
   return *std::move(classes);
 }
 
@@ -58,13 +53,19 @@ void append_bytes(const std::vector<uint8_t>& bytes, std::string& out) {
 }
 
 std::string expression_of(const PatternParts& parts, const CharacterClasses& classes) {
+  std::vector<std::string> sets;
+  for (const CodePoints& set : parts.sets()) append_bytes(classes.classes_of(set), sets.emplace_back());
   std::string out;
-  for (const PatternPart& part : parts) {
-    if (part.characters)
-      append_bytes(classes.classes_of(*part.characters), out);
-    else
-      out += part.syntax;
-  }
+  for (const PatternPart& part : parts.parts()) out += part.set >= 0 ? sets[static_cast<size_t>(part.set)] : part.syntax;
+  return out;
+}
+
+// Returns the expression, or the text to find, as a message can quote it. Its length bounds what it takes: each of its bytes may stand for
+// as much as a set of code points takes.
+std::string accepted(std::string_view written) {
+  std::string out(written);
+  require(out.size() <= kLongestExpression, ExitCode::data, in_quotes(out), ": an expression of more than ", kLongestExpression,
+          " bytes is not supported");
   return out;
 }
 
@@ -76,7 +77,7 @@ struct SplitPattern::Compiled {
     PCRE2_SIZE at = 0;
     const std::string expression = expression_of(parts, classes);
     code = pcre2_compile(units(expression), expression.size(), PCRE2_NEVER_UTF, &error, &at, nullptr);
-    require(code != nullptr, ExitCode::data, quoted(written), " is no expression: ", reason_of(error));
+    require(code != nullptr, ExitCode::data, in_quotes(written), " is no expression: ", reason_of(error));
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is no JIT, the same matches are found more slowly
   }
   ~Compiled() { pcre2_code_free(code); }
@@ -88,18 +89,18 @@ struct SplitPattern::Compiled {
 };
 
 SplitPattern SplitPattern::expression(std::string_view written) {
-  SplitPattern out{std::string(written)};
-  require(is_utf8(written), ExitCode::data, quoted(out.written_), ": an expression that is not UTF-8 is not supported");
+  SplitPattern out{accepted(written)};
+  require(is_utf8(written), ExitCode::data, in_quotes(out.written_), ": an expression that is not UTF-8 is not supported");
   out.compiled_ = std::make_shared<const Compiled>(pattern_parts(written), out.written_);
   uint32_t matches_nothing = 0;
   pcre2_pattern_info(out.compiled_->code, PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-  require(matches_nothing == 0, ExitCode::data, quoted(out.written_), ": an expression that matches nothing is not supported");
+  require(matches_nothing == 0, ExitCode::data, in_quotes(out.written_), ": an expression that matches nothing is not supported");
   return out;
 }
 
 SplitPattern SplitPattern::literal(std::string_view text) {
   require(!text.empty(), ExitCode::data, "an empty text splits nothing");
-  SplitPattern out{std::string(text)};
+  SplitPattern out{accepted(text)};
   out.compiled_ = std::make_shared<const Compiled>(literal_parts(text), out.written_);
   return out;
 }
@@ -159,7 +160,7 @@ PatternMatch PatternMatcher::next(bool text_goes_on) {
   if (found == PCRE2_ERROR_NOMATCH) return {.kind = text_goes_on ? PatternMatch::Kind::undecided : PatternMatch::Kind::none};
   if (found == PCRE2_ERROR_PARTIAL) return {.kind = PatternMatch::Kind::undecided};
   if (found < 0) {  // not require(), which would quote the text of each match
-    fail(ExitCode::data, "the expression ", quoted(pattern_->written_), " cannot be matched with \"",
+    fail(ExitCode::data, "the expression ", in_quotes(pattern_->written_), " cannot be matched with \"",
          printable(shortened(std::string(search_->text.substr(search_->byte, 64)))), "\": ", reason_of(found));
   }
   const PCRE2_SIZE* const ends = pcre2_get_ovector_pointer(search_->data);

@@ -148,7 +148,7 @@ size_t StreamEncoder::State::for_each_token(const AddedTokenMatcher& tokens, std
     if (end > from.text) between(text.substr(from.text, end - from.text));
     if (next.token == nullptr) return end;
     found(next.token->id);
-    from = {.text = next.end, .token = next.own_end};
+    from = {.text = next.end, .token = next.own_end, .space = std::max(from.space, next.end)};
   }
   return from.text;
 }

@@ -1,7 +1,6 @@
 #include "mantissa/train/device_batch.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "mantissa/backend/functions.h"
 
@@ -42,17 +41,6 @@ std::vector<int32_t> lengths_of(const Batch& batch, int64_t first, int64_t count
   return {begin, end};
 }
 
-// Uploads which tokens are padding (TokenBatch).
-Tensor upload_padding(Backend& device, const std::vector<int32_t>& lengths, int64_t row) {
-  if (lengths.empty()) return {};
-  std::vector<int32_t> out;
-  for (const int32_t length : lengths) {
-    out.insert(out.end(), static_cast<size_t>(length), -1);
-    out.insert(out.end(), static_cast<size_t>(row - length), 0);
-  }
-  return from_host(device, Dtype::i32, {std::ssize(out)}, out.data());
-}
-
 bool has_segments(const Batch& batch, int64_t first, int64_t count) {
   const auto begin = batch.segment_starts.begin() + first * batch.length;
   return std::any_of(begin, begin + count * batch.length, [](int32_t start) { return start != 0; });
@@ -69,14 +57,11 @@ DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64
   };
   // Without boundaries inside the rows attention takes its simple path.
   const bool segmented = has_segments(batch, first, count);
-  std::vector<int32_t> lengths = lengths_of(batch, first, count);
-  const Tensor padding = upload_padding(model.device(), lengths, batch.length);
   return {.tokens = {.batch = count,
                      .tokens = upload(batch.tokens),
                      .positions = upload(batch.positions),
                      .segment_starts = segmented ? upload(batch.segment_starts) : Tensor(),
-                     .lengths = std::move(lengths),
-                     .padding = padding},
+                     .lengths = lengths_of(batch, first, count)},
           .targets = upload(batch.targets)};
 }
 

@@ -174,56 +174,82 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
 
 constexpr const char* kResume = "checkpoint.resume";
 constexpr const char* kInitFrom = "checkpoint.init_from";
-constexpr int64_t kLargestRecord = 64 << 20;  // bytes of config.json or run.json
+constexpr int64_t kLargestRecord = 64 << 20;  // bytes of run.json
 
-// Returns the folder of the run that wrote this file as its config.json, which run.json beside it tells; none for any other file.
-std::optional<std::filesystem::path> run_folder_of(const ConfigSources& sources) {
+// Holds what config.json of a run stands for.
+struct RunPlace {
+  std::filesystem::path folder;     // holds the file
+  std::filesystem::path directory;  // working directory of the run
+};
+
+// Returns the place of the run that wrote this file as its config.json, which run.json beside it tells; none for any other file.
+std::optional<RunPlace> run_place_of(const ConfigSources& sources) {
   const std::filesystem::path file = sources.file;
   std::filesystem::path folder = file.parent_path();
   const std::filesystem::path record = folder / "run.json";
   std::error_code error;
   if (sources.text || file.filename() != "config.json" || !std::filesystem::is_regular_file(record, error)) return {};
-  if (!parse_json_or_null(File::open_input(record).content(kLargestRecord)).contains("git_revision")) return {};
+  const Json run = parse_json_or_null(File::open_input(record).content(kLargestRecord));
+  if (!run.contains("git_revision")) return {};
   const std::filesystem::path name = folder.filename();
   if (name.empty() || name == "." || name == "..") folder = std::filesystem::canonical(folder.empty() ? "." : folder, error);
-  return folder.has_filename() ? std::optional(folder) : std::nullopt;
+  if (!folder.has_filename()) return {};
+  return RunPlace{.folder = folder, .directory = run.get("directory").string()};
+}
+
+// Gives a member of a section another text, at the place where it stands.
+void set_text(Json& section, const char* name, std::string value) {
+  Json& member = section[name];
+  Json next(std::move(value));
+  next.key = member.key, next.place = member.place;
+  member = std::move(next);
+}
+
+// Returns the path as logging.dir and checkpoint.dir spell it.
+std::string spelled(const std::filesystem::path& path) {
+  std::string out;
+  for (const char c : path.string()) out += c == '%' ? std::string("%%") : std::string(1, c);
+  return out;
+}
+
+// Makes config.json of a run name its folders as they are called now: it has them as they were called when the run started, seen from the
+// working directory of then.
+void name_folders(const RunPlace& run, Json& file) {
+  const std::string folder = file.get("logging").get("dir").string(), checkpoints = file.get("checkpoint").get("dir").string();
+  if (!checkpoints.empty()) {
+    const std::filesystem::path there = (run.directory / checkpoints).lexically_normal(),
+                                inside = there.lexically_relative((run.directory / folder).lexically_normal());
+    const bool is_inside = !folder.empty() && !inside.empty() && *inside.begin() != "..";
+    set_text(file["checkpoint"], "dir", is_inside ? "%d/" + spelled(inside) : spelled(there));
+  }
+  if (folder.empty()) return;
+  const bool named = file["logging"].get("run_name").is_string();
+  if (named) set_text(file["logging"], "run_name", run.folder.filename().string());
+  set_text(file["logging"], "dir", named ? spelled(run.folder.parent_path() / "") + "%n" : spelled(run.folder));
 }
 
 bool is_stated_in(const std::string& file, const char* key, const ConfigReport& report) {
   return report.given(key) && report.place(key).origin.starts_with(printable(file) + ":");
 }
 
-// Lets the config.json of a run stand for the folder in which it lies: the file has its folders as they were called when the run started,
-// seen from the working directory of then.
-void take_run_folder(const std::filesystem::path& folder, const std::string& file, LoadedConfig& loaded) {
-  RunConfig& config = loaded.config;
-  const auto own = [&](const char* key) { return is_stated_in(file, key, loaded.report); };
-  const auto json_in = [&](const char* name) { return parse_commented_json(File::open_input(folder / name).content(kLargestRecord)).root; };
-  if (own("checkpoint.dir")) {
-    const std::string run = json_in("config.json").get("logging").get("dir").string();
-    if (!run.empty() && config.checkpoint.dir.starts_with(run + "/")) {
-      config.checkpoint.dir = "%d" + config.checkpoint.dir.substr(run.size());
-      loaded.report.derive("checkpoint.dir");
-    } else {  // elsewhere, where it was
-      const std::filesystem::path directory = json_in("run.json").get("directory").string();
-      config.checkpoint.dir = (directory / config.checkpoint.dir).string();
-    }
+// Marks as derived what follows the folder of a run.
+void derive_folders(const std::string& file, LoadedConfig& loaded) {
+  for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {
+    const bool elsewhere = std::string_view(key) == "checkpoint.dir" && !loaded.config.checkpoint.dir.starts_with("%d");
+    if (!elsewhere && is_stated_in(file, key, loaded.report)) loaded.report.derive(key);
   }
-  if (!own("logging.dir")) return;
-  if (own("logging.run_name")) {
-    config.logging.run_name = folder.filename().string();
-    loaded.report.derive("logging.run_name");
-  }
-  config.logging.dir = (folder.parent_path() / "%n").string();
-  loaded.report.derive("logging.dir");
 }
 
-// Applies what the command says to checkpoint.resume. A path that own_file, the config.json of a run, names there has served its purpose.
-void take_start(Start start, const std::string& own_file, LoadedConfig& loaded) {
+// Applies what the command says to checkpoint.resume. A path that own_file, the config.json of a run, names there has served its purpose,
+// and so has any path once the attempt before a restart has saved. file: that which names a run without a name.
+void take_start(Start start, const std::string& own_file, const std::string& file, LoadedConfig& loaded) {
   std::string& resume = loaded.config.checkpoint.resume;
   ConfigReport& report = loaded.report;
-  if (start == Start::as_configured || report.failed(kResume) || (start == Start::restarted && resume != "never")) return;
-  if (loaded.config.checkpoint.resumes_named() && !is_stated_in(own_file, kResume, report)) {
+  loaded.restarted = start == Start::restarted;
+  if (start == Start::as_configured || report.failed(kResume)) return;
+  const bool named = loaded.config.checkpoint.resumes_named();
+  if (loaded.restarted && (resume == "auto" || (named && !holds_checkpoints(run_folders(loaded.config, file).checkpoints)))) return;
+  if (start == Start::resumed && named && !is_stated_in(own_file, kResume, report)) {
     report.error(kResume,
                  text("names ", resume, ", but --resume continues this run: leave out the one or the other (--set ", kResume, "=never)"));
     return;
@@ -232,11 +258,23 @@ void take_start(Start start, const std::string& own_file, LoadedConfig& loaded) 
   report.set_place(kResume, {.origin = start == Start::resumed ? "--resume" : "a restart by the launcher"});
 }
 
-// Says where a run takes its model and its tokenizer from, and by which key.
+// Says where a run takes its model and its tokenizer from, and by which key. What is there is read when it is asked for, and once: it takes
+// time, and a search for a checkpoint logs those that it passes over.
 struct Origin {
   std::string key = {}, path = {};  // "": nowhere
   bool continues = false;           // else the run starts there
+  std::optional<RunConfig> read_config = {};
+  std::optional<std::optional<Tokenizer>> read_tokenizer = {};
+
   bool is_checkpoint() const { return !path.empty() && !is_hf_folder(path); }
+  const RunConfig& config() {
+    if (!read_config) read_config = config_of_model(path);
+    return *read_config;
+  }
+  const std::optional<Tokenizer>& saved_tokenizer() {  // that of a checkpoint
+    if (!read_tokenizer) read_tokenizer.emplace(tokenizer_saved_at(path));
+    return *read_tokenizer;
+  }
 };
 
 Origin origin_of(const LoadedConfig& loaded, const std::string& file) {
@@ -262,7 +300,7 @@ void derive_rest(const std::string& section, const std::vector<Field>& fields, C
 
 // Takes the model of the origin if the config has no section model, and over it the keys of the model that --set gives. Reports mistakes
 // that the user can mend. Throws Error(data) for files that are damaged, Error(environment) for those that the system cannot read.
-void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
+void take_saved_model(Origin& origin, LoadedConfig& loaded) {
   const bool has_section = loaded.report.given("model") && !loaded.report.made_of_members("model");
   if (origin.path.empty() || has_section || loaded.report.failed("model")) return;
   std::error_code missing;
@@ -271,7 +309,7 @@ void take_saved_model(const Origin& origin, LoadedConfig& loaded) {
     return;
   }
   try {
-    loaded.config.model = config_of_model(origin.path).model;
+    loaded.config.model = origin.config().model;
     if (!origin.continues) loaded.config.model.pad_vocab_to = 1;
     read_section("model", fields_of(loaded.config.model), loaded.report);
     derive_rest("model", fields_of(loaded.config.model), loaded.report);
@@ -288,10 +326,10 @@ bool has_tokenizer_file(const std::filesystem::path& path) {
 }
 
 // Returns what data.tokenizer is for a run that starts from a folder or a checkpoint; none if that has no tokenizer.
-std::optional<std::string> initial_tokenizer(const Origin& origin, const ModelConfig& model) {
+std::optional<std::string> initial_tokenizer(Origin& origin, const ModelConfig& model) {
   std::optional<Tokenizer> tokenizer;
   if (origin.is_checkpoint()) {
-    tokenizer = tokenizer_saved_at(origin.path);
+    tokenizer = origin.saved_tokenizer();
   } else if (has_tokenizer_file(origin.path)) {
     tokenizer = Tokenizer::from_path(origin.path);
   }
@@ -302,13 +340,13 @@ std::optional<std::string> initial_tokenizer(const Origin& origin, const ModelCo
 }
 
 // Takes the tokenizer of the origin, if the config does not name one or null.
-void take_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
+void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   std::optional<std::string>& tokenizer = loaded.config.data.tokenizer;
   std::error_code missing;
   if (!std::filesystem::exists(origin.path, missing) || loaded.report.given("data.tokenizer")) return;
   if (loaded.report.failed("model") || loaded.report.failed(origin.key)) return;
   try {
-    tokenizer = origin.continues ? config_of_model(origin.path).data.tokenizer : initial_tokenizer(origin, loaded.config.model);
+    tokenizer = origin.continues ? origin.config().data.tokenizer : initial_tokenizer(origin, loaded.config.model);
     if (tokenizer) loaded.report.derive("data.tokenizer");
   } catch (const Error& error) {
     const std::string problem =
@@ -318,16 +356,16 @@ void take_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
   }
 }
 
-// Reads a tokenizer that lies in no file of its own: that of the checkpoint from which the run goes on, else of the one that data.tokenizer
-// names.
-void read_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
+// Reads a tokenizer that lies in no file of its own: that of the checkpoint from which the run goes on, if data.tokenizer is what that was
+// trained with, which may be gone; else of the run that data.tokenizer names, which the checkpoint must fit.
+void read_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   RunConfig& config = loaded.config;
   const std::optional<std::string>& path = config.data.tokenizer;
   if (!path || config.data.uses_bytes() || config.data.uses_characters() || !loaded.report.ok() || has_tokenizer_file(*path)) return;
-  const std::string from = origin.continues ? origin.path : *path;
+  const std::string from = origin.continues && origin.config().data.tokenizer == path ? origin.path : *path;
   std::error_code missing;
   if (!std::filesystem::exists(from, missing) || checkpoint_candidates(find_checkpoint(from)).empty()) return;
-  std::optional<Tokenizer> tokenizer = tokenizer_saved_at(from);
+  std::optional<Tokenizer> tokenizer = from == origin.path ? origin.saved_tokenizer() : tokenizer_saved_at(from);
   if (!tokenizer) return;
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = config.model.vocab_size.value_or(tokenizer->size());
@@ -339,11 +377,13 @@ void read_saved_tokenizer(const Origin& origin, LoadedConfig& loaded) {
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world, Start start) {
   if (!sources.text) refuse_what_is_no_config(sources.file);
   LoadedConfig loaded;
-  if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
-    const std::optional<std::filesystem::path> run_folder = run_folder_of(sources);
-    if (run_folder) take_run_folder(*run_folder, sources.file, loaded);
-    take_start(start, run_folder ? sources.file : "", loaded);
-    const Origin origin = origin_of(loaded, sources.file);
+  const std::optional<RunPlace> run = run_place_of(sources);
+  ConfigSources adapted = sources;
+  if (run) adapted.adapt = [&run](Json& file) { name_folders(*run, file); };
+  if (read_config(adapted, fields_of(loaded.config), loaded.report, kForeignNames)) {
+    if (run) derive_folders(sources.file, loaded);
+    take_start(start, run ? sources.file : "", sources.file, loaded);
+    Origin origin = origin_of(loaded, sources.file);
     take_saved_model(origin, loaded);
     take_saved_tokenizer(origin, loaded);
     resolve_run_config(loaded.config, loaded.report, sources.file, world);

@@ -86,6 +86,8 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   const std::vector<std::vector<int32_t>> prompts = encode_prompts(copy.config.eval, data);
   const Communicator alone{};
+  if (copy.config.parallel.world() == 1 && backend_name(copy.config.training.device) != "cuda")
+    require_free_memory(copy.config, precision, alone);
   find_start({.loaded = copy, .world = alone, .data = data, .plan = precision}, {.lock = [&copy] { require_nobody_trains(copy.config); }});
   for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
   for (const std::string& warning : prompt_warnings(copy.config, data, prompts)) log_warning(warning);

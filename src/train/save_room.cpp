@@ -1,16 +1,15 @@
-#include "train/save_room.h"
-
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
 
-#include "mantissa/base/free_space.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/models/model_shape.h"
+#include "train/start_point.h"
 
 namespace mantissa {
 namespace {
@@ -43,13 +42,15 @@ int64_t kept_for_good(const CheckpointConfig& config, int64_t step, int64_t step
   return (any ? multiples(factor * every, step, steps) : 0) + (last_alone ? 1 : 0);
 }
 
-// Lists the checkpoints that a run which goes on has in its folder, oldest first.
-std::vector<CheckpointStatus> own_checkpoints(const RunConfig& config, std::optional<int64_t> resumed) {
+// Lists the checkpoints that a run which goes on in its folder has there up to its step, oldest first.
+std::vector<CheckpointStatus> own_checkpoints(const RunConfig& config, const StartStep& start) {
   std::vector<CheckpointStatus> own;
-  if (resumed) own = list_checkpoints(config.checkpoint.dir);
-  std::erase_if(own, [&](const CheckpointStatus& one) { return !one.problem.empty() || one.step > *resumed; });
+  if (start.own) own = list_checkpoints(config.checkpoint.dir);
+  std::erase_if(own, [&](const CheckpointStatus& one) { return !one.problem.empty() || one.step > start.step; });
   return own;
 }
+
+bool stays(const CheckpointConfig& config, int64_t step) { return config.keep_every > 0 && step % config.keep_every == 0; }
 
 }  // namespace
 
@@ -71,24 +72,26 @@ int64_t most_new_checkpoints(const RunConfig& config, int64_t step, int64_t kept
 }
 
 std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files,
-                                std::optional<int64_t> resumed) {
+                                const StartStep& start) {
   const CheckpointConfig& checkpoint = config.checkpoint;
-  if (resumed == config.training.steps) return "";  // all is saved
+  const bool finished = start.step == config.training.steps;
+  if (finished && start.own) return "";  // all is saved
   const fs::path disk = existing(checkpoint.dir);
   const std::optional<int64_t> free = free_bytes(disk);
   if (!free) return "";
-  const std::vector<CheckpointStatus> own = own_checkpoints(config, resumed);
+  const std::vector<CheckpointStatus> own = own_checkpoints(config, start);
   const int64_t one = checkpoint_bytes(config.model, files);
   int64_t reclaimable = 0;  // for the last state: all but the newest
   for (size_t i = 0; i + 1 < own.size(); ++i)
-    if (checkpoint.keep_every == 0 || own[i].step % checkpoint.keep_every != 0) reclaimable += own[i].bytes;
+    if (!stays(checkpoint, own[i].step)) reclaimable += own[i].bytes;
   if (*free + reclaimable < room_for(one)) {
     return text("checkpoint.dir: a checkpoint of this run needs ", room_for(one), " bytes, and ", *free, " are free in ", disk.string(),
                 ": free some, or set checkpoint.dir to a larger disk");
   }
   const bool exports = checkpoint.exported && on_one_disk(disk, existing(config.logging.dir));
   const int64_t with_export = one + (exports ? export_bytes(config.model, plan, *checkpoint.exported) : 0);
-  const int64_t most = most_new_checkpoints(config, resumed.value_or(0), std::ssize(own));
+  const auto kept = std::ranges::count_if(own, [&](const CheckpointStatus& saved) { return !stays(checkpoint, saved.step); });
+  const int64_t most = finished ? 1 : most_new_checkpoints(config, start.step, kept);
   const double wanted = static_cast<double>(most) * static_cast<double>(with_export) + 0.1 * static_cast<double>(one);
   if (static_cast<double>(*free) >= wanted) return "";
   log_warning(

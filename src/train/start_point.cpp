@@ -14,7 +14,6 @@
 #include "mantissa/hf/export_files.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/metrics/run_folder.h"
-#include "train/save_room.h"
 
 namespace mantissa {
 namespace {
@@ -134,6 +133,7 @@ void find_initial_weights(const StartParts& parts, const StartSteps& steps, Star
 void need_unused_folder(const StartParts& parts, StartPoint& found) {
   if (parts.world.rank() > 0) return;
   require_nobody_trains(parts.loaded.config);
+  if (parts.loaded.restarted) return require_no_checkpoints(parts.loaded);  // it has the metrics of the attempt before
   require_unused_folder(parts.loaded);
   found.needs_unused_folder = true;
 }
@@ -176,7 +176,6 @@ bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found)
   else
     found.resumed = load_newest(named.folder, load, together);
   found.own = found.resumed && own;
-  found.adopted = found.own && named.name.empty();
   return found.resumed.has_value();
 }
 
@@ -188,10 +187,9 @@ StartPoint find_start(const StartParts& parts, const StartSteps& steps) {
   if (parts.loaded.config.checkpoint.resume == "never" || !resume(parts, steps, found)) find_initial_weights(parts, steps, found);
   agree(parts.world, [&] {
     if (parts.world.rank() > 0) return;
-    const std::optional<int64_t> step = found.own ? std::optional(found.resumed->step) : std::nullopt;
-    const std::string lack = find_room_for_saves(parts.loaded.config, parts.plan, found.files, step);
-    require(lack.empty() || !steps.saves, ExitCode::environment, lack);
-    if (!lack.empty()) log_warning(lack);
+    const StartStep start{.step = found.resumed ? found.resumed->step : 0, .own = found.own};
+    const std::string lack = find_room_for_saves(parts.loaded.config, parts.plan, found.files, start);
+    require(lack.empty(), ExitCode::environment, lack);
   });
   return found;
 }

@@ -69,6 +69,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .gpu_memory_gib = device_memory_gib(*run.device),
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
+                        .padding = static_cast<double>(result.padding) / static_cast<double>(training.tokens_per_step()),
                         .skipped = result.skipped,
                         .other_gemms = run.plan.quantizes_operands() || run.config.precision.dtype != Dtype::bf16,
                         .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
@@ -230,15 +231,31 @@ AfterSave after_save(const Run& run) {
   return run.stop_seen || run.state.step >= run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;
 }
 
+// Saves the state. Checkpoints whose exports are pending are kept, also where the last state of a run has no room without theirs: then it
+// waits for the exports.
+SavedCheckpoint save_state(Run& run, AfterSave after) {
+  const auto set_phase = [&run] { run.set_phase("save"); };
+  const auto save = [&] {
+    return save_together(run.mesh.world, run.checkpoints, checkpoint_content(run.parts(), run.state), set_phase, after);
+  };
+  try {
+    return save();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::storage || after != AfterSave::run_ends || run.exports.pending() == 0) throw;
+    log_warning("checkpoint of step ", run.state.step, " not saved yet: ", error.what(), "; again once pending exports are made");
+  }
+  await_exports(run, 0);
+  return save();
+}
+
 // Returns false if the disk did not take the save; training goes on and tries again at the next interval. Before a stop, which may have
 // seconds left, no export is begun but that of the end, after which nobody may resume the run.
 bool save(Run& run, AfterSave after) {
   const auto start = Clock::now();
-  const auto set_phase = [&run] { run.set_phase("save"); };
   SaveEvent event{.step = run.state.step};
   SavedCheckpoint saved;
   try {
-    saved = save_together(run.mesh.world, run.checkpoints, checkpoint_content(run.parts(), run.state), set_phase, after);
+    saved = save_state(run, after);
     event.path = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;

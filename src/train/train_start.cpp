@@ -59,8 +59,7 @@ StartSteps steps_of(Run& run) {
               },
           .load_weights =
               [&run](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer); },
-          .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); },
-          .saves = true};
+          .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};
 }
 
 // The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there meanwhile.
@@ -83,7 +82,7 @@ void start(Run& run) {
   run.files = std::move(found.files);
   run.needs_unused_folder = found.needs_unused_folder;
   if (found.resumed) run.resumed = found.resumed->path.string();
-  if (found.adopted && run.checkpoints) run.checkpoints->adopt(*found.resumed);
+  if (found.own && run.checkpoints) run.checkpoints->adopt(*found.resumed);
 }
 
 void open_folder(Run& run, const std::vector<std::string>& arguments) {

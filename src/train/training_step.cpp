@@ -35,9 +35,20 @@ std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite
   return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
 
-// An exchange would wait for the weights of the step before, which forward can do without at first.
-int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
-  return batch.all_count ? batch.target_count * ranks.size() : ranks.sum(batch.target_count);
+struct BatchCounts {
+  int64_t targets = 0, padding = 0;
+};
+
+// Adds up what all ranks have. An exchange would wait for the weights of the step before, which forward can do without at first; data
+// whose targets all count have no padding.
+BatchCounts counts_of_ranks(const Communicator& ranks, const Batch& batch) {
+  if (batch.all_count) return {.targets = batch.target_count * ranks.size()};
+  BatchCounts sum;
+  for (const BatchCounts& each : ranks.all(BatchCounts{.targets = batch.target_count, .padding = batch.padding()})) {
+    sum.targets += each.targets;
+    sum.padding += each.padding;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -59,7 +70,8 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, StepOptions options) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
-  const int64_t counting = targets_of_ranks(optimizer.shards().mesh().data, batch), targets = std::max<int64_t>(1, counting);
+  const BatchCounts counts = counts_of_ranks(optimizer.shards().mesh().data, batch);
+  const int64_t targets = std::max<int64_t>(1, counts.targets);
   RouterStatistics routing(options.routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
   const Moment began(model.device());
@@ -93,7 +105,8 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
   }
   return {.loss = update.loss,
-          .targets = counting,
+          .targets = counts.targets,
+          .padding = counts.padding,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
           .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",

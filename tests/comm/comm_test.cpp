@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 
-
 #include "comm_cases.h"
 #include "files.h"
 #include "mantissa/backend/functions.h"

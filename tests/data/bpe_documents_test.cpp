@@ -9,6 +9,7 @@
 #include "mantissa/data/documents.h"
 #include "mantissa/data/end_tokens.h"
 #include "mantissa/data/open_data.h"
+#include "mantissa/data/token_writer.h"
 #include "mantissa/text/bpe_trainer.h"
 #include "tokenizer_files.h"
 
@@ -122,6 +123,10 @@ TEST_F(BpeDocumentsTest, AreWarnedOfWhereTheySpellWhatTheTokenizerPutsAroundThem
   EXPECT_FALSE(own.begins_twice(own.encode_prompt("hello<s>", {})));
   EXPECT_FALSE(own.begins_twice(own.encode_prompt("", {})));
   EXPECT_FALSE(tokenizer(small_tokenizer()).begins_twice(Ids{13})) << "which puts nothing there";
+  const Ids many(8, own.encode_prompt("", {})[0]);
+  EXPECT_FALSE(own.begins_twice(std::span(many).first(0))) << "what lies behind is not looked at";
+  EXPECT_FALSE(own.begins_twice(std::span(many).first(1)));
+  EXPECT_TRUE(own.begins_twice(many));
 }
 
 // encode_prompt() is what generate has.
@@ -224,6 +229,17 @@ TEST_F(BpeDocumentsTest, AChatTemplateThatNothingUsesIsAnError) {
     EXPECT_THAT(error.what(), HasSubstr(std::string(name) + " is " + format)) << name;
   }
   EXPECT_TRUE(open_data(with_template("a.jsonl", tokens), {.seq_len = 3}).train) << "which it may have rendered";
+  const DataConfig shard = with_template("a.bin", "");
+  LlmcWriter writer(folder_ / "a.bin", {.vocab_size = 32, .eod_id = 31});
+  writer.add_document(Ids{1, 2, 3, 4, 5});
+  writer.finish();
+  EXPECT_TRUE(open_data(shard, {.seq_len = 2}).train) << "and so of any file of ids";
+  DataConfig raw = with_template("b.bin", std::string("\1\0\2\0\3\0\4\0", 8));
+  raw.format = DataFormat::nanogpt;
+  EXPECT_TRUE(open_data(raw, {.seq_len = 2}).train);
+  ConfigReport report;
+  raw.validate(report);
+  EXPECT_TRUE(report.ok());
   DataConfig valid = with_template("a.jsonl", lines);
   valid.valid = valid.train;
   const Data data = open_validation_data(valid, {.seq_len = 4});
@@ -275,6 +291,18 @@ TEST_F(BpeDocumentsTest, AStreamOfByteTokensIsWhatDecodingGivesAndUtf8) {
   TokenStream lines(own, {0});
   EXPECT_EQ(lines.add(17), "");
   EXPECT_EQ(lines.add(0), "\na") << "as soon as the run has ended";
+}
+
+// A token that takes away from what has been shown shows nothing.
+TEST_F(BpeDocumentsTest, AStreamShowsNothingOfATokenThatMakesTheTextShorter) {
+  Json json = small_tokenizer();
+  json["decoder"] =
+      parse_json(R"({"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Replace","pattern":{"String":"bc"},"content":""}]})", "d");
+  const Tokenizer own = tokenizer(json);
+  TokenStream stream(own, {0});
+  EXPECT_EQ(stream.add(1), "b");
+  EXPECT_EQ(stream.add(2), "") << "\"abc\" is \"a\"";
+  EXPECT_EQ(stream.rest(), "");
 }
 
 // Its decoder strips the space that a text begins with, which is not there in the middle of one.

@@ -247,6 +247,7 @@ std::vector<Claim> claims() {
                     pretty = "{\n  \"prompt\": \"a\",\n  \"completion\": \"b\"\n}\n";
   return {{"a.json", others, ", line 1: has none of the keys"},
           {"a.txt", others, ", line 1: has none of the keys"},
+          {"a.txt", std::string(100, ' ') + others, ", line 1: has none of the keys"},
           {"a.txt", " [\n " + others + "]", ", entry 1 (line 2): has none of the keys"},
           {"a.json", pretty, ", line 1, column 2: "},
           {"a", pretty, ", line 1, column 2: "},

@@ -31,6 +31,7 @@ class ExampleRanks : public test::LaunchedTraining {
 TEST_F(ExampleRanks, HaveTheLossesAndWeightsOfOneProcessAlsoAfterAStop) {
   ASSERT_EQ(mantissa(examples("alone")).exit_code, 0);
   ASSERT_GE(course("alone").size(), 42U);
+  EXPECT_THAT(test::read_file(folder_ / "alone/metrics.jsonl"), ::testing::HasSubstr("\"padding\":0."));
   ASSERT_EQ(launch(2, examples("cut", {"--set", "training.steps=17"})).exit_code, 0);
   const auto resumed = launch(4, examples("cut", {"--resume"}));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.errors;

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
+#include <sstream>
 
 #include "process.h"
 #include "rank_processes.h"
@@ -121,6 +124,43 @@ void stick_in_write(Job& job) {
   EXPECT_THAT(job.run->errors(1), HasSubstr("rank 0 (")) << "as the one that does not go on";
   EXPECT_THAT(job.run->errors(0), HasSubstr("write")) << "where it is";
   ::close(reader);
+}
+
+bool has_a_connection(pid_t pid) {
+  std::set<std::string> own;
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator(text("/proc/", pid, "/fd"), gone)) own.insert(fs::read_symlink(entry, gone));
+  std::ifstream lines(text("/proc/", pid, "/net/tcp"));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    const std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
+    if (fields.size() > 9 && fields[3] == "01" && own.contains("socket:[" + fields[9] + "]")) return true;
+  }
+  return false;
+}
+
+// Two ranks have met, and nobody ends them when one is killed (fault table row 1). They meet in a folder where no other job sweeps what the
+// dead left.
+TEST(Failures, ARankThatIsKilledBeforeTheLastHasComeEndsTheOthers) {
+  for (const int victim : {1, 0}) {
+    const test::TemporaryFolder folder;
+    RankProcesses run(kRanks, folder.path(), [](int rank) {
+      const std::string command = "XDG_RUNTIME_DIR=. exec " MANTISSA_BINARY " bench comm";
+      return std::vector<std::string>{"sh", "-c", (rank == 2 ? "while [ ! -e go ]; do sleep 0.05; done; " : "") + command};
+    });
+    ASSERT_TRUE(eventually([&] { return has_a_connection(run.pid(1)); }));
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // for the proof
+    ASSERT_FALSE(run.ended(0) || run.ended(1)) << run.errors(0) << run.errors(1);
+    run.send(victim, SIGKILL);
+    ASSERT_TRUE(run.wait_for({victim}));
+    test::write_file(folder / "go", "");
+    EXPECT_TRUE(run.wait_for_all());
+    for (const int rank : {0, 1, 2}) {
+      if (rank == victim) continue;
+      EXPECT_EQ(run.code(rank), 6) << run.errors(rank);
+      EXPECT_THAT(run.errors(rank), HasSubstr(text("rank ", victim)));
+    }
+  }
 }
 
 // The jobs run at the same time, because they wait.

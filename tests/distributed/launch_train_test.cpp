@@ -175,13 +175,14 @@ TEST_F(LaunchedTraining, IsStartedAgainByItsLauncher) {
   expect_equal(alone(), "again");
 }
 
-// The code that rank 1 runs before or instead of the command of the others; nothing is written.
+// One rank does something before or instead of the command of the others; nothing is written.
 struct SpoiledStart {
   int ranks;
-  std::string rank_1;
+  std::string does;
   int code;
   std::string says;
   bool all_with_this_code = false;
+  int rank = 1;  // the one that does it
 };
 
 TEST_F(LaunchedTraining, EndsWhereOneRankSpoilsTheStart) {
@@ -195,9 +196,10 @@ TEST_F(LaunchedTraining, EndsWhereOneRankSpoilsTheStart) {
       {2, "ulimit -n 20", 3, files + "20 \\(ulimit -Hn\\)"},
       {2, "ulimit -n 40", 3, files + "40 \\(ulimit -Hn\\)"},
       {4, "export UCX_TLS=nonesuch", 3, "UCX", true},
-      {2, "sleep 1; exit 2", 2, "rank 1 failed first: exit code 2"}};
+      {2, "sleep 1; exit 2", 2, "rank 1 failed first: exit code 2"},
+      {2, "sleep 1; exit 2", 2, "rank 0 failed first: exit code 2", false, 0}};
   for (const SpoiledStart& start : starts) {
-    const std::string script = "if [ $RANK = 1 ]; then " + start.rank_1 + "; fi; exec " + MANTISSA_BINARY + same;
+    const std::string script = text("if [ $RANK = ", start.rank, " ]; then ", start.does, "; fi; exec ", MANTISSA_BINARY, same);
     const auto run = launch(start.ranks, {"sh", "-c", script});
     EXPECT_EQ(run.exit_code, start.code) << run.errors;
     EXPECT_THAT(run.errors, ContainsRegex(start.says));

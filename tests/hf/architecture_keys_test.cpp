@@ -136,6 +136,9 @@ TEST(ArchitectureKeys, TheLossOfRoutersIsTakenWhereTheFileAsksForItAndMeansWhatI
            {"gpt_oss", R"({"router_aux_loss_coef": 0.9, "output_router_logits": false})", 0.0, "router_aux_loss_coef = 0.9 " + none},
            {"mixtral", R"({"router_aux_loss_coef": 0.02, "output_router_logits": null})", 0.0, "router_aux_loss_coef = 0.02 " + none},
            {"qwen3_moe", R"({"router_aux_loss_coef": 0, "output_router_logits": false})", 0.0, ""},
+           {"mixtral", R"({"router_aux_loss_coef": "absent", "output_router_logits": false})", 0.0, ""},
+           {"mixtral", R"({"router_aux_loss_coef": 0.0123456789, "output_router_logits": true})", 0.0123456789 * 2 / 3,
+            text("router_aux_loss_coef = 0.0123456789 is model.moe.aux_loss_coef ", 0.0123456789 * 2 / 3, two, "3 layers at once")},
            {"mixtral", R"({"router_aux_loss_coef": 0.75, "output_router_logits": true})", 0.5,
             "router_aux_loss_coef = 0.75 is model.moe.aux_loss_coef 0.5" + two + "3 layers at once"},
            {"qwen3_moe",
@@ -172,6 +175,24 @@ TEST(ArchitectureKeys, DropoutThatTrainingHereDoesNotHaveIsTold) {
   for (const char* type : {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"}) {
     EXPECT_EQ(said(type, R"({"attention_dropout": 0.5})"), "attention_dropout = 0.5 is not applied: training here drops nothing") << type;
     EXPECT_EQ(said(type, R"({"attention_dropout": 0.0})"), "") << type;
+  }
+}
+
+TEST(ArchitectureKeys, KeysOfTrainingAreKnownInEveryFile) {
+  const json neutral = {{"pretraining_tp", 1}, {"router_jitter_noise", 0.0}, {"attention_dropout", 0.0},
+                        {"attn_pdrop", 0.0},   {"embd_pdrop", 0.0},          {"resid_pdrop", 0.0}},
+             others = {{"pretraining_tp", 2}, {"router_jitter_noise", 0.1}};
+  for (const char* type : {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "gpt2"}) {
+    EXPECT_EQ(joined(read(config_of(type, neutral)).training_keys), "") << type;
+    for (const auto& [key, value] : others.items()) {
+      const json change = {{key, value}};
+      const Error error = error_of([&] { read(config_of(type, change)); });
+      EXPECT_EQ(error.code(), ExitCode::usage) << type;
+      EXPECT_THAT(error.what(), HasSubstr(change.begin().key() + " = " + change.begin()->dump() + ": mantissa computes only ")) << type;
+    }
+    EXPECT_EQ(joined(read(config_of(type, {{"resid_pdrop", 0.5}})).training_keys),
+              "resid_pdrop = 0.5 is not applied: training here drops nothing")
+        << type;
   }
 }
 

@@ -35,6 +35,10 @@ TEST(ChatFiles, TemplatesThatRenderTheSameAreNone) {
       EXPECT_EQ(difference(chat_template_text(which, date), which, date), "") << name;
     EXPECT_EQ(chat_template_difference({}, which, {}), "") << "there is none to differ from " << name;
   }
+  EXPECT_EQ(difference(chat_template_text(ChatTemplate::llama3, "1 May 2026"), ChatTemplate::llama3, "2 May 2026"), "")
+      << "it has the date that it is given";
+  EXPECT_EQ(difference("{{ strftime_now('%d') }}" + chat_template_text(ChatTemplate::harmony, {}), ChatTemplate::harmony), "")
+      << "which has no date unless one is given";
   EXPECT_EQ(difference(kOwnSystem + std::string("{# but #}"), ChatTemplate::qwen25).empty(), false);
   std::string qwen = kOwnSystem;
   qwen.replace(qwen.find("You are Bo"), 10, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.");

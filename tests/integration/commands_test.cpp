@@ -75,10 +75,10 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAreAndEvalTheSameLoss) 
 }
 
 TEST_F(CommandsTest, ConsoleAndLogHoldAsMuchAsTheirKeysSay) {
-  const auto console = [&](const std::string& mode, const std::string& level) {
+  const auto console = [&](const std::string& mode, const std::string& level, const char* reports = "1") {
     std::filesystem::remove_all(run_folder("run"));
     auto run = mantissa({"train", "run.json", "--set", "logging.console=" + mode, "--set", "logging.level=" + level, "--set",
-                         "precision.report_interval=1"});
+                         std::string("precision.report_interval=") + reports});
     EXPECT_EQ(run.exit_code, 0);
     return run;
   };
@@ -88,8 +88,9 @@ TEST_F(CommandsTest, ConsoleAndLogHoldAsMuchAsTheirKeysSay) {
   EXPECT_THAT(progress.output, HasSubstr("step     3/3 | loss "));
   EXPECT_THAT(progress.errors, HasSubstr("% 1/3 | eta "));
   EXPECT_THAT(log(), HasSubstr("done | step 3"));
-  const auto off = console("off", "error");
+  const auto off = console("off", "info", "0");  // which says nothing beside the lines of the run
   EXPECT_EQ(off.output + off.errors, "");
+  EXPECT_THAT(log(), HasSubstr("done | step 3"));
 }
 
 TEST_F(CommandsTest, WarningsOfTheResumeAreInTheLogOfTheRun) {
@@ -258,7 +259,8 @@ TEST_F(CommandsTest, IdsBeyondTheVocabularyAreErrorsOfTheData) {
 
 TEST_F(CommandsTest, OutputThatCannotBeWrittenIsAnError) {
   for (const std::string& command : {"eval " + shared_->path(), "generate " + shared_->path(), std::string("doctor"),
-                                     std::string("config schema"), std::string("train run.json --dry-run"), std::string("--help")}) {
+                                     std::string("config schema"), std::string("train run.json --dry-run"), std::string("--help"),
+                                     "verify " + shared_->path(), "inspect " + shared_->path(), std::string("config check run.json")}) {
     const auto full = test::run_process({"sh", "-c", MANTISSA_BINARY " " + command + " > /dev/full"}, folder_.path());
     EXPECT_EQ(full.exit_code, 7) << command;
     EXPECT_THAT(full.errors, HasSubstr("standard output")) << command;

@@ -82,6 +82,21 @@ TEST_F(DryRun, RefusesACheckpointToGoOnFromThatIsOfAnotherRun) {
   }
 }
 
+TEST_F(DryRun, RefusesWhatTheMemoryCannotHold) {
+  const std::vector<std::string> sets = {"training.micro_batch_size=16777216", "model.num_layers=12"};
+  const auto begin = [](const Error& error) {  // free memory changes
+    const std::string what = error.what();
+    return what.substr(0, what.find(", and "));
+  };
+  const Error dry = refusal([&] { return config("first", sets); }), real = error_of([&] { run("first", sets); });
+  EXPECT_EQ(dry.code(), ExitCode::environment) << dry.what();
+  EXPECT_EQ(begin(dry), begin(real));
+  EXPECT_THAT(dry.what(), HasSubstr("not enough memory: training needs "));
+  std::vector<std::string> allowed = sets;
+  allowed.emplace_back("training.allow_memory_overcommit=true");
+  EXPECT_NO_THROW(preview_run(config("first", allowed)));
+}
+
 TEST_F(DryRun, RefusesAFolderThatIsInUse) {
   run("first", {"training.steps=2"});
   expect_refused("first", {}, ExitCode::usage, "first: holds metrics or checkpoints of an earlier run");

@@ -1,6 +1,8 @@
 // mantissa launch and signals: whom they reach, also where a wrapper is between the launcher and the program, and how it then ends.
 #include <signal.h>
 
+#include <regex>
+
 #include "launcher.h"
 
 namespace mantissa::launch_signals_test {
@@ -99,21 +101,29 @@ TEST_F(LaunchSignals, ReachWhatAWrapperRuns) {
        {},
        "",
        kAlone},
-      // A stopped worker is not waited for: not for the grace of 30 s.
-      {"if [ $RANK = 0 ]; then echo $$ > pid; kill -STOP $$; fi; until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.05; done; exit 6",
-       6,
-       {},
-       {"\n +0 .* [12]?[0-9]\\.[0-9]+ +SIGKILL"}},
   });
 }
 
+TEST_F(LaunchSignals, AStoppedWorkerIsKilledWithoutTheGraceThatOthersHave) {
+  const auto run = launch(
+      {"--nproc-per-node", "2"},
+      "if [ $RANK = 0 ]; then echo $$ > pid; kill -STOP $$; fi; until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.05; done; exit 6");
+  EXPECT_EQ(run.exit_code, 6);
+  std::smatch stopped, failed;
+  ASSERT_TRUE(std::regex_search(run.errors, stopped, std::regex(R"(\n +0 .* ([0-9]+\.[0-9]+) +SIGKILL)"))) << run.errors;
+  ASSERT_TRUE(std::regex_search(run.errors, failed, std::regex(R"(\n +1 .* ([0-9]+\.[0-9]+) +exit code 6)"))) << run.errors;
+  EXPECT_LT(std::stod(stopped[1]), std::stod(failed[1]) + 30) << run.errors;
+}
+
 TEST_F(LaunchSignals, ASecondInterruptKillsAtOnce) {
-  const auto run = disturbed(folder_, 2, {"--nproc-per-node", "2", "--", "sh", "-c", "trap '' INT TERM; " + kWait}, [](pid_t launcher) {
+  const std::string command = "trap '' INT; trap 'touch asked' TERM; " + kWait;
+  const auto run = disturbed(folder_, 2, {"--nproc-per-node", "2", "--", "sh", "-c", command}, [](pid_t launcher) {
     ::kill(launcher, SIGINT);
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     ::kill(launcher, SIGINT);
   });
   EXPECT_EQ(run.exit_code, 130);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "asked")) << "SIGTERM and a grace come after failures";
 }
 
 TEST_F(LaunchSignals, NobodyOutlivesALauncherThatIsKilledOrAWorkerThatLeft) {

@@ -114,18 +114,69 @@ TEST_F(ResumeTest, PathToAnotherRunIsRefusedInAFolderThatHoldsARun) {
   EXPECT_EQ(run("used", {"training.steps=4", "checkpoint.resume=" + checkpoint("used", 2)}).steps.size(), 2U) << "its own may be named";
 }
 
+TEST_F(ResumeTest, TheModelOfTheCheckpointHasTheSizesOfItsTensors) {
+  run("padded", {"training.steps=1", "model.pad_vocab_to=64"});
+  nlohmann::json json = nlohmann::json::parse(effective_config(config("padded").config));
+  json.erase("model");
+  for (const std::string& resume : {std::string("auto"), checkpoint("padded", 1)}) {
+    const LoadedConfig rest =
+        load_run_config({.file = folder_ / "run.json", .text = json.dump(), .sets = {"checkpoint.resume=" + resume, "training.steps=2"}});
+    EXPECT_EQ(rest.config.model.pad_vocab_to, 64);
+    EXPECT_EQ(run(rest).steps.size(), 1U);
+    std::filesystem::remove_all(checkpoint("padded", 2));
+  }
+}
+
+// The launcher starts a run once more that a path began.
+TEST_F(ResumeTest, ARestartGoesOnFromTheNewestOfTheRunElseFromThePath) {
+  run("other", {"training.steps=2"});
+  const auto dies = [](const LoadedConfig& loaded, int64_t step) {
+    TrainEvents events;
+    events.step = [step](const StepEvent& event) { require(event.step < step, ExitCode::environment, "dies"); };
+    EXPECT_EQ(error_of([&] { train(loaded, {"test"}, events); }).code(), ExitCode::environment);
+  };
+  const auto steps_of = [](const TrainedRun& taken) {
+    return joined(taken.steps, " ", [](const StepEvent& event) { return std::to_string(event.step); });
+  };
+  const auto sets = [](const std::string& path) {
+    return std::vector<std::string>{"training.steps=6", "checkpoint.interval=2", "checkpoint.resume=" + path};
+  };
+  const std::vector<std::string> by_path = sets(checkpoint("other", 2));
+  dies(config("mine", by_path), 3);
+  EXPECT_EQ(error_of([&] { run("mine", by_path); }).code(), ExitCode::usage) << "it is no restart";
+  dies(config("mine", by_path, Start::restarted), 5);
+  const LoadedConfig again = config("mine", by_path, Start::restarted);
+  EXPECT_EQ(again.config.checkpoint.resume, "auto");
+  EXPECT_EQ(again.report.origin("checkpoint.resume"), "a restart by the launcher");
+  std::filesystem::remove_all(run_folder("other"));
+  EXPECT_EQ(steps_of(run(config("mine", by_path, Start::restarted))), "5 6") << "from step 4, and the path is needed no more";
+
+  run("own", {"training.steps=4", "checkpoint.interval=1", "checkpoint.keep_latest=4"});
+  const std::vector<std::string> back = sets(checkpoint("own", 1));
+  dies(config("own", back), 2);
+  EXPECT_EQ(steps_of(run(config("own", back, Start::restarted))), "2 3 4 5 6") << "nothing was saved since it went back";
+  run("same", {"training.steps=4", "checkpoint.interval=1", "checkpoint.keep_latest=4"});
+  const std::vector<std::string> saved = sets(checkpoint("same", 1));
+  dies(config("same", saved), 3);
+  EXPECT_EQ(steps_of(run(config("same", saved, Start::restarted))), "3 4 5 6");
+}
+
 TEST_F(ResumeTest, AFinishedRunHasNothingLeftToDoButMoreSteps) {
-  const TrainedRun whole = run("whole", {"training.steps=5"});
-  run("part", {"training.steps=3"});
-  const TrainedRun again = run("part", {"training.steps=3", "checkpoint.resume=auto"});
+  const auto run_to = [&](const char* name, int64_t steps) {
+    return run(name, {text("training.steps=", steps), "schedule.warmup_steps=1", "checkpoint.resume=auto"});
+  };
+  const TrainedRun whole = run_to("whole", 5);
+  run_to("part", 3);
+  const TrainedRun again = run_to("part", 3);
   EXPECT_TRUE(again.steps.empty());
   EXPECT_EQ(again.summary.exit, ExitCode::ok);
   EXPECT_EQ(again.summary.steps, 3);
-  const Error error = error_of([&] { run("part", {"training.steps=2", "checkpoint.resume=auto"}); });
+  const Error error = error_of([&] { run_to("part", 2); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("training.steps: 2 is less than the 3 steps"));
-  const TrainedRun rest = run("part", {"training.steps=5", "checkpoint.resume=auto"});
+  const TrainedRun rest = run_to("part", 5);
   EXPECT_EQ(rest.steps[0].lr, whole.steps[3].lr) << "of the longer run";
+  EXPECT_GT(rest.steps[0].lr, rest.steps[1].lr) << "three steps would have decayed before";
 }
 
 TEST_F(ResumeTest, RequestsToStopAndToSaveAreHeededAndTheRestFollows) {

@@ -88,6 +88,38 @@ TEST_F(RunFolder, CheckpointsThatLieElsewhereAreFoundFromAnyDirectory) {
   EXPECT_FALSE(fs::exists(folder_ / "runs/b/checkpoints"));
 }
 
+TEST_F(RunFolder, CheckpointsLieInsideOrElsewhereHoweverThePathsAreSpelled) {
+  for (const auto& [dir, there, moved] : {std::tuple{"./runs//%n/saved", "runs/a/saved", "runs/b/saved"},
+                                          {"runs/x/../%n/saved", "runs/a/saved", "runs/b/saved"},
+                                          {"%d/../saved", "runs/saved", "runs/saved"},
+                                          {"%d-saved", "runs/a-saved", "runs/a-saved"}}) {
+    ASSERT_EQ(train({"c.json", "--set", text("checkpoint.dir=", dir)}).exit_code, 0);
+    EXPECT_TRUE(fs::exists(folder_.path() / there / "step-00000002")) << dir;
+    fs::rename(folder_ / "runs/a", folder_ / "runs/b");
+    expect_continued("../runs/b/config.json", "other", 2, 3);
+    EXPECT_TRUE(fs::exists(folder_.path() / moved / "step-00000003")) << dir;
+    fs::remove_all(folder_ / "runs");
+  }
+}
+
+// Only what a configuration says has placeholders, no name that lies above.
+TEST_F(RunFolder, NamesOfFoldersAboveAreNoPlaceholders) {
+  const std::string above = "100%n%d";
+  for (const auto& [dir, there] : {std::pair{"%d/checkpoints", "runs/a/checkpoints"}, {"saved/%%n/%n", "saved/%n/a"}}) {
+    ASSERT_EQ(train({"c.json", "--set", text("checkpoint.dir=", dir)}).exit_code, 0);
+    fs::create_directory(folder_ / above);
+    for (const char* const name : {"runs", "saved"})
+      if (fs::exists(folder_ / name)) fs::rename(folder_ / name, folder_.path() / above / name);
+    const nlohmann::json moved = {{"directory", folder_ / above}, {"git_revision", ""}};
+    test::write_file(folder_.path() / above / "runs/a/run.json", moved.dump());
+    expect_continued(above + "/runs/a/config.json", ".", 2, 3);
+    expect_continued("a/config.json", above + "/runs", 3, 4);
+    EXPECT_TRUE(fs::exists(folder_.path() / above / there / "step-00000004")) << dir;
+    EXPECT_THAT(test::names_in(folder_.path() / above / "runs"), ElementsAre("a"));
+    fs::remove_all(folder_ / above);
+  }
+}
+
 // Beside a file of that name which no run wrote there is nothing that it could stand for.
 TEST_F(RunFolder, AConfigThatNoRunWroteHasTheFoldersThatItNames) {
   ASSERT_EQ(train({"c.json"}).exit_code, 0);

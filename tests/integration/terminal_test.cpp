@@ -109,6 +109,36 @@ class ReaderThatDoesNotRead : public Terminal {
     words.insert(words.end(), arguments.begin(), arguments.end());
     return words;
   }
+
+  // Reads a pipe that has a name, and counts its letters x.
+  class LateReader {
+   public:
+    explicit LateReader(std::string path) : path_(std::move(path)) {
+      EXPECT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+      reading_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+      EXPECT_GE(reading_, 0);
+    }
+    ~LateReader() { ::close(reading_); }
+    LateReader(const LateReader&) = delete;
+    LateReader& operator=(const LateReader&) = delete;
+
+    const std::string& path() const { return path_; }
+    ssize_t read() {
+      const ssize_t got = ::read(reading_, block_.data(), block_.size());
+      if (got > 0) letters_ += std::count(block_.data(), block_.data() + got, 'x');
+      return got;
+    }
+    int64_t letters_to_the_end() {
+      EXPECT_TRUE(test::eventually([&] { return read() == 0; })) << "the end of the file";
+      return letters_;
+    }
+
+   private:
+    std::string path_;
+    int reading_ = -1;
+    int64_t letters_ = 0;
+    std::array<char, 65536> block_{};
+  };
 };
 
 TEST_F(ReaderThatDoesNotRead, DoesNotHoldTraining) {
@@ -128,7 +158,7 @@ TEST_F(ReaderThatDoesNotRead, LetsTheLauncherHandOnSignals) {
 }
 
 // The worker waits for the reader, too, or has ended and left what it wrote in its pipe, or has failed, or another process holds its pipe
-// open, or the pipe holds more than is read at once and its reader pauses for longer than a second.
+// open, or the pipe holds more than is read at once and its reader pauses for longer than a second, or only the rest of a line has no room.
 TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
   test::write_file(folder_ / "wide.py", "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)\nos.write(1, b'x' * 300000)\n");
   const std::string program =
@@ -143,39 +173,47 @@ TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
       "  return count + process.stdout.read().count(b'x')\n"
       "def letters(n): return f\"head -c {n} /dev/zero | tr '\\\\0' x; \"\n"
       "started = [start(300000, 'python3 wide.py'), start(100000, letters(100000)), start(300000, letters(300000)),\n"
-      "           start(100000, letters(100000) + 'exit 3'), start(100000, 'setsid sleep 20 & ' + letters(100000))]\n"
+      "           start(100000, letters(100000) + 'exit 3'), start(100000, 'setsid sleep 20 & ' + letters(100000)),\n"
+      "           start(66000, letters(65000) + 'echo; ' + letters(1000))]\n"
       "time.sleep(4)\n"
       "missing = [n - shown(p, 2 if i == 0 else 0) for i, (n, p) in enumerate(started)]\n"
       "sys.exit(f'missing {missing}, codes {[p.wait() for n, p in started]}')";
   const auto run = test::run_process({"python3", "-c", program, MANTISSA_BINARY, "launch", "--", "sh", "-c"}, folder_.path());
-  EXPECT_THAT(run.errors, HasSubstr("missing [0, 0, 0, 0, 0], codes [0, 0, 0, 3, 0]\n"));
+  EXPECT_THAT(run.errors, HasSubstr("missing [0, 0, 0, 0, 0, 0], codes [0, 0, 0, 3, 0, 0]\n"));
 }
 
 // The launcher gets no time of its CPU while the second passes that it gives to what a worker leaves behind.
 TEST_F(ReaderThatDoesNotRead, GetsAllOfALauncherThatWasStoppedWhenItBeganToRead) {
-  const std::string pipe = folder_ / "pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  const int reading = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  ASSERT_GE(reading, 0);
+  LateReader reader(folder_ / "pipe");
   const std::string script = "head -c 120000 /dev/zero | tr '\\0' x; touch ended";
-  test::BackgroundProcess launcher({MANTISSA_BINARY, "launch", "--", "sh", "-c", script}, folder_.path(), pipe);
+  test::BackgroundProcess launcher({MANTISSA_BINARY, "launch", "--", "sh", "-c", script}, folder_.path(), reader.path());
   EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(folder_ / "ended") && test::children_of(launcher.pid()).empty(); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has found that
   launcher.send(SIGSTOP);
-  int64_t shown = 0;
-  std::array<char, 65536> block;
-  const auto read = [&] {
-    const ssize_t got = ::read(reading, block.data(), block.size());
-    if (got > 0) shown += std::count(block.data(), block.data() + got, 'x');
-    return got;
-  };
-  while (read() > 0) continue;
+  while (reader.read() > 0) continue;
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   launcher.send(SIGCONT);
-  EXPECT_TRUE(test::eventually([&] { return read() == 0; })) << "the end of the file";
-  EXPECT_EQ(shown, 120000);
+  EXPECT_EQ(reader.letters_to_the_end(), 120000);
   EXPECT_EQ(launcher.wait(), 0);
-  ::close(reading);
+}
+
+// A process that outlives its rank writes a moment after that has been waited for, more than the launcher takes while nobody reads. By the
+// time somebody does, the second is over that the launcher gives to such a process.
+TEST_F(ReaderThatDoesNotRead, GetsAllThatADaemonWroteAfterItsRankHadEnded) {
+  LateReader reader(folder_ / "pipe");
+  test::write_file(folder_ / "daemon.sh",
+                   "x=$(head -c 120000 /dev/zero | tr '\\0' x)\n"
+                   "touch ready\n"
+                   "while kill -0 $1 2> /dev/null; do :; done\n"
+                   "i=0; while [ $i -lt 2000 ]; do i=$((i + 1)); done\n"
+                   "printf %s \"$x\"\n"
+                   "touch written\n");
+  const std::string script = "setsid sh daemon.sh $$ & until [ -e ready ]; do sleep 0.01; done";
+  test::BackgroundProcess launcher({MANTISSA_BINARY, "launch", "--", "sh", "-c", script}, folder_.path(), reader.path());
+  EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(folder_ / "written"); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(reader.letters_to_the_end(), 120000);
+  EXPECT_EQ(launcher.wait(), 0);
 }
 
 TEST_F(ReaderThatDoesNotRead, LeavesAllOfItInTheLogsOfALauncher) {

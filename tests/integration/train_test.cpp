@@ -281,6 +281,23 @@ TEST_F(TrainTest, StepsWithoutATargetHaveNoLoss) {
   EXPECT_THAT(test::read_file(run_folder("examples") + "/metrics.jsonl"), HasSubstr("\"loss\":null,"));
 }
 
+// Tokens are positions of rows, whose padding is computed, too; its share is said where there is some.
+TEST_F(TrainTest, StepsOfRowsWithPaddingTellItsShare) {
+  std::vector<std::string> sets = examples();
+  sets.insert(sets.end(), {"model.max_position_embeddings=20", "training.seq_len=20", "training.steps=6", "training.micro_batch_size=2",
+                           "training.grad_accum=2", "logging.tensorboard=true"});
+  const TrainedRun padded = run("padded", sets), whole = run("whole", {"training.steps=2"});
+  double shares = 0.0;
+  for (const StepEvent& step : padded.steps) {
+    EXPECT_EQ(step.tokens, 80 * step.step);
+    shares += step.padding;
+  }
+  EXPECT_NEAR(shares, 6 * (8 * 12 + 9 * 12) / 480.0, 1e-12) << "24 rows with 12 or 11 tokens, each once";
+  EXPECT_THAT(test::read_file(run_folder("padded") + "/metrics.jsonl"), HasSubstr(text(",\"padding\":", padded.steps[0].padding)));
+  for (const StepEvent& step : whole.steps) EXPECT_EQ(step.padding, 0.0);
+  EXPECT_THAT(test::read_file(run_folder("whole") + "/metrics.jsonl"), Not(HasSubstr("padding")));
+}
+
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   run("seed", {"training.steps=1"});
   save_changed("seed", 1, "poison", [](Gpt& model, CheckpointContent&) {  // output weights that are finite and overflow every logit

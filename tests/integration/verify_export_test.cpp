@@ -102,6 +102,17 @@ TEST_F(Verify, OneDamageHasOneCode) {
   expect_verdict({"whole", "--against", run}, 1, "[0, 0] is ");
 }
 
+// An error of the other side is told before the export is read, and is none of the export.
+TEST_F(Verify, AnErrorOfTheCheckpointIsToldWhateverTheExportIs) {
+  const std::string saved = mixed("run"), out = path("out");
+  export_to(saved, "out");
+  HfFolder(out).flip(kDownWeight, 2 * 7, 0x40).write(out);
+  expect_verdict({out, "--against", path("rum")}, 2, "rum");
+  std::filesystem::resize_file(saved + "/manifest.json", 100);
+  expect_verdict({out, "--against", saved}, 4, "manifest.json");
+  expect_verdict({out}, 4, kDownWeight + " is not what was exported");
+}
+
 TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   const std::string saved = mixed("run"), out = path("out"), run = run_folder("run");
   export_to(saved, "out");

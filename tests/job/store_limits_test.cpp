@@ -29,30 +29,50 @@ using Clock = std::chrono::steady_clock;
 
 // ---- before all have met
 
-// Rank 1 dies; rank 0 still has a rank to tell, for 5 s. Three jobs beside it have nobody who can come later: all were there, who comes has
-// no time left either, and one was asked to stop.
-Errors who_waits_for_late_ranks(const StoreJob& job) {
-  std::atomic<bool> reported{false};
-  return on_ranks(2, [&](int thread) {
-    if (thread == 0) {
-      test::error_of([&] { Store store(job.launch(0, 3), job.options(2)); });
-      reported = true;
-      return;
-    }
-    joined_rank(job, 3);
+// Rank 1 dies; rank 0 still has a rank to tell, for 5 s. What is done beside it ends before. Where the machine does not let it, both are
+// done again.
+Errors before_rank_0_reports(const StoreJob& job, const std::function<void(const std::string& again)>& beside) {
+  std::atomic<bool> reported{true};
+  bool late = true;
+  Errors errors;
+  for (int tries = 0; late && tries < 5; ++tries) {
+    const std::string again = std::to_string(tries);
+    reported = false;
+    errors = on_ranks(2, [&](int thread) {
+      if (thread == 0) {
+        test::error_of([&] { Store store(job.launch(0, 3, "waits" + again), job.options(2)); });
+        reported = true;
+        return;
+      }
+      joined_rank(job, 3, "waits" + again);
+      beside(again);
+      late = reported;
+    });
+  }
+  EXPECT_FALSE(late);
+  return errors;
+}
+
+// All were there, or who comes has no time left either.
+Errors nobody_can_come_late(const StoreJob& job) {
+  return before_rank_0_reports(job, [&](const std::string& again) {
     const Errors full = on_ranks(2, [&](int rank) {
-      Store store(job.launch(rank, 2, "full"), job.options(2));
+      Store store(job.launch(rank, 2, "full" + again), job.options(2));
       if (rank == 0) wait_for_failure(store);
     });
     expect_error(full[0], ExitCode::peer_lost, "rank 1 (");
-    const Error alone = test::error_of([&] { Store store(job.launch(0, 2, "alone"), job.options(2, 0.1)); });
+    const Error alone = test::error_of([&] { Store store(job.launch(0, 2, "alone" + again), job.options(2, 0.1)); });
     expect_error(alone, ExitCode::peer_lost, "not all ranks are there within 0.1 s");
-    std::thread dies([&] { joined_rank(job, 3, "asked"); });
+  });
+}
+
+Errors asked_to_stop_while_waiting(const StoreJob& job) {
+  return before_rank_0_reports(job, [&](const std::string& again) {
+    std::thread dies([&] { joined_rank(job, 3, "asked" + again); });
     StoreOptions asked = job.options(2);
     asked.stop_asked = [start = Clock::now()] { return seconds_since(start) > 0.5; };
-    test::error_of([&] { Store store(job.launch(0, 3, "asked"), asked); });
+    test::error_of([&] { Store store(job.launch(0, 3, "asked" + again), asked); });
     dies.join();
-    EXPECT_FALSE(reported);
   });
 }
 
@@ -205,7 +225,8 @@ std::vector<StoreCase> rendezvous_cases() {
   };
   return {
       {"third comes late", third_comes_late, 2, lost, "rank 1 \\(raw\\) closed its connection; last seen at step 0 \\(start\\)"},
-      {"who waits", who_waits_for_late_ranks},
+      {"nobody can come late", nobody_can_come_late},
+      {"asked to stop while waiting", asked_to_stop_while_waiting},
       {"unauthenticated", with_unauthenticated_ends},
       {"another secret", with_another_secret, 1, ExitCode::usage,
        "rank 1: rank 0 at 127.0.0.1:0 refuses its secret: MANTISSA_SECRET or MANTISSA_SECRET_FILE must"},
@@ -347,9 +368,9 @@ Errors behind(const StoreJob& job) {
 // Sections that are begun again and again, and no watch.
 Errors progress_or_no_watch(const StoreJob& job) {
   Reports reports;
-  const Errors errors = job.in_store(2, job.options(2), [&](Store& store, int rank) {
-    store.watch(reports.watch(rank, {.section_timeout_s = 3}));
-    for (int i = 0; i < 40; ++i) {
+  const Errors errors = job.in_store(2, job.options(), [&](Store& store, int rank) {
+    store.watch(reports.watch(rank, {.section_timeout_s = 6}));
+    for (int i = 0; i < 65; ++i) {
       store.progress().at(1, "evaluation");
       pause_ms(100);
     }

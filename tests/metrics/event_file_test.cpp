@@ -111,6 +111,7 @@ TEST(MetricsLines, HaveTheirKeysInOrder) {
   EXPECT_THAT(step, EndsWith(",\"q_sqnr_db\":null,\"fp32_gemms\":3}\n"));
   EXPECT_THAT(written(StepEvent{.mfu = {}, .memory_gib = 4.5, .gpu_memory_gib = 34.5}),
               AllOf(HasSubstr("\"mem_gib\":4.5,"), EndsWith(",\"gpu_mem_gib\":34.5}\n")));
+  EXPECT_THAT(written(StepEvent{.mfu = {}, .padding = 0.25}), EndsWith(",\"padding\":0.25}\n"));
   const std::string failed = written(SaveEvent{.step = 7, .problem = "no space"});
   EXPECT_THAT(keys_of(failed), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
   EXPECT_THAT(failed, StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
@@ -124,6 +125,11 @@ TEST(MetricsLines, HaveTheirKeysInOrder) {
   EXPECT_THAT(written(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}}), HasSubstr("\"loss\":null,"));
   EXPECT_THAT(written(StepEvent{.loss = {}, .mfu = {}}), HasSubstr("\"loss\":null,"));
   EXPECT_THAT(written(SampleEvent{.step = 1, .prompt = "", .text = "a\xff\nb"}), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
+}
+
+TEST(MetricsLines, TensorBoardHasTheShareOfPaddingWhereThereIsSome) {
+  EXPECT_THAT(written(StepEvent{.mfu = {}, .padding = 0.25}, false), HasSubstr("data/padding"));
+  EXPECT_THAT(written(StepEvent{.mfu = {}}, false), ::testing::Not(HasSubstr("data/padding")));
 }
 
 TEST(MetricsLines, TensorBoardHasNoLossOfAStepWithoutTargets) {

@@ -33,6 +33,7 @@ TEST(StepLine, IsTheDocumentedOne) {
       {[](StepEvent& e) { e.other_gemms = true; }, " | mfu(bf16) 46.9% | "},
       {[](StepEvent& e) { e.other_gemms = true, e.mfu.reset(); }, " | mfu n/a | "},
       {[](StepEvent& e) { e.gpu_memory_gib = 34.5; }, " | mem 4.5 GiB | gpu 34.5 GiB | eta "},
+      {[](StepEvent& e) { e.padding = 0.1234; }, " | 38347 tok/s, 12.3% padding | mfu 46.9% | "},
       {[](StepEvent& e) { e.loss = std::numeric_limits<double>::quiet_NaN(); }, "loss nan"},
       {[](StepEvent& e) { e.loss.reset(); }, "step   120/2000 | no targets | norm 1.234 | lr "},
       {[](StepEvent& e) { e.skipped = true; }, "eta 53m33s | skipped"}};

@@ -217,8 +217,25 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantizes) {
   Optimizer optimizer(model.parameters(), {});
   optimizer.initialize(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
-  const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), resolve_plan(config), optimizer, 7, [] {});
-  ASSERT_EQ(measured.size(), 8U);
+  // The last 32 of 64 tokens are padding, which is larger.
+  std::vector<double> content(64 * 32, 3.0), counted(64, 0.0);
+  std::fill(content.begin() + 32 * 32, content.end(), 5.0);
+  std::fill(counted.begin() + 32, counted.end(), -1.0);
+  const Tensor tokens = tensor_of(*device, Dtype::bf16, {64, 32}, content), rows = tensor_of(*device, Dtype::i32, {64}, counted);
+  const auto observed = [&](OperandRole role, const Quantization& how) {
+    observe_quantization({.weight = &weight.leaf, .role = role, .x = tokens, .codes = quantized(tokens, how), .rows = rows});
+  };
+  const auto both = [&] {
+    observed(OperandRole::input, kE4m3);
+    observed(OperandRole::output_grad, kE4m3.transposed());
+  };
+  const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), resolve_plan(config), optimizer, 7, both);
+  ASSERT_EQ(measured.size(), 10U);
+  for (const size_t i : {2, 3}) {
+    EXPECT_EQ(*measured[i].amax, 3.0) << measured[i].role;
+    EXPECT_EQ(measured[i].scales.size(), 1U) << measured[i].role;
+    EXPECT_EQ(measured[i].scales.begin()->second, 32) << measured[i].role;
+  }
   EXPECT_EQ(measured[1].module, "layers.0.attn.out");
   EXPECT_EQ(measured[1].step, 7);
   const Tensor decoded = empty(*device, Dtype::f32, weight.codes().shape);

@@ -192,4 +192,22 @@ TEST_F(RandomRounding, ErrorsAreOfTokensAndNotOfPadding) {
   }
 }
 
+// The loss goes through its tokens in chunks of 64, of which the second has other padding than the first.
+TEST_F(RandomRounding, ErrorsOfTheLossAreOfTheTokensOfEachChunk) {
+  const std::vector<int32_t> lengths = {48, 42};
+  const Recipe recipe = simulating({.weight = kRows, .input = kRows, .output_grad = kRows});
+  std::map<OperandRole, std::vector<double>> elements;
+  const PaddingScope padding(lengths, 48);
+  const ObserverScope observer(
+      [&](const QuantizedOperand& operand) { elements[operand.role].push_back(values(operand.error)[QuantizationError::elements]); });
+  Leaf leaf{zeros(reference(), Dtype::f32, {kOut, kIn})};
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const LossOptions options{.vocab = kOut, .target_count = 96, .logits_dtype = Dtype::bf16, .chunk_elements = 1};
+  tape.backward(cross_entropy(tape.input(random_tensor(reference(), Dtype::bf16, {96, kIn}, 1)), LinearWeight(w_, {}, &leaf),
+                              random_indices(reference(), 96, kOut, 9), options, recipe));
+  EXPECT_EQ(elements[OperandRole::input], (std::vector<double>{64.0 * kIn, 64.0 * kIn, 26.0 * kIn, 26.0 * kIn}));
+  EXPECT_EQ(elements[OperandRole::output_grad], (std::vector<double>{64.0 * kOut, 64.0 * kOut, 26.0 * kOut, 26.0 * kOut}));
+}
+
 }  // namespace mantissa::test::simulated_linear_test

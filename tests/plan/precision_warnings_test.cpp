@@ -131,8 +131,8 @@ TEST(PlanWarnings, TellWhereQuantizedDispatchDoesNothing) {
   const auto advice = [](const char* recipe, bool on) { return resolve_plan(with_experts(recipe, on)).dispatch_advice(); };
   EXPECT_EQ(
       advice("mxfp8_te", true).value_or(""),
-      "precision.quantized_dispatch: during training tokens of layers.{0..1}.moe.experts.down, layers.{0..1}.moe.experts.gate_up travel "
-      "as values, because columns of recipe \"mxfp8_te\" come from values");
+      "precision.quantized_dispatch: during training rows of layers.{0..1}.moe.experts.down, layers.{0..1}.moe.experts.gate_up travel "
+      "as values (tokens, and of down output gradients), because columns of recipe \"mxfp8_te\" come from values");
   for (const char* const none : {"mxfp8", "high", "mxfp4_qat"}) EXPECT_EQ(advice(none, true), std::nullopt) << none;
   EXPECT_EQ(advice("mxfp8_te", false), std::nullopt) << "nobody asks for it";
   const auto idle = Contains(HasSubstr("precision.quantized_dispatch false changes no training"));
@@ -150,7 +150,7 @@ TEST(RunWarnings, OfTokensThatTravelAsValuesAreOfRanksThatShareExperts) {
     return run_warnings(config, resolve_plan(config));
   };
   EXPECT_THAT(found("mxfp8_te", 1), IsEmpty());
-  EXPECT_THAT(found("mxfp8_te", 2), Contains(HasSubstr("travel as values")));
+  EXPECT_THAT(found("mxfp8_te", 2), Contains(HasSubstr(" travel as values (tokens, and of down output gradients), because ")));
   EXPECT_THAT(found("mxfp8", 2), Not(Contains(HasSubstr("travel as values"))));
 }
 

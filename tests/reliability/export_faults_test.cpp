@@ -108,7 +108,7 @@ class ExportFaults : public ::testing::Test {
 
 TEST_F(ExportFaults, AKillAtAnyFileOperationLeavesAWholeExportOrNoneAndTheNextRunMakesIt) {
   int without = 0, with = 0;
-  for (int point = 1;; point += 2) {
+  for (int point = 1;; ++point) {
     ASSERT_LT(point, 400);
     made_->forget_others();
     const int status = wait_for(start_child([&] { return made_->make(2, {.kind = Fault::kill, .at = point}).problem.empty() ? 0 : 1; }));

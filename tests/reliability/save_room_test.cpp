@@ -3,17 +3,21 @@
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"
-#include "mantissa/base/free_space.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
+#include "mantissa/checkpoint/ranks_together.h"
 #include "reliability/fault_injection.h"
+#include "thread_ranks.h"
 #include "training.h"
 
 namespace mantissa::test::save_room_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int64_t kState = 8000;  // bytes of a State: two tensors
@@ -72,6 +76,25 @@ TEST_F(SmallDisk, OnlyAsManyGoAsAreEnough) {
   EXPECT_THAT(steps(), ElementsAre("step-00000003", "step-00000004", "step-00000005", "step-00000006", "step-00000007"));
 }
 
+TEST_F(SmallDisk, TheLastStateOfSeveralRanksGetsThePlaceOfAllButOne) {
+  const auto saved = [this](int64_t step, AfterSave after) {
+    return run_ranks(2, [&, this](const Communicator& world) {
+      std::optional<CheckpointDirectory> directory;
+      if (world.rank() == 0) directory.emplace(open_directory(folder, {.latest = 3}));
+      CheckpointContent content = State(step).content();  // each rank has one of its tensors
+      content.tensors.erase(content.tensors.begin() + world.rank());
+      save_together(
+          world, directory, content, [] {}, after);
+    });
+  };
+  for (const int64_t step : {1, 2}) open_directory(folder, {.latest = 3}).save(State(step).content());
+  set_size(2 * kState + kState / 2);
+  EXPECT_THAT(saved(3, AfterSave::run_goes_on), Each(Not(IsEmpty())));
+  EXPECT_THAT(steps(), ElementsAre("step-00000001", "step-00000002"));
+  EXPECT_THAT(saved(4, AfterSave::run_ends), Each(IsEmpty()));
+  EXPECT_THAT(steps(), ElementsAre("step-00000002", "step-00000004"));
+}
+
 // Some checkpoints are kept for another reason than being new.
 TEST_F(SmallDisk, ThoseThatAreKeptForAReasonStay) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 9, .every = 2});
@@ -110,7 +133,9 @@ TEST_F(SmallDiskOfARun, IsToldWithBothNumbersBeforeTheFirstStep) {
   EXPECT_EQ(refused.code(), ExitCode::environment);
   EXPECT_THAT(refused.what(), AllOf(HasSubstr(what), HasSubstr(folder_ / "runs: free some")));
   EXPECT_FALSE(fs::exists(run_folder("second")));
-  EXPECT_THAT(log_of([&] { EXPECT_NO_THROW(preview_run(config("second", sets))); }), HasSubstr(what)) << "on this machine";
+  const Error dry = error_of([&] { preview_run(config("second", sets)); });
+  EXPECT_EQ(dry.code(), ExitCode::environment);
+  EXPECT_STREQ(dry.what(), refused.what());
   free_now = [&] { return 3 * bytes; };
   EXPECT_THAT(
       log_of([&] { run("second", sets); }),
@@ -120,17 +145,84 @@ TEST_F(SmallDiskOfARun, IsToldWithBothNumbersBeforeTheFirstStep) {
   EXPECT_THAT(log_of([&] { run("third", sets); }), Not(HasSubstr("side by side")));
 }
 
+// A checkpoint is kept until its export is there: for the last state the run waits for that.
+TEST_F(SmallDiskOfARun, TheLastStateGetsThePlaceOfACheckpointWhoseExportIsPending) {
+  const std::vector<std::string> sets = {"training.steps=3",        "checkpoint.interval=1", "checkpoint.keep_latest=2",
+                                         "schedule.warmup_steps=1", "checkpoint.export={}",  "logging.interval=100"};
+  run("first", sets);
+  const int64_t bytes = CheckpointReader(checkpoint("first", 3)).bytes();
+  const fs::path saved = run_folder("second") + "/checkpoints";
+  free_now = [&] {  // no export is looked after between the saves, so those of steps 1 and 2 are pending at step 3
+    const auto count =
+        fs::exists(saved) ? std::ranges::count_if(names_in(saved), [](const auto& name) { return name.starts_with("step-"); }) : 0;
+    return std::max<int64_t>(0, 5 * bytes / 2 - bytes * count);
+  };
+  EXPECT_THAT(log_of([&] {
+                const TrainSummary summary = run("second", sets).summary;
+                EXPECT_EQ(summary.exit, ExitCode::ok);
+                EXPECT_EQ(summary.failed_saves, 0);
+              }),
+              HasSubstr("checkpoint of step 3 not saved yet: "));
+  EXPECT_FALSE(fs::exists(checkpoint("second", 1)));
+  EXPECT_TRUE(fs::exists(checkpoint("second", 3)));
+  EXPECT_TRUE(fs::exists(run_folder("second") + "/exports/step-00000003"));
+}
+
 TEST_F(SmallDiskOfARun, WhatAResumeMayGiveUpForItsLastStateCounts) {
   const std::vector<std::string> sets = {"training.steps=4", "checkpoint.interval=1", "checkpoint.keep_latest=2",
                                          "schedule.warmup_steps=1"};
   run("run", sets);
   const int64_t half = CheckpointReader(checkpoint("run", 4)).bytes() / 2;
-  free_now = [half] { return half; };  // whatever is deleted
   const auto more = [&](const std::string& steps) { return run("run", {steps, "checkpoint.interval=0", "checkpoint.resume=auto"}); };
+  free_now = [] { return 0; };
   EXPECT_EQ(more("training.steps=4").summary.exit, ExitCode::ok) << "all is saved";
+  free_now = [half] { return half; };  // whatever is deleted
   EXPECT_EQ(more("training.steps=5").summary.exit, ExitCode::storage);
   EXPECT_FALSE(fs::exists(checkpoint("run", 3))) << "which was given up";
   EXPECT_EQ(error_of([&] { more("training.steps=5"); }).code(), ExitCode::environment) << "the newest is not";
+}
+
+// Neither what keep_every keeps nor what is later than the step from which the run goes on gives its place to a new one.
+TEST_F(SmallDiskOfARun, OnlyCheckpointsThatMayGoAreReplaced) {
+  const std::vector<std::string> sets = {"training.steps=4", "checkpoint.interval=1", "checkpoint.keep_latest=4",
+                                         "schedule.warmup_steps=1"};
+  run("run", sets);
+  const int64_t bytes = CheckpointReader(checkpoint("run", 4)).bytes();
+  const std::string old = "checkpoint.resume=" + checkpoint("run", 2);
+  free_now = [&] { return bytes / 20; };
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"checkpoint.resume=auto", "checkpoint.keep_every=1"}, {old}}) {
+    std::vector<std::string> all = {"training.steps=5", "schedule.warmup_steps=1"};
+    all.insert(all.end(), more.begin(), more.end());
+    EXPECT_EQ(error_of([&] { run("run", all); }).code(), ExitCode::environment) << more[0];
+  }
+  // Steps 2 and 4 stay, so that 5, 6 and 7 lie beside them.
+  for (const int64_t step : {1, 3}) fs::remove_all(checkpoint("run", step));
+  const auto warned = [&](const std::string& name, int64_t free, const std::vector<std::string>& more) {
+    free_now = [free] { return free; };
+    std::vector<std::string> all = {"checkpoint.interval=1", "schedule.warmup_steps=1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return log_of([&] { EXPECT_NO_THROW(preview_run(config(name, all))); });
+  };
+  const auto side_by_side = [](int64_t count) { return HasSubstr(text("checkpoint.dir: ", count, " checkpoints of ")); };
+  EXPECT_THAT(
+      warned("run", 3 * bytes, {"training.steps=7", "checkpoint.keep_latest=2", "checkpoint.keep_every=2", "checkpoint.resume=auto"}),
+      side_by_side(3));
+  EXPECT_THAT(warned("run", 2 * bytes, {"training.steps=9", "checkpoint.keep_latest=3", "checkpoint.resume=auto"}), side_by_side(2));
+  // In another folder, the steps before the checkpoint bring no saves, and there are none that go.
+  EXPECT_THAT(warned("other", 2 * bytes, {"training.steps=5", old.substr(0, old.size() - 1) + "4"}), Not(HasSubstr("side by side")));
+  EXPECT_THAT(warned("other", 3 * bytes, {"training.steps=9", old.substr(0, old.size() - 1) + "4"}), side_by_side(4));
+  EXPECT_THAT(warned("exports", 3 * bytes, {"training.steps=4", "checkpoint.keep_latest=2", "checkpoint.export={}"}),
+              HasSubstr("with their exports lie side by side"));
+}
+
+TEST_F(SmallDiskOfARun, ARequestToStopMakesItsSaveTheLastOne) {
+  run("run", {"training.steps=4", "checkpoint.interval=1", "checkpoint.keep_latest=2", "schedule.warmup_steps=1"});
+  const int64_t half = CheckpointReader(checkpoint("run", 4)).bytes() / 2;
+  free_now = [half] { return half; };
+  const auto request = [calls = 0]() mutable { return ++calls == 2 ? Request::save_and_stop : Request::none; };
+  run(config("run", {"training.steps=9", "checkpoint.interval=0", "checkpoint.resume=auto"}), request);
+  EXPECT_FALSE(fs::exists(checkpoint("run", 3))) << "all but the newest may go for it";
+  EXPECT_TRUE(fs::exists(checkpoint("run", 4)));
 }
 
 }  // namespace mantissa::test::save_room_test

@@ -7,7 +7,7 @@
 
 #include "files.h"
 #include "mantissa/base/utf8.h"
-#include "text/normal_forms.h"
+#include "text/characters.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::bpe_tokenizer_test {
@@ -33,6 +33,18 @@ TEST(BpeTokenizer, MergesByRankAndThenFromTheLeft) {
   EXPECT_THAT(pieces(small_tokenizer(), "helloworld"), ElementsAre("hello", "wor", "ld"));
   EXPECT_THAT(pieces(small_tokenizer(), "lllll"), ElementsAre("ll", "ll", "l"));
   EXPECT_THAT(pieces(small_tokenizer(), "hel"), ElementsAre("he", "l"));
+}
+
+TEST(BpeTokenizer, PartsThatSayNothingChangeNothing) {
+  for (const char* const part : {"version", "truncation", "padding", "added_tokens", "normalizer", "post_processor"}) {
+    Json json = small_tokenizer();
+    json.members().erase(part);
+    EXPECT_EQ(encode(BpeTokenizer::from_json(json.dump(), "t.json"), "hel"), Ids({10, 6})) << "without " << part;
+  }
+  Json json = small_tokenizer();
+  json["version"] = nullptr;
+  json["model"]["dropout"] = 0.0;
+  EXPECT_THAT(encode(made(json), "hel"), ElementsAre(10, 6));
 }
 
 // "ab" is no pair any more where "bc" has been merged, and the pair of "a" and "bc" comes after that of "r" and "a". More symbols than are
@@ -212,6 +224,7 @@ TEST(BpeTokenizer, WhiteSpaceGoesWithATokenOnTheSideThatItStrips) {
   const BpeTokenizer tokenizer = made(json);
   EXPECT_THAT(encode(tokenizer, "a [ a"), ElementsAre(0, 20, 17, 0));
   EXPECT_THAT(encode(tokenizer, "a ] a"), ElementsAre(0, 17, 21, 0));
+  EXPECT_THAT(encode(tokenizer, "a   [  a  ]   a"), ElementsAre(0, 20, 17, 17, 0, 17, 17, 21, 0)) << "all of it";
 }
 
 // The package goes on searching behind the token itself, and the text goes on behind what it finds.
@@ -228,6 +241,20 @@ TEST(BpeTokenizer, ATokenOfWhiteSpaceIsFoundInWhiteSpaceThatAnotherTakesAlong) {
     EXPECT_THAT(encode(tokenizer, "a] \n\n  b"), ElementsAre(0, 20, 21, 17, 17, 1)) << "the rest is text again";
     EXPECT_THAT(encode(tokenizer, "a]  b"), ElementsAre(0, 20, 1));
   }
+}
+
+// The end of a run of white space is looked for once, not from each token in it: that took hours.
+TEST(BpeTokenizer, ManyTokensInOneRunOfWhiteSpaceAreFoundInLinearTime) {
+  constexpr size_t kCount = 500000;
+  Json json = small_tokenizer();
+  json["added_tokens"] = Json::Entries{added_token(" ", 20), added_token("\t", 21)};
+  json["added_tokens"][0]["rstrip"] = true;
+  const BpeTokenizer tokenizer = made(json);
+  EXPECT_EQ(encode(tokenizer, test::repeated(" ", kCount)), Ids(kCount, 20));
+  const Ids ids = encode(tokenizer, "a" + test::repeated(" \t", kCount) + " b");
+  ASSERT_EQ(ids.size(), 2 * kCount + 3);
+  EXPECT_EQ(std::ranges::count(ids, 20), int64_t{kCount} + 1);
+  EXPECT_EQ(std::ranges::count(ids, 21), int64_t{kCount});
 }
 
 // Another id than the package gives would be that of another token where a model is served.
@@ -319,12 +346,15 @@ TEST(NormalForms, AreThoseOfTheTable) {
       {"\u1ea1\u0302", "\u1ead", "\u1ead"},                 // so is the mark that a composite was made of
       {"a\u0315\u0300", "\u00e0\u0315", "\u00e0\u0315"},    // composed past a mark of another class
       {"a\u0301\u0301", "\u00e1\u0301", "\u00e1\u0301"},    // but not past one of its own
+      {"a\u0305\u0301", "a\u0305\u0301", "a\u0305\u0301"},  // nor past another of its own
       {"a\u034f\u0301", "a\u034f\u0301", "a\u034f\u0301"},  // nor past one of none
       {"\u212b\u2126", "\u00c5\u03a9", "\u00c5\u03a9"},     // singletons
       {"\u0344", "\u0308\u0301", "\u0308\u0301"},           // marks that are not composed again
       {"\u0915\u093c", "\u0915\u093c", "\u0915\u093c"},     // excluded from composition
       {"\u0958", "\u0915\u093c", "\u0915\u093c"},
       {"\u1100\u1161\u11a8x", "\uac01x", "\uac01x"},  // Hangul
+      {"\u1100\u1175", "\uae30", "\uae30"},
+      {"\u1112\u1175\u11c2", "\ud7a3", "\ud7a3"},  // the last one
       {"\uac00\u11a8", "\uac01", "\uac01"},
       {"\uac01\u11a8", "\uac01\u11a8", "\uac01\u11a8"},
       {"\uac00\u11a7", "\uac00\u11a7", "\uac00\u11a7"},  // the last one is no trailing jamo
@@ -419,6 +449,7 @@ TEST(CutTexts, AreEncodedPieceByPiece) {
       {R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"never"})", "he h", {"he", "\xE2\x96\x81h"}},
       {R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always"})", " h", {"\xE2\x96\x81h"}},
       {R"({"type":"Metaspace","replacement":"▁","add_prefix_space":true})", "h", {"\xE2\x96\x81h"}},
+      {R"({"type":"Metaspace","replacement":"▁","add_prefix_space":false})", "h", {"h"}},
       {R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":false})", "h", {"\xC4\xA0h"}},
       {R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":false})", " h", {"\xC4\xA0h"}},
       {R"({"type":"Sequence","pretokenizers":[{"type":"Digits"},{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"}]})",
@@ -440,6 +471,9 @@ TEST(BpeTokenizer, MetaspaceOfFirstIsAtTheBeginningOfTheText) {
   json["model"]["merges"].entries().emplace_back("▁ h");
   json["added_tokens"] = Json::Entries{added_token("<a>", 30)};
   json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}};
+  EXPECT_THAT(encode(made(json), "h<a>h"), ElementsAre(18, 30, 5));
+  EXPECT_THAT(encode(made(json), "<a>h h"), ElementsAre(30, 5, 18));
+  json["added_tokens"][0]["normalized"] = true;
   EXPECT_THAT(encode(made(json), "h<a>h"), ElementsAre(18, 30, 5));
   EXPECT_THAT(encode(made(json), "<a>h h"), ElementsAre(30, 5, 18));
 }
@@ -465,6 +499,10 @@ TEST(MetaspaceOfFirst, IsWhereTheFirstCharacterOfTheTextIs) {
        "",
        " h",
        {"▁", "a", "▁h"}},
+      {R"({"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"x"},{"type":"Replace","pattern":{"String":"x"},"content":""}]})",
+       "",
+       "h",
+       {"▁h"}},
       {R"({"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"String":"f"},"content":""}]})",
        "",
        "\ufb01h",

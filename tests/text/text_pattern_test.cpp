@@ -1,6 +1,8 @@
 // Expressions of tokenizers: those that are taken, and what they match.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <functional>
 #include <random>
 
 #include "files.h"
@@ -9,6 +11,8 @@
 #include "mantissa/base/version.h"
 #include "mantissa/text/split_pattern.h"
 #include "text/character_classes.h"
+#include "text/characters.h"
+#include "text/pattern_syntax.h"
 #include "text/unicode_tables.inc"
 
 namespace mantissa::text_pattern_test {
@@ -38,6 +42,29 @@ constexpr const char* kLlama3 =
 TEST(SplitPattern, CutsAsPublishedTokenizersDo) {
   EXPECT_THAT(matches(kLlama3, "I'Ll say 12345  no\r\n\n x!"),
               ElementsAre("I", "'Ll", " say", " ", "123", "45", " ", " no", "\r\n\n", " x", "!"));
+}
+
+// Words of single_word are those of Rust's regex, capitals those of the database.
+TEST(UnicodeTables, CharactersHaveTheirProperties) {
+  constexpr std::u32string_view kSpaces =
+      U"\t\n\v\f\r \u0085\u00A0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200A\u2028\u2029\u202F\u205F\u3000";
+  constexpr std::u32string_view kWord =
+                                    U"aZ_7\u00AA\u0301\u0903\u20DD\u2160\u200C\u200D\u24B6\u24E9\U0001F130\U0001F149\U0001F150\U0001F189",
+                                kNoWord = U" -\u00B2\u00BD\u2460\u24EA\U0001F12F\U0001F14A\U0001F18A",
+                                kPunctuation = U"!/$+^`~\u00A1\u00A7\u00AB\u00BF\u166D\u2010\u2027\u3001\u3003\uFF01\U000111C9",
+                                kNoPunctuation = U"a \u00A0\u00A2\u1B7F\u2028\u3000\u3004",
+                                kNumeric = U"7\u00B2\u00BE\u0660\u2160\u2188\u2460", kNotNumeric = U"a\u00B1\u24B6\u218Ax";
+  for (char32_t c = 0; c < kCodePoints; ++c) ASSERT_EQ(is_white_space(c), kSpaces.find(c) != std::u32string_view::npos) << uint32_t{c};
+  for (const char32_t c : kWord) EXPECT_TRUE(is_word_character(c)) << uint32_t{c};
+  for (const char32_t c : kNoWord) EXPECT_FALSE(is_word_character(c)) << uint32_t{c};
+  for (const char32_t c : kPunctuation) EXPECT_TRUE(is_punctuation(c)) << uint32_t{c};
+  for (const char32_t c : kNoPunctuation) EXPECT_FALSE(is_punctuation(c)) << uint32_t{c};
+  for (const char32_t c : kNumeric) EXPECT_TRUE(is_numeric(c)) << uint32_t{c};
+  for (const char32_t c : kNotNumeric) EXPECT_FALSE(is_numeric(c)) << uint32_t{c};
+  for (const auto& [capital, small] : {std::pair<char32_t, char32_t>{U'A', U'a'}, {0x130, U'i'}, {0x10D50, 0x10D70}, {0x1E921, 0x1E943}}) {
+    EXPECT_EQ(lower_case(capital), small) << uint32_t{capital};
+    EXPECT_EQ(lower_case(small), small) << uint32_t{small};
+  }
 }
 
 // PCRE2 counts U+180E as a space, Oniguruma does not.
@@ -82,6 +109,11 @@ TEST(SplitPattern, CategoriesAreThoseOfTheTable) {
   EXPECT_THAT(matches(R"(\w+)", "\u2160\u200d\u00b2\u00bd\u00b7\u2074"), ElementsAre("\u2160", "\u00b2\u00bd"));
   EXPECT_THAT(matches(R"([^\w]+)", all), ElementsAre(symbol, unassigned));
   EXPECT_THAT(matches(R"([\W\d]+)", all), ElementsAre(digit + symbol, unassigned));
+  EXPECT_THAT(matches(R"(\w+)", "\u00b1\u00b2\u00b3\u00b4\u00b9\u00ba\u00bb\u00bc\u00bd\u00be\u00bf"),
+              ElementsAre("\u00b2\u00b3", "\u00b9\u00ba", "\u00bc\u00bd\u00be"));
+  EXPECT_THAT(matches(R"(\w+)", "-\u0301\u0903\u20dd-"), ElementsAre("\u0301\u0903\u20dd")) << "marks of all three kinds";
+  for (const char* const letters : {R"(\D+)", R"(\P{^L}+)", R"(\p{^N}+)", R"(\P{N}+)"})
+    EXPECT_THAT(matches(letters, "1ab2"), ElementsAre("ab")) << letters;
 }
 
 // `mantissa --version`, `doctor` and checkpoints show the version.
@@ -113,10 +145,14 @@ TEST(SplitPattern, ClassesAreRangesAndSets) {
   EXPECT_THAT(matches(R"([a-c\x{78}-\u007a-]+)", "abd-xz"), ElementsAre("ab", "-xz"));
   EXPECT_THAT(matches("[\u4e00-\u9fa5\u3040-\u309f]+", "a\u4e2d\u3042b"), ElementsAre("\u4e2d\u3042"));
   EXPECT_THAT(matches(R"([+--]+)", "*+,-."), ElementsAre("+,-"));
+  EXPECT_THAT(matches(R"([a-]+|[\s-]+)", "ab- -"), ElementsAre("a", "-", " -")) << "a hyphen at the end is one";
   EXPECT_THAT(matches(R"([^\S\n]+)", "a \t\n b"), ElementsAre(" \t", " ")) << "white space but line ends";
   EXPECT_THAT(matches(R"(a[^\s\S]|b)", "a b"), ElementsAre("b")) << "a class that nothing is in";
   EXPECT_THAT(matches(R"([\s\S]b)", "b\nb"), ElementsAre("\nb"));
-  EXPECT_THAT(matches("a.", "a\na\u00e9"), ElementsAre("a\u00e9"));
+  EXPECT_THAT(matches("a.", "a\na\u00e9a\ra\u2028"), ElementsAre("a\u00e9", "a\r", "a\u2028")) << "all but a line end";
+  EXPECT_THAT(matches(R"([\t\f]+)", "\v\f\t\v"), ElementsAre("\f\t"));
+  EXPECT_THAT(matches(R"(\x{10FFFF}|\x{00007a})", "\U0010FFFEz\U0010FFFF"), ElementsAre("z", "\U0010FFFF"));
+  EXPECT_THAT(matches("ax|bx|cx|[ab]+|[bc]+|[ac]+", "abbcca"), ElementsAre("abb", "cc", "a")) << "of kinds that follow each other, and not";
   EXPECT_THAT(matches("\u00e9+", "e\u00e9\u00e9"), ElementsAre("\u00e9\u00e9"));
 }
 
@@ -126,6 +162,7 @@ TEST(SplitPattern, LettersOfAnyCaseAreThoseThatFoldToThem) {
   EXPECT_THAT(matches("(?i:[a-k])+", "aK\u212al"), ElementsAre("aK\u212a"));
   EXPECT_THAT(matches("(?i:[^s])", "Ssa\u017fS"), ElementsAre("a"));
   EXPECT_THAT(matches("(?i:(?:a)b)|c", "AbC"), ElementsAre("Ab"));
+  EXPECT_THAT(matches("(?i:f|s|sx|s+)", "SsXF"), ElementsAre("S", "s", "F")) << "two letters of different branches are no pair";
 }
 
 TEST(SplitPattern, TellsNoMoreThan256KindsOfCharactersApart) {
@@ -174,6 +211,23 @@ TEST(CharacterClasses, TellApartWhatTheSetsDo) {
   }
 }
 
+// Two bytes that stand for a set of 6 KB: without a limit, and with a set for each, a file of 1 MB took gigabytes.
+TEST(SplitPattern, ExpressionsAreShortAndTheirSetsShared) {
+  std::string words;
+  for (int i = 0; i < 500000; ++i) words += R"(\w)";
+  for (const auto& refused :
+       {std::function([&] { SplitPattern::expression(words); }), std::function([&] { SplitPattern::literal(words); })}) {
+    const Error error = test::error_of(refused);
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(), HasSubstr("more than 16384 bytes"));
+    EXPECT_LT(std::string(error.what()).size(), 1000U);
+  }
+  EXPECT_THAT(matches(SplitPattern::literal(std::string(16384, 'a')), std::string(16385, 'a')), ElementsAre(std::string(16384, 'a')));
+  const PatternParts parts = pattern_parts(R"(\w+a\W[\w]\w|a)");
+  EXPECT_EQ(parts.sets().size(), 3U) << "\\w, a, \\W";
+  EXPECT_EQ(std::ranges::count_if(parts.parts(), [](const PatternPart& part) { return part.set >= 0; }), 6);
+}
+
 struct Refused {
   const char *expression, *construct;
 };
@@ -204,6 +258,7 @@ TEST(RefusedPatterns, AreNamedByTheConstruct) {
                                   {R"([\s-z])", "-"},
                                   {R"(\xe9)", R"(\xe9)"},
                                   {R"(\x{D800})", R"(\x{D800})"},
+                                  {R"(\x{110000})", R"(\x{110000})"},
                                   {R"((a)", ""},
                                   {R"(a))", ")"},
                                   {R"([a)", "[a"},

@@ -201,6 +201,60 @@ TEST_F(ChatFolder, AnotherTemplateThanTheModelsIsTold) {
   EXPECT_THAT(trained("same", {"checkpoint.init_from=run"}), Not(HasSubstr("was trained with")));
 }
 
+// The older places of a template count where no chat_template.jinja is there.
+TEST_F(ChatFolder, TheTemplateMayLieInTheOtherFiles) {
+  write_file("ask.jsonl", asked("Hi"));
+  std::filesystem::remove("export/chat_template.jinja");
+  for (const std::string name : {"chat_template.json", "tokenizer_config.json"}) {
+    const Json content = {{"eos_token", "<|endoftext|>"}, {"chat_template", kOther}};
+    write_file("export/" + name, content.dump());
+    const std::string says = "its " + name + " renders [{";
+    EXPECT_THAT(told({"generate", "export", "--chat", "ask.jsonl", "--max-new-tokens", "1", "--chat-template", "chatml"}),
+                HasSubstr("export: " + says));
+    EXPECT_THAT(told({"eval", "export", "--data", "chats.jsonl", "--chat-template", "chatml"}), HasSubstr("export: " + says));
+    for (const char* const tokenizer : {"export", "export/tokenizer.json"}) {
+      EXPECT_THAT(told({"tokenize", "--format", "examples", "--tokenizer", tokenizer, "--output", "examples", "chats.jsonl",
+                        "--chat-template", "chatml"}),
+                  HasSubstr(says))
+          << tokenizer;
+      for (const auto& entry : std::filesystem::directory_iterator("."))
+        if (entry.path().filename().string().starts_with("examples")) std::filesystem::remove_all(entry.path());
+    }
+    EXPECT_THAT(trained("from-" + name, {"checkpoint.init_from=export"}), HasSubstr("export: " + says));
+    std::filesystem::remove("export/" + name);
+  }
+  // A checkpoint keeps the template of its folder for those who train conversations later.
+  write_file("export/chat_template.jinja", kOther);
+  write_file("texts.jsonl", R"({"text": "Hello there. See you."})"
+                            "\n");
+  trained("texts", {"checkpoint.init_from=export", "training.seq_len=4",
+                    R"(data={"train": [{"path": "texts.jsonl"}], "valid": [{"path": "texts.jsonl"}]})"});
+  EXPECT_THAT(trained("chats", {"checkpoint.init_from=texts"}), HasSubstr("its chat_template.jinja renders [{"));
+}
+
+// A folder whose template tells a date is compared at the date of the command or of the run.
+TEST_F(ChatFolder, TemplatesAreComparedAtOneDate) {
+  output({"tokenize", "--train-vocab", "300", "--chat-template", "llama3", "--output", "dated.json", "chats.jsonl"});
+  const Words dated = {"data.tokenizer=dated.json", "data.chat_template=llama3", "model.max_position_embeddings=384",
+                       "training.seq_len=384"};
+  const auto with = [&](const Words& more) {
+    Words all = dated;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  trained("dated", with({"data.chat_date=1 May 2026"}));
+  output({"export", "dated", "--output", "dated-export"});
+  write_file("ask.jsonl", asked("Hi"));
+  const Words generate = {"generate", "dated-export", "--chat", "ask.jsonl", "--max-new-tokens", "1", "--chat-template", "llama3"};
+  EXPECT_THAT(told(generate), HasSubstr("its chat_template.jinja renders [{")) << "by its own date";
+  Words later = generate;
+  later.insert(later.end(), {"--chat-date", "2 May 2026"});
+  EXPECT_EQ(told(later), "");
+  EXPECT_THAT(trained("other", with({"checkpoint.init_from=dated-export"})), HasSubstr("its chat_template.jinja renders [{"));
+  EXPECT_THAT(trained("same", with({"checkpoint.init_from=dated-export", "data.chat_date=2 May 2026"})),
+              Not(HasSubstr("chat_template.jinja")));
+}
+
 TEST_F(ChatFolder, ConversationsAndPromptsComeFromStandardInput) {
   const auto from_input = [](const std::string& input, const Words& words, int exit_code = 0) {
     std::istringstream text(input);
@@ -221,6 +275,10 @@ TEST_F(ChatFolder, ConversationsAndPromptsComeFromStandardInput) {
   EXPECT_EQ(from_input(lines, with({"--chat", "-"})), output(with({"--chat", "ask.jsonl"})));
   EXPECT_EQ(from_input(lines.substr(0, lines.size() - 1), with({"--chat", "-"})), output(with({"--chat", "ask.jsonl"})))
       << "without the last line end";
+  const std::string list = "[" + asked("Bye") + ",\n" + asked("Hi") + "]";
+  for (const std::string& input : {list, "\n \n" + list, std::string(100'000, ' ') + list + "\n"})
+    EXPECT_EQ(from_input(input, with({"--chat", "-"})), output(with({"--chat", "ask.jsonl"}))) << input.size();
+  EXPECT_THAT(from_input("[" + asked("Hi") + ", 1]", with({"--chat", "-"}), 4), HasSubstr("standard input"));
   EXPECT_EQ(from_input("a\nb\n", with({"--prompts", "-"})), output(with({"--prompt", "a", "--prompt", "b"})));
   EXPECT_THAT(from_input("\n" + conversation("Hi", "Ho"), with({"--chat", "-"}), 4),
               HasSubstr("standard input, line 2: messages: must end"));
@@ -249,8 +307,50 @@ TEST_F(ChatFolder, SamplingIsThatOfTheModelUnlessOptionsSayOtherwise) {
   EXPECT_EQ(told(generate),
             "export: generation_config.json: temperature 0.6, top-k 20\n"
             "export: generation_config.json: not used here: repetition_penalty = 1.1\n");
-  write_file("export/generation_config.json", R"({"temperature": -1})");
+  Words cooler = generate;
+  cooler.insert(cooler.end(), {"--temperature", "0.5"});
+  EXPECT_EQ(told(cooler),
+            "export: generation_config.json: top-k 20\n"
+            "export: generation_config.json: not used here: repetition_penalty = 1.1\n");
+  write_file("export/generation_config.json", R"({"do_sample": true, "temperature": -1})");
   EXPECT_THAT(output(generate, 4), HasSubstr("export: generation_config.json: temperature"));
+  write_file("export/generation_config.json", R"({"temperature": -1})");
+  EXPECT_EQ(with({}), usual);
+  // Before generation_config.json was, its keys stood in config.json.
+  Json config = parse_json(test::read_file("export/config.json"), "config");
+  config["do_sample"] = true;
+  config["top_k"] = 1;
+  config["num_beams"] = 4;
+  write_file("export/config.json", config.dump());
+  EXPECT_EQ(with({}), usual) << "the newer file alone counts";
+  std::filesystem::remove("export/generation_config.json");
+  EXPECT_EQ(with({}), greedy);
+  EXPECT_EQ(told(generate), "export: config.json: top-k 1\nexport: config.json: not used here: num_beams = 4\n");
+}
+
+TEST_F(ChatFolder, EvalTakesTheWindowOfTheRun) {
+  trained("short", {"training.seq_len=64"});
+  EXPECT_THAT(output({"eval", "short"}), HasSubstr(" | seq_len 64\n"));
+  EXPECT_THAT(output({"eval", "short", "--seq-len", "80"}), HasSubstr(" | seq_len 80\n"));
+}
+
+// Which examples the last rows have depends on the length of a row and on the template: others would be scored that were trained on.
+TEST(Chat, ExamplesThatARunHoldsOutAreThoseOfItsOwnRows) {
+  const test::TemporaryFolder folder;
+  const test::WorkingFolder here(folder.path());
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += conversation(test::repeated("Hi ", 1 + static_cast<size_t>(i * 7 % 10)), "Hello there.");
+  write_file("chats.jsonl", lines);
+  write_file("run.json", kConfig);
+  output({"tokenize", "--train-vocab", "280", "--chat-template", "chatml", "--output", "own.json", "chats.jsonl"});
+  train(load_run_config({.file = "run.json", .sets = {"data.train=[]", "data.valid=[]", "data.path=chats.jsonl", "training.steps=1"}}),
+        {"test"}, {});
+  const std::string own = output({"eval", "run"});
+  EXPECT_THAT(own, HasSubstr(" | seq_len 64\n"));
+  EXPECT_EQ(output({"eval", "run", "--seq-len", "64", "--chat-template", "chatml"}), own);
+  EXPECT_THAT(output({"eval", "run", "--seq-len", "48"}, 2), HasSubstr("--seq-len: of data.path "));
+  EXPECT_THAT(output({"eval", "run", "--chat-template", "qwen2.5"}, 2), HasSubstr("--chat-template: of data.path "));
+  EXPECT_THAT(output({"eval", "run", "--seq-len", "48", "--data", "chats.jsonl"}), HasSubstr(" | seq_len 48\n"));
 }
 
 // Conversations that were rendered before are prompts and completions, whose special tokens are these tokens in training, too.

@@ -1,4 +1,4 @@
-// generate refuses prompts, and warns of them, before it prints anything.
+// generate refuses prompts, and warns of them, before it prints anything; eval warns of its data.
 #include <gmock/gmock.h>
 
 #include "shared_run.h"
@@ -39,6 +39,9 @@ class PromptTest : public ::testing::Test {
   static Outcome generate(Words words, const test::SharedRun& run = *shared_) {
     words.insert(words.begin(), {"generate", run.path(), "--temperature", "0"});
     if (std::ranges::find(words, "--max-new-tokens") == words.end()) words.insert(words.end(), {"--max-new-tokens", "2"});
+    return outcome(words);
+  }
+  static Outcome outcome(const Words& words) {
     ::testing::internal::CaptureStderr();
     const test::CommandResult result = test::command_result(words);
     return {result.exit_code, result.output, result.error, ::testing::internal::GetCapturedStderr()};
@@ -59,6 +62,15 @@ TEST_F(PromptTest, ARefusedPromptIsNotPrinted) {
   EXPECT_THAT(none.output, IsEmpty());
 }
 
+// All are checked before the first is continued, however many are continued at once.
+TEST_F(PromptTest, NothingIsPrintedIfTheLastOfManyIsRefused) {
+  test::write_file(*folder_ / "many.txt", test::repeated("abc\n", 64) + "xyz\n");
+  const Outcome many = generate({"--prompts", *folder_ / "many.txt"}, *plain_);
+  EXPECT_EQ(many.exit_code, 2);
+  EXPECT_THAT(many.error, HasSubstr("generation: the prompt is empty"));
+  EXPECT_THAT(many.output, IsEmpty());
+}
+
 TEST_F(PromptTest, ABeginTokenThatIsThereTwiceIsAWarning) {
   const std::string says = ": the begin token, which the tokenizer puts before each text, is also spelled in 1 text";
   EXPECT_THAT(generate({"--prompt", "<s>ab"}).log, HasSubstr("--prompt" + says));
@@ -75,6 +87,24 @@ TEST_F(PromptTest, APromptBeyondTheContextIsAWarning) {
   EXPECT_EQ(cut.exit_code, 0);
   EXPECT_THAT(cut.log, HasSubstr("--prompt: the prompt has 17 tokens, and the model 16 positions: only the last 8 are read"));
   EXPECT_THAT(generate({"--prompt-ids", "1" + test::repeated(",1", 16)}).log, HasSubstr("--prompt-ids: the prompt has 17 tokens"));
+}
+
+TEST_F(PromptTest, EvaluatedDataHaveTheWarningsOfTraining) {
+  const auto told = [](const std::string& lines, const Words& more = {}) {
+    test::write_file(*folder_ / "data.jsonl", lines);
+    Words words = {"eval", shared_->path(), "--data", *folder_ / "data.jsonl"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome run = outcome(words);
+    EXPECT_EQ(run.exit_code, 0) << run.error;
+    return run.log;
+  };
+  EXPECT_THAT(told("{\"text\": \"<s>ab\"}\n{\"text\": \"abc\"}\n"),
+              HasSubstr("data.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 1 text"));
+  EXPECT_THAT(told("{\"text\": \"abc\"}\n"), Not(HasSubstr("begin token")));
+  const std::string example = R"({"tokens": [0, 1, 2, 0, 1, 2], "mask": [0, 1, 1, 1, 1, 1]})";
+  EXPECT_THAT(told(example, {"--seq-len", "4"}),
+              HasSubstr("data.jsonl: 1 of 1 example longer than --seq-len: the end is cut off, with 2 of 5 targets"));
+  EXPECT_THAT(told(example), Not(HasSubstr("cut off")));
 }
 
 }  // namespace mantissa::prompt_test

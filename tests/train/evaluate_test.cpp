@@ -35,9 +35,12 @@ class EvaluateTest : public test::BackendTest {
     test::initialize(model_->parameters(), 3);
   }
 
-  Data open(std::vector<std::string> names) const {
+  // end: the byte that ends documents, whose targets do not count.
+  Data open(std::vector<std::string> names, std::optional<int64_t> end = {}) const {
     DataConfig config;
     config.tokenizer = "byte";
+    config.eod_id = end;
+    config.mask_eod_loss = end.has_value();
     for (const std::string& name : names) config.valid.push_back({.path = folder_ / name});
     return open_validation_data(config, {.seq_len = kLength});
   }
@@ -137,6 +140,11 @@ TEST_F(EvaluateTest, SeveralSetsAreReportedApartAndAveragedByTargets) {
   const Evaluation some = evaluate(*model_, data.valid, 4, 3);
   EXPECT_EQ(some.sets[0].targets, 12 * kLength);
   EXPECT_EQ(some.sets[1].targets, 149) << "a short set is taken whole";
+  test::write_file(folder_ / "ends.txt", std::string(50, 'e'));
+  const Evaluation ends = evaluate(*model_, open({"long.txt", "ends.txt"}, 'e').valid, 4, {});
+  EXPECT_EQ(ends.sets[1].targets, 0);
+  EXPECT_TRUE(std::isnan(ends.sets[1].loss)) << "it has none";
+  EXPECT_EQ(ends.loss, ends.sets[0].loss);
 }
 
 }  // namespace mantissa::evaluate_test

@@ -1,10 +1,12 @@
 // Outcomes of exports that are asked for: their order, their checkpoints, and a rank that cannot make its part.
 #include <csignal>
+#include <thread>
 
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/pending_folder.h"
+#include "mantissa/io/safetensors.h"
 #include "process.h"
 #include "train/run_exports.h"
 
@@ -90,8 +92,8 @@ TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
   test::write_file(file, earlier.replace(earlier.find(none), none.size(), R"("convention": "compressed-tensors")"));
   exports.add(saved(2), of_run);
   EXPECT_EQ(exports.pending(), 0U);
-  exports.add({.path = checkpoint("run", 2), .hash = saved(3).hash}, of_run);  // another state of this step
-  EXPECT_EQ(exports.pending(), 1U);
+  for (const int64_t other : {1, 3}) exports.add({.path = checkpoint("run", 2), .hash = saved(other).hash}, of_run);
+  EXPECT_EQ(exports.pending(), 2U) << "other states of this step";
 }
 
 // The files there may hold anything: the export is replaced, and the run goes on.
@@ -173,6 +175,45 @@ TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
     EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000003"));
     std::filesystem::remove_all(exported("run", 3));
   }
+}
+
+// A byte of the part that the last rank compares changes when all ranks have read back what they wrote.
+TEST_F(ExportsAskedFor, EachRankComparesAPart) {
+  const LoadedConfig loaded = exporting();
+  const SavedCheckpoint second = saved(2);
+  const std::string tensor = "model.layers.1.mlp.down_proj.weight";
+  const auto flip = [&] {
+    for (const std::string& name : exports_of(run_folder("run"))) {
+      const std::filesystem::path folder = run_folder("run") + "/exports/" + name;
+      if (!std::filesystem::is_directory(folder)) continue;
+      const SafetensorsFolder weights(folder);
+      const SafetensorsEntry* const entry = weights.find(tensor);
+      ASSERT_NE(entry, nullptr);
+      test::flip_byte(folder / "model.safetensors", entry->begin);
+    }
+  };
+  std::string problem;
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+    const test::TemporaryFolder folder;
+    ModelExport model(second.path, {}, make_backend("cpu"));
+    model.begin(folder.path());
+    int64_t pieces = 0;
+    model.write(folder.path(), world.rank(), 2, [&pieces] { ++pieces; });
+    std::optional<CheckpointDirectory> of_run;
+    if (world.rank() == 0) of_run.emplace(directory(), KeepPolicy{}, "test");
+    RunExports exports(loaded.config, world, [&](const ExportEvent& event) {
+      if (world.rank() == 0) problem = event.problem;
+    });
+    exports.add(second, of_run);
+    while (exports.progress() < pieces) std::this_thread::yield();
+    await_all(world);
+    if (world.rank() == 0) flip();
+    await_all(world);
+    while (exports.pending() > 0) exports.advance(of_run);
+  });
+  EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
+  EXPECT_THAT(problem, HasSubstr("what was written is not what was to be: " + tensor + "["));
+  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
 }
 
 // They are of another step than the export that comes next.

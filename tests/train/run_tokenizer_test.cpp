@@ -144,6 +144,25 @@ TEST_F(RunTokenizerTest, OfAFolderThatIsGoneIsTakenFromTheCheckpointAndSoIsTheMo
   EXPECT_EQ(load_model(checkpoint("third", 4), make_backend("cpu")).tokenizer->files()->tokenizer, bytes);
 }
 
+// Only the name that the checkpoint was trained with stands for the checkpoint's own.
+TEST_F(RunTokenizerTest, OfAResumeIsThatOfTheRunWhichIsNamed) {
+  run("first", sets({"data.tokenizer=" + trained(270, "own.json")}));
+  run("other", sets({"data.tokenizer=" + trained(265, "other.json")}));
+  std::filesystem::copy(run_folder("first"), run_folder("copy"), std::filesystem::copy_options::recursive);
+  run(started(run_folder("first"), {}));
+  const auto resumed = [&](const std::string& tokenizer, const char* steps) {
+    run(started(run_folder("first"), {"checkpoint.resume=auto", text("training.steps=", steps), "data.tokenizer=" + tokenizer}));
+  };
+  const Error other = test::error_of([&] { resumed(run_folder("other"), "2"); });
+  EXPECT_EQ(other.code(), ExitCode::usage);
+  EXPECT_THAT(other.what(), HasSubstr("another tokenizer than data.tokenizer"));
+  const Error none = test::error_of([&] { resumed(folder_ / "runs/furst", "2"); });
+  EXPECT_EQ(none.code(), ExitCode::usage);
+  EXPECT_THAT(none.what(), HasSubstr("data.tokenizer: there is no "));
+  EXPECT_NO_THROW(resumed(run_folder("copy"), "2")) << "which has the same";
+  EXPECT_NO_THROW(resumed(run_folder("first"), "3"));
+}
+
 TEST_F(RunTokenizerTest, PromptsOfSamplesThatBeginTwiceOrAreCutAreToldBefore) {
   test::write_file(folder_ / "own.json", R"({"version": "1.0", "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": []},

@@ -1,9 +1,8 @@
 // The saves of a run need so much of its disk.
-#include "train/save_room.h"
-
 #include <gtest/gtest.h>
 
 #include "exports_of_runs.h"
+#include "train/start_point.h"
 
 namespace mantissa::save_room_test {
 

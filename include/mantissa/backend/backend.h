@@ -530,7 +530,9 @@ struct RoutingRule {
 };
 
 // scores are softmax over all experts, or sigmoid. counts[s, e] are the assignments of expert e in sequence s. A token whose logits are all
-// -Inf is padding: its experts are -1, its weights and scores are 0, and nothing counts it.
+// -Inf is padding: its experts are -1, its weights and scores are 0, and nothing counts it. Callers say so by the logits, so
+// that kernels need no operand for it. A token of the data has such logits only if the sum of each overflows to -Inf, which takes weights
+// near the end of fp32, as a norm bounds what they multiply: it goes to no expert, and unlike NaN that does not reach the loss.
 struct RouteForward {
   Tensor logits, experts, weights, scores, counts;
   RoutingRule rule;

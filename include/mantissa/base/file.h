@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -80,7 +81,11 @@ bool rename_folder_to_new(const std::filesystem::path& from, const std::filesyst
 // Swaps two names in one step; returns false where the file system cannot.
 bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
-// Throws Error(storage) if fewer than 1.1 * bytes are free for this user on the file system of `directory`.
+// Returns the bytes that are free for this user on the file system of `directory`; none where the system does not say.
+std::optional<int64_t> free_bytes(const std::filesystem::path& directory);
+// Returns the bytes that must be free to write so many: a tenth more.
+int64_t room_for(int64_t bytes);
+// Throws Error(storage) if fewer than room_for(bytes) are free on the file system of `directory`.
 void require_free_space(const std::filesystem::path& directory, int64_t bytes);
 
 // Returns the reason of a failed system call in words, e.g. "No space left on device".

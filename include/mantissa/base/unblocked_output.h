@@ -16,7 +16,8 @@ class UnblockedOutput {
   UnblockedOutput(const UnblockedOutput&) = delete;
   UnblockedOutput& operator=(const UnblockedOutput&) = delete;
 
-  // Writes whole lines. They are dropped if the reader is gone, the disk is full, or a MiB of earlier lines waits; never if nothing waits.
+  // Writes whole lines. They are dropped if the reader is gone, the disk is full, a MiB of earlier lines waits, or after give_up(); never
+  // for their size, if nothing waits.
   void write(std::string_view lines);
   void flush();    // writes what goes at once
   void finish();   // writes all of it, as long as the reader takes some every two seconds; the rest is dropped

@@ -31,7 +31,7 @@
 namespace mantissa {
 
 struct KeepPolicy {
-  int64_t latest = 3;  // this many valid ones, at least 2: the newest may turn out to be damaged
+  int64_t latest = 3;  // this many valid ones, at least 2, as the newest may turn out to be damaged; 1 where AfterSave::run_ends needs room
   int64_t every = 0;   // and those whose step is a multiple of this; 0: no others
 };
 
@@ -57,11 +57,12 @@ class CheckpointDirectory {
   // Saves in three steps. begin() makes a temporary folder; there each process writes its shard (write_shard), in any order; commit()
   // writes the manifest and publishes. On return the checkpoint is on the disk and named by `latest`. A valid checkpoint of this step with
   // the same content is not written again; one that holds another state is deleted in the end, and a damaged one is set aside. All throw
-  // Error(storage) on failure: nothing old was deleted, and training may go on and save again later. Call abandon() if a shard could not be
-  // written.
+  // Error(storage) on failure: nothing old was deleted but for want of room, and training may go on and save again later. Call abandon() if
+  // a shard could not be written.
   //
   // Where the disk has no room, begin() deletes the oldest checkpoints that only `latest` of the policy keeps, as few as are enough and as
-  // many as `after` allows; none if that is not enough.
+  // many as `after` allows; none if that is not enough. They are gone also if the new one cannot be written then: what is left has its
+  // manifest and its sizes, but its bytes were not read again, for which a run that is stopped has no time.
   struct Save {
     Manifest manifest;
     std::filesystem::path folder;  // empty: this very state is there, no shard is to be written

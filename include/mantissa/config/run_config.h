@@ -204,7 +204,7 @@ struct CheckpointConfig {
   bool resumes_named() const { return resume != "never" && resume != "auto"; }  // from a path
 
   void fields(auto& v) {
-    v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
+    v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name, %%: %");
     v("interval", interval, "steps between checkpoints; 0: only at the end", limits::between(0, kMostSteps));
     v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
       limits::between(2, kLargestCount));
@@ -238,7 +238,7 @@ struct LoggingConfig {
 
   void fields(auto& v) {
     v("run_name", run_name, "null: the config's file name without extension");
-    v("dir", dir, "run folder; %n: run name");
+    v("dir", dir, "run folder; %n: run name, %%: %");
     v("interval", interval, "steps between step lines", limits::between(1, kMostSteps));
     v("console", console, "auto: progress on a terminal, plain lines elsewhere");
     v("jsonl", jsonl, "write metrics.jsonl");
@@ -282,9 +282,10 @@ struct LoadedConfig {
   RunConfig config;
   ConfigReport report;                           // origins; no errors
   std::optional<SavedTokenizer> tokenizer = {};  // where data.tokenizer names no file of its own
+  bool restarted = false;                        // the launcher starts the run once more: its folder may hold metrics of the attempt before
 };
 
-// The name of a run and its folders, with the placeholders replaced.
+// The name of a run and its folders, with the placeholders replaced: %n, %d, and %% by %.
 struct RunFolders {
   std::string name, run, checkpoints;
 };

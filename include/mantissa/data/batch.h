@@ -24,6 +24,8 @@ struct Batch {
   int64_t target_count = 0;             // targets that count
   bool all_count = false;               // all, in every batch of this data
   std::vector<SampleId> samples;        // [B]: which samples these are
+
+  int64_t padding() const;  // how many tokens are padding
 };
 
 // Says what document boundaries do.

@@ -39,8 +39,8 @@ std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progress
 bool has_conversations(const Data& data);
 
 // Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, a chat template
-// that nothing uses (neither conversations nor tokens that it may have rendered), data too short for a sample, and a vocabulary size that
-// is missing or smaller than the tokenizer's; Error(data) for files that are damaged.
+// that nothing uses (neither conversations nor ids of any format, which it may have rendered), data too short for a sample, and a
+// vocabulary size that is missing or smaller than the tokenizer's; Error(data) for files that are damaged.
 Data open_data(const DataConfig& config, const DataOptions& options);
 
 // Opens the validation part alone, without fingerprints. The chat template is that of the run, so these data need not use it.

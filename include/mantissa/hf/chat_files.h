@@ -1,5 +1,5 @@
-// Finds the chat template that lies beside a model, compares it with one of data.chat_template, and puts that in its place where a run
-// trained it.
+// The files beside a model that say how it is prompted: finds its chat template, compares it with one of data.chat_template, and puts that
+// in its place where a run trained it.
 #pragma once
 
 #include <filesystem>

@@ -26,6 +26,7 @@ RouterLossKeys router_loss_keys(const std::vector<TokenizerFile>& files);
 // Adds an end token to those that are named.
 void add_end_token(int64_t id, SpecialTokens& tokens);
 // Makes a generation_config.json, which readers ask first, name its own end tokens, else those of config.json, and the learned ones.
+// Leaves it as it is where training taught none.
 void add_end_tokens(const std::vector<int32_t>& learned, const SpecialTokens& of_config, TokenizerFile& generation_config);
 
 // Returns true if these are the files of another tokenizer. A tokenizer that mantissa exported is known again by its vocabulary.

@@ -1,4 +1,4 @@
-// Reads what generation_config.json of a model says of sampling.
+// Reads what generation_config.json of a model, or an older config.json, says of sampling.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ struct SamplingDefaults {
   std::vector<std::string> unused = {};  // keys that change the tokens in transformers but not here: "repetition_penalty = 1.1"
 };
 
-// Throws Error(data) that begins with `source` for a file that is no JSON object, and for a value that is none of its key.
+// Throws Error(data) that begins with `source` for a file that is no JSON object, and for a value that would be taken and is none of its
+// key.
 SamplingDefaults read_sampling_defaults(std::string_view content, const std::string& source);
 
 }  // namespace mantissa

@@ -18,9 +18,10 @@ namespace mantissa {
 // A config file and what the command line adds. Order: defaults < file < set_files (objects merge, all else replaces) < sets.
 struct ConfigSources {
   std::string file;
-  std::optional<std::string> text = {};     // the content of `file` when it does not come from the disk (a config kept in a checkpoint)
-  std::vector<std::string> set_files = {};  // further JSON files, merged in order
-  std::vector<std::string> sets = {};       // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
+  std::optional<std::string> text = {};        // the content of `file` when it does not come from the disk (a config kept in a checkpoint)
+  std::vector<std::string> set_files = {};     // further JSON files, merged in order
+  std::vector<std::string> sets = {};          // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
+  std::function<void(Json& file)> adapt = {};  // changes values of `file`, which is an object, before the others apply
 };
 
 // Tells where a value stands.

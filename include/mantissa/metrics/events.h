@@ -81,7 +81,8 @@ struct StepEvent {
   double memory_gib = 0.0;                    // peak resident, of the process of rank 0
   std::optional<double> gpu_memory_gib = {};  // peak of its tensors in the memory of its device; none: that is the host's
   double remaining_seconds = 0.0;
-  int64_t tokens = 0;  // so far in the run
+  int64_t tokens = 0;    // so far in the run, padding included, as in tokens_per_second
+  double padding = 0.0;  // share of the tokens of this step that is padding
   bool skipped = false;
   bool other_gemms = false;                        // GEMMs of other types than bf16, whose peak mfu refers to
   std::optional<Traffic> comm_bytes = {};          // sent by all ranks since the gradients of the step before; none: one rank
@@ -103,6 +104,7 @@ struct StepEvent {
     v("skipped", skipped, limits::later);
   }
   void last_fields(auto& v) {
+    if (padding > 0.0) v("padding", padding);
     if (gpu_memory_gib) v("gpu_mem_gib", *gpu_memory_gib);
     if (comm_bytes) v("comm_bytes", *comm_bytes);
     if (!routing.empty()) v("moe", routing);
@@ -247,10 +249,10 @@ struct TrainEvents {
   std::function<void(int64_t step, const char* section)> set_phase = {};
 };
 
-// Returns "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s". Where
-// the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind mem. A
-// step without targets has "no targets" in place of the loss. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and "
-// | fp32 GEMMs 12" unless there are none.
+// Returns "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
+// Where the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind
+// mem, and a step with padding ", 12.3% padding" behind tok/s. A step without targets has "no targets" in place of the loss. With precision
+// also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
 // Returns "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);

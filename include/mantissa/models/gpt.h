@@ -28,7 +28,6 @@ struct TokenBatch {
   // Tokens of each row; the rest of it is padding: no expert takes it, and no loss, statistic or limit of experts counts it. Empty: there
   // is none.
   std::vector<int32_t> lengths = {};
-  Tensor padding{};  // padding on the device: 0 for padding, -1 for a token; undefined: there is none
 
   int64_t padded() const;  // how many tokens are padding
 };
@@ -80,6 +79,7 @@ class Gpt {
   Dtype logits_dtype() const;
   TensorParallel context(const TokenBatch& batch) const;  // context of the embedding and the output projection
   Tensor own_tokens(const Tensor& rows) const;
+  Tensor router_mask(const TokenBatch& batch) const;
   Tensor last_row(const Tensor& x) const;
   // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
   Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);

@@ -65,8 +65,8 @@ struct SequenceContext {
   int64_t tokens = 0;                       // N, of all ranks
   Tensor positions;                         // [N] i32
   Tensor segment_starts;                    // [N] i32, or undefined
-  Tensor padding{};                         // [N] i32: 0 for padding, -1 for a token; undefined: there is none
   int64_t padded = 0;                       // tokens that are padding
+  Tensor router_mask{};                     // [N, E], added to the logits of routers (Gpt::router_mask()); undefined without padding
   Tensor rope_table;                        // undefined: no rotation
   std::vector<KeyValueCache*> caches = {};  // generation: the rows extend these sequences, each by as many
 };

@@ -47,6 +47,10 @@ Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmR
 enum class SavedAs { values, rows, columns };
 SavedAs saved_input(const Recipe& recipe);
 
+// Returns true if the tokens of experts can be dispatched as the rowwise codes of fprop: nothing reads their values. recorded: backward
+// follows.
+bool dispatches_codes(const Recipe& recipe, bool recorded);
+
 // Returns "bf16", "e4m3 32x32", "e4m3 32x1 from 1x32", "bf16 of e2m1 1x32" or "e4m3 1x32 of e2m1 1x32". Scale rules other than the default
 // of the role are named: "e4m3 1x32 floor".
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice);

@@ -47,6 +47,7 @@ class AddedTokenMatcher {
   struct Start {
     size_t text = 0;   // no token takes white space before it along
     size_t token = 0;  // no token begins before it
+    size_t space = 0;  // all between `token` and here is white space, and none follows; at most `token`: nothing is known
   };
   struct Found {
     size_t begin = 0, end = 0;          // with the white space that it takes along

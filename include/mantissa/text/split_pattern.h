@@ -12,7 +12,7 @@ namespace mantissa {
 class SplitPattern {
  public:
   // Takes an expression written for Oniguruma. Throws Error(data) that begins with the construct for those that are not supported
-  // (pattern_syntax.h), and with PCRE2's reason for what is no expression.
+  // (pattern_syntax.h), and with PCRE2's reason for what is no expression; and, as literal() does, for more than 16 KiB.
   static SplitPattern expression(std::string_view written);
   static SplitPattern literal(std::string_view text);
 

@@ -60,8 +60,8 @@ struct RunPreview {
   int64_t validation_windows = 0;
 };
 
-// Opens the data and what the run starts from, writes nothing. Throws as train() does, but for what only reading all weights or the device
-// shows.
+// Opens the data and what the run starts from, writes nothing. Throws as train() does, also where this disk or the memory of this host is
+// too small, but for what only reading all weights, a GPU or the other ranks show: those of a run of several may have other hosts.
 RunPreview preview_run(const LoadedConfig& loaded);
 
 }  // namespace mantissa

@@ -18,6 +18,7 @@ namespace mantissa {
 struct StepResult {
   double loss;           // sum over the targets that count, divided by their number; 0 without any
   int64_t targets;       // number of them, over all ranks
+  int64_t padding;       // padding among the tokens of all ranks
   double gradient_norm;  // before clipping
   bool skipped;
   std::string bad;  // why: the first value that is not finite

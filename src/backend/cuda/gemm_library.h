@@ -55,7 +55,8 @@ class GemmLibrary {
   // Returns true if it has an algorithm for this GEMM, which then is on the stream. It may split sums over tokens, where op(a) is
   // transposed, and any of kLongSum addends or more, because few elements with long sums leave most of a GPU idle; it adds the parts in a
   // fixed order behind the GEMM, so that the same GEMM has the same bits on the same device. Other sums are whole. Throws
-  // Error(environment) where it fails otherwise.
+  // Error(environment) where the GPU, its driver or its memory is to blame for a failure, and Error(internal) for any other: a call that
+  // the library refuses as invalid, or a kernel that fails, as one of ours that does (chip/runtime.cpp).
   virtual bool multiply(Stream& stream, const LibraryGemm& gemm, const Memory& workspace) = 0;
   // Like multiply(), but for several GEMMs of values, one after the other: it runs all of them or none. They differ from the usual one in
   // addresses, and in m or in k along rows of operands; all take its algorithm, so that the bits of a group do not depend on its rows.
