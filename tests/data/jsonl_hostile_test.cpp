@@ -226,7 +226,8 @@ TEST_F(HostileJsonl, AListOfObjectsIsReadAsItsLinesAre) {
     file.read(0, file.tokens(), ids.data(), marks.data());
     return std::tuple(ids, marks, file.examples().examples, file.form());
   };
-  std::vector<std::string> objects = {kPair, R"({"prompt": "a]},[{\\", "completion": "\"]\\\",[", "other": [{}, [1, [2]], "]"]})"};
+  std::vector<std::string> objects = {kPair, R"({"prompt": "a]},[{\\", "completion": "\"]\\\",[", "other": [{}, [1, [2]], "]"]})",
+                                      R"({"prompt": "\\", "completion": "ok"})"};
   while (objects.size() < 30'000) objects.push_back(R"({"prompt": "Say )" + std::to_string(objects.size()) + R"(", "completion": "ok"})");
   const auto joined_by = [&](const char* between) { return joined(objects, between); };
   const auto lines = read("a.jsonl", joined_by("\n"));

@@ -98,6 +98,12 @@ TEST_F(ReaderThatWentAway, DoesNotStopTraining) {
   EXPECT_EQ(list_checkpoints(run_folder("run") + "/checkpoints").size(), 1U);
 }
 
+TEST_F(ReaderThatWentAway, LosesNothingThatALauncherReports) {
+  const auto run = unread({"launch", "--", "sh", "-c", "echo a; echo b"});
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(run.errors, "");
+}
+
 // Its standard output and errors are a small pipe that somebody holds open and does not read.
 class ReaderThatDoesNotRead : public Terminal {
  protected:

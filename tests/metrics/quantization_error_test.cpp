@@ -231,7 +231,7 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantizes) {
   };
   const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), resolve_plan(config), optimizer, 7, both);
   ASSERT_EQ(measured.size(), 10U);
-  for (const size_t i : {2, 3}) {
+  for (const size_t i : {size_t{2}, size_t{3}}) {
     EXPECT_EQ(*measured[i].amax, 3.0) << measured[i].role;
     EXPECT_EQ(measured[i].scales.size(), 1U) << measured[i].role;
     EXPECT_EQ(measured[i].scales.begin()->second, 32) << measured[i].role;

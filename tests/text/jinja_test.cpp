@@ -110,6 +110,7 @@ TEST(Jinja, FiltersTestsAndMethodsAreThoseThatTemplatesUse) {
        {"{{ [{'r': 1}, {'r': 2}] | map(attribute='r') | join }}{{ [0, 1] | select | join }}", "121"},
        {"{{ s is string }}{{ d is mapping }}{{ l is iterable }}{{ a is number }}{{ a is integer }}{{ 1.5 is float }}{{ d is string }}",
         "TrueTrueTrueTrueTrueTrueFalse"},
+       {"{{ true is integer }}{{ 1.5 is integer }}{{ 1 is float }}", "FalseFalseFalse"},
        {"{{ true is true }}{{ 1 is true }}{{ a is not none }}{{ a is eq 3 }}{{ a is in [3] }}{{ a is not defined or 1 }}",
         "TrueFalseTrueTrueTrue1"},
        {"{{ ['x', 'y'] | reject('equalto', 'x') | join }}{{ {'b': 1, 'a': 2} | list | join }}", "yba"}});
