@@ -32,4 +32,5 @@ excluded=slow
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
 # One more than cores: tests of rendezvous, watchdogs and launchers wait most of their time.
 tests=(ctest --preset "$preset" --parallel "$(($(nproc) + 1))" --label-exclude "^($excluded)\$" "${only[@]}" "$@")
-"${tests[@]}" | scripts/watch_tests.py "build/$preset" <("${tests[@]}" --show-only)
+"${tests[@]}" --show-only >"build/$preset/listed_tests"  # before they run: it begins a log of tests as well
+"${tests[@]}" | scripts/watch_tests.py "build/$preset" "build/$preset/listed_tests"
