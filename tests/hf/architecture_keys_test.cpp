@@ -164,6 +164,10 @@ TEST(ArchitectureKeys, TheLossOfRoutersIsTakenWhereTheFileAsksForItAndMeansWhatI
   EXPECT_EQ(written(0.5, {.asked = true, .coefficient = 0.75}), json({0.75, true}));
   EXPECT_EQ(written(0.0, {.asked = true, .coefficient = 0.75}), json({0.0, true})) << "a run without the loss";
   EXPECT_EQ(written(0.002, {}), json({0.003, false})) << "as short as it was given";
+  for (const char* const asks : {"true", "false", "null"})
+    EXPECT_EQ(read_router_loss_keys("{\"output_router_logits\": " + std::string(asks) + "}", "config.json").asked,
+              std::string(asks) == "true")
+        << asks;
   for (const char* wrong : {R"({"output_router_logits": 1})", R"({"router_aux_loss_coef": "x"})"})
     EXPECT_EQ(error_of([&] { keys("mixtral", wrong); }).code(), ExitCode::data) << wrong;
 }
