@@ -16,7 +16,7 @@ make_pack() {
   local bin=build/pack/bin
   scripts/setup.sh
   . scripts/jobs.sh
-  cmake --preset release -B build/pack -DMANTISSA_TESTS=ON -DMANTISSA_CUDA=ON -DMANTISSA_CUDA_ARCHITECTURES=all
+  cmake --preset release -B build/pack -DMANTISSA_TESTS=ON -DMANTISSA_CUDA=ON -DMANTISSA_CUDA_ARCHITECTURES=all -DMANTISSA_CUDA_FAST_COMPILE=OFF
   cmake --build build/pack --parallel "$jobs" --target mantissa gpu_programs
   stage=$(mktemp -d)
   trap 'rm -rf "$stage"' EXIT

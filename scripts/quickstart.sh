@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/setup.sh
 . scripts/jobs.sh
-cmake --preset release -DMANTISSA_TESTS=OFF
+cmake --preset release -DMANTISSA_TESTS=OFF -DMANTISSA_CUDA_FAST_COMPILE=OFF
 cmake --build --preset release --parallel "$jobs"
 
 mantissa=build/release/bin/mantissa

@@ -24,7 +24,14 @@ case $preset in
   tsan) only=(-L '^threads$') target=(threads_tests) ;;
   *) scripts/setup.sh scripts/packages-test.txt || echo "test: without these packages the tests that use them are skipped" >&2 ;;
 esac
-cmake --preset "$preset" -DMANTISSA_TESTS=ON
+# Neither a GPU nor a test looks at the code of CUDA kernels here, so it may be slow. A folder that has been configured keeps its choice.
+kernels=()
+if [ -e /dev/nvidia0 ] || [ -x .venv-interop/bin/python ]; then
+  kernels=(-DMANTISSA_CUDA_FAST_COMPILE=OFF)
+elif [ ! -e "build/$preset/CMakeCache.txt" ]; then
+  kernels=(-DMANTISSA_CUDA_FAST_COMPILE=ON)
+fi
+cmake --preset "$preset" -DMANTISSA_TESTS=ON "${kernels[@]}"
 NINJA_STATUS='[%p, %f of %t, %e s] ' cmake --build --preset "$preset" --parallel "$jobs" --target "${target[@]}"
 
 excluded=slow

@@ -49,9 +49,10 @@ constexpr int kOldest = 80;  // ten times the compute capability
 int architecture_of(const cudaDeviceProp& facts) { return facts.major * 10 + facts.minor; }
 
 // Returns why this build cannot run on a GPU, or nothing. One without machine code for it compiles PTX, which a driver older than the
-// toolkit does not know.
+// toolkit does not know. One that was compiled fast would be many times as slow, without a word.
 std::string obstacle_of(const cudaDeviceProp& facts, int driver, int runtime) {
   if (architecture_of(facts) < kOldest) return "too old: 8.0 is needed";
+  if (MANTISSA_CUDA_COMPILED_FAST) return "the kernels of this build are not optimized: build with -DMANTISSA_CUDA_FAST_COMPILE=OFF";
   const bool compiled = std::string_view(MANTISSA_CUDA_CODE).find(text("sm_", architecture_of(facts))) != std::string_view::npos;
   if (compiled || driver >= runtime) return "";
   return "no machine code for it, and its driver is older than the PTX: a newer driver is needed";
