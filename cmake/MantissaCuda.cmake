@@ -159,8 +159,10 @@ endfunction()
 # Gives a library the backend of CUDA: its kernels as objects, the host's side, and the runtime library, which looks for a driver when it is
 # first asked for a device.
 function(mantissa_cuda_backend library)
-  file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cu)
-  file(GLOB hosts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cuda/*.cpp ${PROJECT_SOURCE_DIR}/src/backend/cuda/chip/*.cpp)
+  set(rooms ${PROJECT_SOURCE_DIR}/src/backend/cuda)
+  file(GLOB kernels CONFIGURE_DEPENDS ${rooms}/*.cu ${rooms}/*/*.cu)
+  file(GLOB hosts CONFIGURE_DEPENDS ${rooms}/*.cpp ${rooms}/*/*.cpp)
+  list(FILTER hosts EXCLUDE REGEX "/cublaslt/")
   if(MANTISSA_CUBLASLT)
     list(APPEND hosts ${PROJECT_SOURCE_DIR}/src/backend/cuda/cublaslt/cublaslt.cpp)
   else()

@@ -89,7 +89,7 @@ def print_balance(folder, goals):
 
 
 class FirstMoments:
-    """Reads the newest checkpoint of a run; manifest.json and shards as include/mantissa/checkpoint/checkpoint_manifest.h describes
+    """Reads the newest checkpoint of a run; manifest.json and shards as src/checkpoint/checkpoint_manifest.h describes
     them."""
 
     def __init__(self, run):

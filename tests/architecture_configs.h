@@ -6,7 +6,7 @@
 #include <string>
 
 #include "files.h"
-#include "mantissa/hf/hugging_face.h"
+#include "hf/hugging_face.h"
 
 namespace mantissa::test {
 

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 
+#include "checkpoint/checkpoint_reader.h"
 #include "files.h"
-#include "mantissa/checkpoint/checkpoint_reader.h"
 
 namespace mantissa::test {
 

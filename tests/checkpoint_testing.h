@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_directory.h"
 #include "files.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_directory.h"
 
 namespace mantissa::test {
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks with objdump that the clones of every fast CPU kernel (src/backend/cpu/fast/clones.h) hold the instructions of their levels.
+"""Checks with objdump that the clones of every fast CPU kernel (src/backend/cpu/fast/simd.h) hold the instructions of their levels.
 
     tests/clones_test.py LIBRARY
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "mantissa/comm/mesh.h"
+#include "comm/mesh.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

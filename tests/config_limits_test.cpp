@@ -7,12 +7,12 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "base/hash.h"
+#include "checkpoint/checkpoint_manifest.h"
 #include "files.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/checkpoint/checkpoint_manifest.h"
+#include "json/json_fields.h"
 #include "mantissa/json/config.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace {
 size_t alive = 0, peak = 0, allocations = 0;

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "base/file.h"
 #include "files.h"
-#include "mantissa/base/file.h"
 
 namespace mantissa::test {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/metrics/event_file.h"
+#include "metrics/run_folder.h"
 
 namespace mantissa::test {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/saved_model.h"
+#include "hf/export.h"
+#include "hf/hf_weights.h"
+#include "hf/load_model.h"
 #include "hf_folders.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/hf_weights.h"
-#include "mantissa/hf/load_model.h"
 #include "training.h"
 
 namespace mantissa::test {

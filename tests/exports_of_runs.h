@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/checkpoint_directory.h"
 #include "checkpoint_shards.h"
-#include "mantissa/checkpoint/checkpoint_names.h"
-#include "mantissa/hf/export.h"
+#include "hf/export.h"
 #include "tensor_runs.h"
 
 namespace mantissa::test {

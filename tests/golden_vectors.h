@@ -6,7 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "mantissa/base/reflected_crc.h"
+#include "base/hash.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/tensor/quantized_tensor.h"
 #include "slow_formats.h"

@@ -11,10 +11,10 @@
 
 #include "architecture_configs.h"
 #include "files.h"
+#include "hf/hugging_face.h"
+#include "io/safetensors.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/formats/fp16.h"
-#include "mantissa/hf/hugging_face.h"
-#include "mantissa/io/safetensors.h"
 
 namespace mantissa::test {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "mantissa/json/json_fields.h"
+#include "json/json_fields.h"
 
 namespace mantissa {
 

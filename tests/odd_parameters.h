@@ -1,7 +1,7 @@
 // Parameters of sizes that do not divide: short row blocks, vectors, blocks of 128, padding, codes with and without a value.
 #pragma once
 
-#include "mantissa/nn/parameter.h"
+#include "nn/parameter.h"
 #include "testing.h"
 
 namespace mantissa::test {

@@ -8,8 +8,8 @@
 #include <map>
 #include <numbers>
 
-#include "mantissa/data/batch.h"
-#include "mantissa/models/gpt.h"
+#include "data/batch.h"
+#include "models/gpt.h"
 #include "testing.h"
 
 namespace mantissa::test {

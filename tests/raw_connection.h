@@ -12,7 +12,7 @@
 
 #include "hang.h"
 #include "job/frames.h"
-#include "job/handshake.h"
+#include "job/rendezvous.h"
 
 namespace mantissa::test {
 

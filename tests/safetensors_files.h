@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "files.h"
-#include "mantissa/io/safetensors.h"
+#include "io/safetensors.h"
 #include "testing.h"
 
 namespace mantissa::test {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "mantissa/base/integers.h"
-#include "mantissa/ops/quantization_observer.h"
 #include "mantissa/precision/recipe.h"
+#include "ops/quantization_observer.h"
 #include "testing.h"
 
 namespace mantissa::test {

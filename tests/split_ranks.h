@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/ops.h"
-#include "mantissa/ops/quantization_observer.h"
+#include "ops/ops.h"
+#include "ops/quantization_observer.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

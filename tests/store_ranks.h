@@ -10,7 +10,7 @@
 
 #include "files.h"
 #include "hang.h"
-#include "mantissa/job/store.h"
+#include "job/store.h"
 
 namespace mantissa::test {
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/checkpoint/precision_setup.h"
+#include "checkpoint/checkpoint_diff.h"
+#include "checkpoint/precision_setup.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::test {

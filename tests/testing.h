@@ -16,12 +16,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "mantissa/autograd/tape.h"
+#include "autograd/tape.h"
+#include "base/parallel.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/parallel.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/models/model_shape.h"
-#include "mantissa/nn/parameter.h"
+#include "models/model_shape.h"
+#include "nn/parameter.h"
 
 namespace mantissa::test {
 

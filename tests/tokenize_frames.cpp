@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/data/tokenizer.h"
+#include "data/tokenizer.h"
 
 namespace mantissa {
 namespace {

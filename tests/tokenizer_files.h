@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "mantissa/json/json.h"
-#include "mantissa/text/bpe_tokenizer.h"
+#include "text/bpe_tokenizer.h"
 
 namespace mantissa::test {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/saved_model.h"
 #include "files.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/train/load_config.h"
 #include "mantissa/train/train.h"
 #include "testing.h"

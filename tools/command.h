@@ -19,9 +19,9 @@
 #include <variant>
 #include <vector>
 
+#include "hf/load_model.h"
 #include "mantissa/base/error.h"
-#include "mantissa/config/device_choice.h"
-#include "mantissa/hf/load_model.h"
+#include "mantissa/config/run_config.h"
 #include "mantissa/json/config.h"
 #include "mantissa/tensor/tensor.h"
 #include "mantissa/train/load_config.h"
@@ -103,3 +103,12 @@ Command launch_command(std::vector<std::string> subcommands);  // subcommands th
 
 }  // namespace tools
 }  // namespace mantissa
+
+namespace mantissa::tools {
+
+// Token ids on the command line, for models whose tokenizer is not here.
+
+// Parses "1,2,3" or "1 2 3". Throws Error(usage) that names the option and the text that is no id below vocab_size.
+std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size);
+
+}  // namespace mantissa::tools

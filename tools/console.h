@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "mantissa/base/unblocked_output.h"
+#include "mantissa/base/log.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/metrics/events.h"
 

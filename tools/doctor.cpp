@@ -8,18 +8,18 @@
 #include <fstream>
 #include <vector>
 
-#include "mantissa/backend/ceilings.h"
+#include "backend/ceilings.h"
+#include "backend/gpus.h"
+#include "base/cpu_level.h"
+#include "base/parallel.h"
+#include "comm/nccl_link.h"
+#include "config/open_device.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/backend/gpus.h"
-#include "mantissa/base/cpu_level.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/nccl_link.h"
-#include "mantissa/config/open_device.h"
-#include "mantissa/plan/gemm_table.h"
-#include "mantissa/train/equal_places.h"
+#include "plan/plan_table.h"
 #include "tools/command.h"
+#include "train/replicas.h"
 
 namespace mantissa::tools {
 namespace {

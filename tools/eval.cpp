@@ -8,19 +8,18 @@
 #include <numbers>
 #include <utility>
 
+#include "base/file.h"
+#include "checkpoint/checkpoint.h"
+#include "data/batch.h"
+#include "data/open_data.h"
+#include "hf/load_model.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/pending_file.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/dataset.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/train/evaluate.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
 #include "tools/report/read_progress.h"
-#include "tools/token_ids.h"
+#include "train/evaluate.h"
 
 namespace mantissa::tools {
 namespace {

@@ -3,17 +3,14 @@
 #include <iostream>
 #include <memory>
 
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/config/open_device.h"
+#include "checkpoint/checkpoint.h"
+#include "config/open_device.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
-#include "mantissa/plan/cost.h"
 #include "mantissa/plan/estimate.h"
-#include "mantissa/plan/gemm_table.h"
-#include "mantissa/plan/plan_table.h"
-#include "mantissa/plan/run_warnings.h"
 #include "mantissa/train/load_config.h"
+#include "plan/cost.h"
+#include "plan/plan_table.h"
 #include "tools/command.h"
 
 namespace mantissa::tools {

@@ -1,10 +1,10 @@
-#include "mantissa/hf/export.h"
+#include "hf/export.h"
 
 #include <iostream>
 #include <memory>
 
 #include "mantissa/base/log.h"
-#include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 

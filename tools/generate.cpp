@@ -1,4 +1,4 @@
-#include "mantissa/train/generate.h"
+#include "train/generate.h"
 
 #include <algorithm>
 #include <array>
@@ -8,19 +8,16 @@
 #include <memory>
 #include <span>
 
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "checkpoint/checkpoint.h"
+#include "data/documents.h"
+#include "data/open_data.h"
+#include "hf/export_files.h"
+#include "hf/load_model.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/documents.h"
-#include "mantissa/data/input_file.h"
-#include "mantissa/hf/generation_config.h"
-#include "mantissa/hf/load_model.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
-#include "tools/token_ids.h"
 
 namespace mantissa::tools {
 namespace {

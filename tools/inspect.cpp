@@ -5,15 +5,14 @@
 #include <limits>
 #include <memory>
 
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/checkpoint/tensor_reader.h"
-#include "mantissa/data/dataset.h"
-#include "mantissa/data/fingerprint.h"
-#include "mantissa/hf/hf_weights.h"
+#include "checkpoint/checkpoint_diff.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/precision_setup.h"
+#include "data/batch.h"
+#include "data/token_writer.h"
+#include "hf/hf_weights.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
 #include "mantissa/metrics/events.h"
 #include "tools/command.h"

@@ -16,15 +16,14 @@
 #include <new>
 #include <sstream>
 
-#include "mantissa/base/alternate_stack.h"
-#include "mantissa/base/file.h"
-#include "mantissa/base/limits.h"
-#include "mantissa/base/nearest.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/unblocked_output.h"
+#include "base/file.h"
+#include "base/limits.h"
+#include "base/parallel.h"
+#include "job/launch.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/text.h"
 #include "mantissa/base/version.h"
 #include "mantissa/comm/transport.h"
-#include "mantissa/job/launch.h"
 #include "tools/command.h"
 
 namespace mantissa::tools {

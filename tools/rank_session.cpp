@@ -1,32 +1,208 @@
 #include "tools/rank_session.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <elf.h>
+#include <execinfo.h>
+#include <pthread.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <new>
+#include <sstream>
 #include <system_error>
 #include <thread>
+#include <vector>
 
-#include "mantissa/backend/ceilings.h"
-#include "mantissa/backend/cuda_stream.h"
-#include "mantissa/backend/gpus.h"
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/file.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/base/host_name.h"
-#include "mantissa/base/limits.h"
+#include "backend/ceilings.h"
+#include "backend/gpus.h"
+#include "base/file.h"
+#include "base/generated_call.h"
+#include "base/hash.h"
+#include "base/host_name.h"
+#include "base/limits.h"
+#include "base/parallel.h"
+#include "comm/nccl_link.h"
+#include "config/open_device.h"
+#include "job/launch.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/unblocked_output.h"
+#include "mantissa/base/text.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/nccl_link.h"
-#include "mantissa/config/open_device.h"
-#include "mantissa/job/orphaned_segments.h"
 #include "mantissa/json/json.h"
-#include "tools/main_stack.h"
 
 namespace mantissa::tools {
+namespace {
+
+// The names of functions by address, for stacks that people read. The C library knows only what is exported, which a program's own
+// functions are not.
+class FunctionNames {
+ public:
+  // Reads the symbol table of this program. One that was stripped has none; then functions of libraries alone have names.
+  FunctionNames();
+  // Returns "mantissa(+0x51c2) mantissa::Shards::arrive()", the file that has the address and where in it; "0x7f00" where no file has it.
+  std::string describe(const void* address) const;
+
+ private:
+  struct Function {
+    uint64_t begin, size;
+    std::string name;
+  };
+  std::string name_in_program(uint64_t offset) const;
+
+  std::vector<Function> functions_;  // functions of this program, by address
+};
+
+template <class T>
+std::vector<T> read_array(std::ifstream& file, uint64_t offset, uint64_t bytes) {
+  std::vector<T> out(bytes / sizeof(T));
+  file.seekg(static_cast<std::streamoff>(offset));
+  file.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size() * sizeof(T)));
+  if (!file) out.clear();
+  return out;
+}
+
+std::vector<char> read_names(std::ifstream& file, const Elf64_Shdr& strings) {
+  std::vector<char> names = read_array<char>(file, strings.sh_offset, strings.sh_size);
+  names.push_back('\0');
+  return names;
+}
+
+std::string demangled(const char* name) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
+  return status == 0 ? readable.get() : name;
+}
+
+// Returns where the file that has the address is mapped, and what else the dynamic linker knows; all null: no file has it.
+Dl_info object_of(const void* address) {
+  Dl_info object{};
+  return ::dladdr(address, &object) != 0 ? object : Dl_info{};
+}
+
+FunctionNames::FunctionNames() {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  const std::vector<Elf64_Ehdr> header = read_array<Elf64_Ehdr>(file, 0, sizeof(Elf64_Ehdr));
+  if (header.empty()) return;
+  const auto sections = read_array<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum * sizeof(Elf64_Shdr));
+  const auto table = std::ranges::find(sections, uint32_t{SHT_SYMTAB}, &Elf64_Shdr::sh_type);
+  if (table == sections.end() || table->sh_link >= sections.size()) return;
+  const std::vector<char> names = read_names(file, sections[table->sh_link]);
+  for (const Elf64_Sym& symbol : read_array<Elf64_Sym>(file, table->sh_offset, table->sh_size)) {
+    if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_size == 0 || symbol.st_name >= names.size()) continue;
+    functions_.push_back({.begin = symbol.st_value, .size = symbol.st_size, .name = names.data() + symbol.st_name});
+  }
+  std::ranges::sort(functions_, {}, &Function::begin);
+}
+
+std::string FunctionNames::name_in_program(uint64_t offset) const {
+  const auto after = std::ranges::upper_bound(functions_, offset, {}, &Function::begin);
+  if (after == functions_.begin()) return "";
+  const Function& found = *std::prev(after);
+  return offset < found.begin + found.size ? demangled(found.name.c_str()) : "";
+}
+
+std::string FunctionNames::describe(const void* address) const {
+  static const char of_program = 0;
+  std::ostringstream out;
+  out << std::hex << std::showbase;
+  const Dl_info object = object_of(address);
+  if (object.dli_fbase == nullptr) {
+    out << std::bit_cast<uint64_t>(address);
+    return out.str();
+  }
+  const uint64_t offset = std::bit_cast<uint64_t>(address) - std::bit_cast<uint64_t>(object.dli_fbase);
+  out << std::filesystem::path(object.dli_fname).filename().string() << "(+" << offset << ')';
+  const bool own = object.dli_fbase == object_of(&of_program).dli_fbase;
+  const std::string name = own ? name_in_program(offset) : object.dli_sname != nullptr ? demangled(object.dli_sname) : "";
+  return name.empty() ? out.str() : out.str() + ' ' + name;
+}
+
+pthread_t watched;
+
+// Notes of the watched thread: no names, because they take memory, which a handler may not.
+struct Noted {
+  std::array<void*, 64> frames{};
+  int count = 0;
+  bool in_kernel = false;  // in a kernel of oneDNN's; the frames are those of its callers
+};
+Noted noted;
+std::atomic<bool> answered{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+// Returns a signal that is none of the system's or of a scheduler's.
+int stack_signal() { return SIGRTMIN; }
+
+bool is_generated(greg_t instruction) {
+  Dl_info object{};
+  return ::dladdr(std::bit_cast<const void*>(instruction), &object) == 0;
+}
+
+void note_frames() { noted.count = ::backtrace(noted.frames.data(), static_cast<int>(noted.frames.size())); }
+
+// From inside generated code there is no way back, but unwinding takes the registers of the interrupted code from `context`: for a moment
+// they are those of the call.
+void note_frames_of_caller(const GeneratedCall& call, mcontext_t& context) {
+  const mcontext_t interrupted = context;
+  context.gregs[REG_RIP] = static_cast<greg_t>(call.instruction);
+  context.gregs[REG_RSP] = static_cast<greg_t>(call.stack);
+  context.gregs[REG_RBP] = static_cast<greg_t>(call.frame);
+  note_frames();
+  context = interrupted;
+}
+
+void note_stack(int, siginfo_t*, void* context) {
+  const int error = errno;
+  mcontext_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
+  const GeneratedCall* const call = GeneratedCall::current();
+  noted.in_kernel = call != nullptr && is_generated(registers.gregs[REG_RIP]);
+  noted.in_kernel ? note_frames_of_caller(*call, registers) : note_frames();
+  answered = true;
+  errno = error;
+}
+
+}  // namespace
+
+void watch_main_stack() {
+  require_unwinding();  // a handler may not load it
+  watched = ::pthread_self();
+  struct sigaction action {};
+  action.sa_sigaction = note_stack;
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(stack_signal(), &action, nullptr);
+  sigset_t own;
+  sigemptyset(&own);
+  sigaddset(&own, stack_signal());
+  ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+}
+
+bool print_main_stack() {
+  answered = false;
+  if (::pthread_kill(watched, stack_signal()) != 0) return false;
+  for (int i = 0; i < 100 && !answered; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (!answered) return false;
+  const FunctionNames names;
+  std::string lines = noted.in_kernel ? "in a kernel that oneDNN generated, called by:\n" : "";
+  for (int i = 0; i < noted.count; ++i) {
+    // Calls end where the next instruction begins, which may be another function's.
+    const void* const call = static_cast<const char*>(noted.frames[static_cast<size_t>(i)]) - 1;
+    lines += names.describe(call) + '\n';
+  }
+  UnblockedOutput(STDERR_FILENO).write(lines);
+  return true;
+}
+
 namespace {
 
 constexpr size_t kReportedCalls = 4;

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "mantissa/comm/mesh.h"
+#include "comm/mesh.h"
+#include "job/store.h"
 #include "mantissa/config/run_config.h"
-#include "mantissa/job/store.h"
 #include "tools/command.h"
 
 namespace mantissa::tools {
@@ -54,5 +54,15 @@ void on_tensor_ranks(const SharedModel& model, const std::function<void(const Me
 
 // Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank), and its GPU that of its number there.
 void share_host(const Launch& launch);
+
+// Reports where the main thread is in a process that makes no progress.
+
+// Makes the calling thread the one whose stack print_main_stack() writes. It takes a signal for that, even if it blocked it before, and
+// needs an AlternateStack.
+void watch_main_stack();
+
+// Writes the stack of the main thread, with the names of functions, to standard error, from another thread. Returns false if the main
+// thread does not answer within a second because it is stopped.
+bool print_main_stack();
 
 }  // namespace mantissa::tools

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <thread>
 
-#include "mantissa/base/limits.h"
+#include "base/limits.h"
 
 namespace mantissa::tools {
 namespace {

@@ -7,7 +7,7 @@
 namespace mantissa::tools {
 
 // Call it before any other thread is started. The calling thread, and those that it starts, then block all signals sent to the process,
-// because none of their handlers may run on a thread that multiplies (base/alternate_stack.h). A thread of its own takes them; its handlers
+// because none of their handlers may run on a thread that multiplies (base/parallel.h). A thread of its own takes them; its handlers
 // set a flag and nothing else, and signals without a handler keep their default action. Call it once in a process. Throws
 // Error(environment).
 void watch_signals();

@@ -9,15 +9,15 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/file.h"
+#include "data/batch.h"
+#include "data/documents.h"
+#include "data/open_data.h"
+#include "data/token_writer.h"
+#include "hf/export_files.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/pending_file.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/dataset.h"
-#include "mantissa/data/documents.h"
-#include "mantissa/data/token_writer.h"
-#include "mantissa/hf/chat_files.h"
-#include "mantissa/text/bpe_trainer.h"
+#include "mantissa/base/text.h"
+#include "text/bpe_trainer.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 

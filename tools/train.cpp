@@ -5,12 +5,11 @@
 #include <iterator>
 #include <memory>
 
-#include "mantissa/base/bytes_text.h"
+#include "checkpoint/precision_setup.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/plan/run_warnings.h"
+#include "mantissa/base/text.h"
 #include "mantissa/train/load_config.h"
+#include "plan/cost.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/rank_session.h"

@@ -1,14 +1,14 @@
 #include <iostream>
 #include <memory>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/saved_model.h"
+#include "hf/export.h"
+#include "hf/hf_weights.h"
+#include "hf/tile_scales.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/hf_weights.h"
-#include "mantissa/hf/tile_fit.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 

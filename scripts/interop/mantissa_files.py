@@ -1,6 +1,6 @@
 """Reads files of mantissa, by its documentation and not by its code: checkpoints, and the order in which samples are drawn.
 
-The formats are described in include/mantissa/checkpoint/checkpoint_manifest.h and include/mantissa/data/sampler.h.
+The formats are described in src/checkpoint/checkpoint_manifest.h and src/data/batch.h.
 """
 import json
 from pathlib import Path

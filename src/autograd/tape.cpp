@@ -1,4 +1,4 @@
-#include "mantissa/autograd/tape.h"
+#include "autograd/tape.h"
 
 #include <algorithm>
 #include <utility>

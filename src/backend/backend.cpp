@@ -1,10 +1,21 @@
 #include "mantissa/backend/backend.h"
 
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/gpus.h"
 #include "backend/make_cuda.h"
-#include "mantissa/backend/gpus.h"
 
 namespace mantissa {
+namespace {
+
+thread_local Lane lane = Lane::compute;
+
+}  // namespace
+
+Lane current_lane() { return lane; }
+
+LaneScope::LaneScope(Lane of) : outer_(lane) { lane = of; }
+LaneScope::~LaneScope() { lane = outer_; }
+
 namespace {
 
 int gpu_of_process = 0;

@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstdlib>
 
+#include "base/limits.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/base/limits.h"
 
 // Functions of AddressSanitizer; null in programs that are built without it.
 // NOLINTBEGIN(bugprone-reserved-identifier)

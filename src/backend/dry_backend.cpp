@@ -1,4 +1,4 @@
-#include "mantissa/backend/dry_backend.h"
+#include "backend/dry_backend.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,5 @@
+#include "backend/gpus.h"
 #include "backend/make_cuda.h"
-#include "mantissa/backend/cuda_stream.h"
-#include "mantissa/backend/gpus.h"
 
 namespace mantissa {
 

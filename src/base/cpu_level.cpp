@@ -1,11 +1,11 @@
-#include "mantissa/base/cpu_level.h"
+#include "base/cpu_level.h"
 
 #include <cstdlib>
 #include <string_view>
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/host_device.h"
-#include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 namespace {

@@ -1,4 +1,4 @@
-#include "mantissa/base/hash.h"
+#include "base/hash.h"
 
 #include <xxhash.h>
 

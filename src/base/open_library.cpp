@@ -1,4 +1,4 @@
-#include "mantissa/base/open_library.h"
+#include "base/open_library.h"
 
 #include <dlfcn.h>
 

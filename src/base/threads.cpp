@@ -1,8 +1,8 @@
-// parallel_for on a lasting pool of std::threads. A loop waits only for workers that are inside it, never for one that has not been
-// scheduled: on a machine shared with other processes that keeps short loops short, where a barrier of all threads would wait for the
-// slowest.
 #include <emmintrin.h>
+#include <omp.h>
 #include <pthread.h>
+#include <sched.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,17 +10,79 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <vector>
 
-#include "base/process_limit.h"
-#include "base/single_threaded_library.h"
-#include "mantissa/base/alternate_stack.h"
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "base/limits.h"
+#include "base/parallel.h"
+#include "mantissa/base/error.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/base/limits.h"
-#include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
+
+std::atomic<int> configured{0}, chosen_default{0};  // 0: not
+
+int usable_cores() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
+  return std::max(1, CPU_COUNT(&cores));
+}
+
+}  // namespace
+
+int num_threads() {
+  static const int cores = usable_cores();
+  for (const std::atomic<int>* wanted : {&configured, &chosen_default}) {
+    if (const int threads = wanted->load(std::memory_order_relaxed); threads > 0) return threads;
+  }
+  return cores;
+}
+
+void set_num_threads(int threads) { configured.store(threads, std::memory_order_relaxed); }
+void set_default_threads(int threads) { chosen_default.store(threads, std::memory_order_relaxed); }
+
+AlternateStack::AlternateStack() {
+  stack_t own{};
+  own.ss_sp = memory_;
+  own.ss_size = kBytes;
+  ::sigaltstack(&own, &previous_);
+}
+
+AlternateStack::~AlternateStack() { ::sigaltstack(&previous_, nullptr); }
+
+namespace {
+
+// Flush-to-zero and denormals-are-zero of MXCSR.
+constexpr unsigned kFlushBits = 0x8040U;
+
+unsigned with_subnormals(unsigned mxcsr, Subnormals subnormals) {
+  return subnormals == Subnormals::flushed ? mxcsr | kFlushBits : mxcsr & ~kFlushBits;
+}
+
+// While it lives, libraries called on this thread see OpenMP at one thread, and subnormals are treated as asked. Restores the thread's
+// settings.
+class SingleThreadedLibrary {
+ public:
+  explicit SingleThreadedLibrary(Subnormals subnormals) : threads_(omp_get_max_threads()), mxcsr_(_mm_getcsr()) {
+    if (threads_ != 1) omp_set_num_threads(1);
+    _mm_setcsr(with_subnormals(mxcsr_, subnormals));
+  }
+  ~SingleThreadedLibrary() {
+    if (threads_ != 1) omp_set_num_threads(threads_);
+    _mm_setcsr(mxcsr_);
+  }
+  SingleThreadedLibrary(const SingleThreadedLibrary&) = delete;
+  SingleThreadedLibrary& operator=(const SingleThreadedLibrary&) = delete;
+
+ private:
+  int threads_;
+  unsigned mxcsr_;
+};
+
+// parallel_for on a lasting pool of std::threads. A loop waits only for workers that are inside it, never for one that has not been
+// scheduled: on a machine shared with other processes that keeps short loops short, where a barrier of all threads would wait for the
+// slowest.
 
 // About 50 microseconds: longer than the gap between the loops of a training step, shorter than a scheduler's time slice.
 constexpr int kSpins = 2000;
@@ -181,6 +243,38 @@ void detail::parallel_chunks(int64_t count, int64_t chunk, Subnormals subnormals
   const SingleThreadedLibrary guard(subnormals);
   if (threads <= 1 || single_threaded_loops || !pool().run(job, threads - 1)) job.work();
   if (job.error) std::rethrow_exception(job.error);
+}
+
+namespace {
+
+// Check first: the library ends the process if it cannot start a thread.
+void require_startable(int threads) {
+  std::atomic<bool> over{false};
+  std::string refusal;
+  std::vector<std::jthread> started;
+  try {
+    while (static_cast<int>(started.size()) < threads) started.emplace_back([&over] { over.wait(false); });
+  } catch (const std::exception& refused) {  // no thread, or no memory for one
+    refusal = refused.what();
+  }
+  over = true;
+  over.notify_all();
+  require(refusal.empty(), ExitCode::environment, "thread ", started.size() + 2, " of ", threads + 1,
+          " of the library cannot be started: ", refusal, process_limit());
+}
+
+}  // namespace
+
+void with_library_threads(const std::function<void()>& body) {
+  static std::atomic<int> startable{1};
+  const int threads = num_threads(), previous = omp_get_max_threads();
+  if (startable < threads) {
+    require_startable(threads - 1);
+    startable = threads;
+  }
+  omp_set_num_threads(threads);
+  body();
+  omp_set_num_threads(previous);
 }
 
 }  // namespace mantissa

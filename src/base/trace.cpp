@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<bool> on{false};
 std::atomic<const SpanHook*> hook_of_process{nullptr};
-std::mutex mutex;
+std::mutex spans_mutex;
 std::vector<RecordedSpan> spans;
 
 int this_thread() {
@@ -30,7 +30,7 @@ void TraceSpan::keep() const noexcept {
   try {
     const auto end = Clock::now();
     const RecordedSpan span{name_, track_, this_thread(), bytes_, begin_.time_since_epoch(), end - begin_};
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(spans_mutex);
     spans.push_back(span);
   } catch (const std::bad_alloc&) {  // a hole in the time line is no reason to end a run
   }
@@ -38,7 +38,7 @@ void TraceSpan::keep() const noexcept {
 
 std::vector<RecordedSpan> end_trace() {
   on = false;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(spans_mutex);
   return std::exchange(spans, {});
 }
 

@@ -1,4 +1,4 @@
-#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "checkpoint/checkpoint_diff.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,18 +1,16 @@
-#include "mantissa/checkpoint/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_manifest.h"
 
 #include <algorithm>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
-#include "mantissa/base/hash.h"
+#include "base/hash.h"
+#include "io/safetensors.h"
+#include "json/json_fields.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/io/plain_file_name.h"
-#include "mantissa/io/safetensors.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 // Checks manifests.

@@ -1,10 +1,16 @@
-#include "mantissa/checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
-#include "mantissa/base/hash.h"
+#include "base/hash.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/with_element.h"
 
 namespace mantissa {
 namespace {
@@ -188,6 +194,93 @@ void CheckpointReader::verify() {
     for (size_t s = 0; s < manifest_.shards.size(); ++s)
       for (size_t c = 0; c < manifest_.shards[s].hashes.size(); ++c) chunk(static_cast<int64_t>(s), static_cast<int64_t>(c));
   });
+}
+
+Quantization packed_form(Format format) {
+  return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = ScaleRule::rceil};
+}
+
+int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }
+int64_t scale_bytes(const WeightForm& form) { return form.columns / form.codes.block_cols; }
+
+void TensorReader::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
+  const int64_t rows = box.size[0], first = box.start[1], wanted = box.size[1], height = kept.codes.block_rows,
+                block = kept.codes.block_cols;
+  const int64_t above = box.start[0] % height, begin = box.start[0] - above, read = above + rows;  // from the start of a block
+  std::vector<std::byte> codes(static_cast<size_t>(read * code_bytes(kept)));
+  std::vector<std::byte> scales(static_cast<size_t>((read + height - 1) / height * scale_bytes(kept)));
+  read_codes(parameter, begin, begin + read, codes, scales);
+  with_element(kept.codes.format, [&]<class E>() {
+    constexpr bool packed = std::is_same_v<E, E2M1>;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < wanted; ++i) {
+        const int64_t column = first + i;
+        const int64_t place = (above + row) * code_bytes(kept) + (packed ? column / 2 : column);
+        const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(place)]);
+        const auto code = static_cast<uint8_t>(packed ? (column % 2 == 0 ? byte & 0xF : byte >> 4) : byte);
+        const int64_t of_block = (above + row) / height * scale_bytes(kept) + column / block;
+        const auto scale = std::to_integer<uint8_t>(scales[static_cast<size_t>(of_block)]);
+        out[static_cast<size_t>(row * wanted + i)] = std::bit_cast<float>(decode_in_block<E>(code, scale, kept.codes.rule));
+      }
+    }
+  });
+}
+
+void TensorReader::read_fp32(const std::string& parameter, const Box& box, std::span<float> out) {
+  const WeightForm kept = form(parameter);
+  if (kept.codes) return decode(parameter, kept, box, out);
+  if (kept.dtype == Dtype::f32) return read(parameter, box, std::as_writable_bytes(out));
+  require(kept.dtype == Dtype::bf16, parameter, " of ", where(), " is ", kept.dtype);
+  // Reads into the second half of the output, so that it can be widened from the front.
+  const std::span<std::byte> narrow = std::as_writable_bytes(out).subspan(out.size() * sizeof(bf16));
+  read(parameter, box, narrow);
+  for (size_t i = 0; i < out.size(); ++i) {
+    bf16 value;
+    std::copy_n(narrow.begin() + static_cast<std::ptrdiff_t>(i * sizeof value), sizeof value,
+                std::as_writable_bytes(std::span(&value, 1)).begin());
+    out[i] = to_float(value);
+  }
+}
+
+void CheckpointWeights::read_codes(const std::string& parameter, int64_t, int64_t, std::span<std::byte>, std::span<std::byte>) {
+  fail(ExitCode::internal, parameter, ": a checkpoint holds masters, no codes");
+}
+
+Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk) {
+  Box box = whole_box(dimensions(shard.shape()));
+  box.start.front() = chunk.row;
+  box.size.front() = chunk.end - chunk.begin;
+  if (box.start.size() > 1) box.start.back() = chunk.column;
+  return box;
+}
+
+std::string read_shard(TensorReader& weights, const ParameterShard& shard, const Tensor& master) {
+  std::string bad;
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    const Tensor rows = master.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
+    fill_from_host(rows, [&](std::span<std::byte> bytes) {
+      const std::span<float> values(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+      weights.read_fp32(shard.of->name, box_of(shard, chunk), values);
+      if (bad.empty()) bad = nonfinite_read(shard, (chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
+    });
+  }
+  master.device().run(Fill{.out = master.slice(shard.stored_end() - shard.begin, master.dim(0)), .value = 0.0});
+  return bad;
+}
+
+std::vector<ParameterShard> chunks_of(const ParameterShard& shard) {
+  constexpr int64_t kElements = 4 << 20, kRowBlock = 128;
+  std::vector<ParameterShard> chunks;
+  const int64_t columns = shard.of->shape.with_dim0(1).elements(), rows = std::max<int64_t>(1, kElements / columns / kRowBlock) * kRowBlock;
+  for (int64_t row = shard.begin; row < shard.end; row += rows)
+    chunks.push_back({.of = shard.of, .begin = row, .end = std::min(shard.end, row + rows)});
+  return chunks;
+}
+
+std::vector<ParameterShard> chunks_of(ParameterSet& parameters) {
+  std::vector<ParameterShard> chunks;
+  for (const ParameterShard& whole : parameters.whole_shards()) std::ranges::move(chunks_of(whole), std::back_inserter(chunks));
+  return chunks;
 }
 
 }  // namespace mantissa

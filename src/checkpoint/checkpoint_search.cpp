@@ -1,10 +1,10 @@
-#include "mantissa/checkpoint/checkpoint_search.h"
+#include "checkpoint/checkpoint_search.h"
 
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/checkpoint_directory.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_names.h"
 
 namespace mantissa {
 namespace {

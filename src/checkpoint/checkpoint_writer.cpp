@@ -1,4 +1,4 @@
-#include "mantissa/checkpoint/checkpoint_writer.h"
+#include "checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
 #include <functional>
@@ -6,14 +6,48 @@
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoint/chunk_hasher.h"
+#include "base/hash.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/file.h"
 #include "mantissa/json/json.h"
-#include "mantissa/tensor/nonfinite.h"
+#include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
 namespace {
+
+// Hashes the chunks of a shard, and names the shard.
+
+// Hashes every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
+class ChunkHasher {
+ public:
+  void update(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const size_t taken = std::min(bytes.size(), static_cast<size_t>(kCheckpointChunkBytes) - filled_);
+      chunk_.update(bytes.first(taken));
+      bytes = bytes.subspan(taken);
+      filled_ += taken;
+      if (filled_ == kCheckpointChunkBytes) end_chunk();
+    }
+  }
+  std::vector<Hash64> finish() {
+    if (filled_ > 0) end_chunk();
+    return std::move(hashes_);
+  }
+
+ private:
+  void end_chunk() {
+    hashes_.push_back(chunk_.finish());
+    filled_ = 0;
+  }
+
+  StreamHash chunk_;
+  size_t filled_ = 0;
+  std::vector<Hash64> hashes_;
+};
+
+std::string shard_name(int64_t shard) {
+  const std::string digits = text(shard);
+  return "shard-" + std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits + ".safetensors";
+}
 
 // Calls chunk(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
 template <class Chunk>

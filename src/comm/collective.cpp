@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "mantissa/base/hash.h"
+#include "base/hash.h"
+#include "comm/progress.h"
 #include "mantissa/base/trace.h"
-#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 namespace {

@@ -1,4 +1,4 @@
-#include "mantissa/comm/comm_queue.h"
+#include "comm/comm_queue.h"
 
 #include <utility>
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/hash.h"
 #include "comm/collective.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/hash.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa {

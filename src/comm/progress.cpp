@@ -1,4 +1,4 @@
-#include "mantissa/comm/progress.h"
+#include "comm/progress.h"
 
 #include <algorithm>
 #include <chrono>

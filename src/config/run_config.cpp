@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <numeric>
 
-#include "mantissa/base/nearest.h"
-#include "mantissa/data/tokenizer.h"
-#include "mantissa/models/model_shape.h"
+#include "data/tokenizer.h"
+#include "mantissa/base/text.h"
+#include "models/model_shape.h"
 
 namespace mantissa {
 namespace {

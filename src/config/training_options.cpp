@@ -1,4 +1,4 @@
-#include "mantissa/config/training_options.h"
+#include "config/training_options.h"
 
 namespace mantissa {
 

@@ -1,11 +1,212 @@
-#include "mantissa/data/batch.h"
+#include "data/batch.h"
+
+#include <glob.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <filesystem>
 #include <numeric>
 
+#include "mantissa/base/error.h"
 #include "mantissa/base/integers.h"
+#include "mantissa/base/rng.h"
 
 namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns "; FOLDER holds a, b, c": what the user might have meant.
+std::string listing(const fs::path& folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) return text("; there is no folder ", folder.string());
+  std::sort(names.begin(), names.end());
+  constexpr size_t kShown = 5;
+  const std::string out =
+      text("; ", folder.string(), " holds ", names.empty() ? "nothing" : joined(std::span(names).first(std::min(names.size(), kShown))));
+  return names.size() > kShown ? out + text(" and ", names.size() - kShown, " more") : out;
+}
+
+// Returns the deepest part of the pattern's path that has no wildcard.
+fs::path folder_of(const std::string& pattern) {
+  fs::path folder = fs::path(pattern).parent_path();
+  while (folder.string().find_first_of("*?[{") != std::string::npos) folder = folder.parent_path();
+  return folder.empty() ? fs::path(".") : folder;
+}
+
+std::vector<std::string> matches(const std::string& pattern) {
+  glob_t found = {};
+  const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_BRACE, nullptr, &found);
+  std::vector<std::string> paths;
+  if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  require(status == 0 || status == GLOB_NOMATCH, ExitCode::environment, "data path \"", pattern, "\": the folder cannot be searched");
+  return paths;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_paths(const std::string& pattern, const std::string& key) {
+  require(!pattern.empty(), ExitCode::usage, "data path: is empty");
+  if (file_exists(pattern)) return {pattern};
+  if (file_exists(pattern + ".bin") && file_exists(pattern + ".idx")) return {pattern + ".bin"};
+  std::error_code ignored;
+  require(!fs::is_directory(pattern, ignored), ExitCode::usage, "data path \"", pattern, "\" is a folder; name its files, as in \"",
+          (fs::path(pattern) / "*").string(), "\"", listing(pattern));
+  std::vector<std::string> paths;
+  for (const std::string& path : matches(pattern)) {
+    if (!file_exists(path)) continue;
+    const std::string bin = with_extension(path, ".bin");
+    paths.push_back(path.ends_with(".idx") && file_exists(bin) ? bin : path);
+  }
+  require(!paths.empty(), ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder_of(pattern)),
+          key.empty() ? "" : text("; name yours with --set ", key, "=FILE"));
+  std::sort(paths.begin(), paths.end());
+  paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
+  return paths;
+}
+
+TokenFiles::TokenFiles(std::vector<TokenFile> files) : files_(std::move(files)) {
+  require(!files_.empty(), "a dataset has at least one file");
+  int64_t end = 0;
+  for (const TokenFile& file : files_) ends_.push_back(end += file.tokens());
+}
+
+bool TokenFiles::has_documents() const {
+  return std::all_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.has_documents() || file.tokens() == 0; });
+}
+
+bool TokenFiles::has_mask() const {
+  return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.has_mask(); });
+}
+
+bool TokenFiles::has_examples() const {
+  return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.examples().examples > 0; });
+}
+
+void TokenFiles::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
+  require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
+  auto file = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+  while (count > 0) {
+    const int64_t piece = std::min(count, ends_[file] - begin);
+    files_[file].read(begin - (ends_[file] - files_[file].tokens()), piece, out, marks);
+    begin += piece;
+    count -= piece;
+    out += piece;
+    if (marks != nullptr) marks += piece;
+    ++file;
+  }
+}
+
+TokenDataset::TokenDataset(const TokenFiles& files, int64_t begin, int64_t end) : files_(&files), begin_(begin), end_(end) {
+  require(begin >= 0 && begin <= end && end <= files.tokens(), "tokens ", begin, " to ", end, " of ", files.tokens());
+}
+
+void TokenDataset::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
+  require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
+  files_->read(begin_ + begin, count, out, marks);
+}
+
+int64_t training_tokens(int64_t n, double valid_fraction) {
+  return static_cast<int64_t>(std::floor(static_cast<double>(n) * (1.0 - valid_fraction)));
+}
+
+namespace {
+
+constexpr uint32_t kRounds = 8;
+constexpr int64_t kLargestSize = int64_t{1} << 62;
+
+uint64_t low_bits(uint64_t value, int bits) { return value & ((uint64_t{1} << bits) - 1); }
+
+}  // namespace
+
+Permutation::Permutation(int64_t size, uint64_t seed, uint32_t dataset, uint64_t epoch)
+    : size_(static_cast<uint64_t>(size)), seed_(seed), epoch_(epoch), dataset_(dataset) {
+  require(size >= 1 && size <= kLargestSize, "permutation of ", size, " items");
+  const int bits = static_cast<int>(std::bit_width(size_ - 1));
+  left_bits_ = bits / 2;
+  right_bits_ = bits - left_bits_;
+}
+
+uint64_t Permutation::shuffle(uint64_t value) const {
+  uint64_t right = low_bits(value, right_bits_);
+  uint64_t left = value >> right_bits_;
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    // Each half is at most 31 bits, so the round and the dataset find room beside it; every (round, half) has a draw of its own.
+    const uint64_t half = round % 2 == 0 ? right : left;
+    const uint64_t index = half | (uint64_t{round} << 32) | (uint64_t{dataset_} << 36);
+    const auto words = random_words({.seed = seed_ ^ (epoch_ >> 32), .stream = RngStream::data}, static_cast<uint32_t>(epoch_), index);
+    if (round % 2 == 0) {
+      left ^= low_bits(words[0], left_bits_);
+    } else {
+      right ^= low_bits(words[0], right_bits_);
+    }
+  }
+  return (left << right_bits_) | right;
+}
+
+int64_t Permutation::operator()(int64_t index) const {
+  auto value = static_cast<uint64_t>(index);
+  require(index >= 0 && value < size_, "item ", index, " of a permutation of ", size_);
+  do value = shuffle(value);
+  while (value >= size_);
+  return static_cast<int64_t>(value);
+}
+
+Sampler::Sampler(std::vector<int64_t> samples, std::vector<double> weights, uint64_t seed)
+    : samples_(std::move(samples)), weights_(std::move(weights)), seed_(seed), taken_(samples_.size(), 0) {
+  require(!samples_.empty() && samples_.size() == weights_.size(), "one weight for each dataset");
+  const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    require(samples_[i] >= 1 && weights_[i] > 0, "dataset ", i, ": ", samples_[i], " samples with weight ", weights_[i]);
+    weights_[i] /= sum;
+  }
+}
+
+int32_t Sampler::next_dataset() const {
+  const auto n = static_cast<double>(drawn_ > 1 ? drawn_ : 1);
+  size_t best = 0;
+  double most = weights_[0] * n - static_cast<double>(taken_[0]);
+  for (size_t i = 1; i < weights_.size(); ++i) {
+    const double missing = weights_[i] * n - static_cast<double>(taken_[i]);
+    if (missing > most) {
+      most = missing;
+      best = i;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+// Makes one more draw from the dataset; returns how many there were before.
+int64_t Sampler::take(int32_t dataset) {
+  ++drawn_;
+  return taken_[static_cast<size_t>(dataset)]++;
+}
+
+SampleId Sampler::at(int64_t counter) {
+  require(counter >= 0, "sample counter ", counter);
+  SampleId id;
+  int64_t draw = counter;
+  if (samples_.size() > 1) {
+    if (counter < drawn_) {
+      drawn_ = 0;
+      taken_.assign(taken_.size(), 0);
+    }
+    while (drawn_ < counter) take(next_dataset());
+    id.dataset = next_dataset();
+    draw = take(id.dataset);
+  }
+  const int64_t size = samples_[static_cast<size_t>(id.dataset)];
+  id.epoch = draw / size;
+  id.sample = Permutation(size, seed_, static_cast<uint32_t>(id.dataset), static_cast<uint64_t>(id.epoch))(draw % size);
+  return id;
+}
+
 namespace {
 
 Batch empty_batch(int64_t sequences, int64_t length) {

@@ -1,10 +1,10 @@
-#include "mantissa/data/example.h"
+#include "data/example.h"
 
 #include <algorithm>
 #include <array>
 
+#include "json/json_fields.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

@@ -1,17 +1,15 @@
-#include "mantissa/data/tokenizer.h"
+#include "data/tokenizer.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <utility>
 
-#include "mantissa/base/file.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/data/input_file.h"
+#include "base/hash.h"
+#include "data/documents.h"
+#include "json/json_fields.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
-#include "mantissa/text/bpe_trainer.h"
+#include "text/bpe_trainer.h"
 
 namespace mantissa {
 namespace {
@@ -318,6 +316,28 @@ void DocumentEncoder::end_document(const TextOrigin& origin) {
 
 void DocumentEncoder::flush() {
   if (stream_) stream_->flush();
+}
+
+namespace {
+
+void add(std::optional<int32_t> id, std::vector<int32_t>& ids) {
+  if (id && std::ranges::find(ids, *id) == ids.end()) ids.push_back(*id);
+}
+
+}  // namespace
+
+std::vector<int32_t> learned_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<int32_t> ids = taught_end_tokens(config, tokenizer);
+  if (tokenizer) add(tokenizer->end_token(), ids);
+  return ids;
+}
+
+std::vector<int32_t> taught_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<int32_t> ids;
+  if (config.append_eod && config.eod_id) add(static_cast<int32_t>(*config.eod_id), ids);
+  if (tokenizer && config.chat_template) add(tokenizer->id_of(end_of_answer(*config.chat_template)), ids);
+  if (config.append_eod && !config.eod_id && tokenizer) add(tokenizer->end_token(), ids);
+  return ids;
 }
 
 }  // namespace mantissa

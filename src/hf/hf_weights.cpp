@@ -1,11 +1,10 @@
-#include "mantissa/hf/hf_weights.h"
+#include "hf/hf_weights.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/checkpoint_reader.h"
 #include "hf/tile_scales.h"
-#include "hf/transpose.h"
-#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/fp16.h"
 

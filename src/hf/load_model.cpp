@@ -1,21 +1,264 @@
-#include "mantissa/hf/load_model.h"
+#include "hf/load_model.h"
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/saved_model.h"
+#include "hf/export_files.h"
+#include "hf/tile_scales.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/ranks_together.h"
-#include "mantissa/checkpoint/read_shard.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/data/end_tokens.h"
-#include "mantissa/hf/chat_files.h"
-#include "mantissa/models/model_shape.h"
-#include "mantissa/tensor/nonfinite.h"
+#include "mantissa/tensor/tensor.h"
+#include "models/model_shape.h"
 
 namespace mantissa {
+namespace {
+
+// Makes the configuration of a run that has the weights of a folder.
+
+constexpr int64_t kUsualLength = 1024;
+constexpr const char* kLayers = "layers.";
+constexpr const char* kOutput = "output";
+constexpr const char* kOutputRecipe = "packed_output";
+
+std::string recipe_name(const PackedScheme& scheme) {
+  return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : "", scheme.block == kTile ? "_128" : "");
+}
+
+QuantizationConfig blocks_of(const Quantization& how) {
+  return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+}
+
+Quantization inputs_of(const PackedScheme& scheme) { return {.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block}; }
+
+// Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes; its input is quantized as
+// by the server.
+RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
+  RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
+  const bool multiplied = scheme.format == Format::e4m3;
+  (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
+  if (scheme.inputs) recipe.input = blocks_of(inputs_of(scheme));
+  if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
+  if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
+  return recipe;
+}
+
+std::string scheme_text(const std::optional<PackedScheme>& scheme) {
+  if (!scheme) return "not quantized";
+  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision",
+              scheme->block == kTile ? " in blocks of 128" : "");
+}
+
+// An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never.
+bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
+  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs && scheme.block == kPackedBlock;
+  return module.kind == ModuleKind::linear;
+}
+
+bool in_whole_tiles(const ModuleShape& module) {
+  const bool parts = std::ranges::all_of(module.parts, [](const ModulePart& part) { return part.out % kTile == 0; });
+  return parts && module.out % kTile == 0 && module.in % kTile == 0;
+}
+
+// "layers.3.mlp.down" as layer "3" and "mlp.down".
+struct LayerModule {
+  std::string layer, rest;
+};
+LayerModule split_path(const std::string& path) {
+  const size_t begin = std::string_view(kLayers).size(), dot = path.find('.', begin);
+  return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
+}
+
+// Returns one rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
+std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
+  const bool ambient = packed.contains(kOutput);
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> layers;
+  std::map<std::string, size_t> all;
+  for (const ModuleShape& module : modules) {
+    if (!module.path.starts_with(kLayers)) continue;
+    const LayerModule at = split_path(module.path);
+    ++all[at.rest];
+    const auto found = packed.find(module.path);
+    if (found != packed.end()) {
+      layers[{at.rest, recipe_name(found->second)}].push_back(at.layer);
+    } else if (ambient && module.kind == ModuleKind::linear) {
+      layers[{at.rest, "high"}].push_back(at.layer);
+    }
+  }
+  std::vector<RuleConfig> rules;
+  for (const auto& [key, list] : layers) {
+    const std::string which = list.size() == all[key.first] ? "*" : list.size() == 1 ? list[0] : "{" + joined(list, ",") + "}";
+    rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = key.second});
+  }
+  return rules;
+}
+
+}  // namespace
+
+// Throws unless the file and its quantization_config agree about all parts of one weight.
+std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
+  const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
+  const std::string first = module_of(pieces.front());
+  const std::optional<PackedScheme> scheme = config.scheme(first);
+  for (const Piece& piece : pieces) {
+    const std::string module = module_of(piece);
+    const std::optional<PackedScheme> said = config.scheme(module);
+    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", scheme_text(scheme), " and ", module, " is ",
+            scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+    const bool same = said ? said->format == piece.format() : !piece.scales;
+    require(same, ExitCode::usage, config.where(), ": ", module, " is ", scheme_text(said), ", but ", piece.entry->name, " is ",
+            piece.entry->dtype, piece.scales ? " with scales" : " without scales");
+  }
+  return scheme;
+}
+
+// Returns the quantization_config, which must be there if there are codes: these alone do not say how a server quantizes their inputs.
+std::optional<PackedConfig> HfWeights::packed_config() const {
+  const std::filesystem::path side = folder_ / kModeloptSideFile;
+  if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
+  std::error_code error;
+  for (const auto& [parameter, pieces] : pieces_) {
+    const auto codes = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.scales != nullptr; });
+    if (codes == pieces.end()) continue;
+    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(hf_file(folder_, kModeloptSideFile), side.string());
+    fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
+         " with scales, but config.json has no quantization_config, and there is no ", kModeloptSideFile,
+         ", to say of which modules inputs are quantized: add the one that belongs to these weights");
+  }
+  return {};
+}
+
+std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
+  std::map<std::string, PackedScheme> packed;
+  const std::optional<PackedConfig> found = packed_config();
+  if (!found) return packed;
+  const PackedConfig& config = *found;
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const bool linear = module.kind == ModuleKind::linear, other = module.path == kOutput || module.kind == ModuleKind::router;
+    if (!linear && !other) continue;
+    const std::vector<Piece>& pieces = pieces_of(module.path + ".weight");
+    const Piece& first = pieces.front();
+    const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
+    if (conv || (!first.scales && (other || !config.names_modules()))) continue;
+    const std::optional<PackedScheme> scheme = scheme_of(pieces, config);
+    if (scheme) packed[module.path] = *scheme;
+  }
+  return packed;
+}
+
+std::vector<std::string> HfWeights::ignore_list_findings() const {
+  const std::optional<PackedConfig> config = packed_config();
+  if (!config) return {};
+  std::set<std::string> linears;  // parameters
+  for (const ModuleShape& module : model_shape(config_.model).modules)
+    if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
+  std::vector<FileLinear> of_file;
+  std::vector<std::string> modules = {"lm_head"};  // a server has it, also where it is the embedding
+  for (const auto& [parameter, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      modules.push_back(piece.tensor->name.substr(0, piece.tensor->name.rfind('.')));
+      if (linears.contains(parameter)) of_file.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
+    }
+  }
+  std::vector<std::string> findings;
+  for (const IgnoreList& list : config->ignored())
+    std::ranges::move(mantissa::ignore_list_findings(list, of_file, modules), std::back_inserter(findings));
+  return findings;
+}
+
+// Returns the modules whose recipes compute with codes; the rest is read as values.
+std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
+  std::map<std::string, PackedScheme> packed = packed_modules();
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const auto found = packed.find(module.path);
+    if (found == packed.end()) continue;
+    const bool codes = static_cast<bool>(form(module.path + ".weight").codes);
+    if (!codes || !computes_with(module, found->second)) {
+      packed.erase(found);
+    } else if (found->second.block == kTile && !in_whole_tiles(module)) {
+      found->second.inputs = false;
+    }
+  }
+  return packed;
+}
+
+std::vector<std::string> HfWeights::weights_as_values() const {
+  const std::vector<ModuleShape> modules = model_shape(config_.model).modules;
+  std::vector<std::string> numbers, boundaries, others, findings;
+  for (const auto& [path, scheme] : packed_modules()) {
+    const auto module = std::ranges::find(modules, path, &ModuleShape::path);
+    if (scheme.block == kTile && form(path + ".weight").codes && !computes_with(*module, scheme)) others.push_back(path);
+  }
+  for (const auto& [parameter, pieces] : pieces_) {
+    const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
+    const auto boundary = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
+    if (number != pieces.end())
+      numbers.push_back(*number->tiles->no_power_of_two);
+    else if (boundary != pieces.end())
+      boundaries.push_back(text(boundary->entry->name, " in ", parameter));
+  }
+  if (!numbers.empty())
+    findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are no powers of two, the first ",
+                            numbers.front(), ": read as values; a recipe such as fp8_block quantizes them anew"));
+  if (!others.empty())
+    findings.push_back(
+        text(where(), ": ", joined(others), ": read as values, because output projections and routers have no block FP8 here"));
+  if (!boundaries.empty())
+    findings.push_back(text(where(), ": ", count_text(boundaries.size(), "weight"),
+                            " whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ",
+                            boundaries.front(), ": read as values"));
+  return findings;
+}
+
+std::vector<std::string> HfWeights::block_fp8_findings() const {
+  if (!block_fp8_) return {};
+  std::vector<std::string> high, findings = weights_as_values();
+  const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
+  for (const auto& [path, scheme] : packed) {
+    const auto found = computed.find(path);
+    if (scheme.inputs && (found == computed.end() || !found->second.inputs)) high.push_back(path);
+  }
+  if (!high.empty())
+    findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
+                            " whose inputs servers quantize in blocks of 128, and which are values "
+                            "here or no whole blocks, the first of ",
+                            high.front(), ": their inputs are not quantized"));
+  const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
+  if (any && !packed_config()->scales_of_inputs_are_powers())
+    findings.push_back(text(
+        where(), ": quantization_config.scale_fmt is not ue8m0, so servers scale inputs by any numbers, and mantissa by powers of two"));
+  return findings;
+}
+
+RunConfig HfWeights::run_config() const {
+  RunConfig config;
+  config.model = config_.model;
+  config.model.num_key_value_heads = config.model.kv_heads();
+  config.model.head_dim = config.model.head_size();
+  config.precision.dtype = config_.dtype;
+  config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
+  const std::map<std::string, PackedScheme> packed = computed_modules();
+  for (const auto& [module, scheme] : packed) {
+    RecipeConfig recipe = recipe_of(scheme, config_.dtype);
+    if (module != kOutput) {
+      config.precision.recipes[recipe_name(scheme)] = recipe;
+      continue;
+    }
+    recipe.output_grad = recipe.input;  // as every ambient recipe of a quantized output projection has it
+    config.precision.recipes[kOutputRecipe] = recipe;
+    config.precision.recipe = kOutputRecipe;
+    config.precision.fp8_output_proj = {.enabled = true, .fprop = true, .dgrad = true, .wgrad = false};
+    config.model.pad_vocab_to = kPackedBlock;
+  }
+  config.precision.rules = rules_of(packed, model_shape(config_.model).modules);
+  return config;
+}
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-#include "mantissa/hf/packing.h"
+#include "hf/packing.h"
 
 #include <algorithm>
 #include <set>

@@ -1,17 +1,182 @@
-#include "mantissa/io/pending_folder.h"
+#include "io/pending_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <climits>
+#include <ctime>
+#include <span>
 #include <string_view>
 #include <vector>
 
-#include "mantissa/base/file.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/io/leftovers.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/host_name.h"
+#include "mantissa/base/log.h"
 
 namespace mantissa {
 namespace {
 
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> out{};
+  std::strftime(out.data(), out.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return out.data();
+}
+
+// Returns "host NAME, process PID, since TIME, job JOB", cut to a sane length, since anybody may have written it.
+std::string read_record(int fd) {
+  std::array<char, 1024> record{};
+  const ssize_t got = ::pread(fd, record.data(), record.size(), 0);
+  std::string out(record.data(), static_cast<size_t>(got < 0 ? 0 : got));
+  return out.substr(0, out.find('\n'));
+}
+
+std::string owner_record(const std::string& job) {
+  return text("host ", host_name(), ", process ", ::getpid(), ", since ", utc_now(), ", job ", job, "\n");
+}
+
+bool of_this_host(const std::string& record) { return record.starts_with("host " + host_name() + ","); }
+
+void write_record(int fd, const std::filesystem::path& path, const std::string& record) {
+  const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, record.data(), record.size(), 0) == static_cast<ssize_t>(record.size());
+  if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
+}
+
+// Returns 0, or why not.
+int lock_error(int fd, int operation) {
+  int result = 0;
+  do result = ::flock(fd, operation | LOCK_NB);
+  while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+// Returns false once the file was removed or replaced.
+bool has_name(int fd, const std::filesystem::path& path) {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
+// Opens and locks the file. Throws Error(environment) naming the owner if another process has it.
+int open_locked(const std::filesystem::path& path, int flags, int operation) {
+  const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);  // no waiting for the writer of a pipe
+  require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(errno));
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(fd);
+    fail(ExitCode::usage, path.string(), ": is not a regular file");
+  }
+  const int error = lock_error(fd, operation);
+  if (error == 0) return fd;
+  const std::string owner = read_record(fd);
+  ::close(fd);
+  require(error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
+  fail(ExitCode::environment, path.parent_path().string(), ": is in use by ", owner.empty() ? "another process" : owner);
+}
+
+}  // namespace
+
+void require_unlocked(const std::filesystem::path& folder) {
+  std::error_code missing;
+  if (std::filesystem::exists(folder / "LOCK", missing)) ::close(open_locked(folder / "LOCK", O_RDONLY, LOCK_SH));
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job)
+    : fd_(open_locked(folder / "LOCK", O_RDWR | O_CREAT, LOCK_EX)), path_(folder / "LOCK") {
+  const std::string owner = read_record(fd_);
+  if (!owner.empty())
+    log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
+                of_this_host(owner) ? "" : "; make sure that it no longer runs there");
+  write_record(fd_, path_, owner_record(job));
+}
+
+FolderLock::FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ < 0) return;
+  // An empty record says that the owner ended properly.
+  if (::ftruncate(fd_, 0) != 0) log_warning(path_.string(), ": the owner record could not be cleared");
+  ::close(fd_);
+}
+
+bool FolderLock::still_ours() const { return has_name(fd_, path_); }
+
+std::optional<OwnerFile> OwnerFile::create(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  const bool forbidden = errno == EACCES || errno == EPERM || errno == EROFS || errno == ENOENT;  // ENOENT: of /proc and its like
+  require(fd >= 0, forbidden ? ExitCode::environment : ExitCode::storage, path.string(),
+          ": creating the file failed: ", system_message(errno));
+  OwnerFile file(fd, path);
+  const int error = lock_error(fd, LOCK_EX);
+  if (error != 0 && error != EWOULDBLOCK) file.remove();
+  require(error == 0 || error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
+  if (error != 0 || !has_name(fd, path)) return {};
+  write_record(fd, path, owner_record("export"));
+  return file;
+}
+
+std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return {};
+  OwnerFile file(fd, path);
+  if (lock_error(fd, LOCK_EX) != 0) return {};  // without a name by now, it guards nothing: no other ever gets the name
+  const std::string owner = read_record(fd);
+  if (owner.empty() || of_this_host(owner)) return file;
+  log_warning(path.string(), ": is of ", owner, "; if it no longer runs there, delete the file and what lies beside it");
+  return {};
+}
+
+OwnerFile::OwnerFile(OwnerFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+OwnerFile& OwnerFile::operator=(OwnerFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+OwnerFile::~OwnerFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void OwnerFile::remove() const { ::unlink(path_.c_str()); }
+
 namespace fs = std::filesystem;
+
+std::string unique_id() {
+  Hash64 id;
+  require(::getrandom(&id.value, sizeof id.value, 0) == sizeof id.value, ExitCode::environment,
+          "getrandom failed: ", system_message(errno));
+  return id.text();
+}
+
+bool remove_leftover(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log_warning(path.string(), ": could not be deleted: ", error.message());
+  return !error;
+}
+
+void discard(const fs::path& path) {
+  const fs::path trash = path.parent_path() / (".trash-" + path.filename().string() + "-" + unique_id());
+  rename_path(path, trash);
+  remove_leftover(trash);
+}
+
+namespace {
 
 constexpr std::string_view kPrefix = ".tmp-", kLock = ".lock";
 constexpr size_t kIdLetters = 16, kAround = kPrefix.size() + 1 + kIdLetters + kLock.size();

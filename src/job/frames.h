@@ -9,13 +9,16 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "comm/progress.h"
+#include "job/store.h"
 #include "mantissa/base/error.h"
-#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 
@@ -115,5 +118,19 @@ class Connection {
   size_t sent_ = 0;
   double heard_;
 };
+
+// Compares the inputs of all ranks at the start and names those that mismatch.
+
+// Holds what one rank gave to compare().
+struct RankInputs {
+  std::string host;
+  std::map<std::string, std::string> items;
+};
+
+std::string inputs_text(const std::vector<NamedHash>& items);
+RankInputs read_inputs(const std::string& bytes);
+
+// Describes which items mismatch on which rank; "" if all ranks gave the same.
+std::string mismatching_items(const std::vector<RankInputs>& ranks);
 
 }  // namespace mantissa

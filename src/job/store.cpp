@@ -1,4 +1,4 @@
-#include "mantissa/job/store.h"
+#include "job/store.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -11,11 +11,11 @@
 #include <mutex>
 #include <thread>
 
-#include "job/descriptors.h"
-#include "job/inputs.h"
+#include "base/file.h"
+#include "base/host_name.h"
+#include "job/frames.h"
+#include "job/rendezvous.h"
 #include "job/store_server.h"
-#include "mantissa/base/file.h"
-#include "mantissa/base/host_name.h"
 
 namespace mantissa {
 namespace {
@@ -358,7 +358,7 @@ void Store::compare(const std::vector<NamedHash>& items) {
     get(key + "equal");
     return;
   }
-  std::vector<Inputs> ranks;
+  std::vector<RankInputs> ranks;
   for (int rank = 0; rank < client_->launch().world; ++rank) ranks.push_back(read_inputs(get(key + std::to_string(rank))));
   const std::string mismatch = mismatching_items(ranks);
   if (!mismatch.empty()) fail_all(ExitCode::usage, "the ranks were started with different inputs: " + mismatch);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "job/descriptors.h"
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "job/rendezvous.h"
 #include "mantissa/base/log.h"
 
 namespace mantissa {

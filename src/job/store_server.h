@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "job/handshake.h"
 #include "job/rendezvous.h"
 
 namespace mantissa {

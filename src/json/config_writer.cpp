@@ -1,8 +1,8 @@
 #include <cmath>
 
-#include "config_merge.h"
+#include "json/config_merge.h"
+#include "json/json_fields.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

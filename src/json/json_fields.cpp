@@ -1,10 +1,10 @@
-#include "mantissa/json/json_fields.h"
+#include "json/json_fields.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "mantissa/base/nearest.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
 
 namespace mantissa {

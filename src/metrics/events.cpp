@@ -6,8 +6,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 #include "mantissa/formats/element.h"
 
 namespace mantissa {

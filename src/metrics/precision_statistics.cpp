@@ -1,4 +1,4 @@
-#include "mantissa/metrics/precision_statistics.h"
+#include "metrics/precision_statistics.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/quantization_observer.h"
+#include "ops/quantization_observer.h"
 
 namespace mantissa {
 namespace {

@@ -1,10 +1,10 @@
-#include "mantissa/metrics/run_metrics.h"
+#include "metrics/run_metrics.h"
 
 #include <limits>
 
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "json/json_fields.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

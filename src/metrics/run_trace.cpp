@@ -1,15 +1,14 @@
-#include "mantissa/metrics/run_trace.h"
+#include "metrics/run_trace.h"
 
 #include <array>
 #include <filesystem>
 #include <iomanip>
 #include <sstream>
 
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "json/json_fields.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/pending_file.h"
 #include "mantissa/base/trace.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

@@ -1,4 +1,4 @@
-#include "mantissa/models/gpt.h"
+#include "models/gpt.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "mantissa/backend/few_rows.h"
+#include "backend/few_rows.h"
 #include "mantissa/backend/functions.h"
 #include "models/rope_table.h"
 

@@ -1,4 +1,4 @@
-#include "mantissa/models/model_shape.h"
+#include "models/model_shape.h"
 
 namespace mantissa {
 namespace {

@@ -1,4 +1,4 @@
-#include "mantissa/nn/modules.h"
+#include "nn/modules.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
-#include "mantissa/nn/moe.h"
+#include "nn/moe.h"
 
 #include <algorithm>
 
-#include "mantissa/backend/few_rows.h"
+#include "backend/few_rows.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {

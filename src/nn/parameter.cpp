@@ -1,4 +1,4 @@
-#include "mantissa/nn/parameter.h"
+#include "nn/parameter.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "mantissa/base/integers.h"
-#include "mantissa/nn/arena.h"
 
 namespace mantissa {
 

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/ops.h"
+#include "ops/ops.h"
 
 namespace mantissa {
 

@@ -2,8 +2,8 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/ops/ops.h"
-#include "ops/linear_gemms.h"
+#include "ops/linear.h"
+#include "ops/ops.h"
 
 namespace mantissa {
 namespace {

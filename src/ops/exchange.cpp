@@ -1,6 +1,13 @@
 #include "ops/exchange.h"
 
 namespace mantissa {
+
+TensorParallel tensor_parallel(const Mesh& mesh, Split split, int64_t tokens) {
+  return {.group = mesh.tensor, .split = split, .tokens = mesh.sequence_parallel ? tokens : 0};
+}
+
+RowRange share_of(int64_t rows, int rank, int ranks) { return {rows * rank / ranks, rows * (rank + 1) / ranks}; }
+
 namespace {
 
 RowRange own_rows(const TensorParallel& tp) { return share_of(tp.tokens, tp.group.rank(), tp.group.size()); }
@@ -90,6 +97,19 @@ Tensor summed(const TensorParallel& tp, const Tensor& partial, const Tensor& bia
     out.device().run(Convert{.x = sum, .out = out});
   }
   return out;
+}
+
+Var gathered_tokens(const Var& x, const TensorParallel& tp) {
+  if (!by_tokens(tp)) return x;
+  require_own_rows("gathered_tokens", tp, x.value());
+  return record("gathered_tokens", gathered_rows(tp, x.value()), {x},
+                [tp](const Tensor& dy) { return std::vector<Tensor>{share_of_rows(tp, dy)}; });
+}
+
+Var own_tokens(const Var& x, const TensorParallel& tp) {
+  if (!by_tokens(tp)) return x;
+  return record("own_tokens", share_of_rows(tp, x.value()), {x},
+                [tp](const Tensor& dy) { return std::vector<Tensor>{gathered_rows(tp, dy)}; });
 }
 
 }  // namespace mantissa

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/tensor_parallel.h"
+#include "ops/ops.h"
 
 namespace mantissa {
 

@@ -1,8 +1,346 @@
+#include "ops/linear.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/ops.h"
-#include "ops/linear_gemms.h"
+#include "mantissa/base/integers.h"
+#include "mantissa/precision/recipe.h"
 
 namespace mantissa {
+namespace {
+
+thread_local const RoundingPosition* current_position = nullptr;
+
+}  // namespace
+
+RoundingScope::RoundingScope(const RoundingPosition& position)
+    : position_(position), previous_(std::exchange(current_position, &position_)) {}
+RoundingScope::~RoundingScope() { current_position = previous_; }
+
+const RoundingPosition* rounding_position() { return current_position; }
+
+namespace {
+
+// Returns how many matrices of weights the groups have here.
+int64_t matrices_of(const Dispatch& groups) { return groups.offsets.defined() ? groups.offsets.dim(0) - 1 : 1; }
+
+// Returns the parts of each matrix.
+std::vector<int64_t> parts_of_one(const WeightPlace& weight, const Dispatch& groups) {
+  std::vector<int64_t> parts = weight.parts;
+  parts.resize(parts.size() / static_cast<size_t>(matrices_of(groups)));
+  return parts;
+}
+
+// Returns where the share of a rank lies among the elements of all ranks; empty: where it is here.
+std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
+  std::vector<int64_t> out;
+  if (ranks == 1) return out;
+  int64_t before = 0;  // in a fused part every rank has as many elements
+  for (const int64_t part : parts.empty() ? std::vector<int64_t>{size} : parts) {
+    for (int64_t i = 0; i < part; ++i) out.push_back(before * ranks + part * rank + i);
+    before += part;
+  }
+  return out;
+}
+
+// Returns where the matrices end that an operand [rows, C] consists of, beginning with 0: one without groups; else the weights of the
+// experts, or what an expert has of the tokens of one rank.
+std::vector<int64_t> simulated_ends(const Dispatch& groups, OperandRole role, int64_t rows) {
+  if (groups.offsets.defined() && role != OperandRole::weight) {
+    require(groups.numbered != nullptr, "experts whose operands are simulated need number_rows()");
+    return groups.numbered->ends;
+  }
+  std::vector<int64_t> ends;
+  for (int64_t i = 0, matrices = matrices_of(groups); i <= matrices; ++i) ends.push_back(rows * i / matrices);
+  return ends;
+}
+
+// Says which bits an operand of this shape draws. Weights are numbered anew in each step, and rows of tokens, or of their assignments to
+// experts, through the whole run.
+RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
+                       const RoundingPosition& at) {
+  const ModelRanks& ranks = weight.sharding.ranks;
+  const int of_out = weight.sharding.row_ranks(), of_in = weight.sharding.column_ranks();
+  const bool along_out = role == OperandRole::output_grad;
+  const int columns = along_out ? of_out : of_in;
+  RoundingDraws draws{.seed = at.seed,
+                      .what = weight.number * 16 + static_cast<uint32_t>(gemm) * 4 + static_cast<uint32_t>(role),
+                      .columns = shape[1] * columns,
+                      .row_places = {},
+                      .column_places = places_of_share(shape[1], columns, ranks.tensor_rank,
+                                                       along_out ? parts_of_one(weight, groups) : std::vector<int64_t>())};
+  int64_t first = 0;
+  if (role == OperandRole::weight) {
+    draws.row_places = places_of_share(shape[0], of_out, ranks.tensor_rank, weight.parts);
+    const int64_t expert_rank = ranks.expert > 1 ? ranks.expert_rank : 0;
+    first = (at.step * ranks.expert + expert_rank) * shape[0] * of_out;
+  } else if (groups.numbered) {
+    draws.row_places = groups.numbered->assignments;
+  } else {
+    first = at.token;
+  }
+  draws.first = static_cast<uint64_t>(first) * static_cast<uint64_t>(draws.columns);
+  return draws;
+}
+
+// Returns the draws of these rows.
+RoundingDraws slice(const RoundingDraws& all, int64_t begin, int64_t end) {
+  RoundingDraws out = all;
+  if (all.row_places.empty()) {
+    out.first += static_cast<uint64_t>(begin * all.columns);
+  } else {
+    out.row_places.assign(all.row_places.begin() + begin, all.row_places.begin() + end);
+  }
+  return out;
+}
+
+// Operands are quantized from bf16, whatever the GEMMs compute in.
+Tensor source_of(const Tensor& x) { return converted(x, Dtype::bf16); }
+
+QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
+  QuantizedTensor out = empty_quantized(rowwise.device(), rowwise.shape, rowwise.how.transposed());
+  rowwise.device().run(RequantizeColumns{.x = rowwise, .out = out});
+  return out;
+}
+
+// Codes along rows and along columns, quantized in one pass.
+struct BothWays {
+  QuantizedTensor rows, columns;
+
+  BothWays(const Tensor& x, const Quantization& how) {
+    const Shape padded = x.shape().with_dim0(round_up(x.dim(0), how.block()));
+    rows = empty_quantized(x.device(), padded, how), columns = empty_quantized(x.device(), padded, how.transposed());
+    x.device().run(Quantize{.x = source_of(x), .out = rows, .second = columns});
+  }
+};
+
+OutputGradient quantized_both_ways(const Tensor& dy, const Quantization& how) {
+  const BothWays codes(dy, how);
+  return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
+}
+
+void quantize_zeros(const QuantizedTensor& out) {
+  const Tensor nothing = zeros(out.device(), Dtype::bf16, out.shape);
+  out.device().run(Quantize{.x = nothing, .out = out});
+}
+
+int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
+
+// Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
+Value padded(const Value& value, int64_t rows) {
+  if (rows_of(value) == rows) return value;
+  const Tensor& tensor = std::get<Tensor>(value);
+  Tensor out = zeros(tensor.device(), tensor.dtype(), tensor.shape().with_dim0(rows));
+  tensor.device().run(Convert{.x = tensor, .out = out.slice(0, tensor.dim(0))});
+  return out;
+}
+
+}  // namespace
+
+Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
+  const GemmOperands operands = choose_operands(recipe_, gemm);
+  const bool is_first = role == OperandRole::output_grad || (role == OperandRole::input && gemm == GemmRole::fprop);
+  const OperandChoice& choice = is_first ? operands.first : operands.second;
+  return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
+}
+
+// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are tokens that are transformed
+// together with padding.
+Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
+  const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
+  const Tensor x = source_of(high);
+  const int64_t rows = over_rows && !of_groups ? round_up(x.dim(0), how.hadamard) : x.dim(0);
+  const Tensor out = empty(x.device(), compute(), x.shape().with_dim0(rows));
+  const RoundingPosition* const position = rounding_position();
+  const bool at_random = position && how.rounding == Rounding::stochastic;
+  const RoundingDraws draws = at_random ? draws_of(weight_.place, groups_, gemm, role, out.shape(), *position) : RoundingDraws();
+  const bool again = gemm == GemmRole::fprop && Tape::in_backward(), of_weight = role == OperandRole::weight;
+  const Tensor counted = of_groups ? groups_.assignments : of_weight ? Tensor() : counted_rows(x.device(), first_token_, x.dim(0));
+  const bool observed = observing_quantization() && weight_.leaf && !again && !(over_rows && counted.defined());
+  const std::vector<int64_t> ends = simulated_ends(groups_, role, rows);
+  for (size_t i = 1; i < ends.size(); ++i) {
+    const int64_t begin = ends[i - 1], end = ends[i];
+    if (begin == end) continue;
+    Simulate kernel{.x = x.slice(begin, std::min(end, x.dim(0))), .out = out.slice(begin, end), .how = how};
+    if (!at_random) kernel.how.rounding = Rounding::nearest;
+    if (at_random) kernel.draws = slice(draws, begin, end);
+    if (observed) kernel.error = empty(x.device(), Dtype::f64, {QuantizationError::size});
+    if (observed && counted.defined()) kernel.rows = counted.slice(begin, end);
+    x.device().run(kernel);
+    if (observed) observe_quantization({.weight = weight_.leaf, .role = role, .x = kernel.x, .codes = {}, .error = kernel.error});
+  }
+  return out;
+}
+
+// Quantizes in one pass where both are codes.
+OutputGradient LinearGemms::output_gradient(const Tensor& dy, bool wants_rows) const {
+  const bool wants_columns = weight_.leaf != nullptr;
+  const Tensor high = converted(dy, compute());
+  const OperandChoice rows = choose_operands(recipe_, GemmRole::dgrad).first, columns = choose_operands(recipe_, GemmRole::wgrad).first;
+  require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
+  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) return quantized_both_ways(dy, rows.how);
+  const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
+    if (choice.is_codes()) return quantized(source_of(dy), choice.how);
+    return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, dy) : high;
+  };
+  OutputGradient out{high, high};
+  if (wants_rows) out.rows = operand(GemmRole::dgrad, rows);
+  if (wants_columns) out.columns = operand(GemmRole::wgrad, columns);
+  return out;
+}
+
+LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  if (!choice.is_codes()) return {.high = x};
+  LinearInput out{.high = x};
+  if (recorded && saved_input(recipe_) == SavedAs::columns) {
+    const BothWays codes(x, choice.how);
+    out.codes = codes.rows, out.columns = codes.columns;
+  } else {
+    out.codes = quantized_padded(source_of(x), choice.how);
+  }
+  if (!Tape::in_backward()) observe(OperandRole::input, x, out.codes);
+  return out;
+}
+
+// Shows the rows of a dispatch in the order of tokens, without padding; those that were dropped do not count. Columnwise codes, which span
+// rows of several tokens, are not shown.
+void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
+  const auto show = [&](const Tensor& of, const QuantizedTensor& are, const Tensor& rows) {
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are, .rows = rows});
+  };
+  if (!groups_.offsets.defined()) return show(x, codes, counted_rows(x.device(), first_token_, x.dim(0)));
+  if (!observing_quantization() || !codes.how.rowwise()) return;
+  const Tensor rows = groups_.rows.view({groups_.rows.elements()});
+  const Tensor values = empty(x.device(), x.dtype(), x.shape().with_dim0(rows.dim(0)));
+  const QuantizedTensor compact = empty_quantized(x.device(), values.shape(), codes.how);
+  x.device().run(Permute{.x = x, .out = values, .assignments = rows, .per_row = 1});
+  x.device().run(Permute{.x = codes, .out = compact, .assignments = rows, .per_row = 1});
+  show(values, compact, rows);
+}
+
+QuantizedTensor LinearGemms::codes_of_tokens(OperandRole role, const Tensor& x) const {
+  const GemmRole gemm = role == OperandRole::input ? GemmRole::fprop : GemmRole::dgrad;
+  QuantizedTensor codes = quantized(source_of(x), choose_operands(recipe_, gemm).first.how);
+  const bool again = role == OperandRole::input && Tape::in_backward();
+  if (!again)
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes, .rows = counted_rows(x.device(), 0, x.dim(0))});
+  return codes;
+}
+
+OutputGradient LinearGemms::gradient_of_codes(const QuantizedTensor& rows) const { return {rows, columnwise(rows)}; }
+
+LinearInput LinearGemms::gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  const bool as_codes = choice.is_codes() && (saved_input(recipe_) == SavedAs::rows || !recorded);
+  if (!by_tokens(tp) || !as_codes) return input(gathered_rows(tp, x), recorded);
+  return {.codes = gathered_codes(tp, x, choice.how)};
+}
+
+// Gathers codes. Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in
+// quantized_padded().
+QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const {
+  const int64_t padded = round_up(tp.tokens, how.block());
+  const RowRange own = share_of(tp.tokens, tp.group.rank(), tp.group.size());
+  QuantizedTensor out = empty_quantized(x.device(), {padded, x.dim(1)}, how);
+  if (own.size() > 0) {
+    const QuantizedTensor codes = slice(out, own.begin, own.end);
+    x.device().run(Quantize{.x = source_of(x), .out = codes});
+    if (!Tape::in_backward())
+      observe_quantization({.weight = weight_.leaf,
+                            .role = OperandRole::input,
+                            .x = x,
+                            .codes = codes,
+                            .rows = counted_rows(x.device(), own.begin, own.size()),
+                            .own_tokens = true});
+  }
+  if (tp.tokens < padded) quantize_zeros(slice(out, tp.tokens, padded));
+  gather_rows(tp, out);
+  return out;
+}
+
+LinearInput LinearGemms::kept(const LinearInput& input) const {
+  switch (saved_input(recipe_)) {
+    case SavedAs::values: break;
+    case SavedAs::rows: return {.codes = input.codes};
+    case SavedAs::columns: return {.columns = input.columns};
+  }
+  return {.high = input.high};
+}
+
+Value LinearGemms::weight(GemmRole role) const {
+  const OperandChoice choice = choose_operands(recipe_, role).second;
+  switch (choice.source) {
+    case OperandSource::high: return weight_.high;
+    case OperandSource::simulated: return read(role, OperandRole::weight, weight_.high);
+    case OperandSource::requantized: return columnwise(weight_.codes);
+    case OperandSource::codes: return choice.how.columnwise() ? quantized(source_of(weight_.high), choice.how) : weight_.codes;
+    case OperandSource::dequantized:
+    case OperandSource::fake_codes: return weight_.codes;  // dequantized they are DQ(Q(w)), to the bit
+  }
+  fail(ExitCode::internal, "no such operand of ", gemm_name(role));
+}
+
+void LinearGemms::multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const {
+  const Operand b{.value = weight(role), .transposed = role == GemmRole::fprop};
+  const bool same = out.dtype() == compute() || out.dtype() == stats_dtype(compute());
+  const Tensor gemm = same ? out : empty(out.device(), compute(), out.shape());
+  if (groups_.offsets.defined()) {
+    require(!bias.defined(), "GEMMs of experts have no bias");
+    out.device().run(GroupedGemm{.a = {a}, .b = b, .out = gemm, .offsets = groups_.offsets, .host = groups_.host});
+  } else {
+    out.device().run(Gemm{.a = {a}, .b = b, .out = gemm, .accumulate = false, .bias = bias});
+  }
+  if (!same) out.device().run(Convert{.x = gemm, .out = out});
+}
+
+void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
+  const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(read(GemmRole::fprop, OperandRole::input, x.high));
+  multiply(a, GemmRole::fprop, y, bias);
+}
+
+Value LinearGemms::wgrad_input(const LinearInput& x) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
+  if (choice.source == OperandSource::dequantized) return decoded(x.codes, compute());
+  if (!choice.is_codes()) return read(GemmRole::wgrad, OperandRole::input, x.high);
+  if (x.columns.defined()) return x.columns;
+  if (choice.source == OperandSource::requantized) return columnwise(x.codes);
+  QuantizedTensor codes = quantized(source_of(x.high), choice.how);
+  observe(OperandRole::input, x.high, codes);
+  return codes;
+}
+
+void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
+  const auto [dweight, accumulate] = weight_.leaf->target();
+  const Value input = wgrad_input(x);
+  if (groups_.offsets.defined()) {
+    const bool own = groups_.gradient_offsets.defined();
+    return dweight.device().run(GroupedWeightGradient{.a = dy,
+                                                      .b = input,
+                                                      .out = dweight,
+                                                      .offsets = own ? groups_.gradient_offsets : groups_.offsets,
+                                                      .accumulate = accumulate,
+                                                      .host = own ? nullptr : groups_.host});
+  }
+  const int64_t rows = std::max(rows_of(dy), rows_of(input));
+  dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
+}
+
+void LinearGemms::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
+  const OutputGradient gradient = output_gradient(dy, dx.defined());
+  const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
+  const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
+  if (codes) observe(OperandRole::output_grad, dy, *codes);
+  backward(x, gradient, dx);
+}
+
+void LinearGemms::backward(const LinearInput& x, const OutputGradient& dy, const Tensor& dx) const {
+  if (weight_.leaf) wgrad(x, dy.columns);
+  if (dx.defined()) multiply(dy.rows, GemmRole::dgrad, dx, {});
+}
+
 namespace {
 
 // Computes y [N, out] of x [N, in].

@@ -1,4 +1,4 @@
-#include "mantissa/ops/quantization_observer.h"
+#include "ops/quantization_observer.h"
 
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "mantissa/optim/accumulation.h"
+#include "optim/accumulation.h"
 
 #include <bit>
 

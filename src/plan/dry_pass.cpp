@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "mantissa/backend/dry_backend.h"
+#include "backend/dry_backend.h"
+#include "config/training_options.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/config/training_options.h"
 
 namespace mantissa {
 namespace {

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "mantissa/config/open_device.h"
-#include "mantissa/nn/layout.h"
-#include "mantissa/nn/modules.h"
-#include "mantissa/nn/shards.h"
-#include "mantissa/optim/accumulation.h"
+#include "config/open_device.h"
+#include "nn/modules.h"
+#include "nn/shards.h"
+#include "optim/accumulation.h"
 #include "plan/dry_pass.h"
 
 namespace mantissa {

@@ -1,13 +1,12 @@
-#include "mantissa/plan/memory_check.h"
+#include "plan/memory_check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "mantissa/backend/gpus.h"
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/comm/agreement.h"
-#include "mantissa/comm/mesh.h"
+#include "backend/gpus.h"
+#include "comm/mesh.h"
+#include "mantissa/base/text.h"
 #include "mantissa/plan/estimate.h"
 
 namespace mantissa {

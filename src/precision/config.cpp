@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "mantissa/base/nearest.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 namespace {

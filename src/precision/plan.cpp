@@ -4,10 +4,10 @@
 #include <map>
 #include <set>
 
+#include "base/hash.h"
 #include "mantissa/backend/contract.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/base/nearest.h"
-#include "precision/simulated.h"
+#include "mantissa/base/text.h"
+#include "mantissa/precision/operands.h"
 
 namespace mantissa {
 namespace {
@@ -73,7 +73,7 @@ std::optional<UnfitSize> share_problem(const NamedSize& what, int64_t ranks, int
                                    ", the block of ", of, ": take fewer ranks")};
 }
 
-// Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (precision/code_hash.h).
+// Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (checkpoint/precision_setup.h).
 std::optional<UnfitSize> cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
   constexpr int64_t kCell = 32;
   const std::string of = text("codes of recipe ", recipe.name);

@@ -5,9 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/base/printable.h"
+#include "base/hash.h"
+#include "mantissa/base/text.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {

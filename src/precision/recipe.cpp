@@ -1,6 +1,6 @@
 #include "mantissa/precision/recipe.h"
 
-#include "precision/simulated.h"
+#include "mantissa/precision/operands.h"
 
 namespace mantissa {
 namespace {

@@ -1,17 +1,38 @@
-#include "mantissa/text/bpe_trainer.h"
+#include "text/bpe_trainer.h"
 
 #include <algorithm>
 #include <queue>
 #include <set>
 #include <vector>
 
-#include "mantissa/base/utf8.h"
-#include "mantissa/json/json.h"
-#include "mantissa/text/bpe_model.h"
-#include "mantissa/text/tokenizer_file.h"
-#include "text/text_pieces.h"
+#include "mantissa/base/text.h"
+#include "text/bpe_model.h"
 
 namespace mantissa {
+
+Json tokenizer_file(const TokenizerParts& parts) {
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", parts.added_tokens},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", parts.pre_tokenizer},
+          {"post_processor", nullptr},
+          {"decoder", parts.decoder},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"vocab", parts.vocab},
+            {"merges", parts.merges}}}};
+}
+
+Json byte_level_part() { return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}; }
+
 namespace {
 
 constexpr const char* kTrainedPattern =

@@ -1,4 +1,4 @@
-#include "mantissa/text/jinja.h"
+#include "text/jinja.h"
 
 #include <algorithm>
 #include <iterator>

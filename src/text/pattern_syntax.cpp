@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "mantissa/base/error.h"
-#include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 namespace {

@@ -1,10 +1,9 @@
-#include "mantissa/text/pretokenizer.h"
+#include "text/pretokenizer.h"
 
 #include <algorithm>
 
-#include "mantissa/text/normalizer.h"
 #include "text/characters.h"
-#include "text/text_pieces.h"
+#include "text/normalizer.h"
 
 namespace mantissa {
 namespace {

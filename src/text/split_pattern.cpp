@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "mantissa/text/split_pattern.h"
+#include "text/split_pattern.h"
 
 #include <pcre2.h>
 
@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "mantissa/base/error.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/utf8.h"
-#include "text/character_classes.h"
+#include "mantissa/base/text.h"
+#include "text/characters.h"
 #include "text/pattern_syntax.h"
 
 namespace mantissa {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/text/bpe_tokenizer.h"
+#include "base/parallel.h"
+#include "mantissa/base/text.h"
+#include "text/bpe_tokenizer.h"
 #include "text/characters.h"
-#include "text/text_pieces.h"
+#include "text/pretokenizer.h"
 
 namespace mantissa {
 namespace {

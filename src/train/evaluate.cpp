@@ -1,12 +1,12 @@
-#include "mantissa/train/evaluate.h"
+#include "train/evaluate.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "comm/mesh.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/comm/mesh.h"
-#include "mantissa/train/device_batch.h"
+#include "train/training_step.h"
 
 namespace mantissa {
 namespace {

@@ -4,13 +4,13 @@
 #include <array>
 #include <filesystem>
 
-#include "mantissa/base/file.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/data/dataset.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/load_model.h"
+#include "base/file.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/saved_model.h"
+#include "data/batch.h"
+#include "hf/export.h"
+#include "hf/load_model.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 namespace {
@@ -369,7 +369,7 @@ void read_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   if (!tokenizer) return;
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = config.model.vocab_size.value_or(tokenizer->size());
-  loaded.tokenizer = {.tokenizer = std::move(*tokenizer), .from = from};
+  loaded.tokenizer = std::make_shared<SavedTokenizer>(SavedTokenizer{.tokenizer = std::move(*tokenizer), .from = from});
 }
 
 }  // namespace

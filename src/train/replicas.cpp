@@ -1,9 +1,14 @@
 #include "train/replicas.h"
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 
+#include "backend/ceilings.h"
+#include "base/hash.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/hash.h"
+#include "mantissa/base/error.h"
+#include "mantissa/base/log.h"
 
 namespace mantissa {
 namespace {
@@ -114,6 +119,74 @@ void require_same_replicas(const Optimizer& optimizer, const ParameterSet& param
   if (!parameters.buffers().empty()) or_else(among_buffers(mesh, parameters));
   or_else(among_tensor_ranks(optimizer));
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
+}
+
+namespace {
+
+// Returns the median; of two in the middle the lower one, which is the upper one of speeds.
+double lower_median(std::vector<double> seconds) {
+  std::ranges::sort(seconds);
+  return seconds[(seconds.size() - 1) / 2];
+}
+
+}  // namespace
+
+std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
+  require(seconds.size() == sums_.size(), "stragglers: times of ", seconds.size(), " ranks, and there are ", sums_.size());
+  for (size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += seconds[rank];
+  if (++steps_ < kWindowSteps) return {};
+  steps_ = 0;
+  const std::vector<double> window = std::exchange(sums_, std::vector<double>(sums_.size()));
+  const double median = lower_median(window);
+  std::vector<Straggler> out;
+  for (size_t rank = 0; rank < window.size(); ++rank) {
+    const bool slow = median < kSlow * window[rank];
+    slow_[rank] = slow ? slow_[rank] + 1 : 0;
+    if (slow_[rank] == kWindows) out.push_back({.rank = static_cast<int>(rank), .ratio = median / window[rank]});
+  }
+  return out;
+}
+
+void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, int64_t step, std::optional<Metrics>& metrics) {
+  if (seconds.empty() || !metrics) return;
+  for (const Straggler& straggler : stragglers.add(seconds)) {
+    const StragglerEvent event{.step = step, .rank = straggler.rank, .section = "forward and backward", .ratio = straggler.ratio};
+    log_warning("step ", step, ": the others wait for rank ", event.rank, ", whose ", event.section, " ran below ", Stragglers::kSlow,
+                " of the median speed for ", Stragglers::kWindows * Stragglers::kWindowSteps, " steps; in the last ",
+                Stragglers::kWindowSteps, " at ", event.ratio);
+    metrics->write(event);
+  }
+}
+
+namespace {
+
+// Says what would not hold; empty if nothing relies on equal places.
+std::string broken_promise(const RunConfig& config) {
+  if (config.model.moe) return "what an expert makes of a token would depend on the tokens beside it";
+  if (config.parallel.world() > 1) return "results would depend on the number of ranks";
+  if (config.model.pad_vocab_to > 1) return "results would depend on the padding of the vocabulary";
+  return "";
+}
+
+}  // namespace
+
+void require_equal_places(const Backend& device, const std::string& consequence) {
+  const std::string unequal = device.unequal_places();
+  require(unequal.empty(), ExitCode::environment, "matmuls on this CPU (", gemm_instruction_set(),
+          ") give equal operands other bits at other places or depths of a tile (", unequal, "): ", consequence,
+          "; ONEDNN_MAX_CPU_ISA chooses other kernels (SSE41, AVX2, AVX512_CORE, AVX512_CORE_BF16), and mantissa doctor tells whether they "
+          "pass");
+}
+
+void require_equal_places(const RunConfig& config, const Backend& device) {
+  const std::string broken = broken_promise(config);
+  if (broken.empty()) return;
+  if (device.gemm_device().architecture > 0) {
+    log_info("matmuls: whether rows and columns have the same bits at every place is not measured on GPUs; otherwise ", broken);
+    return;
+  }
+  require_equal_places(device, broken);
+  log_info("matmuls: rows and columns have the same bits at every place and depth of a tile");
 }
 
 }  // namespace mantissa

@@ -2,23 +2,48 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "mantissa/checkpoint/config_differences.h"
-#include "mantissa/comm/agreement.h"
-#include "mantissa/metrics/run_metrics.h"
-#include "mantissa/metrics/run_trace.h"
+#include "checkpoint/saved_model.h"
+#include "comm/mesh.h"
+#include "data/open_data.h"
+#include "mantissa/comm/communicator.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/metrics/events.h"
 #include "mantissa/train/train.h"
-#include "mantissa/train/training_step.h"
-#include "train/run_data.h"
+#include "metrics/run_metrics.h"
+#include "metrics/run_trace.h"
+#include "train/replicas.h"
 #include "train/run_exports.h"
-#include "train/step_batches.h"
-#include "train/stragglers.h"
+#include "train/training_step.h"
 
 namespace mantissa {
+
+// Checks and prepares the data of a run before it starts.
+
+// Sets model.vocab_size if only the data can define it. Reports progress by events.set_phase at step 0 while it reads. Throws what
+// open_data() does, and Error(usage) if a rank has other data than rank 0.
+Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events = {});
+
+// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets, and a rank with another plan.
+PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});
+
+// Opens the device that the run computes on: what `own` makes, or that of training.device. All ranks call it together; throws what
+// require_free_gpu_memory() does if the memory of the GPU of training.device is too small, and for all other devices what
+// require_free_memory() does if that of the host is, whatever `own` has.
+std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                                         const MakeBackend& own);
+
+// Encodes the prompts before the run starts, so that an invalid one is an error then.
+std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data);
+
+// Returns a warning for each of these prompts that begins twice, or is longer than the model has positions.
+std::vector<std::string> prompt_warnings(const RunConfig& config, const Data& data, std::span<const std::vector<int32_t>> prompts);
 
 struct Run;
 template <class Event>

@@ -5,14 +5,13 @@
 #include <chrono>
 #include <thread>
 
-#include "mantissa/base/file.h"
+#include "base/file.h"
+#include "base/parallel.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "comm/mesh.h"
+#include "hf/export.h"
+#include "io/pending_folder.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/checkpoint/checkpoint_names.h"
-#include "mantissa/comm/agreement.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/io/leftovers.h"
-#include "mantissa/io/pending_folder.h"
 
 namespace mantissa {
 

@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "mantissa/checkpoint/checkpoint_directory.h"
-#include "mantissa/comm/mesh.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "comm/mesh.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/metrics/events.h"
 

@@ -1,5 +1,5 @@
 // Finds what a run starts from and refuses what does not fit it: one way for the run and for a dry run, which takes none of its steps.
-// save_room.cpp compares what the saves of the run need of the disk with what is free there.
+// start_point.cpp compares what the saves of the run need of the disk with what is free there.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_search.h"
+#include "data/open_data.h"
+#include "hf/hf_weights.h"
 #include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
-#include "mantissa/data/open_data.h"
-#include "mantissa/hf/hf_weights.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {

@@ -1,16 +1,130 @@
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
-#include "mantissa/backend/moment.h"
+#include "comm/mesh.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/trace.h"
-#include "mantissa/comm/agreement.h"
-#include "mantissa/ops/quantization_observer.h"
-#include "train/expert_bias.h"
+#include "ops/quantization_observer.h"
 
 namespace mantissa {
+namespace {
+
+struct Range {
+  int64_t begin, end;
+};
+
+void require_in(Range range, ExitCode code, const char* name, const Batch& batch, const std::vector<int32_t>& values, int64_t i) {
+  const int64_t value = values[static_cast<size_t>(i)];
+  if (value >= range.begin && value < range.end) return;
+  fail(code, "batch: ", name, " [", i / batch.length, ", ", i % batch.length, "] is ", value, ", not in [", range.begin, ", ", range.end,
+       ')');
+}
+
+void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, int64_t end) {
+  const int64_t vocab = *model.vocab_size;
+  for (int64_t i = begin; i < end; ++i) {
+    require_in({0, vocab}, ExitCode::data, "token", batch, batch.tokens, i);
+    require_in({kNoTarget, vocab}, ExitCode::data, "target", batch, batch.targets, i);
+    require_in({0, std::min(batch.length, model.max_position_embeddings)}, ExitCode::internal, "position", batch, batch.positions, i);
+    require_in({0, i % batch.length + 1}, ExitCode::internal, "segment start", batch, batch.segment_starts, i);
+  }
+  for (int64_t row = begin / batch.length; row < end / batch.length && !batch.lengths.empty(); ++row) {
+    const int32_t length = batch.lengths[static_cast<size_t>(row)];
+    require(length >= 0 && length <= batch.length, "batch: sequence ", row, " has ", length, " tokens of ", batch.length);
+  }
+}
+
+// Returns the tokens of these rows; none if all of them are full.
+std::vector<int32_t> lengths_of(const Batch& batch, int64_t first, int64_t count) {
+  if (batch.lengths.empty()) return {};
+  const auto begin = batch.lengths.begin() + first, end = begin + count;
+  if (std::all_of(begin, end, [&](int32_t length) { return length == batch.length; })) return {};
+  return {begin, end};
+}
+
+bool has_segments(const Batch& batch, int64_t first, int64_t count) {
+  const auto begin = batch.segment_starts.begin() + first * batch.length;
+  return std::any_of(begin, begin + count * batch.length, [](int32_t start) { return start != 0; });
+}
+
+}  // namespace
+
+DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count) {
+  require(first >= 0 && count > 0 && first + count <= batch.sequences, "to_device: sequences ", first, " + ", count, " of ",
+          batch.sequences);
+  check_indices(batch, model.config(), first * batch.length, (first + count) * batch.length);
+  const auto upload = [&](const std::vector<int32_t>& values) {
+    return from_host(model.device(), Dtype::i32, {count * batch.length}, values.data() + first * batch.length);
+  };
+  // Without boundaries inside the rows attention takes its simple path.
+  const bool segmented = has_segments(batch, first, count);
+  return {.tokens = {.batch = count,
+                     .tokens = upload(batch.tokens),
+                     .positions = upload(batch.positions),
+                     .segment_starts = segmented ? upload(batch.segment_starts) : Tensor(),
+                     .lengths = lengths_of(batch, first, count)},
+          .targets = upload(batch.targets)};
+}
+
+StepBatch StepBatches::take(int64_t first) {
+  std::optional<Prefetched> next = std::exchange(next_, {});
+  if (!next || next->first != first) return {.rows = data_.batch(first, sizes_.sequences)};
+  if (next->error) std::rethrow_exception(next->error);
+  return std::move(next->batch);
+}
+
+void StepBatches::prefetch(int64_t first) noexcept {
+  const TraceSpan span(Track::compute, "next batch");
+  Prefetched& next = next_.emplace(Prefetched{.first = first});
+  try {
+    next.batch.rows = data_.batch(first, sizes_.sequences);
+    for (int64_t i = 0; i < sizes_.sequences; i += sizes_.micro_batch_size)
+      next.batch.uploaded.push_back(to_device(model_, next.batch.rows, i, sizes_.micro_batch_size));
+  } catch (...) {
+    next.error = std::current_exception();
+  }
+}
+
+namespace {
+
+// Returns what is added to the biases of one layer. Sums of whole numbers are exact, and so are the comparisons.
+std::vector<float> changes(float rate, std::span<const double> assignments) {
+  const double all = std::accumulate(assignments.begin(), assignments.end(), 0.0), experts = static_cast<double>(assignments.size());
+  std::vector<float> out;
+  for (const double each : assignments) out.push_back(each * experts > all ? -rate : each * experts < all ? rate : 0.0F);
+  return out;
+}
+
+}  // namespace
+
+std::vector<double> expert_assignments(const ParameterSet& parameters, std::span<const double> figures) {
+  std::vector<double> sums;
+  const size_t layers = parameters.buffers().size();
+  if (layers == 0) return sums;
+  const auto experts = static_cast<size_t>(parameters.buffers().front().shape.elements()), width = experts + RouterStatistics::kLosses;
+  sums.resize(layers * experts);
+  for (size_t i = 0; i < figures.size() / width; ++i) {
+    for (size_t e = 0; e < experts; ++e) sums[i % layers * experts + e] += figures[i * width + e];
+  }
+  return sums;
+}
+
+// The host knows what changes but not the biases, and need not wait for them.
+void update_expert_biases(ParameterSet& parameters, double rate, const std::vector<double>& assignments) {
+  std::span<const double> rest = assignments;
+  for (const Buffer& bias : parameters.buffers()) {
+    const auto experts = static_cast<size_t>(bias.shape.elements());
+    const std::vector<float> change = changes(static_cast<float>(rate), rest.first(experts));
+    Backend& device = bias.value.device();
+    device.run(Add{.a = bias.value, .b = from_host(device, Dtype::f32, bias.shape, change.data()), .out = bias.value});
+    rest = rest.subspan(experts);
+  }
+}
+
 namespace {
 
 // Fake quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.

@@ -2,8 +2,8 @@
 // all of them: fused multiply-adds are written out, no sum is reassociated, and no approximate instruction is used.
 #include <cstdlib>
 
+#include "base/cpu_level.h"
 #include "kernel_cases.h"
-#include "mantissa/base/cpu_level.h"
 #include "mantissa/base/error.h"
 #include "process.h"
 

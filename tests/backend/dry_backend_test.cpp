@@ -1,5 +1,5 @@
 // A backend without data counts what the CPU takes.
-#include "mantissa/backend/dry_backend.h"
+#include "backend/dry_backend.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,11 @@
 // The GEMMs of generation (few_rows_gemm.h): their products, the things that their bits depend on, and the codes that they leave to tiles.
-#include "mantissa/backend/few_rows.h"
+#include "backend/few_rows.h"
 
-
-#include "backend/cpu/fast/few_rows_gemm.h"
+#include "backend/cpu/fast/gemm/few_rows_gemm.h"
+#include "base/cpu_level.h"
 #include "exact_gemm.h"
 #include "gemm_shapes.h"
 #include "kernel_cases_quantized.h"
-#include "mantissa/base/cpu_level.h"
 
 namespace mantissa::test::few_rows_test {
 

@@ -2,11 +2,11 @@
 #include <cmath>
 #include <numeric>
 
-#include "backend/cpu/fast/gemm_engine.h"
+#include "backend/ceilings.h"
+#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "contract_check.h"
 #include "gemm_shapes.h"
 #include "kernel_cases_moe.h"
-#include "mantissa/backend/ceilings.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa::test::moe_kernels_test {

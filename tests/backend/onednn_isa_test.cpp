@@ -1,9 +1,9 @@
 // Names of the instructions of oneDNN's GEMMs, for `doctor`, `bench` and the comparison of tensor ranks.
 #include <gtest/gtest.h>
 
-#include "backend/cpu/fast/gemm_engine.h"
-#include "backend/cpu/fast/onednn_matmul.h"
-#include "mantissa/backend/ceilings.h"
+#include "backend/ceilings.h"
+#include "backend/cpu/fast/gemm/gemm_engine.h"
+#include "backend/cpu/fast/gemm/onednn_matmul.h"
 
 namespace mantissa::onednn_isa_test {
 

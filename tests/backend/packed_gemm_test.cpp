@@ -1,5 +1,5 @@
 // Tiles of one shape: their contents, the promises of GEMMs made of them, and the check of promises that rest on the library.
-#include "backend/cpu/fast/packed_gemm.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,11 +7,11 @@
 #include <new>
 #include <string_view>
 
-#include "backend/cpu/fast/gemm_check.h"
-#include "backend/cpu/fast/gemm_engine.h"
-#include "backend/cpu/fast/gemm_tiles.h"
+#include "backend/cpu/fast/gemm/gemm_check.h"
+#include "backend/cpu/fast/gemm/gemm_engine.h"
+#include "backend/cpu/fast/gemm/gemm_tiles.h"
+#include "backend/few_rows.h"
 #include "gemm_shapes.h"
-#include "mantissa/backend/few_rows.h"
 
 namespace mantissa::test::packed_gemm_test {
 

@@ -7,8 +7,8 @@
 #include <csignal>
 #include <map>
 
+#include "base/parallel.h"
 #include "kernel_cases.h"
-#include "mantissa/base/alternate_stack.h"
 
 namespace mantissa::test::subnormals_test {
 

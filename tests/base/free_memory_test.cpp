@@ -1,8 +1,7 @@
 // Free memory, according to files that look like those of /proc and of control groups.
-#include "mantissa/base/free_memory.h"
-
 #include <gmock/gmock.h>
 
+#include "base/limits.h"
 #include "files.h"
 
 namespace mantissa::free_memory_test {

@@ -1,4 +1,4 @@
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "hang.h"
-#include "mantissa/base/alternate_stack.h"
 
 namespace mantissa::parallel_test {
 

@@ -1,6 +1,6 @@
-#include "mantissa/base/printable.h"
-
 #include <gtest/gtest.h>
+
+#include "mantissa/base/text.h"
 
 namespace mantissa::printable_test {
 

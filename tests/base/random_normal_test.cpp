@@ -1,7 +1,7 @@
 // The kernel RandomNormal against random_normal(): every draw to the bit, at every level of the instruction set.
+#include "base/cpu_level.h"
+#include "base/parallel.h"
 #include "kernel_backends.h"
-#include "mantissa/base/cpu_level.h"
-#include "mantissa/base/parallel.h"
 #include "testing.h"
 
 namespace mantissa::random_normal_test {

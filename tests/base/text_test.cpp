@@ -5,8 +5,7 @@
 
 #include <limits>
 
-#include "mantissa/base/bytes_text.h"
-#include "mantissa/base/hash.h"
+#include "base/hash.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa::text_test {

@@ -1,6 +1,4 @@
 // Output goes to a pipe that somebody reads late, slowly or not at all.
-#include "mantissa/base/unblocked_output.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "mantissa/base/log.h"
 #include "pipe.h"
 
 namespace mantissa::unblocked_output_test {

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "checkpoint_testing.h"
-#include "mantissa/io/safetensors.h"
+#include "io/safetensors.h"
 
 namespace mantissa::test::checkpoint_boxes_test {
 

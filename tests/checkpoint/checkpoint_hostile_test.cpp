@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/hash.h"
 #include "checkpoint_testing.h"
-#include "mantissa/base/hash.h"
 
 namespace mantissa::test::checkpoint_hostile_test {
 

@@ -5,9 +5,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/hash.h"
+#include "checkpoint/checkpoint_diff.h"
 #include "checkpoint_testing.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
 
 namespace mantissa::test::checkpoint_test {
 

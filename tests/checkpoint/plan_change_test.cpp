@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/precision_setup.h"
+#include "checkpoint/saved_model.h"
 #include "files.h"
-#include "mantissa/checkpoint/config_differences.h"
-#include "mantissa/checkpoint/precision_setup.h"
 #include "mantissa/train/load_config.h"
 
 namespace mantissa::plan_change_test {

@@ -1,9 +1,9 @@
 // Ranks that save one checkpoint together, or look for one and take the same; here threads of one process.
 #include <gmock/gmock.h>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint_testing.h"
-#include "mantissa/checkpoint/ranks_together.h"
-#include "mantissa/comm/agreement.h"
+#include "comm/mesh.h"
 #include "thread_ranks.h"
 
 namespace mantissa::test::ranks_together_test {

@@ -5,9 +5,9 @@
 #include <future>
 
 #include "async_device.h"
+#include "comm/comm_queue.h"
 #include "comm_cases.h"
 #include "hang.h"
-#include "mantissa/comm/comm_queue.h"
 #include "thread_links.h"
 #include "thread_ranks.h"
 

@@ -1,8 +1,8 @@
 // One rank alone counts what all ranks would send each other.
 #include <gtest/gtest.h>
 
+#include "backend/dry_backend.h"
 #include "comm_cases.h"
-#include "mantissa/backend/dry_backend.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa::test::dry_transport_test {

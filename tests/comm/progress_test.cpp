@@ -1,5 +1,5 @@
 // Times that a main thread may be without progress.
-#include "mantissa/comm/progress.h"
+#include "comm/progress.h"
 
 #include <gmock/gmock.h>
 

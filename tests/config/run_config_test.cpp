@@ -5,9 +5,9 @@
 #include <regex>
 
 #include "error_messages.h"
-#include "mantissa/models/gpt.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/train/load_config.h"
+#include "models/gpt.h"
 
 namespace mantissa::run_config_test {
 

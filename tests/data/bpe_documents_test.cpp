@@ -3,14 +3,13 @@
 
 #include <algorithm>
 
+#include "data/documents.h"
+#include "data/open_data.h"
+#include "data/token_writer.h"
+#include "data/tokenizer.h"
 #include "files.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/documents.h"
-#include "mantissa/data/end_tokens.h"
-#include "mantissa/data/open_data.h"
-#include "mantissa/data/token_writer.h"
-#include "mantissa/text/bpe_trainer.h"
+#include "mantissa/base/text.h"
+#include "text/bpe_trainer.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::bpe_documents_test {

@@ -6,7 +6,8 @@
 
 #include <set>
 
-#include "mantissa/text/jinja.h"
+#include "text/bpe_tokenizer.h"
+#include "text/jinja.h"
 
 namespace mantissa::chat_template_test {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "data/batch.h"
+#include "data/token_writer.h"
 #include "files.h"
-#include "mantissa/data/batch.h"
-#include "mantissa/data/token_writer.h"
 
 namespace mantissa::data_batch_test {
 

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "data/token_file.h"
+#include "data/token_writer.h"
 #include "files.h"
-#include "mantissa/data/token_file.h"
-#include "mantissa/data/token_writer.h"
 
 namespace mantissa::data_hostile_test {
 

@@ -2,11 +2,10 @@
 
 #include <set>
 
+#include "data/open_data.h"
+#include "data/token_writer.h"
 #include "files.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/open_data.h"
-#include "mantissa/data/token_writer.h"
-#include "mantissa/json/json_fields.h"
+#include "json/json_fields.h"
 
 namespace mantissa::data_open_test {
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <set>
 
-#include "mantissa/data/sampler.h"
+#include "data/batch.h"
 
 namespace mantissa::data_sampler_test {
 

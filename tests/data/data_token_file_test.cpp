@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <numeric>
 
+#include "data/token_file.h"
+#include "data/token_writer.h"
 #include "files.h"
-#include "mantissa/data/token_file.h"
-#include "mantissa/data/token_writer.h"
 
 namespace mantissa::data_token_file_test {
 

@@ -1,9 +1,9 @@
 #include <gmock/gmock.h>
 
+#include "data/documents.h"
+#include "data/tokenizer.h"
 #include "files.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/data/input_file.h"
-#include "mantissa/data/tokenizer.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa::data_tokenizer_test {
 

@@ -3,10 +3,9 @@
 
 #include <set>
 
+#include "data/open_data.h"
+#include "data/token_file.h"
 #include "files.h"
-#include "mantissa/data/data_warnings.h"
-#include "mantissa/data/open_data.h"
-#include "mantissa/data/token_file.h"
 
 namespace mantissa::example_rows_test {
 

@@ -1,4 +1,4 @@
-#include "mantissa/data/example.h"
+#include "data/example.h"
 
 #include <gmock/gmock.h>
 

@@ -5,10 +5,10 @@
 #include <chrono>
 #include <sstream>
 
+#include "data/token_file.h"
 #include "error_messages.h"
 #include "files.h"
 #include "hang.h"
-#include "mantissa/data/token_file.h"
 
 namespace mantissa::jsonl_hostile_test {
 

@@ -2,9 +2,9 @@
 // its configuration asks for.
 #include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
-#include "mantissa/data/token_writer.h"
-#include "mantissa/metrics/run_metrics.h"
+#include "data/token_writer.h"
 #include "mantissa/train/load_config.h"
+#include "metrics/run_metrics.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::train_ranks_test {

@@ -3,9 +3,9 @@
 #include <sys/mount.h>
 
 #include "async_device.h"
+#include "comm/comm_queue.h"
 #include "comm_cases.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/comm/comm_queue.h"
 #include "process_ranks.h"
 
 namespace mantissa::test::ucx_test {

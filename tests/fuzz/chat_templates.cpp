@@ -1,6 +1,6 @@
 // Accepted: a template renders the same text each time.
-#include "mantissa/text/jinja.h"
 #include "targets.h"
+#include "text/jinja.h"
 
 namespace mantissa::fuzz {
 

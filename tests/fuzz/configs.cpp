@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "data/tokenizer.h"
+#include "hf/hugging_face.h"
+#include "hf/packing.h"
+#include "json/json_fields.h"
 #include "mantissa/config/run_config.h"
-#include "mantissa/data/tokenizer.h"
-#include "mantissa/hf/hugging_face.h"
-#include "mantissa/hf/packing.h"
-#include "mantissa/json/json_fields.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

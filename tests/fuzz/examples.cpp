@@ -1,8 +1,8 @@
 // Accepted: every token of an example is in the vocabulary and has its mask; in rows, no prediction that counts leaves its example.
 #include <vector>
 
-#include "mantissa/data/example.h"
-#include "mantissa/data/token_file.h"
+#include "data/example.h"
+#include "data/token_file.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

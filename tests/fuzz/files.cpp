@@ -7,10 +7,10 @@
 #include <fstream>
 #include <vector>
 
-#include "mantissa/base/hash.h"
-#include "mantissa/checkpoint/checkpoint_manifest.h"
-#include "mantissa/data/token_file.h"
-#include "mantissa/io/safetensors.h"
+#include "base/hash.h"
+#include "checkpoint/checkpoint_manifest.h"
+#include "data/token_file.h"
+#include "io/safetensors.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

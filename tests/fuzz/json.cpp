@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "mantissa/base/utf8.h"
+#include "mantissa/base/text.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

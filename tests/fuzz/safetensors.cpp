@@ -1,5 +1,5 @@
 // Accepted: all tensors inside the file, side by side; written and read again they are the same; no name of an index leaves its folder.
-#include "mantissa/io/safetensors.h"
+#include "io/safetensors.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,9 +1,9 @@
 // Accepted: ids are below the size, those of a text do not depend on its parts, and everything that comes out is UTF-8.
 #include <vector>
 
-#include "mantissa/base/utf8.h"
-#include "mantissa/text/bpe_tokenizer.h"
+#include "mantissa/base/text.h"
 #include "targets.h"
+#include "text/bpe_tokenizer.h"
 
 namespace mantissa::fuzz {
 namespace {

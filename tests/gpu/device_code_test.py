@@ -87,7 +87,7 @@ def kernels_without_bounds():
     return [
         f"{path}: a kernel without __launch_bounds__"
         for folder in ("src/backend/cuda", "tests/gpu")
-        for path in [*Path(folder).glob("*.cu"), *Path(folder).glob("*.h")]
+        for path in [*Path(folder).glob("**/*.cu"), *Path(folder).glob("**/*.h")]
         for match in re.finditer(r"__global__\s+void\s+(\S+)", path.read_text())
         if not match[1].startswith("__launch_bounds__")
     ]
@@ -103,7 +103,7 @@ def main():
     if not all(ARCHITECTURE in output("cuobjdump", "--list-elf", each) for each in objects):
         print(*wrong, f"SKIPPED: no code of {ARCHITECTURE} (MANTISSA_CUDA_ARCHITECTURES)", sep="\n")
         sys.exit(1 if wrong else 77)
-    sources = [*Path("src/backend/cuda").glob("*.cu"), *Path("src/backend/cuda").glob("*.h")]
+    sources = [*Path("src/backend/cuda").glob("**/*.cu"), *Path("src/backend/cuda").glob("**/*.h")]
     kernels = [kernel for path in sources for kernel in kernels_in(path)]
     opcodes = opcodes_of_kernels(objects)
     if absent := set(EXPECTED) - {path.name for path in sources} or set(kernels) - set(opcodes):

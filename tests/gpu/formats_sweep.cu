@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "backend/cuda/scaled_codes.h"
+#include "backend/cuda/codes/scaled_codes.h"
 #include "mantissa/formats/block_scale.h"
 
 namespace {

@@ -6,9 +6,9 @@
 #include <set>
 
 #include "architecture_configs.h"
+#include "checkpoint/checkpoint_manifest.h"
 #include "mantissa/base/text.h"
-#include "mantissa/checkpoint/checkpoint_manifest.h"
-#include "mantissa/models/model_shape.h"
+#include "models/model_shape.h"
 #include "testing.h"
 
 namespace mantissa::architecture_table_test {

@@ -1,8 +1,7 @@
 // The chat template beside a model, against one of data.chat_template.
-#include "mantissa/hf/chat_files.h"
-
 #include <gmock/gmock.h>
 
+#include "hf/export_files.h"
 #include "mantissa/json/json.h"
 
 namespace mantissa::chat_files_test {

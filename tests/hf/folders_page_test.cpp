@@ -10,11 +10,11 @@
 
 #include "architecture_configs.h"
 #include "hf/architecture_table.h"
-#include "hf/export_proof.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/generation_config.h"
-#include "mantissa/hf/packing.h"
-#include "mantissa/text/bpe_tokenizer.h"
+#include "hf/export.h"
+#include "hf/export_files.h"
+#include "hf/export_weights.h"
+#include "hf/packing.h"
+#include "text/bpe_tokenizer.h"
 
 namespace mantissa::folders_page_test {
 
@@ -197,7 +197,7 @@ TEST(FoldersPage, HasTheKeysOfGenerationConfig) {
   for (const Row& row : rows("## generation_config.json"))
     for (const std::string& key : row.keys) said[""][key] = row.of;
   Words read;
-  for (const std::string& key : words_in({"src/hf/generation_config.cpp", "src/hf/architecture_config.cpp"}, said)) {
+  for (const std::string& key : words_in({"src/hf/export_files.cpp", "src/hf/architecture_config.cpp"}, said)) {
     const std::string file = test::changed({{"num_beams", 2}}, {{key, "x"}}).dump();
     try {
       read_special_tokens(file, "generation_config.json");

@@ -1,8 +1,7 @@
-#include "mantissa/hf/generation_config.h"
-
 #include <gmock/gmock.h>
 
 #include "files.h"
+#include "hf/export_files.h"
 
 namespace mantissa::generation_config_test {
 

@@ -1,8 +1,7 @@
 // Warnings about a list of modules that servers read differently.
-#include "mantissa/hf/ignore_list.h"
-
 #include <gmock/gmock.h>
 
+#include "hf/packing.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa::ignore_list_test {

@@ -1,5 +1,5 @@
 // quantization_config: its form for packed modules, and the scheme of a linear by the files that others wrote.
-#include "mantissa/hf/packing.h"
+#include "hf/packing.h"
 
 #include <gmock/gmock.h>
 

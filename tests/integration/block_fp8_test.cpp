@@ -1,8 +1,8 @@
 // Block FP8 as other programs wrote it: values by the definition of the format, codes where they can be, and messages about the rest.
 #include "block_fp8_folders.h"
-#include "mantissa/checkpoint/config_differences.h"
-#include "mantissa/hf/tile_fit.h"
-#include "mantissa/models/model_shape.h"
+#include "checkpoint/saved_model.h"
+#include "hf/tile_scales.h"
+#include "models/model_shape.h"
 #include "process.h"
 
 namespace mantissa::test::block_fp8_test {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "data/token_writer.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/utf8.h"
-#include "mantissa/data/token_writer.h"
+#include "mantissa/base/text.h"
 #include "process.h"
 #include "shared_run.h"
 

@@ -3,14 +3,14 @@
 #include <gmock/gmock.h>
 
 #include "async_device.h"
+#include "config/training_options.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/config/training_options.h"
-#include "mantissa/metrics/precision_statistics.h"
-#include "mantissa/train/evaluate.h"
-#include "mantissa/train/generate.h"
-#include "mantissa/train/training_step.h"
+#include "metrics/precision_statistics.h"
 #include "thread_links.h"
 #include "thread_ranks.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::devices_test {

@@ -3,7 +3,7 @@
 
 #include "checkpoint_testing.h"
 #include "exports.h"
-#include "mantissa/io/folder_lock.h"
+#include "io/pending_folder.h"
 
 namespace mantissa::dry_run_test {
 

@@ -6,12 +6,12 @@
 #include <functional>
 #include <map>
 
+#include "base/hash.h"
+#include "checkpoint/saved_model.h"
 #include "checkpoint_shards.h"
+#include "hf/load_model.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/metrics/run_metrics.h"
+#include "metrics/run_metrics.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::expert_reports_test {

@@ -3,13 +3,13 @@
 
 #include <cmath>
 
+#include "checkpoint/checkpoint_diff.h"
+#include "hf/load_model.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/metrics/run_metrics.h"
-#include "mantissa/train/generate.h"
-#include "mantissa/train/training_step.h"
+#include "metrics/run_metrics.h"
 #include "thread_ranks.h"
+#include "train/generate.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::experts_test {

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "mantissa/base/printable.h"
-#include "mantissa/plan/gemm_table.h"
+#include "mantissa/base/text.h"
 #include "mantissa/train/load_config.h"
+#include "plan/plan_table.h"
 #include "process.h"
 
 namespace mantissa::explain_test {

@@ -1,7 +1,7 @@
 // A model, exported in every form that its recipe has: the values of forward, and every byte when it is read and exported again.
+#include "checkpoint/checkpoint_manifest.h"
 #include "exports.h"
 #include "exports_of_runs.h"
-#include "mantissa/checkpoint/checkpoint_manifest.h"
 
 namespace mantissa::export_round_trip_test {
 

@@ -1,8 +1,8 @@
 // Files beside the weights of an export, and messages about an export. The weights are tested in export_round_trip_test.
+#include "checkpoint/checkpoint_diff.h"
+#include "checkpoint/saved_model.h"
 #include "exports.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/checkpoint/config_differences.h"
 #include "process.h"
 
 namespace mantissa::export_test {

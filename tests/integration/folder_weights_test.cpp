@@ -1,7 +1,7 @@
 // Reads of folders of Hugging Face's form: parts of tensors, codes of several chunks, and the tokenizer that goes with a model.
 #include "block_fp8_folders.h"
-#include "mantissa/checkpoint/checkpoint_names.h"
-#include "mantissa/models/model_shape.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "models/model_shape.h"
 
 namespace mantissa::folder_weights_test {
 

@@ -4,12 +4,12 @@
 
 #include <limits>
 
+#include "base/hash.h"
+#include "base/limits.h"
 #include "checkpoint_shards.h"
-#include "mantissa/base/free_memory.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/train/generate.h"
+#include "hf/export.h"
+#include "hf/load_model.h"
+#include "train/generate.h"
 #include "training.h"
 
 namespace mantissa::loaded_weights_test {

@@ -4,13 +4,13 @@
 #include <cstring>
 #include <span>
 
+#include "checkpoint/checkpoint_diff.h"
 #include "checkpoint_shards.h"
+#include "hf/load_model.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/train/generate.h"
-#include "mantissa/train/training_step.h"
 #include "process.h"
+#include "train/generate.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::loss_free_balance_test {

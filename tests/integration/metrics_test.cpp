@@ -4,11 +4,11 @@
 #include <cstring>
 #include <fstream>
 
+#include "checkpoint/precision_setup.h"
 #include "event_records.h"
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/metrics/run_metrics.h"
-#include "mantissa/optim/schedule.h"
-#include "mantissa/train/training_step.h"
+#include "metrics/run_metrics.h"
+#include "optim/schedule.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::metrics_test {

@@ -1,8 +1,8 @@
 // Use by train() of a device that the caller makes, whatever training.device says.
 #include <gmock/gmock.h>
 
+#include "backend/ceilings.h"
 #include "closed_device.h"
-#include "mantissa/backend/ceilings.h"
 #include "train/gemm_rate.h"
 #include "training.h"
 

@@ -1,11 +1,11 @@
 // The padding of the vocabulary changes nothing that a run computes or keeps.
 #include <gmock/gmock.h>
 
+#include "base/limits.h"
+#include "hf/load_model.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::padding_test {

@@ -3,13 +3,13 @@
 
 #include <map>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/precision_setup.h"
+#include "checkpoint/saved_model.h"
+#include "hf/load_model.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/models/model_shape.h"
+#include "models/model_shape.h"
 #include "training.h"
 
 namespace mantissa::recipes_test {

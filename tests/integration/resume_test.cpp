@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "mantissa/hf/load_model.h"
+#include "hf/load_model.h"
 #include "training.h"
 
 namespace mantissa::resume_test {

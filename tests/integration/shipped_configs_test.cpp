@@ -6,11 +6,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/precision_setup.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/precision_setup.h"
 #include "mantissa/train/load_config.h"
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 
 namespace mantissa::shipped_configs_test {
 

@@ -1,10 +1,10 @@
 // Training starts from the weights of a folder of Hugging Face's form or of a checkpoint: the values of its tensors, in whatever form they
 // are kept, and a model with the same mathematics.
+#include "checkpoint/checkpoint_diff.h"
+#include "checkpoint/saved_model.h"
 #include "checkpoint_shards.h"
 #include "exports.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_diff.h"
-#include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/train/load_config.h"
 #include "training_on_ranks.h"
 

@@ -1,7 +1,7 @@
 // training.threads is the number of threads that train. Needs a process of its own, as CTest gives each test: threads, once started, stay.
 #include <gtest/gtest.h>
 
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 #include "training.h"
 
 namespace mantissa::threads_test {

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <fstream>
 
+#include "data/token_writer.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/data/token_writer.h"
-#include "mantissa/metrics/run_metrics.h"
-#include "mantissa/train/generate.h"
+#include "metrics/run_metrics.h"
+#include "train/generate.h"
 #include "training.h"
 
 namespace mantissa::train_test {

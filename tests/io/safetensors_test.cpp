@@ -1,6 +1,6 @@
 // Safetensors files: those that are written are read again. Files that others may have damaged or forged are in
 // safetensors_hostile_test.cpp.
-#include "mantissa/io/safetensors.h"
+#include "io/safetensors.h"
 
 #include <gmock/gmock.h>
 

@@ -1,6 +1,4 @@
 // Changes of a file that are seen: each of those that leave all but one trace of it alone.
-#include "mantissa/io/unchanged_files.h"
-
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -11,6 +9,7 @@
 #include <optional>
 
 #include "files.h"
+#include "io/safetensors.h"
 
 // The answer of the system for the path "told", if any: no trace of real files changes alone.
 static std::optional<struct stat> reported;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "files.h"
-#include "mantissa/job/launch.h"
+#include "job/launch.h"
 
 namespace mantissa::launch_environment_test {
 

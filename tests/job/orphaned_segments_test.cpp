@@ -1,6 +1,4 @@
 // Files of shared memory that are taken for leftovers of killed processes.
-#include "mantissa/job/orphaned_segments.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,6 +7,7 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "job/launch.h"
 
 namespace mantissa::orphaned_segments_test {
 

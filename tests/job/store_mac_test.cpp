@@ -3,8 +3,8 @@
 #include <sys/stat.h>
 
 #include "files.h"
-#include "job/handshake.h"
-#include "mantissa/job/store.h"
+#include "job/rendezvous.h"
+#include "job/store.h"
 
 namespace mantissa::store_mac_test {
 

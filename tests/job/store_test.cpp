@@ -1,5 +1,5 @@
 // The store among ranks that belong to it: values, barriers, comparison, failures, and messages about ranks that are missing.
-#include "mantissa/job/store.h"
+#include "job/store.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

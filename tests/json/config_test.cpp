@@ -7,7 +7,7 @@
 
 #include "error_messages.h"
 #include "json_values.h"
-#include "mantissa/base/nearest.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa::config_test {
 

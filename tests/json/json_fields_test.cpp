@@ -1,14 +1,14 @@
 // Structs with fields() from JSON that programs wrote, and to it.
-#include "mantissa/json/json_fields.h"
+#include "json/json_fields.h"
 
 #include <gmock/gmock.h>
 
 #include <array>
 #include <cmath>
 
+#include "base/hash.h"
 #include "error_messages.h"
 #include "json_values.h"
-#include "mantissa/base/hash.h"
 #include "mantissa/json/config.h"
 
 namespace mantissa::json_fields_test {

@@ -8,8 +8,8 @@
 #include <map>
 
 #include "error_messages.h"
+#include "json/json_fields.h"
 #include "json_values.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa::json_test {
 

@@ -1,15 +1,13 @@
 // Files that grow under a limit on file sizes, which cuts a write short before one fails, and files that are replaced.
-#include "mantissa/metrics/append_file.h"
-
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
 #include <csignal>
 
+#include "base/file.h"
 #include "files.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/pending_file.h"
-#include "mantissa/metrics/run_folder.h"
+#include "metrics/run_folder.h"
 
 namespace mantissa::append_file_test {
 

@@ -1,6 +1,4 @@
 // TensorBoard event files and metrics.jsonl.
-#include "mantissa/metrics/event_file.h"
-
 #include <gmock/gmock.h>
 
 #include <array>
@@ -10,7 +8,7 @@
 #include "event_records.h"
 #include "files.h"
 #include "mantissa/base/log.h"
-#include "mantissa/metrics/run_folder.h"
+#include "metrics/run_folder.h"
 
 namespace mantissa::test::event_file_test {
 

@@ -5,11 +5,11 @@
 #include <limits>
 #include <set>
 
+#include "checkpoint/precision_setup.h"
 #include "kernel_backends.h"
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/metrics/precision_statistics.h"
-#include "mantissa/metrics/run_metrics.h"
-#include "mantissa/ops/quantization_observer.h"
+#include "metrics/precision_statistics.h"
+#include "metrics/run_metrics.h"
+#include "ops/quantization_observer.h"
 #include "testing.h"
 #include "training.h"
 

@@ -1,4 +1,4 @@
-#include "mantissa/metrics/routing_summary.h"
+#include "metrics/routing_summary.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Statistics of weights and operands that tensor ranks share are those of the whole.
 #include <gmock/gmock.h>
 
-#include "mantissa/metrics/run_metrics.h"
+#include "metrics/run_metrics.h"
 #include "thread_ranks.h"
 #include "training.h"
 

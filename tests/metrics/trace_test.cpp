@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "mantissa/metrics/run_trace.h"
+#include "metrics/run_trace.h"
 
 namespace mantissa::trace_test {
 

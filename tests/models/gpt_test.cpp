@@ -1,5 +1,5 @@
 // The whole model, two layers deep: gradients in fp64 for each option, generation against training's forward pass, names and counts.
-#include "mantissa/models/gpt.h"
+#include "models/gpt.h"
 
 #include <gmock/gmock.h>
 

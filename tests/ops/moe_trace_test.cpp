@@ -4,8 +4,8 @@
 
 #include "backend/cpu/reference/reference.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
+#include "ops/ops.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

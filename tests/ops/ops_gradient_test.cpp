@@ -3,7 +3,7 @@
 #include <deque>
 #include <set>
 
-#include "mantissa/ops/ops.h"
+#include "ops/ops.h"
 #include "testing.h"
 
 namespace mantissa::test::ops_gradient_test {
@@ -285,7 +285,7 @@ TEST_P(OpsGradient, EqualsCentralDifferences) {
 INSTANTIATE_TEST_SUITE_P(, OpsGradient, ::testing::ValuesIn(cases()), [](const auto& c) { return c.param.op + "_" + c.param.variant; });
 
 TEST(OpsGradientTable, EveryOperationHasACheck) {
-  const std::vector<std::string> ops = declared_in("include/mantissa/ops/ops.h", R"(\n(?:Var|Routing) (\w+)\()");
+  const std::vector<std::string> ops = declared_in("src/ops/ops.h", R"(\n(?:Var|Routing) (\w+)\()");
   ASSERT_GE(ops.size(), 11U) << "the header is no longer understood";
   std::set<std::string> checked;
   for (const OpCase& c : cases()) checked.insert(c.op);

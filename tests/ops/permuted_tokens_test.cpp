@@ -7,9 +7,8 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/ops/ops.h"
-#include "mantissa/ops/rounding_scope.h"
 #include "mantissa/precision/config.h"
+#include "ops/ops.h"
 #include "simulated_gemms.h"
 #include "thread_ranks.h"
 

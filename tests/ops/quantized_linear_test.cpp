@@ -3,8 +3,8 @@
 #include <cmath>
 #include <map>
 
-#include "mantissa/ops/ops.h"
-#include "mantissa/ops/quantization_observer.h"
+#include "ops/ops.h"
+#include "ops/quantization_observer.h"
 #include "testing.h"
 
 namespace mantissa::test::quantized_linear_test {

@@ -4,10 +4,10 @@
 
 #include "files.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/ops/quantization_observer.h"
-#include "mantissa/ops/rounding_scope.h"
-#include "ops/linear_gemms.h"
-#include "ops/permuted_tokens.h"
+#include "ops/experts.h"
+#include "ops/linear.h"
+#include "ops/ops.h"
+#include "ops/quantization_observer.h"
 #include "simulated_gemms.h"
 
 namespace mantissa::test::simulated_experts_test {

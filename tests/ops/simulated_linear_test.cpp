@@ -3,9 +3,8 @@
 #include <map>
 #include <numeric>
 
-#include "mantissa/ops/ops.h"
-#include "mantissa/ops/quantization_observer.h"
-#include "mantissa/ops/rounding_scope.h"
+#include "ops/ops.h"
+#include "ops/quantization_observer.h"
 #include "simulated_gemms.h"
 
 namespace mantissa::test::simulated_linear_test {

@@ -1,6 +1,6 @@
 // Split linear operations under every kind of recipe: their codes are those of the whole operands, to the bit, their results those of one
 // rank but for the order of sums; and what travels, to the byte.
-#include "ops/linear_gemms.h"
+#include "ops/linear.h"
 #include "split_ranks.h"
 
 namespace mantissa::test::split_recipes_test {

@@ -1,8 +1,8 @@
-#include "mantissa/autograd/tape.h"
+#include "autograd/tape.h"
 
 #include <deque>
 
-#include "mantissa/ops/ops.h"
+#include "ops/ops.h"
 #include "testing.h"
 
 namespace mantissa::test::tape_test {

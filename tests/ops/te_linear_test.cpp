@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "backend/cpu/reference/reference.h"
+#include "io/safetensors.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/io/safetensors.h"
-#include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
+#include "ops/ops.h"
 #include "testing.h"
 
 namespace mantissa::test::te_linear_test {

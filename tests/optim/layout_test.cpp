@@ -1,13 +1,12 @@
 // Layout, which describes a model without memory, agrees with ParameterSet, Shards and Optimizer.
-#include "mantissa/nn/layout.h"
-
 #include <gmock/gmock.h>
 
 #include <numeric>
 
-#include "mantissa/nn/arena.h"
-#include "mantissa/optim/optimizer.h"
+#include "nn/parameter.h"
+#include "nn/shards.h"
 #include "odd_parameters.h"
+#include "optim/optimizer.h"
 #include "thread_ranks.h"
 
 namespace mantissa::layout_test {

@@ -1,4 +1,4 @@
-#include "mantissa/optim/optimizer.h"
+#include "optim/optimizer.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "files.h"
-#include "mantissa/optim/accumulation.h"
+#include "optim/accumulation.h"
 #include "testing.h"
 
 namespace mantissa::optimizer_test {

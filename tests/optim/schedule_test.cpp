@@ -1,4 +1,4 @@
-#include "mantissa/optim/schedule.h"
+#include "optim/schedule.h"
 
 #include <gtest/gtest.h>
 

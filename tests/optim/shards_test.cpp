@@ -1,4 +1,4 @@
-#include "mantissa/nn/shards.h"
+#include "nn/shards.h"
 
 #include <gmock/gmock.h>
 
@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "files.h"
-#include "mantissa/optim/optimizer.h"
 #include "odd_parameters.h"
+#include "optim/optimizer.h"
 #include "thread_ranks.h"
 
 namespace mantissa::shards_test {

@@ -1,13 +1,13 @@
 // The plan of a run on many ranks: the bytes it sends, and the time of a step by the formula of cost.h.
-#include "mantissa/plan/cost.h"
+#include "plan/cost.h"
 
 #include <gmock/gmock.h>
 
-#include "mantissa/models/gpt.h"
-#include "mantissa/models/model_shape.h"
-#include "mantissa/nn/layout.h"
-#include "mantissa/optim/optimizer.h"
 #include "mantissa/train/load_config.h"
+#include "models/gpt.h"
+#include "models/model_shape.h"
+#include "nn/shards.h"
+#include "optim/optimizer.h"
 #include "thread_ranks.h"
 #include "training.h"
 

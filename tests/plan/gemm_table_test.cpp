@@ -1,12 +1,11 @@
 // The table of GEMM paths: requests of recipes to architectures and versions of cuBLASLt, held against a file.
-#include "mantissa/plan/gemm_table.h"
-
 #include <gmock/gmock.h>
 
 #include <fstream>
 
 #include "files.h"
 #include "mantissa/precision/config.h"
+#include "plan/plan_table.h"
 #include "testing.h"
 
 namespace mantissa::test::gemm_table_test {

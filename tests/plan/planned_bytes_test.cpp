@@ -2,7 +2,7 @@
 // tensor ranks and on ranks that share experts.
 #include <gmock/gmock.h>
 
-#include "mantissa/plan/cost.h"
+#include "plan/cost.h"
 #include "thread_ranks.h"
 #include "training.h"
 

@@ -4,8 +4,8 @@
 
 #include "files.h"
 #include "json_values.h"
-#include "mantissa/models/model_shape.h"
 #include "mantissa/precision/plan.h"
+#include "models/model_shape.h"
 #include "testing.h"
 
 namespace mantissa::precision_plan_test {

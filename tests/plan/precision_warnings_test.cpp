@@ -1,9 +1,9 @@
 // Warnings of a plan: it is allowed, but it costs something or does nothing.
 #include <gmock/gmock.h>
 
-#include "mantissa/models/model_shape.h"
-#include "mantissa/plan/run_warnings.h"
 #include "mantissa/precision/plan.h"
+#include "models/model_shape.h"
+#include "plan/cost.h"
 
 namespace mantissa::precision_warnings_test {
 

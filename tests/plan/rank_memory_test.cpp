@@ -3,15 +3,14 @@
 
 #include <algorithm>
 
-#include "mantissa/backend/gpus.h"
-#include "mantissa/nn/layout.h"
+#include "backend/gpus.h"
 #include "mantissa/plan/estimate.h"
-#include "mantissa/plan/memory_check.h"
-#include "mantissa/train/device_batch.h"
 #include "mantissa/train/load_config.h"
-#include "mantissa/train/training_step.h"
+#include "nn/shards.h"
+#include "plan/memory_check.h"
 #include "process.h"
 #include "thread_ranks.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::rank_memory_test {

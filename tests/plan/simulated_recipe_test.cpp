@@ -3,8 +3,8 @@
 
 #include "files.h"
 #include "mantissa/config/run_config.h"
-#include "mantissa/models/model_shape.h"
 #include "mantissa/precision/plan.h"
+#include "models/model_shape.h"
 #include "testing.h"
 
 namespace mantissa::simulated_recipe_test {

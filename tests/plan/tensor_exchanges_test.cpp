@@ -1,10 +1,10 @@
 // Exchanges of activations by tensor ranks: counted, layer by layer and in each direction.
 #include <gmock/gmock.h>
 
-#include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/train/device_batch.h"
+#include "checkpoint/precision_setup.h"
 #include "ops/exchange.h"
 #include "thread_ranks.h"
+#include "train/training_step.h"
 #include "training.h"
 
 namespace mantissa::tensor_exchanges_test {

@@ -1,9 +1,8 @@
-#include "mantissa/precision/code_hash.h"
-
 #include <gtest/gtest.h>
 
+#include "base/hash.h"
+#include "checkpoint/precision_setup.h"
 #include "files.h"
-#include "mantissa/base/hash.h"
 #include "testing.h"
 
 namespace mantissa::code_hash_test {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checkpoint_testing.h"
-#include "mantissa/io/pending_folder.h"
+#include "io/pending_folder.h"
 #include "process.h"
 #include "reliability/fault_injection.h"
 #include "train/run_exports.h"

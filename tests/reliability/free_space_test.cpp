@@ -1,8 +1,8 @@
 // A save needs 1.1 times its bytes free, and is refused before it writes anything.
 #include <gmock/gmock.h>
 
+#include "base/file.h"
 #include "checkpoint_testing.h"
-#include "mantissa/base/file.h"
 #include "reliability/fault_injection.h"
 
 namespace mantissa::test::free_space_test {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 
-#include "mantissa/checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "process.h"
 #include "training.h"
 

@@ -1,6 +1,4 @@
 // The stack of a thread that runs generated code as oneDNN's: without tables for unwinding, the stack pointer in the middle of its data.
-#include "tools/main_stack.h"
-
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
@@ -10,8 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "mantissa/base/alternate_stack.h"
-#include "mantissa/base/generated_call.h"
+#include "base/generated_call.h"
+#include "base/parallel.h"
+#include "tools/rank_session.h"
 
 namespace mantissa::main_stack_test {
 

@@ -1,14 +1,14 @@
 // Folders that are written beside their place: kills at every file operation, processes at work, and names that somebody else took.
-#include "mantissa/io/pending_folder.h"
+#include "io/pending_folder.h"
 
 #include <gmock/gmock.h>
 
 #include <csignal>
 #include <span>
 
+#include "base/file.h"
 #include "checkpoint_testing.h"
 #include "files.h"
-#include "mantissa/base/file.h"
 #include "process.h"
 #include "reliability/fault_injection.h"
 

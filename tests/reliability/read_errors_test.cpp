@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "fault_injection.h"
-#include "mantissa/metrics/run_metrics.h"
 #include "mantissa/train/load_config.h"
+#include "metrics/run_metrics.h"
 #include "training.h"
 
 namespace mantissa::read_errors_test {

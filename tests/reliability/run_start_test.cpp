@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"
-#include "mantissa/metrics/run_metrics.h"
+#include "metrics/run_metrics.h"
 #include "reliability/fault_injection.h"
 #include "training.h"
 

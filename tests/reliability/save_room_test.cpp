@@ -2,10 +2,10 @@
 // checkpoint that only keep_latest keeps.
 #include <gmock/gmock.h>
 
+#include "base/file.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint_testing.h"
-#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/ranks_together.h"
 #include "reliability/fault_injection.h"
 #include "thread_ranks.h"
 #include "training.h"

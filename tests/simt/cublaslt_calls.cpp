@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/cublaslt/calls.h"
-#include "backend/cuda/gemm_library.h"
+#include "backend/cuda/gemm/gemm_library.h"
 #include "failing_library.h"
 #include "gpu/runtime.h"
 #include "mantissa/base/error.h"

@@ -4,10 +4,10 @@
 #include <numeric>
 #include <vector>
 
+#include "backend/ceilings.h"
+#include "comm/comm_queue.h"
 #include "gpu/device.h"
 #include "gpu/runtime.h"
-#include "mantissa/backend/ceilings.h"
-#include "mantissa/comm/comm_queue.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

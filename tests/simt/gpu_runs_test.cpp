@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "gpu/runtime.h"
-#include "mantissa/models/model_shape.h"
-#include "mantissa/plan/memory_check.h"
+#include "models/model_shape.h"
+#include "plan/memory_check.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::gpu_runs_test {

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "backend/cuda/gemm_library.h"
+#include "backend/cuda/gemm/gemm_library.h"
 #include "exact_gemm.h"
 #include "failing_library.h"
 #include "files.h"
@@ -12,9 +12,9 @@
 #include "kernel_cases_quantized.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"
 #include "mantissa/precision/operands.h"
+#include "ops/ops.h"
 
 namespace mantissa::test::library_gemm_test {
 

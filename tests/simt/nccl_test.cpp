@@ -8,13 +8,13 @@
 #include <latch>
 #include <thread>
 
+#include "backend/gpus.h"
+#include "base/parallel.h"
+#include "comm/comm_queue.h"
 #include "files.h"
 #include "hang.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/backend/gpus.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/comm/comm_queue.h"
 #include "simt/thread_nccl.h"
 #include "testing.h"
 #include "thread_ranks.h"

@@ -1,6 +1,6 @@
 // Codes of packs by multiplication against the integers that define them. tests/gpu/formats_sweep.cu has the same on a chip, over all
 // inputs.
-#include "backend/cuda/scaled_codes.h"
+#include "backend/cuda/codes/scaled_codes.h"
 
 #include <gtest/gtest.h>
 

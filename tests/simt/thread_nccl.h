@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "comm/nccl_link.h"
 #include "hang.h"
 #include "mantissa/base/error.h"
-#include "mantissa/comm/nccl_link.h"
 
 namespace mantissa::simt {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "mantissa/checkpoint/saved_model.h"
+#include "checkpoint/saved_model.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::test {

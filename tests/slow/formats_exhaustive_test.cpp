@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/with_element.h"
 #include "mantissa/tensor/quantized_tensor.h"

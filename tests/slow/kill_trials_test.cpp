@@ -7,8 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint_search.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
 #include "process.h"
 #include "rank_processes.h"
 

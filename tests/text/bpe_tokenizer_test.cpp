@@ -1,12 +1,12 @@
 // Effects of each part of a tokenizer.json on ids and texts. Expected ids and texts are those of the package tokenizers.
-#include "mantissa/text/bpe_tokenizer.h"
+#include "text/bpe_tokenizer.h"
 
 #include <gmock/gmock.h>
 
 #include <random>
 
 #include "files.h"
-#include "mantissa/base/utf8.h"
+#include "mantissa/base/text.h"
 #include "text/characters.h"
 #include "tokenizer_files.h"
 

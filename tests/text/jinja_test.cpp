@@ -1,6 +1,6 @@
 // The language of chat templates. Expected texts are those that Jinja 3.1 renders with trim_blocks and lstrip_blocks, as transformers sets
 // it.
-#include "mantissa/text/jinja.h"
+#include "text/jinja.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>

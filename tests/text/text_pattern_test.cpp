@@ -7,12 +7,10 @@
 
 #include "files.h"
 #include "mantissa/base/text.h"
-#include "mantissa/base/utf8.h"
 #include "mantissa/base/version.h"
-#include "mantissa/text/split_pattern.h"
-#include "text/character_classes.h"
 #include "text/characters.h"
 #include "text/pattern_syntax.h"
+#include "text/split_pattern.h"
 #include "text/unicode_tables.inc"
 
 namespace mantissa::text_pattern_test {

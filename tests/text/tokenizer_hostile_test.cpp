@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 
 #include "files.h"
-#include "mantissa/text/bpe_tokenizer.h"
+#include "text/bpe_tokenizer.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::tokenizer_hostile_test {

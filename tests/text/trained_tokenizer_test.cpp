@@ -5,8 +5,8 @@
 #include <set>
 
 #include "files.h"
-#include "mantissa/text/bpe_trainer.h"
 #include "testing.h"
+#include "text/bpe_trainer.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::trained_tokenizer_test {

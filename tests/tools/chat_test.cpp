@@ -4,9 +4,9 @@
 #include <iostream>
 #include <sstream>
 
+#include "data/tokenizer.h"
 #include "mantissa/base/log.h"
 #include "mantissa/data/chat_template.h"
-#include "mantissa/data/tokenizer.h"
 #include "mantissa/json/json.h"
 #include "mantissa/train/train.h"
 #include "tool_commands.h"

@@ -3,15 +3,15 @@
 #include <gmock/gmock.h>
 
 #include "async_device.h"
+#include "backend/gpus.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "checkpoint_shards.h"
 #include "exports.h"
-#include "mantissa/backend/gpus.h"
-#include "mantissa/checkpoint/tensor_reader.h"
-#include "mantissa/hf/forward_weights.h"
-#include "mantissa/train/evaluate.h"
+#include "hf/export_weights.h"
 #include "process.h"
 #include "shared_run.h"
 #include "tool_commands.h"
+#include "train/evaluate.h"
 
 namespace mantissa::device_choice_test {
 

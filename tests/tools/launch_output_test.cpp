@@ -1,6 +1,4 @@
 // A launcher shows and logs the output of its workers, but for errors that it has shown.
-#include "tools/launch/launch_output.h"
-
 #include <gmock/gmock.h>
 
 #include <cerrno>
@@ -9,6 +7,7 @@
 
 #include "files.h"
 #include "pipe.h"
+#include "tools/launch/launch_workers.h"
 
 namespace mantissa::launch_output_test {
 

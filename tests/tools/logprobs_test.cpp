@@ -4,12 +4,12 @@
 #include <cmath>
 #include <sstream>
 
-#include "mantissa/base/utf8.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/train/evaluate.h"
+#include "checkpoint/checkpoint.h"
+#include "hf/load_model.h"
+#include "mantissa/base/text.h"
 #include "shared_run.h"
 #include "tool_commands.h"
+#include "train/evaluate.h"
 
 namespace mantissa::logprobs_test {
 

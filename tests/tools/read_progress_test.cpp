@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/hf_weights.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/saved_model.h"
+#include "hf/export.h"
+#include "hf/hf_weights.h"
 #include "tool_commands.h"
 #include "tools/console.h"
 #include "training.h"

@@ -1,7 +1,7 @@
 // The tokenize command. Its messages about mistakes are in tests/golden/errors/commands.txt.
 #include <gmock/gmock.h>
 
-#include "mantissa/data/token_file.h"
+#include "data/token_file.h"
 #include "tool_commands.h"
 
 namespace mantissa::tokenize_test {

@@ -1,11 +1,10 @@
-#include "mantissa/train/device_batch.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
 
 #include "files.h"
 #include "testing.h"
+#include "train/training_step.h"
 
 namespace mantissa::device_batch_test {
 

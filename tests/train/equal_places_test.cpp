@@ -1,11 +1,10 @@
 // Requirements of runs on GEMMs, and refusals of a CPU that does not meet them.
-#include "mantissa/train/equal_places.h"
-
 #include <gmock/gmock.h>
 
 #include "backend/cpu/reference/reference.h"
 #include "files.h"
 #include "testing.h"
+#include "train/replicas.h"
 
 namespace mantissa::equal_places_test {
 

@@ -1,16 +1,16 @@
-#include "mantissa/train/evaluate.h"
+#include "train/evaluate.h"
 
 #include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
 
+#include "data/open_data.h"
 #include "files.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/data/open_data.h"
-#include "mantissa/train/device_batch.h"
 #include "testing.h"
 #include "thread_ranks.h"
+#include "train/training_step.h"
 
 namespace mantissa::evaluate_test {
 

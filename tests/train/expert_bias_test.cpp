@@ -1,9 +1,8 @@
 // Loss-free balance: biases follow from assignments, and they change the choice alone.
-#include "train/expert_bias.h"
-
 #include <gtest/gtest.h>
 
 #include "testing.h"
+#include "train/training_step.h"
 
 namespace mantissa::expert_bias_test {
 

@@ -1,4 +1,4 @@
-#include "mantissa/train/generate.h"
+#include "train/generate.h"
 
 #include <gmock/gmock.h>
 

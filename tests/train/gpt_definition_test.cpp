@@ -1,7 +1,7 @@
 // A training step of the model against plain_gpt.h: on the reference, where the gradient is held against the definition too, and on the
 // fast backend. Documents end inside the sequences, and each micro batch has its own.
-#include "mantissa/train/training_step.h"
 #include "plain_gpt.h"
+#include "train/training_step.h"
 
 namespace mantissa::test::gpt_definition_test {
 

@@ -1,7 +1,7 @@
 // The peak that mfu refers to: that of a data sheet, or none.
-#include "train/gpu_peak.h"
-
 #include <gtest/gtest.h>
+
+#include "train/gemm_rate.h"
 
 namespace mantissa::gpu_peak_test {
 

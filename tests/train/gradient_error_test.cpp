@@ -2,7 +2,7 @@
 // error.
 #include <cmath>
 
-#include "mantissa/checkpoint/precision_setup.h"
+#include "checkpoint/precision_setup.h"
 #include "testing.h"
 #include "training.h"
 

@@ -4,9 +4,9 @@
 
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
+#include "io/pending_folder.h"
+#include "io/safetensors.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/pending_folder.h"
-#include "mantissa/io/safetensors.h"
 #include "process.h"
 #include "train/run_exports.h"
 

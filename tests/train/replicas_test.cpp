@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "mantissa/optim/optimizer.h"
+#include "optim/optimizer.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

@@ -3,11 +3,11 @@
 
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
+#include "hf/load_model.h"
 #include "hf_folders.h"
+#include "io/pending_folder.h"
 #include "mantissa/base/log.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/io/pending_folder.h"
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 
 namespace mantissa::run_exports_test {
 

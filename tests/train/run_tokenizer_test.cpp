@@ -1,10 +1,10 @@
 // The tokenizer.json of a run: into checkpoints and exports, and from the folder that a run starts from.
 #include <gmock/gmock.h>
 
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/load_model.h"
-#include "mantissa/text/bpe_trainer.h"
-#include "train/run_data.h"
+#include "hf/export.h"
+#include "hf/load_model.h"
+#include "text/bpe_trainer.h"
+#include "train/run.h"
 #include "training.h"
 
 namespace mantissa::run_tokenizer_test {

@@ -1,11 +1,9 @@
 // The next batch is read and uploaded while a device computes: this changes when data is read, and no result.
-#include "train/step_batches.h"
-
 #include <gmock/gmock.h>
 
 #include "async_device.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::step_batches_test {

@@ -1,7 +1,7 @@
 // The ranks that are reported as slow, and the number of reports.
-#include "train/stragglers.h"
-
 #include <gmock/gmock.h>
+
+#include "train/replicas.h"
 
 namespace mantissa::stragglers_test {
 

@@ -1,11 +1,11 @@
-#include "mantissa/train/training_step.h"
+#include "train/training_step.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
+#include "checkpoint/precision_setup.h"
 #include "files.h"
-#include "mantissa/checkpoint/precision_setup.h"
 #include "mantissa/plan/estimate.h"
 #include "testing.h"
 

@@ -4,17 +4,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/parallel.h"
+#include "checkpoint/checkpoint.h"
+#include "config/open_device.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/config/open_device.h"
-#include "mantissa/plan/cost.h"
+#include "mantissa/base/text.h"
 #include "mantissa/train/load_config.h"
-#include "mantissa/train/training_step.h"
+#include "plan/cost.h"
 #include "tools/bench/bench_harness.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
+#include "train/training_step.h"
 
 namespace mantissa::tools {
 namespace {

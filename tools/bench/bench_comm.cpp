@@ -5,9 +5,9 @@
 #include <cstring>
 #include <thread>
 
+#include "comm/mesh.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/mesh.h"
 #include "mantissa/json/json.h"
 #include "tools/bench/bench_harness.h"
 

@@ -3,13 +3,13 @@
 #include <cstdio>
 #include <memory>
 
-#include "mantissa/base/cpu_level.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/config/open_device.h"
-#include "mantissa/train/generate.h"
+#include "base/cpu_level.h"
+#include "base/parallel.h"
+#include "config/open_device.h"
+#include "mantissa/base/text.h"
 #include "mantissa/train/load_config.h"
 #include "tools/bench/bench_harness.h"
+#include "train/generate.h"
 
 namespace mantissa::tools {
 namespace {

@@ -10,15 +10,15 @@
 #include <filesystem>
 #include <utility>
 
-#include "mantissa/backend/gpus.h"
-#include "mantissa/base/file.h"
-#include "mantissa/base/hash.h"
-#include "mantissa/base/host_name.h"
-#include "mantissa/base/parallel.h"
+#include "backend/gpus.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/host_name.h"
+#include "base/parallel.h"
+#include "comm/mesh.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/mesh.h"
 #include "mantissa/json/json.h"
-#include "mantissa/plan/gemm_table.h"
+#include "plan/plan_table.h"
 
 namespace mantissa::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/backend/ceilings.h"
+#include "backend/ceilings.h"
 #include "mantissa/backend/gemm_path.h"
 #include "mantissa/base/text.h"
 #include "mantissa/comm/communicator.h"

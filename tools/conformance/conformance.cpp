@@ -5,10 +5,10 @@
 #include <map>
 #include <memory>
 
-#include "mantissa/base/file.h"
-#include "mantissa/base/printable.h"
+#include "base/file.h"
+#include "json/json_fields.h"
+#include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 #include "tools/command.h"
 #include "tools/conformance/golden_check.h"
 

@@ -1,17 +1,192 @@
 #include "tools/conformance/golden_check.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <iomanip>
 
+#include "base/hash.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/swizzle.h"
 #include "mantissa/formats/with_element.h"
 
 namespace mantissa::tools {
+namespace {
+
+constexpr size_t kHeaderBytes = 64;
+constexpr uint32_t kDequantized = 1, kSwizzled = 2, kNonfinite = 4;
+constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
+constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer, ScaleRule::even, ScaleRule::ceil};
+constexpr std::array<const char*, 3> kOrientations{"row", "col", "tile"};
+
+using Header = std::array<uint32_t, 16>;  // word 0 is the magic
+
+template <class... Parts>
+void expect(bool ok, const Parts&... parts) {
+  require(ok, ExitCode::data, parts...);
+}
+
+Header parse_header(std::string_view bytes, const char* magic) {
+  expect(bytes.size() >= kHeaderBytes, "header: ", bytes.size(), " bytes are no header of ", kHeaderBytes);
+  Header words{};
+  std::memcpy(words.data(), bytes.data(), kHeaderBytes);
+  expect(bytes.substr(0, 4) == magic, "header: does not begin with ", magic);
+  expect(words[1] == 1, "header: version ", words[1], ", expected 1");
+  expect(words[13] == 0 && words[14] == 0 && words[15] == 0, "header: reserved words 13 to 15 are not zero");
+  const uint32_t crc = reflected_crc<kZlibPolynomial>(bytes.substr(kHeaderBytes));
+  expect(words[12] == crc, "payload: crc32 is ", crc, ", the header says ", words[12]);
+  return words;
+}
+
+// Returns a size of at most 2^15: products of sizes stay far inside 64 bits.
+int64_t size_in(uint32_t word, const char* what) {
+  expect(word > 0 && word <= 1U << 15, "header: ", what, " is ", word, ", expected 1 to ", 1U << 15);
+  return word;
+}
+
+template <class T, size_t kCount>
+T choice(const std::array<T, kCount>& from, uint32_t word, size_t count, const char* what) {
+  expect(word < count, "header: ", what, " is ", word, ", expected less than ", count);
+  return from[word];
+}
+
+// Cuts a payload into its sections, in order.
+class Sections {
+ public:
+  explicit Sections(std::string_view payload) : left_(payload) {}
+
+  template <class T>
+  std::vector<T> take(int64_t count, const char* what) {
+    const auto elements = static_cast<size_t>(count);
+    expect(left_.size() / sizeof(T) >= elements, "payload: ends inside ", what);
+    std::vector<T> out(elements);
+    std::copy_n(left_.data(), elements * sizeof(T), reinterpret_cast<char*>(out.data()));  // a section may be empty
+    left_.remove_prefix(elements * sizeof(T));
+    return out;
+  }
+  void end() const { expect(left_.empty(), "payload: ", left_.size(), " bytes are left over"); }
+
+ private:
+  std::string_view left_;
+};
+
+void check_swizzle_name(const std::vector<std::string>& parts, const GoldenQuantization& file) {
+  const std::string size = text(file.rows, 'x', file.columns);
+  expect(parts[1] == size, "header: the matrix is ", size, ", the name says ", parts[1]);
+  expect(!file.swizzled.empty(), "header: no swizzled scales, as the name says");
+}
+
+void check_name(const std::string& name, const GoldenQuantization& file, const char* orientation) {
+  const std::vector<std::string> parts = split(name.substr(0, name.rfind('.')), '_');
+  expect(parts.size() >= (parts.front() == "swizzle" ? 3 : 4),
+         "name: expected <format>_<rule>_<kind>_<row|col|tile>.mxg or swizzle_<R>x<C>_<row|col>.mxg");
+  expect(parts.back() == orientation, "header: blocks are '", orientation, "', the name says '", parts.back(), "'");
+  if (parts.front() == "swizzle") return check_swizzle_name(parts, file);
+  const char *format = format_name(file.how.format), *rule = scale_rule_name(file.how.rule);
+  expect(parts.front() == format, "header: the format is ", format, ", the name says '", parts.front(), "'");
+  expect(parts[1] == rule, "header: the rule is ", rule, ", the name says '", parts[1], "'");
+  const bool fp32 = parts[parts.size() - 2] == "f32";
+  expect(fp32 == (file.input_dtype == Dtype::f32), "header: the input is ", file.input_dtype, ", the name says ", fp32 ? "fp32" : "bf16");
+}
+
+bool holds_nonfinite(const GoldenQuantization& file) {
+  const size_t size = file.input_dtype == Dtype::bf16 ? 2 : 4;
+  for (size_t i = 0; i < file.input.size(); i += size) {
+    const uint32_t exponent =
+        (uint32_t{file.input[i + size - 1]} << 8 | file.input[i + size - 2]) & 0x7F80U;  // upper half of either
+    if (exponent == 0x7F80U) return true;
+  }
+  return false;
+}
+
+int64_t expected_swizzled_bytes(const Header& words, const GoldenQuantization& file) {
+  if (!(words[8] & kSwizzled)) return 0;
+  expect(!file.how.tiles(), "header: tiles have no one swizzled layout");
+  return file.how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32) : swizzled_bytes(file.rows, file.columns / 32);
+}
+
+// Compares the sizes of the sections that the header states with those that follow from its other words.
+void check_counts(const Header& words, const GoldenQuantization& file) {
+  const Shape shape{file.rows, file.columns};
+  const Quantization& how = file.how;
+  expect(file.rows % how.block_rows == 0 && file.columns % how.block_cols == 0, "header: ", shape, " has no whole number of blocks of ",
+         how);
+  expect(how.format != Format::e2m1 || file.columns % 2 == 0, "header: rows of ", file.columns, " e2m1 codes do not fill whole bytes");
+  expect(words[9] == scales_shape(shape, how).elements(), "header: ", words[9], " scales, expected ", scales_shape(shape, how).elements());
+  expect(words[10] == codes_shape(shape, how).elements(), "header: ", words[10], " bytes of codes, expected ",
+         codes_shape(shape, how).elements());
+  const int64_t swizzled = expected_swizzled_bytes(words, file);
+  expect(words[11] == swizzled, "header: ", words[11], " bytes of swizzled scales, expected ", swizzled);
+}
+
+GoldenQuantization parse_quantization(const std::string& name, std::string_view bytes) {
+  const Header words = parse_header(bytes, "MXG1");
+  GoldenQuantization out;
+  const char* const orientation = choice(kOrientations, words[5], 3, "blocks");
+  out.how = {.format = choice(kFormats, words[2], 3, "format"),
+             .block_rows = words[5] == 0 ? 1 : 32,
+             .block_cols = words[5] == 1 ? 1 : 32,
+             .rule = choice(kRules, words[3], kRules.size(), "rule")};
+  expect(words[4] < 2, "header: input is ", words[4], ", expected 0 or 1");
+  out.input_dtype = words[4] == 0 ? Dtype::bf16 : Dtype::f32;
+  expect(out.how.rule != ScaleRule::flashinfer || (out.how.format == Format::e2m1 && words[4] == 0),
+         "header: flashinfer quantizes bf16 to e2m1 only");
+  out.rows = size_in(words[6], "rows"), out.columns = size_in(words[7], "columns");
+  expect(words[8] <= (kDequantized | kSwizzled | kNonfinite), "header: unknown flags ", words[8]);
+  check_counts(words, out);
+  Sections payload(bytes.substr(kHeaderBytes));
+  const int64_t elements = out.rows * out.columns;
+  out.input = payload.take<uint8_t>(elements * dtype_bytes(out.input_dtype), "the input");
+  out.scales = payload.take<uint8_t>(words[9], "the scales");
+  out.codes = payload.take<uint8_t>(words[10], "the codes");
+  if (words[8] & kDequantized) out.dequantized = payload.take<uint32_t>(elements, "the dequantized values");
+  out.swizzled = payload.take<uint8_t>(words[11], "the swizzled scales");
+  payload.end();
+  out.nonfinite = (words[8] & kNonfinite) != 0;
+  expect(out.nonfinite == holds_nonfinite(out), "header: the flag for NaN and Inf disagrees with the input");
+  check_name(name, out, orientation);
+  return out;
+}
+
+// Compares what the header says of K and of the scales with what follows from its other words.
+void check_counts(const Header& words, const GoldenGemm& file) {
+  expect(file.k % 32 == 0, "header: K is ", file.k, ", expected a multiple of 32");
+  expect(words[7] == file.m * file.k / 32 && words[8] == file.n * file.k / 32, "header: ", words[7], " and ", words[8],
+         " scales, expected ", file.m * file.k / 32, " and ", file.n * file.k / 32);
+}
+
+void check_name(const std::string& name, const GoldenGemm& file) {
+  const std::string expected = text("gemm_", format_name(file.a_format), '_', format_name(file.b_format), ".mxm");
+  expect(name == expected, "header: the formats call for the name ", expected);
+}
+
+GoldenGemm parse_gemm(const std::string& name, std::string_view bytes) {
+  const Header words = parse_header(bytes, "MXM1");
+  GoldenGemm out;
+  out.a_format = choice(kFormats, words[2], 2, "format of A"), out.b_format = choice(kFormats, words[3], 2, "format of B");
+  out.m = size_in(words[4], "M"), out.n = size_in(words[5], "N"), out.k = size_in(words[6], "K");
+  check_counts(words, out);
+  expect(words[9] == 0 && words[10] == 0 && words[11] == 0, "header: reserved words 9 to 11 are not zero");
+  Sections payload(bytes.substr(kHeaderBytes));
+  out.a_scales = payload.take<uint8_t>(words[7], "the scales of A"), out.a_codes = payload.take<uint8_t>(out.m * out.k, "the codes of A");
+  out.b_scales = payload.take<uint8_t>(words[8], "the scales of B"), out.b_codes = payload.take<uint8_t>(out.n * out.k, "the codes of B");
+  out.product = payload.take<double>(out.m * out.n, "the GEMM"), out.magnitude = payload.take<double>(out.m * out.n, "the magnitudes");
+  payload.end();
+  check_name(name, out);
+  return out;
+}
+
+}  // namespace
+
+GoldenFile parse_golden_file(const std::string& name, std::string_view bytes) {
+  if (name.ends_with(".mxm")) return parse_gemm(name, bytes);
+  expect(name.ends_with(".mxg"), "name: expected .mxg or .mxm");
+  return parse_quantization(name, bytes);
+}
+
 namespace {
 
 constexpr long double kStoredTolerance = 0x1p-48L;  // for the GEMM that the file itself holds

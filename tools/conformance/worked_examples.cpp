@@ -2,9 +2,9 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "json/json_fields.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/swizzle.h"
-#include "mantissa/json/json_fields.h"
 #include "mantissa/precision/config.h"
 #include "tools/conformance/golden_check.h"
 

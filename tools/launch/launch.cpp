@@ -1,5 +1,5 @@
 // mantissa launch: one process per rank on this node, with torchrun's option names and variables, restarted together where that can help.
-#include "mantissa/job/launch.h"
+#include "job/launch.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -17,15 +17,14 @@
 #include <memory>
 #include <utility>
 
-#include "mantissa/backend/cuda_stream.h"
-#include "mantissa/backend/gpus.h"
-#include "mantissa/base/file.h"
-#include "mantissa/base/free_memory.h"
-#include "mantissa/base/host_name.h"
-#include "mantissa/base/parallel.h"
-#include "mantissa/base/printable.h"
-#include "mantissa/base/unblocked_output.h"
-#include "mantissa/job/store.h"
+#include "backend/gpus.h"
+#include "base/file.h"
+#include "base/host_name.h"
+#include "base/limits.h"
+#include "base/parallel.h"
+#include "job/store.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/launch/launch_workers.h"
 

@@ -8,11 +8,11 @@
 #include <mutex>
 #include <set>
 
-#include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/export.h"
-#include "mantissa/hf/hf_weights.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_search.h"
+#include "checkpoint/saved_model.h"
+#include "hf/export.h"
+#include "hf/hf_weights.h"
 #include "tools/console.h"
 
 namespace mantissa::tools {

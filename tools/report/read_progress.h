@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "mantissa/checkpoint/checkpoint_reader.h"
-#include "mantissa/config/export_options.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "mantissa/config/run_config.h"
 
 namespace mantissa::tools {
 

@@ -2,8 +2,8 @@
 #include <iostream>
 #include <memory>
 
-#include "mantissa/base/pending_file.h"
-#include "mantissa/base/printable.h"
+#include "base/file.h"
+#include "mantissa/base/text.h"
 #include "tools/command.h"
 #include "tools/report/report_page.h"
 

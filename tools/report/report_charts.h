@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/metrics/run_metrics.h"
+#include "metrics/run_metrics.h"
 
 namespace mantissa::tools {
 

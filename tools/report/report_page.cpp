@@ -5,8 +5,8 @@
 #include <map>
 #include <span>
 
-#include "mantissa/job/launch.h"
-#include "mantissa/json/json_fields.h"
+#include "job/launch.h"
+#include "json/json_fields.h"
 #include "mantissa/metrics/events.h"
 #include "tools/report/report_charts.h"
 #include "tools/report/svg.h"

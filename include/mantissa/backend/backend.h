@@ -19,13 +19,31 @@
 
 #include "mantissa/backend/contract.h"
 #include "mantissa/backend/gemm_path.h"
-#include "mantissa/backend/lane.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/trace.h"
-#include "mantissa/tensor/simulation.h"
+#include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa {
+
+// Says in which lane of a device this thread works. A device does things in order within a lane; there are two, which run beside each
+// other. A CPU has one.
+
+enum class Lane : uint8_t { compute, communication };
+
+Lane current_lane();  // lane of this thread; compute unless a scope says otherwise
+
+// Until the end of the block, the kernels, copies and memory that this thread asks a device for belong to the lane.
+class LaneScope {
+ public:
+  explicit LaneScope(Lane lane);
+  ~LaneScope();
+  LaneScope(const LaneScope&) = delete;
+  LaneScope& operator=(const LaneScope&) = delete;
+
+ private:
+  Lane outer_;
+};
 
 struct Fill {  // out[...] = value
   Tensor out;

@@ -1,6 +1,10 @@
 // Makes, converts and quantizes tensors of a backend.
 #pragma once
 
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -8,6 +12,7 @@
 #include <vector>
 
 #include "mantissa/backend/backend.h"
+#include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
 
@@ -57,5 +62,47 @@ QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how);
 Tensor decoded(const QuantizedTensor& codes, Dtype dtype);
 // Returns rows [begin, end), both at block boundaries (or, rowwise, anywhere).
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end);
+
+// Times what a device does by marks in its lanes, because a host that only asks for it does not see when it is done.
+
+// A point in this thread's lane of a device, or in time where a device has no marks.
+class Moment {
+ public:
+  explicit Moment(Backend& device) : device_(&device), mark_(device.mark()) {}
+  // Returns the seconds between two moments that the device has reached.
+  double seconds_until(const Moment& later) const {
+    if (mark_ && later.mark_) return device_->seconds(mark_, later.mark_);
+    return std::chrono::duration<double>(later.host_ - host_).count();
+  }
+
+ private:
+  Backend* device_;
+  Backend::Mark mark_;
+  std::chrono::steady_clock::time_point host_ = std::chrono::steady_clock::now();
+};
+
+// Bytes of the host or of a device, for whoever moves both.
+
+// A view of memory of the host or of a device, which stays its owner's.
+struct Bytes {
+  std::byte* data = nullptr;
+  int64_t size = 0;
+  Backend* device = nullptr;  // null: memory of the host
+
+  Bytes() = default;
+  template <std::convertible_to<std::span<std::byte>> Host>
+  Bytes(Host&& host) : Bytes(std::span<std::byte>(host).data(), std::ssize(std::span<std::byte>(host))) {}
+  Bytes(const Tensor& tensor);  // bytes of the host if the tensor's memory is the host's
+
+  // Returns bytes that are only read.
+  static Bytes to_read(std::span<const std::byte> host) { return {const_cast<std::byte*>(host.data()), std::ssize(host)}; }
+
+  Bytes slice(int64_t begin, int64_t end) const;  // bytes [begin, end)
+  std::span<std::byte> host() const;              // throws for a device's
+  Tensor tensor() const;                          // u8 [size] on the device; owns nothing
+
+ private:
+  Bytes(std::byte* at, int64_t count, Backend* of = nullptr) : data(at), size(count), device(of) {}
+};
 
 }  // namespace mantissa

@@ -26,7 +26,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "mantissa/backend/moment.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/comm/device_link.h"
 #include "mantissa/comm/transport.h"
 #include "mantissa/tensor/tensor.h"

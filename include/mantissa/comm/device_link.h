@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "mantissa/backend/bytes.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/error.h"
 
 namespace mantissa {

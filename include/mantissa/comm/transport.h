@@ -60,7 +60,7 @@ class Transport {
   std::atomic<bool> stopped_{false};
 };
 
-// In thread_transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
+// In transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
 std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
 
 // Bytes that the ranks of a group send each other in collectives, as counted by one of them.
@@ -68,7 +68,7 @@ struct GroupTraffic {
   int64_t sent = 0;     // by all
   int64_t busiest = 0;  // by one rank: in each exchange the larger of what it sends and receives
 };
-// In dry_transport.cpp. Makes the transport of rank 0 where there are no others, for a backend without data (dry_backend.h): messages are
+// In transport.cpp. Makes the transport of rank 0 where there are no others, for a backend without data (dry_backend.h): messages are
 // counted and go nowhere. What arrives in host memory is what this rank sends, as if all ranks did the same. An all_to_all is not counted.
 std::unique_ptr<Transport> dry_transport(int ranks, GroupTraffic& counted);
 

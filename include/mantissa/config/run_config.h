@@ -3,19 +3,63 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "mantissa/base/log.h"
-#include "mantissa/config/device_choice.h"
-#include "mantissa/config/export_options.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/json/config.h"
+#include "mantissa/json/fields.h"
 #include "mantissa/models/model_config.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {
+
+// The device of a run (training.device) or of a command (--device). A checkpoint has none: what one device saved is used on any other.
+
+enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
+
+constexpr auto choices(DeviceChoice) {
+  return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
+                    Choice{"cpu_reference", DeviceChoice::cpu_reference}};
+}
+
+inline constexpr const char* kDeviceChoices = "auto: a GPU where there is one, else cpu; cpu_reference: plain kernels, slow";
+
+// Options of an export: those of `mantissa export`, and checkpoint.export of a run.
+
+enum class ExportDtype { automatic, bf16, fp32 };  // automatic: the narrowest that is exact (ForwardTypes::dtype)
+constexpr auto choices(ExportDtype) {
+  return std::array{Choice{"auto", ExportDtype::automatic}, Choice{"bf16", ExportDtype::bf16}, Choice{"fp32", ExportDtype::fp32}};
+}
+
+// dequantized: values; packed: quantized weights as codes and scales, by a convention (packing.h).
+enum class ExportWeights { dequantized, packed };
+constexpr auto choices(ExportWeights) {
+  return std::array{Choice{"dequantized", ExportWeights::dequantized}, Choice{"packed", ExportWeights::packed}};
+}
+
+// Form in which a server expects codes and scales (hf/packing.h).
+enum class Convention { compressed_tensors, sglang, modelopt, fp8 };
+constexpr auto choices(Convention) {
+  return std::array{Choice{"compressed-tensors", Convention::compressed_tensors}, Choice{"sglang", Convention::sglang},
+                    Choice{"modelopt", Convention::modelopt}, Choice{"fp8", Convention::fp8}};
+}
+
+struct ExportOptions {
+  ExportWeights weights = ExportWeights::dequantized;
+  Convention convention = Convention::compressed_tensors;
+  ExportDtype dtype = ExportDtype::automatic;  // dtype of values
+
+  bool operator==(const ExportOptions&) const = default;
+  void fields(auto& v) {
+    v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantizes");
+    v("convention", convention, "of packed weights: how a server expects them; gpt-oss has a form of its own");
+    v("dtype", dtype, "of values; auto: the narrowest that holds each tensor exactly");
+  }
+};
 
 enum class OptimizerType { adamw };
 enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
@@ -273,16 +317,13 @@ struct RunConfig {
   }
 };
 
-struct SavedTokenizer {
-  Tokenizer tokenizer;
-  std::string from;  // path of the checkpoint, or of the folder that holds it
-};
+struct SavedTokenizer;  // data/tokenizer.h
 
 struct LoadedConfig {
   RunConfig config;
-  ConfigReport report;                           // origins; no errors
-  std::optional<SavedTokenizer> tokenizer = {};  // where data.tokenizer names no file of its own
-  bool restarted = false;                        // the launcher starts the run once more: its folder may hold metrics of the attempt before
+  ConfigReport report;                                   // origins; no errors
+  std::shared_ptr<const SavedTokenizer> tokenizer = {};  // where data.tokenizer names no file of its own
+  bool restarted = false;  // the launcher starts the run once more: its folder may hold metrics of the attempt before
 };
 
 // The name of a run and its folders, with the placeholders replaced: %n, %d, and %% by %.

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "mantissa/json/fields.h"
-#include "mantissa/text/added_tokens.h"
 
 namespace mantissa {
+
+struct AddedToken;
 
 enum class ChatTemplate { chatml, qwen25, qwen3, llama3, harmony };
 constexpr auto choices(ChatTemplate) {
@@ -60,7 +61,7 @@ std::vector<AddedToken> chat_tokens(ChatTemplate which);
 const char* end_of_answer(ChatTemplate which);
 
 // Returns the template in the language of chat_template.jinja: it renders what render_chat() does, and with add_generation_prompt what
-// render_chat_prompt() does. In chat_template_text.cpp.
+// render_chat_prompt() does. In chat_template.cpp.
 std::string chat_template_text(ChatTemplate which, const std::optional<std::string>& date);
 
 // The date that a template tells where none is given.

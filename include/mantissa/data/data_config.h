@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "mantissa/data/chat_template.h"
-#include "mantissa/data/tokenizer.h"
 #include "mantissa/json/config.h"
 
 namespace mantissa {
 
 enum class DataFormat { automatic, text, jsonl, megatron, nanogpt, llmc, llmq };
 enum class TokenDtype { u16, u32 };
+enum class TokenizerKind { byte, character, bpe };
 
 constexpr auto choices(DataFormat) {
   return std::array{Choice{"auto", DataFormat::automatic},    Choice{"text", DataFormat::text},       Choice{"jsonl", DataFormat::jsonl},
@@ -23,6 +23,9 @@ constexpr auto choices(DataFormat) {
                     Choice{"llmq", DataFormat::llmq}};
 }
 constexpr auto choices(TokenDtype) { return std::array{Choice{"u16", TokenDtype::u16}, Choice{"u32", TokenDtype::u32}}; }
+constexpr auto choices(TokenizerKind) {
+  return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}, Choice{"bpe", TokenizerKind::bpe}};
+}
 
 struct WeightedPath {
   std::string path;

@@ -1,5 +1,5 @@
 // Configuration: a struct with fields() (fields.h) read from files that people write and from the command line, with the origin of each
-// value, and written back; its schema. Implemented in config_reader.cpp, config_report.cpp, config_paths.cpp and config_writer.cpp.
+// value, and written back; its schema. Implemented in config_reader.cpp and config_writer.cpp.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "mantissa/tensor/quantized_tensor.h"
-#include "mantissa/tensor/simulation.h"
 
 namespace mantissa {
 

@@ -19,7 +19,7 @@ namespace mantissa {
 enum class ModuleKind { embedding, norm, linear, router, output, sinks };
 constexpr bool has_gemm(ModuleKind kind) { return kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output; }
 
-// A pattern without braces. This and Pattern are in pattern.cpp.
+// A pattern without braces. This and Pattern are in rules.cpp.
 struct PatternAlternative {
   std::string written;                     // as it would stand alone
   std::string glob;                        // with layers counted from 0

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <memory>
 #include <ostream>
+#include <span>
 #include <string>
 
 #include "mantissa/base/error.h"
@@ -108,5 +109,10 @@ class Tensor {
   Dtype dtype_ = Dtype::f32;
   Shape shape_;
 };
+
+// Finds NaN and Inf in floating-point values by their bits.
+
+// Returns the index of the first value that is NaN or Inf; -1 if there is none, and for integers.
+int64_t first_nonfinite(Dtype dtype, std::span<const std::byte> values);
 
 }  // namespace mantissa

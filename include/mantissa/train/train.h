@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "mantissa/backend/backend.h"
-#include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/metrics/events.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/error_word.h"
-#include "backend/cuda/reduce.h"
+#include "backend/cuda/rows/reduce.h"
 
 namespace mantissa::gpu {
 

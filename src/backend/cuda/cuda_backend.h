@@ -1,6 +1,6 @@
 // The backend of CUDA. A lane is a stream; memory of each comes from a pool of its own, and copies go through pinned memory of the host.
-// Kernels are in the .cu files, a family each; nvcc compiles them for the chip, and tests/simt compiles all of this for an executor on the
-// host.
+// Kernels are in the .cu files, a family each, in the folders gemm, attention, codes, rows and moe; nvcc compiles them for the chip, and
+// tests/simt compiles all of this for an executor on the host.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 #include "backend/caching_allocator.h"
 #include "backend/cuda/error_word.h"
-#include "backend/cuda/gemm_library.h"
+#include "backend/cuda/gemm/gemm_library.h"
 #include "gpu/runtime.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/backend/gemm_path.h"

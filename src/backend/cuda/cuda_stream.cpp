@@ -1,7 +1,5 @@
-#include "mantissa/backend/cuda_stream.h"
-
 #include "backend/cuda/cuda_backend.h"
-#include "mantissa/backend/gpus.h"
+#include "backend/gpus.h"
 
 namespace mantissa {
 

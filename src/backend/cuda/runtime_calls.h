@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "mantissa/backend/gpus.h"
+#include "backend/gpus.h"
 
 namespace mantissa::gpu {
 

@@ -2,8 +2,8 @@
 
 #include <array>
 
+#include "base/open_library.h"
 #include "comm/nccl/calls.h"
-#include "mantissa/base/open_library.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa {

@@ -1,7 +1,7 @@
 // Calls of NCCL do not block, but those that end a communicator: what a call has begun is under way until its communicator says otherwise,
 // which is asked for between looks at the other ranks. A lock keeps communicators from going while a thread uses them; nobody waits under
 // it.
-#include "mantissa/comm/nccl_link.h"
+#include "comm/nccl_link.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,12 +12,12 @@
 #include <thread>
 #include <utility>
 
+#include "backend/gpus.h"
+#include "base/hash.h"
 #include "comm/nccl/calls.h"
-#include "mantissa/backend/cuda_stream.h"
-#include "mantissa/base/hash.h"
+#include "comm/progress.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
-#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 namespace {

@@ -1,5 +1,5 @@
+#include "comm/nccl_link.h"
 #include "mantissa/base/error.h"
-#include "mantissa/comm/nccl_link.h"
 
 namespace mantissa {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/nccl/calls.h"
-#include "mantissa/comm/nccl_link.h"
+#include "comm/nccl_link.h"
 
 namespace mantissa::library_test {
 

@@ -1,5 +1,6 @@
-// The CPU backend that users run: it overrides the reference wherever there is a fast path. Each file has a family of kernels and is named
-// as the reference's without the prefix. Results differ from the reference by rounding only, and never depend on the number of threads.
+// The CPU backend that users run: it overrides the reference wherever there is a fast path. Files hold a family of kernels
+// each, in the folders gemm, attention, codes (quantizing and back) and rows (all else). Results differ from the reference by rounding
+// only, and never depend on the number of threads.
 #pragma once
 
 #include "backend/cpu/reference/reference.h"

@@ -8,7 +8,7 @@
 #include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 
 namespace mantissa {
 namespace {

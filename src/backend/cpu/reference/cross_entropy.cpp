@@ -6,7 +6,7 @@
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
 #include "backend/shared_loss.h"
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 
 namespace mantissa {
 namespace {

@@ -1,12 +1,19 @@
-// Fill, Convert, RandomNormal, Add, AddBias, and the allocator behind every tensor.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
+#include <span>
 
+#include "backend/adamw_rule.h"
+#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 
 namespace mantissa {
 namespace {
+
+// Fill, Convert, RandomNormal, Add, AddBias, and the allocator behind every tensor.
 
 template <class T>
 void fill(const Fill& k) {
@@ -82,6 +89,129 @@ void CpuReference::execute(const Add& k) {
 
 void CpuReference::execute(const AddBias& k) {
   with_values(k.out.dtype(), [&]<class T>() { add_bias<T>(k); });
+}
+
+namespace {
+
+template <class T>
+void forward(const EmbeddingForward& k) {
+  const int64_t channels = k.weight.dim(1);
+  const int32_t* ids = k.ids.device_data<int32_t>();
+  const T* weight = k.weight.device_data<T>();
+  T* out = k.out.device_data<T>();
+  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+    const int64_t row = ids[i] - k.part.first;
+    if (row >= 0 && row < k.weight.dim(0)) {
+      std::copy_n(weight + row * channels, channels, out + i * channels);
+    } else {
+      std::fill_n(out + i * channels, channels, T{});
+    }
+  }
+}
+
+template <class T>
+void backward(const EmbeddingBackward& k) {
+  using S = Arithmetic<T>;
+  const int64_t channels = k.dy.dim(1);
+  const int32_t* ids = k.ids.device_data<int32_t>();
+  const T* dy = k.dy.device_data<T>();
+  S* dweight = k.dweight.device_data<S>();
+  if (!k.accumulate) std::fill_n(dweight, k.dweight.elements(), S{0});
+  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+    const int64_t row = ids[i] - k.part.first;
+    if (row < 0 || row >= k.dweight.dim(0)) continue;
+    for (int64_t j = 0; j < channels; ++j) dweight[row * channels + j] += load(dy[i * channels + j]);
+  }
+}
+
+}  // namespace
+
+void CpuReference::execute(const EmbeddingForward& k) {
+  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.part.limit(k.weight.dim(0)));
+  with_values(k.weight.dtype(), [&]<class T>() { forward<T>(k); });
+}
+
+void CpuReference::execute(const EmbeddingBackward& k) {
+  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.part.limit(k.dweight.dim(0)));
+  with_values(k.dy.dtype(), [&]<class T>() { backward<T>(k); });
+}
+
+namespace {
+
+template <class S>
+void adamw(const AdamW& k) {
+  const AdamWRule<S> rule(k);
+  const AdamWStep<S> step(k.step.device_data<float>());
+  S *master = k.master.device_data<S>(), *m = k.m.device_data<S>(), *v = k.v.device_data<S>();
+  const S* grad = k.grad.device_data<S>();
+  const bool skip = k.step.device_data<float>()[static_cast<int>(StepValue::skip)] != 0.0F;
+  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) rule.apply(step, master[i], m[i], v[i], grad[i]);
+  if (!k.value.defined()) return;
+  with_values(k.value.dtype(), [&]<class T>() {
+    T* value = k.value.device_data<T>();
+    for (int64_t i = 0; i < k.value.elements(); ++i) value[i] = store<T>(master[i]);
+  });
+}
+
+double total_loss(std::span<const double> losses, bool pairwise) {
+  if (!pairwise) return std::accumulate(losses.begin(), losses.end(), 0.0);
+  if (losses.size() == 1) return losses[0];
+  const size_t half = losses.size() / 2;
+  return total_loss(losses.first(half), true) + total_loss(losses.last(half), true);
+}
+
+}  // namespace
+
+void CpuReference::execute(const AdamW& k) { k.master.dtype() == Dtype::f64 ? adamw<double>(k) : adamw<float>(k); }
+
+void CpuReference::execute(const FinishGradients& k) {
+  const double* partials = k.partials.device_data<double>();
+  const double norm = std::sqrt(std::accumulate(partials, partials + k.partials.elements(), 0.0));
+  const double loss = total_loss({k.losses.device_data<double>(), static_cast<size_t>(k.losses.elements())}, k.pairwise);
+  const int32_t* flags = k.flags.device_data<int32_t>();
+  const bool bad_weights = std::any_of(flags, flags + k.flags.elements(), [](int32_t flag) { return flag != 0; });
+  const bool skip = bad_weights || !std::isfinite(loss) || !std::isfinite(norm);
+  const bool clips = k.clip > 0.0 && std::isfinite(norm);
+  float* step = k.step.device_data<float>();
+  step[static_cast<int>(StepValue::clip_factor)] = static_cast<float>(clips ? std::min(1.0, k.clip / (norm + 1e-6)) : 1.0);
+  step[static_cast<int>(StepValue::skip)] = skip ? 1.0F : 0.0F;
+  double* outcome = k.outcome.device_data<double>();
+  outcome[static_cast<int>(StepOutcome::loss)] = loss;
+  outcome[static_cast<int>(StepOutcome::gradient_norm)] = norm;
+  outcome[static_cast<int>(StepOutcome::bad_weights)] = bad_weights ? 1.0 : 0.0;
+  outcome[static_cast<int>(StepOutcome::skip)] = skip ? 1.0 : 0.0;
+}
+
+void CpuReference::execute(const SquaredNorm& k) {
+  with_values(k.x.dtype(), [&]<class T>() {
+    constexpr int64_t kRows = 32;
+    const int64_t row = k.x.shape().with_dim0(1).elements();
+    const T* x = k.x.device_data<T>();
+    double* partials = k.partials.device_data<double>();
+    for (int64_t i = 0; i < k.partials.dim(0); ++i) {
+      const int64_t end = std::min((i + 1) * kRows, k.x.dim(0)) * row;
+      double sum = 0.0;
+      for (int64_t j = i * kRows * row; j < end; ++j) sum += static_cast<double>(load(x[j])) * static_cast<double>(load(x[j]));
+      partials[i] = sum;
+    }
+  });
+}
+
+namespace {
+
+template <class T>
+double sum(const T* x, int64_t n) {
+  double total = 0.0;
+  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(x[i]);
+  return total;
+}
+
+}  // namespace
+
+void CpuReference::execute(const Sum& k) {
+  const int64_t n = k.x.elements();
+  *k.out.device_data<double>() =
+      k.factor * (k.x.dtype() == Dtype::f64 ? sum(k.x.device_data<double>(), n) : sum(k.x.device_data<float>(), n));
 }
 
 }  // namespace mantissa

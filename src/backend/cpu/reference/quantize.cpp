@@ -4,8 +4,8 @@
 
 #include "backend/cpu/quantized_rows.h"
 #include "backend/cpu/reference/reference.h"
+#include "base/parallel.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/parallel.h"
 #include "mantissa/formats/with_element.h"
 
 namespace mantissa {

@@ -1,5 +1,5 @@
 // A complete backend of plain kernels in a fixed order, the yardstick of every other one. The scalar is a template parameter, so the
-// same code runs in fp32, bf16 (values widened to fp32 and rounded on store) and fp64. One file per kernel family: reference_*.cpp.
+// same code runs in fp32, bf16 (values widened to fp32 and rounded on store) and fp64. Files hold a family of kernels each.
 #pragma once
 
 #include "backend/caching_allocator.h"

@@ -7,7 +7,7 @@
 
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/simulated_rows.h"
-#include "mantissa/base/parallel.h"
+#include "base/parallel.h"
 #include "mantissa/formats/hadamard.h"
 
 namespace mantissa {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "backend/cuda/cublaslt/calls.h"
+#include "base/open_library.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/open_library.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa::gpu {

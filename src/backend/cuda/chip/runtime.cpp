@@ -8,8 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/hash.h"
 #include "mantissa/base/error.h"
-#include "mantissa/base/hash.h"
 #include "mantissa/base/text.h"
 #include "mantissa/base/trace.h"
 

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "backend/cuda/cublaslt/calls.h"
-#include "backend/cuda/gemm_library.h"
+#include "backend/cuda/gemm/gemm_library.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/text.h"
 

@@ -1,4 +1,4 @@
-#include "backend/cuda/gemm_library.h"
+#include "backend/cuda/gemm/gemm_library.h"
 
 namespace mantissa::gpu {
 

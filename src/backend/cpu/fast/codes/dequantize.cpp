@@ -1,0 +1,253 @@
+// Dequantizing and columnwise requantization in lanes. Elements and scales that code_lanes.h does not cover go through the scalar codecs,
+// so every bit is the reference's.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/fast/codes/quantize_row_blocks.h"
+#include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/simd.h"
+#include "backend/cpu/pieces.h"
+#include "base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using lanes::kLanes, lanes::kPair, lanes::Words;
+
+// Codes and scales of columns [first, first + width) of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie
+// within blocks; kColumnwise has a scale for each column.
+template <class E, int64_t kSpan, bool kColumnwise>
+class Reader {
+ public:
+  Reader(const QuantizedTensor& x, int64_t first, int64_t width)
+      : how_(x.how),
+        codes_(x.codes.device_data<uint8_t>()),
+        scales_(x.scales.device_data<uint8_t>()),
+        cols_(x.shape[1]),
+        first_(first),
+        width_(width),
+        row_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_rows))),
+        col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
+        all_(x) {}
+
+  // Calls take(i, bits) for each group of lanes of a row, and scalar(i) for those that the lanes do not cover; i counts from the first
+  // column. `words` holds one for each column.
+  template <class Take, class Scalar>
+  [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
+    const bool regular = shifts(row, words);
+    for (int64_t c = 0; c < width_; c += kSpan) {
+      lanes::Groups<kSpan> bits;
+      if (regular && decode_span(row, c, words, bits.data())) [[likely]] {
+        take(c, bits[0]);
+        if constexpr (kSpan > kLanes) take(c + kLanes, bits[1]);
+        continue;
+      }
+      for (int64_t i = c; i < c + kSpan; i += kLanes) decode_group(row, i, bits[0]) ? take(i, bits[0]) : scalar(i);
+    }
+  }
+
+  uint32_t fp32(int64_t row, int64_t i) const {
+    return decode_in_block<E>(all_.get(row, first_ + i), scale_at(row, first_ + i), how_.rule);
+  }
+
+  // Returns true if a non-zero element of the group has an extreme scale.
+  bool extreme(int64_t row, int64_t i) const {
+    for (int64_t c = first_ + i; c < first_ + i + kLanes; ++c) {
+      if ((all_.get(row, c) & E::magnitude_mask) != 0 && extreme_scale<E>(scale_at(row, c))) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
+  static constexpr bool kTable = E::codes_per_byte > 1 && !kColumnwise;  // the elements of a span are those of one small table
+
+  uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
+  [[gnu::always_inline]] const uint8_t* codes_at(int64_t row, int64_t i) const {
+    return codes_ + static_cast<uint64_t>(row * cols_ + first_ + i) / E::codes_per_byte;
+  }
+
+  // Writes the shift of each column or span. Returns true if no scale is outside kFirst .. kLast.
+  [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
+    const int64_t count = width_ >> col_bits_;
+    const uint8_t* scales = scales_ + (row >> row_bits_) * (cols_ >> col_bits_) + (first_ >> col_bits_);
+    Words outside{};
+    for (int64_t i = 0; i < count; i += kLanes) {
+      uint8_t bytes[kLanes];
+      lanes::store_bytes(bytes, lanes::broadcast(kFirst));
+      lanes::copy_bytes(bytes, scales + i, count - i);
+      const Words scale = lanes::load_bytes(bytes);
+      outside |= (scale < kFirst) | (scale > kLast);
+      lanes::store(words + i, lanes::exponent_shift(scale));
+    }
+    const int64_t each = kColumnwise ? 1 : how_.block_cols / kSpan;
+    for (int64_t b = count - 1; each > 1 && b >= 0; --b) std::fill_n(words + b * each, each, int16_t{words[b]});
+    return !lanes::any(outside);
+  }
+
+  // bf16 bits of the groups of a span whose scales are within kFirst .. kLast; false if one needs decode_group().
+  [[gnu::always_inline]] bool decode_span(int64_t row, int64_t i, const int16_t* shifts, Words* bits) const {
+    const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[i / kSpan]);
+    const Words elements = kTable ? zeros_as_rule(lanes::all_elements<E>(all)) : Words{};
+    const auto codes = lanes::load_codes<E, kSpan>(codes_at(row, i));
+    Words other{};
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kSpan / kLanes; ++g) {
+      const Words code = codes[static_cast<size_t>(g)], shift = kColumnwise ? lanes::load(shifts + i + g * kLanes) : all;
+      if constexpr (kTable) {
+        bits[g] = lanes::looked_up(elements, code);
+      } else if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
+        bits[g] = lanes::decode_normal<E>(code, shift, other);
+      } else {
+        bits[g] = zeros_as_rule(lanes::decode<E>(code, shift, other));
+      }
+    }
+    return !lanes::any(other);
+  }
+  // Like decode_span(), but for one group and any scales; returns false if it needs the scalar codec.
+  [[gnu::always_inline]] bool decode_group(int64_t row, int64_t i, Words& bits) const {
+    const Words codes = lanes::load_codes<E, kLanes>(codes_at(row, i))[0];
+    const Words scale =
+        kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + first_ + i) : lanes::broadcast(scale_at(row, first_ + i));
+    Words foreign = (scale < kFirst) | (scale > kLast);
+    foreign &= (codes & static_cast<int16_t>(E::magnitude_mask)) != 0;
+    bits = zeros_as_rule(lanes::decode<E>(codes, lanes::exponent_shift(scale), foreign));
+    foreign |= scale == 255;
+    return !lanes::any(foreign);
+  }
+  [[gnu::always_inline]] Words zeros_as_rule(Words bits) const {
+    return how_.rule == ScaleRule::flashinfer && lanes::magnitude(bits) == 0 ? Words{} : bits;
+  }
+
+  Quantization how_;
+  const uint8_t *codes_, *scales_;
+  int64_t cols_, first_, width_;
+  int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
+  Codes<E> all_;
+};
+
+// Room for a word for each column.
+int16_t* words_of_columns(int64_t cols) {
+  thread_local std::vector<int16_t> words;
+  if (words.size() < static_cast<size_t>(cols)) words.resize(static_cast<size_t>(cols));
+  return words.data();
+}
+
+[[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
+[[gnu::always_inline]] inline void store(float* to, Words bits) {
+  using Wide = uint32_t __attribute__((vector_size(64)));
+  const Wide wide = __builtin_convertvector(reinterpret_cast<lanes::Unsigned>(bits), Wide) << 16;
+  std::memcpy(to, &wide, sizeof wide);
+}
+void store_scalar(bf16* to, uint32_t bits) { *to = bf16{bf16_bits_from_fp32_bits(bits)}; }
+void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
+
+// Dequantizes rows [begin, end). Returns true if a non-zero element had an extreme scale.
+template <class E, int64_t kSpan, bool kColumnwise, class T>
+[[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  const int64_t width = k.out.dim(1);
+  const Reader<E, kSpan, kColumnwise> reader(k.x, k.first_col, width);
+  bool extreme = false;
+  for (int64_t r = begin; r < end; ++r) {
+    T* out = k.out.device_data<T>() + r * width;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    const auto scalar = [&](int64_t c) {
+      extreme |= reader.extreme(r, c);
+      for (int64_t i = c; i < c + kLanes; ++i) store_scalar(out + i, reader.fp32(r, i));
+    };
+    reader.decode_row(r, words, take, scalar);
+  }
+  return extreme;
+}
+template <class E, int64_t kSpan, bool kColumnwise>
+[[gnu::always_inline]] inline bool dequantize_to(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.out.dtype() == Dtype::bf16 ? dequantize_rows<E, kSpan, kColumnwise, bf16>(k, begin, end, words)
+                                      : dequantize_rows<E, kSpan, kColumnwise, float>(k, begin, end, words);
+}
+template <class E>
+[[gnu::always_inline]] inline bool dequantize_as(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.x.how.columnwise() ? dequantize_to<E, kPair, true>(k, begin, end, words) : dequantize_to<E, kPair, false>(k, begin, end, words);
+}
+
+bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
+  int16_t* words = words_of_columns(k.out.dim(1));
+  if (k.x.how.block() == kLanes) return cloned<dequantize_to<E2M1, kLanes, false>>(k, begin, end, words);
+  switch (k.x.how.format) {
+    case Format::e4m3: return cloned<dequantize_as<E4M3>>(k, begin, end, words);
+    case Format::e5m2: return cloned<dequantize_as<E5M2>>(k, begin, end, words);
+    case Format::none:  // its contract refuses it
+    case Format::e2m1: break;
+  }
+  return cloned<dequantize_as<E2M1>>(k, begin, end, words);
+}
+
+// Requantizes the rows of one block to columnwise codes, by way of their values, which are exact in bf16 where every group is regular.
+// `values` holds the block's rows.
+template <class E>
+[[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  const Reader<E, kPair, false> reader(k.x, 0, cols);
+  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the row block to fetch; after the last one there is none
+  bool exact = true;
+  for (int64_t r = 0; r < block; ++r) {
+    bf16* out = values + r * cols;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (next + r) * cols, cols);
+    reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
+  }
+  if (exact) {
+    lanes::quantize_columns<E>({values, block, row, row + block, k.out}, words);
+    return;
+  }
+  const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
+  uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
+  for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
+}
+
+auto requantize_of(Format format) {
+  switch (format) {
+    case Format::e4m3: return cloned<requantize_row_block<E4M3>>;
+    case Format::none:  // its contract refuses both
+    case Format::e2m1:
+    case Format::e5m2: break;
+  }
+  return cloned<requantize_row_block<E5M2>>;
+}
+
+// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantized in others as well, rows of 16, 64 ...
+bool taken_by_lanes(const QuantizedTensor& x) {
+  const Quantization& how = x.how;
+  if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
+  if (how.block() % kPair == 0 && x.shape[1] % kPair == 0) return true;
+  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
+}
+
+}  // namespace
+
+void CpuBackend::execute(const Dequantize& k) {
+  const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
+  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::execute(k);
+  std::atomic<bool> extreme = false;
+  parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
+    if (dequantize_range(k, begin, end)) extreme = true;
+  });
+  if (extreme && k.extreme.defined()) *k.extreme.device_data<int32_t>() = 1;
+}
+
+void CpuBackend::execute(const RequantizeColumns& k) {
+  if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
+  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
+    thread_local std::vector<bf16> values;
+    if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
+    for (int64_t row_block = begin; row_block < end; ++row_block) {
+      requantize_of(k.x.how.format)(k, row_block * block, values.data(), words_of_columns(cols));
+    }
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,260 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/simd.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/pieces.h"
+#include "backend/shared_loss.h"
+#include "base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats, simd::Slots;
+
+// A row is read from memory once: block by block, its exponentials against the largest logit so far are added up, and the second pass over
+// the cached row corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed. Those
+// of fp32 are kept in dlogits; those of bf16 are computed again, which takes less time than to write twice the row into the second level of
+// the cache and to read it back.
+constexpr int64_t kBlock = 512;
+
+struct RowSums {
+  float largest = std::numeric_limits<float>::lowest();  // finite, so that a block of -Inf gives zeros
+  float sum = 0.0F;                                      // sum of exp(logit - largest)
+};
+
+[[gnu::always_inline]] inline float largest_of(const float* logits, int64_t n, float start) {
+  Slots largest;
+  for (Floats& slot : largest.slot) slot = simd::broadcast(start);
+  simd::for_values(
+      logits, n, start, [&](Floats x, int slot) __attribute__((always_inline)) { largest.slot[slot] = simd::max(x, largest.slot[slot]); });
+  const Floats all = simd::max(simd::max(largest.slot[0], largest.slot[1]), simd::max(largest.slot[2], largest.slot[3]));
+  float result = start;
+  for (int i = 0; i < simd::kLanes; ++i) result = all[i] > result ? all[i] : result;
+  return result;
+}
+
+// Compares integers that are ordered like the elements. If one is NaN, any result will do: everything of that row becomes NaN.
+[[gnu::always_inline]] inline float largest_of(const bf16* logits, int64_t n, float start) {
+  const auto turned = [](int16_t key) __attribute__((always_inline)) { return static_cast<int16_t>(key ^ ((key >> 15) & 0x7FFF)); };
+  int16_t largest = std::numeric_limits<int16_t>::min();
+  for (int64_t j = 0; j < n; ++j) {
+    const int16_t key = turned(static_cast<int16_t>(logits[j].bits));
+    largest = key > largest ? key : largest;
+  }
+  const float value = lane::load(bf16{static_cast<uint16_t>(turned(largest))});
+  if (value > start) [[unlikely]]  // predicted, so that nothing waits for the search
+    return value;
+  return start;
+}
+
+// exponentials = e^(logits - largest), in two steps as in activation.cpp. Both may be the same memory: no element is read after another was
+// written in its place.
+[[gnu::always_inline]] inline void exponents_of(const float* logits, float largest, float* exponents, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) exponents[j] = lane::exponent_negative(logits[j] - largest);
+}
+// Writes the exponents of the lower halves of words, then of the upper halves, then of a last element.
+[[gnu::always_inline]] inline void exponents_of(const bf16* logits, float largest, float* __restrict exponents, int64_t n) {
+  const int64_t half = n / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    const uint32_t word = lane::words(logits)[j];
+    exponents[j] = lane::exponent_negative(lane::low(word) - largest);
+    exponents[half + j] = lane::exponent_negative(lane::high(word) - largest);
+  }
+  if (n % 2 != 0) exponents[n - 1] = lane::exponent_negative(lane::load(logits[n - 1]) - largest);
+}
+template <class T>
+[[gnu::always_inline]] inline void exponentials_of(const T* logits, float largest, float* exponentials, int64_t n) {
+  exponents_of(logits, largest, exponentials, n);
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp2_inside<float>(exponentials[j]);
+}
+
+[[gnu::always_inline]] inline float sum_of(const float* x, int64_t n) {
+  Slots total;
+  simd::for_values(
+      x, n, 0.0F, [&](Floats value, int slot) __attribute__((always_inline)) { total.slot[slot] += value; });
+  return simd::sum(total);
+}
+
+// Adds a block to the sums and leaves its exponentials relative to sums.largest. exponentials may be logits.
+template <class T>
+[[gnu::always_inline]] inline void add_block(const T* logits, int64_t n, RowSums& sums, float* exponentials) {
+  const float largest = largest_of(logits, n, sums.largest);
+  exponentials_of(logits, largest, exponentials, n);
+  if (largest > sums.largest) sums.sum *= std::exp(sums.largest - largest);
+  sums.sum += sum_of(exponentials, n);
+  sums.largest = largest;
+}
+
+// dlogits = exponentials * factor, in the order of exponentials_of. Both may be the same memory.
+[[gnu::always_inline]] inline void scale_block(const float* exponentials, float factor, float* dlogits, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) dlogits[j] = exponentials[j] * factor;
+}
+[[gnu::always_inline]] inline void scale_block(const float* __restrict exponentials, float factor, bf16* dlogits, int64_t n) {
+  const int64_t half = n / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    lane::words(dlogits)[j] = lane::word(exponentials[j] * factor, exponentials[half + j] * factor);
+  }
+  if (n % 2 != 0) lane::store(dlogits[n - 1], exponentials[n - 1] * factor);
+}
+
+template <class T>
+struct Row {
+  const T* logits;
+  T* dlogits;  // may be null
+  int64_t target, vocab, columns;
+  float scale;
+  float *block, *references;  // scratch: the exponentials of a block, and one element for each block
+
+  [[gnu::always_inline]] float* exponentials(int64_t first) const {
+    if constexpr (std::is_same_v<T, float>) return dlogits == nullptr ? block : dlogits + first;
+    return block;
+  }
+};
+
+template <class T>
+[[gnu::always_inline]] inline float row_loss(Row<T> k) {
+  const float target_logit = lane::load(k.logits[k.target]);
+  RowSums sums;
+  for (int64_t j = 0; j < k.vocab; j += kBlock) {
+    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, k.exponentials(j));
+    k.references[j / kBlock] = sums.largest;
+  }
+  const float loss = sums.largest + std::log(sums.sum) - target_logit;
+  if (k.dlogits == nullptr) return loss;
+  for (int64_t j = 0; j < k.vocab; j += kBlock) {
+    const int64_t n = std::min(kBlock, k.vocab - j);
+    const float reference = k.references[j / kBlock], factor = std::exp(reference - sums.largest) / sums.sum * k.scale;
+    if constexpr (std::is_same_v<T, bf16>) exponentials_of(k.logits + j, reference, k.block, n);
+    scale_block(k.exponentials(j), factor, k.dlogits + j, n);
+  }
+  const float p = std::exp(target_logit - sums.largest) / sums.sum;
+  lane::store(k.dlogits[k.target], k.scale * (p - 1.0F));
+  std::fill(k.dlogits + k.vocab, k.dlogits + k.columns, T{});
+  return loss;
+}
+
+template <class T>
+[[gnu::always_inline]] inline float log_sum_of_row(const T* logits, int64_t columns, float* block) {
+  RowSums sums;
+  for (int64_t j = 0; j < columns; j += kBlock) add_block(logits + j, std::min(kBlock, columns - j), sums, block);
+  return sums.largest + std::log(sums.sum);
+}
+
+template <class T>
+void sums_of_share(const CrossEntropyShare& k) {
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* sums = k.sums.device_data<float>();
+  parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+    alignas(64) float block[kBlock];
+    for (int64_t i = begin; i < end; ++i) {
+      const T* logits = k.logits.device_data<T>() + i * columns;
+      const int64_t target = targets[i] - k.first;
+      sums[2 * i] = targets[i] < 0 ? 0.0F : cloned<log_sum_of_row<T>>(logits, own, block);
+      sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? lane::load(logits[target]) : 0.0F;
+    }
+  });
+}
+
+// dlogits = scale * e^(logits - log_sum), of which the caller takes scale at the target.
+template <class T>
+[[gnu::always_inline]] inline void scaled_softmax(const T* logits, float log_sum, float scale, T* dlogits, int64_t own, float* scratch) {
+  for (int64_t j = 0; j < own; j += kBlock) {
+    const int64_t n = std::min(kBlock, own - j);
+    exponentials_of(logits + j, log_sum, scratch, n);
+    scale_block(scratch, scale, dlogits + j, n);
+  }
+}
+
+template <class T>
+void gradient_of_row(const CrossEntropyOfShares& k, int64_t i, float log_sum, float* scratch) {
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab), id = k.targets.device_data<int32_t>()[i];
+  const T* logits = k.logits.device_data<T>() + i * columns;
+  T* dlogits = k.dlogits.device_data<T>() + i * columns;
+  if (id < 0) {
+    std::fill_n(dlogits, columns, T{});
+    return;
+  }
+  const int64_t target = id - k.first;
+  const bool here = target >= 0 && target < own;
+  const float scale = static_cast<float>(k.scale), p = here ? std::exp(lane::load(logits[target]) - log_sum) : 0.0F;
+  cloned<scaled_softmax<T>>(logits, log_sum, scale, dlogits, own, scratch);
+  if (here) lane::store(dlogits[target], scale * (p - 1.0F));
+  std::fill(dlogits + own, dlogits + columns, T{});
+}
+
+template <class T>
+void losses_of_shares(const CrossEntropyOfShares& k) {
+  const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  const float* sums = k.sums.device_data<float>();
+  float* loss = k.loss.device_data<float>();
+  parallel_for(rows, rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+    alignas(64) float scratch[kBlock];
+    for (int64_t i = begin; i < end; ++i) {
+      const auto row = combined(sums, k.sums.dim(0), rows, i);
+      loss[i] = targets[i] < 0 ? 0.0F : row.loss;
+      if (k.dlogits.defined()) gradient_of_row<T>(k, i, row.log_sum, scratch);
+    }
+  });
+}
+
+// Scratch of the executing thread; the references grow to the longest row and are kept.
+struct Scratch {
+  alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
+  std::vector<float> references;
+};
+
+template <class T>
+void losses(const CrossEntropy& k) {
+  const int64_t columns = k.logits.dim(1);
+  const auto blocks = static_cast<size_t>(ceil_div(k.vocab, kBlock));
+  const T* logits = k.logits.device_data<T>();
+  T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* loss = k.loss.device_data<float>();
+  parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    if (scratch.references.size() < blocks) scratch.references.resize(blocks);
+    for (int64_t i = begin; i < end; ++i) {
+      T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
+      if (targets[i] < 0) {
+        loss[i] = 0.0F;
+        if (gradient != nullptr) std::fill_n(gradient, columns, T{});
+        continue;
+      }
+      loss[i] = cloned<row_loss<T>>(Row<T>{.logits = logits + i * columns,
+                                           .dlogits = gradient,
+                                           .target = targets[i],
+                                           .vocab = k.vocab,
+                                           .columns = columns,
+                                           .scale = static_cast<float>(k.scale),
+                                           .block = scratch.block,
+                                           .references = scratch.references.data()});
+    }
+  });
+}
+
+}  // namespace
+
+void CpuBackend::execute(const CrossEntropy& k) {
+  check_targets("cross_entropy", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? losses<float>(k) : losses<bf16>(k);
+}
+
+void CpuBackend::execute(const CrossEntropyShare& k) {
+  check_targets("cross_entropy_share", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? sums_of_share<float>(k) : sums_of_share<bf16>(k);
+}
+
+void CpuBackend::execute(const CrossEntropyOfShares& k) {
+  check_targets("cross_entropy_of_shares", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? losses_of_shares<float>(k) : losses_of_shares<bf16>(k);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,340 @@
+// Attention on tensor cores, as in FlashAttention-2 (Dao 2023): tiles of heads in shared memory, and products with the fragments of
+// mma.m16n8k16. A block has kFlashRows rows, queries or keys, and its warps a part of them each; it goes over tiles of the others.
+#pragma once
+
+#include <numbers>
+
+#include "backend/cuda/attention/attention_operands.h"
+#include "backend/cuda/rows/reduce.h"
+
+namespace mantissa::gpu {
+
+inline constexpr unsigned kFlashRows = 128, kChunkOfHead = 8;  // a chunk has 16 bytes
+inline constexpr float kLog2e = std::numbers::log2e_v<float>;  // powers are of two
+
+// Registers are what bounds a kernel: a thread has up to 255 if a multiprocessor has eight warps. More fragments of 16 rows in a warp are
+// fewer loads for as many products; more rows in a step are fewer barriers.
+struct FlashShape {
+  unsigned fragments;  // fragments of a warp
+  unsigned step;       // rows of a tile that the block goes over
+  unsigned at_once;    // rows of a step of which a warp has the scores at a time
+  unsigned blocks;     // blocks of a multiprocessor
+
+  constexpr unsigned threads() const { return kFlashRows / (16 * fragments) * kWarp; }
+};
+template <unsigned kChannels>
+inline constexpr FlashShape kForward = kChannels == 64 ? FlashShape{2, 64, 64, 2} : FlashShape{2, 64, 32, 2};
+template <unsigned kChannels>
+inline constexpr FlashShape kOfQueries = kChannels == 64 ? FlashShape{2, 64, 64, 2} : FlashShape{2, 32, 32, 2};
+template <unsigned kChannels>
+inline constexpr FlashShape kOfKeys = kChannels == 64 ? FlashShape{2, 64, 16, 2} : FlashShape{1, 64, 32, 1};
+
+// The work of a block: rows of a head.
+struct Place {
+  int64_t sequence, head;
+  Range rows;
+};
+
+struct Fragment {  // part of a left side, 16 x 16
+  uint32_t at[4];
+};
+// Sums of a warp's rows and of eight columns for each kColumns. A thread has rows own_row<kFragments>(r): elements 2 (r % 2) and 2 (r % 2)
+// + 1 of fragment r / 2, and of these columns own_col() and own_col() + 1.
+template <unsigned kFragments, unsigned kColumns>
+using FlashSums = float[kFragments][kColumns][4];
+template <unsigned kFragments>
+__device__ inline int own_row(unsigned r) {
+  return static_cast<int>(warp() * kFragments * 16 + r * 8 + lane() / 4);
+}
+// The first row of this warp, and the one behind its last.
+template <unsigned kFragments>
+__device__ inline int first_of_warp() {
+  return static_cast<int>(warp() * kFragments * 16);
+}
+template <unsigned kFragments>
+__device__ inline int end_of_warp() {
+  return first_of_warp<kFragments>() + static_cast<int>(kFragments * 16);
+}
+__device__ inline unsigned own_col() { return lane() % 4 * 2; }
+
+// body(r, column, sum) for this thread's sums, of which the columns are those of the warp.
+template <unsigned kFragments, unsigned kColumns, class Body>
+__device__ inline void for_each_sum(float (&sums)[kFragments][kColumns][4], Body body) {
+  MANTISSA_UNROLL
+  for (unsigned c = 0; c < 2 * kColumns; ++c) {
+    MANTISSA_UNROLL
+    for (unsigned r = 0; r < 2 * kFragments; ++r) {
+      body(r, c / 2 * 8 + own_col() + c % 2, sums[r / 2][c / 2][r % 2 * 2 + c % 2]);
+    }
+  }
+}
+template <unsigned kFragments, unsigned kColumns>
+__device__ inline void multiply(float (&sums)[kFragments][kColumns][4], const float (&by)[kFragments][kColumns][4]) {
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kFragments * kColumns * 4; ++i)
+    sums[i / kColumns / 4][i / 4 % kColumns][i % 4] *= by[i / kColumns / 4][i / 4 % kColumns][i % 4];
+}
+
+// Rows of a head. Chunk c of row r lies at c ^ (r % 8), so that the same chunk of eight rows is in different banks.
+template <unsigned kRows, unsigned kChannels>
+struct alignas(16) HeadTile {
+  static_assert(kChannels % (8 * kChunkOfHead) == 0);
+  bf16 values[kRows * kChannels];
+
+  // Elements from here to the end of the chunk are contiguous.
+  __device__ bf16* at(unsigned row, unsigned channel) {
+    return &values[row * kChannels + (channel / kChunkOfHead ^ row % 8) * kChunkOfHead + channel % kChunkOfHead];
+  }
+  // The address for load_matrices(): this lane's row of the four matrices that have 16 rows from `row` on, a multiple of 8, and channels 16
+  // k to 16 k + 15. The second matrix is below the first one, or beside it, so that each product finds its registers beside each other.
+  __device__ const bf16* below(unsigned row, unsigned k) const { return matrices(lane() % 16, lane() / 16, k) + row * kChannels; }
+  __device__ const bf16* beside(unsigned row, unsigned k) const {
+    return matrices(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2, k) + row * kChannels;
+  }
+  __device__ const bf16* matrices(unsigned row, unsigned chunk, unsigned k) const {
+    return &values[row * kChannels + (k % 4 * 2 ^ (chunk ^ lane() % 8)) * kChunkOfHead] + k / 4 * 64;
+  }
+  __device__ Fragment fragment(unsigned row, unsigned k) const {
+    Fragment out;
+    load_matrices(out.at, below(row, k));
+    return out;
+  }
+};
+
+// Copies rows, of which there is one at least, and zeros behind the last one. The copies of a block of kThreadsOfBlock threads are its next
+// group.
+template <unsigned kThreadsOfBlock, unsigned kRows, unsigned kChannels>
+__device__ inline void copy_tile(HeadTile<kRows, kChannels>& tile, HeadRows<const bf16> head, Range rows) {
+  constexpr unsigned kChunks = kChannels / kChunkOfHead, kAtOnce = kThreadsOfBlock / kChunks;
+  static_assert(kRows % kAtOnce == 0 && kAtOnce % 8 == 0);  // a thread has chunks of one column, which lie alike in their rows
+  const unsigned first = thread() / kChunks, channel = thread() % kChunks * kChunkOfHead;
+  const int count = static_cast<int>(rows.end - rows.first) - static_cast<int>(first);  // rows from the first one of this thread on
+  const bf16* from = head.first + (rows.first + first) * head.stride + channel;
+  bf16* const to = tile.at(first, channel);
+  MANTISSA_UNROLL
+  for (unsigned row = 0; row < kRows; row += kAtOnce, from += kAtOnce * head.stride)
+    copy_async16(to + row * kChannels, from, static_cast<int>(row) < count);
+}
+
+template <unsigned kStep, unsigned kChannels>
+struct KeyTiles {
+  HeadTile<kStep, kChannels> keys[2], values[2];
+};
+// Calls body(key, tile of keys, tile of values) for the steps of keys [begin, end), of which the next one is copied meanwhile. All threads
+// of the block call it; copies that they have begun before are there, too.
+template <unsigned kThreadsOfBlock, unsigned kStep, unsigned kChannels, class Body>
+__device__ inline void for_each_step(KeyTiles<kStep, kChannels>& tiles, HeadRows<const bf16> keys, HeadRows<const bf16> values, int begin,
+                                     int end, Body body) {
+  const auto copy = [&](int key, unsigned to) {
+    if (key < end) {
+      copy_tile<kThreadsOfBlock>(tiles.keys[to], keys, {key, end});
+      copy_tile<kThreadsOfBlock>(tiles.values[to], values, {key, end});
+    }
+    commit_copies();
+  };
+  constexpr int kKeys = kStep;
+  unsigned now = 0;
+  copy(begin / kKeys * kKeys, now);
+  for (int key = begin / kKeys * kKeys; key < end; key += kKeys, now ^= 1U) {
+    wait_copies<0>();
+    barrier();  // the copies of all threads are there, and nobody reads the other tiles any more
+    copy(key + kKeys, now ^ 1U);
+    body(key, tiles.keys[now], tiles.values[now]);
+  }
+}
+
+// This warp's rows as a left side: fragment k has channels 16 k to 16 k + 15. Zeros behind the last row.
+template <unsigned kFragments, unsigned kDepth>
+__device__ inline void load_left(Fragment (&out)[kFragments][kDepth], HeadRows<const bf16> head, Range rows) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(head.first);
+  MANTISSA_UNROLL
+  for (unsigned f = 0; f < kFragments; ++f) {
+    MANTISSA_UNROLL
+    for (unsigned k = 0; k < kDepth; ++k) {
+      MANTISSA_UNROLL
+      for (unsigned m = 0; m < 4; ++m) {
+        const int64_t row = rows.first + own_row<kFragments>(2 * f + m % 2), word = k * 8 + m / 2 * 4 + lane() % 4;
+        out[f][k].at[m] = row < rows.end ? load<uint32_t>(words + row * head.stride / 2 + word) : 0U;
+      }
+    }
+  }
+}
+
+// This warp's rows of a tile as a left side, which are read again each time.
+template <unsigned kFragments, unsigned kRows, unsigned kChannels>
+__device__ inline auto rows_of_warp(const HeadTile<kRows, kChannels>& tile) {
+  return [&tile](unsigned f, unsigned k) { return tile.fragment((warp() * kFragments + f) * 16, k); };
+}
+
+// sums += a * b^T, where left(f, k) has the fragment of channels 16 k to 16 k + 15 and b is the rows of the tile from `first` on.
+template <unsigned kFragments, unsigned kColumns, unsigned kRows, unsigned kChannels, class Left>
+__device__ inline void add_scores(float (&sums)[kFragments][kColumns][4], Left left, const HeadTile<kRows, kChannels>& tile,
+                                  unsigned first = 0) {
+  MANTISSA_UNROLL
+  for (unsigned k = 0; k < kChannels / 16; ++k) {
+    Fragment a[kFragments];
+    MANTISSA_UNROLL
+    for (unsigned f = 0; f < kFragments; ++f) a[f] = left(f, k);
+    MANTISSA_UNROLL
+    for (unsigned j = 0; j < kColumns / 2; ++j) {
+      uint32_t b[4];
+      load_matrices(b, tile.beside(first + j * 16, k));
+      MANTISSA_UNROLL
+      for (unsigned f = 0; f < kFragments; ++f) {
+        mma_bf16(sums[f][2 * j], a[f].at, {b[0], b[1]});
+        mma_bf16(sums[f][2 * j + 1], a[f].at, {b[2], b[3]});
+      }
+    }
+  }
+}
+
+// Sums, rounded to bf16, as a left side whose depth is their columns.
+template <unsigned kFragments, unsigned kDepth>
+struct WeightFragments {
+  Fragment at[kFragments][kDepth];
+};
+template <unsigned kFragments, unsigned kColumns>
+__device__ inline WeightFragments<kFragments, kColumns / 2> rounded_weights(const float (&sums)[kFragments][kColumns][4]) {
+  WeightFragments<kFragments, kColumns / 2> out;
+  MANTISSA_UNROLL
+  for (unsigned f = 0; f < kFragments; ++f) {
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < kColumns; ++c) {
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < 2; ++i) out.at[f][c / 2].at[c % 2 * 2 + i] = pack_bf16(sums[f][c][2 * i], sums[f][c][2 * i + 1]);
+    }
+  }
+  return out;
+}
+
+// sums += weights * b, where b is the rows of the tile from `first` on.
+template <unsigned kFragments, unsigned kColumns, unsigned kDepth, unsigned kRows, unsigned kChannels>
+__device__ inline void add_weighted(float (&sums)[kFragments][kColumns][4], const WeightFragments<kFragments, kDepth>& weights,
+                                    const HeadTile<kRows, kChannels>& tile, unsigned first = 0) {
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kDepth; ++j) {
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < kChannels / 16; ++c) {
+      uint32_t b[4];
+      load_matrices_transposed(b, tile.below(first + j * 16, c));
+      MANTISSA_UNROLL
+      for (unsigned f = 0; f < kFragments; ++f) {
+        mma_bf16(sums[f][2 * c], weights.at[f][j].at, {b[0], b[1]});
+        mma_bf16(sums[f][2 * c + 1], weights.at[f][j].at, {b[2], b[3]});
+      }
+    }
+  }
+}
+
+struct alignas(16) Chunk {
+  uint32_t words[4];
+};
+__device__ inline bool has_nonfinite(uint32_t two_bf16) {
+  return (two_bf16 & 0x7f80U) == 0x7f80U || (two_bf16 & 0x7f800000U) == 0x7f800000U;
+}
+
+template <unsigned kChannels, class Bits>
+struct NonfiniteRows {
+  Bits of_channel[kChannels];  // a bit for each row
+};
+
+// A weight of zero keeps what is not seen out of a sum only where it is finite. So a value of tile rows [first, first + kCount) that is not
+// finite becomes zero, and the sums whose rows see it become NaN. seen(r, row) is true if this thread's row r sees that row of the tile.
+// All threads call it; where all is finite it does nothing.
+template <unsigned kCount, unsigned kFragments, unsigned kColumns, unsigned kRows, unsigned kChannels, class Seen>
+__device__ inline void take_out_nonfinite(HeadTile<kRows, kChannels>& tile, float (&sums)[kFragments][kColumns][4], Seen seen,
+                                          unsigned first = 0) {
+  static_assert(kCount <= 64);
+  using Bits = std::conditional_t<kCount <= 32, uint32_t, uint64_t>;
+  unsigned found = 0;
+  for (unsigned i = thread() * kChunkOfHead; i < kCount * kChannels; i += threads() * kChunkOfHead) {
+    for (const uint32_t word : load<Chunk>(&tile.values[first * kChannels + i]).words) found |= has_nonfinite(word) ? 1U : 0U;
+  }
+  if (join_block(found, 0U, Largest<unsigned>()) == 0) return;
+  auto& nonfinite = block_shared<NonfiniteRows<kChannels, Bits>>();
+  if (thread() < kChannels) {
+    Bits rows = 0;
+    for (unsigned row = 0; row < kCount; ++row) {
+      bf16& value = *tile.at(first + row, thread());
+      if (has_nonfinite(value.bits)) rows |= Bits{1} << row, value = bf16{};
+    }
+    nonfinite.of_channel[thread()] = rows;
+  }
+  Bits seen_rows[2 * kFragments] = {};
+  for (unsigned row = 0; row < kCount; ++row) {
+    MANTISSA_UNROLL
+    for (unsigned r = 0; r < 2 * kFragments; ++r) seen_rows[r] |= Bits{seen(r, first + row) ? 1U : 0U} << row;
+  }
+  barrier();
+  MANTISSA_UNROLL
+  for (unsigned c = 0; c < 2 * kColumns; ++c) {
+    const Bits rows = nonfinite.of_channel[c / 2 * 8 + own_col() + c % 2];
+    MANTISSA_UNROLL
+    for (unsigned r = 0; r < 2 * kFragments; ++r) {
+      if ((rows & seen_rows[r]) != 0) sums[r / 2][c / 2][r % 2 * 2 + c % 2] = NAN;
+    }
+  }
+}
+
+template <class Join>
+__device__ inline float join_quad(float value, Join join) {
+  value = join(value, shuffle_xor(value, 1));
+  return join(value, shuffle_xor(value, 2));
+}
+
+// The least and the largest of the first keys that the queries of a range see.
+struct FirstKeys {
+  int least, largest;
+};
+__device__ inline FirstKeys first_keys(const Mask& mask, Range queries) {
+  const auto first = [&](int64_t query) { return static_cast<int>(mask.first(query)); };
+  if (!mask.segment_starts) return {first(queries.first), first(queries.end - 1)};
+  FirstKeys own{INT32_MAX, 0};
+  for (int64_t query = queries.first + lane(); query < queries.end; query += kWarp) {
+    own = {Least<int>()(first(query), own.least), Largest<int>()(first(query), own.largest)};
+  }
+  return {join_warp(own.least, Least<int>()), join_warp(own.largest, Largest<int>())};
+}
+
+// The keys that a query sees. Positions are below 2^31.
+struct alignas(8) Sight {
+  int first, last;
+  __device__ bool sees(int key) const { return first <= key && key <= last; }
+};
+// The keys that a query sees: none if the query is not inside of its sequence.
+__device__ inline Sight sight_of(const Mask& mask, int64_t position, bool inside) {
+  return inside ? Sight{static_cast<int>(mask.first(position)), static_cast<int>(position)} : Sight{0, -1};
+}
+// Sums of rows of queries and columns of keys from `key` on become `hidden` where the query does not see the key.
+template <unsigned kFragments, unsigned kColumns>
+__device__ inline void hide(float (&sums)[kFragments][kColumns][4], const Sight (&queries)[kFlashRows], int key, float hidden) {
+  MANTISSA_UNROLL
+  for (unsigned r = 0; r < 2 * kFragments; ++r) {
+    const Sight own = load<Sight>(&queries[own_row<kFragments>(r)]);
+    const int first = own.first - key - static_cast<int>(own_col()), last = own.last - key - static_cast<int>(own_col());
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < 2 * kColumns; ++c) {
+      const int column = static_cast<int>(c / 2 * 8 + c % 2);
+      if (column < first || column > last) sums[r / 2][c / 2][r % 2 * 2 + c % 2] = hidden;
+    }
+  }
+}
+
+// Writes sums times a factor, rounded, to this warp's rows of a range.
+template <unsigned kFragments, unsigned kColumns>
+__device__ inline void write_rows(const float (&sums)[kFragments][kColumns][4], const float (&factors)[2 * kFragments], HeadRows<bf16> to,
+                                  Range rows) {
+  MANTISSA_UNROLL
+  for (unsigned r = 0; r < 2 * kFragments; ++r) {
+    const int64_t row = rows.first + own_row<kFragments>(r);
+    if (row >= rows.end) continue;
+    bf16* const own = to.first + row * to.stride + own_col();
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < kColumns; ++c) {
+      const auto& four = sums[r / 2][c];
+      store(own + c * 8, pack_bf16(four[r % 2 * 2] * factors[r], four[r % 2 * 2 + 1] * factors[r]));
+    }
+  }
+}
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,98 @@
+// Writes operands before a GEMM of the library: codes along its contraction, and scales in its layout.
+#include "backend/cuda/codes/codes.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/values.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/formats/e8m0.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+constexpr unsigned kSide = 64;  // rows and columns of a tile that is transposed
+
+struct CodeTile {
+  uint8_t codes[kSide][kSide + 4];  // columns of it lie in different banks
+};
+
+// A block has a tile of x [rows, cols]; out is [cols, rows].
+__global__ void __launch_bounds__(kThreads) transpose(const uint8_t* x, uint8_t* out, int64_t rows, int64_t cols) {
+  auto& tile = block_shared<CodeTile>().codes;
+  const int64_t across = ceil_div(cols, int64_t{kSide}), first_row = block() / across * kSide, first_col = block() % across * kSide;
+  for (unsigned i = thread(); i < kSide * kSide; i += kThreads) {
+    const int64_t row = first_row + i / kSide, col = first_col + i % kSide;
+    if (row < rows && col < cols) tile[i / kSide][i % kSide] = x[row * cols + col];
+  }
+  barrier();
+  for (unsigned i = thread(); i < kSide * kSide; i += kThreads) {
+    const int64_t row = first_row + i % kSide, col = first_col + i / kSide;
+    if (row < rows && col < cols) out[col * rows + row] = tile[i % kSide][i / kSide];
+  }
+}
+
+// A scale of block j along the contraction, for row i of op(a) or column i of op(b).
+struct ScalesOfSide {
+  CodeMatrix matrix;
+  bool along_rows;  // the contraction goes along the rows of the matrix in memory
+  int64_t outer, inner, block;
+  __device__ uint8_t at(int64_t i, int64_t j) const { return along_rows ? matrix.scale(i, j * block) : matrix.scale(j * block, i); }
+};
+
+__device__ inline float power_of(uint8_t scale) { return __builtin_bit_cast(float, fp32_bits_of_e8m0(scale)); }
+
+__global__ void __launch_bounds__(kThreads) swizzle_scales(ScalesOfSide x, uint8_t* out) {
+  const int64_t across = round_up(x.inner, 4);
+  for_each_element(round_up(x.outer, 128) * across, [=](int64_t index) {
+    const int64_t i = index / across, j = index % across;
+    out[swizzled_offset(i, j, x.inner)] = i < x.outer && j < x.inner ? x.at(i, j) : uint8_t{0};
+  });
+}
+__global__ void __launch_bounds__(kThreads) widen_scales(ScalesOfSide x, float* out) {
+  for_each_element(x.inner * x.outer, [=](int64_t index) { out[index] = power_of(x.at(index % x.outer, index / x.outer)); });
+}
+__global__ void __launch_bounds__(kThreads) widen_tiles(ScalesOfSide x, float* out) {
+  const int64_t across = round_up(x.inner, 4);
+  for_each_element(ceil_div(x.outer, int64_t{128}) * across, [=](int64_t index) {
+    const int64_t j = index % across;
+    out[index] = j < x.inner ? power_of(x.at(index / across * 128, j)) : 0.0F;
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) clear_where(const int32_t* flag, T* values, int64_t count) {
+  if (*flag == 0) return;
+  for_each_element(count, [=](int64_t i) { values[i] = rounded<T>(0.0F); });
+}
+
+}  // namespace
+
+Tensor CudaBackend::transposed_codes(const QuantizedTensor& x) {
+  const int64_t rows = x.shape[0], cols = x.shape[1];
+  const Tensor out = empty(*this, Dtype::u8, {cols, rows});
+  launch(transpose, {ceil_div(rows, int64_t{kSide}) * ceil_div(cols, int64_t{kSide}), kThreads}, x.codes.device_data<uint8_t>(),
+         out.device_data<uint8_t>(), rows, cols);
+  return out;
+}
+
+Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout) {
+  const int64_t block = x.how.block(), outer = x.shape[along_rows ? 0 : 1], inner = x.shape[along_rows ? 1 : 0] / block;
+  const ScalesOfSide side{CodeMatrix(x), along_rows, outer, inner, block};
+  const auto written = [&](auto* kernel, Dtype dtype, auto none, int64_t elements) {
+    const Tensor out = empty(*this, dtype, {elements});
+    launch(kernel, {blocks_for(elements), kThreads}, side, out.device_data<decltype(none)>());
+    return out;
+  };
+  if (layout == ScaleLayout::swizzled_e8m0) return written(swizzle_scales, Dtype::u8, uint8_t{}, swizzled_bytes(outer, inner));
+  if (layout == ScaleLayout::outer_fp32) return written(widen_scales, Dtype::f32, float{}, inner * outer);
+  return written(widen_tiles, Dtype::f32, float{}, ceil_div(outer, int64_t{128}) * round_up(inner, 4));
+}
+
+void CudaBackend::clear_where(const Tensor& flag, const Tensor& values) {
+  with_values(values.dtype(), [&]<class T>() {
+    launch(mantissa::clear_where<T>, {blocks_for(values.elements()), kThreads}, flag.device_data<int32_t>(), values.device_data<T>(),
+           values.elements());
+  });
+}
+
+}  // namespace mantissa

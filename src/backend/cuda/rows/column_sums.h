@@ -1,0 +1,87 @@
+// Sums over rows in a fixed order: of pieces of rows, then of the pieces.
+#pragma once
+
+#include "backend/cuda/codes/packs.h"
+
+namespace mantissa::gpu {
+
+inline constexpr int64_t kRowsOfPiece = 32;
+
+// partials[piece, j] = sum over the rows i of a piece of term(i, first)[j - first], for j in [0, cols). A thread has a pack of columns of a
+// piece.
+template <class Term>
+__global__ void __launch_bounds__(kThreads) sum_pieces(Term term, int64_t rows, int64_t cols, float* partials) {
+  const int64_t packs = ceil_div(cols, int64_t{kPack});
+  for_each_element(ceil_div(rows, kRowsOfPiece) * packs, [=](int64_t i) {
+    const int64_t piece = i / packs, first_row = piece * kRowsOfPiece, column = i % packs * kPack,
+                  end = first_row + kRowsOfPiece < rows ? first_row + kRowsOfPiece : rows;
+    Pack sum{};
+    MANTISSA_UNROLL_BY(4)
+    for (int64_t row = first_row; row < end; ++row) {
+      const Pack more = term(row, column);
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kPack; ++j) sum.at[j] += more.at[j];
+    }
+    Packs<float>{partials + piece * cols, cols, cols % kPack == 0}.write(column, sum);
+  });
+}
+
+// Sums of the columns of a block, by each of its warps.
+struct SumsOfColumns {
+  float at[kWarpsOfBlock][kWarp];
+};
+
+// out[j] (+)= sum over pieces, for the 32 columns of a block from `column` on, of which each warp adds every eighth piece.
+template <class Out>
+__device__ inline void add_columns(const float* partials, int64_t pieces, int64_t cols, int64_t column, Out* out, bool accumulate) {
+  auto& sums = block_shared<SumsOfColumns>().at;
+  column += lane();
+  float sum = 0.0F;
+  MANTISSA_UNROLL_BY(8)
+  for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? partials[piece * cols + column] : 0.0F;
+  sums[warp()][lane()] = sum;
+  barrier();
+  if (warp() > 0 || column >= cols) return;
+  for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += sums[w][lane()];
+  out[column] = accumulate ? out[column] + sum : sum;
+}
+
+template <class Out>
+__global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* out, bool accumulate) {
+  add_columns(partials, pieces, cols, block() * kWarp, out, accumulate);
+}
+
+// Adds like add_columns(), but partials [2, pieces, cols]: for one output or, in a grid of twice as many blocks, for both.
+template <class Out>
+__global__ void __launch_bounds__(kThreads)
+    add_pieces_of_two(const float* partials, int64_t pieces, int64_t cols, Out* first, Out* second, bool accumulate) {
+  const int64_t of_first = ceil_div(cols, int64_t{kWarp});
+  if (block() < of_first) return add_columns(partials, pieces, cols, block() * kWarp, first, accumulate);
+  add_columns(partials + pieces * cols, pieces, cols, (block() - of_first) * kWarp, second, accumulate);
+}
+
+// Up to 256 columns of each warp of a block.
+struct alignas(16) ColumnsOfWarps {
+  float at[kWarpsOfBlock][kColumnsOfPacks];
+};
+
+// out[j], for j in [0, cols), is the sum over the warps of a block; a lane has columns kPack * lane and on. All threads call it.
+__device__ inline void add_warps(const Pack& own, int64_t cols, float* out) {
+  static_assert(kColumnsOfPacks == kThreads);
+  auto& columns = block_shared<ColumnsOfWarps>().at;
+  barrier();  // behind those that still read earlier ones
+  store(&columns[warp()][lane() * kPack], rounded_pack<float>(own));
+  barrier();
+  if (thread() >= cols) return;
+  float sum = columns[0][thread()];
+  for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += columns[w][thread()];
+  out[thread()] = sum;
+}
+
+// Grids of sum_pieces() and add_pieces().
+inline Grid grid_of_pieces(int64_t rows, int64_t cols) {
+  return {blocks_for(ceil_div(rows, kRowsOfPiece) * ceil_div(cols, int64_t{kPack})), kThreads};
+}
+inline Grid grid_of_columns(int64_t cols) { return {ceil_div(cols, int64_t{kWarp}), kThreads}; }
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,83 @@
+#include "backend/cuda/codes/packs.h"
+#include "backend/cuda/cuda_backend.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) fill(T* out, T value, int64_t count) {
+  for_each_element(count, [=](int64_t i) { out[i] = value; });
+}
+
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads) convert(Packs<const From> x, Packs<To> out) {
+  for_each_pack(x.count, [=](int64_t first) { out.write(first, x.read(first)); });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) add(Packs<const T> a, Packs<const T> b, Packs<T> out) {
+  for_each_pack(out.count, [=](int64_t first) {
+    Pack sum = a.read(first);
+    const Pack other = b.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum.at[i] += other.at[i];
+    out.write(first, sum);
+  });
+}
+
+template <class Team, class T>
+__global__ void __launch_bounds__(kThreads) add_bias(Packs<const float> x, Packs<const T> bias, Packs<T> out, int64_t rows) {
+  const int64_t row = Team::row();
+  if (row >= rows) return;
+  for_each_pack_of_row<Team>(bias.count, [=](int64_t first) {
+    Pack sum = x.row(row).read(first);
+    const Pack own = bias.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum.at[i] += own.at[i];
+    out.row(row).write(first, sum);
+  });
+}
+
+}  // namespace
+
+void CudaBackend::execute(const Fill& k) {
+  const int64_t count = k.out.elements();
+  const Grid grid{blocks_for(count), kThreads};
+  switch (k.out.dtype()) {
+    case Dtype::f32: return launch(fill<float>, grid, k.out.device_data<float>(), static_cast<float>(k.value), count);
+    case Dtype::bf16: return launch(fill<bf16>, grid, k.out.device_data<bf16>(), to_bf16(static_cast<float>(k.value)), count);
+    case Dtype::f64: return launch(fill<double>, grid, k.out.device_data<double>(), k.value, count);
+    case Dtype::i32: return launch(fill<int32_t>, grid, k.out.device_data<int32_t>(), static_cast<int32_t>(k.value), count);
+    case Dtype::u8: return launch(fill<uint8_t>, grid, k.out.device_data<uint8_t>(), static_cast<uint8_t>(k.value), count);
+  }
+}
+
+void CudaBackend::execute(const Convert& k) {
+  if (k.x.dtype() == k.out.dtype()) return copy(k.x, k.out);
+  with_values(k.x.dtype(), [&]<class From>() {
+    with_values(k.out.dtype(), [&]<class To>() {
+      launch(convert<From, To>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const From>(k.x), packs_of<To>(k.out));
+    });
+  });
+}
+
+void CudaBackend::execute(const Add& k) {
+  with_values(k.out.dtype(), [&]<class T>() {
+    launch(add<T>, {blocks_for_packs(k.out.elements()), kThreads}, packs_of<const T>(k.a), packs_of<const T>(k.b), packs_of<T>(k.out));
+  });
+}
+
+void CudaBackend::execute(const AddBias& k) {
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1);
+  with_values(k.out.dtype(), [&]<class T>() {
+    const float* const x = k.x.device_data<float>();
+    const T* const bias = k.bias.device_data<T>();
+    T* const out = k.out.device_data<T>();
+    const RowPacks of{columns, begin_at_packs(columns, x, bias, out)};
+    with_team(rows, columns, [&]<class Team>(Grid grid) { launch(add_bias<Team, T>, grid, of(x), of(bias), of(out), rows); });
+  });
+}
+
+}  // namespace mantissa

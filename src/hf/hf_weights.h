@@ -1,0 +1,137 @@
+// The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are in
+// load_model.cpp, block FP8 is in tile_scales.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "hf/hugging_face.h"
+#include "hf/packing.h"
+#include "io/safetensors.h"
+#include "mantissa/config/run_config.h"
+
+namespace mantissa {
+
+// Matrices as architectures store them, [in, out], and as parameters are, [out, in].
+
+// Writes the transposed matrix of `rows` x `columns` elements, whose size is what the bytes give each.
+inline void transpose(std::span<const std::byte> from, int64_t rows, int64_t columns, std::span<std::byte> to) {
+  const auto height = static_cast<size_t>(rows), width = static_cast<size_t>(columns), bytes = from.size() / (height * width);
+  for (size_t row = 0; row < height; ++row) {
+    for (size_t column = 0; column < width; ++column)
+      std::memcpy(to.data() + (column * height + row) * bytes, from.data() + (row * width + column) * bytes, bytes);
+  }
+}
+
+struct TileScales;
+
+// A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
+// than those of an output projection beside tied embeddings, which must be equal to them, and the scales of block FP8. Throws Error(data)
+// for tensors that are missing, or that the model has no place for, Error(usage) for a model or a type that mantissa lacks.
+class HfWeights : public TensorReader {
+ public:
+  explicit HfWeights(const std::filesystem::path& folder);
+  ~HfWeights() override;
+
+  const ArchitectureConfig& config() const { return config_; }
+  // Returns the RunConfig of a checkpoint made from this folder: model and dtype from config.json, recipes that match packed weights,
+  // sequences of at most 1,024 tokens. Where config.json names no dtype, it is bf16 if all tensors of values are BF16, else fp32.
+  RunConfig run_config() const;
+  const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
+  // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
+  std::map<std::string, PackedScheme> packed_modules() const;
+  // Returns where block FP8 of the folder is not computed as a server does it: weights that are read as values, and how inputs are rounded.
+  std::vector<std::string> block_fp8_findings() const;
+  // Returns the findings that also hold for a run with recipes of its own: which weights are read as values, and why.
+  std::vector<std::string> weights_as_values() const;
+  // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales.
+  std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
+  // Returns what servers that read the list of unquantized modules in other ways would make of the modules (packing.h).
+  std::vector<std::string> ignore_list_findings() const;
+  // Names an element of a parameter by its place in the tensor of transformers: "model.layers.0.self_attn.k_proj.weight[3, 5]".
+  std::string element(const std::string& parameter, int64_t row, int64_t column) const;
+  // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
+  std::optional<std::string> file(const std::string& name);
+  // Returns a hash of config.json, of the tensors' names, types, shapes and places, and of the first bytes of each: ranks compare it.
+  std::string fingerprint();
+  // Throws Error(data) unless everything read from the folder until now belongs to one state of its files.
+  void require_unchanged() override;
+  // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.
+  Dtype file_dtype(const ArchitectureTensor& tensor) const;
+
+  std::string where() const override { return folder_.string(); }
+  bool has(const std::string& parameter) const override { return pieces_.contains(parameter); }
+  WeightForm form(const std::string& parameter) const override;
+  void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
+  void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                  std::span<std::byte> scales) override;
+
+ private:
+  struct Piece {
+    const ArchitectureTensor* tensor;
+    const SafetensorsEntry* entry;   // the values or codes
+    const SafetensorsEntry* scales;  // null: values
+    const TileScales* tiles;         // the scales of block FP8; null: others
+    RowRun run;
+
+    Format format() const;
+    bool whole_tiles() const;
+  };
+  using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
+  Unused all_tensors() const;
+  void find_tensors();
+  bool find(const ArchitectureTensor& tensor, Unused& unused);
+  void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
+  bool require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry& scales) const;
+  void require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const;
+  void require_whole_blocks(const SafetensorsEntry& entry, int64_t columns) const;
+  void require_one_form() const;
+  std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
+  std::optional<PackedConfig> packed_config() const;
+  std::map<std::string, PackedScheme> computed_modules() const;
+  Dtype dtype_of_tensors() const;
+  void require_tied_output(const SafetensorsEntry& output);
+  const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  static WeightForm form_of_tiles(const std::vector<Piece>& pieces);
+  static void read_tile_scales_of(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
+  void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
+  void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
+  void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
+                      std::span<std::byte> out);
+  std::span<const std::byte> turned_matrix(const Piece& piece, int64_t matrix);
+
+  std::filesystem::path folder_;
+  UnchangedFiles seen_;  // beside the weights
+  ArchitectureConfig config_;
+  bool block_fp8_ = false;  // by quantization_config
+  SafetensorsFolder files_;
+  std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
+  std::vector<ArchitectureTensor> tensors_;
+  std::map<std::string, std::vector<Piece>> pieces_;        // by parameter, in the order of its rows
+  std::map<std::string, const SafetensorsEntry*> entries_;  // by the name that ArchitectureTensor has
+  const SafetensorsEntry* turned_ = nullptr;                // the tensor of which turned_bytes_ is a matrix with rows and columns exchanged
+  int64_t turned_matrix_ = -1;
+  std::vector<std::byte> turned_bytes_;
+};
+
+// Reads the files that go with a model (kTokenizerFiles). Throws Error(usage) or Error(data) for a config.json or generation_config.json
+// whose special tokens an export, eval or generate could not read.
+std::vector<TokenizerFile> tokenizer_files(HfWeights& weights);
+
+// Returns whether a folder given by a user is of Hugging Face's form.
+bool is_hf_folder(const std::filesystem::path& folder);
+
+// Returns the text of a file in a model's folder. Throws Error(usage) if there is none.
+std::string hf_file(const std::filesystem::path& folder, const std::string& name);
+
+}  // namespace mantissa

@@ -1,0 +1,108 @@
+// The decoder-only, pre-norm transformer with every option of ModelConfig. Qwen3, Llama and GPT-2 shapes are settings of this one class.
+#pragma once
+
+#include <deque>
+#include <limits>
+#include <variant>
+#include <vector>
+
+#include "models/model_shape.h"
+#include "nn/moe.h"
+
+namespace mantissa {
+
+struct GptOptions {
+  Recompute recompute = Recompute::none;
+  bool gradients = true;           // its ranks hold this model together
+  Mesh mesh{};                     // in a global batch: each has its share of the auxiliary losses of routers
+  int64_t micro_batches = 1;       // in a global batch: each has its share of the auxiliary losses of routers
+  bool quantized_dispatch = true;  // dispatches tokens to experts as codes where GEMMs there read codes
+  ExpertGradients expert_gradients = ExpertGradients::summed;
+};
+
+// Rows of tokens with what belongs to them; all are i32 tensors [batch * length].
+struct TokenBatch {
+  int64_t batch;
+  Tensor tokens, positions;
+  Tensor segment_starts;  // undefined: attention sees the whole past
+  // Tokens of each row; the rest of it is padding: no expert takes it, and no loss, statistic or limit of experts counts it. Empty: there
+  // is none.
+  std::vector<int32_t> lengths = {};
+
+  int64_t padded() const;  // how many tokens are padding
+};
+
+class Gpt {
+ public:
+  // Adds all parameters of model_shape(config), stored and multiplied as the plan says, and allocates them, uninitialized.
+  // config.vocab_size must be set. Throws Error(internal) otherwise and for the plan of another model, Error(usage) for an output
+  // projection that cannot be quantized as asked for (precision.fp8_output_proj).
+  Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, const GptOptions& options);
+  Gpt(const Gpt&) = delete;
+  Gpt& operator=(const Gpt&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+  ParameterSet& parameters() { return parameters_; }
+  Backend& device() const { return device_; }
+  Dtype compute() const { return compute_; }
+
+  // Returns the sum of the losses of targets (>= 0) divided by target_count, one fp64. Under a Tape::Scope it can be differentiated; the
+  // gradients include those of the auxiliary losses of routers. With statistics, it records what each router did, and experts take as many
+  // tokens as their capacity, as in training; without, they take all. All ranks that share experts call it together, as they do logits().
+  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics = nullptr);
+  // Joins the collectives of loss() on ranks that share experts, with zero tokens and without gradients.
+  void join_expert_collectives() const;
+  // Returns what each target adds to the loss, [batch * length] of stats: minus the logarithm of its probability, 0 where there is no
+  // target. Records no gradients.
+  Tensor target_losses(const TokenBatch& batch, const Tensor& targets);
+  // Returns logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
+  Tensor logits(const TokenBatch& batch);
+
+  // Generate. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); next_logits() returns the logits of the last
+  // one, [padded vocabulary] fp32, and throws Error(internal) if the cache cannot hold them. A cache has room for so many positions, at
+  // most for max_position_embeddings.
+  std::vector<KeyValueCache> new_cache(int64_t positions = std::numeric_limits<int64_t>::max()) const;
+  Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
+  // Like the other next_logits(), for several sequences, each with one token more: returns [sequences, padded vocabulary], to the bits that
+  // each has alone.
+  Tensor next_logits(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
+
+ private:
+  struct Block {
+    NormLayer attn_norm;
+    Attention attn;
+    NormLayer mlp_norm;
+    std::variant<Mlp, Moe> mlp;
+  };
+  std::variant<Mlp, Moe> mlp_of(int64_t index, const PrecisionPlan& plan);
+  void add_block(int64_t index, const PrecisionPlan& plan);
+  Dtype logits_dtype() const;
+  TensorParallel context(const TokenBatch& batch) const;  // context of the embedding and the output projection
+  Tensor own_tokens(const Tensor& rows) const;
+  Tensor router_mask(const TokenBatch& batch) const;
+  Tensor last_row(const Tensor& x) const;
+  // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
+  Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
+  Tensor next_logits_of(const Tensor& rows) const;
+  Var embed(const TokenBatch& batch);
+  Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
+  Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]
+  Tensor project(const Tensor& hidden, const TensorParallel& at) const;         // logits, of the whole vocabulary
+  Tensor rope_table(int64_t positions);                                         // for at least so many positions; undefined if not rotary
+
+  ModelConfig config_;
+  Backend& device_;
+  Dtype compute_;
+  GptOptions options_;
+  HeadLayout layout_;
+  ParameterSet parameters_;
+  Parameter* embed_ = nullptr;
+  Parameter* position_ = nullptr;
+  std::deque<Block> blocks_;
+  std::optional<NormLayer> final_norm_;
+  Parameter* output_ = nullptr;  // the embedding if tied
+  Recipe output_recipe_;
+  Tensor rope_table_;  // [positions, head_dim] fp32: cos | sin; grows with the sequences up to max_position_embeddings
+};
+
+}  // namespace mantissa

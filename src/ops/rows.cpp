@@ -1,0 +1,132 @@
+#include "mantissa/backend/functions.h"
+#include "ops/exchange.h"
+#include "ops/ops.h"
+
+namespace mantissa {
+
+Var add(const Var& a, const Var& b) {
+  Tensor out = empty_like(a.value());
+  out.device().run(Add{.a = a.value(), .b = b.value(), .out = out});
+  return record("add", out, {a, b}, [](const Tensor& dy) { return std::vector<Tensor>{dy, dy}; });
+}
+
+Var convert(const Var& x, Dtype dtype) {
+  const Dtype before = x.value().dtype();
+  if (before == dtype) return x;
+  return record("convert", converted(x.value(), dtype), {x},
+                [before](const Tensor& dy) { return std::vector<Tensor>{converted(dy, before)}; });
+}
+
+namespace {
+
+void require_token_ids(const Tensor& ids, const TensorParallel& tp) {
+  require(tp.split != Split::row_parallel, "embedding: a table is split by rows");
+  require(!by_tokens(tp) || ids.elements() == tp.tokens, "embedding: ", ids.elements(), " ids of ", tp.tokens, " tokens");
+}
+
+TableRows table_rows(const Tensor& table, const TensorParallel& tp) {
+  if (!shared(tp)) return {};
+  return {.first = table.dim(0) * tp.group.rank(), .rows = table.dim(0) * tp.group.size()};
+}
+
+}  // namespace
+
+Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
+  require_token_ids(ids, tp);
+  const Tensor& table = weight.value();
+  const TableRows part = table_rows(table, tp);
+  Tensor out = empty(table.device(), table.dtype(), {ids.elements(), table.dim(1)});
+  table.device().run(EmbeddingForward{.ids = ids, .weight = table, .out = out, .part = part});
+  if (shared(tp)) out = summed(tp, out, {}, out.dtype());  // all ranks but one add zeros
+  if (!recording({weight})) return Var(out);
+  return record("embedding", out, {weight}, [ids, part, tp, leaf = &weight.trained_leaf("embedding")](const Tensor& dy) {
+    const Tensor rows = gathered_rows(tp, dy);
+    const auto [dweight, accumulate] = leaf->target();
+    dy.device().run(EmbeddingBackward{.ids = ids, .dy = rows, .dweight = dweight, .accumulate = accumulate, .part = part});
+    return std::vector<Tensor>(1);
+  });
+}
+
+namespace {
+
+Tensor row_stats(const Tensor& x) { return empty(x.device(), stats_dtype(x.dtype()), {x.shape().rows()}); }
+
+}  // namespace
+
+Var rms_norm(const Var& x, const Var& weight, double eps) {
+  const Tensor& value = x.value();
+  Tensor y = empty_like(value), rstd = row_stats(value);
+  value.device().run(RmsNormForward{.x = value, .weight = weight.value(), .y = y, .rstd = rstd, .eps = eps});
+  if (!recording({x, weight})) return Var(y);
+  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = &weight.trained_leaf("rms_norm"), rstd](const Tensor& dy) {
+    Tensor dx = empty_like(dy);
+    const auto [dweight, accumulate] = leaf->target();
+    dy.device().run(
+        RmsNormBackward{.x = value, .weight = w, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight, .accumulate = accumulate});
+    return std::vector<Tensor>{dx, {}};
+  });
+}
+
+Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
+  const Tensor& value = x.value();
+  Tensor y = empty_like(value), mean = row_stats(value), rstd = row_stats(value);
+  value.device().run(
+      LayerNormForward{.x = value, .weight = weight.value(), .y = y, .mean = mean, .rstd = rstd, .eps = eps, .bias = bias.value()});
+  if (!recording({x, weight, bias})) return Var(y);
+  return record(
+      "layer_norm", y, {x, weight, bias},
+      [value, w = weight.value(), leaf = &weight.trained_leaf("layer_norm"), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
+        Tensor dx = empty_like(dy);
+        const auto [dweight, accumulate] = leaf->target();
+        const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
+        dy.device().run(LayerNormBackward{.x = value,
+                                          .weight = w,
+                                          .mean = mean,
+                                          .rstd = rstd,
+                                          .dy = dy,
+                                          .dx = dx,
+                                          .dweight = dweight,
+                                          .accumulate = accumulate,
+                                          .dbias = dbias});
+        return std::vector<Tensor>{dx, {}, {}};
+      });
+}
+
+namespace {
+
+// Returns the output as a Var that later operations save as a value, or as the means to recompute it.
+Var kept(Var out, Keep keep, std::function<Tensor()> forward) {
+  return keep == Keep::value ? out : rebuilt_on_demand(std::move(out), std::move(forward));
+}
+
+}  // namespace
+
+Var swiglu(const Var& x, Keep keep, double limit) {
+  const auto forward = [value = x.value(), limit] {
+    Tensor out = empty(value.device(), value.dtype(), {value.dim(0), value.dim(1) / 2});
+    value.device().run(SwiGluForward{.x = value, .out = out, .limit = limit});
+    return out;
+  };
+  Var out = record("swiglu", forward(), {x}, [value = x.value(), limit](const Tensor& dy) {
+    Tensor dx = empty_like(value);
+    dy.device().run(SwiGluBackward{.x = value, .dy = dy, .dx = dx, .limit = limit});
+    return std::vector<Tensor>{dx};
+  });
+  return kept(std::move(out), keep, forward);
+}
+
+Var gelu(const Var& x, GeluForm form, Keep keep) {
+  const auto forward = [value = x.value(), form] {
+    Tensor out = empty_like(value);
+    value.device().run(GeluForward{.x = value, .out = out, .form = form});
+    return out;
+  };
+  Var out = record("gelu", forward(), {x}, [value = x.value(), form](const Tensor& dy) {
+    Tensor dx = empty_like(value);
+    dy.device().run(GeluBackward{.x = value, .dy = dy, .dx = dx, .form = form});
+    return std::vector<Tensor>{dx};
+  });
+  return kept(std::move(out), keep, forward);
+}
+
+}  // namespace mantissa

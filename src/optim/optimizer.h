@@ -1,0 +1,86 @@
+// AdamW over the shards of a model, with the global gradient norm and its clipping. It owns the fp32 masters and both moments.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/config/run_config.h"
+#include "optim/step_control.h"
+
+namespace mantissa {
+
+class Optimizer {
+ public:
+  // The moments start at 0 and the masters undefined: initialize() or store_masters() comes before the first update. The set must be
+  // allocated with gradients and outlive the optimizer. Among several ranks this one owns its Shards; all ranks then call initialize(),
+  // store_masters() and update() together.
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, int64_t bucket_bytes = Shards::kBucketBytes);
+  Shards& shards() { return shards_; }
+  const Shards& shards() const { return shards_; }
+
+  // Draws the initial masters, and makes values and codes from them.
+  void initialize(uint64_t seed);
+  // Makes values and codes from masters that were written from outside.
+  void store_masters();
+
+  // Makes update number updates() + 1, unless it is skipped: gradients are reduced to their owners, and forward's weights are gathered. The
+  // norm is that of all gradients, summed in fp64 per 32 rows, then in the order of the parameters; it is NaN or Inf if and only if an
+  // element is. Decay applies to parameters of two or more dimensions. Everything is decided on the device. The host waits for it once, for
+  // the result; among several ranks also before, for what they tell each other.
+  UpdateResult update(double lr, const StepLosses& losses);
+
+  // Counts the updates of the parameters; the bias corrections follow it.
+  int64_t updates() const { return updates_; }
+  void set_updates(int64_t updates) { updates_ = updates; }
+
+  // A shard with its fp32 state, in its shape; the master is the value where that is fp32.
+  struct State {
+    ParameterShard shard;
+    Tensor master, first_moment, second_moment;
+  };
+  const std::vector<State>& states() const { return states_; }  // in the order of the parameters, then of the rows
+
+  // Returns "layers.0.mlp.down.weight[3, 5] = nan" for the first element of a gradient, or of a weight as forward reads it, in the own
+  // shards that is not finite; "" if all are. Parameter and row of the shard order what several ranks found.
+  struct Nonfinite {
+    std::string text = {};
+    size_t parameter = std::numeric_limits<size_t>::max();
+    int64_t row = 0;
+  };
+  Nonfinite first_nonfinite_gradient() const;
+  Nonfinite first_nonfinite_weight() const;
+
+ private:
+  void allocate();
+  Nonfinite first_found(const std::function<std::string(const State&)>& search) const;
+  void make_report(const StepLosses& losses);
+  void report_to_ranks(const StepLosses& losses, FinishGradients& finish, UpdateResult& result);
+  void finish_gradients(double lr, const StepLosses& losses, UpdateResult& result);
+  void apply();
+  void apply_to(const State& state);
+
+  ParameterSet& parameters_;
+  Shards shards_;
+  OptimizerConfig config_;
+  int64_t updates_ = 0;
+  std::vector<State> states_;
+  int64_t row_blocks_ = 0;  // 32 rows each, of the own parts in the order of the parameters
+  Tensor step_;             // StepValue
+
+  // Values that the host reads of a step, fp64, in one tensor: one download has any run of these.
+  struct Report {
+    Tensor all;
+    Tensor outcome;   // StepOutcome
+    Tensor figures;   // StepLosses::figures
+    Tensor flag;      // ParameterSet::nonfinite()
+    Tensor losses;    // StepLosses::losses
+    Tensor partials;  // squared norms of row blocks
+  };
+  Report report_;
+};
+
+}  // namespace mantissa
