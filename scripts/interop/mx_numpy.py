@@ -1,17 +1,14 @@
-#!/usr/bin/env python3
-"""Reads safetensors folders and decodes MX tensors in NumPy, from the documents of the formats and not from mantissa's code.
-
-    .venv-interop/bin/python scripts/interop/mx_numpy.py tests/golden      holds the decoders against golden vectors (.mxg)
-"""
+"""Reads safetensors folders and decodes the MX tensors in them by the package python/mantissa_formats."""
 import json
 import struct
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-BLOCK = 32
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+from mantissa_formats import BLOCK, decode_elements, decode_scales  # noqa: E402
+
 BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1}
 
 
@@ -57,40 +54,23 @@ class Folder:
         return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32).reshape(shape)
 
 
-def eight_bits(codes, exponent_bits, mantissa_bits, bias):
-    """Values of sign, exponent and mantissa, as float64; no special codes."""
-    magnitude = codes.astype(np.int64) & ((1 << (exponent_bits + mantissa_bits)) - 1)
-    exponent, mantissa = magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1)
-    normal = np.ldexp(1.0 + mantissa / (1 << mantissa_bits), exponent - bias)
-    subnormal = np.ldexp(mantissa / (1 << mantissa_bits), 1 - bias)
-    value = np.where(exponent > 0, normal, subnormal)
-    return np.where(codes >> (exponent_bits + mantissa_bits) & 1, -value, value)
-
-
 def e4m3(codes):
-    return np.where(codes & 0x7F == 0x7F, np.nan, eight_bits(codes, 4, 3, 7))
+    return decode_elements(codes, "e4m3")
 
 
 def e5m2(codes):
-    value = eight_bits(codes, 5, 2, 15)
-    special = np.where(codes & 3, np.nan, np.where(codes & 0x80, -np.inf, np.inf))
-    return np.where(codes >> 2 & 31 == 31, special, value)
+    return decode_elements(codes, "e5m2")
 
 
 def e2m1(packed):
     """[..., n] bytes to [..., 2n] values, the low nibble first."""
-    nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
-    return eight_bits(nibbles, 2, 1, 1)
-
-
-def e8m0(codes):
-    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+    return decode_elements(packed, "e2m1")
 
 
 def scaled(values, scales):
     """Values [..., n] times E8M0 codes [..., n / 32], rounded once to fp32."""
     with np.errstate(over="ignore"):
-        return (values * np.repeat(e8m0(scales), BLOCK, -1)).astype(np.float32)
+        return (values * np.repeat(decode_scales(scales), BLOCK, -1)).astype(np.float32)
 
 
 PACKED = {".weight_packed": (".weight_scale", e2m1), ".weight": (".weight_scale", e4m3), "_blocks": ("_scales", e2m1)}
@@ -121,43 +101,3 @@ def split_name(name):
     if name.endswith("_blocks"):
         return name.removesuffix("_blocks"), "_blocks"
     return name.rpartition(".")[0], "." + name.rpartition(".")[2]
-
-
-def golden(path):
-    """One case of tests/golden: element values, scale codes by element, dequantized fp32."""
-    raw = path.read_bytes()
-    magic, version, fmt, mode, dtype, orient, rows, columns, flags, scales, codes, _, crc = struct.unpack("<4s12I", raw[:52])
-    payload, start = raw[64:], rows * columns * (2 if dtype == 0 else 4)
-    assert magic == b"MXG1" and version == 1 and zlib.crc32(payload) == crc, path
-    scale = np.frombuffer(payload, np.uint8, scales, start).reshape(((rows, columns // BLOCK), (rows // BLOCK, columns), (rows // BLOCK, columns // BLOCK))[orient])
-    code = np.frombuffer(payload, np.uint8, codes, start + scales).reshape(rows, -1)
-    if not flags & 1:
-        return None
-    if orient:
-        scale = np.repeat(scale, BLOCK, 0)
-    if orient != 1:
-        scale = np.repeat(scale, BLOCK, 1)
-    dequantized = np.frombuffer(payload, np.float32, rows * columns, start + scales + codes).reshape(rows, columns)
-    value = (e4m3, e5m2, e2m1)[fmt](code)
-    return (np.where(value == 0, 0.0, value) if mode == 2 else value), scale, dequantized  # flashinfer knows no -0
-
-
-def main():
-    compared = 0
-    for path in sorted(Path(sys.argv[1]).glob("*.mxg")):
-        case = golden(path)
-        if case is None:
-            continue
-        value, scale, expected = case
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = (value * e8m0(scale)).astype(np.float32)
-        same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-        if not same.all():
-            sys.exit(f"{path.name}: {np.count_nonzero(~same)} of {same.size} values differ")
-        compared += same.size
-    print(f"mx_numpy: {compared} values equal")
-    sys.exit(compared == 0)
-
-
-if __name__ == "__main__":
-    main()
