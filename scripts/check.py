@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired words; quotations
 in the lists of faults in tests/faults; the budget of building and testing (record_times.py); and the documents: commands, options, links,
-the length of the README (check_documents.py).
+the length of the README, pictures (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import record_times
-from check_documents import check_documents, check_drawing, run_documents
+from check_documents import check_documents, check_drawing, check_pictures, run_documents
 from retired_words import RETIRED, SPEAK_OF_RETIRED_WORDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ["base", "formats", "json", "text", "tensor", "backend", "comm", "job", ("autograd", "precision", "io", "data"), "ops", "nn", "models", "config", "optim",
           "checkpoint", ("hf", "metrics"), "plan", "train", "tools"]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)}
+
+
+def layer_ranks():
+    """LAYERS with a list for every rank, also of a single layer."""
+    return [[names] if isinstance(names, str) else list(names) for names in LAYERS]
+
+
 
 MAX_FILE_LINES = 600
 LONG_FILES = {"include/mantissa/backend/backend.h"}  # the table of contents
@@ -317,7 +324,8 @@ def main():
     check_types(texts, findings)
     check_documents(args.binary, findings)
     drawing = (ROOT / "docs/architecture.md").read_text()
-    check_drawing(drawing, [[names] if isinstance(names, str) else names for names in LAYERS], findings)
+    check_drawing(drawing, layer_ranks(), findings)
+    check_pictures(layer_ranks(), findings)
     for line in findings.lines:
         print(line)
     print(f"{len(findings.lines)} findings; {len(product_lengths)} functions in the product")

@@ -1,5 +1,5 @@
 """The checks of scripts/check.py in README.md, CONTRIBUTING.md and docs/: commands, options, configuration keys, links and anchors, the
-length of the README, and that docs/cli.md names exactly the options of the program. Also runs the blocks marked "sh runnable".
+length of the README, pictures, and that docs/cli.md names exactly the options of the program. Also runs the blocks marked "sh runnable".
 """
 import json
 import os
@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -174,6 +176,19 @@ def check_drawing(page, layers, findings):
     if [(words[0], words[1] == "|") for words in drawn] != real:
         names = " ".join(name + (" |" if sibling else "") for name, sibling in real)
         findings.add("docs/architecture.md", 1, f"the drawing of the layers is not that of check.py: {names}")
+
+
+def check_pictures(layers, findings):
+    """Every picture in docs/pictures is what scripts/pictures.py draws. layers: lowest first, a list for each rank."""
+    try:
+        drawn = pictures.pictures(layers)
+    except KeyError as error:
+        findings.add("scripts/pictures.py", 1, f"{error} has no note")
+        return
+    committed = {path.name: path.read_text() for path in sorted(pictures.FOLDER.glob("*.svg"))}
+    for name in sorted(drawn.keys() | committed.keys()):
+        if drawn.get(name) != committed.get(name):
+            findings.add(f"docs/pictures/{name}", 1, "is not what scripts/pictures.py draws: run it")
 
 
 def check_readme(texts, findings):

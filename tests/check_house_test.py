@@ -234,6 +234,15 @@ class Documents(unittest.TestCase):
         self.assertEqual(self.drawing("base   errors\nio   |  files\ndata |  tokens\ntools  commands\n"), 1)
         self.assertEqual(self.drawing(""), 1)
 
+    def test_pictures_are_those_that_the_script_draws(self):
+        findings = check.Findings()
+        documents.check_pictures(check.layer_ranks(), findings)
+        self.assertEqual(findings.lines, [])
+        documents.check_pictures(check.layer_ranks()[1:], findings)
+        self.assertEqual(findings.lines, ["docs/pictures/layers.svg:1: is not what scripts/pictures.py draws: run it"])
+        documents.check_pictures([["unknown"]], findings)
+        self.assertEqual(len(findings.lines), 2)
+
     def readme(self, text):
         findings = check.Findings()
         documents.check_readme({Path("README.md"): text, Path("CONTRIBUTING.md"): "", Path("docs/a.md"): ""}, findings)
