@@ -4,7 +4,7 @@ in the lists of faults in tests/faults; the budget of building and testing (reco
 the length of the README, pictures (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
-    scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
+    scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", each page in a temporary folder
 
 Prints one line per finding, as file:line: text; exit 1 if there is any.
 """

@@ -247,20 +247,27 @@ def check_documents(binary, findings):
 
 
 def runnable_blocks(texts):
-    """The lines of all blocks, those of the README first, because the pages use the runs that it makes."""
-    blocks = {path: [block for info, _, block in fenced_blocks(text) if info == "sh runnable"] for path, text in texts.items()}
+    """Lines of the blocks marked "sh runnable", by page; pages without one are left out."""
+    blocks = {path: [line for info, _, block in fenced_blocks(text) if info == "sh runnable" for line in block] for path, text in texts.items()}
     if not blocks[Path("README.md")]:
         sys.exit("README.md has no block marked 'sh runnable'")
-    return [line for of_page in blocks.values() for block in of_page for line in block]
+    return {path: lines for path, lines in blocks.items() if lines}
 
 
-def run_documents(binary, files):
-    """Runs the blocks marked runnable in one shell, in a folder of links to the project's files, so that nothing stays behind."""
-    script = "\n".join(runnable_blocks(documents()))
+def run_page(lines, binary, files):
+    """Runs the lines in one shell, in a folder of links to the project's files, so that nothing stays behind. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="mantissa-readme-") as folder:
         for top in {path.parts[0] for path in files}:
             (Path(folder) / top).symlink_to(ROOT / top)
         bin_folder = Path(folder) / "build/release/bin"
         bin_folder.mkdir(parents=True)
         (bin_folder / "mantissa").symlink_to(Path(binary).resolve())
-        return subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=folder).returncode
+        return subprocess.run(["bash", "-euxo", "pipefail", "-c", "\n".join(lines)], cwd=folder).returncode
+
+
+def run_documents(binary, files):
+    """Runs the blocks of each page in a folder of its own: every page stands alone. Returns 1 if a page fails."""
+    failed = [str(path) for path, lines in runnable_blocks(documents()).items() if run_page(lines, binary, files)]
+    for path in failed:
+        print(f"{path}: a block marked 'sh runnable' fails")
+    return 1 if failed else 0

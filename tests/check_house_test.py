@@ -285,13 +285,14 @@ class Documents(unittest.TestCase):
             documents.check_documents(None, findings)
         return [line for line in findings.lines if line.startswith("docs/more.md")]
 
-    def test_runnable_blocks_of_the_readme_come_first(self):
+    def test_runnable_blocks_are_gathered_by_page(self):
         def block(text):
             return f"```sh runnable\n{text}\n```\n```sh\nleft out\n```\n"
 
-        self.assertEqual(documents.runnable_blocks({Path("README.md"): block("a"), Path("docs/a.md"): block("b") + block("c")}), ["a", "b", "c"])
+        readme, page, other = Path("README.md"), Path("docs/a.md"), Path("docs/b.md")
+        self.assertEqual(documents.runnable_blocks({readme: block("a"), page: block("b") + block("c"), other: "words\n"}), {readme: ["a"], page: ["b", "c"]})
         with self.assertRaises(SystemExit):
-            documents.runnable_blocks({Path("README.md"): "", Path("docs/a.md"): block("b")})
+            documents.runnable_blocks({readme: "", page: block("b")})
 
 
 if __name__ == "__main__":

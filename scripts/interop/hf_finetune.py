@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tunes a model of transformers on conversations as docs/fine-tuning.md does, and lets transformers answer with the export.
+"""Fine-tunes a model of transformers on conversations as docs/huggingface.md does, and lets transformers answer with the export.
 
     .venv-interop/bin/python scripts/interop/hf_finetune.py --mantissa build/release/bin/mantissa [--small]
 

@@ -29,7 +29,7 @@ RULES = ("floor", "rceil", "even", "ceil")
 
 
 def block_scale(amax, fmt, rule):
-    """The scale codes of fp32 amax, by the rules of docs/formats.md."""
+    """The scale codes of fp32 amax, by the rules of docs/precision.md."""
     bits = amax.astype(np.float32).view(np.uint32).astype(np.int64)
     fraction, exponent = bits & 0x7FFFFF, bits >> 23
     kept = {

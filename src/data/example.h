@@ -6,7 +6,7 @@
 //   {"messages": [{"role": "user", "content": "..."}, ...]}   a conversation; what the assistant says is trained (chat_template.h)
 //
 // Special tokens that text, prompt and completion spell are these tokens; in the contents of messages they are text like any other
-// (docs/fine-tuning.md, Special tokens).
+// (docs/huggingface.md, Special tokens).
 //
 // A message has role (system, only first; user; assistant), content and, of the assistant, thinking or reasoning_content, as templates for
 // which it exists call it. Null is as good as absent, tools are refused by name, other keys of an object are ignored. All objects of a file

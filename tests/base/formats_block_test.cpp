@@ -161,7 +161,7 @@ TEST(Block, ZeroesKeepTheirSigns) {
   }
 }
 
-// The table of docs/formats.md says so, too, beside what others do.
+// The table of docs/precision.md says so, too, beside what others do.
 TEST(Block, IsOursWhereOtherProgramsDiffer) {
   // torchao's RCEIL and ModelOpt, which take a logarithm in fp32, have 2: a bit above 448 * 2^-125.
   EXPECT_EQ(block_scale<E4M3>(0x05600000U, ScaleRule::rceil), 2);

@@ -26,8 +26,9 @@ for package in mantissa:program mantissa-dev:development; do
 done
 
 pages=$(grep -o '](docs/[a-z-]*\.md)' "$share/doc/mantissa/README.md" | tr -d '()]')
-[ "$(wc -w <<<"$pages")" -gt 10 ] || wrong "pages that the README links to: $pages"
+[ "$(wc -w <<<"$pages")" -ge 10 ] || wrong "pages that the README links to: $pages"
 for page in $pages; do [ -f "$share/doc/mantissa/$page" ] || wrong "$page is missing beside the README"; done
+[ -f "$share/doc/mantissa/docs/pictures/weight.svg" ] || wrong "the picture of the README is missing"
 
 commands=$("$mantissa" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
 [ "$(wc -w <<<"$commands")" -gt 10 ] || wrong "subcommands: $commands"
