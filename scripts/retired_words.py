@@ -2,7 +2,7 @@
 import re
 
 SPEAK_OF_RETIRED_WORDS = {"check_house_test.py", "retired_words.py"}
-OLD_KEYS = r"^((load_config|run_config_test)\.cpp|CHANGELOG\.md)$"  # where old keys are refused, and said to be
+OLD_KEYS = r"^((load_config|run_config_test)\.cpp)$"  # where old keys are refused, and said to be
 
 
 def word(pattern, advice, allowed=None):
