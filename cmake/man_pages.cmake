@@ -20,7 +20,7 @@ endfunction()
 
 file(REMOVE_RECURSE ${OUTPUT})
 file(MAKE_DIRECTORY ${OUTPUT})
-write_page(mantissa "trainer for GPT models on CPUs" ${PROGRAM})
+write_page(mantissa "trainer for GPT models in MXFP8 and MXFP4" ${PROGRAM})
 foreach(line ${commands})
   if(NOT line MATCHES "^  ([a-z]+) +(.*)$")
     message(FATAL_ERROR "mantissa --help: no subcommand and its summary: ${line}")
