@@ -109,7 +109,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
   final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), options_.mesh);
   output_ = output ? &parameters_.add(weight_of(*output, normal, ranks)) : embed_;
-  output_recipe_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
+  output_operands_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
   parameters_.allocate(device, stats_dtype(compute_), options.gradients);
 }
 
@@ -214,7 +214,7 @@ Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp
 
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics) {
   return cross_entropy(hidden(batch, statistics), output_->weight(), targets,
-                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
+                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_operands_,
                        context(batch));
 }
 
@@ -222,8 +222,8 @@ Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
   const Tape::Scope paused(nullptr);
   const Tensor losses = empty(device_, stats_dtype(compute_), {targets.elements()});
   cross_entropy(hidden(batch), output_->weight(), targets,
-                {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses}, output_recipe_,
-                context(batch));
+                {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses},
+                output_operands_, context(batch));
   return losses;
 }
 
@@ -235,7 +235,7 @@ void Gpt::join_expert_collectives() const {
 }
 
 Tensor Gpt::project(const Tensor& hidden, const TensorParallel& at) const {
-  return linear_fprop(hidden, output_->weight(), logits_dtype(), output_recipe_, at);
+  return linear_fprop(hidden, output_->weight(), logits_dtype(), output_operands_, at);
 }
 
 Tensor Gpt::logits(const TokenBatch& batch) {

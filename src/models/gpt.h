@@ -101,7 +101,7 @@ class Gpt {
   std::deque<Block> blocks_;
   std::optional<NormLayer> final_norm_;
   Parameter* output_ = nullptr;  // the embedding if tied
-  Recipe output_recipe_;
+  LinearOperands output_operands_;
   Tensor rope_table_;  // [positions, head_dim] fp32: cos | sin; grows with the sequences up to max_position_embeddings
 };
 

@@ -65,7 +65,7 @@ std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, const Mode
 }
 
 Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh)
-    : recipe_(module.recipe), mesh_(mesh), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, mesh.ranks()))) {
+    : operands_(module.recipe), mesh_(mesh), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, mesh.ranks()))) {
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 

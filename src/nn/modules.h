@@ -27,11 +27,11 @@ class Linear {
   Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh = {});
   // Maps [N, in] to [N, out], or this rank's share of either. tokens: N over all ranks.
   Var forward(const Var& x, int64_t tokens) const {
-    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, tensor_parallel(mesh_, weight_->sharding.split, tokens));
+    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), operands_, tensor_parallel(mesh_, weight_->sharding.split, tokens));
   }
 
  private:
-  Recipe recipe_;
+  LinearOperands operands_;
   Mesh mesh_;
   Parameter* weight_;
   Parameter* bias_ = nullptr;

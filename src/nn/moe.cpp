@@ -17,15 +17,6 @@ void add(const Tensor& logits, const Routing& routing, const RoutingRule& rule, 
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
 }
 
-bool rounds_at_random(const SimulatedOperands& simulated) {
-  const auto at_random = [](const Simulation& how) { return how && how.rounding == Rounding::stochastic; };
-  return at_random(simulated.weight) || at_random(simulated.input) || at_random(simulated.output_grad);
-}
-
-MlpOptions shared_mlp_options(const MoeOptions& options) {
-  return {.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit};
-}
-
 }  // namespace
 
 Tensor RouterStatistics::next(Backend& device, int64_t experts) {
@@ -38,24 +29,28 @@ Tensor RouterStatistics::next(Backend& device, int64_t experts) {
   return figures_.slice(passes_ - 1, passes_).view({experts + kLosses});
 }
 
-int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
-
 Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh)
     : options_(options),
       mesh_(mesh),
-      multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
       router_(set, plan.of(path + ".router"), options.init_std, mesh),
       gate_up_(grouped_weight(set, plan.of(path + ".experts.gate_up"), options.init_std)),
-      down_(grouped_weight(set, plan.of(path + ".experts.down"), options.down_init_std)) {
+      down_(grouped_weight(set, plan.of(path + ".experts.down"), options.down_init_std)),
+      multiple_(std::max({int64_t{32}, gate_up_.operands.block, down_.operands.block})) {
   const ModuleShape& router = plan.of(path + ".router").module;
   if (router.buffer > 0) expert_bias_ = &set.add_buffer({.name = router.buffer_name, .shape = {router.buffer}});
   if (!plan.find(path + ".shared.down")) return;
-  shared_.emplace(set, plan, path + ".shared", shared_mlp_options(options), mesh);
+  const MlpOptions shared{
+      .gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit};
+  shared_.emplace(set, plan, path + ".shared", shared, mesh);
 }
 
-Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const {
+Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) {
+  const SimulatedOperands& simulated = module.recipe.simulated;
+  for (const Simulation& how : {simulated.weight, simulated.input, simulated.output_grad}) {
+    if (how && numbered_ != Rounding::stochastic) numbered_ = how.rounding;
+  }
   const Init init{.constant = 0.0, .std = init_std};
-  GroupedWeight out{.recipe = module.recipe, .weight = &set.add(weight_of(module, init, mesh_.ranks(), options_.expert_gradients))};
+  GroupedWeight out{.operands = module.recipe, .weight = &set.add(weight_of(module, init, mesh_.ranks(), options_.expert_gradients))};
   if (module.module.bias > 0) out.bias = &set.add(bias_of(module, mesh_.ranks(), options_.expert_gradients));
   return out;
 }
@@ -78,17 +73,15 @@ Var Moe::forward(const Var& x, const SequenceContext& context, int64_t capacity,
 
 Dispatch Moe::dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const {
   Dispatch out = dispatch(experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
-  const bool at_random = rounds_at_random(gate_up_.recipe.simulated) || rounds_at_random(down_.recipe.simulated);
-  if (gate_up_.recipe.simulated.any() || down_.recipe.simulated.any())
-    number_rows(out, at_random ? Rounding::stochastic : Rounding::nearest);
+  if (numbered_) number_rows(out, *numbered_);
   return out;
 }
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
-  const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.recipe,
+  const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.operands,
                                       {.keep = options_.keep, .as_codes = options_.quantized_dispatch, .limit = options_.limit},
                                       {.group = mesh_.tensor, .split = Split::column_parallel});
-  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe,
+  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.operands,
                          {.group = mesh_.tensor, .split = Split::row_parallel});
 }
 

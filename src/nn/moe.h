@@ -40,9 +40,6 @@ class RouterStatistics {
   Tensor figures_;
 };
 
-// Returns the multiple to which the rows of an expert are padded, so that groups begin at whole blocks of both GEMMs.
-int64_t row_multiple(const Recipe& gate_up, const Recipe& down);
-
 class Moe {
  public:
   // Adds path.router and path.experts.gate_up and .down, each with its bias where the plan has one, and, where the plan has them,
@@ -60,21 +57,22 @@ class Moe {
 
  private:
   struct GroupedWeight {  // a grouped weight of experts, and its bias
-    Recipe recipe;
+    LinearOperands operands;
     Parameter* weight;
     Parameter* bias = nullptr;
     Var bias_var() const { return bias ? bias->var() : Var(); }
   };
-  GroupedWeight grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const;
+  GroupedWeight grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std);
   Dispatch dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const;
   Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
 
   MoeOptions options_;
   Mesh mesh_;
-  int64_t multiple_;  // rows of experts are padded to it
+  std::optional<Rounding> numbered_ = {};  // of simulated operands, for which number_rows() is called
   Linear router_;
   const Buffer* expert_bias_ = nullptr;
   GroupedWeight gate_up_, down_;
+  int64_t multiple_;  // rows of an expert are padded to it, so that groups begin at whole blocks of both GEMMs
   std::optional<Mlp> shared_;
 };
 

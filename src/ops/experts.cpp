@@ -1,6 +1,7 @@
 #include "ops/experts.h"
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <utility>
 
@@ -43,23 +44,7 @@ Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bi
   return out;
 }
 
-// Dispatches tokens. Where groups usually have this many rows, the library of a GPU multiplies one group after the other (gemm_path.h). The
-// host must then know where they end: it reads that once a dispatch.
-Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
-                  ExpertGradients gradients) {
-  if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);
-  Dispatch out = dispatch_here(experts, num_experts, multiple, capacity);
-  const int64_t usual_rows = ceil_div(experts.elements(), num_experts);
-  const bool for_library = experts.device().gemm_device().library > 0 && usual_rows >= kRowsForLibrary;
-  if (!for_library || gradients != ExpertGradients::summed) return out;
-  const std::vector<int32_t> ends = to_host<int32_t>(out.offsets);
-  out.host = std::make_shared<const HostGroups>(HostGroups{.offsets = {ends.begin(), ends.end()}, .usual_rows = usual_rows});
-  return out;
-}
-
 namespace {
-
-Tensor empty_rows(const Tensor& like, int64_t rows) { return empty(like.device(), like.dtype(), like.shape().with_dim0(rows)); }
 
 // Reorders rows: row r is that of assignment assignments[r]; each row of x has per_row of them.
 Value permuted(const Value& x, const Tensor& assignments, int64_t per_row) {
@@ -78,7 +63,7 @@ Tensor permuted_numbers(const Tensor& numbers, const Tensor& assignments) {
 }
 
 Tensor unpermuted(const Tensor& rows, const Tensor& places) {
-  const Tensor out = empty_rows(rows, places.dim(0));
+  const Tensor out = empty(rows.device(), rows.dtype(), rows.shape().with_dim0(places.dim(0)));
   rows.device().run(Unpermute{.x = rows, .rows = places, .out = out});
   return out;
 }
@@ -96,7 +81,7 @@ class RowExchange {
   RowExchange(const std::vector<int64_t>& sent, const std::vector<int64_t>& arriving) : sent_(sent), arriving_(arriving) {}
 
   Tensor add(const Tensor& rows) {
-    const Tensor out = empty_rows(rows, sum(arriving_));
+    const Tensor out = empty(rows.device(), rows.dtype(), rows.shape().with_dim0(sum(arriving_)));
     tensors_.emplace_back(rows, out);
     return out;
   }
@@ -108,16 +93,12 @@ class RowExchange {
   }
 
   void run(const Communicator& group) const {
-    std::vector<std::vector<int64_t>> counts;
+    std::deque<std::vector<int64_t>> counts;  // which the parts point to
+    std::vector<Communicator::Exchange> parts;
     for (const auto& [in, out] : tensors_) {
       const int64_t bytes = in.shape().with_dim0(1).elements() * dtype_bytes(in.dtype());
-      counts.push_back(in_bytes(sent_, bytes));
-      counts.push_back(in_bytes(arriving_, bytes));
-    }
-    std::vector<Communicator::Exchange> parts;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto& [in, out] = tensors_[i];
-      parts.push_back({.in = in, .in_counts = counts[2 * i], .out = out, .out_counts = counts[2 * i + 1]});
+      const auto &leaving = counts.emplace_back(in_bytes(sent_, bytes)), &arriving = counts.emplace_back(in_bytes(arriving_, bytes));
+      parts.push_back({.in = in, .in_counts = leaving, .out = out, .out_counts = arriving});
     }
     group.all_to_all(parts, Purpose::activations);
   }
@@ -144,96 +125,7 @@ std::vector<int64_t> by_rank(const Counts& counts) {
   return out;
 }
 
-// Returns the rows of all groups of the arriving rows.
-int64_t group_rows(const Counts& arriving, int64_t multiple) {
-  int64_t rows = 0;
-  for (const int64_t count : arriving.of) rows += round_up(count, multiple);
-  return rows;
-}
-
-// Returns where the rows of each expert and rank end.
-std::vector<int64_t> ends_of(const Counts& arriving, int64_t multiple) {
-  std::vector<int64_t> ends = {0};
-  for (size_t e = 0; e < arriving.experts; ++e) {
-    for (size_t r = 0; r < arriving.of.size() / arriving.experts; ++r)
-      ends.push_back(ends.back() + round_up(arriving.rank(r)[e], multiple));
-  }
-  return ends;
-}
-
-// Returns where the rows of each expert end.
-std::shared_ptr<const HostGroups> known_groups(const AllToAllPlan& plan, int64_t usual_rows) {
-  HostGroups out{.offsets = {}, .usual_rows = usual_rows};
-  for (size_t i = 0; i < plan.ends.size(); i += static_cast<size_t>(plan.group.size())) out.offsets.push_back(plan.ends[i]);
-  return std::make_shared<const HostGroups>(std::move(out));
-}
-
-int64_t indexable_rows(const Counts& arriving, int64_t multiple) {
-  const int64_t rows = group_rows(arriving, multiple);
-  require(rows <= INT32_MAX, rows, " rows arrived for experts, too many for indices of 32 bits");
-  return rows;
-}
-
-Dispatch empty_dispatch(Backend& device, int64_t experts, int64_t arrivals, int64_t rows) {
-  Dispatch out;
-  out.offsets = empty(device, Dtype::i32, {experts + 1});
-  out.rows = empty(device, Dtype::i32, {arrivals});
-  out.assignments = empty(device, Dtype::i32, {rows});
-  return out;
-}
-
-// Lays out what arrives on the device.
-Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, ExpertGradients gradients, int64_t multiple) {
-  const auto experts = static_cast<int64_t>(arriving.experts), ranks = std::ssize(arriving.of) / experts;
-  Dispatch out = empty_dispatch(device, experts, arrivals, indexable_rows(arriving, multiple));
-  if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {experts * ranks + 1});
-  const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
-  device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks, experts}, counts.data()),
-                          .offsets = out.offsets,
-                          .rows = out.rows,
-                          .assignments = out.assignments,
-                          .multiple = multiple,
-                          .source_offsets = out.gradient_offsets});
-  out.rows = out.rows.view({arrivals, 1});
-  return out;
-}
-
-std::vector<int64_t> numbers_of(const Tensor& assignments, int64_t first) {
-  const std::vector<int32_t> from = to_host<int32_t>(assignments);
-  std::vector<int64_t> out(from.begin(), from.end());
-  for (int64_t& number : out) number += first;
-  return out;
-}
-
-// Returns, for each row here, the number that its assignment has at home.
-std::vector<int64_t> arrived_numbers(const Dispatch& to, const std::vector<int64_t>& leaving) {
-  const AllToAllPlan& plan = *to.all_to_all;
-  constexpr auto kEach = static_cast<int64_t>(sizeof(int64_t));
-  std::vector<int64_t> arriving(static_cast<size_t>(sum(plan.arrived))), out;
-  plan.group.all_to_all(std::as_bytes(std::span(leaving)), in_bytes(plan.sent, kEach), std::as_writable_bytes(std::span(arriving)),
-                        in_bytes(plan.arrived, kEach), Purpose::control);
-  for (const int32_t row : to_host<int32_t>(to.assignments)) out.push_back(row < 0 ? 0 : arriving[static_cast<size_t>(row)]);
-  return out;
-}
-
-// Numbers padding, which stands behind rows of its group. Transforms make nonzero numbers of its zeros, so it draws by numbers that no
-// assignment has: those below zero, as many for the last row of each group as a group may have padding.
-void number_padding(const std::vector<int32_t>& rows, std::vector<int64_t>& numbers) {
-  constexpr int64_t kMostPadding = 1024;
-  for (size_t i = 1; i < numbers.size(); ++i) {
-    if (rows[i] < 0) numbers[i] = (rows[i - 1] < 0 ? numbers[i - 1] : -numbers[i - 1] * kMostPadding) - 1;
-  }
-}
-
-// Returns where the rows of each matrix end, beginning with 0.
-std::vector<int64_t> matrix_ends(const Dispatch& of) {
-  if (of.all_to_all) return of.all_to_all->ends;
-  const std::vector<int32_t> ends = to_host<int32_t>(of.offsets);
-  return {ends.begin(), ends.end()};
-}
-
-}  // namespace
-
+// Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing.
 Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity) {
   Backend& device = experts.device();
   Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
@@ -249,9 +141,10 @@ Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multi
   return out;
 }
 
-// Exchanges counts first, because they are data. The host reads them once.
+// Plans it among ranks. Exchanges counts first, because they are data. The host reads them once.
 Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
                         int64_t capacity) {
+  Backend& device = experts.device();
   const Dispatch all = dispatch_here(experts, num_experts, 1, capacity);
   const std::vector<int32_t> offsets = to_host<int32_t>(all.offsets);
   const auto size = static_cast<size_t>(ranks.size());
@@ -265,24 +158,80 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
                     .assignments = all.assignments.slice(0, offsets.back()),
                     .sent = by_rank(leaving),
                     .arrived = by_rank(arriving),
-                    .ends = ends_of(arriving, multiple)};
-  Dispatch out = arranged(experts.device(), arriving, sum(plan.arrived), gradients, multiple);
-  out.per_row = all.per_row;
+                    .ends = {0}};
+  for (size_t e = 0; e < arriving.experts; ++e) {
+    for (size_t r = 0; r < size; ++r) plan.ends.push_back(plan.ends.back() + round_up(arriving.rank(r)[e], multiple));
+  }
+  const int64_t own_experts = num_experts / ranks.size(), rows = plan.ends.back(), arrivals = sum(plan.arrived);
+  require(rows <= INT32_MAX, rows, " rows arrived for experts, too many for indices of 32 bits");
+  Dispatch out{.offsets = empty(device, Dtype::i32, {own_experts + 1}),
+               .rows = empty(device, Dtype::i32, {arrivals}),
+               .assignments = empty(device, Dtype::i32, {rows}),
+               .per_row = all.per_row};
+  if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {own_experts * ranks.size() + 1});
+  const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
+  device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks.size(), own_experts}, counts.data()),
+                          .offsets = out.offsets,
+                          .rows = out.rows,
+                          .assignments = out.assignments,
+                          .multiple = multiple,
+                          .source_offsets = out.gradient_offsets});
+  out.rows = out.rows.view({arrivals, 1});
   // With gradients by source, any number of ranks gives the bits of one, which knows no groups. Usual rows assume as many tokens on all
   // ranks as here.
-  if (gradients == ExpertGradients::summed) out.host = known_groups(plan, ceil_div(experts.elements() * ranks.size(), num_experts));
+  if (gradients == ExpertGradients::summed) {
+    HostGroups groups{.offsets = {}, .usual_rows = ceil_div(experts.elements() * ranks.size(), num_experts)};
+    for (size_t i = 0; i < plan.ends.size(); i += size) groups.offsets.push_back(plan.ends[i]);
+    out.host = std::make_shared<const HostGroups>(std::move(groups));
+  }
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;
 }
 
+}  // namespace
+
+// Where groups usually have this many rows, the library of a GPU multiplies one group after the other (gemm_path.h). The host must then
+// know where they end: it reads that once a dispatch.
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
+                  ExpertGradients gradients) {
+  if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);
+  Dispatch out = dispatch_here(experts, num_experts, multiple, capacity);
+  const int64_t usual_rows = ceil_div(experts.elements(), num_experts);
+  const bool for_library = experts.device().gemm_device().library > 0 && usual_rows >= kRowsForLibrary;
+  if (!for_library || gradients != ExpertGradients::summed) return out;
+  const std::vector<int32_t> ends = to_host<int32_t>(out.offsets);
+  out.host = std::make_shared<const HostGroups>(HostGroups{.offsets = {ends.begin(), ends.end()}, .usual_rows = usual_rows});
+  return out;
+}
+
 void number_rows(Dispatch& to, Rounding rounding) {
+  const AllToAllPlan* const plan = to.all_to_all.get();
   NumberedRows out;
-  out.ends = matrix_ends(to);
+  if (plan) {
+    out.ends = plan->ends;
+  } else {
+    const std::vector<int32_t> ends = to_host<int32_t>(to.offsets);
+    out.ends.assign(ends.begin(), ends.end());
+  }
   if (rounding == Rounding::stochastic) {
     const RoundingPosition* const at = rounding_position();
-    std::vector<int64_t> own = numbers_of(to.all_to_all ? to.all_to_all->assignments : to.assignments, at ? at->token * to.per_row : 0);
-    out.assignments = to.all_to_all ? arrived_numbers(to, own) : std::move(own);
-    number_padding(to_host<int32_t>(to.assignments), out.assignments);
+    const std::vector<int32_t> own = to_host<int32_t>(plan ? plan->assignments : to.assignments), rows = to_host<int32_t>(to.assignments);
+    std::vector<int64_t>& numbers = out.assignments;
+    for (const int32_t assignment : own) numbers.push_back(assignment + (at ? at->token * to.per_row : 0));
+    if (plan) {  // the number that the assignment of each row has at home
+      constexpr auto kEach = static_cast<int64_t>(sizeof(int64_t));
+      const std::vector<int64_t> leaving = std::exchange(numbers, {});
+      std::vector<int64_t> arriving(static_cast<size_t>(sum(plan->arrived)));
+      plan->group.all_to_all(std::as_bytes(std::span(leaving)), in_bytes(plan->sent, kEach), std::as_writable_bytes(std::span(arriving)),
+                             in_bytes(plan->arrived, kEach), Purpose::control);
+      for (const int32_t row : rows) numbers.push_back(row < 0 ? 0 : arriving[static_cast<size_t>(row)]);
+    }
+    // Padding stands behind rows of its group. Transforms make nonzero numbers of its zeros, so it draws by numbers that no assignment has:
+    // those below zero, as many for the last row of each group as a group may have padding.
+    constexpr int64_t kMostPadding = 1024;
+    for (size_t i = 1; i < numbers.size(); ++i) {
+      if (rows[i] < 0) numbers[i] = (rows[i - 1] < 0 ? numbers[i - 1] : -numbers[i - 1] * kMostPadding) - 1;
+    }
   }
   to.numbered = std::make_shared<const NumberedRows>(std::move(out));
 }
@@ -319,16 +268,6 @@ TokenRows to_tokens(const Dispatch& from, const Tensor& rows, const Tensor& weig
 
 namespace {
 
-// Returns x [N, in] as it is dispatched: as codes where no expert reads values.
-Value tokens_of(const LinearGemms& gemms, const Tensor& x, const Recipe& recipe, bool as_codes, bool recorded) {
-  return as_codes && dispatches_codes(recipe, recorded) ? Value(gemms.codes_of_tokens(OperandRole::input, x)) : Value(x);
-}
-
-LinearInput input_of(const LinearGemms& gemms, const Value& rows, bool recorded) {
-  if (const auto* codes = std::get_if<QuantizedTensor>(&rows)) return {.codes = *codes};
-  return gemms.input(std::get<Tensor>(rows), recorded);
-}
-
 // Returns the rows of each expert's weight.
 int64_t out_of(const LinearWeight& weight, const Dispatch& to) { return weight.shape()[0] / (to.offsets.dim(0) - 1); }
 
@@ -347,12 +286,6 @@ void bias_gradient(Leaf& bias, const Tensor& dy, const Dispatch& at, const Tenso
   dy.device().run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = accumulate, .row_weights = row_weights});
 }
 
-// Returns the rows of dy as they arrived, as values.
-Tensor values_of(const Value& dy, Dtype dtype) {
-  if (const auto* values = std::get_if<Tensor>(&dy)) return *values;
-  return decoded(std::get<QuantizedTensor>(dy), dtype);
-}
-
 // Computes the gradients of down's bias and, as far as they multiply that bias, of the weights of the rows.
 struct DownBias {
   Tensor value{};  // undefined: there is none
@@ -360,7 +293,8 @@ struct DownBias {
 
   void backward(const Value& rows, Dtype dtype, const Dispatch& from) const {
     if (!value.defined()) return;
-    const Tensor dy = values_of(rows, dtype), gemm = empty_like(from.weights->values);
+    const auto* const codes = std::get_if<QuantizedTensor>(&rows);
+    const Tensor dy = codes ? decoded(*codes, dtype) : std::get<Tensor>(rows), gemm = empty_like(from.weights->values);
     const Dtype read = value.dtype() == dtype ? dtype : gemm.dtype();
     dy.device().run(GroupedBiasDot{.dy = converted(dy, read), .bias = converted(value, read), .out = gemm, .offsets = from.offsets});
     from.weights->more_gradient = gemm;
@@ -368,36 +302,23 @@ struct DownBias {
   }
 };
 
-// Computes gate and up of x, before the activation.
-Tensor first_gemm(const LinearGemms& gemms, const LinearInput& x, const Var& bias, const Dispatch& to, Shape shape, Dtype dtype) {
-  const bool biased = bias.value().defined();
-  const Tensor sums = empty(to.assignments.device(), biased ? stats_dtype(dtype) : dtype, shape);
-  gemms.fprop(x, {}, sums);
-  return biased ? with_bias(sums, bias, to, {}, dtype) : sums;
-}
-
-// Computes the rows of all experts, whole on each of the tensor ranks.
-Tensor second_gemm(const LinearGemms& gemms, const LinearInput& x, const Var& bias, const Dispatch& from, Shape shape, Dtype dtype,
-                   const TensorParallel& tp) {
-  const bool biased = bias.value().defined(), partial = shared(tp, Split::row_parallel);
-  const Tensor rows = empty(from.assignments.device(), partial || biased ? stats_dtype(dtype) : dtype, shape);
-  gemms.fprop(x, {}, rows);
-  const Tensor whole = partial ? summed(tp, rows, {}, biased ? rows.dtype() : dtype) : rows;
-  return biased ? with_bias(whole, bias, from, from.weights->values, dtype) : whole;
-}
-
 }  // namespace
 
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Var& bias, const Dispatch& to,
-                      const Recipe& recipe, const DispatchedOptions& options, const TensorParallel& tp) {
-  const LinearGemms gemms(gate_up, recipe, to);
+                      const LinearOperands& operands, const DispatchedOptions& options, const TensorParallel& tp) {
+  const LinearGemms gemms(gate_up, operands, to);
   const Tensor& value = x.value();
-  const bool recorded = recording({x, weights, gate_up.var(), bias});
-  const PermutedTokens moved = to_experts(to, tokens_of(gemms, value, recipe, options.as_codes, recorded), weights.value());
-  const LinearInput input = input_of(gemms, moved.rows, recorded);
+  const bool biased = bias.value().defined(), recorded = recording({x, weights, gate_up.var(), bias});
+  const bool codes_move = options.as_codes && operands.moves_input_codes(recorded);
+  const PermutedTokens moved =
+      to_experts(to, codes_move ? Value(gemms.codes_of_tokens(OperandRole::input, value)) : Value(value), weights.value());
+  const LinearInput input = codes_move ? LinearInput{.codes = std::get<QuantizedTensor>(moved.rows)}
+                                       : gemms.input(std::get<Tensor>(moved.rows), recorded);
   const Tensor row_weights = moved.weights;
   to.weights->values = row_weights;
-  const Tensor up = first_gemm(gemms, input, bias, to, {to.assignments.dim(0), out_of(gate_up, to)}, value.dtype());
+  Tensor up = empty(value.device(), biased ? stats_dtype(value.dtype()) : value.dtype(), {to.assignments.dim(0), out_of(gate_up, to)});
+  gemms.fprop(input, {}, up);
+  if (biased) up = with_bias(up, bias, to, {}, value.dtype());
   const auto activation = [up, row_weights, limit = options.limit] {
     const Tensor out = empty(up.device(), up.dtype(), {up.dim(0), up.dim(1) / 2});
     up.device().run(SwiGluForward{.x = up, .out = out, .row_weights = row_weights, .limit = limit});
@@ -423,30 +344,29 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   return options.keep == Keep::value ? out : rebuilt_on_demand(out, activation);
 }
 
-Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const Recipe& recipe,
+Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const LinearOperands& operands,
                     const TensorParallel& tp) {
-  const LinearGemms gemms(down, recipe, from);
+  const LinearGemms gemms(down, operands, from);
   const Tensor& value = x.value();
-  const bool biased = bias.value().defined(), recorded = recording({x, down.var(), bias});
+  const Dtype dtype = value.dtype();
+  const bool biased = bias.value().defined(), partial = shared(tp, Split::row_parallel), recorded = recording({x, down.var(), bias});
   const LinearInput input = gemms.input(value, recorded);
   require(!biased || from.weights->values.defined(), "combined_linear: a bias needs the weights that dispatched_swiglu leaves");
-  const Tensor rows = second_gemm(gemms, input, bias, from, {value.dim(0), out_of(down, from)}, value.dtype(), tp);
+  Tensor rows = empty(value.device(), partial || biased ? stats_dtype(dtype) : dtype, {value.dim(0), out_of(down, from)});
+  gemms.fprop(input, {}, rows);
+  if (partial) rows = summed(tp, rows, {}, biased ? rows.dtype() : dtype);  // whole on each of the tensor ranks
+  if (biased) rows = with_bias(rows, bias, from, from.weights->values, dtype);
   const Tensor y = to_tokens(from, rows).sums;
   if (!recorded) return Var(y);
-  const bool codes_move = choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
   return record("combined_linear", y, {x, down.var(), bias},
-                [gemms, from, codes_move, saved = SavedInput(x, input, gemms, false), columns = value.dim(1),
-                 down_bias = DownBias{bias.value(), bias.leaf()}](const Tensor& dy) {
+                [gemms, from, codes_move = operands.takes_gradient_codes(), saved = SavedInput(x, input, gemms, false),
+                 columns = value.dim(1), down_bias = DownBias{bias.value(), bias.leaf()}](const Tensor& dy) {
                   const Tensor dx = empty(dy.device(), dy.dtype(), {from.assignments.dim(0), columns});
                   const LinearInput kept = saved.get(gemms);
                   const Value moving = codes_move ? Value(gemms.codes_of_tokens(OperandRole::output_grad, dy)) : Value(dy);
                   const Value arrived = to_experts(from, moving).rows;
                   down_bias.backward(arrived, dy.dtype(), from);
-                  if (codes_move) {
-                    gemms.backward(kept, gemms.gradient_of_codes(std::get<QuantizedTensor>(arrived)), dx);
-                  } else {
-                    gemms.backward(kept, std::get<Tensor>(arrived), dx);
-                  }
+                  gemms.backward(kept, arrived, dx);
                   return std::vector<Tensor>{dx, {}, {}};
                 });
 }

@@ -16,11 +16,6 @@ struct AllToAllPlan {
   std::vector<int64_t> ends;           // ends of the rows of each rank to each expert here, with padding (NumberedRows)
 };
 
-// Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing, and among ranks.
-Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity);
-Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
-                        int64_t capacity);
-
 // Dispatches tokens [N, C], values or rowwise codes: returns the rows of each expert [R, C], and with weights [N, K] fp32 also one number
 // for each row, 0 in padding. Makes one exchange.
 struct PermutedTokens {

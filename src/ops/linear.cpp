@@ -6,7 +6,6 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/precision/recipe.h"
 
 namespace mantissa {
 namespace {
@@ -26,13 +25,6 @@ namespace {
 // Returns how many matrices of weights the groups have here.
 int64_t matrices_of(const Dispatch& groups) { return groups.offsets.defined() ? groups.offsets.dim(0) - 1 : 1; }
 
-// Returns the parts of each matrix.
-std::vector<int64_t> parts_of_one(const WeightPlace& weight, const Dispatch& groups) {
-  std::vector<int64_t> parts = weight.parts;
-  parts.resize(parts.size() / static_cast<size_t>(matrices_of(groups)));
-  return parts;
-}
-
 // Returns where the share of a rank lies among the elements of all ranks; empty: where it is here.
 std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
   std::vector<int64_t> out;
@@ -45,18 +37,6 @@ std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const st
   return out;
 }
 
-// Returns where the matrices end that an operand [rows, C] consists of, beginning with 0: one without groups; else the weights of the
-// experts, or what an expert has of the tokens of one rank.
-std::vector<int64_t> simulated_ends(const Dispatch& groups, OperandRole role, int64_t rows) {
-  if (groups.offsets.defined() && role != OperandRole::weight) {
-    require(groups.numbered != nullptr, "experts whose operands are simulated need number_rows()");
-    return groups.numbered->ends;
-  }
-  std::vector<int64_t> ends;
-  for (int64_t i = 0, matrices = matrices_of(groups); i <= matrices; ++i) ends.push_back(rows * i / matrices);
-  return ends;
-}
-
 // Says which bits an operand of this shape draws. Weights are numbered anew in each step, and rows of tokens, or of their assignments to
 // experts, through the whole run.
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
@@ -65,12 +45,13 @@ RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRo
   const int of_out = weight.sharding.row_ranks(), of_in = weight.sharding.column_ranks();
   const bool along_out = role == OperandRole::output_grad;
   const int columns = along_out ? of_out : of_in;
+  std::vector<int64_t> parts;  // of the columns of each matrix
+  if (along_out) parts.assign(weight.parts.begin(), weight.parts.begin() + std::ssize(weight.parts) / matrices_of(groups));
   RoundingDraws draws{.seed = at.seed,
                       .what = weight.number * 16 + static_cast<uint32_t>(gemm) * 4 + static_cast<uint32_t>(role),
                       .columns = shape[1] * columns,
                       .row_places = {},
-                      .column_places = places_of_share(shape[1], columns, ranks.tensor_rank,
-                                                       along_out ? parts_of_one(weight, groups) : std::vector<int64_t>())};
+                      .column_places = places_of_share(shape[1], columns, ranks.tensor_rank, parts)};
   int64_t first = 0;
   if (role == OperandRole::weight) {
     draws.row_places = places_of_share(shape[0], of_out, ranks.tensor_rank, weight.parts);
@@ -116,21 +97,9 @@ struct BothWays {
   }
 };
 
-OutputGradient quantized_both_ways(const Tensor& dy, const Quantization& how) {
-  const BothWays codes(dy, how);
-  return {slice(codes.rows, 0, dy.dim(0)), codes.columns};
-}
-
-void quantize_zeros(const QuantizedTensor& out) {
-  const Tensor nothing = zeros(out.device(), Dtype::bf16, out.shape);
-  out.device().run(Quantize{.x = nothing, .out = out});
-}
-
-int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
-
 // Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
 Value padded(const Value& value, int64_t rows) {
-  if (rows_of(value) == rows) return value;
+  if (shape_of(value)[0] == rows) return value;
   const Tensor& tensor = std::get<Tensor>(value);
   Tensor out = zeros(tensor.device(), tensor.dtype(), tensor.shape().with_dim0(rows));
   tensor.device().run(Convert{.x = tensor, .out = out.slice(0, tensor.dim(0))});
@@ -139,16 +108,13 @@ Value padded(const Value& value, int64_t rows) {
 
 }  // namespace
 
-Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
-  const GemmOperands operands = choose_operands(recipe_, gemm);
-  const bool is_first = role == OperandRole::output_grad || (role == OperandRole::input && gemm == GemmRole::fprop);
-  const OperandChoice& choice = is_first ? operands.first : operands.second;
-  return choice.source == OperandSource::simulated ? simulated(choice.simulation, gemm, role, high) : converted(high, compute());
-}
-
 // Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are tokens that are transformed
 // together with padding.
-Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const {
+Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
+  const bool is_first = role == OperandRole::output_grad || (role == OperandRole::input && gemm == GemmRole::fprop);
+  const OperandChoice& choice = is_first ? operands_.gemm(gemm).first : operands_.gemm(gemm).second;
+  if (choice.source != OperandSource::simulated) return converted(high, compute());
+  const Simulation& how = choice.simulation;
   const bool over_rows = how.hadamard > 0 && how.contraction == 0, of_groups = groups_.offsets.defined() && role != OperandRole::weight;
   const Tensor x = source_of(high);
   const int64_t rows = over_rows && !of_groups ? round_up(x.dim(0), how.hadamard) : x.dim(0);
@@ -159,7 +125,14 @@ Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole 
   const bool again = gemm == GemmRole::fprop && Tape::in_backward(), of_weight = role == OperandRole::weight;
   const Tensor counted = of_groups ? groups_.assignments : of_weight ? Tensor() : counted_rows(x.device(), first_token_, x.dim(0));
   const bool observed = observing_quantization() && weight_.leaf && !again && !(over_rows && counted.defined());
-  const std::vector<int64_t> ends = simulated_ends(groups_, role, rows);
+  // Each matrix is rounded on its own: the weights of the experts, or the tokens that an expert has of one rank.
+  require(!of_groups || groups_.numbered, "experts whose operands are simulated need number_rows()");
+  std::vector<int64_t> ends;
+  if (of_groups) {
+    ends = groups_.numbered->ends;
+  } else {
+    for (int64_t i = 0, matrices = matrices_of(groups_); i <= matrices; ++i) ends.push_back(rows * i / matrices);
+  }
   for (size_t i = 1; i < ends.size(); ++i) {
     const int64_t begin = ends[i - 1], end = ends[i];
     if (begin == end) continue;
@@ -174,28 +147,37 @@ Tensor LinearGemms::simulated(const Simulation& how, GemmRole gemm, OperandRole 
   return out;
 }
 
-// Quantizes in one pass where both are codes.
-OutputGradient LinearGemms::output_gradient(const Tensor& dy, bool wants_rows) const {
+// Quantizes in one pass where both are codes. Shows the observer codes that are made here.
+LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool wants_rows) const {
+  if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes)};
+  const Tensor& values = std::get<Tensor>(dy);
   const bool wants_columns = weight_.leaf != nullptr;
-  const Tensor high = converted(dy, compute());
-  const OperandChoice rows = choose_operands(recipe_, GemmRole::dgrad).first, columns = choose_operands(recipe_, GemmRole::wgrad).first;
-  require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
-  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) return quantized_both_ways(dy, rows.how);
-  const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
-    if (choice.is_codes()) return quantized(source_of(dy), choice.how);
-    return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, dy) : high;
-  };
+  const Tensor high = converted(values, compute());
+  const OperandChoice &rows = operands_.dgrad.first, &columns = operands_.wgrad.first;
+  require(!operands_.takes_gradient_codes(), "output gradients that are requantized come as codes");
   OutputGradient out{high, high};
-  if (wants_rows) out.rows = operand(GemmRole::dgrad, rows);
-  if (wants_columns) out.columns = operand(GemmRole::wgrad, columns);
+  const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
+    if (choice.is_codes()) return quantized(source_of(values), choice.how);
+    return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, values) : high;
+  };
+  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
+    const BothWays codes(values, rows.how);
+    out = {slice(codes.rows, 0, values.dim(0)), codes.columns};
+  } else {
+    if (wants_rows) out.rows = operand(GemmRole::dgrad, rows);
+    if (wants_columns) out.columns = operand(GemmRole::wgrad, columns);
+  }
+  const auto* const along_rows = std::get_if<QuantizedTensor>(&out.rows);
+  if (const auto* codes = along_rows ? along_rows : std::get_if<QuantizedTensor>(&out.columns))
+    observe(OperandRole::output_grad, values, *codes);
   return out;
 }
 
 LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
-  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
-  if (!choice.is_codes()) return {.high = x};
+  const OperandChoice& choice = operands_.fprop.first;
   LinearInput out{.high = x};
-  if (recorded && saved_input(recipe_) == SavedAs::columns) {
+  if (!choice.is_codes()) return out;
+  if (recorded && operands_.saved_input == SavedAs::columns) {
     const BothWays codes(x, choice.how);
     out.codes = codes.rows, out.columns = codes.columns;
   } else {
@@ -222,31 +204,22 @@ void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTens
 }
 
 QuantizedTensor LinearGemms::codes_of_tokens(OperandRole role, const Tensor& x) const {
-  const GemmRole gemm = role == OperandRole::input ? GemmRole::fprop : GemmRole::dgrad;
-  QuantizedTensor codes = quantized(source_of(x), choose_operands(recipe_, gemm).first.how);
+  QuantizedTensor codes = quantized(source_of(x), role == OperandRole::input ? operands_.fprop.first.how : operands_.dgrad.first.how);
   const bool again = role == OperandRole::input && Tape::in_backward();
   if (!again)
     observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes, .rows = counted_rows(x.device(), 0, x.dim(0))});
   return codes;
 }
 
-OutputGradient LinearGemms::gradient_of_codes(const QuantizedTensor& rows) const { return {rows, columnwise(rows)}; }
-
+// Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in quantized_padded().
 LinearInput LinearGemms::gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const {
-  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
-  const bool as_codes = choice.is_codes() && (saved_input(recipe_) == SavedAs::rows || !recorded);
-  if (!by_tokens(tp) || !as_codes) return input(gathered_rows(tp, x), recorded);
-  return {.codes = gathered_codes(tp, x, choice.how)};
-}
-
-// Gathers codes. Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in
-// quantized_padded().
-QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const {
+  if (!by_tokens(tp) || !operands_.moves_input_codes(recorded)) return input(gathered_rows(tp, x), recorded);
+  const Quantization& how = operands_.fprop.first.how;
   const int64_t padded = round_up(tp.tokens, how.block());
   const RowRange own = share_of(tp.tokens, tp.group.rank(), tp.group.size());
-  QuantizedTensor out = empty_quantized(x.device(), {padded, x.dim(1)}, how);
+  const QuantizedTensor all = empty_quantized(x.device(), {padded, x.dim(1)}, how);
   if (own.size() > 0) {
-    const QuantizedTensor codes = slice(out, own.begin, own.end);
+    const QuantizedTensor codes = slice(all, own.begin, own.end);
     x.device().run(Quantize{.x = source_of(x), .out = codes});
     if (!Tape::in_backward())
       observe_quantization({.weight = weight_.leaf,
@@ -256,13 +229,16 @@ QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tens
                             .rows = counted_rows(x.device(), own.begin, own.size()),
                             .own_tokens = true});
   }
-  if (tp.tokens < padded) quantize_zeros(slice(out, tp.tokens, padded));
-  gather_rows(tp, out);
-  return out;
+  if (tp.tokens < padded) {
+    const Tensor nothing = zeros(x.device(), Dtype::bf16, {padded - tp.tokens, x.dim(1)});
+    x.device().run(Quantize{.x = nothing, .out = slice(all, tp.tokens, padded)});
+  }
+  gather_rows(tp, all);
+  return {.codes = all};
 }
 
 LinearInput LinearGemms::kept(const LinearInput& input) const {
-  switch (saved_input(recipe_)) {
+  switch (operands_.saved_input) {
     case SavedAs::values: break;
     case SavedAs::rows: return {.codes = input.codes};
     case SavedAs::columns: return {.columns = input.columns};
@@ -271,7 +247,7 @@ LinearInput LinearGemms::kept(const LinearInput& input) const {
 }
 
 Value LinearGemms::weight(GemmRole role) const {
-  const OperandChoice choice = choose_operands(recipe_, role).second;
+  const OperandChoice& choice = operands_.gemm(role).second;
   switch (choice.source) {
     case OperandSource::high: return weight_.high;
     case OperandSource::simulated: return read(role, OperandRole::weight, weight_.high);
@@ -301,20 +277,23 @@ void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& 
   multiply(a, GemmRole::fprop, y, bias);
 }
 
-Value LinearGemms::wgrad_input(const LinearInput& x) const {
-  const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
-  if (choice.source == OperandSource::dequantized) return decoded(x.codes, compute());
-  if (!choice.is_codes()) return read(GemmRole::wgrad, OperandRole::input, x.high);
-  if (x.columns.defined()) return x.columns;
-  if (choice.source == OperandSource::requantized) return columnwise(x.codes);
-  QuantizedTensor codes = quantized(source_of(x.high), choice.how);
-  observe(OperandRole::input, x.high, codes);
-  return codes;
-}
-
 void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
   const auto [dweight, accumulate] = weight_.leaf->target();
-  const Value input = wgrad_input(x);
+  const OperandChoice& choice = operands_.wgrad.second;
+  Value input;
+  if (choice.source == OperandSource::dequantized) {
+    input = decoded(x.codes, compute());
+  } else if (!choice.is_codes()) {
+    input = read(GemmRole::wgrad, OperandRole::input, x.high);
+  } else if (x.columns.defined()) {
+    input = x.columns;
+  } else if (choice.source == OperandSource::requantized) {
+    input = columnwise(x.codes);
+  } else {
+    const QuantizedTensor codes = quantized(source_of(x.high), choice.how);
+    observe(OperandRole::input, x.high, codes);
+    input = codes;
+  }
   if (groups_.offsets.defined()) {
     const bool own = groups_.gradient_offsets.defined();
     return dweight.device().run(GroupedWeightGradient{.a = dy,
@@ -324,78 +303,51 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
                                                       .accumulate = accumulate,
                                                       .host = own ? nullptr : groups_.host});
   }
-  const int64_t rows = std::max(rows_of(dy), rows_of(input));
+  const int64_t rows = std::max(shape_of(dy)[0], shape_of(input)[0]);
   dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
 }
 
-void LinearGemms::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
+void LinearGemms::backward(const LinearInput& x, const Value& dy, const Tensor& dx) const {
   const OutputGradient gradient = output_gradient(dy, dx.defined());
-  const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
-  const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
-  if (codes) observe(OperandRole::output_grad, dy, *codes);
-  backward(x, gradient, dx);
+  if (weight_.leaf) wgrad(x, gradient.columns);
+  if (dx.defined()) multiply(gradient.rows, GemmRole::dgrad, dx, {});
 }
 
-void LinearGemms::backward(const LinearInput& x, const OutputGradient& dy, const Tensor& dx) const {
-  if (weight_.leaf) wgrad(x, dy.columns);
-  if (dx.defined()) multiply(dy.rows, GemmRole::dgrad, dx, {});
-}
-
-namespace {
-
-// Computes y [N, out] of x [N, in].
-Tensor output(const LinearGemms& gemms, const LinearInput& x, Shape shape, const Var& bias, const Tensor& like, const TensorParallel& tp) {
-  const bool partial = shared(tp, Split::row_parallel);
-  const Tensor y = empty(like.device(), partial ? stats_dtype(like.dtype()) : like.dtype(), shape);
-  gemms.fprop(x, partial ? Tensor() : bias.value(), y);
-  return partial ? summed(tp, y, bias.value(), like.dtype()) : y;
-}
-
-// Computes dx [N, in] of dy [N, out], and the gradient of the weight.
-Tensor input_gradient(const LinearGemms& gemms, const LinearInput& input, const Tensor& dy, int64_t columns, const TensorParallel& tp) {
-  const bool partial = shared(tp, Split::column_parallel);
-  const Tensor dx = empty(dy.device(), partial ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});
-  gemms.backward(input, dy, dx);
-  return partial ? summed(tp, dx, {}, dy.dtype()) : dx;
-}
-
-void bias_gradient(Leaf& bias, const Tensor& dy) {
-  const auto [dbias, accumulate] = bias.target();
-  dy.device().run(SumRows{.x = dy, .out = dbias, .accumulate = accumulate});
-}
-
-}  // namespace
-
-Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const Recipe& recipe, const TensorParallel& tp) {
+Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const LinearOperands& operands, const TensorParallel& tp) {
   require(tp.split != Split::row_parallel, "linear_fprop: only shares of rows of the weight are gathered");
   require_own_rows("linear_fprop", tp, x);
-  const LinearGemms gemms(weight, recipe);
+  const LinearGemms gemms(weight, operands);
   Tensor y = empty(weight.device(), out, {by_tokens(tp) ? tp.tokens : x.dim(0), weight.shape()[0]});
   gemms.fprop(gemms.gathered_input(tp, x, false), {}, y);
   return gathered_columns(tp, y);
 }
 
-Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Recipe& recipe, const TensorParallel& tp) {
-  const LinearGemms gemms(weight, recipe);
+Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const LinearOperands& operands, const TensorParallel& tp) {
+  const Tensor& value = x.value();
+  const LinearGemms gemms(weight, operands);
   const bool gathers = by_tokens(tp) && tp.split == Split::column_parallel, recorded = recording({x, weight.var(), bias});
-  if (gathers) require_own_rows("linear", tp, x.value());
-  require(gathers || !by_tokens(tp) || x.value().dim(0) == tp.tokens, "linear: ", x.value().dim(0), " rows of ", tp.tokens, " tokens");
-  const LinearInput input = gathers ? gemms.gathered_input(tp, x.value(), recorded) : gemms.input(x.value(), recorded);
-  const int64_t rows = gathers ? tp.tokens : x.value().dim(0);
-  Tensor y = output(gemms, input, {rows, weight.shape()[0]}, bias, x.value(), tp);
+  const bool sums_y = shared(tp, Split::row_parallel), sums_dx = shared(tp, Split::column_parallel);
+  if (gathers) require_own_rows("linear", tp, value);
+  require(gathers || !by_tokens(tp) || value.dim(0) == tp.tokens, "linear: ", value.dim(0), " rows of ", tp.tokens, " tokens");
+  const LinearInput input = gathers ? gemms.gathered_input(tp, value, recorded) : gemms.input(value, recorded);
+  Tensor y = empty(value.device(), sums_y ? stats_dtype(value.dtype()) : value.dtype(),
+                   {gathers ? tp.tokens : value.dim(0), weight.shape()[0]});
+  gemms.fprop(input, sums_y ? Tensor() : bias.value(), y);
+  if (sums_y) y = summed(tp, y, bias.value(), value.dtype());
   if (!recorded) return Var(y);
-  const bool wants_dx = x.wants_gradient();
   return record("linear", y, {x, weight.var(), bias},
-                [saved = SavedInput(x, input, gemms, gathers), gemms, tp, wants_dx, columns = weight.shape()[1],
-                 bias_leaf = bias.leaf()](const Tensor& own) {
-                  const Tensor dy = shared(tp, Split::row_parallel) ? gathered_rows(tp, own) : own;
+                [saved = SavedInput(x, input, gemms, gathers), gemms, tp, sums_y, sums_dx, wants_dx = x.wants_gradient(),
+                 columns = weight.shape()[1], bias_leaf = bias.leaf()](const Tensor& own) {
+                  const Tensor dy = sums_y ? gathered_rows(tp, own) : own;
+                  const LinearInput read = saved.get(gemms);
                   Tensor dx;
-                  if (wants_dx) {
-                    dx = input_gradient(gemms, saved.get(gemms), dy, columns, tp);
-                  } else {
-                    gemms.backward(saved.get(gemms), dy, {});
+                  if (wants_dx) dx = empty(dy.device(), sums_dx ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});
+                  gemms.backward(read, dy, dx);
+                  if (wants_dx && sums_dx) dx = summed(tp, dx, {}, dy.dtype());
+                  if (bias_leaf) {
+                    const auto [dbias, accumulate] = bias_leaf->target();
+                    own.device().run(SumRows{.x = own, .out = dbias, .accumulate = accumulate});
                   }
-                  if (bias_leaf) bias_gradient(*bias_leaf, own);
                   return std::vector<Tensor>{dx, {}, {}};
                 });
 }

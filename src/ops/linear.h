@@ -19,15 +19,10 @@ struct LinearInput {
   QuantizedTensor columns{};  // columnwise from the values, if wgrad reads these and backward was announced
 };
 
-// The gradient of the output along both contractions.
-struct OutputGradient {
-  Value rows, columns;
-};
-
 class LinearGemms {
  public:
-  LinearGemms(LinearWeight weight, const Recipe& recipe, Dispatch groups = {})
-      : weight_(std::move(weight)), recipe_(recipe), groups_(std::move(groups)) {}
+  LinearGemms(LinearWeight weight, const LinearOperands& operands, Dispatch groups = {})
+      : weight_(std::move(weight)), operands_(operands), groups_(std::move(groups)) {}
 
   // Returns the same for operands whose first row is this token of the micro batch, where they are a part of its rows.
   LinearGemms from_token(int64_t first) const {
@@ -42,35 +37,32 @@ class LinearGemms {
   LinearInput gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const;
   // Returns what backward needs of an input that was recorded.
   LinearInput kept(const LinearInput& input) const;
-  bool keeps_codes() const { return saved_input(recipe_) != SavedAs::values; }
-  // Returns kept() of the input again, from its values.
-  LinearInput kept_again(const Tensor& x) const { return kept(keeps_codes() ? input(x, true) : LinearInput{.high = x}); }
+  bool keeps_codes() const { return operands_.saved_input != SavedAs::values; }
 
-  // codes_of_tokens() quantizes rows [N, C] of tokens rowwise and shows them to the observer; gradient_of_codes() makes them the output
-  // gradient of permuted tokens.
+  // Quantizes rows [N, C] of tokens rowwise and shows them to the observer.
   QuantizedTensor codes_of_tokens(OperandRole role, const Tensor& x) const;
-  OutputGradient gradient_of_codes(const QuantizedTensor& rows) const;
 
-  void fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const;    // y [N, out]
-  void backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const;  // dx [N, in], if defined
-  void backward(const LinearInput& x, const OutputGradient& dy, const Tensor& dx) const;
+  void fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const;  // y [N, out]
+  // Computes dx [N, in], if defined, and the gradient of the weight. dy [N, out]: values, or rowwise codes of codes_of_tokens().
+  void backward(const LinearInput& x, const Value& dy, const Tensor& dx) const;
 
  private:
-  Dtype compute() const { return weight_.high.defined() ? weight_.high.dtype() : recipe_.compute; }
+  struct OutputGradient {  // along both contractions
+    Value rows, columns;
+  };
+
+  Dtype compute() const { return weight_.high.defined() ? weight_.high.dtype() : operands_.compute; }
   // Multiplies a [N, K] by the weight as this GEMM reads it.
   void multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const;
   void observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const;
-  QuantizedTensor gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const;
   Value weight(GemmRole role) const;
   // Returns an operand [N, C] that is no codes, in the compute dtype: as it is or simulated. Rows of zeros may follow.
   Tensor read(GemmRole gemm, OperandRole role, const Tensor& high) const;
-  Tensor simulated(const Simulation& how, GemmRole gemm, OperandRole role, const Tensor& high) const;
-  OutputGradient output_gradient(const Tensor& dy, bool wants_rows) const;
-  Value wgrad_input(const LinearInput& x) const;
+  OutputGradient output_gradient(const Value& dy, bool wants_rows) const;
   void wgrad(const LinearInput& x, const Value& dy) const;
 
   LinearWeight weight_;
-  Recipe recipe_;
+  LinearOperands operands_;
   Dispatch groups_;  // without offsets: one weight
   int64_t first_token_ = 0;
 };
@@ -85,7 +77,11 @@ class SavedInput {
       tensor_.emplace(x);
     }
   }
-  LinearInput get(const LinearGemms& gemms) const { return tensor_ ? gemms.kept_again(tensor_->get()) : kept_; }
+  LinearInput get(const LinearGemms& gemms) const {
+    if (!tensor_) return kept_;
+    const Tensor x = tensor_->get();
+    return gemms.kept(gemms.keeps_codes() ? gemms.input(x, true) : LinearInput{.high = x});
+  }
 
  private:
   LinearInput kept_;

@@ -8,7 +8,7 @@
 
 #include "autograd/tape.h"
 #include "comm/mesh.h"
-#include "mantissa/precision/recipe.h"
+#include "mantissa/precision/operands.h"
 
 namespace mantissa {
 
@@ -90,8 +90,8 @@ Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp = {
 
 Var add(const Var& a, const Var& b);
 
-// x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out] in the dtype of x. The recipe decides which of the three
-// GEMMs reads which operand in which format; without one all are high precision.
+// x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out] in the dtype of x. `operands`, which a recipe converts to,
+// say which of the three GEMMs reads which operand in which format; by default all are high precision.
 //
 // Column-parallel, weight and bias are this rank's rows, x is whole and the result is [N, out of this rank]. Row-parallel, weight is [out,
 // in of this rank] and x [N, in of this rank], while bias and result are whole. The sums over the ranks (dx column-parallel, the result
@@ -99,11 +99,11 @@ Var add(const Var& a, const Var& b);
 // x (column-parallel) and the result (row-parallel) are shares of tokens. Rows of x that fprop reads as codes travel as codes, with the
 // bits of quantizing all of them. The bias gradient of a row-parallel layer is that of the own tokens; the owner of the bias sums it over
 // the group.
-Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Recipe& recipe = {}, const TensorParallel& tp = {});
+Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const LinearOperands& operands = {}, const TensorParallel& tp = {});
 
 // Computes fprop alone, in any dtype; nothing is recorded. Column-parallel, the columns of all ranks are gathered to whole rows, of all
 // tokens.
-Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const Recipe& recipe, const TensorParallel& tp = {});
+Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const LinearOperands& operands, const TensorParallel& tp = {});
 
 Var rms_norm(const Var& x, const Var& weight, double eps);
 
@@ -197,14 +197,14 @@ struct DispatchedOptions {
   double limit = 0.0;  // SwiGluForward
 };
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Var& bias, const Dispatch& to,
-                      const Recipe& recipe, const DispatchedOptions& options, const TensorParallel& tp = {});
+                      const LinearOperands& operands, const DispatchedOptions& options, const TensorParallel& tp = {});
 
 // Computes the second GEMM of every expert and combines the rows of each token: x [R, I] and a grouped weight down [E * out, I] give [N,
 // out]. Where the recipe requantizes the output gradient, its rowwise codes are made of dy once and dispatched; else values are. Where
 // tensor ranks share experts, each has columns of down, and the rows are summed over the ranks in fp32 and rounded once before they are
 // combined. bias [E * out] (optional: default Var) is whole on each of these ranks and is multiplied by the weights of the rows, as x is
 // already; its gradient is of dy as dispatched.
-Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const Recipe& recipe,
+Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const LinearOperands& operands,
                     const TensorParallel& tp = {});
 
 struct LossOptions {
@@ -215,16 +215,13 @@ struct LossOptions {
   Tensor row_losses{};  // where given, [N] of stats: gets the loss of each row
 };
 
-// Returns how many rows of logits, `columns` in each, exist at a time: whole multiples of 64 or of a block, even if one of them has more
-// elements.
-int64_t chunk_rows(int64_t columns, const Recipe& recipe, int64_t elements = kLogitsAtATime);
-
 // Computes output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole: x [N, C], weight
 // [Vp, C] and targets [N] i32 (negative: ignored) give one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1, so
-// backward must start here. Column-parallel, weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same
+// backward must start here. Chunks are whole multiples of 64 rows, or of a block, even if one of them has more elements than
+// chunk_elements. Column-parallel, weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same
 // bits on every rank; x is whole or, with sequence parallelism, this rank's share, while targets are of all tokens. The ranks exchange two
 // numbers a row.
-Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe = {},
-                  const TensorParallel& tp = {});
+Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options,
+                  const LinearOperands& operands = {}, const TensorParallel& tp = {});
 
 }  // namespace mantissa

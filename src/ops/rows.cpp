@@ -17,24 +17,12 @@ Var convert(const Var& x, Dtype dtype) {
                 [before](const Tensor& dy) { return std::vector<Tensor>{converted(dy, before)}; });
 }
 
-namespace {
-
-void require_token_ids(const Tensor& ids, const TensorParallel& tp) {
+Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
   require(tp.split != Split::row_parallel, "embedding: a table is split by rows");
   require(!by_tokens(tp) || ids.elements() == tp.tokens, "embedding: ", ids.elements(), " ids of ", tp.tokens, " tokens");
-}
-
-TableRows table_rows(const Tensor& table, const TensorParallel& tp) {
-  if (!shared(tp)) return {};
-  return {.first = table.dim(0) * tp.group.rank(), .rows = table.dim(0) * tp.group.size()};
-}
-
-}  // namespace
-
-Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
-  require_token_ids(ids, tp);
   const Tensor& table = weight.value();
-  const TableRows part = table_rows(table, tp);
+  TableRows part;
+  if (shared(tp)) part = {.first = table.dim(0) * tp.group.rank(), .rows = table.dim(0) * tp.group.size()};
   Tensor out = empty(table.device(), table.dtype(), {ids.elements(), table.dim(1)});
   table.device().run(EmbeddingForward{.ids = ids, .weight = table, .out = out, .part = part});
   if (shared(tp)) out = summed(tp, out, {}, out.dtype());  // all ranks but one add zeros

@@ -11,11 +11,6 @@ OperandChoice simulated(const Recipe& recipe, const Simulation& how, GemmRole ro
   return {.source = OperandSource::simulated, .simulation = how.along(contraction, transform)};
 }
 
-// MXFP4 values lie on the grid of E4M3 codes of the same row if no code block has a part of two fake blocks.
-bool fake_codes_are_lossless(const Recipe& recipe) {
-  return recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
-}
-
 // Returns true if backward multiplies the values of fprop's codes.
 bool dequantizes(const Recipe& recipe) { return recipe.backward == BackwardOperands::dequantized && recipe.gemms.fprop; }
 
@@ -27,7 +22,10 @@ OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
   if (recipe.simulated.weight && quantized) return simulated(recipe, recipe.simulated.weight, role, role == GemmRole::fprop ? 1 : 0);
   if (recipe.weight_fake_quant) {
-    if (role == GemmRole::fprop && quantized && recipe.input && fake_codes_are_lossless(recipe)) {
+    // MXFP4 values lie on the grid of E4M3 codes of the same row if no code block has a part of two fake blocks.
+    const bool lossless = recipe.input && recipe.weight_fake_quant.format == Format::e2m1 &&
+                          recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
+    if (role == GemmRole::fprop && quantized && lossless) {
       return {.source = OperandSource::fake_codes, .how = {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
     if (role == GemmRole::dgrad && recipe.backward == BackwardOperands::high_precision) return {};
@@ -89,14 +87,20 @@ Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmR
   return {};
 }
 
-SavedAs saved_input(const Recipe& recipe) {
-  const OperandSource source = choose_operands(recipe, GemmRole::wgrad).second.source;
-  if (source == OperandSource::requantized || source == OperandSource::dequantized) return SavedAs::rows;
-  return source == OperandSource::codes && recipe.gemms.fprop ? SavedAs::columns : SavedAs::values;
+LinearOperands::LinearOperands(const Recipe& recipe)
+    : compute(recipe.compute),
+      block(recipe.block()),
+      fprop(choose_operands(recipe, GemmRole::fprop)),
+      dgrad(choose_operands(recipe, GemmRole::dgrad)),
+      wgrad(choose_operands(recipe, GemmRole::wgrad)),
+      saved_input(SavedAs::values) {
+  const OperandSource source = wgrad.second.source;
+  if (source == OperandSource::requantized || source == OperandSource::dequantized) saved_input = SavedAs::rows;
+  if (source == OperandSource::codes && recipe.gemms.fprop) saved_input = SavedAs::columns;
 }
 
-bool dispatches_codes(const Recipe& recipe, bool recorded) {
-  return choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saved_input(recipe) == SavedAs::rows || !recorded);
+const GemmOperands& LinearOperands::gemm(GemmRole role) const {
+  return role == GemmRole::fprop ? fprop : role == GemmRole::dgrad ? dgrad : wgrad;
 }
 
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
@@ -138,27 +142,20 @@ void check_excluded(const char* name, const Simulation& how, const Quantization&
   if (how && codes) problems.push_back({text("simulate.", name), text("excludes ", name, ": make one of them null")});
 }
 
-const char* unfit_hadamard_gemms(const SimulatedOperands& simulated) {
-  if (simulated.hadamard > 0)
-    return "is empty, so nothing would be transformed: list some of fprop, dgrad, wgrad, or set simulate.hadamard to 0";
-  return "must be empty: simulate.hadamard is 0";
-}
-
-bool both_simulated(const Recipe& recipe, GemmRole role) {
-  const GemmOperands operands = choose_operands(recipe, role);
-  return operands.first.source == OperandSource::simulated && operands.second.source == OperandSource::simulated;
-}
-
 void check_transform(const Recipe& recipe, std::vector<RecipeProblem>& problems) {
   const SimulatedOperands& simulated = recipe.simulated;
   if (simulated.hadamard != 0 && simulated.hadamard != 16 && simulated.hadamard != 32) {
     return problems.push_back({"simulate.hadamard", text("must be 16 or 32, or 0 for none, got ", simulated.hadamard)});
   }
   if ((simulated.hadamard > 0) != simulated.hadamard_gemms.any()) {
-    return problems.push_back({"simulate.hadamard_gemms", unfit_hadamard_gemms(simulated)});
+    return problems.push_back(
+        {"simulate.hadamard_gemms",
+         simulated.hadamard > 0 ? "is empty, so nothing would be transformed: list some of fprop, dgrad, wgrad, or set simulate.hadamard to 0"
+                                : "must be empty: simulate.hadamard is 0"});
   }
   for (const GemmRole role : kGemmRoles) {
-    const bool both = both_simulated(recipe, role);
+    const auto [first, second] = choose_operands(recipe, role);
+    const bool both = first.source == OperandSource::simulated && second.source == OperandSource::simulated;
     if (!simulated.hadamard_gemms.holds(role) || both) continue;
     problems.push_back({"simulate.hadamard_gemms",
                         text("lists ", gemm_name(role), ", whose operands must both be simulated, so that their product stays as it was")});
@@ -192,14 +189,13 @@ void check_simulated(const Recipe& recipe, std::vector<RecipeProblem>& problems)
 
 SimulatedLengths simulated_lengths(const Recipe& recipe) {
   SimulatedLengths of;
-  const GemmOperands fprop = choose_operands(recipe, GemmRole::fprop), dgrad = choose_operands(recipe, GemmRole::dgrad),
-                     wgrad = choose_operands(recipe, GemmRole::wgrad);
-  add_lengths(fprop.first, nullptr, &of.in);
-  add_lengths(fprop.second, &of.out, &of.in);
-  add_lengths(dgrad.first, nullptr, &of.out);
-  add_lengths(dgrad.second, &of.out, &of.in);
-  add_lengths(wgrad.first, nullptr, &of.out);
-  add_lengths(wgrad.second, nullptr, &of.in);
+  const LinearOperands operands(recipe);
+  add_lengths(operands.fprop.first, nullptr, &of.in);
+  add_lengths(operands.fprop.second, &of.out, &of.in);
+  add_lengths(operands.dgrad.first, nullptr, &of.out);
+  add_lengths(operands.dgrad.second, &of.out, &of.in);
+  add_lengths(operands.wgrad.first, nullptr, &of.out);
+  add_lengths(operands.wgrad.second, nullptr, &of.in);
   return of;
 }
 

@@ -109,34 +109,27 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   return first == problems.end() ? std::nullopt : *first;
 }
 
-bool is_down_of_experts(const ModuleShape& module) { return module.experts && module.role == ModuleRole::mlp_output; }
-
 // Returns true if output gradients of experts may arrive as rowwise codes, made by their source rank.
 bool can_requantize_output_grad(const ModuleShape& module, const Recipe& recipe) {
-  return is_down_of_experts(module) && recipe.columns == ColumnSource::rows;
+  return module.experts && module.role == ModuleRole::mlp_output && recipe.columns == ColumnSource::rows;
 }
 
 // Says whether tokens travel to these experts, or gradients back, as codes during training, where precision.quantized_dispatch lets them.
 bool can_move_codes(const ModulePrecision& entry) {
   if (!entry.module.experts) return false;
-  if (!is_down_of_experts(entry.module)) return dispatches_codes(entry.recipe, true);
+  if (entry.module.role != ModuleRole::mlp_output) return LinearOperands(entry.recipe).moves_input_codes(true);
   Recipe recipe = entry.recipe;
   recipe.requantizes_output_grad = can_requantize_output_grad(entry.module, recipe);
-  return choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
-}
-
-// Says whether they would travel as codes if columns came from rows.
-bool moves_values_for_columns(const ModulePrecision& entry) {
-  ModulePrecision from_rows = entry;
-  from_rows.recipe.columns = ColumnSource::rows;
-  return !can_move_codes(entry) && can_move_codes(from_rows);
+  return LinearOperands(recipe).takes_gradient_codes();
 }
 
 std::optional<std::string> advice_on_dispatch(const std::vector<ModulePrecision>& modules) {
   std::map<std::string, std::vector<std::string>> paths;  // any layer -> paths
   std::set<std::string> recipes;
   for (const ModulePrecision& entry : modules) {
-    if (!moves_values_for_columns(entry)) continue;
+    ModulePrecision from_rows = entry;
+    from_rows.recipe.columns = ColumnSource::rows;
+    if (can_move_codes(entry) || !can_move_codes(from_rows)) continue;
     paths[any_layer(entry.module.path)].push_back(entry.module.path);
     recipes.insert(text('"', entry.recipe.name, '"'));
   }
@@ -490,7 +483,7 @@ uint64_t PrecisionPlan::hash() const {
                 recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop, recipe.gemms.dgrad, recipe.gemms.wgrad,
                 recipe.columns == ColumnSource::values ? "|values" : "", recipe.backward == BackwardOperands::quantized ? "" : "|backward ",
                 recipe.backward == BackwardOperands::quantized ? "" : choice_name(recipe.backward),
-                choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized ? "|shifted|" : "|",
+                LinearOperands(recipe).takes_gradient_codes() ? "|shifted|" : "|",
                 simulated_text(recipe), stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
                 stored_type_name(entry.exported), '\n');
   }

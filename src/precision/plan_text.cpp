@@ -172,7 +172,7 @@ void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vec
 void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   std::vector<std::string> paths;
   for (const ModulePrecision& entry : modules) {
-    const bool codes_move = choose_operands(entry.recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
+    const bool codes_move = LinearOperands(entry.recipe).takes_gradient_codes();
     const bool of_experts = entry.module.experts && entry.module.role == ModuleRole::mlp_output;
     if (of_experts && entry.module.bias > 0 && codes_move) paths.push_back(entry.module.path);
   }

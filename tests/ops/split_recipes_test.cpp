@@ -74,7 +74,7 @@ class SplitRecipes : public ::testing::TestWithParam<Named> {
     const Recipe& recipe = GetParam().recipe;
     const bool column_parallel = operation.tp.split == Split::column_parallel;
     EXPECT_EQ(whole.size(), size_t{bool{recipe.input}} + size_t{bool{recipe.output_grad}});
-    const Cut tokens = saved_input(recipe) == SavedAs::rows ? operation.inputs[0].cut : Cut::none;
+    const Cut tokens = LinearOperands(recipe).saved_input == SavedAs::rows ? operation.inputs[0].cut : Cut::none;
     const auto ranks = static_cast<int>(split.codes.size());
     for (int r = 0; r < ranks; ++r) {
       for (const auto& [role, seen] : whole) {
@@ -96,7 +96,7 @@ class SplitRecipes : public ::testing::TestWithParam<Named> {
   static void expect_traffic(const SplitResult& split, bool column_parallel, bool by_tokens) {
     const Recipe& recipe = GetParam().recipe;
     const int64_t elements = kTokens * width(recipe), others = std::ssize(split.sent) - 1;
-    const bool codes = saved_input(recipe) == SavedAs::rows;
+    const bool codes = LinearOperands(recipe).saved_input == SavedAs::rows;
     const int64_t gathered = column_parallel && codes ? elements + elements / recipe.input.block() : 2 * elements;
     int64_t sent = 0;
     for (const Traffic& traffic : split.sent) {

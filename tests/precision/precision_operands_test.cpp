@@ -34,30 +34,30 @@ TEST(Operands, SayARangeOfScales) {
 TEST(Operands, ColumnsComeFromRowsOrFromValues) {
   const Recipe te = preset_recipe("mxfp8_te");
   EXPECT_EQ(texts(te), (Texts{"e4m3 1x32 * e4m3 1x32", "e5m2 1x32 * e4m3 32x1", "e5m2 32x1 * e4m3 32x1"}));
-  EXPECT_EQ(saved_input(te), SavedAs::columns);
+  EXPECT_EQ(LinearOperands(te).saved_input, SavedAs::columns);
   Recipe rows = te;
   rows.columns = ColumnSource::rows;
   EXPECT_EQ(texts(rows), (Texts{"e4m3 1x32 * e4m3 1x32", "e5m2 1x32 * e4m3 32x1 from 1x32", "e5m2 32x1 * e4m3 32x1 from 1x32"}));
-  EXPECT_EQ(saved_input(rows), SavedAs::rows);
+  EXPECT_EQ(LinearOperands(rows).saved_input, SavedAs::rows);
   EXPECT_TRUE(rows.reads_only_weight_codes());
   EXPECT_FALSE(te.reads_only_weight_codes());
   rows.gemms.fprop = false;
   EXPECT_TRUE(rows.reads_weight_codes());
   rows.columns = ColumnSource::values;
   EXPECT_FALSE(rows.reads_weight_codes());
-  EXPECT_EQ(saved_input(rows), SavedAs::values);
+  EXPECT_EQ(LinearOperands(rows).saved_input, SavedAs::values);
 }
 
 TEST(Operands, BackwardMayMultiplyValues) {
   Recipe recipe = preset_recipe("mxfp4_qat_mxfp8_act");
   recipe.output_grad = {}, recipe.gemms = {.fprop = true}, recipe.backward = BackwardOperands::dequantized;
   EXPECT_EQ(texts(recipe), (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e4m3 1x32"}));
-  EXPECT_EQ(saved_input(recipe), SavedAs::rows);
+  EXPECT_EQ(LinearOperands(recipe).saved_input, SavedAs::rows);
   EXPECT_EQ(codes_read(recipe, choose_operands(recipe, GemmRole::dgrad).second, GemmRole::dgrad), recipe.weight_fake_quant);
   EXPECT_FALSE(codes_read(recipe, choose_operands(recipe, GemmRole::wgrad).second, GemmRole::wgrad));
   recipe.backward = BackwardOperands::high_precision;
   EXPECT_EQ(texts(recipe), (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "bf16 * bf16", "bf16 * bf16"}));
-  EXPECT_EQ(saved_input(recipe), SavedAs::values);
+  EXPECT_EQ(LinearOperands(recipe).saved_input, SavedAs::values);
   recipe = preset_recipe("mxfp8_weights");
   recipe.gemms = {.fprop = true}, recipe.backward = BackwardOperands::dequantized;
   EXPECT_EQ(texts(recipe), (Texts{"bf16 * e4m3 32x32", "bf16 * bf16 of e4m3 32x32", "bf16 * bf16"}));
@@ -86,14 +86,14 @@ TEST(Operands, InputCodesAreSavedOnlyIfFpropMakesThemAndWgradReadsThem) {
   for (int set = 0; set < 8; ++set) {
     Recipe recipe = preset_recipe("mxfp8");
     recipe.gemms = {.fprop = (set & 1) != 0, .dgrad = (set & 2) != 0, .wgrad = (set & 4) != 0};
-    EXPECT_EQ(saved_input(recipe), recipe.gemms.fprop && recipe.gemms.wgrad ? SavedAs::rows : SavedAs::values) << set;
+    EXPECT_EQ(LinearOperands(recipe).saved_input, recipe.gemms.fprop && recipe.gemms.wgrad ? SavedAs::rows : SavedAs::values) << set;
     for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
       const GemmOperands operands = choose_operands(recipe, role);
       EXPECT_EQ(operands.first.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
       EXPECT_EQ(operands.second.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
     }
   }
-  EXPECT_EQ(saved_input(preset_recipe("mxfp8_weights")), SavedAs::values);
+  EXPECT_EQ(LinearOperands(preset_recipe("mxfp8_weights")).saved_input, SavedAs::values);
 }
 
 TEST(Operands, FakeCodesAreTakenOnlyWhereTheyAreLossless) {

@@ -46,11 +46,23 @@ Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmR
 // Form in which the input is kept for backward, if wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which
 // forward makes beside the rowwise ones.
 enum class SavedAs { values, rows, columns };
-SavedAs saved_input(const Recipe& recipe);
 
-// Returns true if the tokens of experts can be dispatched as the rowwise codes of fprop: nothing reads their values. recorded: backward
-// follows.
-bool dispatches_codes(const Recipe& recipe, bool recorded);
+// The operands of all GEMMs of a linear layer, decided once from its recipe, when the layer is built.
+struct LinearOperands {
+  LinearOperands(const Recipe& recipe = {});  // NOLINT: a recipe decides all of it
+
+  Dtype compute;  // dtype of operands that are not quantized
+  int64_t block;  // length of the blocks of codes, 0 without codes
+  GemmOperands fprop, dgrad, wgrad;
+  SavedAs saved_input;
+
+  const GemmOperands& gemm(GemmRole role) const;
+  // Returns true if rows of the input can travel between ranks as the rowwise codes of fprop: nothing reads their values. recorded: backward
+  // follows.
+  bool moves_input_codes(bool recorded) const { return fprop.first.is_codes() && (saved_input == SavedAs::rows || !recorded); }
+  // Returns true if the output gradient comes as rowwise codes, which another rank may have made.
+  bool takes_gradient_codes() const { return wgrad.first.source == OperandSource::requantized; }
+};
 
 // Returns "bf16", "e4m3 32x32", "e4m3 32x1 from 1x32", "bf16 of e2m1 1x32" or "e4m3 1x32 of e2m1 1x32". Scale rules other than the default
 // of the role are named: "e4m3 1x32 floor".
