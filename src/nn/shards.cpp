@@ -142,8 +142,6 @@ std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const
 
 namespace {
 
-int64_t partial_norms(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
-
 int64_t elements_in(const std::vector<std::pair<int64_t, int64_t>>& ranges) {
   int64_t elements = 0;
   for (const auto& [begin, end] : ranges) elements += end - begin;
@@ -377,7 +375,7 @@ int64_t Shards::norm_blocks(int rank) const {
   int64_t row_blocks = 0;
   for (const Bucket& bucket : buckets_) {
     const size_t at = place(bucket, rank / mesh_.tensor.size());
-    for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) row_blocks += partial_norms(shard);
+    for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) row_blocks += shard.norms();
   }
   return row_blocks;
 }
@@ -395,7 +393,7 @@ std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_
     for (const Bucket& bucket : buckets_) {
       const size_t at = place(bucket, data);
       for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) {
-        const auto count = static_cast<size_t>(partial_norms(shard));
+        const auto count = static_cast<size_t>(shard.norms());
         const int share = bucket.of_experts ? data % mesh_.expert.size() : 0;
         if (tensor == 0 || shard.of->sharding.split != Split::none)
           found.push_back({.order = {tensor, shard.of->number(), share, shard.begin}, .values = left.first(count)});

@@ -55,32 +55,16 @@ class Optimizer {
   Nonfinite first_nonfinite_weight() const;
 
  private:
-  void allocate();
   Nonfinite first_found(const std::function<std::string(const State&)>& search) const;
-  void make_report(const StepLosses& losses);
-  void report_to_ranks(const StepLosses& losses, FinishGradients& finish, UpdateResult& result);
-  void finish_gradients(double lr, const StepLosses& losses, UpdateResult& result);
   void apply();
-  void apply_to(const State& state);
 
   ParameterSet& parameters_;
   Shards shards_;
   OptimizerConfig config_;
   int64_t updates_ = 0;
   std::vector<State> states_;
-  int64_t row_blocks_ = 0;  // 32 rows each, of the own parts in the order of the parameters
-  Tensor step_;             // StepValue
-
-  // Values that the host reads of a step, fp64, in one tensor: one download has any run of these.
-  struct Report {
-    Tensor all;
-    Tensor outcome;   // StepOutcome
-    Tensor figures;   // StepLosses::figures
-    Tensor flag;      // ParameterSet::nonfinite()
-    Tensor losses;    // StepLosses::losses
-    Tensor partials;  // squared norms of row blocks
-  };
-  Report report_;
+  Tensor step_;  // StepValue
+  StepControl control_{shards_};
 };
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// The one message by which the ranks of a step decide alike: each sends its flag, vote, seconds, traffic, losses, assignments of experts
-// and partial norms, and reads those of all.
+// The numbers by which a step is decided, and the one message by which the ranks decide alike: each sends its flag, vote, seconds, traffic,
+// losses, assignments of experts and partial norms, and reads those of all.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +21,51 @@ struct StepLosses {
   // Makes of these figures the expert assignments of this rank's micro batches: whole numbers, as many on all ranks.
   std::function<std::vector<double>(std::span<const double> figures)> assignments = {};
   std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
-
-  std::vector<double> assignments_of(std::span<const double> of) const { return assignments ? assignments(of) : std::vector<double>(); }
 };
 
-// Layout of a rank's control message, by which all ranks decide alike: kReportedNumbers doubles, then losses, expert assignments, partial
-// norms.
+// Layout of a rank's control message: kReportedNumbers doubles, then losses, expert assignments, partial norms.
 inline constexpr int64_t kReportedNumbers = 8;
 
-struct UpdateResult {
-  double loss;
-  double gradient_norm;  // before clipping
-  bool bad_weights;      // a quantized weight is NaN or Inf
-  bool skipped;          // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
-  int vote;              // the largest of all ranks
-  Traffic sent;          // by all ranks up to then
-  // StepLosses::seconds by rank; empty for one.
-  std::vector<double> seconds;
-  std::vector<double> assignments;  // StepLosses::assignments of all data ranks, added up
-  std::vector<double> figures;      // StepLosses::figures of this rank
+// What all ranks report of a step beside what decides it.
+struct StepReport {
+  int vote = 0;                          // the largest of all ranks
+  Traffic sent = {};                     // by all ranks, from their start to the gradients of this step
+  std::vector<double> seconds = {};      // StepLosses::seconds by rank; empty for a single rank
+  std::vector<double> assignments = {};  // StepLosses::assignments of all data ranks, added up
+  std::vector<double> figures = {};      // StepLosses::figures of this rank
 };
 
-// Report of a rank about its step.
-struct OwnReport {
-  double flag;
-  std::span<const double> losses;
-  std::vector<double> assignments;
-  std::span<const double> partials;
+struct UpdateResult : StepReport {
+  double loss = 0.0;
+  double gradient_norm = 0.0;  // before clipping
+  bool bad_weights = false;    // a quantized weight is NaN or Inf
+  bool skipped = false;        // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
 };
 
-// Every rank decides by the partial norms, losses and flags of all.
-void exchange_control(const Shards& shards, const StepLosses& step, const OwnReport& says, FinishGradients& finish, UpdateResult& result);
+// Decides the steps of an optimizer. The ranks call it together, in this order.
+class StepControl {
+ public:
+  explicit StepControl(const Shards& shards) : shards_(shards) {}  // which must outlive it
+
+  // Begins a step. Returns the tensor in which its partial norms are then written.
+  const Tensor& begin(Backend& device, const StepLosses& step);
+  // Writes StepValue and StepOutcome by the norms, losses and flags (ParameterSet::nonfinite()) of all ranks.
+  void decide(const StepLosses& step, const Tensor& flags, const Tensor& values, double clip);
+  // Waits for the decision.
+  UpdateResult result(const StepLosses& step);
+
+ private:
+  void exchange(const StepLosses& step, FinishGradients& finish);
+
+  const Shards& shards_;
+  StepReport report_;
+  // Values that the host reads of a step, fp64, in one tensor: one download has any run of the next five.
+  Tensor all_;
+  Tensor outcome_;   // StepOutcome
+  Tensor figures_;   // StepLosses::figures
+  Tensor flag_;      // ParameterSet::nonfinite()
+  Tensor losses_;    // StepLosses::losses
+  Tensor partials_;  // squared norms of row blocks
+};
 
 }  // namespace mantissa

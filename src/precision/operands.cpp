@@ -150,8 +150,9 @@ void check_transform(const Recipe& recipe, std::vector<RecipeProblem>& problems)
   if ((simulated.hadamard > 0) != simulated.hadamard_gemms.any()) {
     return problems.push_back(
         {"simulate.hadamard_gemms",
-         simulated.hadamard > 0 ? "is empty, so nothing would be transformed: list some of fprop, dgrad, wgrad, or set simulate.hadamard to 0"
-                                : "must be empty: simulate.hadamard is 0"});
+         simulated.hadamard == 0
+             ? "must be empty: simulate.hadamard is 0"
+             : "is empty, so nothing would be transformed: list some of fprop, dgrad, wgrad, or set simulate.hadamard to 0"});
   }
   for (const GemmRole role : kGemmRoles) {
     const auto [first, second] = choose_operands(recipe, role);

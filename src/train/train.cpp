@@ -72,7 +72,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .skipped = result.skipped,
                         .other_gemms = run.plan.quantizes_operands() || run.config.precision.dtype != Dtype::bf16,
                         .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
-                        .routing = routing_summary(result.routing, result.routers, run.config, run.mesh.data),
+                        .routing = routing_summary(result.figures, result.routers, run.config, run.mesh.data),
                         .precision = precision};
   publish(run, run.events.step, event);
 }

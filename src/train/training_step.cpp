@@ -38,19 +38,6 @@ void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, 
   }
 }
 
-// Returns the tokens of these rows; none if all of them are full.
-std::vector<int32_t> lengths_of(const Batch& batch, int64_t first, int64_t count) {
-  if (batch.lengths.empty()) return {};
-  const auto begin = batch.lengths.begin() + first, end = begin + count;
-  if (std::all_of(begin, end, [&](int32_t length) { return length == batch.length; })) return {};
-  return {begin, end};
-}
-
-bool has_segments(const Batch& batch, int64_t first, int64_t count) {
-  const auto begin = batch.segment_starts.begin() + first * batch.length;
-  return std::any_of(begin, begin + count * batch.length, [](int32_t start) { return start != 0; });
-}
-
 }  // namespace
 
 DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count) {
@@ -61,12 +48,16 @@ DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64
     return from_host(model.device(), Dtype::i32, {count * batch.length}, values.data() + first * batch.length);
   };
   // Without boundaries inside the rows attention takes its simple path.
-  const bool segmented = has_segments(batch, first, count);
+  const auto starts = batch.segment_starts.begin() + first * batch.length;
+  const bool segmented = std::any_of(starts, starts + count * batch.length, [](int32_t start) { return start != 0; });
+  std::vector<int32_t> lengths;  // none if all of the rows are full
+  if (!batch.lengths.empty()) lengths.assign(batch.lengths.begin() + first, batch.lengths.begin() + first + count);
+  if (std::ranges::count(lengths, batch.length) == count) lengths.clear();
   return {.tokens = {.batch = count,
                      .tokens = upload(batch.tokens),
                      .positions = upload(batch.positions),
                      .segment_starts = segmented ? upload(batch.segment_starts) : Tensor(),
-                     .lengths = lengths_of(batch, first, count)},
+                     .lengths = std::move(lengths)},
           .targets = upload(batch.targets)};
 }
 
@@ -89,18 +80,6 @@ void StepBatches::prefetch(int64_t first) noexcept {
   }
 }
 
-namespace {
-
-// Returns what is added to the biases of one layer. Sums of whole numbers are exact, and so are the comparisons.
-std::vector<float> changes(float rate, std::span<const double> assignments) {
-  const double all = std::accumulate(assignments.begin(), assignments.end(), 0.0), experts = static_cast<double>(assignments.size());
-  std::vector<float> out;
-  for (const double each : assignments) out.push_back(each * experts > all ? -rate : each * experts < all ? rate : 0.0F);
-  return out;
-}
-
-}  // namespace
-
 std::vector<double> expert_assignments(const ParameterSet& parameters, std::span<const double> figures) {
   std::vector<double> sums;
   const size_t layers = parameters.buffers().size();
@@ -113,12 +92,17 @@ std::vector<double> expert_assignments(const ParameterSet& parameters, std::span
   return sums;
 }
 
-// The host knows what changes but not the biases, and need not wait for them.
+// Sums of whole numbers are exact, and so are the comparisons. The host knows what changes but not the biases, and need not wait for
+// them.
 void update_expert_biases(ParameterSet& parameters, double rate, const std::vector<double>& assignments) {
   std::span<const double> rest = assignments;
   for (const Buffer& bias : parameters.buffers()) {
     const auto experts = static_cast<size_t>(bias.shape.elements());
-    const std::vector<float> change = changes(static_cast<float>(rate), rest.first(experts));
+    const auto of_layer = rest.first(experts);
+    const double all = std::accumulate(of_layer.begin(), of_layer.end(), 0.0), count = static_cast<double>(experts);
+    const auto step = static_cast<float>(rate);
+    std::vector<float> change;
+    for (const double each : of_layer) change.push_back(each * count > all ? -step : each * count < all ? step : 0.0F);
     Backend& device = bias.value.device();
     device.run(Add{.a = bias.value, .b = from_host(device, Dtype::f32, bias.shape, change.data()), .out = bias.value});
     rest = rest.subspan(experts);
@@ -127,15 +111,13 @@ void update_expert_biases(ParameterSet& parameters, double rate, const std::vect
 
 namespace {
 
-// Fake quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.
-Optimizer::Nonfinite first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
-  if (update.bad_weights) return optimizer.first_nonfinite_weight();
-  if (!std::isfinite(update.loss)) return {.text = text("loss = ", update.loss)};
-  return optimizer.first_nonfinite_gradient();
-}
-
-// The bad value may lie in the shards of one rank: finds the first in the order of the parameters, and its rank.
-std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite& own) {
+// Names the first value that is not finite, in the order of the parameters; with the rank, where it lies in the shards of one. Fake
+// quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.
+std::string first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
+  const Communicator& ranks = optimizer.shards().mesh().world;
+  const Optimizer::Nonfinite own = update.bad_weights             ? optimizer.first_nonfinite_weight()
+                                   : !std::isfinite(update.loss) ? Optimizer::Nonfinite{.text = text("loss = ", update.loss)}
+                                                                 : optimizer.first_nonfinite_gradient();
   if (ranks.size() == 1) return own.text;
   using Place = std::pair<size_t, int64_t>;
   struct Found {
@@ -149,33 +131,17 @@ std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite
   return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
 
-struct BatchCounts {
-  int64_t targets = 0, padding = 0;
-};
-
-// Adds up what all ranks have. An exchange would wait for the weights of the step before, which forward can do without at first; data
-// whose targets all count have no padding.
-BatchCounts counts_of_ranks(const Communicator& ranks, const Batch& batch) {
-  if (batch.all_count) return {.targets = batch.target_count * ranks.size()};
-  BatchCounts sum;
-  for (const BatchCounts& each : ranks.all(BatchCounts{.targets = batch.target_count, .padding = batch.padding()})) {
-    sum.targets += each.targets;
-    sum.padding += each.padding;
-  }
-  return sum;
-}
-
 }  // namespace
 
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {
   Tape tape;
   const Tape::Scope scope(&tape);
   const PaddingScope padding(rows.tokens.lengths, rows.targets.dim(0) / rows.tokens.batch);
-  const auto forward = [&] {
+  Var loss;
+  {
     const TraceSpan span(Track::compute, "forward");
-    return model.loss(rows.tokens, rows.targets, target_count, &routing);
-  };
-  const Var loss = forward();
+    loss = model.loss(rows.tokens, rows.targets, target_count, &routing);
+  }
   const TraceSpan span(Track::compute, "backward");
   tape.backward(loss);
   return loss.value();
@@ -183,8 +149,21 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, StepOptions options) {
+  // Targets and padding of all ranks. An exchange would wait for the weights of the step before, which forward can do without at first;
+  // data whose targets all count have no padding.
+  struct Counts {
+    int64_t targets = 0, padding = 0;
+  } counts;
+  const Communicator& data = optimizer.shards().mesh().data;
+  if (batch.all_count) {
+    counts.targets = batch.target_count * data.size();
+  } else {
+    for (const Counts& each : data.all(Counts{.targets = batch.target_count, .padding = batch.padding()})) {
+      counts.targets += each.targets;
+      counts.padding += each.padding;
+    }
+  }
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
-  const BatchCounts counts = counts_of_ranks(optimizer.shards().mesh().data, batch);
   const int64_t targets = std::max<int64_t>(1, counts.targets);
   RouterStatistics routing(options.routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
@@ -193,42 +172,32 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     if (options.uploaded.empty()) return to_device(model, batch, i * micro_batch_size, micro_batch_size);
     return std::exchange(options.uploaded.at(static_cast<size_t>(i)), {});
   };
-  const auto position = [&](int64_t i) {
-    RoundingPosition at = options.rounding;
-    at.token += i * micro_batch_size * batch.length;
-    return at;
-  };
   accumulator.accumulate(
       [&](int64_t i) {
-        const RoundingScope scope(position(i));
+        RoundingPosition at = options.rounding;
+        at.token += i * micro_batch_size * batch.length;
+        const RoundingScope scope(at);
         return forward_and_backward(model, micro_batch(i), targets, routing);
       },
       optimizer.shards());
   const Moment ended(model.device());
   communication.stop();
   const TraceSpan span(Track::compute, "optimizer");
-  const UpdateResult update =
-      optimizer.update(lr, {.losses = accumulator.losses(),
-                            .pairwise = accumulator.pairwise(),
-                            .vote = options.vote ? options.vote() : 0,
-                            .seconds = [&] { return began.seconds_until(ended) - communication.seconds(); },
-                            .figures = routing.figures(),
-                            .assignments = [&](auto figures) { return expert_assignments(model.parameters(), figures); },
-                            .meanwhile = options.meanwhile});
-  if (!update.skipped && !update.assignments.empty()) {
-    update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
+  StepResult result{optimizer.update(lr, {.losses = accumulator.losses(),
+                                          .pairwise = accumulator.pairwise(),
+                                          .vote = options.vote ? options.vote() : 0,
+                                          .seconds = [&] { return began.seconds_until(ended) - communication.seconds(); },
+                                          .figures = routing.figures(),
+                                          .assignments = [&](auto figures) { return expert_assignments(model.parameters(), figures); },
+                                          .meanwhile = options.meanwhile})};
+  if (!result.skipped && !result.assignments.empty()) {
+    update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, result.assignments);
   }
-  return {.loss = update.loss,
-          .targets = counts.targets,
-          .padding = counts.padding,
-          .gradient_norm = update.gradient_norm,
-          .skipped = update.skipped,
-          .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",
-          .vote = update.vote,
-          .sent = update.sent,
-          .seconds = update.seconds,
-          .routers = options.routers,
-          .routing = update.figures};
+  if (result.skipped) result.bad = first_bad_value(result, optimizer);
+  result.targets = counts.targets;
+  result.padding = counts.padding;
+  result.routers = options.routers;
+  return result;
 }
 
 }  // namespace mantissa

@@ -79,19 +79,13 @@ std::vector<double> expert_assignments(const ParameterSet& parameters, std::span
 // fewer. `assignments` are those of all data ranks, summed.
 void update_expert_biases(ParameterSet& parameters, double rate, const std::vector<double>& assignments);
 
-struct StepResult {
-  double loss;           // sum over the targets that count, divided by their number; 0 without any
-  int64_t targets;       // number of them, over all ranks
-  int64_t padding;       // padding among the tokens of all ranks
-  double gradient_norm;  // before clipping
-  bool skipped;
-  std::string bad;  // why: the first value that is not finite
-  int vote;         // the largest of all ranks
-  Traffic sent;     // by all ranks, from their start to the gradients of this step
-  // Seconds each rank spent in forward and backward, excluding waits for other ranks. Empty for a single rank.
-  std::vector<double> seconds;
-  RouterFigures routers;        // the figures that routing holds
-  std::vector<double> routing;  // figures of RouterStatistics, of this rank's micro batches
+// The loss is the sum over the targets that count, divided by their number; 0 without any. Seconds are those of forward and backward,
+// excluding waits for other ranks; figures are those of RouterStatistics.
+struct StepResult : UpdateResult {
+  int64_t targets = 0;                                        // number of them, over all ranks
+  int64_t padding = 0;                                        // padding among the tokens of all ranks
+  std::string bad = {};                                       // why it was skipped: the first value that is not finite
+  RouterFigures routers = RouterFigures::counts_and_losses;  // what the figures hold
 };
 
 // Adds the gradients of a micro batch to those that are there. Returns its loss: the sum over its targets divided by target_count, that of

@@ -76,8 +76,8 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
     EXPECT_EQ(a.routers, RouterFigures::counts_and_losses);
     EXPECT_EQ(b.routers, RouterFigures::counts);
     const size_t layers = 2, width = static_cast<size_t>(configured({}).model.moe->num_experts + RouterStatistics::kLosses);
-    EXPECT_EQ(a.routing.size(), layers * width);
-    EXPECT_EQ(b.routing.size(), a.routing.size());
+    EXPECT_EQ(a.figures.size(), layers * width);
+    EXPECT_EQ(b.figures.size(), a.figures.size());
   }
   for (size_t i = 0; i < qat.optimizer.states().size(); ++i) {
     EXPECT_TRUE(test::same_elements(to_host<float>(qat.optimizer.states()[i].master), to_host<float>(high.optimizer.states()[i].master)))

@@ -57,8 +57,8 @@ struct LinearOperands {
   SavedAs saved_input;
 
   const GemmOperands& gemm(GemmRole role) const;
-  // Returns true if rows of the input can travel between ranks as the rowwise codes of fprop: nothing reads their values. recorded: backward
-  // follows.
+  // Returns true if rows of the input can travel between ranks as the rowwise codes of fprop: nothing reads their values. recorded:
+  // backward follows.
   bool moves_input_codes(bool recorded) const { return fprop.first.is_codes() && (saved_input == SavedAs::rows || !recorded); }
   // Returns true if the output gradient comes as rowwise codes, which another rank may have made.
   bool takes_gradient_codes() const { return wgrad.first.source == OperandSource::requantized; }
