@@ -13,19 +13,8 @@
 namespace mantissa {
 namespace {
 
-NormOptions norm_options(const ModelConfig& config) { return {.layer_norm = config.norm == Norm::layer, .eps = config.norm_eps}; }
-
 double residual_std(const ModelConfig& config) {
   return config.init_residual_scale ? config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)) : config.init_std;
-}
-
-AttentionOptions attention_options(const ModelConfig& config, int64_t layer, HeadLayout layout, Recompute recompute) {
-  return {.layout = layout,
-          .norm_eps = config.norm_eps,
-          .init_std = config.init_std,
-          .out_init_std = residual_std(config),
-          .recompute = recompute == Recompute::selective,
-          .window = config.window(layer)};
 }
 
 Keep keep_of(Recompute recompute) { return recompute == Recompute::selective ? Keep::nothing : Keep::value; }
@@ -57,27 +46,25 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .expert_gradients = options.expert_gradients};
 }
 
-// The config refuses the same; this checks a config object, or a recipe, that was changed afterwards.
-void require_projection(const Recipe& recipe, const ModelConfig& config, int64_t tensor) {
-  if (!recipe.quantizes()) return;
-  const std::vector<std::string> problems = output_projection_problems(recipe, {.tied_embeddings = config.tie_word_embeddings,
-                                                                                .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
-                                                                                .rows = config.padded_vocab_size(),
-                                                                                .hidden = config.hidden_size,
-                                                                                .tensor = tensor});
-  if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
-}
-
-// The config refuses a GPU that is named; this one may have been found, or asked for by a command.
-void require_cpu(const PrecisionPlan& plan, const Backend& device) {
-  const std::optional<RecipeProblem> problem = device.host_memory() ? std::nullopt : plan.needs_cpu();
-  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take the CPU as device, not ", device.name());
-}
-
-void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {
+// Refuses a plan that is of another model or cannot be computed. The config refuses the same; this checks a config object, or a recipe,
+// that was changed afterwards, and a GPU that is not named there but was found, or asked for by a command.
+void check_plan(const PrecisionPlan& plan, const ModelConfig& config, const Backend& device, int64_t tensor) {
+  const ModulePrecision* const output = plan.find("output");
+  if (output && output->recipe.quantizes()) {
+    const std::vector<std::string> problems =
+        output_projection_problems(output->recipe, {.tied_embeddings = config.tie_word_embeddings,
+                                                    .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
+                                                    .rows = config.padded_vocab_size(),
+                                                    .hidden = config.hidden_size,
+                                                    .tensor = tensor});
+    if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
+  }
+  const ModelShape model = model_shape(config);
   require(model.modules.front().out > 0, "model.vocab_size is not known yet");
   const auto same = [](const ModuleShape& module, const ModulePrecision& entry) { return module == entry.module; };
   require(std::ranges::equal(model.modules, plan.modules(), same), "the precision plan is of another model");
+  const std::optional<RecipeProblem> problem = device.host_memory() ? std::nullopt : plan.needs_cpu();
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take the CPU as device, not ", device.name());
 }
 
 }  // namespace
@@ -96,38 +83,37 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
               .kv_heads = config.kv_heads() / options.mesh.tensor.size(),
               .head_dim = config.head_size()} {
   device.allow_native_gemms(plan.native_gemms());
-  const ModulePrecision* const output = plan.find("output");
-  if (output) require_projection(output->recipe, config, options.mesh.tensor.size());
-  require_plan_of(model_shape(config), plan);
-  require_cpu(plan, device);
+  check_plan(plan, config, device, options.mesh.tensor.size());
   const Init normal{.constant = 0.0, .std = config.init_std};
-  const ModelRanks ranks = options_.mesh.ranks();
+  const Mesh& mesh = options_.mesh;
+  const ModelRanks ranks = mesh.ranks();
+  const NormOptions norm{.layer_norm = config.norm == Norm::layer, .eps = config.norm_eps};
   embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks));
   if (config.position == Position::learned) {
     position_ = &parameters_.add(weight_of(plan.of("position"), normal, ranks));
   }
-  for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
-  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), options_.mesh);
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    const std::string path = text("layers.", i);
+    const AttentionOptions attention{.layout = layout_,
+                                     .norm_eps = config.norm_eps,
+                                     .init_std = config.init_std,
+                                     .out_init_std = residual_std(config),
+                                     .recompute = options.recompute == Recompute::selective,
+                                     .window = config.window(i)};
+    const auto mlp = [&]() -> std::variant<Mlp, Moe> {
+      if (config.has_experts(i)) return Moe(parameters_, plan, path + ".moe", moe_options(config, options), mesh);
+      return Mlp(parameters_, plan, path + ".mlp", mlp_options(config, options.recompute), mesh);
+    };
+    // Members are built in the order of the braces, so parameters are numbered in it.
+    blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, mesh),
+                            Attention(parameters_, plan, path + ".attn", attention, mesh),
+                            NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, mesh), mlp()});
+  }
+  final_norm_.emplace(parameters_, plan.of("final_norm"), norm, mesh);
+  const ModulePrecision* const output = plan.find("output");
   output_ = output ? &parameters_.add(weight_of(*output, normal, ranks)) : embed_;
   output_operands_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
   parameters_.allocate(device, stats_dtype(compute_), options.gradients);
-}
-
-void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
-  const std::string path = text("layers.", index);
-  const NormOptions norm = norm_options(config_);
-  // Members are built in the order of the braces, so parameters are numbered in it.
-  const Mesh& mesh = options_.mesh;
-  blocks_.push_back(
-      Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, mesh),
-            Attention(parameters_, plan, path + ".attn", attention_options(config_, index, layout_, options_.recompute), mesh),
-            NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, mesh), mlp_of(index, plan)});
-}
-
-std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
-  const std::string path = text("layers.", index);
-  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_), options_.mesh);
-  return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.mesh);
 }
 
 TensorParallel Gpt::context(const TokenBatch& batch) const {
@@ -136,15 +122,11 @@ TensorParallel Gpt::context(const TokenBatch& batch) const {
 
 Var Gpt::embed(const TokenBatch& batch) {
   const Var x = embedding(batch.tokens, embed_->var(), context(batch));
-  return position_ ? add(x, embedding(own_tokens(batch.positions), position_->var())) : x;
-}
-
-// Returns the tokens that this rank has of those that all hold together.
-Tensor Gpt::own_tokens(const Tensor& rows) const {
-  if (!options_.mesh.sequence_parallel) return rows;
+  if (!position_) return x;
   const Communicator& ranks = options_.mesh.tensor;
-  const RowRange own = share_of(rows.dim(0), ranks.rank(), ranks.size());
-  return rows.slice(own.begin, own.end);
+  const RowRange own = share_of(batch.positions.dim(0), ranks.rank(), ranks.size());
+  const Tensor positions = options_.mesh.sequence_parallel ? batch.positions.slice(own.begin, own.end) : batch.positions;
+  return add(x, embedding(positions, position_->var()));
 }
 
 // Returns what routers add to their logits, [N, E]: 0 for a token, -Inf for padding, so that it has no expert. Undefined without padding.
@@ -199,17 +181,6 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
   return final_norm_->forward(x);
 }
 
-// Returns the last token's row on every rank; the last rank has it in any case.
-Tensor Gpt::last_row(const Tensor& x) const {
-  const Mesh& mesh = options_.mesh;
-  const int last = mesh.tensor.size() - 1;
-  const bool here = !mesh.sequence_parallel || mesh.tensor.rank() == last;
-  const Tensor row = empty(device_, x.dtype(), {1, x.dim(1)});
-  if (here) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
-  if (mesh.sequence_parallel) mesh.tensor.broadcast(row, last, Purpose::other);
-  return row;
-}
-
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
 
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics) {
@@ -234,13 +205,9 @@ void Gpt::join_expert_collectives() const {
   }
 }
 
-Tensor Gpt::project(const Tensor& hidden, const TensorParallel& at) const {
-  return linear_fprop(hidden, output_->weight(), logits_dtype(), output_operands_, at);
-}
-
 Tensor Gpt::logits(const TokenBatch& batch) {
   const Tape::Scope paused(nullptr);
-  return project(hidden(batch).value(), context(batch));
+  return linear_fprop(hidden(batch).value(), output_->weight(), logits_dtype(), output_operands_, context(batch));
 }
 
 std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
@@ -279,14 +246,21 @@ Var Gpt::extended(const std::vector<int32_t>& tokens, const std::vector<std::vec
 }
 
 Tensor Gpt::next_logits_of(const Tensor& rows) const {
-  return converted(project(final_norm_->forward(Var(rows)).value(), {.group = options_.mesh.tensor, .split = Split::column_parallel}),
+  const Var normed = final_norm_->forward(Var(rows));
+  return converted(linear_fprop(normed.value(), output_->weight(), logits_dtype(), output_operands_,
+                                {.group = options_.mesh.tensor, .split = Split::column_parallel}),
                    Dtype::f32);
 }
 
 Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache) {
   const FewRows scope;
   const Tape::Scope paused(nullptr);
-  const Tensor logits = next_logits_of(last_row(extended(tokens, {&cache}).value()));
+  const Mesh& mesh = options_.mesh;
+  const Tensor x = extended(tokens, {&cache}).value(), row = empty(device_, x.dtype(), {1, x.dim(1)});  // of the last token
+  const int last = mesh.tensor.size() - 1;  // the rank that has it in any case
+  if (!mesh.sequence_parallel || mesh.tensor.rank() == last) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
+  if (mesh.sequence_parallel) mesh.tensor.broadcast(row, last, Purpose::other);
+  const Tensor logits = next_logits_of(row);
   return logits.view({logits.elements()});
 }
 

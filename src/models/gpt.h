@@ -74,20 +74,15 @@ class Gpt {
     NormLayer mlp_norm;
     std::variant<Mlp, Moe> mlp;
   };
-  std::variant<Mlp, Moe> mlp_of(int64_t index, const PrecisionPlan& plan);
-  void add_block(int64_t index, const PrecisionPlan& plan);
   Dtype logits_dtype() const;
   TensorParallel context(const TokenBatch& batch) const;  // context of the embedding and the output projection
-  Tensor own_tokens(const Tensor& rows) const;
   Tensor router_mask(const TokenBatch& batch) const;
-  Tensor last_row(const Tensor& x) const;
   // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
   Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
   Tensor next_logits_of(const Tensor& rows) const;
   Var embed(const TokenBatch& batch);
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
   Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]
-  Tensor project(const Tensor& hidden, const TensorParallel& at) const;         // logits, of the whole vocabulary
   Tensor rope_table(int64_t positions);                                         // for at least so many positions; undefined if not rotary
 
   ModelConfig config_;

@@ -19,27 +19,6 @@ void validate_layers(const std::vector<int64_t>& layers, int64_t num_layers, con
   }
 }
 
-void validate_sliding_layers(const ModelConfig& config, const OptionError& report) {
-  validate_layers(config.sliding_layers, config.num_layers, "model.sliding_layers", report);
-  if (!config.sliding_layers.empty() && !config.sliding_window) report("model.sliding_layers", "needs model.sliding_window");
-}
-
-std::string odd_head_size(const ModelConfig& model) {
-  const char* const from = model.head_dim ? "" : " = hidden_size / num_attention_heads";
-  return text("rotary positions need an even head_dim, got ", model.head_size(), from);
-}
-
-void validate_key_value_heads(const ModelConfig& model, const OptionError& report) {
-  if (model.num_attention_heads % model.kv_heads() == 0) return;
-  report("model.num_key_value_heads", text("must divide num_attention_heads ", model.num_attention_heads, ", got ", model.kv_heads()));
-}
-
-void validate_head_width(const ModelConfig& model, const OptionError& report) {
-  const int64_t heads = model.num_attention_heads, size = model.head_size();
-  if (heads * size <= kWidestHeads) return;
-  report("model.num_attention_heads", text("num_attention_heads ", heads, " * head_dim ", size, " is more than ", kWidestHeads));
-}
-
 }  // namespace
 
 int64_t ModelConfig::padded_vocab_size() const {
@@ -56,11 +35,17 @@ void ModelConfig::validate(const OptionError& report) const {
     report("model.hidden_size",
            text("must be a multiple of num_attention_heads ", num_attention_heads, " unless head_dim is given, got ", hidden_size));
   } else if (position == Position::rope && head_size() % 2 != 0) {
-    report(head_dim ? "model.head_dim" : "model.hidden_size", odd_head_size(*this));
+    report(head_dim ? "model.head_dim" : "model.hidden_size", text("rotary positions need an even head_dim, got ", head_size(),
+                                                                   head_dim ? "" : " = hidden_size / num_attention_heads"));
   }
-  validate_key_value_heads(*this, report);
-  validate_head_width(*this, report);
-  validate_sliding_layers(*this, report);
+  if (num_attention_heads % kv_heads() != 0)
+    report("model.num_key_value_heads", text("must divide num_attention_heads ", num_attention_heads, ", got ", kv_heads()));
+  if (num_attention_heads * head_size() > kWidestHeads) {
+    report("model.num_attention_heads",
+           text("num_attention_heads ", num_attention_heads, " * head_dim ", head_size(), " is more than ", kWidestHeads));
+  }
+  validate_layers(sliding_layers, num_layers, "model.sliding_layers", report);
+  if (!sliding_layers.empty() && !sliding_window) report("model.sliding_layers", "needs model.sliding_window");
   if (swiglu_limit && activation != Activation::swiglu_clamped) report("model.swiglu_limit", "needs model.activation swiglu_clamped");
   if (rope_scaling) rope_scaling->validate(*this, report);
   if (moe) moe->validate(*this, report);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "mantissa/backend/functions.h"
 
@@ -14,13 +15,6 @@ constexpr double kTurn = 2.0 * std::numbers::pi;
 // Rotations are computed in fp32, in the order of operations of transformers, which servers share: 16,384 positions on, another rounding of
 // a frequency is another angle by a thousandth. Where torch and C++ leave the last bit of a power to a library it is rounded from fp64.
 float power(double base, float exponent) { return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(base)), exponent)); }
-
-// base^(2i / D)
-std::vector<float> wavelengths(int64_t head_dim, double theta) {
-  std::vector<float> out;
-  for (int64_t i = 0; i < head_dim / 2; ++i) out.push_back(power(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim)));
-  return out;
-}
 
 // Frequencies that turn more than high_freq_factor times within the original sequence stay, those that turn fewer than low_freq_factor
 // times are divided by factor, and between them the share of the former rises with the number of turns.
@@ -36,15 +30,8 @@ float llama3_frequency(float frequency, const RopeScalingConfig& scaling) {
   return (1.0F - kept) * frequency / factor + kept * frequency;
 }
 
-// Pairs from `first` to `last` blend from frequencies as they are to those divided by factor.
-struct YarnRamp {
-  double first, last;
-  float divided(int64_t pair) const {
-    return std::clamp((static_cast<float>(pair) - static_cast<float>(first)) / static_cast<float>(last - first), 0.0F, 1.0F);
-  }
-};
-
-YarnRamp yarn_ramp(double head_dim, double theta, const RopeScalingConfig& scaling) {
+// Returns the first and the last pair that blend from frequencies as they are to those divided by factor.
+std::pair<double, double> yarn_ramp(double head_dim, double theta, const RopeScalingConfig& scaling) {
   const auto pair_that_turns = [&](double times) {
     const double length = static_cast<double>(scaling.original_max_position_embeddings);
     return head_dim * std::log(length / (times * kTurn)) / (2.0 * std::log(theta));
@@ -56,11 +43,6 @@ YarnRamp yarn_ramp(double head_dim, double theta, const RopeScalingConfig& scali
   return {first, first == last ? last + 0.001 : last};
 }
 
-float yarn_frequency(float wavelength, float divided, const RopeScalingConfig& scaling) {
-  const float kept = 1.0F - divided;
-  return 1.0F / (static_cast<float>(scaling.factor) * wavelength) * (1.0F - kept) + 1.0F / wavelength * kept;
-}
-
 double yarn_scale(const RopeScalingConfig& scaling) {
   const auto magnitude = [&](double times) { return 0.1 * times * std::log(scaling.factor) + 1.0; };
   if (scaling.attention_factor) return *scaling.attention_factor;
@@ -70,11 +52,16 @@ double yarn_scale(const RopeScalingConfig& scaling) {
 }  // namespace
 
 RopeFrequencies rope_frequencies(int64_t head_dim, double theta, const std::optional<RopeScalingConfig>& scaling) {
-  RopeFrequencies out{.of_pairs = wavelengths(head_dim, theta)};
+  RopeFrequencies out;  // wavelengths at first
+  for (int64_t i = 0; i < head_dim / 2; ++i)
+    out.of_pairs.push_back(power(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim)));
   if (scaling && scaling->type == RopeScaling::yarn) {
-    const YarnRamp ramp = yarn_ramp(static_cast<double>(head_dim), theta, *scaling);
-    for (size_t i = 0; i < out.of_pairs.size(); ++i)
-      out.of_pairs[i] = yarn_frequency(out.of_pairs[i], ramp.divided(static_cast<int64_t>(i)), *scaling);
+    const auto [first, last] = yarn_ramp(static_cast<double>(head_dim), theta, *scaling);
+    for (size_t i = 0; i < out.of_pairs.size(); ++i) {
+      const float place = (static_cast<float>(i) - static_cast<float>(first)) / static_cast<float>(last - first);
+      const float kept = 1.0F - std::clamp(place, 0.0F, 1.0F), wavelength = out.of_pairs[i];
+      out.of_pairs[i] = 1.0F / (static_cast<float>(scaling->factor) * wavelength) * (1.0F - kept) + 1.0F / wavelength * kept;
+    }
     out.scale = static_cast<float>(yarn_scale(*scaling));
     return out;
   }

@@ -12,25 +12,13 @@ namespace {
 
 constexpr Init kOnes{.constant = 1.0, .std = 0.0};
 
-// Returns the rows of the fused parts of all its matrices.
-std::vector<int64_t> rows_of_parts(const ModuleShape& of) {
-  std::vector<int64_t> rows;
-  for (int64_t i = 0; i < of.matrices; ++i) std::ranges::transform(of.parts, std::back_inserter(rows), &ModulePart::out);
-  return rows;
-}
-
-// A tensor that all tensor ranks hold whole has a gradient that is the sum of theirs if each applies it to its own tokens, or to its own
-// heads. Routers and experts read all tokens on every rank.
-bool has_partial_gradient(const ModuleShape& of, const Sharding& by) {
-  if (by.split != Split::none || by.ranks.tensor == 1 || of.experts) return false;
-  return of.role == ModuleRole::head_norm || (by.ranks.sequence_parallel && of.kind != ModuleKind::router);
-}
-
-// Returns a rank's share of a parameter that is whole so far.
+// Returns a rank's share of a parameter that is whole so far. A tensor that all tensor ranks hold whole has a gradient that is the sum of
+// theirs if each applies it to its own tokens, or to its own heads. Routers and experts read all tokens on every rank.
 ParameterSpec share_of(ParameterSpec whole, const ModuleShape& of, const Sharding& by, ExpertGradients gradients) {
-  whole.parts = rows_of_parts(of);
+  for (int64_t i = 0; i < of.matrices; ++i) std::ranges::transform(of.parts, std::back_inserter(whole.parts), &ModulePart::out);
   whole.matrices = of.matrices;
-  whole.partial_gradient = has_partial_gradient(of, by);
+  const bool each_has_own = of.role == ModuleRole::head_norm || (by.ranks.sequence_parallel && of.kind != ModuleKind::router);
+  whole.partial_gradient = by.split == Split::none && by.ranks.tensor > 1 && !of.experts && each_has_own;
   if (gradients == ExpertGradients::by_source) whole.sources = by.ranks.expert;
   return sharded(std::move(whole), by);
 }

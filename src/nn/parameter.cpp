@@ -29,21 +29,6 @@ int64_t divided_evenly(const std::string& whose, int64_t size, int ranks) {
   return size / ranks;
 }
 
-// Returns the rows of a parameter whose fused parts lie together; so many rows of experts are before them.
-ParameterShard::Chunk unsplit_chunk(const ParameterShard& shard, int64_t experts_before) {
-  const Sharding& by = shard.of->sharding;
-  const int64_t column = by.column_ranks() > 1 ? by.ranks.tensor_rank * shard.of->shape[1] : 0;
-  return {.begin = shard.begin, .end = shard.stored_end(), .row = experts_before + shard.begin, .column = column};
-}
-
-// Sums what `of` returns of each source into that of source 0: pairs of sources, then pairs of pairs.
-void add_in_pairs(Backend& device, int64_t sources, const auto& of) {
-  for (int64_t distance = 1; distance < sources; distance *= 2) {
-    for (int64_t source = 0; source + distance < sources; source += 2 * distance)
-      device.run(Add{.a = of(source), .b = of(source + distance), .out = of(source)});
-  }
-}
-
 }  // namespace
 
 int64_t gradient_elements(int64_t elements) { return round_up(elements, 32); }
@@ -80,7 +65,10 @@ std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
   const ModelRanks& ranks = of->sharding.ranks;
   const int64_t experts_before = of->stored_shape()[0] / ranks.expert * ranks.expert_rank;  // their rows
-  if (of->sharding.row_ranks() == 1) return {unsplit_chunk(*this, experts_before)};
+  if (of->sharding.row_ranks() == 1) {  // fused parts lie together
+    const int64_t column = of->sharding.column_ranks() > 1 ? ranks.tensor_rank * of->shape[1] : 0;
+    return {Chunk{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
+  }
   std::vector<Chunk> chunks;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
@@ -125,7 +113,7 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
   return arena.slice(offsets_[index], offsets_[index] + shape.elements()).view(shape);
 }
 
-// Works in place: the old content of a row was joined, or moved, before.
+// Sums pairs of sources, then pairs of pairs, into source 0. Works in place: the old content of a row was joined, or moved, before.
 void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
   const Parameter& parameter = parameters_[index];
   if (parameter.sources == 1) return;
@@ -136,7 +124,10 @@ void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
       const int64_t begin = (matrix * parameter.sources + source) * rows;
       return all.slice(begin, begin + rows);
     };
-    add_in_pairs(*device_, parameter.sources, of);
+    for (int64_t distance = 1; distance < parameter.sources; distance *= 2) {
+      for (int64_t source = 0; source + distance < parameter.sources; source += 2 * distance)
+        device_->run(Add{.a = of(source), .b = of(source + distance), .out = of(source)});
+    }
     if (matrix > 0) device_->run(Convert{.x = of(0), .out = all.slice(matrix * rows, (matrix + 1) * rows)});
   }
 }
@@ -144,27 +135,23 @@ void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
 void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
   device_ = &device;
   master_dtype_ = masters;
-  allocate_values();
-  allocate_codes(true);
-  allocate_codes(false);
-  for (Buffer& buffer : buffers_) buffer.value = zeros(device, masters, buffer.shape);
-  nonfinite_ = zeros(device, Dtype::i32, {1});
-  if (gradients) use_gradient_buffer(new_gradient_buffer());
-}
-
-void ParameterSet::allocate_values() {
   for (const Dtype dtype : {master_dtype_, Dtype::bf16}) {
     const auto here = [&](const Parameter& parameter) { return parameter.keeps_value && parameter.dtype == dtype; };
     Arena arena(dtype);
     for (const Parameter& parameter : parameters_) {
       if (here(parameter)) arena.reserve(parameter.shape);
     }
-    arena.allocate(*device_);
+    arena.allocate(device);
     sources_.push_back(map_of(arena, parameters_, [&](Parameter& parameter) {
       if (here(parameter)) parameter.value_ = arena.take(parameter.shape);
       return here(parameter) ? parameter.shape.elements() : 0;
     }));
   }
+  allocate_codes(true);
+  allocate_codes(false);
+  for (Buffer& buffer : buffers_) buffer.value = zeros(device, masters, buffer.shape);
+  nonfinite_ = zeros(device, Dtype::i32, {1});
+  if (gradients) use_gradient_buffer(new_gradient_buffer());
 }
 
 // Allocates the codes of parameters without a value, or of those with one.

@@ -220,7 +220,6 @@ class ParameterSet {
   void join_sources(const Tensor& buffer, size_t index) const;
 
  private:
-  void allocate_values();
   void allocate_codes(bool are_weights);
 
   Backend* device_ = nullptr;

@@ -21,22 +21,8 @@ std::string layer_of(const std::string& name) {
 
 int64_t row_elements(const ParameterSpec& parameter) { return parameter.shape.with_dim0(1).elements(); }
 
-int64_t block_rows_of(const ParameterSpec& parameter) {
-  return std::max<int64_t>(32, parameter.quantized ? parameter.quantized.block() : 1);
-}
-
 // Returns whole * part / of, rounded down; the product need not be representable. part <= of < 2^31.
 int64_t fraction(int64_t whole, int64_t part, int64_t of) { return whole / of * part + whole % of * part / of; }
-
-struct CodeBytes {
-  int64_t codes = 0, scales = 0;
-};
-
-CodeBytes code_bytes(const ParameterSpec& parameter) {
-  if (!parameter.quantized) return {};
-  const Shape matrix{parameter.shape.rows(), parameter.shape[-1]};
-  return {codes_shape(matrix, parameter.quantized).elements(), scales_shape(matrix, parameter.quantized).elements()};
-}
 
 }  // namespace
 
@@ -47,7 +33,12 @@ Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : pa
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterSpec& parameter = parameters_[i];
     const int64_t elements = parameter.shape.elements(), gap = arena_elements(elements) - elements;
-    const auto [codes, scales] = code_bytes(parameter);
+    int64_t codes = 0, scales = 0;
+    if (parameter.quantized) {
+      const Shape matrix{parameter.shape.rows(), parameter.shape[-1]};
+      codes = codes_shape(matrix, parameter.quantized).elements();
+      scales = scales_shape(matrix, parameter.quantized).elements();
+    }
     Bytes size{}, room{};
     const auto put = [&](Arena arena, int64_t own, int64_t with_gap) { size[arena] = own, room[arena] = with_gap; };
     const int64_t value = dtype_bytes(parameter.dtype);
@@ -95,7 +86,7 @@ std::vector<Layout::Boundary> Layout::boundaries(const Bucket& bucket, int ranks
     while (at < bucket.last && before + parameters_[at].shape.elements() <= wanted) before += parameters_[at++].shape.elements();
     Boundary boundary{.parameter = at, .row = 0};
     if (at < bucket.last) {
-      const int64_t step = block_rows_of(parameters_[at]);
+      const int64_t step = std::max<int64_t>(32, parameters_[at].quantized ? parameters_[at].quantized.block() : 1);
       boundary.row = ceil_div(wanted - before, step * row_elements(parameters_[at])) * step;
       if (boundary.row >= parameters_[at].shape[0]) boundary = {.parameter = at + 1, .row = 0};
     }
@@ -140,24 +131,17 @@ std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const
   return out;
 }
 
-namespace {
-
-int64_t elements_in(const std::vector<std::pair<int64_t, int64_t>>& ranges) {
-  int64_t elements = 0;
-  for (const auto& [begin, end] : ranges) elements += end - begin;
-  return elements;
-}
-
-}  // namespace
-
 Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
     : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world, &parameters.device()) {
   const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
   for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
-  if (const int64_t elements = scratch_elements(); elements > 0) {
-    const Tensor like = parameters_.gradients();
-    scratch_ = empty(like.device(), like.dtype(), {elements});
+  int64_t scratch = 0;  // for the shares of other ranks in the largest range that is summed
+  for (const Bucket& bucket : buckets_) {
+    const Communicator& ranks = group(bucket);
+    for (const Gradients& range : bucket.exchanged)
+      scratch = std::max(scratch, range.counts[static_cast<size_t>(ranks.rank())] * (ranks.size() - 1));
   }
+  if (scratch > 0) scratch_ = empty(parameters_.gradients().device(), parameters_.gradients().dtype(), {scratch});
 }
 
 Shards::~Shards() {
@@ -178,12 +162,6 @@ void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
                       std::back_inserter(r == group(bucket).rank() ? own_ : others_));
   }
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
-  plan_exchanges(bucket);
-  buckets_.push_back(std::move(bucket));
-  if (mesh_.world.size() > 1) listen(buckets_.size() - 1);
-}
-
-void Shards::plan_exchanges(Bucket& bucket) const {
   plan_gradients(bucket);
   for (const ArenaMap& arena : parameters_.sources()) {
     const int64_t begin = position(arena, bucket.boundaries.front()), end = position(arena, bucket.boundaries.back());
@@ -192,6 +170,8 @@ void Shards::plan_exchanges(Bucket& bucket) const {
     for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
     bucket.sources.push_back(std::move(range));
   }
+  buckets_.push_back(std::move(bucket));
+  if (mesh_.world.size() > 1) listen(buckets_.size() - 1);
 }
 
 void Shards::plan_gradients(Bucket& bucket) const {
@@ -216,17 +196,6 @@ void Shards::plan_gradients(Bucket& bucket) const {
   }
 }
 
-// Returns the scratch for the shares of other ranks in the largest range that is summed.
-int64_t Shards::scratch_elements() const {
-  int64_t most = 0;
-  for (const Bucket& bucket : buckets_) {
-    const Communicator& ranks = group(bucket);
-    for (const Gradients& range : bucket.exchanged)
-      most = std::max(most, range.counts[static_cast<size_t>(ranks.rank())] * (ranks.size() - 1));
-  }
-  return most;
-}
-
 // Makes the parameters of a bucket wait for what is gathered of them, and count when their gradients are complete.
 void Shards::listen(size_t bucket) {
   const std::vector<Boundary>& boundaries = buckets_[bucket].boundaries;
@@ -235,7 +204,12 @@ void Shards::listen(size_t bucket) {
   for (size_t i = boundaries.front().parameter; i < boundaries.back().parameter; ++i) {
     Parameter& parameter = parameters_.all()[i];
     parameter.wait_for(&event);
-    parameter.leaf.ready = [this, bucket, i] { count_ready(bucket, i); };
+    parameter.leaf.ready = [this, bucket, i] {
+      if (!sending_) return;
+      require(!ready_[i], parameters_.all()[i].name, ": its gradient was complete, and then used again");
+      ready_[i] = true;
+      if (--buckets_[bucket].waiting == 0) send(buckets_[bucket]);
+    };
   }
 }
 
@@ -285,13 +259,6 @@ void Shards::send_when_ready(const Tensor& sums, Finish finish) {
   }
 }
 
-void Shards::count_ready(size_t bucket, size_t parameter) {
-  if (!sending_) return;
-  require(!ready_[parameter], parameters_.all()[parameter].name, ": its gradient was complete, and then used again");
-  ready_[parameter] = true;
-  if (--buckets_[bucket].waiting == 0) send(buckets_[bucket]);
-}
-
 void Shards::send(Bucket& bucket) {
   bucket.sent = true;
   if (finish_) finish_(bucket.begin, bucket.end);
@@ -307,7 +274,9 @@ void Shards::send(Bucket& bucket) {
 // All ranks make this exchange together, also those without a share.
 void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
   if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
-  const Tensor together = empty(sums.device(), sums.dtype(), {elements_in(bucket.partial)});
+  int64_t elements = 0;
+  for (const auto& [begin, end] : bucket.partial) elements += end - begin;
+  const Tensor together = empty(sums.device(), sums.dtype(), {elements});
   const auto each = [&](const auto& body) {
     int64_t at = 0;
     for (const auto& [begin, end] : bucket.partial) {

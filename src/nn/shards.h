@@ -151,14 +151,11 @@ class Shards {
     Work gradients = {}, values = {};
   };
   void add_bucket(const Layout& layout, const Layout::Bucket& of);
-  void plan_exchanges(Bucket& bucket) const;
   void plan_gradients(Bucket& bucket) const;
-  int64_t scratch_elements() const;
   const Communicator& group(const Bucket& bucket) const { return group(bucket.of_experts); }
   // Returns the index of a data rank's boundaries: it and its neighbors may share experts.
   size_t place(const Bucket& bucket, int data_rank) const;
   void listen(size_t bucket);
-  void count_ready(size_t bucket, size_t parameter);
   void send(Bucket& bucket);
   void sum_partial(const Bucket& bucket, const Tensor& sums) const;
   void arrive(Bucket& bucket);

@@ -5,14 +5,6 @@
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
-namespace {
-
-void begin_sum(ParameterSet& parameters, const Tensor& buffer) {
-  parameters.use_gradient_buffer(buffer);
-  parameters.reset_gradients();
-}
-
-}  // namespace
 
 int64_t GradientAccumulator::buffers(Accumulation how, int64_t micro_batches) {
   return how == Accumulation::running ? 1 : static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(micro_batches)));
@@ -53,7 +45,8 @@ void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch
   for (int64_t i = 0; i < micro_batches_; ++i) {
     const int merges = std::countr_one(static_cast<uint64_t>(i));
     const bool last = i + 1 == micro_batches_;
-    begin_sum(parameters_, buffers_[pending++]);
+    parameters_.use_gradient_buffer(buffers_[pending++]);
+    parameters_.reset_gradients();
     if (last) {
       shards.send_when_ready(buffers_[0], [this, pending, merges](int64_t begin, int64_t end) { merge(pending, merges, begin, end); });
     }
