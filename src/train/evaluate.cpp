@@ -11,28 +11,13 @@
 namespace mantissa {
 namespace {
 
-struct Partial {
-  double loss;
-  int64_t targets;
-};
-
-Partial sum_over(Gpt& model, const Batch& batch) {
-  if (batch.target_count == 0) {
-    model.join_expert_collectives();
-    return {};
-  }
-  const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
-  return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
-}
-
-void add_partial(const Partial& part, SetLoss& sum) {
-  sum.loss += part.loss;
-  sum.targets += part.targets;
-}
-
 // Returns the loss as a sum, in the order of the windows; none if stopped.
 std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
                                     const std::function<bool()>& stop, const Communicator& ranks) {
+  struct Partial {
+    double loss = 0.0;
+    int64_t targets = 0;
+  };
   SetLoss sum{.name = data.name(set)};
   for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
     if (stop && stop()) return std::nullopt;
@@ -41,7 +26,17 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
     agree(ranks, [&] {
       if (own < windows) batch = data.batch(set, own, std::min(micro_batch_size, windows - own));
     });
-    for (const Partial& part : ranks.all(sum_over(model, batch))) add_partial(part, sum);
+    Partial part{.targets = batch.target_count};
+    if (part.targets == 0) {
+      model.join_expert_collectives();
+    } else {
+      const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
+      part.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
+    }
+    for (const Partial& each : ranks.all(part)) {
+      sum.loss += each.loss;
+      sum.targets += each.targets;
+    }
   }
   return sum;
 }
@@ -49,14 +44,6 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
 int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters) {
   const int64_t windows = data.windows(set);
   return iters && *iters <= windows / micro_batch_size ? *iters * micro_batch_size : windows;
-}
-
-// Adds a sum to those of the whole, then makes it the mean of its set.
-void take_set(SetLoss sum, Evaluation& result) {
-  result.loss += sum.loss;
-  result.targets += sum.targets;
-  sum.loss /= static_cast<double>(sum.targets);  // NaN without any
-  result.sets.push_back(std::move(sum));
 }
 
 }  // namespace
@@ -80,7 +67,10 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
     std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop, ranks);
     if (!summed) return {.stopped = true};
-    take_set(std::move(*summed), result);
+    result.loss += summed->loss;
+    result.targets += summed->targets;
+    summed->loss /= static_cast<double>(summed->targets);  // NaN without any
+    result.sets.push_back(std::move(*summed));
   }
   result.loss /= static_cast<double>(result.targets);
   return result;

@@ -19,21 +19,19 @@ constexpr int kGemms = 5;  // the best of them counts: the first makes its kerne
 // FLOPs of a rank whose run takes many times what the measurement takes.
 constexpr double kWorthMeasuringOnCpu = 2e12, kWorthMeasuringOnGpu = 5e15;
 
-double measured_rate(Backend& device, GemmCeiling& gemm) {
-  const Moment began(device);
-  gemm.run();
-  const Moment ended(device);
-  device.synchronize();
-  return gemm.flops() / began.seconds_until(ended);
-}
-
 // Measures with a backend of its own, so that its matrices go. Returns 0 if they found no memory, or a GPU has no library.
 double rate_of_rank(const std::string& name, Dtype dtype) {
   try {
     const auto device = make_backend(name);
     GemmCeiling gemm(*device, dtype, GemmCeiling::usual_rows(*device));
     double best = 0.0;
-    for (int i = 0; i < kGemms; ++i) best = std::max(best, measured_rate(*device, gemm));
+    for (int i = 0; i < kGemms; ++i) {
+      const Moment began(*device);
+      gemm.run();
+      const Moment ended(*device);
+      device->synchronize();
+      best = std::max(best, gemm.flops() / began.seconds_until(ended));
+    }
     return best;
   } catch (const Error& error) {
     if (error.code() != ExitCode::environment) throw;

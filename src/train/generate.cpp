@@ -30,12 +30,6 @@ std::vector<Candidate> likeliest(std::span<const float> logits, int64_t top_k) {
   return candidates;
 }
 
-// Returns a uniform number of 53 bits.
-double uniform(RngKey key, uint32_t what, uint64_t index) {
-  const auto words = random_words(key, what, index);
-  return static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;
-}
-
 // Returns how many tokens are read again of a text that the cache cannot hold.
 int64_t kept_tokens(int64_t capacity) { return std::max<int64_t>(1, capacity / 2); }
 
@@ -80,20 +74,6 @@ std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequen
   return out;
 }
 
-void require_numbers(std::span<const float> logits) {
-  for (size_t i = 0; i < logits.size(); ++i)
-    require(!std::isnan(logits[i]), ExitCode::numerical, "generation: logit ", i, " is not a number");
-}
-
-// Returns the token whose weight, after those before it, reaches beyond `left`.
-int32_t drawn_token(std::span<const Candidate> candidates, double left) {
-  for (const Candidate& candidate : candidates) {
-    left -= candidate.weight;
-    if (left < 0.0) return candidate.id;
-  }
-  return candidates.back().id;
-}
-
 }  // namespace
 
 void check_generation(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options) {
@@ -114,7 +94,8 @@ std::optional<std::string> context_warning(const std::string& name, std::span<co
 }
 
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
-  require_numbers(logits);
+  for (size_t i = 0; i < logits.size(); ++i)
+    require(!std::isnan(logits[i]), ExitCode::numerical, "generation: logit ", i, " is not a number");
   const bool greedy = options.temperature <= 0.0;
   std::vector<Candidate> candidates = likeliest(logits, greedy ? 1 : options.top_k);
   if (greedy) return candidates[0].id;
@@ -124,7 +105,12 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
   double reached = 0.0;
   size_t kept = 0;
   while (kept < candidates.size() && (kept == 0 || reached < options.top_p * total)) reached += candidates[kept++].weight;
-  return drawn_token(std::span(candidates).first(kept), uniform * reached);
+  double left = uniform * reached;
+  for (size_t i = 0; i < kept; ++i) {  // the token whose weight, after those before it, reaches beyond `left`
+    left -= candidates[i].weight;
+    if (left < 0.0) return candidates[i].id;
+  }
+  return candidates[kept - 1].id;
 }
 
 std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<std::vector<int32_t>>& prompts,
@@ -140,7 +126,8 @@ std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<s
     for (Sequence& sequence : all)
       if (!sequence.ended) growing.push_back(&sequence), sequence.make_room(capacity);
     if (growing.empty()) break;
-    const double draw = uniform(key, options.what, (options.moment << 24) + static_cast<uint64_t>(i));
+    const auto words = random_words(key, options.what, (options.moment << 24) + static_cast<uint64_t>(i));
+    const double draw = static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;  // uniform, of 53 bits
     const std::vector<std::vector<float>> logits = next_logits(model, growing);
     for (size_t j = 0; j < growing.size(); ++j) {
       Sequence& sequence = *growing[j];

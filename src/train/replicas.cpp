@@ -44,18 +44,6 @@ Compared state(const ParameterShard& shard, const char* of, const Tensor& tensor
   return {.name = of + shard.of->name, .begin = shard.begin, .end = shard.end, .owner = 0, .hash = hash.finish().value};
 }
 
-// Compares a buffer, which is whole on every rank.
-Compared buffer(const Buffer& of) {
-  StreamHash hash;
-  add(of.value, hash);
-  return {.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value};
-}
-
-std::string other_bytes(const Compared& of, int rank, int owner) {
-  return text("rank ", rank, " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1, ", than rank ", owner,
-              ", which owns them (training.replica_check_interval): its memory or the network changed them");
-}
-
 // Returns "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
 std::string difference(const Communicator& group, const std::vector<Compared>& rows, const std::function<int(int)>& world_rank) {
   const size_t count = rows.size(), ranks = static_cast<size_t>(group.size());
@@ -67,7 +55,9 @@ std::string difference(const Communicator& group, const std::vector<Compared>& r
     for (size_t i = 0; i < count; ++i) {
       const Compared& of = rows[i];
       if (hashes[rank * count + i] == hashes[static_cast<size_t>(of.owner) * count + i]) continue;
-      return other_bytes(of, world_rank(static_cast<int>(rank)), world_rank(of.owner));
+      return text("rank ", world_rank(static_cast<int>(rank)), " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1,
+                  ", than rank ", world_rank(of.owner),
+                  ", which owns them (training.replica_check_interval): its memory or the network changed them");
     }
   }
   return "";
@@ -88,7 +78,11 @@ std::string among_data_ranks(const Shards& shards, bool of_experts) {
 // Compares buffers, which all ranks hold alike, with those of the first.
 std::string among_buffers(const Mesh& mesh, const ParameterSet& parameters) {
   std::vector<Compared> rows;
-  for (const Buffer& of : parameters.buffers()) rows.push_back(buffer(of));
+  for (const Buffer& of : parameters.buffers()) {
+    StreamHash hash;
+    add(of.value, hash);
+    rows.push_back({.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value});
+  }
   return difference(mesh.world, rows, [](int rank) { return rank; });
 }
 
@@ -121,23 +115,15 @@ void require_same_replicas(const Optimizer& optimizer, const ParameterSet& param
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
 }
 
-namespace {
-
-// Returns the median; of two in the middle the lower one, which is the upper one of speeds.
-double lower_median(std::vector<double> seconds) {
-  std::ranges::sort(seconds);
-  return seconds[(seconds.size() - 1) / 2];
-}
-
-}  // namespace
-
 std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
   require(seconds.size() == sums_.size(), "stragglers: times of ", seconds.size(), " ranks, and there are ", sums_.size());
   for (size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += seconds[rank];
   if (++steps_ < kWindowSteps) return {};
   steps_ = 0;
   const std::vector<double> window = std::exchange(sums_, std::vector<double>(sums_.size()));
-  const double median = lower_median(window);
+  std::vector<double> sorted = window;
+  std::ranges::sort(sorted);
+  const double median = sorted[(sorted.size() - 1) / 2];  // of two in the middle the lower one, which is the upper one of speeds
   std::vector<Straggler> out;
   for (size_t rank = 0; rank < window.size(); ++rank) {
     const bool slow = median < kSlow * window[rank];
@@ -158,18 +144,6 @@ void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, 
   }
 }
 
-namespace {
-
-// Says what would not hold; empty if nothing relies on equal places.
-std::string broken_promise(const RunConfig& config) {
-  if (config.model.moe) return "what an expert makes of a token would depend on the tokens beside it";
-  if (config.parallel.world() > 1) return "results would depend on the number of ranks";
-  if (config.model.pad_vocab_to > 1) return "results would depend on the padding of the vocabulary";
-  return "";
-}
-
-}  // namespace
-
 void require_equal_places(const Backend& device, const std::string& consequence) {
   const std::string unequal = device.unequal_places();
   require(unequal.empty(), ExitCode::environment, "matmuls on this CPU (", gemm_instruction_set(),
@@ -179,8 +153,11 @@ void require_equal_places(const Backend& device, const std::string& consequence)
 }
 
 void require_equal_places(const RunConfig& config, const Backend& device) {
-  const std::string broken = broken_promise(config);
-  if (broken.empty()) return;
+  const std::string broken = config.model.moe                ? "what an expert makes of a token would depend on the tokens beside it"
+                             : config.parallel.world() > 1   ? "results would depend on the number of ranks"
+                             : config.model.pad_vocab_to > 1 ? "results would depend on the padding of the vocabulary"
+                                                             : "";
+  if (broken.empty()) return;  // nothing relies on equal places
   if (device.gemm_device().architecture > 0) {
     log_info("matmuls: whether rows and columns have the same bits at every place is not measured on GPUs; otherwise ", broken);
     return;

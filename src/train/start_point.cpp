@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "base/file.h"
@@ -49,14 +48,6 @@ int64_t kept_for_good(const CheckpointConfig& config, int64_t step, int64_t step
   return (any ? multiples(factor * every, step, steps) : 0) + (last_alone ? 1 : 0);
 }
 
-// Lists the checkpoints that a run which goes on in its folder has there up to its step, oldest first.
-std::vector<CheckpointStatus> own_checkpoints(const RunConfig& config, const StartStep& start) {
-  std::vector<CheckpointStatus> own;
-  if (start.own) own = list_checkpoints(config.checkpoint.dir);
-  std::erase_if(own, [&](const CheckpointStatus& one) { return !one.problem.empty() || one.step > start.step; });
-  return own;
-}
-
 bool stays(const CheckpointConfig& config, int64_t step) { return config.keep_every > 0 && step % config.keep_every == 0; }
 
 }  // namespace
@@ -86,7 +77,9 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   const fs::path disk = existing(checkpoint.dir);
   const std::optional<int64_t> free = free_bytes(disk);
   if (!free) return "";
-  const std::vector<CheckpointStatus> own = own_checkpoints(config, start);
+  std::vector<CheckpointStatus> own;  // those in the folder of the run up to its step, oldest first
+  if (start.own) own = list_checkpoints(checkpoint.dir);
+  std::erase_if(own, [&](const CheckpointStatus& saved) { return !saved.problem.empty() || saved.step > start.step; });
   const int64_t one = checkpoint_bytes(config.model, files);
   int64_t reclaimable = 0;  // for the last state: all but the newest
   for (size_t i = 0; i + 1 < own.size(); ++i)
@@ -123,15 +116,6 @@ std::vector<TokenizerFile> kept_files(std::vector<TokenizerFile> files, const st
   return {};
 }
 
-void require_known_ids(const CheckpointReader& reader, const StartParts& parts) {
-  const std::string source = reader.directory().string();
-  if (!has_other_tokenizer(reader, parts.data)) return;
-  require(
-      parts.loaded.config.checkpoint.allow_tokenizer_change, ExitCode::usage, source,
-      " was trained with another tokenizer than data.tokenizer names; checkpoint.allow_tokenizer_change takes its weights all the same");
-  log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
-}
-
 // A tokenizer.json goes along with what is trained on its ids, in the place of one that gives the same.
 void keep_own_tokenizer(const std::optional<Tokenizer>& tokenizer, std::vector<TokenizerFile>& files) {
   if (!tokenizer || tokenizer->files() == nullptr) return;
@@ -143,20 +127,6 @@ void keep_own_tokenizer(const std::optional<Tokenizer>& tokenizer, std::vector<T
     else if (!made)
       *found = std::move(own);
   }
-}
-
-void warn_of_values(const HfWeights& weights, const StartParts& parts) {
-  if (parts.world.rank() > 0) return;
-  for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
-}
-
-// Logs which keys of training in config.json are not taken, or as what, and the coefficient that a run has instead.
-void log_training_keys(const HfWeights& weights, const StartParts& parts) {
-  if (parts.world.rank() > 0) return;
-  for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);
-  const std::optional<MoeConfig>&there = weights.config().model.moe, &here = parts.loaded.config.model.moe;
-  if (there && here && there->aux_loss_coef != here->aux_loss_coef)
-    log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " by ", weights.where(), ", ", here->aux_loss_coef, " here");
 }
 
 // A model that knows conversations in another form than this run renders has to learn that first.
@@ -181,9 +151,17 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
     require_initial_model(weights.run_config(), config, folder);
     require_weights_fit(weights, config.model);
     found.files = kept_files(tokenizer_files(weights), folder, parts);
-    warn_of_values(weights, parts);
+    const bool is_rank0 = parts.world.rank() == 0;
+    if (is_rank0) {
+      for (const std::string& finding : weights.weights_as_values()) log_warning(finding);
+    }
     warn_of_template(folder, {}, parts, found.files);
-    log_training_keys(weights, parts);
+    if (is_rank0) {  // keys of training that are not taken, or as what, and the coefficient that a run has instead
+      for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);
+      const std::optional<MoeConfig>&there = weights.config().model.moe, &here = config.model.moe;
+      if (there && here && there->aux_loss_coef != here->aux_loss_coef)
+        log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " by ", weights.where(), ", ", here->aux_loss_coef, " here");
+    }
     steps.load_folder(weights);
   });
   require_same(parts.world, "the folder of checkpoint.init_from", fingerprint);
@@ -197,29 +175,23 @@ void start_from_checkpoint(const StartParts& parts, const StartSteps& steps, con
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(parts.world, [&] {
       const RunConfig saved = saved_config(reader);
+      const std::string source = reader.directory().string();
       trained = saved.data.chat_template;
-      require_initial_model(saved, config, reader.directory().string());
+      require_initial_model(saved, config, source);
       require_weights_fit(reader, config.model);
-      require_known_ids(reader, parts);
-      found.files = kept_files(tokenizer_files(reader), reader.directory().string(), parts);
+      if (has_other_tokenizer(reader, parts.data)) {
+        require(config.checkpoint.allow_tokenizer_change, ExitCode::usage, source,
+                " was trained with another tokenizer than data.tokenizer names; checkpoint.allow_tokenizer_change takes its weights all "
+                "the same");
+        log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
+      }
+      found.files = kept_files(tokenizer_files(reader), source, parts);
     });
     if (steps.load_weights) steps.load_weights(reader);
   };
   const std::string source = load_checkpoint(path, load, RanksTogether(parts.world)).path.string();
   warn_of_template(source, trained, parts, found.files);
   log_info("weights from ", source);
-}
-
-void find_initial_weights(const StartParts& parts, const StartSteps& steps, StartPoint& found) {
-  const std::optional<std::string>& from = parts.loaded.config.checkpoint.init_from;
-  if (!from) {
-    steps.initialize();
-  } else if (starts_from_folder(parts.world, *from)) {
-    start_from_folder(parts, steps, *from, found);
-  } else {
-    start_from_checkpoint(parts, steps, *from, found);
-  }
-  keep_own_tokenizer(parts.data.tokenizer, found.files);
 }
 
 void need_unused_folder(const StartParts& parts, StartPoint& found) {
@@ -230,25 +202,19 @@ void need_unused_folder(const StartParts& parts, StartPoint& found) {
   found.needs_unused_folder = true;
 }
 
-// Returns the checkpoints to go on from, and whether they are those of this run's folder.
-std::pair<NamedCheckpoint, bool> named_to_resume(const CheckpointConfig& config) {
-  std::error_code missing;
-  if (!config.resumes_named()) return {{.folder = config.dir, .name = ""}, true};
-  require(!is_hf_folder(config.resume), ExitCode::usage, config.resume,
-          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
-  NamedCheckpoint named = find_checkpoint(config.resume);
-  const bool own = std::filesystem::equivalent(named.folder, config.dir, missing);
-  return {std::move(named), own};
-}
-
 // Returns false if there is no checkpoint.
 bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found) {
   const CheckpointConfig& config = parts.loaded.config.checkpoint;
-  NamedCheckpoint named;
-  bool own = true;
+  NamedCheckpoint named{.folder = config.dir, .name = ""};
+  bool own = true;  // they are those of this run's folder
   agree(parts.world, [&] {
     std::error_code missing;
-    std::tie(named, own) = named_to_resume(config);
+    if (config.resumes_named()) {
+      require(!is_hf_folder(config.resume), ExitCode::usage, config.resume,
+              ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
+      named = find_checkpoint(config.resume);
+      own = std::filesystem::equivalent(named.folder, config.dir, missing);
+    }
     if (!own) need_unused_folder(parts, found);
     // Lock before reading: another process that trains here could save between our load and our lock.
     if (std::filesystem::exists(config.dir, missing)) steps.lock();
@@ -275,8 +241,19 @@ bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found)
 
 StartPoint find_start(const StartParts& parts, const StartSteps& steps) {
   StartPoint found;
-  if (parts.loaded.config.checkpoint.resume == "never") agree(parts.world, [&] { need_unused_folder(parts, found); });
-  if (parts.loaded.config.checkpoint.resume == "never" || !resume(parts, steps, found)) find_initial_weights(parts, steps, found);
+  const CheckpointConfig& config = parts.loaded.config.checkpoint;
+  const bool never = config.resume == "never";
+  if (never) agree(parts.world, [&] { need_unused_folder(parts, found); });
+  if (never || !resume(parts, steps, found)) {
+    if (!config.init_from) {
+      steps.initialize();
+    } else if (starts_from_folder(parts.world, *config.init_from)) {
+      start_from_folder(parts, steps, *config.init_from, found);
+    } else {
+      start_from_checkpoint(parts, steps, *config.init_from, found);
+    }
+    keep_own_tokenizer(parts.data.tokenizer, found.files);
+  }
   agree(parts.world, [&] {
     if (parts.world.rank() > 0) return;
     const StartStep start{.step = found.resumed ? found.resumed->step : 0, .own = found.own};

@@ -30,24 +30,10 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // ---- one step
 
-void count_nonfinite(Run& run, const StepResult& result) {
-  TrainState& state = run.state;
-  if (!result.skipped) return void(state.nonfinite_in_a_row = 0);
-  ++state.skipped_steps;
-  ++state.nonfinite_in_a_row;
-  log_warning("step ", state.step, " skipped: ", result.bad, " is not finite (", state.nonfinite_in_a_row,
-              " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
-}
-
 // Returns the share of a peak, in FLOP/s of all ranks.
 std::optional<double> utilization(const Run& run, const std::optional<double>& peak) {
   if (!peak) return {};
   return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() / *peak;
-}
-
-std::optional<double> device_memory_gib(const Backend& device) {
-  if (device.host_memory()) return {};
-  return static_cast<double>(device.allocator_stats().peak_in_use) * 0x1p-30;
 }
 
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
@@ -55,6 +41,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
   run.throughput.add(training.tokens_per_step(), seconds);
   const Traffic sent = result.sent - std::exchange(run.sent, result.sent);  // by all ranks since the step before
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
+  const double gpu_memory = static_cast<double>(run.device->allocator_stats().peak_in_use) * 0x1p-30;
   const StepEvent event{.step = run.state.step,
                         .steps = training.steps,
                         .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
@@ -65,7 +52,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .mfu = utilization(run, run.gpu_peak),
                         .mfu_measured = utilization(run, run.gemm_rate),
                         .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
-                        .gpu_memory_gib = device_memory_gib(*run.device),
+                        .gpu_memory_gib = run.device->host_memory() ? std::nullopt : std::optional(gpu_memory),
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .padding = static_cast<double>(result.padding) / static_cast<double>(training.tokens_per_step()),
@@ -135,20 +122,26 @@ void take_step(Run& run) {
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
   std::optional<PrecisionSummary> precision;
   const StepResult result = measured_step(run, std::move(batch), lr, precision);
-  ++run.state.step;
+  TrainState& state = run.state;
+  ++state.step;
   take_request(run, static_cast<Request>(result.vote));
-  run.state.samples += *training.global_batch_size;
-  run.state.tokens += training.tokens_per_step();
-  run.state.pending_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
-  run.state.pending_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
-  count_nonfinite(run, result);
+  state.samples += *training.global_batch_size;
+  state.tokens += training.tokens_per_step();
+  state.pending_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
+  state.pending_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
+  state.nonfinite_in_a_row = result.skipped ? state.nonfinite_in_a_row + 1 : 0;
+  if (result.skipped) {
+    ++state.skipped_steps;
+    log_warning("step ", state.step, " skipped: ", result.bad, " is not finite (", state.nonfinite_in_a_row,
+                " in a row, training.nonfinite_limit ", training.nonfinite_limit, ")");
+  }
   report_step(run, result, precision, lr, seconds_since(start));
-  report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
+  report_stragglers(run.stragglers, result.seconds, state.step, run.metrics);
   const int64_t check = training.replica_check_interval;
-  if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());
-  if (run.state.nonfinite_in_a_row < training.nonfinite_limit) return;
+  if (check > 0 && state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());
+  if (state.nonfinite_in_a_row < training.nonfinite_limit) return;
   fail_alike(run.mesh.world, ExitCode::numerical,
-             text("stopped at step ", run.state.step, ": ", run.state.nonfinite_in_a_row,
+             text("stopped at step ", state.step, ": ", state.nonfinite_in_a_row,
                   " steps in a row were not finite, the last because of ", result.bad, "; lower optimizer.lr or look at the data"));
 }
 
@@ -273,19 +266,15 @@ bool save(Run& run, AfterSave after) {
   return true;
 }
 
-// Both yield to a stop, which may have seconds left; what is cut stays pending, in the checkpoint too.
-void evaluate_and_write(Run& run) {
-  TrainState& state = run.state;
-  state.pending_evaluation = state.pending_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
-  state.pending_samples = state.pending_samples && run.config.eval.samples && !write_samples(run);
-  if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
-}
-
 // Runs evaluation, samples and the save that are due after the step. Returns true if the state is on the disk. An error in evaluation or
-// samples must not cost the finished steps, so the state is saved in any case.
+// samples must not cost the finished steps, so the state is saved in any case. Both yield to a stop, which may have seconds left; what is
+// cut stays pending, in the checkpoint too.
 bool after_step(Run& run) {
+  TrainState& state = run.state;
   try {
-    evaluate_and_write(run);
+    state.pending_evaluation = state.pending_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
+    state.pending_samples = state.pending_samples && run.config.eval.samples && !write_samples(run);
+    if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
   } catch (const Error& error) {
     // The others are at another place, unless they have thrown alike.
     if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);
@@ -294,32 +283,15 @@ bool after_step(Run& run) {
   return due(run, run.config.checkpoint.interval) && save(run, after_save(run));
 }
 
-void log_gemms(const Backend& device) {
-  const std::string counts = gemm_counts_text(device.gemm_counts());
-  if (counts.empty()) return;
-  const int64_t again = device.fp32_gemms();
-  log_info("GEMMs by path: ", counts, again > 0 ? text("; ", again, " of them in fp32 because of extreme scales") : "");
-}
-
 // Ends a run that has finished, or that was asked to stop.
 ExitCode finish(Run& run, bool saved) {
-  log_gemms(*run.device);
+  const std::string counts = gemm_counts_text(run.device->gemm_counts());
+  const int64_t again = run.device->fp32_gemms();
+  if (!counts.empty())
+    log_info("GEMMs by path: ", counts, again > 0 ? text("; ", again, " of them in fp32 because of extreme scales") : "");
   await_exports(run, 0);
   if (!saved || run.exports.failed(run.state.step)) return ExitCode::storage;
   return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;
-}
-
-Request next_request(Run& run, bool stepped) {
-  // After a step, the ranks have agreed already.
-  const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
-  run.pending = Request::none;
-  return request;
-}
-
-void advance_exports(Run& run) {
-  if (run.exports.pending() == 0 || run.state.step % run.config.logging.interval != 0) return;
-  run.set_phase("save");
-  run.exports.advance(run.checkpoints);
 }
 
 ExitCode loop(Run& run) {
@@ -328,12 +300,17 @@ ExitCode loop(Run& run) {
   if (run.state.has_pending() || (has_finished(run) && !saved)) saved = after_step(run);
   if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   for (bool stepped = false;; stepped = true) {
-    const Request request = next_request(run, stepped);
+    // After a step, the ranks have agreed already.
+    const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
+    run.pending = Request::none;
     const bool ends = has_finished(run) || request == Request::save_and_stop;
     if (request != Request::none && !saved) saved = save(run, after_save(run));
     if (ends) return finish(run, saved);
     take_step(run);
-    advance_exports(run);
+    if (run.exports.pending() > 0 && run.state.step % run.config.logging.interval == 0) {
+      run.set_phase("save");
+      run.exports.advance(run.checkpoints);
+    }
     saved = after_step(run);
   }
 }

@@ -114,16 +114,6 @@ RunPreview preview_run(const LoadedConfig& loaded) {
 
 namespace {
 
-void log_reconciled(const TensorReader& weights, const Run& run) {
-  if (!run.is_rank0()) return;
-  for (const std::string& line : reconciled_weights(weights, run.plan)) log_info("reconciled: ", line);
-}
-
-void warn_of_missing_biases(Run& run) {
-  if (run.model.parameters().buffers().empty()) return;
-  log_warning(*run.config.checkpoint.init_from, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
-}
-
 void take_checkpoints(Run& run) {
   const CheckpointConfig& keep = run.config.checkpoint;
   if (run.checkpoints || !run.is_rank0()) return;
@@ -136,43 +126,32 @@ bool share_folder(Run& run) {
   return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
 }
 
-StartSteps steps_of(Run& run) {
-  return {.lock = [&run] { take_checkpoints(run); },
-          .share = [&run] { return share_folder(run); },
-          .initialize = [&run] { run.optimizer.initialize(run.config.training.seed); },
-          .load_folder =
-              [&run](HfWeights& weights) {
-                run.model.parameters().clear_nonfinite();
-                load_hf_weights(weights, run.model.parameters(), &run.optimizer);
-                log_reconciled(weights, run);
-              },
-          .after_folder =
-              [&run] {
-                run.optimizer.shards().gather();
-                warn_of_missing_biases(run);
-              },
-          .load_weights =
-              [&run](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer); },
-          .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};
-}
-
-// The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there meanwhile.
-void lock_folder(Run& run) {
-  const bool was_locked = run.checkpoints.has_value();
-  take_checkpoints(run);
-  sweep_pending_folders(std::filesystem::path(run.config.logging.dir) / "exports");  // this run may write no more of them
-  if (run.needs_unused_folder) {
-    require_unused_folder(run.loaded);
-  } else if (!was_locked) {
-    require_no_checkpoints(run.loaded);
-  }
-}
-
 }  // namespace
 
 void start(Run& run) {
   agree(run.mesh.world, [&run] { require_equal_places(run.config, *run.device); });
-  StartPoint found = find_start({.loaded = run.loaded, .world = run.mesh.world, .data = run.data, .plan = run.plan}, steps_of(run));
+  ParameterSet& parameters = run.model.parameters();
+  const StartSteps steps{
+      .lock = [&run] { take_checkpoints(run); },
+      .share = [&run] { return share_folder(run); },
+      .initialize = [&run] { run.optimizer.initialize(run.config.training.seed); },
+      .load_folder =
+          [&](HfWeights& weights) {
+            parameters.clear_nonfinite();
+            load_hf_weights(weights, parameters, &run.optimizer);
+            if (!run.is_rank0()) return;
+            for (const std::string& line : reconciled_weights(weights, run.plan)) log_info("reconciled: ", line);
+          },
+      .after_folder =
+          [&] {
+            run.optimizer.shards().gather();
+            if (!parameters.buffers().empty())
+              log_warning(*run.config.checkpoint.init_from,
+                          ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
+          },
+      .load_weights = [&](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, parameters, &run.optimizer); },
+      .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};
+  StartPoint found = find_start({.loaded = run.loaded, .world = run.mesh.world, .data = run.data, .plan = run.plan}, steps);
   run.files = std::move(found.files);
   run.needs_unused_folder = found.needs_unused_folder;
   if (found.resumed) run.resumed = found.resumed->path.string();
@@ -182,7 +161,16 @@ void start(Run& run) {
 void open_folder(Run& run, const std::vector<std::string>& arguments) {
   agree(run.mesh.world, [&] {
     if (!run.is_rank0()) return;
-    lock_folder(run);
+    // The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there
+    // meanwhile.
+    const bool was_locked = run.checkpoints.has_value();
+    take_checkpoints(run);
+    sweep_pending_folders(std::filesystem::path(run.config.logging.dir) / "exports");  // this run may write no more of them
+    if (run.needs_unused_folder) {
+      require_unused_folder(run.loaded);
+    } else if (!was_locked) {
+      require_no_checkpoints(run.loaded);
+    }
   });
   share_folder(run);  // before anything is written that says a run is there
   agree(run.mesh.world, [&] {
