@@ -193,8 +193,8 @@ Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
   const Tape::Scope paused(nullptr);
   const Tensor losses = empty(device_, stats_dtype(compute_), {targets.elements()});
   cross_entropy(hidden(batch), output_->weight(), targets,
-                {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses},
-                output_operands_, context(batch));
+                {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses}, output_operands_,
+                context(batch));
   return losses;
 }
 
@@ -256,8 +256,9 @@ Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValue
   const FewRows scope;
   const Tape::Scope paused(nullptr);
   const Mesh& mesh = options_.mesh;
-  const Tensor x = extended(tokens, {&cache}).value(), row = empty(device_, x.dtype(), {1, x.dim(1)});  // of the last token
-  const int last = mesh.tensor.size() - 1;  // the rank that has it in any case
+  // The last token's row goes to every rank; the last rank has it in any case.
+  const Tensor x = extended(tokens, {&cache}).value(), row = empty(device_, x.dtype(), {1, x.dim(1)});
+  const int last = mesh.tensor.size() - 1;
   if (!mesh.sequence_parallel || mesh.tensor.rank() == last) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
   if (mesh.sequence_parallel) mesh.tensor.broadcast(row, last, Purpose::other);
   const Tensor logits = next_logits_of(row);

@@ -35,8 +35,8 @@ void ModelConfig::validate(const OptionError& report) const {
     report("model.hidden_size",
            text("must be a multiple of num_attention_heads ", num_attention_heads, " unless head_dim is given, got ", hidden_size));
   } else if (position == Position::rope && head_size() % 2 != 0) {
-    report(head_dim ? "model.head_dim" : "model.hidden_size", text("rotary positions need an even head_dim, got ", head_size(),
-                                                                   head_dim ? "" : " = hidden_size / num_attention_heads"));
+    report(head_dim ? "model.head_dim" : "model.hidden_size",
+           text("rotary positions need an even head_dim, got ", head_size(), head_dim ? "" : " = hidden_size / num_attention_heads"));
   }
   if (num_attention_heads % kv_heads() != 0)
     report("model.num_key_value_heads", text("must divide num_attention_heads ", num_attention_heads, ", got ", kv_heads()));

@@ -53,8 +53,7 @@ double yarn_scale(const RopeScalingConfig& scaling) {
 
 RopeFrequencies rope_frequencies(int64_t head_dim, double theta, const std::optional<RopeScalingConfig>& scaling) {
   RopeFrequencies out;  // wavelengths at first
-  for (int64_t i = 0; i < head_dim / 2; ++i)
-    out.of_pairs.push_back(power(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim)));
+  for (int64_t i = 0; i < head_dim / 2; ++i) out.of_pairs.push_back(power(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim)));
   if (scaling && scaling->type == RopeScaling::yarn) {
     const auto [first, last] = yarn_ramp(static_cast<double>(head_dim), theta, *scaling);
     for (size_t i = 0; i < out.of_pairs.size(); ++i) {

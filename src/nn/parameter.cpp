@@ -65,7 +65,8 @@ std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
   const ModelRanks& ranks = of->sharding.ranks;
   const int64_t experts_before = of->stored_shape()[0] / ranks.expert * ranks.expert_rank;  // their rows
-  if (of->sharding.row_ranks() == 1) {  // fused parts lie together
+  if (of->sharding.row_ranks() == 1) {
+    // Fused parts lie together.
     const int64_t column = of->sharding.column_ranks() > 1 ? ranks.tensor_rank * of->shape[1] : 0;
     return {Chunk{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
   }

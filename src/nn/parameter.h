@@ -129,7 +129,8 @@ struct ParameterShard {
   std::vector<Chunk> chunks() const;
 
   Shape shape() const { return of->shape.with_dim0(end - begin); }
-  int64_t norms() const { return ceil_div(end - begin, 32); }  // partial norms: one for each 32 rows
+  // Returns how many partial norms it has: one for each 32 rows.
+  int64_t norms() const { return ceil_div(end - begin, 32); }
   int64_t stored_end() const { return std::clamp(of->shape[0] - of->padding, begin, end); }  // where its rows of padding begin
   int64_t first_element() const { return begin * of->shape.with_dim0(1).elements(); }
   Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // rows of a tensor that has the parameter's shape

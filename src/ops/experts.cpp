@@ -312,8 +312,8 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   const bool codes_move = options.as_codes && operands.moves_input_codes(recorded);
   const PermutedTokens moved =
       to_experts(to, codes_move ? Value(gemms.codes_of_tokens(OperandRole::input, value)) : Value(value), weights.value());
-  const LinearInput input = codes_move ? LinearInput{.codes = std::get<QuantizedTensor>(moved.rows)}
-                                       : gemms.input(std::get<Tensor>(moved.rows), recorded);
+  const LinearInput input =
+      codes_move ? LinearInput{.codes = std::get<QuantizedTensor>(moved.rows)} : gemms.input(std::get<Tensor>(moved.rows), recorded);
   const Tensor row_weights = moved.weights;
   to.weights->values = row_weights;
   Tensor up = empty(value.device(), biased ? stats_dtype(value.dtype()) : value.dtype(), {to.assignments.dim(0), out_of(gate_up, to)});

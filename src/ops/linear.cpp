@@ -330,8 +330,8 @@ Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Line
   if (gathers) require_own_rows("linear", tp, value);
   require(gathers || !by_tokens(tp) || value.dim(0) == tp.tokens, "linear: ", value.dim(0), " rows of ", tp.tokens, " tokens");
   const LinearInput input = gathers ? gemms.gathered_input(tp, value, recorded) : gemms.input(value, recorded);
-  Tensor y = empty(value.device(), sums_y ? stats_dtype(value.dtype()) : value.dtype(),
-                   {gathers ? tp.tokens : value.dim(0), weight.shape()[0]});
+  Tensor y =
+      empty(value.device(), sums_y ? stats_dtype(value.dtype()) : value.dtype(), {gathers ? tp.tokens : value.dim(0), weight.shape()[0]});
   gemms.fprop(input, sums_y ? Tensor() : bias.value(), y);
   if (sums_y) y = summed(tp, y, bias.value(), value.dtype());
   if (!recorded) return Var(y);

@@ -1,6 +1,7 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "hf/hugging_face.h"
 #include "mantissa/base/integers.h"
@@ -19,12 +20,9 @@ Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
   return {parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes};
 }
 
-// Returns how many ranks hold a bucket, each a share.
-int64_t holders(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
-  return config.parallel.data / layout.expert_ranks(bucket);
-}
+// Returns the shares of the ranks that hold a bucket.
 std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
-  return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
+  return layout.shares(bucket, static_cast<int>(config.parallel.data / layout.expert_ranks(bucket)));
 }
 
 // Bytes of a bucket that the busiest rank sends or receives.
@@ -52,14 +50,6 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
           .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
 }
 
-// Counts router statistics, in the steps that report them.
-int64_t routing_bytes(const RunConfig& config) {
-  const int64_t data = config.parallel.data, numbers = routing_numbers(config);
-  return data == 1 || numbers == 0
-             ? 0
-             : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeaderBytes);
-}
-
 // Counts all-gathers of numbers of 8 bytes: the message that decides the step, with the reported numbers, losses, assignments and norms of
 // each rank of the world; and, if some targets may not count, how many do and how many tokens are padding, among the data ranks.
 int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm_blocks) {
@@ -67,7 +57,10 @@ int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm
   const int64_t reported = (world - 1) * (world * (kReportedNumbers + *config.training.grad_accum + assignments) + norm_blocks);
   const int64_t targets = config.data.mask_eod_loss && data > 1 ? 2 * (data - 1) * world : 0;
   const int64_t always = (reported + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeaderBytes;
-  return always + routing_bytes(config) / config.logging.interval;
+  const int64_t numbers = routing_numbers(config);  // statistics of routers, in the steps that report them
+  const int64_t each = (data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeaderBytes;
+  const int64_t routing = data == 1 || numbers == 0 ? 0 : config.parallel.tensor * data * each;
+  return always + routing / config.logging.interval;
 }
 
 // FLOPs of one token, forward and backward, including recomputed ones.
@@ -107,12 +100,6 @@ ModelWork model_work(const RunConfig& config, const PrecisionPlan& plan, const L
   return out;
 }
 
-double of_all(const ModelWork& work) {
-  double sum = work.tied_head.once + work.tied_head.again;
-  for (const Work& bucket : work.buckets) sum += bucket.once + bucket.again;
-  return sum;
-}
-
 // Returns how long after the last backward pass the exchange ends.
 double exchange_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
   double passed = work.tied_head.backward() * seconds_per_flop, through = 0.0;
@@ -136,12 +123,6 @@ double gather_not_hidden(const ModelWork& work, const std::vector<double>& secon
 
 DryPass exchanges_of_pass(const RunConfig& config, const PrecisionPlan& plan) {
   return config.parallel.ranks().several() ? dry_pass(config, plan) : DryPass{};
-}
-
-double sum(const std::vector<double>& values) {
-  double out = 0.0;
-  for (const double value : values) out += value;
-  return out;
 }
 
 }  // namespace
@@ -199,7 +180,9 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
   const double link = rates.link.value_or(1.0);
   StepTime out;
-  if (rates.flops) out.compute = of_all(work) * tokens * static_cast<double>(micro_batches) / *rates.flops;
+  double flops = work.tied_head.once + work.tied_head.again;  // of a token
+  for (const Work& bucket : work.buckets) flops += bucket.once + bucket.again;
+  if (rates.flops) out.compute = flops * tokens * static_cast<double>(micro_batches) / *rates.flops;
   if (!rates.link && config.parallel.world() > 1) return out;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
@@ -207,8 +190,8 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
     exchange.push_back(static_cast<double>(bytes.gradients) / link);
     gather.push_back(static_cast<double>(bytes.gathered) / link);
   }
-  out.exchange = sum(exchange);
-  out.gather = sum(gather);
+  out.exchange = std::accumulate(exchange.begin(), exchange.end(), 0.0);
+  out.gather = std::accumulate(gather.begin(), gather.end(), 0.0);
   const DryPass pass = exchanges_of_pass(config, plan);
   out.activations = static_cast<double>(micro_batches * (pass.tensor.busiest + pass.experts.busiest)) / link;
   if (!rates.flops) return out;
@@ -219,26 +202,6 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   return out;
 }
 
-namespace {
-
-// Returns why no architecture has the model, in one line; none: one has it.
-std::optional<std::string> not_exportable(const ModelConfig& model) {
-  try {
-    architecture_of(model);
-    return {};
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::usage) throw;
-    std::string why;
-    for (const std::string& line : split(error.what(), '\n')) {
-      const std::string words = line.substr(std::min(line.find_first_not_of(' '), line.size()));
-      why += (why.empty() ? "" : why.back() == ':' ? " " : "; ") + words;
-    }
-    return why;
-  }
-}
-
-}  // namespace
-
 std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPlan& plan) {
   std::vector<std::string> warnings = plan.warnings();
   const std::optional<std::string> advice = config.parallel.world() > 1 ? plan.gather_advice() : std::nullopt;
@@ -248,7 +211,17 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
   if (warmup >= steps)
     warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(steps, "step"),
                             ", so the learning rate never reaches optimizer.lr"));
-  if (const std::optional<std::string> why = not_exportable(config.model)) warnings.push_back("the model cannot be exported: " + *why);
+  try {
+    architecture_of(config.model);
+  } catch (const Error& error) {  // no architecture has the model: says why in one line
+    if (error.code() != ExitCode::usage) throw;
+    std::string why;
+    for (const std::string& line : split(error.what(), '\n')) {
+      const std::string words = line.substr(std::min(line.find_first_not_of(' '), line.size()));
+      why += (why.empty() ? "" : why.back() == ':' ? " " : "; ") + words;
+    }
+    warnings.push_back("the model cannot be exported: " + why);
+  }
   return warnings;
 }
 

@@ -21,16 +21,6 @@ struct DryGroup {
   Communicator ranks;
 };
 
-Exchanges of_tensor_ranks(const DryGroup& group) {
-  return {.bytes = group.exchanged.sent, .control = group.ranks.traffic().control * group.ranks.size(), .busiest = group.exchanged.busiest};
-}
-
-// Returns the exchanges of ranks that each send and receive as much.
-Exchanges of_expert_ranks(const DryGroup& group) {
-  const Traffic own = group.ranks.traffic();
-  return {.bytes = own.activations * group.ranks.size(), .control = own.control * group.ranks.size(), .busiest = own.activations};
-}
-
 DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows) {
   const DryGroup tensor(config.parallel.tensor), experts(config.parallel.expert);
   const auto device = dry_backend(config.parallel.expert);
@@ -51,10 +41,15 @@ DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows
     return kept;
   };
   const int64_t kept = forward_and_backward(), lasting = in_use();  // with tables that stay, as of rotations
-  return {.activations = kept - lasting,
-          .workspace = device->allocator_stats().peak_in_use - kept,
-          .tensor = of_tensor_ranks(tensor),
-          .experts = of_expert_ranks(experts)};
+  const Traffic sent = experts.ranks.traffic();                     // ranks that share experts each send and receive as much
+  return {
+      .activations = kept - lasting,
+      .workspace = device->allocator_stats().peak_in_use - kept,
+      .tensor = {.bytes = tensor.exchanged.sent,
+                 .control = tensor.ranks.traffic().control * tensor.ranks.size(),
+                 .busiest = tensor.exchanged.busiest},
+      .experts = {
+          .bytes = sent.activations * experts.ranks.size(), .control = sent.control * experts.ranks.size(), .busiest = sent.activations}};
 }
 
 // Extrapolates linearly from two numbers of tokens, up to sizes that no machine has.

@@ -48,23 +48,6 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.exchange = bytes(static_cast<double>(largest));
 }
 
-// Counts the group of all ranks, and each kind of group that is smaller.
-int64_t groups_of_several_ranks(const ParallelConfig& parallel) {
-  const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1, world = parallel.world();
-  const int64_t sizes[] = {parallel.tensor, parallel.data, parallel.expert, expert_data};
-  return (world > 1 ? 1 : 0) + std::ranges::count_if(sizes, [&](int64_t size) { return size > 1 && size < world; });
-}
-
-void add_gpu(const RunConfig& config, MemoryEstimate& estimate) {
-  constexpr int64_t kLanes = 2, kBytesPerToken = 4 * 4;  // tokens, targets, positions and segment starts, i32
-  const double tokens =
-      static_cast<double>(config.training.tokens_per_step()) / static_cast<double>(std::max<int64_t>(1, config.parallel.data));
-  estimate.inputs = bytes(kBytesPerToken * tokens);
-  estimate.cuda_context = kCudaContext;
-  estimate.cublaslt = kLanes * kGemmWorkspace;
-  estimate.nccl = groups_of_several_ranks(config.parallel) * kNcclGroup;
-}
-
 }  // namespace
 
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
@@ -74,7 +57,17 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   estimate.activations = pass.activations;
   estimate.workspace = pass.workspace;
   if (backend_name(config.training.device) == "cuda") {
-    add_gpu(config, estimate);
+    constexpr int64_t kLanes = 2, kBytesPerToken = 4 * 4;  // tokens, targets, positions and segment starts, i32
+    const ParallelConfig& parallel = config.parallel;
+    const double tokens = static_cast<double>(config.training.tokens_per_step()) / static_cast<double>(std::max<int64_t>(1, parallel.data));
+    // The group of all ranks, and each kind of group that is smaller.
+    const int64_t expert_data = parallel.expert > 1 ? parallel.data / parallel.expert : 1, world = parallel.world();
+    const int64_t sizes[] = {parallel.tensor, parallel.data, parallel.expert, expert_data};
+    const int64_t groups = (world > 1 ? 1 : 0) + std::ranges::count_if(sizes, [&](int64_t size) { return size > 1 && size < world; });
+    estimate.inputs = bytes(kBytesPerToken * tokens);
+    estimate.cuda_context = kCudaContext;
+    estimate.cublaslt = kLanes * kGemmWorkspace;
+    estimate.nccl = groups * kNcclGroup;
   } else {
     estimate.program = kProgramBytes + (config.parallel.world() > 1 ? kTransportBytes : 0);
   }

@@ -19,31 +19,23 @@ struct NamedPart {
   std::string keys;
 };
 
-std::string gradient_keys(const TrainingConfig& training, const std::string& model) {
-  const bool tree = training.accumulation == Accumulation::tree && *training.grad_accum > 1;
-  return tree ? "training.accumulation=running, " + model : model;
-}
-
-void keep_largest(std::vector<NamedPart>& parts) {
-  constexpr size_t kShown = 3;
-  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
-  parts.resize(kShown);
-  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
-}
-
 std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstimate& memory) {
   const std::string model = "model.num_layers, model.hidden_size, model.intermediate_size",
                     rows = "training.micro_batch_size, training.seq_len";
-  const bool recomputes = config.training.recompute == Recompute::full;
+  const bool recomputes = config.training.recompute == Recompute::full,
+             tree = config.training.accumulation == Accumulation::tree && *config.training.grad_accum > 1;
   std::vector<NamedPart> parts = {{"master weights", memory.masters, model},
                                   {"weights", memory.values, model},
-                                  {"gradients", memory.gradients, gradient_keys(config.training, model)},
+                                  {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
                                   {"optimizer", memory.optimizer, model},
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
                                   {"exchange", memory.exchange, "parallel.data"},
                                   {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
-  keep_largest(parts);
+  constexpr size_t kShown = 3;
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
+  parts.resize(kShown);
+  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
   return parts;
 }
 
@@ -66,22 +58,16 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }
 
-// Returns the hosts and control groups of every rank, by rank.
-std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, const std::vector<FreeMemory>& free) {
-  std::string own;
-  for (const FreeMemory& here : free) own.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
-  std::vector<std::vector<uint64_t>> out;
-  for (const std::string& bytes : all_gather_strings(world, own)) {
-    std::vector<uint64_t>& places = out.emplace_back(bytes.size() / sizeof(uint64_t));
-    if (!places.empty()) std::memcpy(places.data(), bytes.data(), bytes.size());
-  }
-  return out;
-}
-
 void require_room(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world, const std::vector<FreeMemory>& free,
                   Holder holder) {
   if (config.training.allow_memory_overcommit) return;
-  const std::vector<std::vector<uint64_t>> all = places_of_ranks(world, free);
+  std::string own_places;
+  for (const FreeMemory& here : free) own_places.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
+  std::vector<std::vector<uint64_t>> all;  // hosts and control groups of every rank, by rank
+  for (const std::string& bytes : all_gather_strings(world, own_places)) {
+    std::vector<uint64_t>& places = all.emplace_back(bytes.size() / sizeof(uint64_t));
+    if (!places.empty()) std::memcpy(places.data(), bytes.data(), bytes.size());
+  }
   agree(world, [&] {
     const MemoryEstimate memory = estimate_memory(config, plan);
     const auto own = static_cast<double>(needed(memory, holder));

@@ -97,14 +97,6 @@ constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dg
 constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // columns of the narrow table, besides the bytes
 constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
 
-Cells heads(PlanTable form, const ModelRanks& ranks) {
-  Cells cells = {kHeads.begin(), kHeads.end()};
-  if (ranks.several() && form == PlanTable::wide) cells.emplace_back("on a rank");
-  if (ranks.several() && form == PlanTable::narrow) cells[1] += "/ranks";
-  cells.emplace_back("bytes");
-  return cells;
-}
-
 // Returns "layers.{0,2,...,998}.mlp.up": without some layers.
 std::string cut_module(const std::string& path, size_t most) {
   if (path.size() <= most || path.find(',') == std::string::npos) return without_middle(path, most);
@@ -135,12 +127,6 @@ std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
   return widths;
 }
 
-void cut_cells(Cells& row, const std::vector<size_t>& widths) {
-  row[kModule] = cut_module(row[kModule], widths[kModule]);
-  row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
-  row[kRule] = cut_rule(row[kRule], widths[kRule]);
-}
-
 // Shortens the cells of the wide table. Rules lack "precision.".
 std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   constexpr std::string_view kSection = "precision.";
@@ -153,40 +139,41 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
     rows.push_back(std::move(row));
   }
   const std::vector<size_t> widths = narrow_widths(rows);
-  for (Cells& row : rows) cut_cells(row, widths);
-  return rows;
-}
-
-// Returns the first module of each set of operands that the GEMMs of a recipe have. Most recipes have one set; the output projection and
-// the second GEMM of experts may have others.
-std::vector<const ModulePrecision*> distinct_gemms(const PrecisionPlan& plan) {
-  std::vector<const ModulePrecision*> out;
-  std::set<Cells> known;
-  for (const ModulePrecision& entry : plan.modules()) {
-    if (!has_gemm(entry.module.kind) || !entry.recipe.quantizes()) continue;
-    Cells key = {entry.recipe.name};
-    for (const GemmRole role : kGemmRoles) key.push_back(gemm_text(entry.recipe, role));
-    if (known.insert(std::move(key)).second) out.push_back(&entry);
+  for (Cells& row : rows) {
+    row[kModule] = cut_module(row[kModule], widths[kModule]);
+    row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
+    row[kRule] = cut_rule(row[kRule], widths[kRule]);
   }
-  return out;
+  return rows;
 }
 
 }  // namespace
 
+// Most recipes have one set of operands; the output projection and the second GEMM of experts may have others.
 std::vector<std::string> recipe_lines(const PrecisionPlan& plan) {
   std::vector<std::string> lines;
-  std::set<std::string> known;
-  for (const ModulePrecision* entry : distinct_gemms(plan)) {
-    const std::string of = known.insert(entry->recipe.name).second ? "" : " of " + entry->module.path;
-    std::string line = text("recipe ", entry->recipe.name, of);
-    for (const GemmRole role : kGemmRoles) line += text(" | ", gemm_name(role), ' ', gemm_text(entry->recipe, role));
-    lines.push_back(std::move(line));
+  std::set<std::string> known_recipes;
+  std::set<Cells> known;
+  for (const ModulePrecision& entry : plan.modules()) {
+    if (!has_gemm(entry.module.kind) || !entry.recipe.quantizes()) continue;
+    Cells key = {entry.recipe.name};
+    std::string gemms;
+    for (const GemmRole role : kGemmRoles) {
+      key.push_back(gemm_text(entry.recipe, role));
+      gemms += text(" | ", gemm_name(role), ' ', key.back());
+    }
+    if (!known.insert(std::move(key)).second) continue;
+    const std::string of = known_recipes.insert(entry.recipe.name).second ? "" : " of " + entry.module.path;
+    lines.push_back(text("recipe ", entry.recipe.name, of, gemms));
   }
   return lines;
 }
 
 std::string plan_table(const PrecisionPlan& plan, PlanTable form, const ModelRanks& ranks) {
-  std::vector<Cells> rows = {heads(form, ranks)};
+  std::vector<Cells> rows = {Cells(kHeads.begin(), kHeads.end())};
+  if (ranks.several() && form == PlanTable::wide) rows[0].emplace_back("on a rank");
+  if (ranks.several() && form == PlanTable::narrow) rows[0][1] += "/ranks";
+  rows[0].emplace_back("bytes");
   for (const Group& group : grouped(plan.modules(), form, ranks)) {
     Cells row = {joined_path(group.paths)};
     row.insert(row.end(), group.cells.begin(), group.cells.end());
@@ -240,41 +227,12 @@ class Notes {
   std::vector<std::string> notes_;
 };
 
-// Modules of several layers that differ in nothing but the layer.
-struct EqualGemms {
-  std::vector<std::string> paths;
-  Cells cells;
-};
-
-constexpr size_t kNarrowModule = 30;
-
-std::string bound_text(double bound) { return text(std::scientific, std::setprecision(1), bound); }
-
 Cells cells_of(const PlannedGemm& gemm, const std::string& note, PlanTable form) {
   const GemmForm& f = gemm.form;
   Cells cells = {gemm_name(gemm.role), text(f.m, " x ", f.n, " x ", f.k), gemm_path_name(gemm.route.path) + note, before_text(gemm.route),
-                 bound_text(gemm.route.bound)};
+                 text(std::scientific, std::setprecision(1), gemm.route.bound)};
   if (form == PlanTable::wide) cells.insert(cells.begin() + 1, gemm.operands);
   return cells;
-}
-
-// Modules of several layers have the same key if they differ in nothing but the layer.
-Cells gemm_group_key(const PlannedGemm& gemm, const std::string& note) {
-  Cells key = cells_of(gemm, note, PlanTable::wide);
-  key.push_back(any_layer(gemm.module));
-  return key;
-}
-
-Cells gemm_heads(PlanTable form) {
-  if (form == PlanTable::wide) return {"module", "GEMM", "operands", "m x n x k", "path", "written before", "bound"};
-  return {"module", "GEMM", "m x n x k", "path", "written before", "bound"};
-}
-
-Cells gemm_row(const EqualGemms& group, PlanTable form) {
-  const std::string module = printable(joined_path(group.paths));
-  Cells row = {form == PlanTable::wide ? module : without_middle(module, kNarrowModule)};
-  row.insert(row.end(), group.cells.begin(), group.cells.end());
-  return row;
 }
 
 }  // namespace
@@ -324,15 +282,24 @@ std::string gemm_device_text(const GemmDevice& device) {
 std::string gemm_table(const std::vector<PlannedGemm>& gemms, const GemmDevice& device, PlanTable form) {
   Notes notes;
   std::map<Cells, size_t> known;
-  std::vector<EqualGemms> groups;
+  std::vector<Group> groups;
   for (const PlannedGemm& gemm : gemms) {
     const std::string note = notes.number_of(gemm, device);
-    const auto [found, added] = known.insert({gemm_group_key(gemm, note), groups.size()});
+    Cells key = cells_of(gemm, note, PlanTable::wide);
+    key.push_back(any_layer(gemm.module));
+    const auto [found, added] = known.insert({std::move(key), groups.size()});
     if (added) groups.push_back({.paths = {}, .cells = cells_of(gemm, note, form)});
     groups[found->second].paths.push_back(gemm.module);
   }
-  std::vector<Cells> rows = {gemm_heads(form)};
-  for (const EqualGemms& group : groups) rows.push_back(gemm_row(group, form));
+  constexpr size_t kNarrowModule = 30;
+  std::vector<Cells> rows = {{"module", "GEMM", "m x n x k", "path", "written before", "bound"}};
+  if (form == PlanTable::wide) rows[0].insert(rows[0].begin() + 2, "operands");
+  for (const Group& group : groups) {
+    const std::string module = printable(joined_path(group.paths));
+    Cells row = {form == PlanTable::wide ? module : without_middle(module, kNarrowModule)};
+    row.insert(row.end(), group.cells.begin(), group.cells.end());
+    rows.push_back(std::move(row));
+  }
   return aligned(rows) + notes.text_of_all();
 }
 

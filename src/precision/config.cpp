@@ -39,16 +39,13 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
   return table;
 }
 
-void take_base_operand(std::optional<QuantizationConfig>& operand, const std::optional<QuantizationConfig>& base, const std::string& key,
-                       ConfigReport& report) {
-  operand = base;
-  report.derive(key);
-}
-
 // Fills one operand of an own recipe from the same one of its base.
 void complete_operand(std::optional<QuantizationConfig>& operand, const std::optional<QuantizationConfig>& base, const std::string& key,
                       ConfigReport& report) {
-  if (!report.given(key)) return take_base_operand(operand, base, key, report);
+  if (!report.given(key)) {
+    operand = base;
+    return report.derive(key);
+  }
   if (!operand) return;
   const auto take = [&](const char* name, auto member) {
     if (report.given(key + "." + name)) return;
@@ -59,13 +56,6 @@ void complete_operand(std::optional<QuantizationConfig>& operand, const std::opt
   take("block", &QuantizationConfig::block);
   take("rule", &QuantizationConfig::rule);
   take("scale_range", &QuantizationConfig::scale_range);
-}
-
-// Under another `backward` than the default, dgrad and wgrad quantize nothing, whatever the base lists.
-void complete_backward(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
-  if (recipe.backward == BackwardOperands::quantized) return;
-  if (!report.given(key + ".gemms")) std::erase_if(recipe.gemms, [](GemmRole role) { return role != GemmRole::fprop; });
-  if (!report.given(key + ".output_grad")) recipe.output_grad.reset();
 }
 
 // A base may read codes along columns where the recipe has none.
@@ -100,32 +90,20 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   take("gemms", &RecipeConfig::gemms);
   take("columns", &RecipeConfig::columns);
   take("backward", &RecipeConfig::backward);
-  complete_backward(recipe, key, report);
+  if (recipe.backward != BackwardOperands::quantized) {  // then dgrad and wgrad quantize nothing, whatever the base lists
+    if (!report.given(key + ".gemms")) std::erase_if(recipe.gemms, [](GemmRole role) { return role != GemmRole::fprop; });
+    if (!report.given(key + ".output_grad")) recipe.output_grad.reset();
+  }
   if (!report.given(key + ".columns") && !has_columns(recipe)) recipe.columns = ColumnSource::rows;
 }
 
-bool is_scale_range(const std::vector<int64_t>& range) {
-  return range.size() == 2 && range[0] >= -127 && range[0] <= 0 && range[1] >= 0 && range[1] <= 127;
-}
-
-ScaleRange scale_range_of(const std::vector<int64_t>& exponents) {
-  return {.least = static_cast<uint8_t>(exponents[0] + 127), .most = static_cast<uint8_t>(exponents[1] + 127)};
-}
-
-// These report a problem under `key`; they return false if there was one.
+// Like the next ones, returns false if there were problems, which it reports under `key`.
 bool check_block(const std::vector<int64_t>& block, const std::string& key, ConfigReport& report) {
   if (block.size() == 2) return true;
   report.error(key + ".block", text("must be [rows, columns], got a list of ", block.size()));
   return false;
 }
 
-bool check_scale_range(const std::vector<int64_t>& range, const std::string& key, ConfigReport& report) {
-  if (is_scale_range(range)) return true;
-  report.error(key + ".scale_range", "must be [least, largest], of exponents from -127 to 0 and from 0 to 127");
-  return false;
-}
-
-// Reports problems under `key`; returns false if there were any.
 bool read_operand(const std::optional<QuantizationConfig>& config, const std::string& key, ConfigReport& report, Quantization& how) {
   if (!config) return true;
   if (!config->format) {
@@ -133,12 +111,16 @@ bool read_operand(const std::optional<QuantizationConfig>& config, const std::st
     return false;
   }
   if (!check_block(config->block, key, report)) return false;
-  if (!check_scale_range(config->scale_range, key, report)) return false;
+  const std::vector<int64_t>& range = config->scale_range;
+  if (range.size() != 2 || range[0] < -127 || range[0] > 0 || range[1] < 0 || range[1] > 127) {
+    report.error(key + ".scale_range", "must be [least, largest], of exponents from -127 to 0 and from 0 to 127");
+    return false;
+  }
   how = {.format = *config->format,
          .block_rows = config->block[0],
          .block_cols = config->block[1],
          .rule = config->rule,
-         .range = scale_range_of(config->scale_range)};
+         .range = {.least = static_cast<uint8_t>(range[0] + 127), .most = static_cast<uint8_t>(range[1] + 127)}};
   return true;
 }
 
@@ -150,21 +132,14 @@ std::optional<FreeElement> read_element(const std::string& written) {
   return FreeElement{.exponent_bits = exponent, .mantissa_bits = mantissa};
 }
 
-std::string unknown_element(const std::string& written) {
-  return text("must be eXmY with X from 1 to ", FreeElement::kMostExponentBits, " and Y from 0 to ", FreeElement::kMostMantissaBits,
-              ", got \"", shortened(written), '"');
-}
-
-std::optional<FreeElement> checked_element(const std::string& written, const std::string& key, ConfigReport& report) {
-  const std::optional<FreeElement> element = read_element(written);
-  if (!element) report.error(key + ".format", unknown_element(written));
-  return element;
-}
-
 bool read_simulation(const std::optional<SimulationConfig>& config, const std::string& key, ConfigReport& report, Simulation& how) {
   if (!config) return true;
-  const std::optional<FreeElement> element = checked_element(config->format, key, report);
-  if (!element) return false;
+  const std::optional<FreeElement> element = read_element(config->format);
+  if (!element) {
+    report.error(key + ".format", text("must be eXmY with X from 1 to ", FreeElement::kMostExponentBits, " and Y from 0 to ",
+                                       FreeElement::kMostMantissaBits, ", got \"", shortened(config->format), '"'));
+    return false;
+  }
   if (!check_block(config->block, key, report)) return false;
   how = {.element = *element,
          .block_rows = config->block[0],
@@ -200,13 +175,6 @@ bool read_simulated(const SimulateConfig& config, const std::string& key, Config
   return right;
 }
 
-// Reports problems under `key`; returns false if there were any.
-bool check_recipe(const Recipe& recipe, const std::string& key, ConfigReport& report) {
-  const std::vector<RecipeProblem> problems = recipe_problems(recipe);
-  for (const RecipeProblem& problem : problems) report.error(key + "." + problem.key, problem.message);
-  return problems.empty();
-}
-
 std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& config, Dtype dtype, const std::string& key,
                                   ConfigReport& report) {
   Recipe recipe{.name = name, .compute = config.compute.value_or(dtype), .columns = config.columns, .backward = config.backward};
@@ -217,7 +185,9 @@ std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& c
   right = read_gemms(config.gemms, key + ".gemms", report, recipe.gemms) && right;
   if (config.simulate) right = read_simulated(*config.simulate, key + ".simulate", report, recipe.simulated) && right;
   if (!right) return std::nullopt;
-  if (!check_recipe(recipe, key, report)) return std::nullopt;
+  const std::vector<RecipeProblem> problems = recipe_problems(recipe);
+  for (const RecipeProblem& problem : problems) report.error(key + "." + problem.key, problem.message);
+  if (!problems.empty()) return std::nullopt;
   const bool as_gemms_say = recipe.backward == BackwardOperands::high_precision && !recipe.weight_fake_quant;
   if (as_gemms_say) recipe.backward = BackwardOperands::quantized;  // equal computations have one plan
   return recipe;

@@ -22,16 +22,18 @@ StoredType element_of(Format format) {
   fail(ExitCode::internal, "high precision has no element format");
 }
 
-// Returns the bytes of codes and scales of the whole weight.
-int64_t quantized_bytes(const ModuleShape& module, const Quantization& how) {
-  const int64_t codes = how.format == Format::e2m1 ? module.weight_elements() / 2 : module.weight_elements();
-  return codes + module.weight_elements() / (how.block_rows * how.block_cols);
-}
-
 // Returns the bytes of a module, or of what a rank holds of it.
 int64_t resident_bytes(const ModulePrecision& entry, const ModuleShape& held) {
-  const int64_t values = held.bias + (entry.stores_only_codes() ? 0 : held.weight_elements());
-  return dtype_bytes(entry.recipe.compute) * values + (entry.resident_codes() ? quantized_bytes(held, entry.resident_codes()) : 0);
+  const int64_t elements = held.weight_elements(), values = held.bias + (entry.stores_only_codes() ? 0 : elements);
+  const Quantization& how = entry.resident_codes();
+  const int64_t codes = how.format == Format::e2m1 ? elements / 2 : elements, scales = elements / (how.block_rows * how.block_cols);
+  return dtype_bytes(entry.recipe.compute) * values + (how ? codes + scales : 0);
+}
+
+int64_t total(const std::vector<ModulePrecision>& modules, const auto& each) {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules) sum += each(entry);
+  return sum;
 }
 
 // Derives from the recipe what is stored, sent and exported, and the bytes that it takes.
@@ -194,15 +196,13 @@ class Resolver {
     if (name.empty()) {
       report_.error(key, "is missing: the name of a recipe");
     } else if (config_.recipes.count(name) == 0) {
-      report_.error(key, [&] { return no_recipe(name); });
+      report_.error(key, [&] {
+        std::vector<std::string> names = preset_names();
+        for (const auto& [own, value] : config_.recipes) names.push_back(own);
+        return "no recipe \"" + shortened(name) + "\"" + did_you_mean(name, names) + " (there are " + joined(names) + ")";
+      });
     }
     return recipes_.at("high");
-  }
-
-  std::string no_recipe(const std::string& name) const {
-    std::vector<std::string> names = preset_names();
-    for (const auto& [own, value] : config_.recipes) names.push_back(own);
-    return "no recipe \"" + shortened(name) + "\"" + did_you_mean(name, names) + " (there are " + joined(names) + ")";
   }
 
   ModulePrecision entry(const ModuleShape& module, std::optional<size_t> rule, const Recipe& ambient) {
@@ -265,19 +265,16 @@ class Resolver {
     for (const auto& [problem, sizes] : problems_) {
       const auto& [size, modules] = *sizes.begin();
       if (sizes.size() > 1) {
-        report_.error(problem.key, many_sizes(problem.reason, sizes));
+        const std::string each =
+            joined(sizes, ", ", [](const auto& unfit) { return text(unfit.first, " (", names_of(unfit.second), ')'); });
+        report_.error(problem.key, text("modules do not fit their recipe: each of ", each, ' ', problem.reason,
+                                        "; change the sizes, or give the modules another recipe by a rule"));
         continue;
       }
       const std::string fit =
           text("does not fit its recipe: ", size, ' ', problem.reason, "; change the size, or give it another recipe by a rule");
       report_.error(problem.key, text(modules.size() > 1 ? "each of " : "", names_of(modules), ' ', size.empty() ? problem.reason : fit));
     }
-  }
-
-  static std::string many_sizes(const std::string& reason, const std::map<std::string, Modules>& sizes) {
-    const std::string each = joined(sizes, ", ", [](const auto& size) { return text(size.first, " (", names_of(size.second), ')'); });
-    return text("modules do not fit their recipe: each of ", each, ' ', reason,
-                "; change the sizes, or give the modules another recipe by a rule");
   }
 
   void check_output(const Recipe& ambient) {
@@ -326,17 +323,6 @@ class Resolver {
   std::map<Problem, std::map<std::string, Modules>> problems_;  // by size; "": it is not of one
 };
 
-std::string unfit_ambient(const Recipe& ambient) {
-  return text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"",
-              ambient.name, "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad);
-}
-
-std::string uneven_vocabulary(const OutputProjection& output, int64_t multiple) {
-  const std::string per_rank = output.tensor == 1 ? "" : text(", 32 for each rank of parallel.tensor");
-  return text("needs a padded vocabulary in multiples of ", multiple, per_rank, ", got ", output.rows, ": set model.pad_vocab_to to ",
-              multiple);
-}
-
 }  // namespace
 
 const char* stored_type_name(StoredType type) {
@@ -355,13 +341,18 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   if (ambient.simulated.any()) {
     problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
   } else if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
-    problems.push_back(unfit_ambient(ambient));
+    problems.push_back(
+        text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
+             "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
   }
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
   if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
   const int64_t multiple = 32 * output.tensor;
-  if (output.rows % multiple != 0) problems.push_back(uneven_vocabulary(output, multiple));
+  if (output.rows % multiple != 0)
+    problems.push_back(text("needs a padded vocabulary in multiples of ", multiple,
+                            output.tensor == 1 ? "" : ", 32 for each rank of parallel.tensor", ", got ", output.rows,
+                            ": set model.pad_vocab_to to ", multiple));
   return problems;
 }
 
@@ -424,15 +415,11 @@ const ModulePrecision& PrecisionPlan::module_of(const std::string& parameter) co
 }
 
 int64_t PrecisionPlan::active_parameters() const {
-  int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.module.active_parameters();
-  return sum;
+  return total(modules_, [](const ModulePrecision& entry) { return entry.module.active_parameters(); });
 }
 
 int64_t PrecisionPlan::parameters() const {
-  int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.module.parameters();
-  return sum;
+  return total(modules_, [](const ModulePrecision& entry) { return entry.module.parameters(); });
 }
 
 bool PrecisionPlan::quantizes_operands() const {
@@ -440,21 +427,15 @@ bool PrecisionPlan::quantizes_operands() const {
 }
 
 int64_t PrecisionPlan::buffers() const {
-  int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.module.buffer;
-  return sum;
+  return total(modules_, [](const ModulePrecision& entry) { return entry.module.buffer; });
 }
 
 int64_t PrecisionPlan::bytes() const {
-  int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.bytes;
-  return sum;
+  return total(modules_, [](const ModulePrecision& entry) { return entry.bytes; });
 }
 
 int64_t PrecisionPlan::bytes_on_rank(const ModelRanks& ranks) const {
-  int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.bytes_on_rank(ranks);
-  return sum;
+  return total(modules_, [&](const ModulePrecision& entry) { return entry.bytes_on_rank(ranks); });
 }
 
 int64_t PrecisionPlan::bytes_beside_masters() const {
@@ -483,9 +464,8 @@ uint64_t PrecisionPlan::hash() const {
                 recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop, recipe.gemms.dgrad, recipe.gemms.wgrad,
                 recipe.columns == ColumnSource::values ? "|values" : "", recipe.backward == BackwardOperands::quantized ? "" : "|backward ",
                 recipe.backward == BackwardOperands::quantized ? "" : choice_name(recipe.backward),
-                LinearOperands(recipe).takes_gradient_codes() ? "|shifted|" : "|",
-                simulated_text(recipe), stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
-                stored_type_name(entry.exported), '\n');
+                LinearOperands(recipe).takes_gradient_codes() ? "|shifted|" : "|", simulated_text(recipe), stored_type_name(entry.storage),
+                '|', stored_type_name(entry.wire), '|', stored_type_name(entry.exported), '\n');
   }
   return xxh64(all).value;
 }

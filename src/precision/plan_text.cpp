@@ -53,18 +53,6 @@ Json to_json(const SimulatedOperands& simulated) {
           {"hadamard_gemms", transformed}};
 }
 
-Json shape_json(const ModuleShape& module) {
-  if (module.in == 0) return Json{module.out};
-  return module.matrices > 1 ? Json{module.matrices, module.out, module.in} : Json{module.out, module.in};
-}
-
-// Adds keys of a recipe that most recipes leave at their default.
-void add_choices(Json& module, const Recipe& recipe) {
-  if (recipe.columns != ColumnSource::rows) module.add("columns", choice_name(recipe.columns));
-  if (recipe.backward != BackwardOperands::quantized) module.add("backward", choice_name(recipe.backward));
-  if (recipe.simulated.any()) module.add("simulate", to_json(recipe.simulated));
-}
-
 Json to_json(const ModulePrecision& entry) {
   const ModuleShape& module = entry.module;
   const Recipe& recipe = entry.recipe;
@@ -74,9 +62,12 @@ Json to_json(const ModulePrecision& entry) {
   }
   Json::Entries parts;
   for (const ModulePart& part : module.parts) parts.push_back(Json{{"name", part.name}, {"out", part.out}});
+  const Json shape = module.in == 0        ? Json{module.out}
+                     : module.matrices > 1 ? Json{module.matrices, module.out, module.in}
+                                           : Json{module.out, module.in};
   Json out = {{"module", module.path},
               {"kind", kind_name(module.kind)},
-              {"shape", shape_json(module)},
+              {"shape", shape},
               {"parts", parts},
               {"bias", module.bias},
               {"rule", entry.rule.empty() ? Json() : Json(entry.rule)},
@@ -92,7 +83,10 @@ Json to_json(const ModulePrecision& entry) {
               {"wire", stored_type_name(entry.wire)},
               {"export", stored_type_name(entry.exported)},
               {"bytes", entry.bytes}};
-  add_choices(out, recipe);
+  // Keys that most recipes leave at their default.
+  if (recipe.columns != ColumnSource::rows) out.add("columns", choice_name(recipe.columns));
+  if (recipe.backward != BackwardOperands::quantized) out.add("backward", choice_name(recipe.backward));
+  if (recipe.simulated.any()) out.add("simulate", to_json(recipe.simulated));
   return out;
 }
 
@@ -120,25 +114,6 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
   }
 }
 
-std::string unread_operand(const Recipe& recipe, const char* verb, const char* operand) {
-  return text("recipe \"", recipe.name, "\" ", verb, operand, ", which none of its gemms reads");
-}
-
-bool reads_quantized(const Recipe& recipe, GemmRole role) {
-  const GemmOperands operands = choose_operands(recipe, role);
-  const auto quantized = [](const OperandChoice& of) { return of.is_codes() || of.source == OperandSource::simulated; };
-  return quantized(operands.first) || quantized(operands.second);
-}
-
-void warn_of_idle_gemms(const Recipe& recipe, std::vector<std::string>& warnings) {
-  for (const GemmRole role : kGemmRoles) {
-    const bool idle = !reads_quantized(recipe, role);
-    if (recipe.gemms.holds(role) && idle) {
-      warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized or simulated operand"));
-    }
-  }
-}
-
 // Warns of operands that a recipe quantizes and no GEMM reads, and of listed GEMMs that read nothing quantized.
 void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   std::set<std::string> seen;
@@ -147,12 +122,18 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
     if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
     const auto unread = [&](const char* operand, const Quantization& how, const Simulation& simulated, bool read) {
       if ((!how && !simulated) || read) return;
-      warnings.push_back(unread_operand(recipe, how ? "quantizes " : "simulates ", operand));
+      warnings.push_back(
+          text("recipe \"", recipe.name, "\" ", how ? "quantizes " : "simulates ", operand, ", which none of its gemms reads"));
     };
     unread("weight", recipe.weight, recipe.simulated.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
     unread("input", recipe.input, recipe.simulated.input, recipe.gemms.fprop || recipe.gemms.wgrad);
     unread("output_grad", recipe.output_grad, recipe.simulated.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
-    warn_of_idle_gemms(recipe, warnings);
+    const auto quantized = [](const OperandChoice& operand) { return operand.is_codes() || operand.source == OperandSource::simulated; };
+    for (const GemmRole role : kGemmRoles) {
+      const auto [first, second] = choose_operands(recipe, role);
+      if (recipe.gemms.holds(role) && !quantized(first) && !quantized(second))
+        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized or simulated operand"));
+    }
   }
 }
 
@@ -181,12 +162,6 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
                           " sums codes of the output gradient, as tokens travel with these: it is 2 to 4 % off that of unquantized ones"));
 }
 
-std::string cost_text(int64_t count, int64_t extra, int64_t sent) {
-  std::string out = text(count, " weights in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
-  if (sent > 0) out += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
-  return out;
-}
-
 }  // namespace
 
 std::optional<std::string> PrecisionPlan::gather_advice() const {
@@ -213,7 +188,8 @@ std::optional<std::string> PrecisionPlan::cost_of_rows() const {
     sent += entry.stores_only_codes() ? more : 0;
   }
   if (count == 0) return {};
-  return cost_text(count, extra, sent);
+  const std::string wire = sent == 0 ? "" : sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
+  return text(count, " weights in rows of blocks, not tiles: ", extra, " bytes more of scales in memory", wire);
 }
 
 Json PrecisionPlan::to_json() const {

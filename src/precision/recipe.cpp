@@ -7,8 +7,6 @@ namespace {
 
 using Problems = std::vector<RecipeProblem>;
 
-bool is_block_length(int64_t length) { return length == 32 || length == 128; }
-
 std::string block_text(const Quantization& how) { return text('[', how.block_rows, ", ", how.block_cols, ']'); }
 
 void check_range(const std::string& key, const Quantization& how, Problems& problems) {
@@ -23,7 +21,7 @@ void check_operand(const std::string& key, const Quantization& how, bool tiles_a
     problems.push_back({key + ".rule", "must be rceil, floor, even or ceil: flashinfer is for weight_fake_quant in e2m1 only"});
   }
   check_range(key, how, problems);
-  const bool right = is_block_length(how.block_cols) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
+  const bool right = (how.block_cols == 32 || how.block_cols == 128) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
   if (right) return;
   problems.push_back(
       {key + ".block", text("must be [1, b]", tiles_allowed ? " or [b, b]" : "", " with b = 32 or 128, got ", block_text(how))});
@@ -86,31 +84,21 @@ void check_columns(const Recipe& recipe, Problems& problems) {
                       "dgrad reads as codes; leave it out"});
 }
 
-void check_no_output_grad(const Recipe& recipe, const char* backward, Problems& problems) {
-  for (const auto& [key, given] : {std::pair{"output_grad", recipe.output_grad.format != Format::none},
-                                   {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
-    if (given) problems.push_back({key, text("must be null beside backward ", backward, ", under which gradients are not quantized")});
-}
-
 void check_backward(const Recipe& recipe, Problems& problems) {
   if (recipe.backward == BackwardOperands::quantized) return;
   const bool dequantizes = recipe.backward == BackwardOperands::dequantized, of_codes = recipe.gemms.fprop;
   const char* const name = dequantizes ? "dequantized" : "high_precision";
   if (recipe.gemms.dgrad || recipe.gemms.wgrad)
     problems.push_back({"gemms", text("must not list dgrad or wgrad beside backward ", name, ", under which these multiply values")});
-  check_no_output_grad(recipe, name, problems);
+  for (const auto& [key, given] : {std::pair{"output_grad", recipe.output_grad.format != Format::none},
+                                   {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
+    if (given) problems.push_back({key, text("must be null beside backward ", name, ", under which gradients are not quantized")});
   if (dequantizes && of_codes && (recipe.simulated.weight || recipe.simulated.input))
     problems.push_back({"backward", "dequantized is of codes, and fprop multiplies simulated operands, too: simulate none of them"});
   if (dequantizes && !((recipe.weight || recipe.input) && of_codes))
     problems.push_back({"backward", "dequantized changes nothing: fprop multiplies no codes"});
   if (!dequantizes && !recipe.weight_fake_quant && !of_codes)
     problems.push_back({"backward", "high_precision changes nothing: fprop multiplies values before quantization"});
-}
-
-void check_one_weight(const Recipe& recipe, Problems& problems) {
-  if (!recipe.weight || !recipe.weight_fake_quant) return;
-  problems.push_back(
-      {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
 }
 
 }  // namespace
@@ -122,15 +110,6 @@ const char* gemm_name(GemmRole role) {
     case GemmRole::wgrad: return "wgrad";
   }
   return "unknown";
-}
-
-bool GemmSet::holds(GemmRole role) const {
-  switch (role) {
-    case GemmRole::fprop: return fprop;
-    case GemmRole::dgrad: return dgrad;
-    case GemmRole::wgrad: return wgrad;
-  }
-  return false;
 }
 
 bool Recipe::dgrad_reads_stored_codes() const {
@@ -153,7 +132,9 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
   check_operand("output_grad", recipe.output_grad, false, problems);
   check_fake_quant(recipe.weight_fake_quant, problems);
   if (problems.empty()) check_block_lengths(recipe, problems);
-  check_one_weight(recipe, problems);
+  if (recipe.weight && recipe.weight_fake_quant)
+    problems.push_back(
+        {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
   check_gemms(recipe, problems);
   check_simulated(recipe, problems);
   if (problems.empty()) check_columns(recipe, problems);

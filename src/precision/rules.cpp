@@ -123,21 +123,6 @@ bool has_branches(const std::string& expression) {
   return false;
 }
 
-PatternAlternative expression_alternative(const std::string& pattern, const std::string& expression) {
-  return {.written = pattern,
-          .glob = {},
-          .expression = compile(expression),
-          .literal_end = ends_literally(expression, "\\.") && !has_branches(expression),
-          .has_wildcards = !is_word(expression),
-          .choices = {}};
-}
-
-void read_glob(PatternAlternative& alternative, int64_t layers) {
-  alternative.glob = count_layer(alternative.written, layers);
-  alternative.literal_end = ends_literally(alternative.written, ".");
-  alternative.has_wildcards = alternative.written.find_first_of("*?") != std::string::npos;
-}
-
 }  // namespace
 
 bool PatternAlternative::matches(const std::string& path) const {
@@ -149,11 +134,21 @@ Pattern::Pattern(const std::string& pattern, int64_t layers) {
   require(!pattern.empty(), ExitCode::usage, "is missing");
   require(pattern.size() <= kLongestPattern, ExitCode::usage, "is longer than ", kLongestPattern, " characters");
   if (pattern.starts_with(kExpression)) {
-    alternatives_.push_back(expression_alternative(pattern, pattern.substr(kExpression.size())));
+    const std::string expression = pattern.substr(kExpression.size());
+    alternatives_.push_back({.written = pattern,
+                             .glob = {},
+                             .expression = compile(expression),
+                             .literal_end = ends_literally(expression, "\\.") && !has_branches(expression),
+                             .has_wildcards = !is_word(expression),
+                             .choices = {}});
     return;
   }
   alternatives_ = expand_braces(pattern);
-  for (PatternAlternative& alternative : alternatives_) read_glob(alternative, layers);
+  for (PatternAlternative& alternative : alternatives_) {
+    alternative.glob = count_layer(alternative.written, layers);
+    alternative.literal_end = ends_literally(alternative.written, ".");
+    alternative.has_wildcards = alternative.written.find_first_of("*?") != std::string::npos;
+  }
 }
 
 bool Pattern::matches(const std::string& path) const {
@@ -208,16 +203,6 @@ std::string as_path(const std::string& match) {
   return path;
 }
 
-// Returns the paths of modules that rules match, the nearest first.
-std::set<std::pair<size_t, std::string>> ranked_paths(const std::string& wanted, const std::vector<RuledModule>& modules) {
-  std::set<std::pair<size_t, std::string>> ranked;
-  for (const RuledModule& module : modules) {
-    const std::string path = any_layer(module.path);
-    if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
-  }
-  return ranked;
-}
-
 // Suggests the corrected pattern, else the three nearest modules.
 std::string nearest_to(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
   if (!match.starts_with("re:")) {
@@ -225,8 +210,13 @@ std::string nearest_to(const std::string& match, const std::vector<RuledModule>&
   }
   constexpr size_t kLongest = 256, kShown = 3;
   const std::string wanted = as_path(match).substr(0, kLongest);
+  std::set<std::pair<size_t, std::string>> ranked;  // paths of modules that rules match, the nearest first
+  for (const RuledModule& module : modules) {
+    const std::string path = any_layer(module.path);
+    if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
+  }
   std::vector<std::string> names;
-  for (const auto& [distance, path] : ranked_paths(wanted, modules)) {
+  for (const auto& [distance, path] : ranked) {
     if (names.size() < kShown) names.push_back(path);
   }
   return names.empty() ? "" : "; nearest modules: " + joined(names);
@@ -254,7 +244,8 @@ class Assignment {
     std::vector<const PatternAlternative*> idle;  // they match nothing
     std::set<size_t> useful;                      // words in braces
     for (const PatternAlternative& alternative : pattern.alternatives()) {
-      const bool matched = matches_something(alternative);
+      const bool matched =
+          std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module); });
       names_output = names_output || this->names_output(alternative, matched);
       if (matched) useful.insert(alternative.choices.begin(), alternative.choices.end());
       if (!matched) idle.push_back(&alternative);
@@ -267,10 +258,6 @@ class Assignment {
       report_idle(rule, idle, useful);
     }
     take_modules(rule, pattern);
-  }
-
-  bool matches_something(const PatternAlternative& alternative) const {
-    return std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module); });
   }
 
   // Wildcards may match it: "*" does not mean it.

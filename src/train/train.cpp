@@ -141,8 +141,8 @@ void take_step(Run& run) {
   if (check > 0 && state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());
   if (state.nonfinite_in_a_row < training.nonfinite_limit) return;
   fail_alike(run.mesh.world, ExitCode::numerical,
-             text("stopped at step ", state.step, ": ", state.nonfinite_in_a_row,
-                  " steps in a row were not finite, the last because of ", result.bad, "; lower optimizer.lr or look at the data"));
+             text("stopped at step ", state.step, ": ", state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ",
+                  result.bad, "; lower optimizer.lr or look at the data"));
 }
 
 // ---- between steps

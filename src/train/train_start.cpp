@@ -146,8 +146,7 @@ void start(Run& run) {
           [&] {
             run.optimizer.shards().gather();
             if (!parameters.buffers().empty())
-              log_warning(*run.config.checkpoint.init_from,
-                          ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
+              log_warning(*run.config.checkpoint.init_from, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
           },
       .load_weights = [&](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, parameters, &run.optimizer); },
       .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};

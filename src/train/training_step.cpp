@@ -115,7 +115,7 @@ namespace {
 // quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.
 std::string first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
   const Communicator& ranks = optimizer.shards().mesh().world;
-  const Optimizer::Nonfinite own = update.bad_weights             ? optimizer.first_nonfinite_weight()
+  const Optimizer::Nonfinite own = update.bad_weights            ? optimizer.first_nonfinite_weight()
                                    : !std::isfinite(update.loss) ? Optimizer::Nonfinite{.text = text("loss = ", update.loss)}
                                                                  : optimizer.first_nonfinite_gradient();
   if (ranks.size() == 1) return own.text;

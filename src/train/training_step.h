@@ -82,9 +82,9 @@ void update_expert_biases(ParameterSet& parameters, double rate, const std::vect
 // The loss is the sum over the targets that count, divided by their number; 0 without any. Seconds are those of forward and backward,
 // excluding waits for other ranks; figures are those of RouterStatistics.
 struct StepResult : UpdateResult {
-  int64_t targets = 0;                                        // number of them, over all ranks
-  int64_t padding = 0;                                        // padding among the tokens of all ranks
-  std::string bad = {};                                       // why it was skipped: the first value that is not finite
+  int64_t targets = 0;                                       // number of them, over all ranks
+  int64_t padding = 0;                                       // padding among the tokens of all ranks
+  std::string bad = {};                                      // why it was skipped: the first value that is not finite
   RouterFigures routers = RouterFigures::counts_and_losses;  // what the figures hold
 };
 

@@ -18,7 +18,7 @@ struct GemmSet {
   bool fprop = false, dgrad = false, wgrad = false;
   bool operator==(const GemmSet& other) const = default;
   bool any() const { return fprop || dgrad || wgrad; }
-  bool holds(GemmRole role) const;
+  bool holds(GemmRole role) const { return role == GemmRole::fprop ? fprop : role == GemmRole::dgrad ? dgrad : wgrad; }
 };
 
 // Source of the codes along columns, which dgrad reads of a weight and wgrad of an input: the codes along rows, by a shift of the exponent,
