@@ -167,7 +167,12 @@ class Resolver {
 
   std::vector<ModulePrecision> resolve() {
     const Recipe ambient = recipe("precision.recipe", config_.recipe);
-    const std::vector<RuleConfig> rules = acceptable_rules();
+    constexpr size_t kMostRules = 1000;  // each is compared with each module
+    std::vector<RuleConfig> rules = config_.rules;
+    if (rules.size() > kMostRules) {
+      report_.error("precision.rules", text("has ", rules.size(), " rules, at most ", kMostRules, " are accepted"));
+      rules.clear();
+    }
     for (size_t i = 0; i < rules.size(); ++i) by_rule_.push_back(recipe(text("precision.rules.", i, ".recipe"), rules[i].recipe));
     std::vector<RuledModule> ruled;
     for (const ModuleShape& module : model_.modules) ruled.push_back({module.path, module.kind});
@@ -181,14 +186,6 @@ class Resolver {
   }
 
  private:
-  // Returns none if there are too many, because each is compared with each module.
-  std::vector<RuleConfig> acceptable_rules() {
-    constexpr size_t kMostRules = 1000;
-    if (config_.rules.size() <= kMostRules) return config_.rules;
-    report_.error("precision.rules", text("has ", config_.rules.size(), " rules, at most ", kMostRules, " are accepted"));
-    return {};
-  }
-
   // Returns `high` if there is no such recipe; the error is reported once, here.
   Recipe recipe(const std::string& key, const std::string& name) {
     const auto found = recipes_.find(name);
@@ -238,17 +235,13 @@ class Resolver {
     };
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       if (const auto unfit = size_problem(entry.module, entry.recipe, model_.tensor)) add(unfit->reason, unfit->size);
-    } else if (const std::string problem = problem_without_gemm(entry.recipe); !problem.empty()) {
-      add(problem, "");
+    } else if (entry.recipe.quantizes()) {
+      add(text("has no GEMM, so \"", entry.recipe.name, "\" has nothing to quantize"), "");
+    } else if (entry.recipe.compute != config_.dtype) {
+      add(text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", entry.recipe.name, "\" computes in ",
+               entry.recipe.compute, ": use \"high\" for it"),
+          "");
     }
-  }
-
-  // Says why a module that has no GEMM cannot have this recipe, continuing its path; "" if it can.
-  std::string problem_without_gemm(const Recipe& recipe) const {
-    if (recipe.quantizes()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantize");
-    if (recipe.compute == config_.dtype) return "";
-    return text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", recipe.name, "\" computes in ",
-                recipe.compute, ": use \"high\" for it");
   }
 
   using Modules = std::map<std::string, std::vector<std::string>>;  // path with any layer -> paths
@@ -288,24 +281,19 @@ class Resolver {
       report_.error("precision.fp8_output_proj", "is enabled, but fprop, dgrad and wgrad are all off");
   }
 
-  // Names what keeps a weight from being its codes alone.
-  static std::string reader_of_values(const ModulePrecision& entry) {
-    const Recipe& recipe = entry.recipe;
-    const std::string of = text(" of recipe \"", recipe.name, "\" (", entry.module.path, ")");
-    if (recipe.gemms.fprop && recipe.gemms.dgrad)
-      return text("columns", of, " makes codes for dgrad from values: set columns to rows, or give weight tiles");
-    return text("gemms", of, " lacks ", recipe.gemms.fprop ? "" : "fprop", recipe.gemms.fprop || recipe.gemms.dgrad ? "" : " and ",
-                recipe.gemms.dgrad ? "" : "dgrad");
-  }
-
   void check_gather(const std::vector<ModulePrecision>& entries) {
     bool any = false;
     for (const ModulePrecision& entry : entries) {
       if (entry.module.kind == ModuleKind::output || !entry.recipe.weight) continue;
       any = true;
       if (entry.recipe.reads_only_weight_codes()) continue;
+      const bool fprop = entry.recipe.gemms.fprop, dgrad = entry.recipe.gemms.dgrad;
+      const std::string of = text(" of recipe \"", entry.recipe.name, "\" (", entry.module.path, ")");
+      const std::string reader =  // what keeps the weight from being its codes alone
+          fprop && dgrad ? text("columns", of, " makes codes for dgrad from values: set columns to rows, or give weight tiles")
+                         : text("gemms", of, " lacks ", fprop ? "" : "fprop", fprop || dgrad ? "" : " and ", dgrad ? "" : "dgrad");
       return report_.error("precision.fp8_param_gather",
-                           text("makes the codes the weights, so fprop and dgrad must both read them; ", reader_of_values(entry)));
+                           text("makes the codes the weights, so fprop and dgrad must both read them; ", reader));
     }
     if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantized weight, and no recipe in use has one");
   }

@@ -314,10 +314,7 @@ class Assignment {
         ++taken;
       }
     }
-    if (taken == 0 && !before.empty()) unreachable(rule, before);
-  }
-
-  void unreachable(size_t rule, const std::set<size_t>& before) {
+    if (taken > 0 || before.empty()) return;
     problem(rule, [&] {
       const std::string names = joined(
           before, ", ", [&](size_t earlier) { return text("precision.rules.", earlier, " \"", shortened(rules_[earlier].match), '"'); });

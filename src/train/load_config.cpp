@@ -109,22 +109,17 @@ void check_data(const std::string& path, const std::string& key, ConfigReport& r
   }
 }
 
-struct Wanted {
-  const char* what;
-  const char* advice = "";  // where not even its folder is there
-};
-
-void check_checkpoint(const std::string& path, const std::string& key, const Wanted& wanted, ConfigReport& report) {
+// Reports a path under `key` that is not there. advice: for one of which not even the folder is there.
+void check_checkpoint(const std::string& path, const std::string& key, const char* what, const char* advice, ConfigReport& report) {
   std::error_code error;
   if (report.failed(key) || std::filesystem::exists(path, error)) return;
   const bool alone = !std::filesystem::exists(std::filesystem::path(path).parent_path(), error);
-  report.error(key, text("no such ", wanted.what, ": \"", path, "\"", steps_beside(path), alone ? wanted.advice : ""));
+  report.error(key, text("no such ", what, ": \"", path, "\"", steps_beside(path), alone ? advice : ""));
 }
 
 void check_initial_model(const std::string& path, ConfigReport& report) {
-  check_checkpoint(path, "checkpoint.init_from",
-                   {"checkpoint or folder of a model", "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder"},
-                   report);
+  check_checkpoint(path, "checkpoint.init_from", "checkpoint or folder of a model",
+                   "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder", report);
 }
 
 bool holds_checkpoints(const std::filesystem::path& folder) {
@@ -132,27 +127,25 @@ bool holds_checkpoints(const std::filesystem::path& folder) {
   return std::filesystem::is_directory(folder, error) && !checkpoint_candidates({.folder = folder, .name = ""}).empty();
 }
 
-void check_resume(const CheckpointConfig& config, Start start, ConfigReport& report) {
-  if (config.resumes_named()) return check_checkpoint(config.resume, "checkpoint.resume", {"checkpoint"}, report);
-  if (start != Start::resumed || report.failed("checkpoint") || report.failed("logging") || holds_checkpoints(config.dir)) return;
-  std::error_code unknown;
-  report.error("checkpoint.resume",
-               text("there is no checkpoint to go on from in ", std::filesystem::absolute(config.dir, unknown).lexically_normal().string(),
-                    "; name the folder of the run by logging.dir, or start it without --resume"));
-}
-
-void check_sets(const std::vector<WeightedPath>& sets, const std::string& key, ConfigReport& report) {
-  for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
-}
-
 // Reports every input path that is needed and does not exist, with the pattern and what its folder holds.
 void check_inputs_exist(const RunConfig& config, Start start, ConfigReport& report) {
   if (config.data.path) check_data(*config.data.path, "data.path", report);
-  check_sets(config.data.train, "data.train", report);
-  check_sets(config.data.valid, "data.valid", report);
-  check_resume(config.checkpoint, start, report);
-  const bool continues = config.checkpoint.resume == "auto" && holds_checkpoints(config.checkpoint.dir);
-  if (config.checkpoint.init_from && !continues) check_initial_model(*config.checkpoint.init_from, report);
+  const auto check_sets = [&](const std::vector<WeightedPath>& sets, const char* key) {
+    for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
+  };
+  check_sets(config.data.train, "data.train");
+  check_sets(config.data.valid, "data.valid");
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  if (checkpoint.resumes_named()) {
+    check_checkpoint(checkpoint.resume, "checkpoint.resume", "checkpoint", "", report);
+  } else if (start == Start::resumed && !report.failed("checkpoint") && !report.failed("logging") && !holds_checkpoints(checkpoint.dir)) {
+    std::error_code unknown;
+    report.error("checkpoint.resume", text("there is no checkpoint to go on from in ",
+                                           std::filesystem::absolute(checkpoint.dir, unknown).lexically_normal().string(),
+                                           "; name the folder of the run by logging.dir, or start it without --resume"));
+  }
+  const bool continues = checkpoint.resume == "auto" && holds_checkpoints(checkpoint.dir);
+  if (checkpoint.init_from && !continues) check_initial_model(*checkpoint.init_from, report);
 }
 
 // Names the configuration in a folder that was given in its place, and the key of a text that was.
@@ -230,14 +223,6 @@ void name_folders(const RunPlace& run, Json& file) {
 
 bool is_stated_in(const std::string& file, const char* key, const ConfigReport& report) {
   return report.given(key) && report.place(key).origin.starts_with(printable(file) + ":");
-}
-
-// Marks as derived what follows the folder of a run.
-void derive_folders(const std::string& file, LoadedConfig& loaded) {
-  for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {
-    const bool elsewhere = std::string_view(key) == "checkpoint.dir" && !loaded.config.checkpoint.dir.starts_with("%d");
-    if (!elsewhere && is_stated_in(file, key, loaded.report)) loaded.report.derive(key);
-  }
 }
 
 // Applies what the command says to checkpoint.resume. A path that own_file, the config.json of a run, names there has served its purpose,
@@ -381,7 +366,10 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
   ConfigSources adapted = sources;
   if (run) adapted.adapt = [&run](Json& file) { name_folders(*run, file); };
   if (read_config(adapted, fields_of(loaded.config), loaded.report, kForeignNames)) {
-    if (run) derive_folders(sources.file, loaded);
+    for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {  // what follows the folder of a run
+      const bool elsewhere = std::string_view(key) == "checkpoint.dir" && !loaded.config.checkpoint.dir.starts_with("%d");
+      if (run && !elsewhere && is_stated_in(sources.file, key, loaded.report)) loaded.report.derive(key);
+    }
     take_start(start, run ? sources.file : "", sources.file, loaded);
     Origin origin = origin_of(loaded, sources.file);
     take_saved_model(origin, loaded);

@@ -14,7 +14,6 @@
 #include "metrics/precision_statistics.h"
 #include "metrics/routing_summary.h"
 #include "models/model_shape.h"
-#include "optim/schedule.h"
 #include "train/evaluate.h"
 #include "train/gemm_rate.h"
 #include "train/generate.h"

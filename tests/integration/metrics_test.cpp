@@ -7,7 +7,7 @@
 #include "checkpoint/precision_setup.h"
 #include "event_records.h"
 #include "metrics/run_metrics.h"
-#include "optim/schedule.h"
+#include "optim/optimizer.h"
 #include "train/training_step.h"
 #include "training.h"
 

@@ -1,4 +1,4 @@
-#include "optim/schedule.h"
+#include "optim/optimizer.h"
 
 #include <gtest/gtest.h>
 
