@@ -10,7 +10,7 @@
 #include "nn/modules.h"
 #include "nn/shards.h"
 #include "optim/optimizer.h"
-#include "plan/dry_pass.h"
+#include "plan/memory.h"
 
 namespace mantissa {
 namespace {

@@ -48,67 +48,46 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   entry.bytes = resident_bytes(entry, entry.module);
 }
 
-// A size of a weight as errors name it: "model.hidden_size 80", or "out 100 of part k".
-struct NamedSize {
-  std::string name;
-  int64_t size;
-};
-
-NamedSize named_size(const std::string& key, const std::string& place, int64_t size, const std::string& where = "") {
-  return {key.empty() ? text(place, ' ', size, where) : text(key, ' ', size), size};
-}
-NamedSize in_of(const ModuleShape& module) { return named_size(module.in_key, "in", module.in); }
-NamedSize out_of(const ModuleShape& module) { return named_size(module.out_key, "out", module.out); }
-NamedSize out_of(const ModulePart& part) { return named_size(part.out_key, "out", part.out, " of part " + part.name); }
-
-// A size of which a rank's share has no whole number of blocks, and what that is: "out 100 of part k", "is not a multiple of 32, the block
-// of recipe mxfp8".
+// A size of which a rank's share has no whole number of blocks, and what that is: "model.hidden_size 80" or "out 100 of part k", "is not a
+// multiple of 32, the block of recipe mxfp8".
 struct UnfitSize {
   std::string size, reason;
 };
-
-// Returns none if the share has.
-std::optional<UnfitSize> share_problem(const NamedSize& what, int64_t ranks, int64_t block, const std::string& of) {
-  if (what.size % (ranks * block) == 0) return {};
-  if (ranks == 1) return UnfitSize{what.name, text("is not a multiple of ", block, ", the block of ", of)};
-  return UnfitSize{what.name, text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
-                                   ", the block of ", of, ": take fewer ranks")};
-}
-
-// Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (checkpoint/precision_setup.h).
-std::optional<UnfitSize> cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
-  constexpr int64_t kCell = 32;
-  const std::string of = text("codes of recipe ", recipe.name);
-  std::optional<UnfitSize> problem;
-  if (columns > 1) problem = share_problem(in_of(module), columns, kCell, of);
-  for (const ModulePart& part : module.parts) {
-    if (rows > 1 && !problem) problem = share_problem(out_of(part), rows, kCell, of);
-  }
-  return rows > 1 && !problem ? share_problem(out_of(module), rows, kCell, of) : problem;
-}
 
 // Returns the first size of a weight that cannot be divided so; none if all can.
 std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
   const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
   const int64_t rows = by.row_ranks(), columns = by.column_ranks();
+  std::optional<UnfitSize> first;
+  const auto check = [&](const std::string& key, int64_t size, const std::string& name, int64_t ranks, int64_t block,
+                         const std::string& of) {
+    if (first || size % (ranks * block) == 0) return;
+    first = UnfitSize{key.empty() ? name : text(key, ' ', size),
+                      ranks == 1 ? text("is not a multiple of ", block, ", the block of ", of)
+                                 : text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
+                                        ", the block of ", of, ": take fewer ranks")};
+  };
+  const auto check_in = [&](int64_t block, const std::string& of) {
+    check(module.in_key, module.in, text("in ", module.in), columns, block, of);
+  };
+  const auto check_out = [&](int64_t block, const std::string& of) {
+    for (const ModulePart& part : module.parts)
+      check(part.out_key, part.out, text("out ", part.out, " of part ", part.name), rows, block, of);
+    check(module.out_key, module.out, text("out ", module.out), rows, block, of);
+  };
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
-  const std::string of = "recipe " + recipe.name;
-  std::vector<std::optional<UnfitSize>> problems;
-  if (fake > 1) problems.push_back(share_problem(in_of(module), columns, fake, "weight_fake_quant in " + of));
-  const auto check_in = [&](int64_t length, const std::string& whose) {
-    problems.push_back(share_problem(in_of(module), columns, length, whose));
-  };
-  const auto check_out = [&](int64_t length, const std::string& whose) {
-    for (const ModulePart& part : module.parts) problems.push_back(share_problem(out_of(part), rows, length, whose));
-    problems.push_back(share_problem(out_of(module), rows, length, whose));
-  };
-  if (block > 0) check_in(block, of), check_out(block, of);
+  const std::string name = "recipe " + recipe.name;
+  if (fake > 1) check_in(fake, "weight_fake_quant in " + name);
+  if (block > 0) check_in(block, name), check_out(block, name);
   const SimulatedLengths simulated = simulated_lengths(recipe);
-  for (const int64_t length : simulated.in) check_in(length, "simulate in " + of);
-  for (const int64_t length : simulated.out) check_out(length, "simulate in " + of);
-  if (recipe.reads_weight_codes() || recipe.weight_fake_quant) problems.push_back(cell_problem(module, recipe, rows, columns));
-  const auto first = std::ranges::find_if(problems, [](const auto& problem) { return problem.has_value(); });
-  return first == problems.end() ? std::nullopt : *first;
+  for (const int64_t length : simulated.in) check_in(length, "simulate in " + name);
+  for (const int64_t length : simulated.out) check_out(length, "simulate in " + name);
+  if (recipe.reads_weight_codes() || recipe.weight_fake_quant) {
+    constexpr int64_t kCell = 32;  // tensor ranks hash the codes of their shares in such cells (checkpoint/precision_setup.h)
+    if (columns > 1) check_in(kCell, "codes of " + name);
+    if (rows > 1) check_out(kCell, "codes of " + name);
+  }
+  return first;
 }
 
 // Returns true if output gradients of experts may arrive as rowwise codes, made by their source rank.
@@ -427,12 +406,10 @@ int64_t PrecisionPlan::bytes_on_rank(const ModelRanks& ranks) const {
 }
 
 int64_t PrecisionPlan::bytes_beside_masters() const {
-  int64_t sum = bytes();
-  for (const ModulePrecision& entry : modules_) {
-    if (entry.recipe.compute != Dtype::f32) continue;
-    sum -= 4 * (entry.module.bias + (entry.storage == StoredType::fp32 ? entry.module.weight_elements() : 0));
-  }
-  return sum;
+  return total(modules_, [](const ModulePrecision& entry) {
+    const int64_t values = entry.module.bias + (entry.storage == StoredType::fp32 ? entry.module.weight_elements() : 0);
+    return entry.bytes - (entry.recipe.compute == Dtype::f32 ? 4 * values : 0);
+  });
 }
 
 std::optional<RecipeProblem> PrecisionPlan::needs_cpu() const {

@@ -18,7 +18,7 @@
 #include "metrics/run_folder.h"
 #include "models/model_shape.h"
 #include "plan/cost.h"
-#include "plan/memory_check.h"
+#include "plan/memory.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/replicas.h"

@@ -7,7 +7,7 @@
 #include "mantissa/plan/estimate.h"
 #include "mantissa/train/load_config.h"
 #include "nn/shards.h"
-#include "plan/memory_check.h"
+#include "plan/memory.h"
 #include "process.h"
 #include "thread_ranks.h"
 #include "train/training_step.h"

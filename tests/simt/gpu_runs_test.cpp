@@ -3,7 +3,7 @@
 
 #include "gpu/runtime.h"
 #include "models/model_shape.h"
-#include "plan/memory_check.h"
+#include "plan/memory.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::gpu_runs_test {

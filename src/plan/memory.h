@@ -1,13 +1,33 @@
-// Refuses a run that its hosts or GPUs have no memory for, before any of it is allocated.
+// Finds what a run takes of memory: what forward and backward of one micro batch take on a rank, by running the real model without data and
+// without memory, and with it estimate_memory(). Refuses a run that its hosts or GPUs have no memory for, before any of it is allocated.
 #pragma once
 
 #include <vector>
 
 #include "base/limits.h"
 #include "mantissa/comm/communicator.h"
-#include "mantissa/config/run_config.h"
+#include "mantissa/plan/estimate.h"
 
 namespace mantissa {
+
+// Bytes that a group of ranks sends.
+struct Exchanges {
+  int64_t bytes = 0;
+  int64_t control = 0;  // beside them
+  int64_t busiest = 0;  // by one rank, the larger of what it sends and receives
+};
+
+struct DryPass {
+  int64_t activations = 0;  // bytes from forward to backward
+  int64_t workspace = 0;    // at most beyond these
+  Exchanges tensor;         // among the tensor ranks of one replica
+  Exchanges experts;        // among ranks that share experts, each with a micro batch
+};
+
+// model.vocab_size must be set; `plan` is that of the config, on its ranks. Every expert gets as many rows. A micro batch of more than
+// kMostTokens is not run but extrapolated from two smaller ones.
+inline constexpr int64_t kMostTokens = int64_t{1} << 15;
+DryPass dry_pass(const RunConfig& config, const PrecisionPlan& plan);
 
 // Throws Error(environment) on all ranks if the tensors of estimate_memory(), of all ranks of a host, or of a control group with a limit,
 // exceed what is free there, unless training.allow_memory_overcommit. All ranks call it together.
