@@ -54,7 +54,7 @@ PRIVATE = {f"{layer}/{name}.h" for layer, names in {
     "optim": "step_control",
     "plan": "dry_pass",
     "text": "characters jinja_syntax jinja_values normalizer pattern_syntax pretokenizer split_pattern",
-    "train": "gemm_rate run run_exports start_point",
+    "train": "gemm_rate run run_exports",
 }.items() for name in names.split()}
 CONDITIONAL_FILES = {"include/mantissa/base/host_device.h", "src/backend/cuda/chip/gpu/device.h"}  # macros that nvcc alone defines
 

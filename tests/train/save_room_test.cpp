@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "exports_of_runs.h"
-#include "train/start_point.h"
+#include "train/run.h"
 
 namespace mantissa::save_room_test {
 
