@@ -108,23 +108,6 @@ class RowExchange {
   std::vector<std::pair<Tensor, Tensor>> tensors_;
 };
 
-// Counts of rows, [ranks, experts of each].
-struct Counts {
-  size_t experts;
-  std::vector<int64_t> of;
-
-  std::span<const int64_t> rank(size_t r) const { return std::span(of).subspan(r * experts, experts); }
-};
-
-std::vector<int64_t> by_rank(const Counts& counts) {
-  std::vector<int64_t> out;
-  for (size_t r = 0; r < counts.of.size() / counts.experts; ++r) {
-    const auto own = counts.rank(r);
-    out.push_back(std::accumulate(own.begin(), own.end(), int64_t{0}));
-  }
-  return out;
-}
-
 // Plans the dispatch of these assignments to experts of this rank, of which the host knows nothing.
 Dispatch dispatch_here(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity) {
   Backend& device = experts.device();
@@ -147,29 +130,35 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
   Backend& device = experts.device();
   const Dispatch all = dispatch_here(experts, num_experts, 1, capacity);
   const std::vector<int32_t> offsets = to_host<int32_t>(all.offsets);
-  const auto size = static_cast<size_t>(ranks.size());
-  Counts leaving{.experts = static_cast<size_t>(num_experts) / size, .of = {}}, arriving{.experts = leaving.experts, .of = {}};
-  for (size_t e = 0; e + 1 < offsets.size(); ++e) leaving.of.push_back(offsets[e + 1] - offsets[e]);
-  arriving.of.resize(leaving.of.size());
-  const std::vector<int64_t> bytes(size, static_cast<int64_t>(leaving.experts * sizeof(int64_t)));
-  ranks.all_to_all(std::as_bytes(std::span(leaving.of)), bytes, std::as_writable_bytes(std::span(arriving.of)), bytes, Purpose::control);
+  const int64_t own_experts = num_experts / ranks.size();
+  const auto size = static_cast<size_t>(ranks.size()), each = static_cast<size_t>(own_experts);
+  std::vector<int64_t> leaving, arriving(offsets.size() - 1);  // counts of rows, [ranks, experts of each]
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) leaving.push_back(offsets[e + 1] - offsets[e]);
+  const std::vector<int64_t> bytes(size, own_experts * static_cast<int64_t>(sizeof(int64_t)));
+  ranks.all_to_all(std::as_bytes(std::span(leaving)), bytes, std::as_writable_bytes(std::span(arriving)), bytes, Purpose::control);
+  const auto by_rank = [&](std::span<const int64_t> counts) {
+    std::vector<int64_t> out;
+    for (; !counts.empty(); counts = counts.subspan(each))
+      out.push_back(std::accumulate(counts.begin(), counts.begin() + own_experts, int64_t{0}));
+    return out;
+  };
   AllToAllPlan plan{.group = ranks,
                     .rows = all.rows,
                     .assignments = all.assignments.slice(0, offsets.back()),
                     .sent = by_rank(leaving),
                     .arrived = by_rank(arriving),
                     .ends = {0}};
-  for (size_t e = 0; e < arriving.experts; ++e) {
-    for (size_t r = 0; r < size; ++r) plan.ends.push_back(plan.ends.back() + round_up(arriving.rank(r)[e], multiple));
+  for (size_t e = 0; e < each; ++e) {
+    for (size_t r = 0; r < size; ++r) plan.ends.push_back(plan.ends.back() + round_up(arriving[r * each + e], multiple));
   }
-  const int64_t own_experts = num_experts / ranks.size(), rows = plan.ends.back(), arrivals = sum(plan.arrived);
+  const int64_t rows = plan.ends.back(), arrivals = sum(plan.arrived);
   require(rows <= INT32_MAX, rows, " rows arrived for experts, too many for indices of 32 bits");
   Dispatch out{.offsets = empty(device, Dtype::i32, {own_experts + 1}),
                .rows = empty(device, Dtype::i32, {arrivals}),
                .assignments = empty(device, Dtype::i32, {rows}),
                .per_row = all.per_row};
   if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {own_experts * ranks.size() + 1});
-  const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
+  const std::vector<int32_t> counts(arriving.begin(), arriving.end());
   device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks.size(), own_experts}, counts.data()),
                           .offsets = out.offsets,
                           .rows = out.rows,

@@ -61,21 +61,6 @@ DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows
           .bytes = sent.activations * experts.ranks.size(), .control = sent.control * experts.ranks.size(), .busiest = sent.activations}};
 }
 
-// Extrapolates linearly from two numbers of tokens, up to sizes that no machine has.
-DryPass extrapolated(const DryPass& of_few, const DryPass& of_many, double factor) {
-  const auto line = [factor](int64_t few, int64_t many) {
-    return static_cast<int64_t>(std::min(static_cast<double>(many) + static_cast<double>(many - few) * factor, 1e18));
-  };
-  const auto lines = [&](const Exchanges& few, const Exchanges& many) {
-    return Exchanges{
-        .bytes = line(few.bytes, many.bytes), .control = line(few.control, many.control), .busiest = line(few.busiest, many.busiest)};
-  };
-  return {.activations = line(of_few.activations, of_many.activations),
-          .workspace = line(of_few.workspace, of_many.workspace),
-          .tensor = lines(of_few.tensor, of_many.tensor),
-          .experts = lines(of_few.experts, of_many.experts)};
-}
-
 }  // namespace
 
 DryPass dry_pass(const RunConfig& config, const PrecisionPlan& plan) {
@@ -85,7 +70,18 @@ DryPass dry_pass(const RunConfig& config, const PrecisionPlan& plan) {
   const Rows many{.sequences = sequences, .length = length};
   const Rows few = sequences > 1 ? Rows{.sequences = sequences / 2, .length = length} : Rows{.sequences = 1, .length = length / 2};
   const double factor = static_cast<double>(all.tokens() - many.tokens()) / static_cast<double>(many.tokens() - few.tokens());
-  return extrapolated(run(config, plan, few), run(config, plan, many), factor);
+  // Extrapolates linearly, up to sizes that no machine has.
+  const DryPass of_few = run(config, plan, few), of_many = run(config, plan, many);
+  const auto line = [factor](int64_t a, int64_t b) {
+    return static_cast<int64_t>(std::min(static_cast<double>(b) + static_cast<double>(b - a) * factor, 1e18));
+  };
+  const auto lines = [&](const Exchanges& a, const Exchanges& b) {
+    return Exchanges{.bytes = line(a.bytes, b.bytes), .control = line(a.control, b.control), .busiest = line(a.busiest, b.busiest)};
+  };
+  return {.activations = line(of_few.activations, of_many.activations),
+          .workspace = line(of_few.workspace, of_many.workspace),
+          .tensor = lines(of_few.tensor, of_many.tensor),
+          .experts = lines(of_few.experts, of_many.experts)};
 }
 
 namespace {

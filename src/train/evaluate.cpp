@@ -11,36 +11,6 @@
 namespace mantissa {
 namespace {
 
-// Returns the loss as a sum, in the order of the windows; none if stopped.
-std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
-                                    const std::function<bool()>& stop, const Communicator& ranks) {
-  struct Partial {
-    double loss = 0.0;
-    int64_t targets = 0;
-  };
-  SetLoss sum{.name = data.name(set)};
-  for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
-    if (stop && stop()) return std::nullopt;
-    const int64_t own = first + micro_batch_size * ranks.rank();
-    Batch batch;
-    agree(ranks, [&] {
-      if (own < windows) batch = data.batch(set, own, std::min(micro_batch_size, windows - own));
-    });
-    Partial part{.targets = batch.target_count};
-    if (part.targets == 0) {
-      model.join_expert_collectives();
-    } else {
-      const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
-      part.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
-    }
-    for (const Partial& each : ranks.all(part)) {
-      sum.loss += each.loss;
-      sum.targets += each.targets;
-    }
-  }
-  return sum;
-}
-
 int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters) {
   const int64_t windows = data.windows(set);
   return iters && *iters <= windows / micro_batch_size ? *iters * micro_batch_size : windows;
@@ -62,15 +32,37 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
                     const std::function<bool()>& stop, const Communicator& ranks) {
   const Tape::Scope paused(nullptr);
   require_targets(data, micro_batch_size, iters);
+  struct Partial {
+    double loss = 0.0;
+    int64_t targets = 0;
+  };
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
+    SetLoss sum{.name = data.name(set)};  // in the order of the windows
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
-    std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop, ranks);
-    if (!summed) return {.stopped = true};
-    result.loss += summed->loss;
-    result.targets += summed->targets;
-    summed->loss /= static_cast<double>(summed->targets);  // NaN without any
-    result.sets.push_back(std::move(*summed));
+    for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
+      if (stop && stop()) return {.stopped = true};
+      const int64_t own = first + micro_batch_size * ranks.rank();
+      Batch batch;
+      agree(ranks, [&] {
+        if (own < windows) batch = data.batch(set, own, std::min(micro_batch_size, windows - own));
+      });
+      Partial part{.targets = batch.target_count};
+      if (part.targets == 0) {
+        model.join_expert_collectives();
+      } else {
+        const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
+        part.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
+      }
+      for (const Partial& each : ranks.all(part)) {
+        sum.loss += each.loss;
+        sum.targets += each.targets;
+      }
+    }
+    result.loss += sum.loss;
+    result.targets += sum.targets;
+    sum.loss /= static_cast<double>(sum.targets);  // NaN without any
+    result.sets.push_back(std::move(sum));
   }
   result.loss /= static_cast<double>(result.targets);
   return result;

@@ -10,26 +10,6 @@
 namespace mantissa {
 namespace {
 
-struct Candidate {
-  int32_t id;
-  double weight;
-};
-
-// Orders the likeliest first, equals by id.
-std::vector<Candidate> likeliest(std::span<const float> logits, int64_t top_k) {
-  std::vector<int32_t> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
-  const auto count = static_cast<int64_t>(ids.size());
-  const int64_t kept = top_k > 0 ? std::min(top_k, count) : count;
-  std::partial_sort(ids.begin(), ids.begin() + kept, ids.end(), [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return x != y ? x > y : a < b;
-  });
-  std::vector<Candidate> candidates(static_cast<size_t>(kept));
-  for (size_t i = 0; i < candidates.size(); ++i) candidates[i] = {ids[i], static_cast<double>(logits[static_cast<size_t>(ids[i])])};
-  return candidates;
-}
-
 // Returns how many tokens are read again of a text that the cache cannot hold.
 int64_t kept_tokens(int64_t capacity) { return std::max<int64_t>(1, capacity / 2); }
 
@@ -97,8 +77,23 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
   for (size_t i = 0; i < logits.size(); ++i)
     require(!std::isnan(logits[i]), ExitCode::numerical, "generation: logit ", i, " is not a number");
   const bool greedy = options.temperature <= 0.0;
-  std::vector<Candidate> candidates = likeliest(logits, greedy ? 1 : options.top_k);
-  if (greedy) return candidates[0].id;
+  std::vector<int32_t> ids(logits.size());  // the likeliest first, equals by id
+  std::iota(ids.begin(), ids.end(), 0);
+  const int64_t top = greedy ? 1 : options.top_k, count = top > 0 ? std::min(top, std::ssize(ids)) : std::ssize(ids);
+  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x != y ? x > y : a < b;
+  });
+  if (greedy) return ids[0];
+  struct Candidate {
+    int32_t id;
+    double weight;
+  };
+  std::vector<Candidate> candidates;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t id = ids[static_cast<size_t>(i)];
+    candidates.push_back({id, static_cast<double>(logits[static_cast<size_t>(id)])});
+  }
   const double largest = candidates[0].weight;
   double total = 0.0;
   for (Candidate& candidate : candidates) total += candidate.weight = std::exp((candidate.weight - largest) / options.temperature);

@@ -310,20 +310,6 @@ bool has_tokenizer_file(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path, missing) || std::filesystem::is_regular_file(path / "tokenizer.json", missing);
 }
 
-// Returns what data.tokenizer is for a run that starts from a folder or a checkpoint; none if that has no tokenizer.
-std::optional<std::string> initial_tokenizer(Origin& origin, const ModelConfig& model) {
-  std::optional<Tokenizer> tokenizer;
-  if (origin.is_checkpoint()) {
-    tokenizer = origin.saved_tokenizer();
-  } else if (has_tokenizer_file(origin.path)) {
-    tokenizer = Tokenizer::from_path(origin.path);
-  }
-  if (!tokenizer) return {};
-  const int64_t ids = tokenizer->size(), most = model.vocab_size.value_or(ids);
-  require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
-  return tokenizer->kind() == TokenizerKind::byte ? choice_name(TokenizerKind::byte) : origin.path;
-}
-
 // Takes the tokenizer of the origin, if the config does not name one or null.
 void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   std::optional<std::string>& tokenizer = loaded.config.data.tokenizer;
@@ -331,7 +317,21 @@ void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   if (!std::filesystem::exists(origin.path, missing) || loaded.report.given("data.tokenizer")) return;
   if (loaded.report.failed("model") || loaded.report.failed(origin.key)) return;
   try {
-    tokenizer = origin.continues ? origin.config().data.tokenizer : initial_tokenizer(origin, loaded.config.model);
+    std::optional<std::string> name;
+    std::optional<Tokenizer> found;  // none if a folder or a checkpoint to start from has none
+    if (origin.continues) {
+      name = origin.config().data.tokenizer;
+    } else if (origin.is_checkpoint()) {
+      found = origin.saved_tokenizer();
+    } else if (has_tokenizer_file(origin.path)) {
+      found = Tokenizer::from_path(origin.path);
+    }
+    if (found) {
+      const int64_t ids = found->size(), most = loaded.config.model.vocab_size.value_or(ids);
+      require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+      name = found->kind() == TokenizerKind::byte ? choice_name(TokenizerKind::byte) : origin.path;
+    }
+    tokenizer = std::move(name);
     if (tokenizer) loaded.report.derive("data.tokenizer");
   } catch (const Error& error) {
     const std::string problem =

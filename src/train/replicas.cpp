@@ -75,31 +75,6 @@ std::string among_data_ranks(const Shards& shards, bool of_experts) {
   return difference(group, rows, [&](int rank) { return (rank * apart + first) * mesh.tensor.size() + mesh.tensor.rank(); });
 }
 
-// Compares buffers, which all ranks hold alike, with those of the first.
-std::string among_buffers(const Mesh& mesh, const ParameterSet& parameters) {
-  std::vector<Compared> rows;
-  for (const Buffer& of : parameters.buffers()) {
-    StreamHash hash;
-    add(of.value, hash);
-    rows.push_back({.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value});
-  }
-  return difference(mesh.world, rows, [](int rank) { return rank; });
-}
-
-// Compares tensors that tensor ranks hold alike with those of the first; each rank checks its own shards.
-std::string among_tensor_ranks(const Optimizer& optimizer) {
-  const Mesh& mesh = optimizer.shards().mesh();
-  std::vector<Compared> rows;
-  for (const Optimizer::State& of : optimizer.states()) {
-    if (mesh.tensor.size() == 1 || of.shard.of->sharding.split != Split::none) continue;
-    rows.push_back(weight(of.shard, 0));
-    rows.push_back(state(of.shard, "master.", of.master));
-    rows.push_back(state(of.shard, "m.", of.first_moment));
-    rows.push_back(state(of.shard, "v.", of.second_moment));
-  }
-  return difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; });
-}
-
 }  // namespace
 
 void require_same_replicas(const Optimizer& optimizer, const ParameterSet& parameters) {
@@ -110,8 +85,22 @@ void require_same_replicas(const Optimizer& optimizer, const ParameterSet& param
     if (found.empty()) found = std::move(other);
   };
   if (mesh.expert.size() > 1) or_else(among_data_ranks(optimizer.shards(), true));
-  if (!parameters.buffers().empty()) or_else(among_buffers(mesh, parameters));
-  or_else(among_tensor_ranks(optimizer));
+  std::vector<Compared> rows;
+  for (const Buffer& of : parameters.buffers()) {  // which all ranks hold alike
+    StreamHash hash;
+    add(of.value, hash);
+    rows.push_back({.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value});
+  }
+  if (!rows.empty()) or_else(difference(mesh.world, rows, [](int rank) { return rank; }));
+  rows.clear();
+  for (const Optimizer::State& of : optimizer.states()) {  // which tensor ranks hold alike; each checks its own shards
+    if (mesh.tensor.size() == 1 || of.shard.of->sharding.split != Split::none) continue;
+    rows.push_back(weight(of.shard, 0));
+    rows.push_back(state(of.shard, "master.", of.master));
+    rows.push_back(state(of.shard, "m.", of.first_moment));
+    rows.push_back(state(of.shard, "v.", of.second_moment));
+  }
+  or_else(difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; }));
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
 }
 
