@@ -43,12 +43,6 @@ std::pair<double, double> yarn_ramp(double head_dim, double theta, const RopeSca
   return {first, first == last ? last + 0.001 : last};
 }
 
-double yarn_scale(const RopeScalingConfig& scaling) {
-  const auto magnitude = [&](double times) { return 0.1 * times * std::log(scaling.factor) + 1.0; };
-  if (scaling.attention_factor) return *scaling.attention_factor;
-  return scaling.mscale ? magnitude(*scaling.mscale) / magnitude(scaling.mscale_all_dim.value()) : magnitude(1.0);
-}
-
 }  // namespace
 
 RopeFrequencies rope_frequencies(int64_t head_dim, double theta, const std::optional<RopeScalingConfig>& scaling) {
@@ -61,7 +55,11 @@ RopeFrequencies rope_frequencies(int64_t head_dim, double theta, const std::opti
       const float kept = 1.0F - std::clamp(place, 0.0F, 1.0F), wavelength = out.of_pairs[i];
       out.of_pairs[i] = 1.0F / (static_cast<float>(scaling->factor) * wavelength) * (1.0F - kept) + 1.0F / wavelength * kept;
     }
-    out.scale = static_cast<float>(yarn_scale(*scaling));
+    const auto magnitude = [&](double times) { return 0.1 * times * std::log(scaling->factor) + 1.0; };
+    const double scale = scaling->attention_factor ? *scaling->attention_factor
+                         : scaling->mscale         ? magnitude(*scaling->mscale) / magnitude(scaling->mscale_all_dim.value())
+                                                   : magnitude(1.0);
+    out.scale = static_cast<float>(scale);
     return out;
   }
   for (float& frequency : out.of_pairs) {

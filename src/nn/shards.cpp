@@ -21,9 +21,6 @@ std::string layer_of(const std::string& name) {
 
 int64_t row_elements(const ParameterSpec& parameter) { return parameter.shape.with_dim0(1).elements(); }
 
-// Returns whole * part / of, rounded down; the product need not be representable. part <= of < 2^31.
-int64_t fraction(int64_t whole, int64_t part, int64_t of) { return whole / of * part + whole % of * part / of; }
-
 }  // namespace
 
 Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : parameters_(std::move(parameters)) {
@@ -100,7 +97,10 @@ Layout::Bytes Layout::position(const Boundary& boundary) const {
   Bytes out = begin_[boundary.parameter];
   if (boundary.row == 0) return out;
   const int64_t rows = parameters_[boundary.parameter].shape[0];
-  for (size_t arena = 0; arena < kArenas; ++arena) out[arena] += fraction(size_[boundary.parameter][arena], boundary.row, rows);
+  for (size_t arena = 0; arena < kArenas; ++arena) {
+    const int64_t size = size_[boundary.parameter][arena];  // the product with the row need not be representable
+    out[arena] += size / rows * boundary.row + size % rows * boundary.row / rows;
+  }
   return out;
 }
 

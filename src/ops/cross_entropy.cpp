@@ -56,8 +56,8 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
   const LinearGemms gemms(weight, operands);
   const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, training) : LinearInput{.high = value};
-  const bool asked = options.row_losses.defined();
-  const Tensor losses = asked ? options.row_losses : empty(value.device(), stats_dtype(value.dtype()), {rows});
+  Tensor losses = options.row_losses;
+  if (!losses.defined()) losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
   Tensor dx;
   if (wants_dx) dx = empty(value.device(), shared(tp) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {

@@ -275,22 +275,6 @@ void bias_gradient(Leaf& bias, const Tensor& dy, const Dispatch& at, const Tenso
   dy.device().run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = accumulate, .row_weights = row_weights});
 }
 
-// Computes the gradients of down's bias and, as far as they multiply that bias, of the weights of the rows.
-struct DownBias {
-  Tensor value{};  // undefined: there is none
-  Leaf* leaf = nullptr;
-
-  void backward(const Value& rows, Dtype dtype, const Dispatch& from) const {
-    if (!value.defined()) return;
-    const auto* const codes = std::get_if<QuantizedTensor>(&rows);
-    const Tensor dy = codes ? decoded(*codes, dtype) : std::get<Tensor>(rows), gemm = empty_like(from.weights->values);
-    const Dtype read = value.dtype() == dtype ? dtype : gemm.dtype();
-    dy.device().run(GroupedBiasDot{.dy = converted(dy, read), .bias = converted(value, read), .out = gemm, .offsets = from.offsets});
-    from.weights->more_gradient = gemm;
-    if (leaf) bias_gradient(*leaf, dy, from, from.weights->values);
-  }
-};
-
 }  // namespace
 
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Var& bias, const Dispatch& to,
@@ -349,12 +333,21 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, con
   if (!recorded) return Var(y);
   return record("combined_linear", y, {x, down.var(), bias},
                 [gemms, from, codes_move = operands.takes_gradient_codes(), saved = SavedInput(x, input, gemms, false),
-                 columns = value.dim(1), down_bias = DownBias{bias.value(), bias.leaf()}](const Tensor& dy) {
+                 columns = value.dim(1), bias_value = bias.value(), bias_leaf = bias.leaf()](const Tensor& dy) {
                   const Tensor dx = empty(dy.device(), dy.dtype(), {from.assignments.dim(0), columns});
                   const LinearInput kept = saved.get(gemms);
                   const Value moving = codes_move ? Value(gemms.codes_of_tokens(OperandRole::output_grad, dy)) : Value(dy);
                   const Value arrived = to_experts(from, moving).rows;
-                  down_bias.backward(arrived, dy.dtype(), from);
+                  if (bias_value.defined()) {  // gradients of the bias and, as far as they multiply it, of the weights of the rows
+                    const auto* const codes = std::get_if<QuantizedTensor>(&arrived);
+                    const Tensor& weights = from.weights->values;
+                    const Tensor moved = codes ? decoded(*codes, dy.dtype()) : std::get<Tensor>(arrived), dot = empty_like(weights);
+                    const Dtype read = bias_value.dtype() == dy.dtype() ? dy.dtype() : dot.dtype();
+                    dy.device().run(GroupedBiasDot{
+                        .dy = converted(moved, read), .bias = converted(bias_value, read), .out = dot, .offsets = from.offsets});
+                    from.weights->more_gradient = dot;
+                    if (bias_leaf) bias_gradient(*bias_leaf, moved, from, weights);
+                  }
                   gemms.backward(kept, arrived, dx);
                   return std::vector<Tensor>{dx, {}, {}};
                 });

@@ -13,15 +13,6 @@ thread_local PaddingScope* current_padding = nullptr;
 
 }  // namespace
 
-const char* role_name(OperandRole role) {
-  switch (role) {
-    case OperandRole::weight: return "weight";
-    case OperandRole::input: return "input";
-    case OperandRole::output_grad: return "output_grad";
-  }
-  fail(ExitCode::internal, "no such role");
-}
-
 ObserverScope::ObserverScope(QuantizationObserver observer)
     : observer_(std::move(observer)), previous_(std::exchange(current_observer, &observer_)) {}
 ObserverScope::~ObserverScope() { current_observer = previous_; }

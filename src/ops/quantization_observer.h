@@ -9,7 +9,9 @@
 namespace mantissa {
 
 enum class OperandRole { weight, input, output_grad };
-const char* role_name(OperandRole role);  // as in a recipe
+constexpr const char* role_name(OperandRole role) {  // as in a recipe
+  return role == OperandRole::weight ? "weight" : role == OperandRole::input ? "input" : "output_grad";
+}
 
 // An operand that an operation quantized from high precision: each once, even if it is recomputed or read by two GEMMs. Where dgrad and
 // wgrad both read an output gradient as codes, these are the rowwise ones. Requantized codes are not shown, nor columnwise codes of

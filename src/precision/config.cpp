@@ -124,24 +124,18 @@ bool read_operand(const std::optional<QuantizationConfig>& config, const std::st
   return true;
 }
 
-// Reads "e3m2".
-std::optional<FreeElement> read_element(const std::string& written) {
-  const bool formed = written.size() == 4 && written[0] == 'e' && written[2] == 'm';
-  const int exponent = formed ? written[1] - '0' : 0, mantissa = formed ? written[3] - '0' : 0;
-  if (exponent < 1 || exponent > FreeElement::kMostExponentBits || mantissa < 0 || mantissa > FreeElement::kMostMantissaBits) return {};
-  return FreeElement{.exponent_bits = exponent, .mantissa_bits = mantissa};
-}
-
 bool read_simulation(const std::optional<SimulationConfig>& config, const std::string& key, ConfigReport& report, Simulation& how) {
   if (!config) return true;
-  const std::optional<FreeElement> element = read_element(config->format);
-  if (!element) {
+  const std::string& written = config->format;  // as "e3m2"
+  const bool formed = written.size() == 4 && written[0] == 'e' && written[2] == 'm';
+  const int exponent = formed ? written[1] - '0' : 0, mantissa = formed ? written[3] - '0' : 0;
+  if (exponent < 1 || exponent > FreeElement::kMostExponentBits || mantissa < 0 || mantissa > FreeElement::kMostMantissaBits) {
     report.error(key + ".format", text("must be eXmY with X from 1 to ", FreeElement::kMostExponentBits, " and Y from 0 to ",
-                                       FreeElement::kMostMantissaBits, ", got \"", shortened(config->format), '"'));
+                                       FreeElement::kMostMantissaBits, ", got \"", shortened(written), '"'));
     return false;
   }
   if (!check_block(config->block, key, report)) return false;
-  how = {.element = *element,
+  how = {.element = {.exponent_bits = exponent, .mantissa_bits = mantissa},
          .block_rows = config->block[0],
          .block_cols = config->block[1],
          .scale = config->scale,
@@ -162,19 +156,6 @@ bool read_gemms(const std::vector<GemmRole>& roles, const std::string& key, Conf
   return true;
 }
 
-bool read_simulated(const SimulateConfig& config, const std::string& key, ConfigReport& report, SimulatedOperands& simulated) {
-  bool right = read_simulation(config.weight, key + ".weight", report, simulated.weight);
-  right = read_simulation(config.input, key + ".input", report, simulated.input) && right;
-  right = read_simulation(config.output_grad, key + ".output_grad", report, simulated.output_grad) && right;
-  right = read_gemms(config.hadamard_gemms, key + ".hadamard_gemms", report, simulated.hadamard_gemms) && right;
-  simulated.hadamard = config.hadamard;
-  if (right && !simulated.any()) {
-    report.error(key, "names no operand: give weight, input or output_grad, or make it null");
-    return false;
-  }
-  return right;
-}
-
 std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& config, Dtype dtype, const std::string& key,
                                   ConfigReport& report) {
   Recipe recipe{.name = name, .compute = config.compute.value_or(dtype), .columns = config.columns, .backward = config.backward};
@@ -183,7 +164,18 @@ std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& c
   right = read_operand(config.output_grad, key + ".output_grad", report, recipe.output_grad) && right;
   right = read_operand(config.weight_fake_quant, key + ".weight_fake_quant", report, recipe.weight_fake_quant) && right;
   right = read_gemms(config.gemms, key + ".gemms", report, recipe.gemms) && right;
-  if (config.simulate) right = read_simulated(*config.simulate, key + ".simulate", report, recipe.simulated) && right;
+  if (config.simulate) {
+    const SimulateConfig& simulate = *config.simulate;
+    SimulatedOperands& simulated = recipe.simulated;
+    const std::string section = key + ".simulate";
+    bool read = read_simulation(simulate.weight, section + ".weight", report, simulated.weight);
+    read = read_simulation(simulate.input, section + ".input", report, simulated.input) && read;
+    read = read_simulation(simulate.output_grad, section + ".output_grad", report, simulated.output_grad) && read;
+    read = read_gemms(simulate.hadamard_gemms, section + ".hadamard_gemms", report, simulated.hadamard_gemms) && read;
+    simulated.hadamard = simulate.hadamard;
+    if (read && !simulated.any()) report.error(section, "names no operand: give weight, input or output_grad, or make it null");
+    right = read && simulated.any() && right;
+  }
   if (!right) return std::nullopt;
   const std::vector<RecipeProblem> problems = recipe_problems(recipe);
   for (const RecipeProblem& problem : problems) report.error(key + "." + problem.key, problem.message);

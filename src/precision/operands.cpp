@@ -99,10 +99,6 @@ LinearOperands::LinearOperands(const Recipe& recipe)
   if (source == OperandSource::codes && recipe.gemms.fprop) saved_input = SavedAs::columns;
 }
 
-const GemmOperands& LinearOperands::gemm(GemmRole role) const {
-  return role == GemmRole::fprop ? fprop : role == GemmRole::dgrad ? dgrad : wgrad;
-}
-
 std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
   switch (choice.source) {
     case OperandSource::high: return dtype_name(recipe.compute);

@@ -36,18 +36,6 @@ int64_t total(const std::vector<ModulePrecision>& modules, const auto& each) {
   return sum;
 }
 
-// Derives from the recipe what is stored, sent and exported, and the bytes that it takes.
-void decide_storage(ModulePrecision& entry, bool primary_codes) {
-  const Recipe& recipe = entry.recipe;
-  const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
-  const bool primary = primary_codes && recipe.reads_only_weight_codes();
-  entry.storage = entry.wire = primary ? element_of(recipe.weight.format) : high;
-  entry.exported = high;
-  if (recipe.weight && recipe.gemms.fprop) entry.exported = element_of(recipe.weight.format);
-  if (recipe.weight_fake_quant) entry.exported = element_of(recipe.weight_fake_quant.format);
-  entry.bytes = resident_bytes(entry, entry.module);
-}
-
 // A size of which a rank's share has no whole number of blocks, and what that is: "model.hidden_size 80" or "out 100 of part k", "is not a
 // multiple of 32, the block of recipe mxfp8".
 struct UnfitSize {
@@ -202,7 +190,15 @@ class Resolver {
     }
     entry.recipe.requantizes_output_grad = config_.quantized_dispatch && can_requantize_output_grad(module, entry.recipe);
     check_module(entry);
-    decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
+    // What is stored, sent and exported, and the bytes that it takes.
+    const Recipe& recipe = entry.recipe;
+    const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
+    const bool only_codes = config_.fp8_param_gather && module.kind != ModuleKind::output && recipe.reads_only_weight_codes();
+    entry.storage = entry.wire = only_codes ? element_of(recipe.weight.format) : high;
+    entry.exported = high;
+    if (recipe.weight && recipe.gemms.fprop) entry.exported = element_of(recipe.weight.format);
+    if (recipe.weight_fake_quant) entry.exported = element_of(recipe.weight_fake_quant.format);
+    entry.bytes = resident_bytes(entry, module);
     return entry;
   }
 

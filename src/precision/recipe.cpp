@@ -53,14 +53,11 @@ std::string operand_names(const Recipe& recipe) {
 
 void check_block_lengths(const Recipe& recipe, Problems& problems) {
   const int64_t length = recipe.block();
-  const auto check = [&](const char* name, const Quantization& how) {
-    if (how && how.block() != length) {
-      problems.push_back({text(name, ".block"), text("has blocks of ", how.block(), " beside blocks of ", length,
-                                                     ": a recipe has one block length (weight_fake_quant aside)")});
-    }
-  };
-  check("input", recipe.input);
-  check("output_grad", recipe.output_grad);
+  for (const auto& [name, how] : {std::pair{"input", recipe.input}, {"output_grad", recipe.output_grad}}) {
+    if (!how || how.block() == length) continue;
+    problems.push_back({text(name, ".block"), text("has blocks of ", how.block(), " beside blocks of ", length,
+                                                   ": a recipe has one block length (weight_fake_quant aside)")});
+  }
 }
 
 void check_gemms(const Recipe& recipe, Problems& problems) {
@@ -102,15 +99,6 @@ void check_backward(const Recipe& recipe, Problems& problems) {
 }
 
 }  // namespace
-
-const char* gemm_name(GemmRole role) {
-  switch (role) {
-    case GemmRole::fprop: return "fprop";
-    case GemmRole::dgrad: return "dgrad";
-    case GemmRole::wgrad: return "wgrad";
-  }
-  return "unknown";
-}
 
 bool Recipe::dgrad_reads_stored_codes() const {
   if (!weight) return false;

@@ -253,7 +253,11 @@ class Assignment {
     if (names_output) {
       problem(rule, [] { return "names the output projection, which no rule matches: precision.fp8_output_proj decides about it"; });
     } else if (idle.size() == pattern.alternatives().size()) {
-      no_match(rule, pattern);
+      const auto passed = std::find_if(idle.begin(), idle.end(), [&](const auto* alternative) { return passes_over(*alternative); });
+      problem(rule, [&] {
+        return passed != idle.end() ? "matches no linear" + how_to_reach(**passed)
+                                    : "matches no module" + nearest_to(rules_[rule].match, modules_, layers_);
+      });
     } else {
       report_idle(rule, idle, useful);
     }
@@ -288,13 +292,6 @@ class Assignment {
         return "matches no module" + as + nearest_to(alternative->written, modules_, layers_);
       });
     }
-  }
-
-  void no_match(size_t rule, const Pattern& pattern) {
-    for (const PatternAlternative& alternative : pattern.alternatives()) {
-      if (passes_over(alternative)) return problem(rule, [&] { return "matches no linear" + how_to_reach(alternative); });
-    }
-    problem(rule, [&] { return "matches no module" + nearest_to(rules_[rule].match, modules_, layers_); });
   }
 
   static std::string how_to_reach(const PatternAlternative& alternative) {

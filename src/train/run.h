@@ -29,10 +29,8 @@
 
 namespace mantissa {
 
-// Checks and prepares the data of a run before it starts.
-
-// Sets model.vocab_size if only the data can define it. Reports progress by events.set_phase at step 0 while it reads. Throws what
-// open_data() does, and Error(usage) if a rank has other data than rank 0.
+// Opens the data of a run before it starts. Sets model.vocab_size if only the data can define it. Reports progress by events.set_phase at
+// step 0 while it reads. Throws what open_data() does, and Error(usage) if a rank has other data than rank 0.
 Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events = {});
 
 // Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets, and a rank with another plan.
@@ -49,8 +47,6 @@ std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const
 
 // Returns a warning for each of these prompts that begins twice, or is longer than the model has positions.
 std::vector<std::string> prompt_warnings(const RunConfig& config, const Data& data, std::span<const std::vector<int32_t>> prompts);
-
-// Finds what a run starts from and refuses what does not fit it: one way for the run and for a dry run, which takes none of its steps.
 
 // Holds all that is known of a run before it has weights.
 struct StartParts {
@@ -78,6 +74,7 @@ struct StartPoint {
   bool needs_unused_folder = false;              // until it is locked another process may train there
 };
 
+// Finds what a run starts from and refuses what does not fit it: one way for the run and for a dry run, which takes none of its steps.
 // Throws Error: usage for a folder in use and for a checkpoint, a folder or a tokenizer that does not fit the run, environment if another
 // process trains there or the disk has no room for a single checkpoint, data for what is damaged, and what the steps throw.
 StartPoint find_start(const StartParts& parts, const StartSteps& steps);

@@ -215,14 +215,6 @@ void RunExports::begin(const Order& order) {
   shard_->attempt([&] { shard_->write(order, folder, options); });  // it throws where no thread is left
 }
 
-// Returns the problem of the first rank that has one, on all ranks.
-std::string RunExports::problem_of_ranks() const {
-  std::string first;
-  for (const std::string& problem : gather_strings(world_, shard_->problem()))
-    if (first.empty()) first = problem;
-  return broadcast_string(world_, first);
-}
-
 void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
   while (pending() > 0) {
     const std::vector<ShardState> states = world_.all(shard_->state());
@@ -230,7 +222,9 @@ void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
     const bool failed = std::ranges::find(states, ShardState::failed) != states.end(), written = !failed && !shard_->compared();
     const std::vector<std::string> hashes = written ? gather_strings(world_, shard_->hashes()) : std::vector<std::string>();
     if (world_.rank() == 0 && !failed) shard_->attempt([&] { written ? shard_->finish(hashes) : shard_->publish(); });
-    const std::string problem = problem_of_ranks();
+    const std::vector<std::string> problems = gather_strings(world_, shard_->problem());
+    const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
+    const std::string problem = broadcast_string(world_, first == problems.end() ? "" : *first);  // of the first rank that has one
     if (written && problem.empty()) {
       shard_->attempt([&] { shard_->compare(); });
       continue;

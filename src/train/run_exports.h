@@ -53,7 +53,6 @@ class RunExports {
   class Shard;
 
   void begin(const Order& order);
-  std::string problem_of_ranks() const;
   void end(const Order& order, const std::string& problem, std::optional<CheckpointDirectory>& checkpoints);
 
   const RunConfig& config_;

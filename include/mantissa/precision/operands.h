@@ -56,7 +56,7 @@ struct LinearOperands {
   GemmOperands fprop, dgrad, wgrad;
   SavedAs saved_input;
 
-  const GemmOperands& gemm(GemmRole role) const;
+  const GemmOperands& gemm(GemmRole role) const { return role == GemmRole::fprop ? fprop : role == GemmRole::dgrad ? dgrad : wgrad; }
   // Returns true if rows of the input can travel between ranks as the rowwise codes of fprop: nothing reads their values. recorded:
   // backward follows.
   bool moves_input_codes(bool recorded) const { return fprop.first.is_codes() && (saved_input == SavedAs::rows || !recorded); }

@@ -12,7 +12,7 @@ namespace mantissa {
 // The GEMMs of y = x W^T: fprop gives y; dgrad dx = dy W; wgrad dW = dy^T x.
 enum class GemmRole { fprop, dgrad, wgrad };
 inline constexpr std::array kGemmRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
-const char* gemm_name(GemmRole role);
+constexpr const char* gemm_name(GemmRole role) { return role == GemmRole::fprop ? "fprop" : role == GemmRole::dgrad ? "dgrad" : "wgrad"; }
 
 struct GemmSet {
   bool fprop = false, dgrad = false, wgrad = false;
