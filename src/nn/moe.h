@@ -68,7 +68,7 @@ class Moe {
 
   MoeOptions options_;
   Mesh mesh_;
-  std::optional<Rounding> numbered_ = {};  // of simulated operands, for which number_rows() is called
+  std::optional<Rounding> numbered_ = {};  // rounding of simulated operands, whose rows are numbered
   Linear router_;
   const Buffer* expert_bias_ = nullptr;
   GroupedWeight gate_up_, down_;

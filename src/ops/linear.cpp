@@ -45,7 +45,7 @@ RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRo
   const int of_out = weight.sharding.row_ranks(), of_in = weight.sharding.column_ranks();
   const bool along_out = role == OperandRole::output_grad;
   const int columns = along_out ? of_out : of_in;
-  std::vector<int64_t> parts;  // of the columns of each matrix
+  std::vector<int64_t> parts;  // columns of each matrix
   if (along_out) parts.assign(weight.parts.begin(), weight.parts.begin() + std::ssize(weight.parts) / matrices_of(groups));
   RoundingDraws draws{.seed = at.seed,
                       .what = weight.number * 16 + static_cast<uint32_t>(gemm) * 4 + static_cast<uint32_t>(role),

@@ -11,11 +11,21 @@
 namespace mantissa {
 namespace {
 
-// What a rank reports before its losses.
+// The numbers that a rank reports before its losses.
 struct Reported {
   double flag, vote, seconds, gradients, parameters, activations, control, other;
 };
 using ReportedNumbers = std::array<double, kReportedNumbers>;
+
+void add(const Reported& said, StepReport& report) {
+  report.vote = std::max(report.vote, static_cast<int>(said.vote));
+  report.seconds.push_back(said.seconds);
+  report.sent.gradients += static_cast<int64_t>(said.gradients);
+  report.sent.parameters += static_cast<int64_t>(said.parameters);
+  report.sent.activations += static_cast<int64_t>(said.activations);
+  report.sent.control += static_cast<int64_t>(said.control);
+  report.sent.other += static_cast<int64_t>(said.other);
+}
 
 }  // namespace
 
@@ -96,13 +106,7 @@ void StepControl::exchange(const StepLosses& step, FinishGradients& finish) {
     ReportedNumbers numbers{};
     std::copy(next, its_losses, numbers.begin());
     const auto said = std::bit_cast<Reported>(numbers);
-    report_.vote = std::max(report_.vote, static_cast<int>(said.vote));
-    report_.seconds.push_back(said.seconds);
-    report_.sent.gradients += static_cast<int64_t>(said.gradients);
-    report_.sent.parameters += static_cast<int64_t>(said.parameters);
-    report_.sent.activations += static_cast<int64_t>(said.activations);
-    report_.sent.control += static_cast<int64_t>(said.control);
-    report_.sent.other += static_cast<int64_t>(said.other);
+    add(said, report_);
     flags.push_back(said.flag != 0.0 ? 1 : 0);
     if (r % shards_.mesh().tensor.size() == 0) {  // the others have the same
       all_losses.insert(all_losses.end(), its_losses, its_assignments);

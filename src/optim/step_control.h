@@ -26,7 +26,7 @@ struct StepLosses {
 // Layout of a rank's control message: kReportedNumbers doubles, then losses, expert assignments, partial norms.
 inline constexpr int64_t kReportedNumbers = 8;
 
-// What all ranks report of a step beside what decides it.
+// Report of all ranks about a step, beside what decides it.
 struct StepReport {
   int vote = 0;                          // the largest of all ranks
   Traffic sent = {};                     // by all ranks, from their start to the gradients of this step

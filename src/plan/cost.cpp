@@ -180,7 +180,7 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
   const double link = rates.link.value_or(1.0);
   StepTime out;
-  double flops = work.tied_head.once + work.tied_head.again;  // of a token
+  double flops = work.tied_head.once + work.tied_head.again;  // FLOPs of a token
   for (const auto& bucket : work.buckets) flops += bucket.once + bucket.again;
   if (rates.flops) out.compute = flops * tokens * static_cast<double>(micro_batches) / *rates.flops;
   if (!rates.link && config.parallel.world() > 1) return out;

@@ -165,7 +165,7 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
       text("not enough memory: training needs ", bytes_text(all),
            ranks > 1 ? text(", ", bytes_text(each), " on each of ", ranks, " ranks here") : "", ", and ", bytes_text(free.bytes), " of ",
            free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "", " and what makes them smaller:");
-  struct Part {
+  struct NamedPart {
     const char* name;
     int64_t bytes;
     std::string keys;  // that change it most
@@ -174,19 +174,19 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
                     rows = "training.micro_batch_size, training.seq_len";
   const bool recomputes = config.training.recompute == Recompute::full,
              tree = config.training.accumulation == Accumulation::tree && *config.training.grad_accum > 1;
-  std::vector<Part> parts = {{"master weights", memory.masters, model},
-                             {"weights", memory.values, model},
-                             {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
-                             {"optimizer", memory.optimizer, model},
-                             {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
-                             {"workspace", memory.workspace, rows},
-                             {"exchange", memory.exchange, "parallel.data"},
-                             {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
+  std::vector<NamedPart> parts = {{"master weights", memory.masters, model},
+                                  {"weights", memory.values, model},
+                                  {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
+                                  {"optimizer", memory.optimizer, model},
+                                  {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
+                                  {"workspace", memory.workspace, rows},
+                                  {"exchange", memory.exchange, "parallel.data"},
+                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
   constexpr size_t kShown = 3;
-  std::ranges::stable_sort(parts, std::ranges::greater{}, &Part::bytes);
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);
-  std::erase_if(parts, [](const Part& part) { return part.bytes == 0; });
-  for (const Part& part : parts) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
+  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
+  for (const NamedPart& part : parts) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
   if (ranks > 1) out += text("\nor fewer ranks on one ", holder == Holder::host ? "host" : "GPU");
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }

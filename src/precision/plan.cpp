@@ -190,7 +190,7 @@ class Resolver {
     }
     entry.recipe.requantizes_output_grad = config_.quantized_dispatch && can_requantize_output_grad(module, entry.recipe);
     check_module(entry);
-    // What is stored, sent and exported, and the bytes that it takes.
+    // The recipe decides what is stored, sent and exported, and the bytes that it takes.
     const Recipe& recipe = entry.recipe;
     const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
     const bool only_codes = config_.fp8_param_gather && module.kind != ModuleKind::output && recipe.reads_only_weight_codes();
@@ -264,7 +264,7 @@ class Resolver {
       if (entry.recipe.reads_only_weight_codes()) continue;
       const bool fprop = entry.recipe.gemms.fprop, dgrad = entry.recipe.gemms.dgrad;
       const std::string of = text(" of recipe \"", entry.recipe.name, "\" (", entry.module.path, ")");
-      const std::string reader =  // what keeps the weight from being its codes alone
+      const std::string reader =  // the reader of values that keeps the weight from being its codes alone
           fprop && dgrad ? text("columns", of, " makes codes for dgrad from values: set columns to rows, or give weight tiles")
                          : text("gemms", of, " lacks ", fprop ? "" : "fprop", fprop || dgrad ? "" : " and ", dgrad ? "" : "dgrad");
       return report_.error("precision.fp8_param_gather",

@@ -366,7 +366,7 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
   ConfigSources adapted = sources;
   if (run) adapted.adapt = [&run](Json& file) { name_folders(*run, file); };
   if (read_config(adapted, fields_of(loaded.config), loaded.report, kForeignNames)) {
-    for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {  // what follows the folder of a run
+    for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {  // these follow the folder of a run
       const bool elsewhere = std::string_view(key) == "checkpoint.dir" && !loaded.config.checkpoint.dir.starts_with("%d");
       if (run && !elsewhere && is_stated_in(sources.file, key, loaded.report)) loaded.report.derive(key);
     }

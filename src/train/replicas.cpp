@@ -112,7 +112,7 @@ std::vector<Straggler> Stragglers::add(std::span<const double> seconds) {
   const std::vector<double> window = std::exchange(sums_, std::vector<double>(sums_.size()));
   std::vector<double> sorted = window;
   std::ranges::sort(sorted);
-  const double median = sorted[(sorted.size() - 1) / 2];  // of two in the middle the lower one, which is the upper one of speeds
+  const double median = sorted[(sorted.size() - 1) / 2];  // the lower one of two in the middle, which is the upper one of speeds
   std::vector<Straggler> out;
   for (size_t rank = 0; rank < window.size(); ++rank) {
     const bool slow = median < kSlow * window[rank];

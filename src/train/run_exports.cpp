@@ -224,7 +224,7 @@ void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
     if (world_.rank() == 0 && !failed) shard_->attempt([&] { written ? shard_->finish(hashes) : shard_->publish(); });
     const std::vector<std::string> problems = gather_strings(world_, shard_->problem());
     const auto first = std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
-    const std::string problem = broadcast_string(world_, first == problems.end() ? "" : *first);  // of the first rank that has one
+    const std::string problem = broadcast_string(world_, first == problems.end() ? "" : *first);  // the first rank's that has one
     if (written && problem.empty()) {
       shard_->attempt([&] { shard_->compare(); });
       continue;

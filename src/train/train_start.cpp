@@ -116,7 +116,7 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   const fs::path disk = existing(checkpoint.dir);
   const std::optional<int64_t> free = free_bytes(disk);
   if (!free) return "";
-  std::vector<CheckpointStatus> own;  // those in the folder of the run up to its step, oldest first
+  std::vector<CheckpointStatus> own;  // checkpoints in the folder of the run up to its step, oldest first
   if (start.own) own = list_checkpoints(checkpoint.dir);
   std::erase_if(own, [&](const CheckpointStatus& saved) { return !saved.problem.empty() || saved.step > start.step; });
   const int64_t one = checkpoint_bytes(config.model, files);

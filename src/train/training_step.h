@@ -85,7 +85,7 @@ struct StepResult : UpdateResult {
   int64_t targets = 0;                                       // number of them, over all ranks
   int64_t padding = 0;                                       // padding among the tokens of all ranks
   std::string bad = {};                                      // why it was skipped: the first value that is not finite
-  RouterFigures routers = RouterFigures::counts_and_losses;  // what the figures hold
+  RouterFigures routers = RouterFigures::counts_and_losses;  // kind of the figures
 };
 
 // Adds the gradients of a micro batch to those that are there. Returns its loss: the sum over its targets divided by target_count, that of

@@ -2,6 +2,8 @@
 // random rounding draws by the assignment of a row and by the expert of a weight.
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include "files.h"
 #include "mantissa/backend/functions.h"
 #include "ops/experts.h"
