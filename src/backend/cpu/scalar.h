@@ -56,4 +56,10 @@ void with_values(Dtype dtype, Body&& body) {
   fail(ExitCode::internal, "a tensor of ", dtype, " is not floating");
 }
 
+// Like with_values(), but for fp32 and bf16, which are all that the fast kernels compute.
+template <class Body>
+void with_narrow_values(Dtype dtype, Body&& body) {
+  dtype == Dtype::f32 ? body.template operator()<float>() : body.template operator()<bf16>();
+}
+
 }  // namespace mantissa

@@ -3,6 +3,7 @@
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
+#include "backend/cpu/scalar.h"
 #include "base/parallel.h"
 
 namespace mantissa::lane {
@@ -19,7 +20,7 @@ template <class T, class F, class... In>
     for (int64_t j = 0; j < n / 2; ++j) {
       words(out)[j] = word(f(low(words(in)[j])...), f(high(words(in)[j])...));
     }
-    if (n % 2 != 0) store(out[n - 1], f(load(in[n - 1])...));
+    if (n % 2 != 0) lane::store(out[n - 1], f(lane::load(in[n - 1])...));
   }
 }
 
@@ -43,9 +44,9 @@ template <class T, class F, class... In>
       words(second)[j] = word(a.second, b.second);
     }
     if (n % 2 == 0) return;
-    const Two out = f(load(in[n - 1])...);
-    store(first[n - 1], out.first);
-    store(second[n - 1], out.second);
+    const Two out = f(lane::load(in[n - 1])...);
+    lane::store(first[n - 1], out.first);
+    lane::store(second[n - 1], out.second);
   }
 }
 
@@ -86,18 +87,8 @@ template <class T, class F, class... In>
 namespace mantissa {
 namespace {
 
-// Elements of work of a piece: an exponential costs several copies.
+// Elements of a piece: an exponential costs several copies.
 constexpr int64_t kPiece = kPieceElements / 4;
-
-template <class T>
-struct SwiGluRows {
-  const T *x, *dy;
-  T* out;  // the value, or dx where dy is given
-  int64_t width;
-  const float* weights = nullptr;  // one for each row, and their gradient
-  float* dweights = nullptr;
-  float limit = 0.0F;
-};
 
 template <class T>
 [[gnu::always_inline]] inline float sigmoid(float x) {
@@ -145,19 +136,6 @@ struct Weighted {
   [[gnu::always_inline]] float operator()(float gate, float up, float t) const { return glu(gate, up, t) * weight; }
 };
 
-template <class Glu>
-struct Slopes {
-  Glu glu;
-  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const { return glu.slopes(gate, up, dy); }
-};
-
-template <class Glu>
-struct WeightedSlopes {
-  Glu glu;
-  float weight;
-  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const { return glu.slopes(gate, up, dy * weight); }
-};
-
 // dy times the value, for the gradient of a row's weight: a sum, so as exact for bf16 as for fp32.
 template <class Exact>
 [[gnu::always_inline]] inline float weight_slope(const Exact& glu, float gate, float up, float dy) {
@@ -197,32 +175,42 @@ template <class T, class Exact>
 }
 
 template <class Glu, class T>
-[[gnu::always_inline]] inline void swiglu_rows(Glu glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    const T* gate = k.x + 2 * i * k.width;
-    lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
-    if (k.weights == nullptr) {
-      lane::map_steps(glu, k.width, k.out + i * k.width, gate, gate + k.width);
+[[gnu::always_inline]] inline void swiglu_rows(Glu glu, const SwiGluForward& k, int64_t begin, int64_t end) {
+  const int64_t width = k.out.dim(1);
+  const T* gate = k.x.device_data<T>() + 2 * begin * width;
+  T* out = k.out.device_data<T>() + begin * width;
+  const float* weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr;
+  for (int64_t i = begin; i < end; ++i, gate += 2 * width, out += width) {
+    lane::prefetch_row(gate + 2 * width, 2 * width);
+    if (weights == nullptr) {
+      lane::map_steps(glu, width, out, gate, gate + width);
     } else {
-      lane::map_steps(Weighted<Glu>{glu, k.weights[i]}, k.width, k.out + i * k.width, gate, gate + k.width);
+      lane::map_steps(Weighted<Glu>{glu, weights[i]}, width, out, gate, gate + width);
     }
   }
 }
 template <class Glu, class T>
-[[gnu::always_inline]] inline void swiglu_rows_backward(Glu glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    const T* gate = k.x + 2 * i * k.width;
-    T* dgate = k.out + 2 * i * k.width;
-    lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
-    const T *up = gate + k.width, *dy = k.dy + i * k.width;
-    if (k.weights == nullptr) {
-      lane::map(Slopes<Glu>{glu}, k.width, dgate, dgate + k.width, gate, up, dy);
+[[gnu::always_inline]] inline void swiglu_rows_backward(Glu glu, const SwiGluBackward& k, int64_t begin, int64_t end) {
+  const int64_t width = k.dy.dim(1);
+  const T *gate = k.x.device_data<T>() + 2 * begin * width, *dy = k.dy.device_data<T>() + begin * width;
+  T* dgate = k.dx.device_data<T>() + 2 * begin * width;
+  const float* weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr;
+  for (int64_t i = begin; i < end; ++i, gate += 2 * width, dgate += 2 * width, dy += width) {
+    const T* up = gate + width;
+    lane::prefetch_row(gate + 2 * width, 2 * width);
+    if (weights == nullptr) {
+      const auto slopes = [=](float g, float u, float d) __attribute__((always_inline)) { return glu.slopes(g, u, d); };
+      lane::map(slopes, width, dgate, dgate + width, gate, up, dy);
     } else {
-      lane::map(WeightedSlopes<Glu>{glu, k.weights[i]}, k.width, dgate, dgate + k.width, gate, up, dy);
-      k.dweights[i] = weight_gradient(glu.exact(), gate, up, dy, k.width);
+      const float weight = weights[i];
+      const auto slopes = [=](float g, float u, float d) __attribute__((always_inline)) { return glu.slopes(g, u, d * weight); };
+      lane::map(slopes, width, dgate, dgate + width, gate, up, dy);
+      k.drow_weights.device_data<float>()[i] = weight_gradient(glu.exact(), gate, up, dy, width);
     }
   }
 }
+
+int64_t rows_of_work(int64_t width) { return std::max<int64_t>(1, kPiece / std::max<int64_t>(1, width)); }
 
 // 0.5 (1 + tanh(u)) is sigmoid(2u): one exponential, and no cancellation for negative x.
 template <class T>
@@ -271,13 +259,9 @@ struct GeluErfSlope {
   }
 };
 
-template <class T>
-[[gnu::always_inline]] inline void gelu_tanh(const T* x, T* out, int64_t n) {
-  lane::map_steps(GeluTanh<T>{}, n, out, x);
-}
-template <class T>
-[[gnu::always_inline]] inline void gelu_erf(const T* x, T* out, int64_t n) {
-  lane::map_steps(GeluErf<T>{}, n, out, x);
+template <class F, class T>
+[[gnu::always_inline]] inline void gelu(const T* x, T* out, int64_t n) {
+  lane::map_steps(F{}, n, out, x);
 }
 template <class T>
 [[gnu::always_inline]] inline void gelu_tanh_backward(const T* x, const T* dy, T* dx, int64_t n) {
@@ -288,66 +272,48 @@ template <class T>
   lane::map(GeluErfSlope<T>{}, n, dx, x, dy);
 }
 
-template <class T>
-void forward(const SwiGluForward& k) {
-  const SwiGluRows<T> rows{.x = k.x.device_data<T>(),
-                           .dy = nullptr,
-                           .out = k.out.device_data<T>(),
-                           .width = k.out.dim(1),
-                           .weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr,
-                           .limit = static_cast<float>(k.limit)};
-  parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), Subnormals::flushed,
-               [&](int64_t begin, int64_t end) {
-                 k.limit > 0.0 ? cloned<swiglu_rows<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
-                               : cloned<swiglu_rows<SwiGlu<T>, T>>({}, rows, begin, end);
-               });
-}
-
-template <class T>
-void backward(const SwiGluBackward& k) {
-  const bool weighted = k.row_weights.defined();
-  const SwiGluRows<T> rows{.x = k.x.device_data<T>(),
-                           .dy = k.dy.device_data<T>(),
-                           .out = k.dx.device_data<T>(),
-                           .width = k.dy.dim(1),
-                           .weights = weighted ? k.row_weights.device_data<float>() : nullptr,
-                           .dweights = weighted ? k.drow_weights.device_data<float>() : nullptr,
-                           .limit = static_cast<float>(k.limit)};
-  parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), Subnormals::flushed,
-               [&](int64_t begin, int64_t end) {
-                 k.limit > 0.0 ? cloned<swiglu_rows_backward<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
-                               : cloned<swiglu_rows_backward<SwiGlu<T>, T>>({}, rows, begin, end);
-               });
-}
-
-template <class T>
-void forward(const GeluForward& k) {
-  const T* x = k.x.device_data<T>();
-  T* out = k.out.device_data<T>();
-  parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    k.form == GeluForm::tanh ? cloned<gelu_tanh<T>>(x + begin, out + begin, end - begin)
-                             : cloned<gelu_erf<T>>(x + begin, out + begin, end - begin);
-  });
-}
-
-template <class T>
-void backward(const GeluBackward& k) {
-  const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
-  T* dx = k.dx.device_data<T>();
-  parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    k.form == GeluForm::tanh ? cloned<gelu_tanh_backward<T>>(x + begin, dy + begin, dx + begin, end - begin)
-                             : cloned<gelu_erf_backward<T>>(x + begin, dy + begin, dx + begin, end - begin);
-  });
-}
-
 }  // namespace
 
-void CpuBackend::execute(const SwiGluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
+void CpuBackend::execute(const SwiGluForward& k) {
+  const float limit = static_cast<float>(k.limit);
+  with_narrow_values(k.x.dtype(), [&]<class T>() {
+    parallel_for(k.out.dim(0), rows_of_work(k.out.dim(1)), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      k.limit > 0.0 ? cloned<swiglu_rows<ClampedSwiGlu<T>, T>>({limit}, k, begin, end)
+                    : cloned<swiglu_rows<SwiGlu<T>, T>>({}, k, begin, end);
+    });
+  });
+}
 
-void CpuBackend::execute(const SwiGluBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
+void CpuBackend::execute(const SwiGluBackward& k) {
+  const float limit = static_cast<float>(k.limit);
+  with_narrow_values(k.x.dtype(), [&]<class T>() {
+    parallel_for(k.dy.dim(0), rows_of_work(k.dy.dim(1)), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      k.limit > 0.0 ? cloned<swiglu_rows_backward<ClampedSwiGlu<T>, T>>({limit}, k, begin, end)
+                    : cloned<swiglu_rows_backward<SwiGlu<T>, T>>({}, k, begin, end);
+    });
+  });
+}
 
-void CpuBackend::execute(const GeluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
+void CpuBackend::execute(const GeluForward& k) {
+  with_narrow_values(k.x.dtype(), [&]<class T>() {
+    const T* x = k.x.device_data<T>();
+    T* out = k.out.device_data<T>();
+    parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      k.form == GeluForm::tanh ? cloned<gelu<GeluTanh<T>, T>>(x + begin, out + begin, end - begin)
+                               : cloned<gelu<GeluErf<T>, T>>(x + begin, out + begin, end - begin);
+    });
+  });
+}
 
-void CpuBackend::execute(const GeluBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
+void CpuBackend::execute(const GeluBackward& k) {
+  with_narrow_values(k.x.dtype(), [&]<class T>() {
+    const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
+    T* dx = k.dx.device_data<T>();
+    parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      k.form == GeluForm::tanh ? cloned<gelu_tanh_backward<T>>(x + begin, dy + begin, dx + begin, end - begin)
+                               : cloned<gelu_erf_backward<T>>(x + begin, dy + begin, dx + begin, end - begin);
+    });
+  });
+}
 
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
+#include "backend/cpu/scalar.h"
 #include "backend/shared_loss.h"
 #include "base/parallel.h"
 
@@ -102,39 +103,31 @@ template <class T>
   if (n % 2 != 0) lane::store(dlogits[n - 1], exponentials[n - 1] * factor);
 }
 
+// block and references are scratch: the exponentials of a block, and one element for each block. dlogits may be null.
 template <class T>
-struct Row {
-  const T* logits;
-  T* dlogits;  // may be null
-  int64_t target, vocab, columns;
-  float scale;
-  float *block, *references;  // scratch: the exponentials of a block, and one element for each block
-
-  [[gnu::always_inline]] float* exponentials(int64_t first) const {
+[[gnu::always_inline]] inline float row_loss(const CrossEntropy& k, const T* logits, T* dlogits, int64_t target, float* block,
+                                             float* references) {
+  const auto exponentials = [&](int64_t first) __attribute__((always_inline)) {
     if constexpr (std::is_same_v<T, float>) return dlogits == nullptr ? block : dlogits + first;
     return block;
-  }
-};
-
-template <class T>
-[[gnu::always_inline]] inline float row_loss(Row<T> k) {
-  const float target_logit = lane::load(k.logits[k.target]);
+  };
+  const float target_logit = lane::load(logits[target]), scale = static_cast<float>(k.scale);
   RowSums sums;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
-    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, k.exponentials(j));
-    k.references[j / kBlock] = sums.largest;
+    add_block(logits + j, std::min(kBlock, k.vocab - j), sums, exponentials(j));
+    references[j / kBlock] = sums.largest;
   }
   const float loss = sums.largest + std::log(sums.sum) - target_logit;
-  if (k.dlogits == nullptr) return loss;
+  if (dlogits == nullptr) return loss;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
     const int64_t n = std::min(kBlock, k.vocab - j);
-    const float reference = k.references[j / kBlock], factor = std::exp(reference - sums.largest) / sums.sum * k.scale;
-    if constexpr (std::is_same_v<T, bf16>) exponentials_of(k.logits + j, reference, k.block, n);
-    scale_block(k.exponentials(j), factor, k.dlogits + j, n);
+    const float reference = references[j / kBlock], factor = std::exp(reference - sums.largest) / sums.sum * scale;
+    if constexpr (std::is_same_v<T, bf16>) exponentials_of(logits + j, reference, block, n);
+    scale_block(exponentials(j), factor, dlogits + j, n);
   }
   const float p = std::exp(target_logit - sums.largest) / sums.sum;
-  lane::store(k.dlogits[k.target], k.scale * (p - 1.0F));
-  std::fill(k.dlogits + k.vocab, k.dlogits + k.columns, T{});
+  lane::store(dlogits[target], scale * (p - 1.0F));
+  std::fill(dlogits + k.vocab, dlogits + k.logits.dim(1), T{});
   return loss;
 }
 
@@ -143,22 +136,6 @@ template <class T>
   RowSums sums;
   for (int64_t j = 0; j < columns; j += kBlock) add_block(logits + j, std::min(kBlock, columns - j), sums, block);
   return sums.largest + std::log(sums.sum);
-}
-
-template <class T>
-void sums_of_share(const CrossEntropyShare& k) {
-  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
-  const int32_t* targets = k.targets.device_data<int32_t>();
-  float* sums = k.sums.device_data<float>();
-  parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    alignas(64) float block[kBlock];
-    for (int64_t i = begin; i < end; ++i) {
-      const T* logits = k.logits.device_data<T>() + i * columns;
-      const int64_t target = targets[i] - k.first;
-      sums[2 * i] = targets[i] < 0 ? 0.0F : cloned<log_sum_of_row<T>>(logits, own, block);
-      sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? lane::load(logits[target]) : 0.0F;
-    }
-  });
 }
 
 // dlogits = scale * e^(logits - log_sum), of which the caller takes scale at the target.
@@ -171,90 +148,85 @@ template <class T>
   }
 }
 
-template <class T>
-void gradient_of_row(const CrossEntropyOfShares& k, int64_t i, float log_sum, float* scratch) {
-  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab), id = k.targets.device_data<int32_t>()[i];
-  const T* logits = k.logits.device_data<T>() + i * columns;
-  T* dlogits = k.dlogits.device_data<T>() + i * columns;
-  if (id < 0) {
-    std::fill_n(dlogits, columns, T{});
-    return;
-  }
-  const int64_t target = id - k.first;
-  const bool here = target >= 0 && target < own;
-  const float scale = static_cast<float>(k.scale), p = here ? std::exp(lane::load(logits[target]) - log_sum) : 0.0F;
-  cloned<scaled_softmax<T>>(logits, log_sum, scale, dlogits, own, scratch);
-  if (here) lane::store(dlogits[target], scale * (p - 1.0F));
-  std::fill(dlogits + own, dlogits + columns, T{});
-}
-
-template <class T>
-void losses_of_shares(const CrossEntropyOfShares& k) {
-  const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1);
-  const int32_t* targets = k.targets.device_data<int32_t>();
-  const float* sums = k.sums.device_data<float>();
-  float* loss = k.loss.device_data<float>();
-  parallel_for(rows, rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    alignas(64) float scratch[kBlock];
-    for (int64_t i = begin; i < end; ++i) {
-      const auto row = combined(sums, k.sums.dim(0), rows, i);
-      loss[i] = targets[i] < 0 ? 0.0F : row.loss;
-      if (k.dlogits.defined()) gradient_of_row<T>(k, i, row.log_sum, scratch);
-    }
-  });
-}
-
 // Scratch of the executing thread; the references grow to the longest row and are kept.
 struct Scratch {
   alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
   std::vector<float> references;
 };
 
-template <class T>
-void losses(const CrossEntropy& k) {
-  const int64_t columns = k.logits.dim(1);
-  const auto blocks = static_cast<size_t>(ceil_div(k.vocab, kBlock));
-  const T* logits = k.logits.device_data<T>();
-  T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
-  const int32_t* targets = k.targets.device_data<int32_t>();
-  float* loss = k.loss.device_data<float>();
-  parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    thread_local Scratch scratch;
-    if (scratch.references.size() < blocks) scratch.references.resize(blocks);
-    for (int64_t i = begin; i < end; ++i) {
-      T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
-      if (targets[i] < 0) {
-        loss[i] = 0.0F;
-        if (gradient != nullptr) std::fill_n(gradient, columns, T{});
-        continue;
-      }
-      loss[i] = cloned<row_loss<T>>(Row<T>{.logits = logits + i * columns,
-                                           .dlogits = gradient,
-                                           .target = targets[i],
-                                           .vocab = k.vocab,
-                                           .columns = columns,
-                                           .scale = static_cast<float>(k.scale),
-                                           .block = scratch.block,
-                                           .references = scratch.references.data()});
-    }
-  });
-}
-
 }  // namespace
 
 void CpuBackend::execute(const CrossEntropy& k) {
   check_targets("cross_entropy", k.targets, k.vocab);
-  k.logits.dtype() == Dtype::f32 ? losses<float>(k) : losses<bf16>(k);
+  const int64_t columns = k.logits.dim(1);
+  const auto blocks = static_cast<size_t>(ceil_div(k.vocab, kBlock));
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* loss = k.loss.device_data<float>();
+  with_narrow_values(k.logits.dtype(), [&]<class T>() {
+    const T* logits = k.logits.device_data<T>();
+    T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
+    parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      thread_local Scratch scratch;
+      if (scratch.references.size() < blocks) scratch.references.resize(blocks);
+      for (int64_t i = begin; i < end; ++i) {
+        T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
+        if (targets[i] < 0) {
+          loss[i] = 0.0F;
+          if (gradient != nullptr) std::fill_n(gradient, columns, T{});
+          continue;
+        }
+        loss[i] = cloned<row_loss<T>>(k, logits + i * columns, gradient, targets[i], scratch.block, scratch.references.data());
+      }
+    });
+  });
 }
 
 void CpuBackend::execute(const CrossEntropyShare& k) {
   check_targets("cross_entropy_share", k.targets, k.vocab);
-  k.logits.dtype() == Dtype::f32 ? sums_of_share<float>(k) : sums_of_share<bf16>(k);
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* sums = k.sums.device_data<float>();
+  with_narrow_values(k.logits.dtype(), [&]<class T>() {
+    parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      alignas(64) float block[kBlock];
+      for (int64_t i = begin; i < end; ++i) {
+        const T* logits = k.logits.device_data<T>() + i * columns;
+        const int64_t target = targets[i] - k.first;
+        sums[2 * i] = targets[i] < 0 ? 0.0F : cloned<log_sum_of_row<T>>(logits, own, block);
+        sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? lane::load(logits[target]) : 0.0F;
+      }
+    });
+  });
 }
 
 void CpuBackend::execute(const CrossEntropyOfShares& k) {
   check_targets("cross_entropy_of_shares", k.targets, k.vocab);
-  k.logits.dtype() == Dtype::f32 ? losses_of_shares<float>(k) : losses_of_shares<bf16>(k);
+  const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  const float *sums = k.sums.device_data<float>(), scale = static_cast<float>(k.scale);
+  float* loss = k.loss.device_data<float>();
+  with_narrow_values(k.logits.dtype(), [&]<class T>() {
+    parallel_for(rows, rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      alignas(64) float scratch[kBlock];
+      for (int64_t i = begin; i < end; ++i) {
+        const auto row = combined(sums, k.sums.dim(0), rows, i);
+        loss[i] = targets[i] < 0 ? 0.0F : row.loss;
+        if (!k.dlogits.defined()) continue;
+        const T* logits = k.logits.device_data<T>() + i * columns;
+        T* dlogits = k.dlogits.device_data<T>() + i * columns;
+        if (targets[i] < 0) {
+          std::fill_n(dlogits, columns, T{});
+          continue;
+        }
+        const int64_t target = targets[i] - k.first;
+        const bool here = target >= 0 && target < own;
+        const float p = here ? std::exp(lane::load(logits[target]) - row.log_sum) : 0.0F;
+        cloned<scaled_softmax<T>>(logits, row.log_sum, scale, dlogits, own, scratch);
+        if (here) lane::store(dlogits[target], scale * (p - 1.0F));
+        std::fill(dlogits + own, dlogits + columns, T{});
+      }
+    });
+  });
 }
 
 }  // namespace mantissa
