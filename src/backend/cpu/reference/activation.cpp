@@ -16,47 +16,41 @@ S row_weight(const Tensor& weights, int64_t row) {
   return weights.defined() ? weights.device_data<S>()[row] : S{1};
 }
 
-template <class T>
-void swiglu(const SwiGluForward& k) {
-  using S = Arithmetic<T>;
-  const int64_t width = k.out.dim(1);
-  for (int64_t i = 0; i < k.out.dim(0); ++i) {
-    const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width;
-    T* out = k.out.device_data<T>() + i * width;
-    const S weight = row_weight<S>(k.row_weights, i);
-    for (int64_t j = 0; j < width; ++j) out[j] = store<T>(glu<S>(load(gate[j]), load(up[j]), static_cast<S>(k.limit)).value * weight);
-  }
-}
-
-// Both derivatives times dy and the weight, whose gradient is the sum of dy times the values.
-template <class T>
-void swiglu_backward(const SwiGluBackward& k) {
-  using S = Arithmetic<T>;
-  const int64_t width = k.dy.dim(1);
-  for (int64_t i = 0; i < k.dy.dim(0); ++i) {
-    const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.device_data<T>() + i * width;
-    T *dgate = k.dx.device_data<T>() + 2 * i * width, *dup = dgate + width;
-    const S weight = row_weight<S>(k.row_weights, i);
-    S dweight = 0;
-    for (int64_t j = 0; j < width; ++j) {
-      const Gated<S> gated = glu<S>(load(gate[j]), load(up[j]), static_cast<S>(k.limit));
-      const S d = load(dy[j]) * weight;
-      dgate[j] = store<T>(d * gated.dgate);
-      dup[j] = store<T>(d * gated.dup);
-      dweight += load(dy[j]) * gated.value;
-    }
-    if (k.drow_weights.defined()) k.drow_weights.device_data<S>()[i] = dweight;
-  }
-}
-
 }  // namespace
 
 void CpuReference::execute(const SwiGluForward& k) {
-  with_values(k.x.dtype(), [&]<class T>() { swiglu<T>(k); });
+  with_values(k.x.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t width = k.out.dim(1);
+    for (int64_t i = 0; i < k.out.dim(0); ++i) {
+      const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width;
+      T* out = k.out.device_data<T>() + i * width;
+      const S weight = row_weight<S>(k.row_weights, i);
+      for (int64_t j = 0; j < width; ++j) out[j] = store<T>(glu<S>(load(gate[j]), load(up[j]), static_cast<S>(k.limit)).value * weight);
+    }
+  });
 }
 
+// Both derivatives times dy and the weight, whose gradient is the sum of dy times the values.
 void CpuReference::execute(const SwiGluBackward& k) {
-  with_values(k.x.dtype(), [&]<class T>() { swiglu_backward<T>(k); });
+  with_values(k.x.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t width = k.dy.dim(1);
+    for (int64_t i = 0; i < k.dy.dim(0); ++i) {
+      const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.device_data<T>() + i * width;
+      T *dgate = k.dx.device_data<T>() + 2 * i * width, *dup = dgate + width;
+      const S weight = row_weight<S>(k.row_weights, i);
+      S dweight = 0;
+      for (int64_t j = 0; j < width; ++j) {
+        const Gated<S> gated = glu<S>(load(gate[j]), load(up[j]), static_cast<S>(k.limit));
+        const S d = load(dy[j]) * weight;
+        dgate[j] = store<T>(d * gated.dgate);
+        dup[j] = store<T>(d * gated.dup);
+        dweight += load(dy[j]) * gated.value;
+      }
+      if (k.drow_weights.defined()) k.drow_weights.device_data<S>()[i] = dweight;
+    }
+  });
 }
 
 void CpuReference::execute(const GeluForward& k) {

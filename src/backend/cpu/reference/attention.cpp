@@ -68,145 +68,114 @@ int64_t first_key(const Tensor& segment_starts, int64_t row, int64_t position, i
   return window > 0 ? std::max(start, position - window + 1) : start;
 }
 
-template <class T>
-void forward(const AttentionForward& k) {
-  const HeadLayout& layout = k.layout;
-  const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim, channels = layout.heads * d;
-  parallel_for(k.batch * layout.heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t b = item / layout.heads, h = item % layout.heads, kv = h / (layout.heads / layout.kv_heads);
-      const Sequence<const T> rows{k.qkv.device_data<T>() + b * length * layout.row(), layout};
-      for (int64_t i = 0; i < length; ++i) {
-        const int64_t row = b * length + i;
-        k.lse.device_data<Arithmetic<T>>()[item * length + i] =
-            attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.device_data<T>() + row * channels + h * d,
-                      first_key(k.segment_starts, row, i, k.window), i + 1, d, k.scale, sink_of<T>(k.sinks, h));
-      }
-    }
-  });
-}
-
-// Gradients of one key head and its query heads. With p = exp(scale q k - lse) and delta = dout out: ds = p (dout v - delta),
-// dq = scale sum ds k, dk = scale sum ds q, dv = sum p dout.
-template <class T>
-class KeyHeadBackward {
-  using S = Arithmetic<T>;
-
- public:
-  KeyHeadBackward(const AttentionBackward& k, int64_t b, int64_t kv)
-      : k_(k),
-        length_(k.qkv.dim(0) / k.batch),
-        d_(k.layout.head_dim),
-        b_(b),
-        kv_(kv),
-        x_{k.qkv.device_data<T>() + b * length_ * k.layout.row(), k.layout},
-        dx_{k.dqkv.device_data<T>() + b * length_ * k.layout.row(), k.layout},
-        dkey_(static_cast<size_t>(length_ * d_), S{0}),
-        dvalue_(dkey_) {}
-
-  void run() {
-    const int64_t group = k_.layout.heads / k_.layout.kv_heads;
-    for (int64_t h = kv_ * group; h < (kv_ + 1) * group; ++h) {
-      for (int64_t i = 0; i < length_; ++i) query_row(h, i);
-    }
-    for (int64_t i = 0; i < length_; ++i) {
-      write(dkey_.data() + i * d_, dx_.key(kv_)[i]);
-      write(dvalue_.data() + i * d_, dx_.value(kv_)[i]);
-    }
-  }
-
- private:
-  void query_row(int64_t h, int64_t i) {
-    const int64_t row = b_ * length_ + i, at = (row * k_.layout.heads + h) * d_;
-    const T *q = x_.query(h)[i], *dout = k_.dout.device_data<T>() + at;
-    const S lse = k_.lse.device_data<S>()[(b_ * k_.layout.heads + h) * length_ + i], scale = static_cast<S>(k_.scale);
-    const S delta = dot<T>(dout, k_.out.device_data<T>() + at, d_);
-    std::vector<S> dq(static_cast<size_t>(d_), S{0});
-    for (int64_t j = first_key(k_.segment_starts, row, i, k_.window); j <= i; ++j) {
-      const T *key = x_.key(kv_)[j], *value = x_.value(kv_)[j];
-      const S p = std::exp(scale * dot<T>(q, key, d_) - lse);
-      const S ds = p * (dot<T>(dout, value, d_) - delta) * scale;
-      for (int64_t c = 0; c < d_; ++c) {
-        dq[static_cast<size_t>(c)] += ds * load(key[c]);
-        dkey_[static_cast<size_t>(j * d_ + c)] += ds * load(q[c]);
-        dvalue_[static_cast<size_t>(j * d_ + c)] += p * load(dout[c]);
-      }
-    }
-    write(dq.data(), dx_.query(h)[i]);
-  }
-
-  void write(const S* from, T* to) const {
-    for (int64_t c = 0; c < d_; ++c) to[c] = store<T>(from[c]);
-  }
-
-  const AttentionBackward& k_;
-  int64_t length_, d_, b_, kv_;
-  Sequence<const T> x_;
-  Sequence<T> dx_;
-  std::vector<S> dkey_, dvalue_;
-};
-
-// The sum over the rows of one head is fp64, in their order.
-template <class T>
-void sink_gradient(const AttentionSinkGradient& k) {
-  using S = Arithmetic<T>;
-  const int64_t heads = k.layout.heads, d = k.layout.head_dim, length = k.out.dim(0) / k.batch;
-  parallel_for(heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t h = begin; h < end; ++h) {
-      const S sink = load(k.sinks.device_data<T>()[h]);
-      double sum = 0.0;
-      for (int64_t row = 0; row < k.out.dim(0); ++row) {
-        const int64_t at = (row * heads + h) * d;
-        const S lse = k.lse.device_data<S>()[(row / length * heads + h) * length + row % length];
-        sum -= static_cast<double>(std::exp(sink - lse) * dot<T>(k.dout.device_data<T>() + at, k.out.device_data<T>() + at, d));
-      }
-      S& out = k.dsinks.device_data<S>()[h];
-      out = static_cast<S>(sum) + (k.accumulate ? out : S{0});
-    }
-  });
-}
-
-template <class T>
-void cached(const CachedAttention& k) {
-  const HeadLayout& layout = k.layout;
-  const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d;
-  const Sequence<const T> x{k.qkv.device_data<T>(), layout};
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(x.key(0)[i], channels, k.keys.device_data<T>() + (k.first + i) * channels);
-    std::copy_n(x.value(0)[i], channels, k.values.device_data<T>() + (k.first + i) * channels);
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t h = 0; h < layout.heads; ++h) {
-      const int64_t kv = h / (layout.heads / layout.kv_heads);
-      attend<T>(x.query(h)[i], {k.keys.device_data<T>() + kv * d, channels}, {k.values.device_data<T>() + kv * d, channels},
-                k.out.device_data<T>() + (i * layout.heads + h) * d, first_key({}, i, k.first + i, k.window), k.first + i + 1, d, k.scale,
-                sink_of<T>(k.sinks, h));
-    }
-  }
-}
-
 }  // namespace
 
 void CpuReference::execute(const AttentionForward& k) {
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
-  with_values(k.qkv.dtype(), [&]<class T>() { forward<T>(k); });
-}
-
-void CpuReference::execute(const AttentionBackward& k) {
-  check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   with_values(k.qkv.dtype(), [&]<class T>() {
-    parallel_for(k.batch * k.layout.kv_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) KeyHeadBackward<T>(k, item / k.layout.kv_heads, item % k.layout.kv_heads).run();
+    const HeadLayout& layout = k.layout;
+    const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim, channels = layout.heads * d;
+    parallel_for(k.batch * layout.heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t b = item / layout.heads, h = item % layout.heads, kv = h / (layout.heads / layout.kv_heads);
+        const Sequence<const T> rows{k.qkv.device_data<T>() + b * length * layout.row(), layout};
+        for (int64_t i = 0; i < length; ++i) {
+          const int64_t row = b * length + i;
+          k.lse.device_data<Arithmetic<T>>()[item * length + i] =
+              attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.device_data<T>() + row * channels + h * d,
+                        first_key(k.segment_starts, row, i, k.window), i + 1, d, k.scale, sink_of<T>(k.sinks, h));
+        }
+      }
     });
   });
 }
 
+// Goes over key heads, each with its query heads. With p = exp(scale q k - lse) and delta = dout out: ds = p (dout v - delta),
+// dq = scale sum ds k, dk = scale sum ds q, dv = sum p dout.
+void CpuReference::execute(const AttentionBackward& k) {
+  const HeadLayout& layout = k.layout;
+  const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim, group = layout.heads / layout.kv_heads;
+  check_segment_starts("attention backward", k.segment_starts, length);
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const S scale = static_cast<S>(k.scale);
+    const auto write = [d](const S* from, T* to) {
+      for (int64_t c = 0; c < d; ++c) to[c] = store<T>(from[c]);
+    };
+    parallel_for(k.batch * layout.kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t b = item / layout.kv_heads, kv = item % layout.kv_heads;
+        const Sequence<const T> x{k.qkv.device_data<T>() + b * length * layout.row(), layout};
+        const Sequence<T> dx{k.dqkv.device_data<T>() + b * length * layout.row(), layout};
+        std::vector<S> dkey(static_cast<size_t>(length * d), S{0}), dvalue = dkey, dq(static_cast<size_t>(d));
+        for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+          for (int64_t i = 0; i < length; ++i) {
+            const int64_t row = b * length + i, at = (row * layout.heads + h) * d;
+            const T *q = x.query(h)[i], *dout = k.dout.device_data<T>() + at;
+            const S lse = k.lse.device_data<S>()[(b * layout.heads + h) * length + i];
+            const S delta = dot<T>(dout, k.out.device_data<T>() + at, d);
+            std::fill(dq.begin(), dq.end(), S{0});
+            for (int64_t j = first_key(k.segment_starts, row, i, k.window); j <= i; ++j) {
+              const T *key = x.key(kv)[j], *value = x.value(kv)[j];
+              const S p = std::exp(scale * dot<T>(q, key, d) - lse);
+              const S ds = p * (dot<T>(dout, value, d) - delta) * scale;
+              for (int64_t c = 0; c < d; ++c) {
+                dq[static_cast<size_t>(c)] += ds * load(key[c]);
+                dkey[static_cast<size_t>(j * d + c)] += ds * load(q[c]);
+                dvalue[static_cast<size_t>(j * d + c)] += p * load(dout[c]);
+              }
+            }
+            write(dq.data(), dx.query(h)[i]);
+          }
+        }
+        for (int64_t i = 0; i < length; ++i) {
+          write(dkey.data() + i * d, dx.key(kv)[i]);
+          write(dvalue.data() + i * d, dx.value(kv)[i]);
+        }
+      }
+    });
+  });
+}
+
+// The sum over the rows of one head is fp64, in their order.
 void CpuReference::execute(const AttentionSinkGradient& k) {
-  with_values(k.out.dtype(), [&]<class T>() { sink_gradient<T>(k); });
+  with_values(k.out.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t heads = k.layout.heads, d = k.layout.head_dim, length = k.out.dim(0) / k.batch;
+    parallel_for(heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t h = begin; h < end; ++h) {
+        const S sink = load(k.sinks.device_data<T>()[h]);
+        double sum = 0.0;
+        for (int64_t row = 0; row < k.out.dim(0); ++row) {
+          const int64_t at = (row * heads + h) * d;
+          const S lse = k.lse.device_data<S>()[(row / length * heads + h) * length + row % length];
+          sum -= static_cast<double>(std::exp(sink - lse) * dot<T>(k.dout.device_data<T>() + at, k.out.device_data<T>() + at, d));
+        }
+        S& out = k.dsinks.device_data<S>()[h];
+        out = static_cast<S>(sum) + (k.accumulate ? out : S{0});
+      }
+    });
+  });
 }
 
 void CpuReference::execute(const CachedAttention& k) {
-  with_values(k.qkv.dtype(), [&]<class T>() { cached<T>(k); });
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    const HeadLayout& layout = k.layout;
+    const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d;
+    const Sequence<const T> x{k.qkv.device_data<T>(), layout};
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy_n(x.key(0)[i], channels, k.keys.device_data<T>() + (k.first + i) * channels);
+      std::copy_n(x.value(0)[i], channels, k.values.device_data<T>() + (k.first + i) * channels);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t h = 0; h < layout.heads; ++h) {
+        const int64_t kv = h / (layout.heads / layout.kv_heads);
+        attend<T>(x.query(h)[i], {k.keys.device_data<T>() + kv * d, channels}, {k.values.device_data<T>() + kv * d, channels},
+                  k.out.device_data<T>() + (i * layout.heads + h) * d, first_key({}, i, k.first + i, k.window), k.first + i + 1, d, k.scale,
+                  sink_of<T>(k.sinks, h));
+      }
+    }
+  });
 }
 
 }  // namespace mantissa

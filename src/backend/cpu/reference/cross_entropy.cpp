@@ -42,55 +42,42 @@ Arithmetic<T> log_sum_of(const T* logits, int64_t columns) {
   return largest + std::log(sum);
 }
 
-template <class T>
-void shares(const CrossEntropyShare& k) {
-  using S = Arithmetic<T>;
-  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
-  const int32_t* targets = k.targets.device_data<int32_t>();
-  S* sums = k.sums.device_data<S>();
-  for (int64_t i = 0; i < k.logits.dim(0); ++i) {
-    const T* logits = k.logits.device_data<T>() + i * columns;
-    const int64_t target = targets[i] - k.first;
-    sums[2 * i] = targets[i] < 0 ? S{0} : log_sum_of(logits, own);
-    sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? load(logits[target]) : S{0};
-  }
-}
-
-template <class T>
-void gradient_of_shares(const CrossEntropyOfShares& k, int64_t row, Arithmetic<T> log_sum) {
-  using S = Arithmetic<T>;
-  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
-  const int64_t target = k.targets.device_data<int32_t>()[row];
-  const T* logits = k.logits.device_data<T>() + row * columns;
-  T* dlogits = k.dlogits.device_data<T>() + row * columns;
-  for (int64_t j = 0; j < columns; ++j) {
-    const S p = j < own && target >= 0 ? std::exp(load(logits[j]) - log_sum) - static_cast<S>(k.first + j == target) : S{0};
-    dlogits[j] = store<T>(static_cast<S>(k.scale) * p);
-  }
-}
-
-template <class T>
-void of_shares(const CrossEntropyOfShares& k) {
-  using S = Arithmetic<T>;
-  const int32_t* targets = k.targets.device_data<int32_t>();
-  S* loss = k.loss.device_data<S>();
-  for (int64_t i = 0; i < k.logits.dim(0); ++i) {
-    const auto row = combined(k.sums.device_data<S>(), k.sums.dim(0), k.logits.dim(0), i);
-    loss[i] = targets[i] < 0 ? S{0} : row.loss;
-    if (k.dlogits.defined()) gradient_of_shares<T>(k, i, row.log_sum);
-  }
-}
-
 }  // namespace
 
 void CpuReference::execute(const CrossEntropyShare& k) {
   check_targets("cross_entropy_share", k.targets, k.vocab);
-  with_values(k.logits.dtype(), [&]<class T>() { shares<T>(k); });
+  with_values(k.logits.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+    const int32_t* targets = k.targets.device_data<int32_t>();
+    S* sums = k.sums.device_data<S>();
+    for (int64_t i = 0; i < k.logits.dim(0); ++i) {
+      const T* logits = k.logits.device_data<T>() + i * columns;
+      const int64_t target = targets[i] - k.first;
+      sums[2 * i] = targets[i] < 0 ? S{0} : log_sum_of(logits, own);
+      sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? load(logits[target]) : S{0};
+    }
+  });
 }
 
 void CpuReference::execute(const CrossEntropyOfShares& k) {
   check_targets("cross_entropy_of_shares", k.targets, k.vocab);
-  with_values(k.logits.dtype(), [&]<class T>() { of_shares<T>(k); });
+  with_values(k.logits.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+    const int32_t* targets = k.targets.device_data<int32_t>();
+    for (int64_t i = 0; i < k.logits.dim(0); ++i) {
+      const auto row = combined(k.sums.device_data<S>(), k.sums.dim(0), k.logits.dim(0), i);
+      k.loss.device_data<S>()[i] = targets[i] < 0 ? S{0} : row.loss;
+      if (!k.dlogits.defined()) continue;
+      const T* logits = k.logits.device_data<T>() + i * columns;
+      T* dlogits = k.dlogits.device_data<T>() + i * columns;
+      for (int64_t j = 0; j < columns; ++j) {
+        const S p = j < own && targets[i] >= 0 ? std::exp(load(logits[j]) - row.log_sum) - static_cast<S>(k.first + j == targets[i]) : S{0};
+        dlogits[j] = store<T>(static_cast<S>(k.scale) * p);
+      }
+    }
+  });
 }
 
 void CpuReference::execute(const CrossEntropy& k) {

@@ -21,39 +21,6 @@ void fill(const Fill& k) {
   for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(k.value);
 }
 
-template <class From, class To>
-void convert(const Convert& k) {
-  const From* x = k.x.device_data<From>();
-  To* out = k.out.device_data<To>();
-  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<To>(load(x[i]));
-}
-
-template <class T>
-void random_normals(const RandomNormal& k) {
-  const int64_t columns = k.out.shape().rank() > 0 ? k.out.shape()[-1] : 1, stride = k.row_stride > 0 ? k.row_stride : columns;
-  T* out = k.out.device_data<T>();
-  for (int64_t i = 0; i < k.out.elements(); ++i) {
-    const int64_t index = k.first_index + i / columns * stride + i % columns;
-    out[i] = store<T>(k.std * static_cast<double>(random_normal(k.key, k.what, static_cast<uint64_t>(index))));
-  }
-}
-
-template <class T>
-void add(const Add& k) {
-  const T *a = k.a.device_data<T>(), *b = k.b.device_data<T>();
-  T* out = k.out.device_data<T>();
-  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(load(a[i]) + load(b[i]));
-}
-
-template <class T>
-void add_bias(const AddBias& k) {
-  const auto* x = k.x.device_data<Arithmetic<T>>();
-  const T* bias = k.bias.device_data<T>();
-  T* out = k.out.device_data<T>();
-  const int64_t columns = k.x.dim(1);
-  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(x[i] + load(bias[i % columns]));
-}
-
 }  // namespace
 
 CpuReference::CpuReference() { start_threads(); }
@@ -76,64 +43,77 @@ void CpuReference::execute(const Convert& k) {
     std::memcpy(k.out.device_bytes(), k.x.device_bytes(), static_cast<size_t>(k.x.bytes()));
     return;
   }
-  with_values(k.x.dtype(), [&]<class From>() { with_values(k.out.dtype(), [&]<class To>() { convert<From, To>(k); }); });
+  with_values(k.x.dtype(), [&]<class From>() {
+    with_values(k.out.dtype(), [&]<class To>() {
+      const From* x = k.x.device_data<From>();
+      To* out = k.out.device_data<To>();
+      for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<To>(load(x[i]));
+    });
+  });
 }
 
 void CpuReference::execute(const RandomNormal& k) {
-  with_values(k.out.dtype(), [&]<class T>() { random_normals<T>(k); });
+  with_values(k.out.dtype(), [&]<class T>() {
+    const int64_t columns = k.out.shape().rank() > 0 ? k.out.shape()[-1] : 1, stride = k.row_stride > 0 ? k.row_stride : columns;
+    T* out = k.out.device_data<T>();
+    for (int64_t i = 0; i < k.out.elements(); ++i) {
+      const int64_t index = k.first_index + i / columns * stride + i % columns;
+      out[i] = store<T>(k.std * static_cast<double>(random_normal(k.key, k.what, static_cast<uint64_t>(index))));
+    }
+  });
 }
 
 void CpuReference::execute(const Add& k) {
-  with_values(k.out.dtype(), [&]<class T>() { add<T>(k); });
+  with_values(k.out.dtype(), [&]<class T>() {
+    const T *a = k.a.device_data<T>(), *b = k.b.device_data<T>();
+    T* out = k.out.device_data<T>();
+    for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(load(a[i]) + load(b[i]));
+  });
 }
 
 void CpuReference::execute(const AddBias& k) {
-  with_values(k.out.dtype(), [&]<class T>() { add_bias<T>(k); });
+  with_values(k.out.dtype(), [&]<class T>() {
+    const auto* x = k.x.device_data<Arithmetic<T>>();
+    const T* bias = k.bias.device_data<T>();
+    T* out = k.out.device_data<T>();
+    const int64_t columns = k.x.dim(1);
+    for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(x[i] + load(bias[i % columns]));
+  });
 }
-
-namespace {
-
-template <class T>
-void forward(const EmbeddingForward& k) {
-  const int64_t channels = k.weight.dim(1);
-  const int32_t* ids = k.ids.device_data<int32_t>();
-  const T* weight = k.weight.device_data<T>();
-  T* out = k.out.device_data<T>();
-  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
-    const int64_t row = ids[i] - k.part.first;
-    if (row >= 0 && row < k.weight.dim(0)) {
-      std::copy_n(weight + row * channels, channels, out + i * channels);
-    } else {
-      std::fill_n(out + i * channels, channels, T{});
-    }
-  }
-}
-
-template <class T>
-void backward(const EmbeddingBackward& k) {
-  using S = Arithmetic<T>;
-  const int64_t channels = k.dy.dim(1);
-  const int32_t* ids = k.ids.device_data<int32_t>();
-  const T* dy = k.dy.device_data<T>();
-  S* dweight = k.dweight.device_data<S>();
-  if (!k.accumulate) std::fill_n(dweight, k.dweight.elements(), S{0});
-  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
-    const int64_t row = ids[i] - k.part.first;
-    if (row < 0 || row >= k.dweight.dim(0)) continue;
-    for (int64_t j = 0; j < channels; ++j) dweight[row * channels + j] += load(dy[i * channels + j]);
-  }
-}
-
-}  // namespace
 
 void CpuReference::execute(const EmbeddingForward& k) {
   check_indices(ExitCode::data, "embedding", "ids", k.ids, k.part.limit(k.weight.dim(0)));
-  with_values(k.weight.dtype(), [&]<class T>() { forward<T>(k); });
+  with_values(k.weight.dtype(), [&]<class T>() {
+    const int64_t channels = k.weight.dim(1);
+    const int32_t* ids = k.ids.device_data<int32_t>();
+    const T* weight = k.weight.device_data<T>();
+    T* out = k.out.device_data<T>();
+    for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+      const int64_t row = ids[i] - k.part.first;
+      if (row >= 0 && row < k.weight.dim(0)) {
+        std::copy_n(weight + row * channels, channels, out + i * channels);
+      } else {
+        std::fill_n(out + i * channels, channels, T{});
+      }
+    }
+  });
 }
 
 void CpuReference::execute(const EmbeddingBackward& k) {
   check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.part.limit(k.dweight.dim(0)));
-  with_values(k.dy.dtype(), [&]<class T>() { backward<T>(k); });
+  with_values(k.dy.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t channels = k.dy.dim(1);
+    const int32_t* ids = k.ids.device_data<int32_t>();
+    const T* dy = k.dy.device_data<T>();
+    S* dweight = k.dweight.device_data<S>();
+    if (!k.accumulate) std::fill_n(dweight, k.dweight.elements(), S{0});
+    for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+      const int64_t row = ids[i] - k.part.first;
+      if (row < 0 || row >= k.dweight.dim(0)) continue;
+      for (int64_t j = 0; j < channels; ++j) dweight[row * channels + j] += load(dy[i * channels + j]);
+    }
+  });
 }
 
 namespace {
@@ -197,21 +177,13 @@ void CpuReference::execute(const SquaredNorm& k) {
   });
 }
 
-namespace {
-
-template <class T>
-double sum(const T* x, int64_t n) {
-  double total = 0.0;
-  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(x[i]);
-  return total;
-}
-
-}  // namespace
-
 void CpuReference::execute(const Sum& k) {
-  const int64_t n = k.x.elements();
-  *k.out.device_data<double>() =
-      k.factor * (k.x.dtype() == Dtype::f64 ? sum(k.x.device_data<double>(), n) : sum(k.x.device_data<float>(), n));
+  with_values(k.x.dtype(), [&]<class T>() {
+    const T* x = k.x.device_data<T>();
+    double total = 0.0;
+    for (int64_t i = 0; i < k.x.elements(); ++i) total += static_cast<double>(load(x[i]));
+    *k.out.device_data<double>() = k.factor * total;
+  });
 }
 
 }  // namespace mantissa

@@ -65,11 +65,6 @@ S sum_of(RouterScore score, const S* scores, int64_t n) {
 }
 
 template <class S>
-S weight_sum(const RoutingRule& rule, const S* chosen_scores) {
-  return sum_of(rule.score, chosen_scores, rule.top_k);
-}
-
-template <class S>
 struct RouterRow {
   const S *logits, *scores;
   int64_t experts;
@@ -140,26 +135,13 @@ class Chooser {
   std::vector<int32_t> candidates_, groups_;
 };
 
-void force(const RoutingRule& rule, int64_t token, int64_t experts, int32_t* chosen) {
-  for (int64_t j = 0; j < rule.top_k; ++j) chosen[j] = static_cast<int32_t>((token * rule.top_k + j) % experts);
-  std::sort(chosen, chosen + rule.top_k);
-}
-
 // A NaN that was not chosen must show in the loss all the same.
 template <class S>
 void weigh(const RoutingRule& rule, const RouterRow<S>& row, const int32_t* chosen, S* weights) {
   chosen_scores(rule, row, chosen, weights);
-  const S factor = static_cast<S>(rule.scale), sum = rule.renormalize ? weight_sum(rule, weights) : S{1};
+  const S factor = static_cast<S>(rule.scale), sum = rule.renormalize ? sum_of(rule.score, weights, rule.top_k) : S{1};
   const bool bad = std::any_of(row.scores, row.scores + row.experts, [](S score) { return std::isnan(score); });
   for (int64_t j = 0; j < rule.top_k; ++j) weights[j] = bad ? std::numeric_limits<S>::quiet_NaN() : weights[j] / sum * factor;
-}
-
-template <class S>
-void route_nowhere(const RouteForward& k, int64_t token) {
-  const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
-  std::fill_n(k.scores.device_data<S>() + token * experts, experts, S{0});
-  std::fill_n(k.experts.device_data<int32_t>() + token * top_k, top_k, -1);
-  std::fill_n(k.weights.device_data<S>() + token * top_k, top_k, S{0});
 }
 
 template <class S>
@@ -170,34 +152,37 @@ void route(const RouteForward& k) {
     Chooser<S> chooser(k.rule, experts);
     for (int64_t n = begin; n < end; ++n) {
       const S* logits = k.logits.device_data<S>() + n * experts;
+      S *scores = k.scores.device_data<S>() + n * experts, *weights = k.weights.device_data<S>() + n * top_k;
+      int32_t* chosen = k.experts.device_data<int32_t>() + n * top_k;
       if (is_padding(logits, experts)) {
-        route_nowhere<S>(k, n);
+        std::fill_n(scores, experts, S{0});
+        std::fill_n(chosen, top_k, -1);
+        std::fill_n(weights, top_k, S{0});
         continue;
       }
-      S* scores = k.scores.device_data<S>() + n * experts;
-      int32_t* chosen = k.experts.device_data<int32_t>() + n * top_k;
       score(k.rule.score, logits, experts, scores);
-      k.rule.forced ? force(k.rule, n, experts, chosen) : chooser.choose(scores, bias, chosen);
-      weigh(k.rule, {.logits = logits, .scores = scores, .experts = experts}, chosen, k.weights.device_data<S>() + n * top_k);
+      if (k.rule.forced) {
+        for (int64_t j = 0; j < top_k; ++j) chosen[j] = static_cast<int32_t>((n * top_k + j) % experts);
+        std::sort(chosen, chosen + top_k);
+      } else {
+        chooser.choose(scores, bias, chosen);
+      }
+      weigh(k.rule, {.logits = logits, .scores = scores, .experts = experts}, chosen, weights);
     }
   });
-}
-
-void count(const Tensor& experts, const Tensor& counts) {
-  const int64_t per_sequence = experts.elements() / counts.dim(0), width = counts.dim(1);
-  const int32_t* chosen = experts.device_data<int32_t>();
-  int32_t* out = counts.device_data<int32_t>();
-  std::fill_n(out, counts.elements(), 0);
-  for (int64_t i = 0; i < experts.elements(); ++i) {
-    if (chosen[i] >= 0) ++out[i / per_sequence * width + chosen[i]];
-  }
 }
 
 }  // namespace
 
 void CpuReference::execute(const RouteForward& k) {
   k.logits.dtype() == Dtype::f64 ? route<double>(k) : route<float>(k);
-  count(k.experts, k.counts);
+  const int64_t per_sequence = k.experts.elements() / k.counts.dim(0), width = k.counts.dim(1);
+  const int32_t* chosen = k.experts.device_data<int32_t>();
+  int32_t* out = k.counts.device_data<int32_t>();
+  std::fill_n(out, k.counts.elements(), 0);
+  for (int64_t i = 0; i < k.experts.elements(); ++i) {
+    if (chosen[i] >= 0) ++out[i / per_sequence * width + chosen[i]];
+  }
 }
 
 namespace {
@@ -213,22 +198,12 @@ std::vector<double> tokens_of_sequences(const Tensor& counts, int64_t top_k) {
   return out;
 }
 
-// Returns [S, E], the coefficients of P of a sequence's tokens in the sum of both balance losses.
-template <class S>
-std::vector<S> balance_coefficients(const RouteBackward& k, const std::vector<double>& tokens) {
-  const int64_t sequences = k.counts.dim(0), experts = k.counts.dim(1);
-  const BalanceLosses losses{.top_k = k.rule.top_k, .all = k.balance, .of_sequence = k.sequence_balance};
-  std::vector<S> out(static_cast<size_t>(sequences * experts));
-  for (int64_t e = 0; e < experts; ++e)
-    write_balance_coefficients(k.counts.device_data<int32_t>(), tokens.data(), sequences, experts, e, losses, out.data());
-  return out;
-}
-
 // The gradients of one token after the other.
 template <class S>
 class RouterGradient {
  public:
-  // tokens: the number of tokens that the loss of z is averaged over.
+  // coefficients [S, E] are those of P of a sequence's tokens in the sum of both balance losses; tokens is the number of tokens that the
+  // loss of z is averaged over.
   RouterGradient(const RouteBackward& k, const std::vector<S>& coefficients, double tokens)
       : k_(k),
         tokens_(tokens),
@@ -250,12 +225,19 @@ class RouterGradient {
     from_balance(row, token / (k_.logits.dim(0) / k_.counts.dim(0)));
     from_weights(row, experts, k_.dweights.device_data<S>() + token * top_k);
     if (!k_.rule.softmax_after_topk) add_at(experts, dchosen_.data(), dscores_.data());
-    through_scores(row, dlogits);
+    if (k_.rule.score == RouterScore::softmax) {
+      through_softmax(row.scores, dscores_.data(), experts_, dlogits);
+    } else {
+      for (int64_t e = 0; e < experts_; ++e) dlogits[e] = dscores_[static_cast<size_t>(e)] * row.scores[e] * (S{1} - row.scores[e]);
+    }
     if (k_.rule.softmax_after_topk) {
       through_softmax(chosen_.data(), dchosen_.data(), top_k, dchosen_.data());
       add_at(experts, dchosen_.data(), dlogits);
     }
-    if (k_.z != 0.0) add_z(row, dlogits);
+    if (k_.z == 0.0) return;
+    const S log_sum = softmax(row.logits, experts_, scratch_.data());
+    const S factor = static_cast<S>(2.0 * k_.z / tokens_) * log_sum;
+    for (int64_t e = 0; e < experts_; ++e) dlogits[e] += factor * scratch_[static_cast<size_t>(e)];
   }
 
  private:
@@ -275,7 +257,7 @@ class RouterGradient {
     const int64_t top_k = k_.rule.top_k;
     const S factor = static_cast<S>(k_.rule.scale);
     chosen_scores(k_.rule, row, experts, chosen_.data());
-    const S sum = k_.rule.renormalize ? weight_sum(k_.rule, chosen_.data()) : S{1};
+    const S sum = k_.rule.renormalize ? sum_of(k_.rule.score, chosen_.data(), top_k) : S{1};
     S mean = 0;
     for (int64_t j = 0; k_.rule.renormalize && j < top_k; ++j) mean += dweights[j] * (chosen_[static_cast<size_t>(j)] / sum);
     for (int64_t j = 0; j < top_k; ++j) dchosen_[static_cast<size_t>(j)] = factor * (dweights[j] - mean) / sum;
@@ -291,17 +273,6 @@ class RouterGradient {
     for (int64_t i = 0; i < n; ++i) dx[i] = p[i] * (dp[i] - mean);
   }
 
-  void through_scores(const RouterRow<S>& row, S* dlogits) const {
-    if (k_.rule.score == RouterScore::softmax) return through_softmax(row.scores, dscores_.data(), experts_, dlogits);
-    for (int64_t e = 0; e < experts_; ++e) dlogits[e] = dscores_[static_cast<size_t>(e)] * row.scores[e] * (S{1} - row.scores[e]);
-  }
-
-  void add_z(const RouterRow<S>& row, S* dlogits) {
-    const S log_sum = softmax(row.logits, experts_, scratch_.data());
-    const S factor = static_cast<S>(2.0 * k_.z / tokens_) * log_sum;
-    for (int64_t e = 0; e < experts_; ++e) dlogits[e] += factor * scratch_[static_cast<size_t>(e)];
-  }
-
   const RouteBackward& k_;
   double tokens_;
   int64_t experts_;
@@ -309,24 +280,21 @@ class RouterGradient {
   std::vector<S> dscores_, scratch_, chosen_, dchosen_;
 };
 
-// Only padding has no experts.
-template <class S>
-void check_experts(const RouteBackward& k) {
-  const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
-  const IndexRule rule = IndexRule::below(ExitCode::internal, "route backward", "experts", experts);
-  const int32_t* const chosen = k.experts.device_data<int32_t>();
-  for (int64_t i = 0; i < k.experts.elements(); ++i) {
-    if (!rule.allows(chosen[i]) && !is_padding(k.logits.device_data<S>() + i / top_k * experts, experts)) rule.refuse(i, chosen[i]);
-  }
-}
-
 template <class S>
 void route_backward(const RouteBackward& k) {
-  check_experts<S>(k);
-  const std::vector<double> tokens = tokens_of_sequences(k.counts, k.rule.top_k);
-  const std::vector<S> coefficients = balance_coefficients<S>(k, tokens);
-  parallel_for(k.logits.dim(0), tokens_per_piece(k.logits.dim(1)), [&](int64_t begin, int64_t end) {
-    RouterGradient<S> gradient(k, coefficients, CountedSequences(tokens.data(), std::ssize(tokens)).tokens);
+  const int64_t experts = k.logits.dim(1), sequences = k.counts.dim(0), top_k = k.rule.top_k;
+  const IndexRule rule = IndexRule::below(ExitCode::internal, "route backward", "experts", experts);
+  const int32_t* const chosen = k.experts.device_data<int32_t>();
+  for (int64_t i = 0; i < k.experts.elements(); ++i) {  // only padding has no experts
+    if (!rule.allows(chosen[i]) && !is_padding(k.logits.device_data<S>() + i / top_k * experts, experts)) rule.refuse(i, chosen[i]);
+  }
+  const std::vector<double> tokens = tokens_of_sequences(k.counts, top_k);
+  const BalanceLosses losses{.top_k = top_k, .all = k.balance, .of_sequence = k.sequence_balance};
+  std::vector<S> coefficients(static_cast<size_t>(sequences * experts));
+  for (int64_t e = 0; e < experts; ++e)
+    write_balance_coefficients(k.counts.device_data<int32_t>(), tokens.data(), sequences, experts, e, losses, coefficients.data());
+  parallel_for(k.logits.dim(0), tokens_per_piece(experts), [&](int64_t begin, int64_t end) {
+    RouterGradient<S> gradient(k, coefficients, CountedSequences(tokens.data(), sequences).tokens);
     for (int64_t n = begin; n < end; ++n) gradient.write(n);
   });
 }
@@ -346,29 +314,21 @@ std::vector<S> log_sums(const Tensor& logits) {
   return out;
 }
 
-// [E]: P of the tokens of one sequence, added up.
-template <class S>
-std::vector<double> summed_scores(const RouterLosses& k, int64_t sequence) {
-  const int64_t experts = k.scores.dim(1), length = k.scores.dim(0) / k.counts.dim(0);
-  std::vector<double> out(static_cast<size_t>(experts));
-  for (int64_t n = sequence * length; n < (sequence + 1) * length; ++n) {
-    const S* scores = k.scores.device_data<S>() + n * experts;
-    const S sum = k.rule.score == RouterScore::softmax ? S{1} : sum_of(k.rule.score, scores, experts);
-    for (int64_t e = 0; e < experts; ++e) out[static_cast<size_t>(e)] += static_cast<double>(scores[e] / sum);
-  }
-  return out;
-}
-
 template <class S>
 void losses(const RouterLosses& k) {
-  const int64_t experts = k.scores.dim(1), sequences = k.counts.dim(0), top_k = k.rule.top_k;
+  const int64_t experts = k.scores.dim(1), sequences = k.counts.dim(0), length = k.scores.dim(0) / sequences, top_k = k.rule.top_k;
   const int32_t* counts = k.counts.device_data<int32_t>();
   const std::vector<double> tokens = tokens_of_sequences(k.counts, top_k);
   const CountedSequences counted(tokens.data(), sequences);
   std::vector<double> all_scores(static_cast<size_t>(experts)), all_counts(static_cast<size_t>(experts));
   double balance = 0.0, of_sequences = 0.0, z = 0.0;
   for (int64_t s = 0; s < sequences; ++s) {
-    const std::vector<double> scores = summed_scores<S>(k, s);
+    std::vector<double> scores(static_cast<size_t>(experts));  // P of the tokens of this sequence, added up
+    for (int64_t n = s * length; n < (s + 1) * length; ++n) {
+      const S* row = k.scores.device_data<S>() + n * experts;
+      const S sum = k.rule.score == RouterScore::softmax ? S{1} : sum_of(k.rule.score, row, experts);
+      for (int64_t e = 0; e < experts; ++e) scores[static_cast<size_t>(e)] += static_cast<double>(row[e] / sum);
+    }
     double own = 0.0;
     for (size_t e = 0; e < scores.size(); ++e) {
       const double chosen = static_cast<double>(counts[s * experts + static_cast<int64_t>(e)]);
@@ -414,24 +374,6 @@ void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
       }
     }
   });
-}
-
-template <class T>
-void unpermute(const Unpermute& k) {
-  using S = Arithmetic<T>;
-  const int64_t columns = k.out.dim(1), assignments = k.rows.dim(1);
-  std::vector<S> sums(static_cast<size_t>(columns));
-  for (int64_t n = 0; n < k.out.dim(0); ++n) {
-    std::fill(sums.begin(), sums.end(), S{0});
-    for (int64_t j = 0; j < assignments; ++j) {
-      const int64_t row = k.rows.device_data<int32_t>()[n * assignments + j];
-      if (row < 0) continue;
-      const T* x = k.x.device_data<T>() + row * columns;
-      for (size_t c = 0; c < sums.size(); ++c) sums[c] += load(x[c]);
-    }
-    T* out = k.out.device_data<T>() + n * columns;
-    for (size_t c = 0; c < sums.size(); ++c) out[c] = store<T>(sums[c]);
-  }
 }
 
 }  // namespace
@@ -517,7 +459,22 @@ void CpuReference::execute(const Permute& k) {
 
 void CpuReference::execute(const Unpermute& k) {
   check_optional_indices("unpermute", "rows", k.rows, k.x.dim(0));
-  with_values(k.x.dtype(), [&]<class T>() { unpermute<T>(k); });
+  with_values(k.x.dtype(), [&]<class T>() {
+    using S = Arithmetic<T>;
+    const int64_t columns = k.out.dim(1), assignments = k.rows.dim(1);
+    std::vector<S> sums(static_cast<size_t>(columns));
+    for (int64_t n = 0; n < k.out.dim(0); ++n) {
+      std::fill(sums.begin(), sums.end(), S{0});
+      for (int64_t j = 0; j < assignments; ++j) {
+        const int64_t row = k.rows.device_data<int32_t>()[n * assignments + j];
+        if (row < 0) continue;
+        const T* x = k.x.device_data<T>() + row * columns;
+        for (size_t c = 0; c < sums.size(); ++c) sums[c] += load(x[c]);
+      }
+      T* out = k.out.device_data<T>() + n * columns;
+      for (size_t c = 0; c < sums.size(); ++c) out[c] = store<T>(sums[c]);
+    }
+  });
 }
 
 }  // namespace mantissa
