@@ -1,11 +1,13 @@
 // Quantizing kernels block by block and element by element, as block_scale.h defines them.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "backend/cpu/quantized_rows.h"
 #include "backend/cpu/reference/reference.h"
 #include "base/parallel.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/formats/with_element.h"
 
 namespace mantissa {
@@ -101,6 +103,91 @@ void CpuReference::execute(const SwizzleScales& k) {
       const int64_t from = rows ? outer * stride + inner : inner * stride + outer;
       out[swizzled_offset(outer, inner, inner_count)] = scales[from];
     }
+  }
+}
+
+namespace {
+
+// Statistics of codes against the values they stand for: row blocks in parallel, then their sums in order.
+
+struct Sums {
+  double signal = 0.0, noise = 0.0;
+  int64_t clipped = 0, flushed = 0;
+  uint32_t amax = 0;  // fp32 bits; those of NaN are the largest
+  int64_t rows = 0;
+
+  void add(uint32_t x, uint32_t code, uint32_t largest) {
+    const uint32_t magnitude = x & ~kFp32Sign;
+    const auto value = static_cast<double>(float_of_bits(x)), error = value - static_cast<double>(float_of_bits(code));
+    signal += value * value;
+    noise += error * error;
+    clipped += magnitude > largest && magnitude <= kFp32Inf;
+    flushed += magnitude != 0 && (code & ~kFp32Sign) == 0;
+    amax = std::max(amax, magnitude);
+  }
+  void add(const Sums& other) {
+    signal += other.signal;
+    noise += other.noise;
+    clipped += other.clipped;
+    flushed += other.flushed;
+    amax = std::max(amax, other.amax);
+    rows += other.rows;
+  }
+};
+
+// Returns which rows count; null: all.
+const int32_t* rows_of(const QuantizationError& k) { return k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr; }
+
+// Statistics of the block rows [begin, end).
+template <class E, class T>
+Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
+  const Codes<E> codes(k.q);
+  const Quantization& how = k.q.how;
+  const int64_t cols = k.x.dim(1), across = k.q.scales.dim(1);
+  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
+  const T* x = k.x.device_data<T>();
+  const int32_t* const rows = rows_of(k);
+  Sums sums;
+  for (int64_t r = begin * how.block_rows; r < std::min(end * how.block_rows, k.x.dim(0)); ++r) {
+    if (rows && rows[r] < 0) continue;
+    ++sums.rows;
+    for (int64_t c = 0; c < cols; ++c) {
+      const uint8_t scale = scales[r / how.block_rows * across + c / how.block_cols];
+      const uint32_t largest = E::decode(static_cast<uint8_t>(E::max_code), scale);
+      sums.add(fp32_bits(x[r * cols + c]), decode_in_block<E>(codes.get(r, c), scale, how.rule), largest);
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+void CpuReference::execute(const QuantizationError& k) {
+  const int64_t height = k.q.how.block_rows, row_blocks = ceil_div(k.x.dim(0), height);
+  const int64_t chunk = std::max<int64_t>(1, 64 / height);  // pieces of 64 rows of elements
+  std::vector<Sums> pieces(static_cast<size_t>(ceil_div(row_blocks, chunk)));
+  parallel_for(row_blocks, chunk, [&](int64_t begin, int64_t end) {
+    pieces[static_cast<size_t>(begin / chunk)] = with_element(k.q.how.format, [&]<class E>() {
+      return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, begin, end) : sums_of<E, bf16>(k, begin, end);
+    });
+  });
+  Sums sums;
+  for (const Sums& piece : pieces) sums.add(piece);
+  double* out = k.out.device_data<double>();
+  std::fill(out, out + QuantizationError::size, 0.0);
+  out[QuantizationError::signal] = sums.signal;
+  out[QuantizationError::noise] = sums.noise;
+  out[QuantizationError::clipped] = static_cast<double>(sums.clipped);
+  out[QuantizationError::flushed] = static_cast<double>(sums.flushed);
+  out[QuantizationError::amax] = static_cast<double>(float_of_bits(sums.amax));
+  out[QuantizationError::elements] = static_cast<double>(sums.rows * k.x.dim(1));
+  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
+  const int64_t across = k.q.scales.dim(1);
+  const int32_t* const rows = rows_of(k);
+  const auto counts = [](int32_t row) { return row >= 0; };
+  for (int64_t r = 0; r < row_blocks; ++r) {
+    if (rows && std::none_of(rows + r * height, rows + std::min((r + 1) * height, k.x.dim(0)), counts)) continue;
+    for (int64_t i = r * across; i < (r + 1) * across; ++i) ++out[QuantizationError::scales + scales[i]];
   }
 }
 

@@ -1,64 +1,202 @@
+// Quantizes row blocks of bf16, and decodes codes, in lanes. Blocks and elements that code_lanes.h does not cover (non-finite, or with tiny
+// scales) go through the scalar codecs, so every bit is the reference's.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
+#include <cstring>
 #include <vector>
 
-#include "backend/cpu/fast/codes/quantize_row_blocks.h"
+#include "backend/cpu/fast/codes/code_lanes.h"
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantized_rows.h"
-#include "backend/cpu/reference/reference.h"
 #include "base/parallel.h"
-#include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/formats/with_element.h"
+
+namespace mantissa::lanes {
+namespace {
+
+// Rows are read one after another, twice: for the largest magnitudes, and to encode with what they give. Walking down columns instead
+// throws lines out of a cache of few ways where rows are a power of two apart.
+
+// Rows [first, end) of `out`, whole blocks of them. x holds `given` of these rows; those beyond are zeros.
+struct RowBlock {
+  const bf16* x;
+  int64_t given, first, end;
+  const QuantizedTensor& out;
+
+  int64_t cols() const { return out.shape[1]; }
+};
+
+// Findings of the lanes about blocks: true if they cover all of them, and if one held NaN or Inf.
+struct Found {
+  bool covered = true, nonfinite = false;
+};
+
+// Quantizes the blocks whose first rows are in [first, end), one by one.
+template <class E>
+[[gnu::noinline]] void quantize_blocks(const RowBlock& row_block, int64_t first, int64_t end) {
+  const Quantization& how = row_block.out.how;
+  const auto bits = [&b = row_block](int64_t r, int64_t c) {
+    return r - b.first < b.given ? fp32_bits(b.x[(r - b.first) * b.cols() + c]) : 0U;
+  };
+  for (int64_t r = first; r < end; r += how.block_rows) {
+    uint8_t* scale = row_block.out.scales.device_data<uint8_t>() + r / how.block_rows * row_block.out.scales.dim(1);
+    for (int64_t c = 0; c < row_block.cols(); c += how.block_cols) {
+      *scale++ = quantize_block<E>({r, how.block_rows, c, how.block_cols}, how, Codes<E>(row_block.out), bits);
+    }
+  }
+}
+
+// Turns the largest magnitudes of blocks, each of which has `each` spans, into shifts of the spans, in place, and writes the scales.
+template <class E>
+[[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
+                                                    uint8_t* scales) {
+  for (int64_t b = 0; each > 1 && b < blocks; ++b) spans[b] = *std::max_element(spans + b * each, spans + (b + 1) * each);
+  Words tiny_or_infinite{}, infinite{};
+  std::fill(spans + blocks, spans + round_up(blocks, kLanes), int16_t{0});
+  for (int64_t i = 0; i < blocks; i += kLanes) {
+    const Words amax = load(spans + i), scale = scale_of<E>(amax, how.rule, how.range);
+    tiny_or_infinite |= irregular<E>(amax, scale);
+    infinite |= amax >= 0x7F80;
+    store(spans + i, amax == 0 ? Words{} : exponent_shift(scale));
+    uint8_t bytes[kLanes];
+    store_bytes(bytes, scale);
+    copy_bytes(scales + i, bytes, blocks - i);
+  }
+  for (int64_t b = blocks - 1; each > 1 && b >= 0; --b) std::fill_n(spans + b * each, each, int16_t{spans[b]});
+  return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
+}
+
+// Finds the largest magnitude of each span of a row of bf16, or of magnitudes. These are spans, not blocks, of a length known to the
+// compiler: in front of an inner loop over a block it would load the constants anew.
+template <int64_t kSpan, class T>
+[[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
+  for (int64_t c = 0; c < cols; c += kSpan) {
+    Words amax = magnitude(load(x + c));
+    if constexpr (kSpan > kLanes) amax = max(amax, magnitude(load(x + c + kLanes)));
+    *spans++ = static_cast<int16_t>(largest(amax));
+  }
+}
+
+template <class E>
+[[gnu::always_inline]] inline void encode_pair(const bf16* x, Words low_shift, Words high_shift, uint8_t* codes) {
+  const Words low = load(x), high = load(x + kLanes);
+  if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
+    Words small{};
+    const Words low_codes = encode_normal<E>(low, low_shift, small), high_codes = encode_normal<E>(high, high_shift, small);
+    if (!any(small)) [[likely]]
+      return store_codes<E>(codes, low_codes, high_codes);
+  }
+  store_codes<E>(codes, encode<E>(low, low_shift), encode<E>(high, high_shift));
+}
+
+// Encodes one row, with a shift for each span.
+template <class E, int64_t kSpan>
+[[gnu::always_inline]] inline void encode_spans(const bf16* x, int64_t cols, const int16_t* shifts, uint8_t* codes) {
+  for (int64_t c = 0; c < cols; c += kSpan) {
+    const Words shift = broadcast(shifts[c / kSpan]);
+    if constexpr (kSpan == kPair) encode_pair<E>(x + c, shift, shift, codes + c / E::codes_per_byte);
+    if constexpr (kSpan == kLanes) store_codes<E>(codes + c / E::codes_per_byte, encode<E>(load(x + c), shift));
+  }
+}
+
+// Quantizes a row block of b x 1 blocks or tiles. `words` holds one for each column. Returns true if a value was not finite.
+template <class E>
+[[gnu::always_inline]] inline bool quantize_columns(const RowBlock& row_block, int16_t* words) {
+  const Quantization how = row_block.out.how;
+  const int64_t cols = row_block.cols(), row_bytes = cols / E::codes_per_byte;
+  uint8_t* codes = row_block.out.codes.device_data<uint8_t>() + row_block.first * row_bytes;
+  uint8_t* scales = row_block.out.scales.device_data<uint8_t>() + row_block.first / how.block_rows * row_block.out.scales.dim(1);
+  std::fill(words, words + cols, int16_t{0});
+  for (const bf16* x = row_block.x; x < row_block.x + row_block.given * cols; x += cols) {
+    for (int64_t c = 0; c < cols; c += kLanes) store(words + c, max(load(words + c), magnitude(load(x + c))));
+  }
+  if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // writes behind what it still reads
+  const Found found = shifts_of_spans<E>(words, cols / how.block_cols, how.tiles() ? how.block_cols / kPair : 1, how, scales);
+  if (!found.covered) {
+    quantize_blocks<E>(row_block, row_block.first, row_block.end);
+    return found.nonfinite;
+  }
+  for (int64_t r = 0; r < row_block.given; ++r, codes += row_bytes) {
+    const bf16* x = row_block.x + r * cols;
+    if (how.tiles()) {
+      encode_spans<E, kPair>(x, cols, words, codes);
+      continue;
+    }
+    for (int64_t c = 0; c < cols; c += kPair)
+      encode_pair<E>(x + c, load(words + c), load(words + c + kLanes), codes + c / E::codes_per_byte);
+  }
+  std::memset(codes, 0, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * row_bytes));
+  return found.nonfinite;
+}
+
+// Quantizes a row block of 1 x b blocks, b a multiple of the span.
+template <class E, int64_t kSpan>
+[[gnu::always_inline]] inline bool quantize_rows(const RowBlock& row_block, int16_t* words) {
+  const Quantization how = row_block.out.how;
+  const int64_t cols = row_block.cols(), row_bytes = cols / E::codes_per_byte, blocks = cols / how.block_cols;
+  uint8_t *codes = row_block.out.codes.device_data<uint8_t>() + row_block.first * row_bytes,
+          *scales = row_block.out.scales.device_data<uint8_t>() + row_block.first * blocks;
+  bool nonfinite = false;
+  for (int64_t r = 0; r < row_block.given; ++r, codes += row_bytes, scales += blocks) {
+    const bf16* x = row_block.x + r * cols;
+    amax_of_spans<kSpan>(x, cols, words);
+    const Found found = shifts_of_spans<E>(words, blocks, how.block_cols / kSpan, how, scales);
+    nonfinite |= found.nonfinite;
+    found.covered ? encode_spans<E, kSpan>(x, cols, words, codes)
+                  : quantize_blocks<E>(row_block, row_block.first + r, row_block.first + r + 1);
+  }
+  std::memset(codes, 0, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * row_bytes));
+  std::memset(scales, how.range.least, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * blocks));
+  return nonfinite;
+}
+
+template <class E>
+[[gnu::always_inline]] inline bool quantize(const RowBlock& row_block, int16_t* words) {
+  return row_block.out.how.rowwise() ? quantize_rows<E, kPair>(row_block, words) : quantize_columns<E>(row_block, words);
+}
+
+}  // namespace
+}  // namespace mantissa::lanes
 
 namespace mantissa {
 namespace {
 
-// Quantizes bf16, row block by row block: quantize_row_blocks.h in clones.
+using lanes::kLanes, lanes::kPair, lanes::Words;
 
-using lanes::RowBlock, lanes::kLanes, lanes::kPair;
-
-template <class E>
-[[gnu::always_inline]] inline bool quantize_as(const RowBlock& row_block, int16_t* words) {
-  return row_block.out.how.rowwise() ? lanes::quantize_rows<E, kPair>(row_block, words) : lanes::quantize_columns<E>(row_block, words);
+// Room for a word for each column.
+int16_t* words_of_columns(int64_t cols) {
+  thread_local std::vector<int16_t> words;
+  if (words.size() < static_cast<size_t>(cols)) words.resize(static_cast<size_t>(cols));
+  return words.data();
 }
 
-// The lanes take blocks of 32, 64, 96 ... and, of E2M1, which is fake-quantized in others as well, rows of 16, 48 ...
-bool taken_by_lanes(const Quantize& k) {
-  const Quantization& how = k.out.how;
-  if (k.x.dtype() != Dtype::bf16) return false;
-  if (how.block() % kPair == 0 && k.x.dim(1) % kPair == 0) return true;
-  return how.format == Format::e2m1 && how.rowwise() && how.block() % kLanes == 0;
-}
-
-bool quantize_row_block(const RowBlock& row_block, int16_t* words) {
+bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
   if (row_block.out.how.block() % kPair != 0) return cloned<lanes::quantize_rows<E2M1, kLanes>>(row_block, words);
-  switch (row_block.out.how.format) {
-    case Format::e4m3: return cloned<quantize_as<E4M3>>(row_block, words);
-    case Format::e5m2: return cloned<quantize_as<E5M2>>(row_block, words);
-    case Format::none:  // its contract refuses it
-    case Format::e2m1: break;
-  }
-  return cloned<quantize_as<E2M1>>(row_block, words);
+  return with_element(row_block.out.how.format, [&]<class E>() { return cloned<lanes::quantize<E>>(row_block, words); });
 }
 
 }  // namespace
 
 void CpuBackend::execute(const Quantize& k) {
-  if (!taken_by_lanes(k)) return CpuReference::execute(k);
-  const int64_t height = k.out.how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
+  const Quantization& how = k.out.how;
+  const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
+  // The lanes take blocks of 32, 64, 96 ... and, of E2M1, which is fake-quantized in others as well, rows of 16, 48 ...
+  const bool pairs = height % kPair == 0 && cols % kPair == 0, groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0;
+  if (k.x.dtype() != Dtype::bf16 || !(pairs || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
   parallel_for(ceil_div(rows, height), std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
-    thread_local std::vector<int16_t> words;
-    if (words.size() < static_cast<size_t>(cols)) words.resize(static_cast<size_t>(cols));
+    int16_t* words = words_of_columns(cols);
     for (int64_t i = begin; i < end; ++i) {  // block by block: what the first pass read is still in cache for the second
       const int64_t first = i * height, last = std::min(rows, first + height),
                     given = std::clamp<int64_t>(k.x.dim(0) - first, 0, last - first);
       const bf16* x = k.x.device_data<bf16>() + std::min(first, k.x.dim(0)) * cols;
-      if (quantize_row_block({x, given, first, last, k.out}, words.data())) nonfinite = true;
-      if (k.second.defined()) quantize_row_block({x, given, first, last, k.second}, words.data());
+      if (quantize_row_block({x, given, first, last, k.out}, words)) nonfinite = true;
+      if (k.second.defined()) quantize_row_block({x, given, first, last, k.second}, words);
     }
   });
   if (nonfinite && k.nonfinite.defined()) *k.nonfinite.device_data<int32_t>() = 1;
@@ -66,98 +204,212 @@ void CpuBackend::execute(const Quantize& k) {
 
 namespace {
 
-// Statistics of codes against the values they stand for: row blocks in parallel, then their sums in order.
+// Codes and scales of columns [first, first + width) of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie
+// within blocks; kColumnwise has a scale for each column.
+template <class E, int64_t kSpan, bool kColumnwise>
+class Reader {
+ public:
+  Reader(const QuantizedTensor& x, int64_t first, int64_t width)
+      : how_(x.how),
+        codes_(x.codes.device_data<uint8_t>()),
+        scales_(x.scales.device_data<uint8_t>()),
+        cols_(x.shape[1]),
+        first_(first),
+        width_(width),
+        row_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_rows))),
+        col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
+        all_(x) {}
 
-struct Sums {
-  double signal = 0.0, noise = 0.0;
-  int64_t clipped = 0, flushed = 0;
-  uint32_t amax = 0;  // fp32 bits; those of NaN are the largest
-  int64_t rows = 0;
-
-  void add(uint32_t x, uint32_t code, uint32_t largest) {
-    const uint32_t magnitude = x & ~kFp32Sign;
-    const auto value = static_cast<double>(float_of_bits(x)), error = value - static_cast<double>(float_of_bits(code));
-    signal += value * value;
-    noise += error * error;
-    clipped += magnitude > largest && magnitude <= kFp32Inf;
-    flushed += magnitude != 0 && (code & ~kFp32Sign) == 0;
-    amax = std::max(amax, magnitude);
-  }
-  void add(const Sums& other) {
-    signal += other.signal;
-    noise += other.noise;
-    clipped += other.clipped;
-    flushed += other.flushed;
-    amax = std::max(amax, other.amax);
-    rows += other.rows;
-  }
-};
-
-// Returns which rows count; null: all.
-const int32_t* rows_of(const QuantizationError& k) { return k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr; }
-
-// Returns whether some row of these blocks counts.
-bool any_counts(const QuantizationError& k, int64_t block_row) {
-  const int32_t* const rows = rows_of(k);
-  const int64_t first = block_row * k.q.how.block_rows, last = std::min(first + k.q.how.block_rows, k.x.dim(0));
-  return !rows || std::any_of(rows + first, rows + last, [](int32_t row) { return row >= 0; });
-}
-
-// Statistics of the block rows [begin, end).
-template <class E, class T>
-Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
-  const Codes<E> codes(k.q);
-  const Quantization& how = k.q.how;
-  const int64_t cols = k.x.dim(1), across = k.q.scales.dim(1);
-  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
-  const T* x = k.x.device_data<T>();
-  const int32_t* const rows = rows_of(k);
-  Sums sums;
-  for (int64_t r = begin * how.block_rows; r < std::min(end * how.block_rows, k.x.dim(0)); ++r) {
-    if (rows && rows[r] < 0) continue;
-    ++sums.rows;
-    for (int64_t c = 0; c < cols; ++c) {
-      const uint8_t scale = scales[r / how.block_rows * across + c / how.block_cols];
-      const uint32_t largest = E::decode(static_cast<uint8_t>(E::max_code), scale);
-      sums.add(fp32_bits(x[r * cols + c]), decode_in_block<E>(codes.get(r, c), scale, how.rule), largest);
+  // Calls take(i, bits) for each group of lanes of a row, and scalar(i) for those that the lanes do not cover; i counts from the first
+  // column. `words` holds one for each column.
+  template <class Take, class Scalar>
+  [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
+    const bool regular = shifts(row, words);
+    for (int64_t c = 0; c < width_; c += kSpan) {
+      lanes::Groups<kSpan> bits;
+      if (regular && decode_span(row, c, words, bits.data())) [[likely]] {
+        take(c, bits[0]);
+        if constexpr (kSpan > kLanes) take(c + kLanes, bits[1]);
+        continue;
+      }
+      for (int64_t i = c; i < c + kSpan; i += kLanes) decode_group(row, i, bits[0]) ? take(i, bits[0]) : scalar(i);
     }
   }
-  return sums;
+
+  uint32_t fp32(int64_t row, int64_t i) const {
+    return decode_in_block<E>(all_.get(row, first_ + i), scale_at(row, first_ + i), how_.rule);
+  }
+
+  // Returns true if a non-zero element of the group has an extreme scale.
+  bool extreme(int64_t row, int64_t i) const {
+    for (int64_t c = first_ + i; c < first_ + i + kLanes; ++c) {
+      if ((all_.get(row, c) & E::magnitude_mask) != 0 && extreme_scale<E>(scale_at(row, c))) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
+  static constexpr bool kTable = E::codes_per_byte > 1 && !kColumnwise;  // the elements of a span are those of one small table
+
+  uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
+  [[gnu::always_inline]] const uint8_t* codes_at(int64_t row, int64_t i) const {
+    return codes_ + static_cast<uint64_t>(row * cols_ + first_ + i) / E::codes_per_byte;
+  }
+
+  // Writes the shift of each column or span. Returns true if no scale is outside kFirst .. kLast.
+  [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
+    const int64_t count = width_ >> col_bits_;
+    const uint8_t* scales = scales_ + (row >> row_bits_) * (cols_ >> col_bits_) + (first_ >> col_bits_);
+    Words outside{};
+    for (int64_t i = 0; i < count; i += kLanes) {
+      uint8_t bytes[kLanes];
+      lanes::store_bytes(bytes, lanes::broadcast(kFirst));
+      lanes::copy_bytes(bytes, scales + i, count - i);
+      const Words scale = lanes::load_bytes(bytes);
+      outside |= (scale < kFirst) | (scale > kLast);
+      lanes::store(words + i, lanes::exponent_shift(scale));
+    }
+    const int64_t each = kColumnwise ? 1 : how_.block_cols / kSpan;
+    for (int64_t b = count - 1; each > 1 && b >= 0; --b) std::fill_n(words + b * each, each, int16_t{words[b]});
+    return !lanes::any(outside);
+  }
+
+  // bf16 bits of the groups of a span whose scales are within kFirst .. kLast; false if one needs decode_group().
+  [[gnu::always_inline]] bool decode_span(int64_t row, int64_t i, const int16_t* shifts, Words* bits) const {
+    const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[i / kSpan]);
+    const Words elements = kTable ? zeros_as_rule(lanes::all_elements<E>(all)) : Words{};
+    const auto codes = lanes::load_codes<E, kSpan>(codes_at(row, i));
+    Words other{};
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kSpan / kLanes; ++g) {
+      const Words code = codes[static_cast<size_t>(g)], shift = kColumnwise ? lanes::load(shifts + i + g * kLanes) : all;
+      if constexpr (kTable) {
+        bits[g] = lanes::looked_up(elements, code);
+      } else if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
+        bits[g] = lanes::decode_normal<E>(code, shift, other);
+      } else {
+        bits[g] = zeros_as_rule(lanes::decode<E>(code, shift, other));
+      }
+    }
+    return !lanes::any(other);
+  }
+  // Like decode_span(), but for one group and any scales; returns false if it needs the scalar codec.
+  [[gnu::always_inline]] bool decode_group(int64_t row, int64_t i, Words& bits) const {
+    const Words codes = lanes::load_codes<E, kLanes>(codes_at(row, i))[0];
+    const Words scale =
+        kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + first_ + i) : lanes::broadcast(scale_at(row, first_ + i));
+    Words foreign = (scale < kFirst) | (scale > kLast);
+    foreign &= (codes & static_cast<int16_t>(E::magnitude_mask)) != 0;
+    bits = zeros_as_rule(lanes::decode<E>(codes, lanes::exponent_shift(scale), foreign));
+    foreign |= scale == 255;
+    return !lanes::any(foreign);
+  }
+  [[gnu::always_inline]] Words zeros_as_rule(Words bits) const {
+    return how_.rule == ScaleRule::flashinfer && lanes::magnitude(bits) == 0 ? Words{} : bits;
+  }
+
+  Quantization how_;
+  const uint8_t *codes_, *scales_;
+  int64_t cols_, first_, width_;
+  int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
+  Codes<E> all_;
+};
+
+[[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
+[[gnu::always_inline]] inline void store(float* to, Words bits) {
+  using Wide = uint32_t __attribute__((vector_size(64)));
+  const Wide wide = __builtin_convertvector(reinterpret_cast<lanes::Unsigned>(bits), Wide) << 16;
+  std::memcpy(to, &wide, sizeof wide);
+}
+void store_scalar(bf16* to, uint32_t bits) { *to = bf16{bf16_bits_from_fp32_bits(bits)}; }
+void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
+
+// Dequantizes rows [begin, end). Returns true if a non-zero element had an extreme scale.
+template <class E, int64_t kSpan, bool kColumnwise, class T>
+[[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  const int64_t width = k.out.dim(1);
+  const Reader<E, kSpan, kColumnwise> reader(k.x, k.first_col, width);
+  bool extreme = false;
+  for (int64_t r = begin; r < end; ++r) {
+    T* out = k.out.device_data<T>() + r * width;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    const auto scalar = [&](int64_t c) {
+      extreme |= reader.extreme(r, c);
+      for (int64_t i = c; i < c + kLanes; ++i) store_scalar(out + i, reader.fp32(r, i));
+    };
+    reader.decode_row(r, words, take, scalar);
+  }
+  return extreme;
+}
+template <class E, int64_t kSpan, bool kColumnwise>
+[[gnu::always_inline]] inline bool dequantize_to(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.out.dtype() == Dtype::bf16 ? dequantize_rows<E, kSpan, kColumnwise, bf16>(k, begin, end, words)
+                                      : dequantize_rows<E, kSpan, kColumnwise, float>(k, begin, end, words);
+}
+template <class E>
+[[gnu::always_inline]] inline bool dequantize_as(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.x.how.columnwise() ? dequantize_to<E, kPair, true>(k, begin, end, words) : dequantize_to<E, kPair, false>(k, begin, end, words);
 }
 
-template <class E, class T>
-Sums sums_of(const QuantizationError& k, int64_t row_blocks) {
-  constexpr int64_t kRows = 64;  // rows of elements in a piece
-  const int64_t chunk = std::max<int64_t>(1, kRows / k.q.how.block_rows);
-  std::vector<Sums> pieces(static_cast<size_t>(ceil_div(row_blocks, chunk)));
-  parallel_for(row_blocks, chunk,
-               [&](int64_t begin, int64_t end) { pieces[static_cast<size_t>(begin / chunk)] = sums_of<E, T>(k, begin, end); });
-  Sums total;
-  for (const Sums& piece : pieces) total.add(piece);
-  return total;
+// Requantizes the rows of one block to columnwise codes, by way of their values, which are exact in bf16 where every group is regular.
+// `values` holds the block's rows.
+template <class E>
+[[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  const Reader<E, kPair, false> reader(k.x, 0, cols);
+  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the row block to fetch; after the last one there is none
+  bool exact = true;
+  for (int64_t r = 0; r < block; ++r) {
+    bf16* out = values + r * cols;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (next + r) * cols, cols);
+    reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
+  }
+  if (exact) {
+    lanes::quantize_columns<E>({values, block, row, row + block, k.out}, words);
+    return;
+  }
+  const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
+  uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
+  for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
+}
+
+// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantized in others as well, rows of 16, 64 ...
+bool taken_by_lanes(const QuantizedTensor& x) {
+  const Quantization& how = x.how;
+  if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
+  if (how.block() % kPair == 0 && x.shape[1] % kPair == 0) return true;
+  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
 }
 
 }  // namespace
 
-void CpuReference::execute(const QuantizationError& k) {
-  const int64_t row_blocks = ceil_div(k.x.dim(0), k.q.how.block_rows);
-  const Sums sums = with_element(k.q.how.format, [&]<class E>() {
-    return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, row_blocks) : sums_of<E, bf16>(k, row_blocks);
+void CpuBackend::execute(const Dequantize& k) {
+  const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
+  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::execute(k);
+  std::atomic<bool> extreme = false;
+  parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
+    int16_t* words = words_of_columns(k.out.dim(1));
+    const bool any = span == kLanes
+                         ? cloned<dequantize_to<E2M1, kLanes, false>>(k, begin, end, words)
+                         : with_element(k.x.how.format, [&]<class E>() { return cloned<dequantize_as<E>>(k, begin, end, words); });
+    if (any) extreme = true;
   });
-  double* out = k.out.device_data<double>();
-  std::fill(out, out + QuantizationError::size, 0.0);
-  out[QuantizationError::signal] = sums.signal;
-  out[QuantizationError::noise] = sums.noise;
-  out[QuantizationError::clipped] = static_cast<double>(sums.clipped);
-  out[QuantizationError::flushed] = static_cast<double>(sums.flushed);
-  out[QuantizationError::amax] = static_cast<double>(float_of_bits(sums.amax));
-  out[QuantizationError::elements] = static_cast<double>(sums.rows * k.x.dim(1));
-  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
-  const int64_t across = k.q.scales.dim(1);
-  for (int64_t r = 0; r < row_blocks; ++r) {
-    if (!any_counts(k, r)) continue;
-    for (int64_t i = r * across; i < (r + 1) * across; ++i) ++out[QuantizationError::scales + scales[i]];
-  }
+  if (extreme && k.extreme.defined()) *k.extreme.device_data<int32_t>() = 1;
+}
+
+void CpuBackend::execute(const RequantizeColumns& k) {
+  if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
+  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  const auto requantize = k.x.how.format == Format::e4m3 ? cloned<requantize_row_block<E4M3>> : cloned<requantize_row_block<E5M2>>;
+  parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
+    thread_local std::vector<bf16> values;
+    if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
+    for (int64_t row_block = begin; row_block < end; ++row_block) {
+      requantize(k, row_block * block, values.data(), words_of_columns(cols));
+    }
+  });
 }
 
 }  // namespace mantissa
