@@ -34,12 +34,13 @@ template <class T>
 // The scale of a block: x times `encode` is rounded to an element, and an element stands for itself times `decode`, times `tensor`.
 class SimulatedBlock {
  public:
-  static SimulatedBlock of_one_level(uint32_t amax, const Simulation& how) {
-    const uint8_t scale = block_scale(amax, how.element.facts(), how.rule);
-    if (scale == kScaleNan) return SimulatedBlock();
-    return {power_of_two(127 - scale), power_of_two(scale - 127), 1.0F, false};
-  }
-  static SimulatedBlock of_two_levels(uint32_t amax, uint32_t tensor_amax, float largest) {
+  // The scale of a block of this amax, in a tensor of that, for elements up to `largest`.
+  static SimulatedBlock make(uint32_t amax, uint32_t tensor_amax, const Simulation& how, float largest) {
+    if (how.scale == SimulatedScale::e8m0) {
+      const uint8_t scale = block_scale(amax, how.element.facts(), how.rule);
+      if (scale == kScaleNan) return SimulatedBlock();
+      return {power_of_two(127 - scale), power_of_two(scale - 127), 1.0F, false};
+    }
     if (tensor_amax >= kFp32Inf) return SimulatedBlock();
     const float encode = std::fmin(448.0F * largest / float_of_bits(tensor_amax), kLargestFp32), decode = 1.0F / encode;
     const float wanted = std::fmin(float_of_bits(amax) * (encode * (1.0F / largest)), 448.0F);

@@ -15,49 +15,36 @@ namespace {
 
 // The values to round: x with rows of zeros behind it, transformed or not, in `out`.
 template <class X, class T>
-class Source {
- public:
-  explicit Source(const Simulate& k)
-      : k_(k), x_(k.x.device_data<X>()), out_(k.out.device_data<T>()), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
-
-  void write() const {
-    const int64_t length = k_.how.hadamard, height = length > 0 && down_ ? length : 1;
-    parallel_for(rows_ / height, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t row_block = begin; row_block < end; ++row_block) {
-        if (length == 0) copy(row_block);
-        for (int64_t i = 0; length > 0 && i < columns_ * height / length; ++i) {
-          down_ ? transform(row_block * length, i) : transform(row_block, i * length);
-        }
+void write_source(const Simulate& k) {
+  const X* x = k.x.device_data<X>();
+  T* out = k.out.device_data<T>();
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1), length = k.how.hadamard;
+  const auto read = [&](int64_t row, int64_t column) { return row < k.x.dim(0) ? widened(x[row * columns + column]) : 0.0F; };
+  if (length == 0) {
+    return parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t c = 0; c < columns; ++c) out[row * columns + c] = narrowed<T>(read(row, c));
       }
     });
   }
-
- private:
-  float read(int64_t row, int64_t column) const { return row < k_.x.dim(0) ? widened(x_[row * columns_ + column]) : 0.0F; }
-  void copy(int64_t row) const {
-    for (int64_t c = 0; c < columns_; ++c) out_[row * columns_ + c] = narrowed<T>(read(row, c));
-  }
-  // Transforms the block that begins with this element.
-  void transform(int64_t row, int64_t column) const {
-    std::array<double, 32> block{};
-    const int64_t length = k_.how.hadamard, stride = down_ ? columns_ : 1;
-    for (int64_t i = 0; i < length; ++i) {
-      block[static_cast<size_t>(i)] = double{down_ ? read(row + i, column) : read(row, column + i)};
+  const bool down = k.how.contraction == 0;
+  const int64_t height = down ? length : 1, width = down ? 1 : length;
+  parallel_for(rows / height, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * height; row < end * height; row += height) {
+      for (int64_t column = 0; column < columns; column += width) {
+        std::array<double, 32> block{};
+        for (int64_t i = 0; i < length; ++i) {
+          block[static_cast<size_t>(i)] = double{down ? read(row + i, column) : read(row, column + i)};
+        }
+        hadamard_transform(block.data(), length);
+        for (int64_t i = 0; i < length; ++i) {
+          const X rounded = narrowed<X>(static_cast<float>(block[static_cast<size_t>(i)]));
+          out[row * columns + column + i * (down ? columns : 1)] = narrowed<T>(widened(rounded));
+        }
+      }
     }
-    hadamard_transform(block.data(), length);
-    T* const out = out_ + row * columns_ + column;
-    for (int64_t i = 0; i < length; ++i) {
-      const X rounded = narrowed<X>(static_cast<float>(block[static_cast<size_t>(i)]));
-      out[i * stride] = narrowed<T>(widened(rounded));
-    }
-  }
-
-  const Simulate& k_;
-  const X* x_;
-  T* out_;
-  int64_t rows_, columns_;
-  bool down_ = k_.how.contraction == 0;
-};
+  });
+}
 
 using ErrorSums = std::array<double, QuantizationError::size>;
 
@@ -110,15 +97,10 @@ class Rounder {
     }
   }
 
-  SimulatedBlock scale(int64_t row_block, int64_t i) {
-    const uint32_t amax = amax_of_key(key(row_block, i));
-    return how_.scale == SimulatedScale::e8m0 ? SimulatedBlock::of_one_level(amax, how_)
-                                              : SimulatedBlock::of_two_levels(amax, tensor_amax_, static_cast<float>(grid_.largest()));
-  }
-
   void round(int64_t row_block, ElementWords& words) {
     for (int64_t i = 0; i < across(); ++i) {
-      const SimulatedBlock scale = this->scale(row_block, i);
+      const SimulatedBlock scale =
+          SimulatedBlock::make(amax_of_key(key(row_block, i)), tensor_amax_, how_, static_cast<float>(grid_.largest()));
       bool any = false;
       for_each_element(block(row_block, i), [&](int64_t r, int64_t c) {
         T& element = out_[r * columns_ + c];
@@ -157,7 +139,7 @@ class Rounder {
 
 void CpuReference::execute(const Simulate& k) {
   with_dtypes(k, [&]<class X, class T>() {
-    Source<X, T>(k).write();
+    write_source<X, T>(k);
     Rounder<T>(k).run();
   });
 }

@@ -87,55 +87,40 @@ template <class X, class T, bool kDown>
 
 // Writes x with rows of zeros behind it, transformed or not, to `out`.
 template <class X, class T>
-class Source {
- public:
-  explicit Source(const Simulate& k)
-      : x_(k.x.device_data<X>()), out_(k.out.device_data<T>()), given_(k.x.dim(0)), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
-
-  void copy() const {
-    parallel_for(rows_, rows_per_piece(columns_), [&](int64_t begin, int64_t end) {
-      const int64_t copied = std::clamp<int64_t>(given_ - begin, 0, end - begin);
-      if (copied > 0) cloned<simd::convert<X, T>>(x_ + begin * columns_, out_ + begin * columns_, copied * columns_);
-      std::fill(out_ + (begin + copied) * columns_, out_ + end * columns_, T{});
-    });
-  }
-  void transform_columns(int64_t length) const {
-    parallel_for(rows_ / length, std::max<int64_t>(1, rows_per_piece(columns_) / length), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin * length; row < end * length; row += length) {
-        const int64_t given = std::clamp<int64_t>(given_ - row, 0, length);
-        for (int64_t c = 0; c < columns_; c += kTogether) {
-          const int64_t first = row * columns_ + c;
-          cloned<transform_blocks<X, T, true>>(
-              given > 0 ? x_ + first : x_, out_ + first,
-              {.length = length, .stride = columns_, .given = given, .count = std::min(kTogether, columns_ - c)});
-        }
-      }
-    });
-  }
-  void transform_rows(int64_t length) const {
-    parallel_for(rows_, rows_per_piece(columns_), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t blocks = columns_ / length, given = row < given_ ? length : 0;
-        for (int64_t b = 0; b < blocks; b += kTogether) {
-          const int64_t first = row * columns_ + b * length;
-          cloned<transform_blocks<X, T, false>>(given > 0 ? x_ + first : x_, out_ + first,
-                                                {.length = length, .stride = 1, .given = given, .count = std::min(kTogether, blocks - b)});
-        }
-      }
-    });
-  }
-
- private:
-  const X* x_;
-  T* out_;
-  int64_t given_, rows_, columns_;
-};
-
-template <class X, class T>
 void write_source(const Simulate& k) {
-  const Source<X, T> source(k);
-  if (k.how.hadamard == 0) return source.copy();
-  k.how.contraction == 0 ? source.transform_columns(k.how.hadamard) : source.transform_rows(k.how.hadamard);
+  const X* x = k.x.device_data<X>();
+  T* out = k.out.device_data<T>();
+  const int64_t x_rows = k.x.dim(0), rows = k.out.dim(0), columns = k.out.dim(1), length = k.how.hadamard;
+  if (length == 0) {
+    return parallel_for(rows, rows_per_piece(columns), [&](int64_t begin, int64_t end) {
+      const int64_t copied = std::clamp<int64_t>(x_rows - begin, 0, end - begin);
+      if (copied > 0) cloned<simd::convert<X, T>>(x + begin * columns, out + begin * columns, copied * columns);
+      std::fill(out + (begin + copied) * columns, out + end * columns, T{});
+    });
+  }
+  if (k.how.contraction == 0) {
+    return parallel_for(rows / length, std::max<int64_t>(1, rows_per_piece(columns) / length), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin * length; row < end * length; row += length) {
+        const int64_t given = std::clamp<int64_t>(x_rows - row, 0, length);
+        for (int64_t c = 0; c < columns; c += kTogether) {
+          const int64_t first = row * columns + c;
+          cloned<transform_blocks<X, T, true>>(
+              given > 0 ? x + first : x, out + first,
+              {.length = length, .stride = columns, .given = given, .count = std::min(kTogether, columns - c)});
+        }
+      }
+    });
+  }
+  parallel_for(rows, rows_per_piece(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t blocks = columns / length, given = row < x_rows ? length : 0;
+      for (int64_t b = 0; b < blocks; b += kTogether) {
+        const int64_t first = row * columns + b * length;
+        cloned<transform_blocks<X, T, false>>(given > 0 ? x + first : x, out + first,
+                                              {.length = length, .stride = 1, .given = given, .count = std::min(kTogether, blocks - b)});
+      }
+    }
+  });
 }
 
 template <class T>
@@ -158,13 +143,6 @@ template <class T>
   }
 }
 
-template <class T>
-auto row_kernel(const Simulation& how) {
-  const bool random = how.rounding == Rounding::stochastic;
-  if (how.scale == SimulatedScale::e4m3) return random ? cloned<round_row<T, true, true>> : cloned<round_row<T, true, false>>;
-  return random ? cloned<round_row<T, false, true>> : cloned<round_row<T, false, false>>;
-}
-
 // Room for a row.
 struct Row {
   std::vector<double> encode, decode;
@@ -184,88 +162,62 @@ struct Row {
   }
 };
 
+// Returns the words of a row.
+const uint32_t* draw(const Simulate& k, int64_t row, Row& room) {
+  const int64_t columns = k.out.dim(1);
+  ElementWords words(k.draws);
+  const uint64_t first = words.number(row, 0), skipped = first % 4;
+  const bool wraps = first > ~uint64_t{0} - static_cast<uint64_t>(columns);
+  if (!k.draws.column_places.empty() || wraps) {
+    for (int64_t c = 0; c < columns; ++c) room.words[static_cast<size_t>(c)] = words(row, c);
+    return room.words.data();
+  }
+  cloned<draw_range>({k.draws.seed, RngStream::rounding}, k.draws.what, first / 4, room.words.data(),
+                     ceil_div(static_cast<int64_t>(skipped) + columns, int64_t{4}));
+  return room.words.data() + skipped;
+}
+
 // Rounds `out` in place, by row blocks.
 template <class T>
-class RowRounder {
- public:
-  explicit RowRounder(const Simulate& k) : k_(k), out_(k.out.device_data<T>()), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
-
-  void run() {
-    const int64_t row_blocks = ceil_div(rows_, k_.how.block_rows);
-    keys_.resize(static_cast<size_t>(row_blocks * across()));
-    for_row_blocks([&](int64_t row_block, Row& row) { measure(row_block, row); });
-    for (const uint32_t key : keys_) tensor_amax_ = std::max(tensor_amax_, amax_of_key(key));
-    for_row_blocks([&](int64_t row_block, Row& row) { round(row_block, row); });
-  }
-
- private:
-  template <class Body>
-  void for_row_blocks(const Body& body) const {
-    parallel_for(ceil_div(rows_, k_.how.block_rows), std::max<int64_t>(1, rows_per_piece(columns_) / k_.how.block_rows),
-                 [&](int64_t begin, int64_t end) {
-                   Row& row = Row::of(columns_);
-                   for (int64_t row_block = begin; row_block < end; ++row_block) body(row_block, row);
-                 });
-  }
-  int64_t across() const { return ceil_div(columns_, k_.how.block_cols); }
-  int64_t end_of(int64_t row_block) const { return std::min(rows_, (row_block + 1) * k_.how.block_rows); }
-  uint32_t* keys(int64_t row_block) { return keys_.data() + row_block * across(); }
-  // Calls body(block, first column, end) for the blocks of a row block.
-  template <class Body>
-  void for_blocks(const Body& body) const {
-    for (int64_t i = 0; i < across(); ++i) body(i, i * k_.how.block_cols, std::min(columns_, (i + 1) * k_.how.block_cols));
-  }
-
-  void measure(int64_t row_block, Row& room) {
-    std::fill_n(room.keys.data(), columns_, 0U);
-    for (int64_t r = row_block * k_.how.block_rows; r < end_of(row_block); ++r)
-      cloned<add_keys<T>>(out_ + r * columns_, columns_, k_.how.rule, room.keys.data());
-    for_blocks([&](int64_t i, int64_t begin, int64_t end) {
-      keys(row_block)[i] = *std::max_element(room.keys.data() + begin, room.keys.data() + end);
+void round(const Simulate& k) {
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1), height = k.how.block_rows, width = k.how.block_cols;
+  const int64_t row_blocks = ceil_div(rows, height), across = ceil_div(columns, width);
+  T* out = k.out.device_data<T>();
+  std::vector<uint32_t> keys(static_cast<size_t>(row_blocks * across));  // keys of the amax of each block
+  // Calls body(first row, end, keys of the blocks, room) for each row block.
+  const auto for_row_blocks = [&](const auto& body) {
+    parallel_for(row_blocks, std::max<int64_t>(1, rows_per_piece(columns) / height), [&](int64_t begin, int64_t end) {
+      Row& room = Row::of(columns);
+      for (int64_t i = begin; i < end; ++i) body(i * height, std::min(rows, (i + 1) * height), keys.data() + i * across, room);
     });
-  }
-
-  SimulatedBlock scale(uint32_t key) const {
-    return k_.how.scale == SimulatedScale::e8m0
-               ? SimulatedBlock::of_one_level(amax_of_key(key), k_.how)
-               : SimulatedBlock::of_two_levels(amax_of_key(key), tensor_amax_, static_cast<float>(grid_.largest));
-  }
-
-  void round(int64_t row_block, Row& room) {
-    Grid grid = grid_;
-    for_blocks([&](int64_t i, int64_t begin, int64_t end) {
-      const SimulatedBlock scale = this->scale(keys(row_block)[i]);
-      std::fill(room.encode.data() + begin, room.encode.data() + end, scale.encode());
-      std::fill(room.decode.data() + begin, room.decode.data() + end, scale.decode());
-      grid.tensor = scale.tensor();
-    });
-    const bool random = k_.how.rounding == Rounding::stochastic;
-    const auto kernel = row_kernel<T>(k_.how);
-    for (int64_t r = row_block * k_.how.block_rows; r < end_of(row_block); ++r)
-      kernel(out_ + r * columns_, columns_, {room.encode.data(), room.decode.data(), random ? draw(r, room) : room.words.data()}, grid);
-  }
-
-  // Returns the words of a row.
-  const uint32_t* draw(int64_t row, Row& room) const {
-    ElementWords words(k_.draws);
-    const uint64_t first = words.number(row, 0), skipped = first % 4;
-    const bool wraps = first > ~uint64_t{0} - static_cast<uint64_t>(columns_);
-    if (!k_.draws.column_places.empty() || wraps) {
-      for (int64_t c = 0; c < columns_; ++c) room.words[static_cast<size_t>(c)] = words(row, c);
-      return room.words.data();
+  };
+  for_row_blocks([&](int64_t first, int64_t end, uint32_t* block_keys, Row& room) {
+    std::fill_n(room.keys.data(), columns, 0U);
+    for (int64_t r = first; r < end; ++r) cloned<add_keys<T>>(out + r * columns, columns, k.how.rule, room.keys.data());
+    for (int64_t i = 0; i < across; ++i) {
+      block_keys[i] = *std::max_element(room.keys.data() + i * width, room.keys.data() + std::min(columns, (i + 1) * width));
     }
-    cloned<draw_range>({k_.draws.seed, RngStream::rounding}, k_.draws.what, first / 4, room.words.data(),
-                       ceil_div(static_cast<int64_t>(skipped) + columns_, int64_t{4}));
-    return room.words.data() + skipped;
-  }
-
-  const Simulate& k_;
-  const Grid grid_{k_.how.element};
-  T* out_;
-  int64_t rows_, columns_;
-  std::vector<uint32_t> keys_;  // keys of the amax of each block
-  uint32_t tensor_amax_ = 0;
-};
+  });
+  uint32_t tensor_amax = 0;
+  for (const uint32_t key : keys) tensor_amax = std::max(tensor_amax, amax_of_key(key));
+  const bool random = k.how.rounding == Rounding::stochastic, two_levels = k.how.scale == SimulatedScale::e4m3;
+  const auto kernel = two_levels ? (random ? cloned<round_row<T, true, true>> : cloned<round_row<T, true, false>>)
+                                 : (random ? cloned<round_row<T, false, true>> : cloned<round_row<T, false, false>>);
+  const Grid element_grid(k.how.element);
+  for_row_blocks([&](int64_t first, int64_t end, const uint32_t* block_keys, Row& room) {
+    Grid grid = element_grid;
+    for (int64_t i = 0; i < across; ++i) {
+      const auto scale = SimulatedBlock::make(amax_of_key(block_keys[i]), tensor_amax, k.how, static_cast<float>(grid.largest));
+      const int64_t begin = i * width, count = std::min(width, columns - begin);
+      std::fill_n(room.encode.data() + begin, count, scale.encode());
+      std::fill_n(room.decode.data() + begin, count, scale.decode());
+      grid.tensor = scale.tensor();
+    }
+    for (int64_t r = first; r < end; ++r) {
+      kernel(out + r * columns, columns, {room.encode.data(), room.decode.data(), random ? draw(k, r, room) : room.words.data()}, grid);
+    }
+  });
+}
 
 }  // namespace
 
@@ -273,7 +225,7 @@ void CpuBackend::execute(const Simulate& k) {
   if (k.error.defined()) return CpuReference::execute(k);
   with_dtypes(k, [&]<class X, class T>() {
     write_source<X, T>(k);
-    RowRounder<T>(k).run();
+    round<T>(k);
   });
 }
 
