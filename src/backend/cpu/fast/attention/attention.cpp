@@ -8,6 +8,7 @@
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
+#include "backend/cpu/scalar.h"
 #include "base/parallel.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/integers.h"
@@ -15,6 +16,8 @@
 
 namespace mantissa {
 namespace {
+
+using tiles::kTile, tiles::kLargestHead, tiles::kNoScore;
 
 // Locates the heads of packed q|k|v rows, and the keys that the queries of a block see.
 
@@ -24,7 +27,7 @@ struct HeadRows {
   T* first;
   int64_t stride, length, head_dim;
   // Rows [tile * kTile, ...) of the head in column head * head_dim.
-  TileRows<T> tile(int64_t head, int64_t index) const {
+  tiles::Rows<T> tile(int64_t head, int64_t index) const {
     return {first + head * head_dim + index * kTile * stride, stride, std::min(kTile, length - index * kTile), head_dim};
   }
 };
@@ -55,8 +58,8 @@ class FirstKeys {
     return std::max(start, in_window) / kTile;
   }
 
-  TileMask mask(int64_t query_tile, int64_t key_tile) const {
-    TileMask mask;
+  tiles::Mask mask(int64_t query_tile, int64_t key_tile) const {
+    tiles::Mask mask;
     mask.diagonal = query_tile == key_tile;
     mask.partial = mask.diagonal;
     for (int64_t i = 0; i < kTile; ++i) {
@@ -88,36 +91,36 @@ struct BlockGemm {
   int64_t keys, queries, ld;
 };
 
-// out [keys, queries] = a [keys, ld] * b [ld, queries], b as transpose_tile() leaves it
-void score_gemm(const BlockGemm& p, const TileMask& mask) {
-  tile_gemm({.a = p.a,
-             .lda = p.ld,
-             .a_transposed = false,
-             .b = p.b,
-             .ldb = kTile,
-             .out = p.out,
-             .ldo = kTile,
-             .rows = round_up(p.keys, 8),
-             .cols = round_up(p.queries, 16),
-             .depth = p.ld,
-             .accumulate = false,
-             .triangle = mask.diagonal ? Triangle::out_upper : Triangle::none});
+// out [keys, queries] = a [keys, ld] * b [ld, queries], b as tiles::transpose() leaves it
+void score_gemm(const BlockGemm& p, const tiles::Mask& mask) {
+  tiles::gemm({.a = p.a,
+               .lda = p.ld,
+               .a_transposed = false,
+               .b = p.b,
+               .ldb = kTile,
+               .out = p.out,
+               .ldo = kTile,
+               .rows = round_up(p.keys, 8),
+               .cols = round_up(p.queries, 16),
+               .depth = p.ld,
+               .accumulate = false,
+               .triangle = mask.diagonal ? tiles::Triangle::out_upper : tiles::Triangle::none});
 }
 
 // out [queries, ld] (+)= transpose of a [keys, queries] * b [keys, ld]
-void query_gemm(const BlockGemm& p, const TileMask& mask, bool accumulate) {
-  tile_gemm({.a = p.a,
-             .lda = kTile,
-             .a_transposed = true,
-             .b = p.b,
-             .ldb = p.ld,
-             .out = p.out,
-             .ldo = p.ld,
-             .rows = round_up(p.queries, 8),
-             .cols = p.ld,
-             .depth = p.keys,
-             .accumulate = accumulate,
-             .triangle = mask.diagonal ? Triangle::a_lower : Triangle::none});
+void query_gemm(const BlockGemm& p, const tiles::Mask& mask, bool accumulate) {
+  tiles::gemm({.a = p.a,
+               .lda = kTile,
+               .a_transposed = true,
+               .b = p.b,
+               .ldb = p.ld,
+               .out = p.out,
+               .ldo = p.ld,
+               .rows = round_up(p.queries, 8),
+               .cols = p.ld,
+               .depth = p.keys,
+               .accumulate = accumulate,
+               .triangle = mask.diagonal ? tiles::Triangle::a_lower : tiles::Triangle::none});
 }
 
 // Online softmax attention of one block of queries, fed with blocks of keys one after the other. bf16 is widened on the way into scratch.
@@ -138,33 +141,33 @@ SoftmaxStart softmax_start(const Tensor& sinks, int64_t head) {
 class QueryBlock {
  public:
   template <class T>
-  QueryBlock(TileRows<const T> queries, float scale, SoftmaxStart start) : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)) {
-    widen_tile(queries, scale, keys_, ld_);
-    transpose_tile(keys_, round_up(rows_, 8), ld_, queries_);
+  QueryBlock(tiles::Rows<const T> queries, float scale, SoftmaxStart start) : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)) {
+    cloned<tiles::widen<T>>(queries, scale, keys_, ld_);
+    cloned<tiles::transpose>(keys_, round_up(rows_, 8), ld_, queries_);
     std::fill_n(softmax_.maximum, kTile, start.maximum);
     std::fill_n(softmax_.sum, kTile, start.sum);
   }
 
   template <class T>
-  void attend(TileRows<const T> keys, TileRows<const T> values, const TileMask& mask) {
-    widen_tile(keys, 1.0F, keys_, ld_);
-    widen_tile(values, 1.0F, values_, ld_);
+  void attend(tiles::Rows<const T> keys, tiles::Rows<const T> values, const tiles::Mask& mask) {
+    cloned<tiles::widen<T>>(keys, 1.0F, keys_, ld_);
+    cloned<tiles::widen<T>>(values, 1.0F, values_, ld_);
     const int64_t rows = round_up(rows_, 8);
     score_gemm({.a = keys_, .b = queries_, .out = scores_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask);
-    softmax_tile(scores_, keys.rows, rows, mask, softmax_);
-    if (!empty_) scale_rows(out_, rows, ld_, softmax_.rescale);
+    cloned<tiles::softmax>(scores_, keys.rows, rows, mask, softmax_);
+    if (!empty_) cloned<tiles::scale>(out_, rows, ld_, softmax_.rescale);
     query_gemm({.a = scores_, .b = values_, .out = out_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask, !empty_);
     empty_ = false;
   }
 
   template <class T>
-  void finish(TileRows<T> out, float* lse) {
+  void finish(tiles::Rows<T> out, float* lse) {
     float inverse[kTile];
     for (int64_t i = 0; i < rows_; ++i) {
       inverse[i] = 1.0F / softmax_.sum[i];
       lse[i] = softmax_.maximum[i] + std::log(softmax_.sum[i]);
     }
-    store_tile(out_, ld_, inverse, out);
+    cloned<tiles::narrow<T>>(out_, ld_, inverse, out);
   }
 
  private:
@@ -173,36 +176,33 @@ class QueryBlock {
   alignas(64) float values_[kTile * kLargestHead];
   alignas(64) float out_[kTile * kLargestHead];
   alignas(64) float scores_[kTile * kTile];  // transposed
-  SoftmaxTile softmax_;
+  tiles::Softmax softmax_;
   int64_t rows_, ld_;
   bool empty_ = true;
 };
-
-template <class T>
-void forward(const AttentionForward& k) {
-  const int64_t length = k.qkv.dim(0) / k.batch, tiles = ceil_div(length, kTile), heads = k.layout.heads, d = k.layout.head_dim;
-  parallel_for(k.batch * heads * tiles, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      // The longest rows of key blocks come first, so that what is left at the end is short.
-      const int64_t tile = tiles - 1 - item % tiles, bh = item / tiles, b = bh / heads, h = bh % heads;
-      const int64_t key = heads + h / (heads / k.layout.kv_heads), value = key + k.layout.kv_heads;
-      const HeadRows<const T> qkv = sequence<const T>(k.qkv, b, k.batch, d);
-      const FirstKeys first_keys(k.segment_starts, b, length, k.window);
-      QueryBlock block(qkv.tile(h, tile), static_cast<float>(k.scale), softmax_start(k.sinks, h));
-      for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
-        block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j));
-      }
-      block.finish(sequence<T>(k.out, b, k.batch, d).tile(h, tile), k.lse.device_data<float>() + bh * length + tile * kTile);
-    }
-  });
-}
 
 }  // namespace
 
 void CpuBackend::execute(const AttentionForward& k) {
   if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
-  check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
-  k.qkv.dtype() == Dtype::bf16 ? forward<bf16>(k) : forward<float>(k);
+  const int64_t length = k.qkv.dim(0) / k.batch, blocks = ceil_div(length, kTile), heads = k.layout.heads, d = k.layout.head_dim;
+  check_segment_starts("attention", k.segment_starts, length);
+  with_narrow_values(k.qkv.dtype(), [&]<class T>() {
+    parallel_for(k.batch * heads * blocks, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        // The longest rows of key blocks come first, so that what is left at the end is short.
+        const int64_t tile = blocks - 1 - item % blocks, bh = item / blocks, b = bh / heads, h = bh % heads;
+        const int64_t key = heads + h / (heads / k.layout.kv_heads), value = key + k.layout.kv_heads;
+        const HeadRows<const T> qkv = sequence<const T>(k.qkv, b, k.batch, d);
+        const FirstKeys first_keys(k.segment_starts, b, length, k.window);
+        QueryBlock block(qkv.tile(h, tile), static_cast<float>(k.scale), softmax_start(k.sinks, h));
+        for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
+          block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j));
+        }
+        block.finish(sequence<T>(k.out, b, k.batch, d).tile(h, tile), k.lse.device_data<float>() + bh * length + tile * kTile);
+      }
+    });
+  });
 }
 
 namespace {
@@ -241,7 +241,7 @@ template <class T>
 
 // Attends to up to kTile keys.
 template <class T>
-[[gnu::always_inline]] inline void attend(TileRows<const T> keys, const T* values, RowState& state) {
+[[gnu::always_inline]] inline void attend(tiles::Rows<const T> keys, const T* values, RowState& state) {
   alignas(32) float p[kTile];
   float maximum = state.maximum;
   for (int64_t i = 0; i < keys.rows; ++i) {
@@ -268,7 +268,7 @@ template <class T>
 
 // out [head_dim] = attention of one query over all rows of keys, and of values with the same stride.
 template <class T>
-[[gnu::always_inline]] inline void attend_row(const T* query, TileRows<const T> keys, const T* values, float scale, SoftmaxStart softmax,
+[[gnu::always_inline]] inline void attend_row(const T* query, tiles::Rows<const T> keys, const T* values, float scale, SoftmaxStart softmax,
                                               T* out) {
   RowState state;
   start(query, keys.head_dim, scale, softmax, state);
@@ -282,9 +282,9 @@ template <class T>
 }
 
 // The mask for queries at positions `first` and up, and keys from position key_tile * kTile.
-TileMask mask(int64_t first, int64_t key_tile, int64_t window) {
+tiles::Mask mask(int64_t first, int64_t key_tile, int64_t window) {
   const int64_t ahead = first - key_tile * kTile;
-  TileMask mask;
+  tiles::Mask mask;
   mask.diagonal = ahead == 0;
   mask.partial = ahead < kTile - 1 || window_start(first + kTile - 1, window) > key_tile * kTile;
   for (int64_t i = 0; i < kTile; ++i) {
@@ -294,83 +294,47 @@ TileMask mask(int64_t first, int64_t key_tile, int64_t window) {
   return mask;
 }
 
-template <class T>
-class Cached {
- public:
-  explicit Cached(const CachedAttention& k)
-      : k_(k),
-        rows_(k.qkv.dim(0)),
-        d_(k.layout.head_dim),
-        qkv_(sequence<const T>(k.qkv, 0, 1, d_)),
-        out_(sequence<T>(k.out, 0, 1, d_)),
-        keys_(up_to_last(k.keys)),
-        values_(up_to_last(k.values)) {}
-
-  void run() {
-    store_keys_and_values();
-    if (rows_ >= kLeastBlockRows) {
-      const int64_t tiles = ceil_div(rows_, kTile);
-      for_pieces(k_.layout.heads * tiles, 1, [&](int64_t i) { block(i / tiles, tiles - 1 - i % tiles); });
-    } else {
-      for_pieces(k_.layout.heads * rows_, rows_per_piece(keys_.length * d_), [&](int64_t i) { row(i / rows_, i % rows_); });
-    }
-  }
-
- private:
-  template <class Body>
-  static void for_pieces(int64_t count, int64_t chunk, const Body& body) {
-    parallel_for(count, chunk, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(i);
-    });
-  }
-
-  HeadRows<T> up_to_last(const Tensor& cache) const {
-    HeadRows<T> rows = sequence<T>(cache, 0, 1, d_);
-    rows.length = k_.first + rows_;
-    return rows;
-  }
-
-  int64_t key_head(int64_t h) const { return h / (k_.layout.heads / k_.layout.kv_heads); }
-
-  void store_keys_and_values() const {
-    const int64_t channels = keys_.stride;
-    for (int64_t i = 0; i < rows_; ++i) {
-      const T* key = qkv_.first + i * qkv_.stride + k_.layout.heads * d_;
-      std::copy_n(key, channels, keys_.first + (k_.first + i) * channels);
-      std::copy_n(key + channels, channels, values_.first + (k_.first + i) * channels);
-    }
-  }
-
-  void row(int64_t h, int64_t i) const {
-    const int64_t end = k_.first + i + 1, begin = window_start(end - 1, k_.window), at = begin * keys_.stride + key_head(h) * d_;
-    cloned<attend_row<T>>(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + at, keys_.stride, end - begin, d_}, values_.first + at,
-                          static_cast<float>(k_.scale), softmax_start(k_.sinks, h), out_.first + i * out_.stride + h * d_);
-  }
-
-  void block(int64_t h, int64_t tile) const {
-    const TileRows<const T> queries = qkv_.tile(h, tile);
-    const int64_t first = k_.first + tile * kTile, last_tile = (first + queries.rows - 1) / kTile;
-    QueryBlock block(queries, static_cast<float>(k_.scale), softmax_start(k_.sinks, h));
-    for (int64_t j = window_start(first, k_.window) / kTile; j <= last_tile; ++j) {
-      block.attend(read_only(keys_.tile(key_head(h), j)), read_only(values_.tile(key_head(h), j)), mask(first, j, k_.window));
-    }
-    float lse[kTile];
-    block.finish(out_.tile(h, tile), lse);
-  }
-
-  static TileRows<const T> read_only(TileRows<T> rows) { return {rows.first, rows.stride, rows.rows, rows.head_dim}; }
-
-  const CachedAttention& k_;
-  int64_t rows_, d_;
-  HeadRows<const T> qkv_;
-  HeadRows<T> out_, keys_, values_;
-};
-
 }  // namespace
 
 void CpuBackend::execute(const CachedAttention& k) {
   if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
-  k.qkv.dtype() == Dtype::bf16 ? Cached<bf16>(k).run() : Cached<float>(k).run();
+  const int64_t rows = k.qkv.dim(0), d = k.layout.head_dim, heads = k.layout.heads, group = heads / k.layout.kv_heads;
+  const float scale = static_cast<float>(k.scale);
+  with_narrow_values(k.qkv.dtype(), [&]<class T>() {
+    const HeadRows<const T> qkv = sequence<const T>(k.qkv, 0, 1, d);
+    const HeadRows<T> out = sequence<T>(k.out, 0, 1, d);
+    HeadRows<const T> keys = sequence<const T>(k.keys, 0, 1, d), values = sequence<const T>(k.values, 0, 1, d);
+    keys.length = values.length = k.first + rows;
+    const int64_t channels = keys.stride;
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* key = qkv.first + i * qkv.stride + heads * d;
+      std::copy_n(key, channels, k.keys.device_data<T>() + (k.first + i) * channels);
+      std::copy_n(key + channels, channels, k.values.device_data<T>() + (k.first + i) * channels);
+    }
+    if (rows < kLeastBlockRows) {
+      return parallel_for(heads * rows, rows_per_piece(keys.length * d), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+          const int64_t h = item / rows, i = item % rows, last = k.first + i, first = window_start(last, k.window);
+          const int64_t at = first * channels + h / group * d;
+          cloned<attend_row<T>>(qkv.first + i * qkv.stride + h * d, {keys.first + at, channels, last + 1 - first, d}, values.first + at,
+                                scale, softmax_start(k.sinks, h), out.first + i * out.stride + h * d);
+        }
+      });
+    }
+    const int64_t blocks = ceil_div(rows, kTile);
+    parallel_for(heads * blocks, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t h = item / blocks, tile = blocks - 1 - item % blocks, first = k.first + tile * kTile;
+        const tiles::Rows<const T> queries = qkv.tile(h, tile);
+        QueryBlock block(queries, scale, softmax_start(k.sinks, h));
+        for (int64_t j = window_start(first, k.window) / kTile; j <= (first + queries.rows - 1) / kTile; ++j) {
+          block.attend(keys.tile(h / group, j), values.tile(h / group, j), mask(first, j, k.window));
+        }
+        float lse[kTile];
+        block.finish(out.tile(h, tile), lse);
+      }
+    });
+  });
 }
 
 namespace {
@@ -392,28 +356,28 @@ struct KeyGradients {
 class QueryBlockBackward {
  public:
   template <class T>
-  QueryBlockBackward(TileRows<const T> queries, TileRows<const T> out, TileRows<const T> dout, const float* lse, float scale)
+  QueryBlockBackward(tiles::Rows<const T> queries, tiles::Rows<const T> out, tiles::Rows<const T> dout, const float* lse, float scale)
       : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)), scale_(scale) {
     const int64_t padded = round_up(rows_, 8);
-    widen_tile(queries, scale, queries_, ld_);
-    widen_tile(dout, 1.0F, douts_, ld_);
-    widen_tile(out, 1.0F, keys_, ld_);
-    dot_rows(douts_, keys_, padded, ld_, statistics_.delta);
+    cloned<tiles::widen<T>>(queries, scale, queries_, ld_);
+    cloned<tiles::widen<T>>(dout, 1.0F, douts_, ld_);
+    cloned<tiles::widen<T>>(out, 1.0F, keys_, ld_);
+    cloned<tiles::dot>(douts_, keys_, padded, ld_, statistics_.delta);
     std::fill(std::copy_n(lse, rows_, statistics_.lse), statistics_.lse + padded, 0.0F);
-    transpose_tile(queries_, padded, ld_, queries_transposed_);
-    transpose_tile(douts_, padded, ld_, douts_transposed_);
+    cloned<tiles::transpose>(queries_, padded, ld_, queries_transposed_);
+    cloned<tiles::transpose>(douts_, padded, ld_, douts_transposed_);
   }
 
   template <class T>
-  void attend(TileRows<const T> keys, TileRows<const T> values, const TileMask& mask, KeyGradients gradients) {
-    widen_tile(keys, 1.0F, keys_, ld_);
-    widen_tile(values, 1.0F, values_, ld_);
+  void attend(tiles::Rows<const T> keys, tiles::Rows<const T> values, const tiles::Mask& mask, KeyGradients gradients) {
+    cloned<tiles::widen<T>>(keys, 1.0F, keys_, ld_);
+    cloned<tiles::widen<T>>(values, 1.0F, values_, ld_);
     const auto gemm = [&](const float* a, const float* b, float* out) {
       return BlockGemm{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
     };
     score_gemm(gemm(keys_, queries_transposed_, p_), mask);
     score_gemm(gemm(values_, douts_transposed_, ds_), mask);
-    gradient_tile(p_, ds_, round_up(keys.rows, 8), round_up(rows_, 8), mask, statistics_);
+    cloned<tiles::gradient>(p_, ds_, round_up(keys.rows, 8), round_up(rows_, 8), mask, statistics_);
     key_gradient(p_, douts_, gradients.dvalue, keys.rows, mask);
     key_gradient(ds_, queries_, gradients.dkey, keys.rows, mask);
     query_gemm(gemm(ds_, keys_, dqueries_), mask, !empty_);
@@ -421,27 +385,27 @@ class QueryBlockBackward {
   }
 
   template <class T>
-  void finish(TileRows<T> dqueries) {
+  void finish(tiles::Rows<T> dqueries) {
     float factor[kTile];
     std::fill_n(factor, kTile, scale_);
-    store_tile(dqueries_, ld_, factor, dqueries);
+    cloned<tiles::narrow<T>>(dqueries_, ld_, factor, dqueries);
   }
 
  private:
   // out [keys, ld] += a [keys, queries] * b [queries, ld]
-  void key_gradient(const float* a, const float* b, float* out, int64_t keys, const TileMask& mask) const {
-    tile_gemm({.a = a,
-               .lda = kTile,
-               .a_transposed = false,
-               .b = b,
-               .ldb = ld_,
-               .out = out,
-               .ldo = ld_,
-               .rows = round_up(keys, 8),
-               .cols = ld_,
-               .depth = rows_,
-               .accumulate = true,
-               .triangle = mask.diagonal ? Triangle::a_upper : Triangle::none});
+  void key_gradient(const float* a, const float* b, float* out, int64_t keys, const tiles::Mask& mask) const {
+    tiles::gemm({.a = a,
+                 .lda = kTile,
+                 .a_transposed = false,
+                 .b = b,
+                 .ldb = ld_,
+                 .out = out,
+                 .ldo = ld_,
+                 .rows = round_up(keys, 8),
+                 .cols = ld_,
+                 .depth = rows_,
+                 .accumulate = true,
+                 .triangle = mask.diagonal ? tiles::Triangle::a_upper : tiles::Triangle::none});
   }
 
   alignas(64) float queries_[kTile * kLargestHead];  // scaled
@@ -453,90 +417,65 @@ class QueryBlockBackward {
   alignas(64) float dqueries_[kTile * kLargestHead];
   alignas(64) float p_[kTile * kTile];   // transposed
   alignas(64) float ds_[kTile * kTile];  // transposed
-  QueryStatistics statistics_;
+  tiles::Statistics statistics_;
   int64_t rows_, ld_;
   float scale_;
   bool empty_ = true;
-};
-
-template <class T>
-class Backward {
- public:
-  explicit Backward(const AttentionBackward& k)
-      : k_(k),
-        d_(k.layout.head_dim),
-        ld_(round_up(d_, 16)),
-        length_(k.qkv.dim(0) / k.batch),
-        tiles_(ceil_div(length_, kTile)),
-        group_(k.layout.heads / k.layout.kv_heads),
-        key_heads_(k.batch * k.layout.kv_heads),
-        parts_(std::max<int64_t>(1, std::min(kWantedPieces / key_heads_, tiles_ * group_ / kLeastBlocks))),
-        memory_(k.qkv.device().allocate(key_heads_ * parts_ * 2 * tiles_ * kTile * ld_ * int64_t{sizeof(float)})),
-        sums_(reinterpret_cast<float*>(memory_.get())) {}
-
-  void run() {
-    parallel_for(key_heads_ * parts_, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) query_blocks(i / parts_, i % parts_);
-    });
-    parallel_for(key_heads_ * tiles_, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) add_parts(i / tiles_, i % tiles_);
-    });
-  }
-
- private:
-  KeyGradients sums(int64_t key_head, int64_t part, int64_t tile) const {
-    float* dkey = sums_ + ((key_head * parts_ + part) * 2 * tiles_ + tile) * kTile * ld_;
-    return {dkey, dkey + tiles_ * kTile * ld_};
-  }
-
-  // Goes over blocks part, part + parts, ... of the queries that read the key head.
-  void query_blocks(int64_t key_head, int64_t part) {
-    std::fill_n(sums(key_head, part, 0).dkey, 2 * tiles_ * kTile * ld_, 0.0F);
-    const int64_t b = key_head / k_.layout.kv_heads, kv = key_head % k_.layout.kv_heads;
-    for (int64_t i = part; i < group_ * tiles_; i += parts_) query_block(b, kv, kv * group_ + i / tiles_, i % tiles_, part);
-  }
-
-  void query_block(int64_t b, int64_t kv, int64_t h, int64_t tile, int64_t part) {
-    const HeadRows<const T> qkv = sequence<const T>(k_.qkv, b, k_.batch, d_);
-    const FirstKeys first_keys(k_.segment_starts, b, length_, k_.window);
-    const int64_t key = k_.layout.heads + kv, value = key + k_.layout.kv_heads;
-    QueryBlockBackward block(qkv.tile(h, tile), sequence<const T>(k_.out, b, k_.batch, d_).tile(h, tile),
-                             sequence<const T>(k_.dout, b, k_.batch, d_).tile(h, tile),
-                             k_.lse.template device_data<float>() + (b * k_.layout.heads + h) * length_ + tile * kTile,
-                             static_cast<float>(k_.scale));
-    for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
-      block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j), sums(b * k_.layout.kv_heads + kv, part, j));
-    }
-    block.finish(sequence<T>(k_.dqkv, b, k_.batch, d_).tile(h, tile));
-  }
-
-  void add_parts(int64_t key_head, int64_t tile) {
-    const KeyGradients total = sums(key_head, 0, tile);
-    for (int64_t part = 1; part < parts_; ++part) {
-      const KeyGradients more = sums(key_head, part, tile);
-      add_tile(total.dkey, more.dkey, kTile * ld_);
-      add_tile(total.dvalue, more.dvalue, kTile * ld_);
-    }
-    const int64_t b = key_head / k_.layout.kv_heads, key = k_.layout.heads + key_head % k_.layout.kv_heads;
-    const HeadRows<T> dqkv = sequence<T>(k_.dqkv, b, k_.batch, d_);
-    float factor[kTile];
-    std::fill_n(factor, kTile, 1.0F);
-    store_tile(total.dkey, ld_, factor, dqkv.tile(key, tile));
-    store_tile(total.dvalue, ld_, factor, dqkv.tile(key + k_.layout.kv_heads, tile));
-  }
-
-  const AttentionBackward& k_;
-  int64_t d_, ld_, length_, tiles_, group_, key_heads_, parts_;
-  std::shared_ptr<std::byte> memory_;
-  float* sums_;  // [key_heads, parts, dk and dv, tiles * kTile, ld]
 };
 
 }  // namespace
 
 void CpuBackend::execute(const AttentionBackward& k) {
   if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
-  check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
-  k.qkv.dtype() == Dtype::bf16 ? Backward<bf16>(k).run() : Backward<float>(k).run();
+  const int64_t length = k.qkv.dim(0) / k.batch, blocks = ceil_div(length, kTile), d = k.layout.head_dim, ld = round_up(d, 16);
+  check_segment_starts("attention backward", k.segment_starts, length);
+  const int64_t heads = k.layout.heads, kv_heads = k.layout.kv_heads, group = heads / kv_heads, key_heads = k.batch * kv_heads;
+  const int64_t parts = std::max<int64_t>(1, std::min(kWantedPieces / key_heads, blocks * group / kLeastBlocks));
+  const int64_t size = blocks * kTile * ld;  // elements in the gradients of one head
+  const auto memory = k.qkv.device().allocate(key_heads * parts * 2 * size * int64_t{sizeof(float)});
+  float* all_sums = reinterpret_cast<float*>(memory.get());  // [key_heads, parts, dk and dv, blocks * kTile, ld]
+  const auto sums = [&](int64_t key_head, int64_t part, int64_t tile) {
+    float* dkey = all_sums + (key_head * parts + part) * 2 * size + tile * kTile * ld;
+    return KeyGradients{dkey, dkey + size};
+  };
+  with_narrow_values(k.qkv.dtype(), [&]<class T>() {
+    // Each item goes over blocks part, part + parts, ... of the queries that read its key head.
+    parallel_for(key_heads * parts, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t key_head = item / parts, part = item % parts, b = key_head / kv_heads, kv = key_head % kv_heads;
+        std::fill_n(sums(key_head, part, 0).dkey, 2 * size, 0.0F);
+        const HeadRows<const T> qkv = sequence<const T>(k.qkv, b, k.batch, d);
+        const FirstKeys first_keys(k.segment_starts, b, length, k.window);
+        const int64_t key = heads + kv, value = key + kv_heads;
+        for (int64_t i = part; i < group * blocks; i += parts) {
+          const int64_t h = kv * group + i / blocks, tile = i % blocks;
+          QueryBlockBackward block(qkv.tile(h, tile), sequence<const T>(k.out, b, k.batch, d).tile(h, tile),
+                                   sequence<const T>(k.dout, b, k.batch, d).tile(h, tile),
+                                   k.lse.device_data<float>() + (b * heads + h) * length + tile * kTile, static_cast<float>(k.scale));
+          for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
+            block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j), sums(key_head, part, j));
+          }
+          block.finish(sequence<T>(k.dqkv, b, k.batch, d).tile(h, tile));
+        }
+      }
+    });
+    parallel_for(key_heads * blocks, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t key_head = item / blocks, tile = item % blocks, key = heads + key_head % kv_heads;
+        const KeyGradients total = sums(key_head, 0, tile);
+        for (int64_t part = 1; part < parts; ++part) {
+          const KeyGradients more = sums(key_head, part, tile);
+          cloned<tiles::add>(total.dkey, more.dkey, kTile * ld);
+          cloned<tiles::add>(total.dvalue, more.dvalue, kTile * ld);
+        }
+        const HeadRows<T> dqkv = sequence<T>(k.dqkv, key_head / kv_heads, k.batch, d);
+        float factor[kTile];
+        std::fill_n(factor, kTile, 1.0F);
+        cloned<tiles::narrow<T>>(total.dkey, ld, factor, dqkv.tile(key, tile));
+        cloned<tiles::narrow<T>>(total.dvalue, ld, factor, dqkv.tile(key + kv_heads, tile));
+      }
+    });
+  });
 }
 
 }  // namespace mantissa
