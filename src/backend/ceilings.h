@@ -1,13 +1,12 @@
 // Measures what this machine can do at best, in the same run as a workload: performance is reported as a ratio to one of these.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "mantissa/backend/backend.h"
 
 namespace mantissa {
-
-class Matmul;
 
 // Multiplies two square matrices of normal data: on a CPU by oneDNN with its own threading; on a GPU by the backend's GEMM, and run() may
 // return before the GPU has done it. Where the CPU has no bf16 dot product, the fp32 GEMM stands for bf16 as well, and dtype() says so.
@@ -21,9 +20,11 @@ class GemmCeiling {
   void run();
 
  private:
+  struct Library;
+
   Backend& device_;
   Tensor a_, b_, out_;
-  std::shared_ptr<const Matmul> gemm_;  // null on a GPU
+  std::shared_ptr<const Library> library_;  // a primitive of oneDNN; null on a GPU
 };
 
 // Copies `bytes` bytes: on a CPU by threads, on a GPU by the backend's Convert, and run() may return before the GPU has done it.

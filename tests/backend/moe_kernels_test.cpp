@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "backend/ceilings.h"
-#include "backend/cpu/fast/gemm/gemm_engine.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 #include "contract_check.h"
 #include "gemm_shapes.h"
 #include "kernel_cases_moe.h"

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "backend/ceilings.h"
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "backend/cpu/fast/gemm/onednn_matmul.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 
 namespace mantissa::onednn_isa_test {
 

@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "backend/cpu/fast/gemm/gemm_check.h"
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "backend/cpu/fast/gemm/gemm_tiles.h"
 #include "backend/few_rows.h"
 #include "gemm_shapes.h"

@@ -2,7 +2,7 @@
 // and fp64 sums of this length lose less than the bound by far.
 #include <cmath>
 
-#include "backend/cpu/fast/gemm/gemm_engine.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 #include "exact_gemm.h"
 #include "kernel_backends.h"
 #include "kernel_cases_quantized.h"

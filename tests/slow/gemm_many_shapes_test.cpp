@@ -1,5 +1,5 @@
 // The GEMMs of gemm_shapes_test, thousands of them.
-#include "backend/cpu/fast/gemm/gemm_engine.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 #include "gemm_shapes.h"
 
 namespace mantissa::test::gemm_many_shapes_test {

@@ -3,19 +3,19 @@
 // only, and never depend on the number of threads.
 #pragma once
 
+#include <atomic>
+
 #include "backend/cpu/reference/reference.h"
+#include "base/cpu_level.h"
 
 namespace mantissa {
 
-class GemmEngine;
-
 class CpuBackend final : public CpuReference {
  public:
-  CpuBackend();
-  ~CpuBackend() override;
+  CpuBackend() { cpu_level(); }  // a wrong MANTISSA_MAX_CPU_LEVEL is an error here and not of the first kernel
   const char* name() const override { return "cpu"; }
   bool computes_fp64() const override { return false; }
-  int64_t fp32_gemms() const override;
+  int64_t fp32_gemms() const override { return fp32_gemms_; }
   std::string unequal_places() const override;
 
  protected:
@@ -56,7 +56,7 @@ class CpuBackend final : public CpuReference {
   void execute(const SquaredNorm& k) override;
 
  private:
-  std::unique_ptr<GemmEngine> gemm_;
+  std::atomic<int64_t> fp32_gemms_ = 0;
 };
 
 }  // namespace mantissa

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "backend/cpu/groups.h"
+#include "backend/cpu/gemm_operands.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
-#include "backend/cpu/widened_gemm.h"
 #include "backend/index_rule.h"
 #include "base/parallel.h"
 
@@ -59,11 +58,14 @@ void gemm(const Gemm& k) {
 void CpuReference::execute(const Gemm& k) {
   if (k.a.quantized() || k.b.quantized()) {
     const Dtype wide = k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32;
-    return multiply_widened(*this, k, wide, [&](Gemm widened) {
-      widened.a.value = high_precision(k.a.value, wide);
-      widened.b.value = high_precision(k.b.value, wide);
-      run(widened);
-    });
+    Gemm widened = k;  // rounded once, at the end, if out is bf16
+    widened.a.value = high_precision(k.a.value, wide);
+    widened.b.value = high_precision(k.b.value, wide);
+    if (k.bias.defined()) widened.bias = converted(k.bias, wide);
+    if (k.out.dtype() == Dtype::bf16) widened.out = empty(*this, wide, k.out.shape());
+    run(widened);
+    if (k.out.dtype() == Dtype::bf16) run(Convert{.x = widened.out, .out = k.out});
+    return;
   }
   const Dtype dtype = k.a.dense().dtype();
   with_values(dtype, [&]<class T>() {
@@ -95,6 +97,14 @@ Groups::Groups(const char* kernel, const Tensor& offsets, int64_t rows)
 Value slice(const Value& value, int64_t begin, int64_t end) {
   if (const auto* tensor = std::get_if<Tensor>(&value)) return tensor->slice(begin, end);
   return slice(std::get<QuantizedTensor>(value), begin, end);
+}
+
+Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme) {
+  const auto* quantized = std::get_if<QuantizedTensor>(&value);
+  if (!quantized) return converted(std::get<Tensor>(value), dtype);
+  Tensor out = empty(quantized->device(), dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32, quantized->shape);
+  quantized->device().run(Dequantize{.x = *quantized, .out = out, .extreme = extreme});
+  return converted(out, dtype);
 }
 
 // Runs the plain GEMM group by group.

@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "backend/cpu/fast/gemm/onednn_matmul.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 #include "base/generated_call.h"
 #include "base/limits.h"
 #include "base/parallel.h"
@@ -19,44 +19,6 @@ using dnnl::memory;
 
 // The library writes its kernels, a few dozen of 256 KiB at most, without a look at whether there was memory for them.
 constexpr int64_t kKernelBytes = int64_t{16} << 20;
-
-class LibraryMatmul final : public Matmul {
- public:
-  explicit LibraryMatmul(const MatmulShape& s)
-      : operands_{
-            .a = matrix_description(s.rows, s.depth, s.in, s.lda, 1),
-            .b = s.b_transposed ? matrix_description(s.depth, s.cols, s.in, 1, s.ldb) : matrix_description(s.depth, s.cols, s.in, s.ldb, 1),
-            .c = matrix_description(s.rows, s.cols, s.out, s.ldc, 1),
-            .bias = matrix_description(1, s.cols, s.in, s.cols, 1),
-            .with_bias = s.bias} {
-    const auto primitive = describe_gemm(operands_, s.accumulate, text(s.rows, " x ", s.cols, " x ", s.depth, " for ", s.in));
-    scratchpad_ = primitive.scratchpad_desc();
-    matmul_ = dnnl::matmul(primitive);
-  }
-
-  void run(const void* a, const void* b, void* c, const void* bias) const override {
-    thread_local dnnl::stream stream(cpu_engine());
-    thread_local std::vector<std::byte> scratch;
-    if (scratch.size() < scratchpad_.get_size()) scratch.resize(scratchpad_.get_size());
-    std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, wrap(operands_.a, a)},
-                                              {DNNL_ARG_WEIGHTS, wrap(operands_.b, b)},
-                                              {DNNL_ARG_DST, wrap(operands_.c, c)},
-                                              {DNNL_ARG_SCRATCHPAD, wrap(scratchpad_, scratch.data())}};
-    if (bias) arguments.emplace(DNNL_ARG_BIAS, wrap(operands_.bias, bias));
-    const GeneratedCall here;
-    matmul_.execute(stream, arguments);
-    stream.wait();
-  }
-
- private:
-  static memory wrap(const memory::desc& description, const void* data) {
-    return memory(description, cpu_engine(), const_cast<void*>(data));
-  }
-
-  MatmulOperands operands_;
-  memory::desc scratchpad_;
-  dnnl::matmul matmul_;
-};
 
 }  // namespace
 
@@ -87,8 +49,6 @@ dnnl::matmul::primitive_desc describe_gemm(const MatmulOperands& operands, bool 
   }
 }
 
-std::unique_ptr<Matmul> make_matmul(const MatmulShape& shape) { return std::make_unique<LibraryMatmul>(shape); }
-
 namespace {
 
 constexpr int64_t kRowsDrawn = 256;
@@ -106,6 +66,11 @@ Tensor normal_matrix(Backend& device, Dtype dtype, int64_t rows, uint32_t what) 
 
 }  // namespace
 
+struct GemmCeiling::Library {
+  memory::desc matrix, scratchpad;
+  dnnl::matmul matmul;
+};
+
 int64_t GemmCeiling::usual_rows(const Backend& device) { return device.host_memory() ? 2048 : 8192; }
 
 GemmCeiling::GemmCeiling(Backend& device, Dtype dtype, int64_t rows) : device_(device) {
@@ -119,17 +84,11 @@ GemmCeiling::GemmCeiling(Backend& device, Dtype dtype, int64_t rows) : device_(d
   out_ = empty_like(a_);
   if (!cpu) return;
   with_library_threads([&] {
-    gemm_ = make_matmul({.rows = rows,
-                         .cols = rows,
-                         .depth = rows,
-                         .lda = rows,
-                         .ldb = rows,
-                         .ldc = rows,
-                         .in = measured,
-                         .out = measured,
-                         .b_transposed = false,
-                         .accumulate = false,
-                         .bias = false});
+    const memory::desc matrix = matrix_description(rows, rows, measured, rows, 1);
+    const auto primitive =
+        describe_gemm({.a = matrix, .b = matrix, .c = matrix}, false, text(rows, " x ", rows, " x ", rows, " for ", measured));
+    library_ =
+        std::make_shared<Library>(Library{.matrix = matrix, .scratchpad = primitive.scratchpad_desc(), .matmul = dnnl::matmul(primitive)});
   });
 }
 
@@ -139,8 +98,20 @@ double GemmCeiling::flops() const {
 }
 
 void GemmCeiling::run() {
-  if (!gemm_) return device_.run(Gemm{.a = {a_}, .b = {b_}, .out = out_, .accumulate = false});
-  with_library_threads([&] { gemm_->run(a_.device_bytes(), b_.device_bytes(), out_.device_bytes(), nullptr); });
+  if (!library_) return device_.run(Gemm{.a = {a_}, .b = {b_}, .out = out_, .accumulate = false});
+  with_library_threads([&] {
+    thread_local dnnl::stream stream(cpu_engine());
+    thread_local std::vector<std::byte> scratch;
+    if (scratch.size() < library_->scratchpad.get_size()) scratch.resize(library_->scratchpad.get_size());
+    const auto matrix = [&](const Tensor& tensor) { return memory(library_->matrix, cpu_engine(), tensor.device_bytes()); };
+    const std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, matrix(a_)},
+                                                    {DNNL_ARG_WEIGHTS, matrix(b_)},
+                                                    {DNNL_ARG_DST, matrix(out_)},
+                                                    {DNNL_ARG_SCRATCHPAD, memory(library_->scratchpad, cpu_engine(), scratch.data())}};
+    const GeneratedCall here;
+    library_->matmul.execute(stream, arguments);
+    stream.wait();
+  });
 }
 
 CopyCeiling::CopyCeiling(Backend& device, int64_t bytes)

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "backend/cpu/fast/gemm/gemm_tiles.h"
 #include "backend/cpu/fast/gemm/weight_steps.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/scalar.h"
@@ -171,44 +172,28 @@ T* room_for(int64_t count) {
   return room.data();
 }
 
-// The scales of rows [first, first + rows) of codes.
+// Makes the scales of rows [first, first + rows) of codes: one for each span of each row of blocks, and one more, which multiplies what is
+// read beside a row. Returns nullptr if a block that is not zero has an extreme scale; blocks of zeros, as in padding, have the scale 0, or
+// the least of their range.
 template <class Steps>
-class Scales {
- public:
+const typename Steps::Scale* scales_of(const QuantizedTensor& codes, int64_t first, int64_t rows) {
   using Scale = typename Steps::Scale;
-  Scales(const QuantizedTensor& codes, int64_t first, int64_t rows)
-      : codes_(codes), first_(first), rows_(rows), each_(codes.how.block_cols / kSpan), blocks_(codes.shape[1] / codes.how.block_cols) {}
-
-  int64_t row_of_block() const { return first_ % codes_.how.block_rows; }
-
-  // Makes one for each span of each row of blocks, and one more, which multiplies what is read beside a row. Returns nullptr if a block
-  // that is not zero has an extreme scale; blocks of zeros, as in padding, have the scale 0, or the least of their range.
-  const Scale* make() const {
-    const int64_t rows_of_block = codes_.how.block_rows, begin = first_ / rows_of_block, end = ceil_div(first_ + rows_, rows_of_block);
-    const int64_t count = (end - begin) * blocks_;
-    Scale* const scales = room_for<Scale, 0>(count * each_ + 1);
-    scales[count * each_] = Steps::scale(127);
-    const bool extreme = cloned<make_scales<Steps>>(codes_.scales.device_data<uint8_t>() + begin * blocks_, count, scales);
-    for (int64_t i = count - 1; each_ > 1 && i >= 0; --i) std::fill_n(scales + i * each_, each_, Scale{scales[i]});
-    return extreme && !zero_where_extreme() ? nullptr : scales;
-  }
-
- private:
-  bool zero_where_extreme() const {
-    const int64_t row_bytes = codes_.shape[1] * Steps::kBytes / kStep;
-    for (int64_t row = first_; row < first_ + rows_; ++row) {
-      const uint8_t* scales = codes_.scales.device_data<uint8_t>() + row / codes_.how.block_rows * blocks_;
-      for (int64_t i = 0; i < blocks_ * each_; ++i) {
-        if (Steps::extreme(scales[i / each_]) == 0) continue;
-        if (!Steps::zero(codes_.codes.device_bytes() + row * row_bytes + i * Steps::kBytes / kSpans)) return false;
-      }
+  const int64_t height = codes.how.block_rows, each = codes.how.block_cols / kSpan, blocks = codes.shape[1] / codes.how.block_cols;
+  const int64_t begin = first / height, count = (ceil_div(first + rows, height) - begin) * blocks;
+  const uint8_t* stored = codes.scales.device_data<uint8_t>();
+  Scale* const scales = room_for<Scale, 0>(count * each + 1);
+  scales[count * each] = Steps::scale(127);
+  const bool extreme = cloned<make_scales<Steps>>(stored + begin * blocks, count, scales);
+  for (int64_t i = count - 1; each > 1 && i >= 0; --i) std::fill_n(scales + i * each, each, Scale{scales[i]});
+  const int64_t row_bytes = codes.shape[1] * Steps::kBytes / kStep;
+  for (int64_t row = first; extreme && row < first + rows; ++row) {
+    for (int64_t i = 0; i < blocks * each; ++i) {
+      if (Steps::extreme(stored[row / height * blocks + i / each]) == 0) continue;
+      if (!Steps::zero(codes.codes.device_bytes() + row * row_bytes + i * Steps::kBytes / kSpans)) return nullptr;
     }
-    return true;
   }
-
-  const QuantizedTensor& codes_;
-  int64_t first_, rows_, each_, blocks_;
-};
+  return scales;
+}
 
 // Lays a [M, K] out as the steps do, filled up with zeros. Returns false where an element is so large that a sum of a step could overflow
 // although the scaled one does not.
@@ -235,18 +220,9 @@ bool lay_out(const Tensor& a, float* to) {
   return !Steps::kScaled || largest < kLarge;
 }
 
-// Returns the bias of columns [first, first + cols), or zeros.
-void load_bias(const Tensor& bias, int64_t first, int64_t cols, float* to) {
-  if (!bias.defined()) return std::fill_n(to, cols, 0.0F), void();
-  with_values(bias.dtype(), [&]<class T>() {
-    std::transform(bias.device_data<T>() + first, bias.device_data<T>() + first + cols, to,
-                   [](T value) { return static_cast<float>(load(value)); });
-  });
-}
-
 // Sums over lanes, adds the bias to columns [first, first + cols) of all rows, and rounds.
 void finish(const FewRowsGemm& k, const float* sums, int64_t first, int64_t cols, float* bias) {
-  load_bias(k.bias, first, cols, bias);
+  load_bias(k.bias.defined() ? &k.bias : nullptr, first, cols, bias);
   for (int64_t r = 0; r < k.out.dim(0); ++r) {
     const auto add = [&]<class T>() {
       T* out = k.out.device_data<T>() + r * k.out.dim(1) + first;
@@ -261,80 +237,56 @@ const std::byte* elements(const Value& b) {
   return (codes ? codes->codes : std::get<Tensor>(b)).device_bytes();
 }
 
-// GEMMs with weights of one shape [N, K], cut into pieces of some rows of a weight.
+// Multiplies with weights of one shape [N, K], cut into pieces of some rows of a weight, so that all threads get equally many pieces.
 template <class Steps>
-class Run {
- public:
-  explicit Run(std::span<const FewRowsGemm> gemms)
-      : gemms_(gemms),
-        rows_(shape_of(gemms.front().b)[0]),
-        depth_(shape_of(gemms.front().b)[1]),
-        row_bytes_(depth_ * Steps::kBytes / kStep),
-        x_row_(round_up(depth_, kStep)),
-        piece_(piece_of(rows_, rows_ * row_bytes_)) {}
-
-  bool run() {
-    if (!lay_out()) return false;
-    const int64_t pieces = ceil_div(rows_, piece_);
-    std::atomic<bool> exact = true;
-    parallel_for(std::ssize(gemms_) * pieces, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (!multiply(i / pieces, i % pieces * piece_)) exact = false;
+bool multiply(std::span<const FewRowsGemm> gemms) {
+  const Shape shape = shape_of(gemms.front().b);
+  const int64_t rows = shape[0], depth = shape[1], row_bytes = depth * Steps::kBytes / kStep, x_row = round_up(depth, kStep);
+  int64_t x_rows = 0;
+  for (const FewRowsGemm& k : gemms) x_rows += k.a.dim(0);
+  float* to = room_for<float, 3>(x_rows * x_row);
+  std::vector<const float*> x;
+  bool laid_out = true;
+  for (const FewRowsGemm& k : gemms) {
+    x.push_back(to);
+    laid_out &= k.a.dtype() == Dtype::bf16 ? lay_out<Steps, bf16>(k.a, to) : lay_out<Steps, float>(k.a, to);
+    to += k.a.dim(0) * x_row;
+  }
+  if (!laid_out) return false;
+  const int64_t threads = num_threads(), each = std::max<int64_t>(1, rows * row_bytes / (threads * kPieceBytes));
+  const int64_t height = std::max<int64_t>(1, ceil_div(rows, threads * each)), pieces = ceil_div(rows, height);
+  std::atomic<bool> exact = true;
+  parallel_for(std::ssize(gemms) * pieces, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto index = static_cast<size_t>(i / pieces);
+      const FewRowsGemm& k = gemms[index];
+      const int64_t first = i % pieces * height, count = std::min(height, rows - first);
+      Piece<typename Steps::Scale> piece{.weight = elements(k.b) + first * row_bytes,
+                                         .rows = count,
+                                         .row_bytes = row_bytes,
+                                         .depth = depth,
+                                         .last = elements(k.b) + rows * row_bytes - 1,
+                                         .scales = nullptr,
+                                         .block_rows = 1,
+                                         .row_of_block = 0,
+                                         .x = x[index],
+                                         .x_rows = k.a.dim(0),
+                                         .x_row = x_row,
+                                         .sums = room_for<float, 1>(k.a.dim(0) * count * simd::kLanes)};
+      if constexpr (Steps::kScaled) {
+        const auto& codes = std::get<QuantizedTensor>(k.b);
+        piece.scales = scales_of<Steps>(codes, first, count);
+        piece.block_rows = codes.how.block_rows, piece.row_of_block = first % codes.how.block_rows;
       }
-    });
-    return exact;
-  }
-
- private:
-  // Rows of a piece such that all threads get equally many pieces.
-  static int64_t piece_of(int64_t rows, int64_t bytes) {
-    const int64_t threads = num_threads(), each = std::max<int64_t>(1, bytes / (threads * kPieceBytes));
-    return std::max<int64_t>(1, ceil_div(rows, threads * each));
-  }
-  bool lay_out() {
-    int64_t rows = 0;
-    for (const FewRowsGemm& k : gemms_) rows += k.a.dim(0);
-    float* to = room_for<float, 3>(rows * x_row_);
-    bool exact = true;
-    for (const FewRowsGemm& k : gemms_) {
-      x_.push_back(to);
-      exact &= k.a.dtype() == Dtype::bf16 ? mantissa::lay_out<Steps, bf16>(k.a, to) : mantissa::lay_out<Steps, float>(k.a, to);
-      to += k.a.dim(0) * x_row_;
+      if ((Steps::kScaled && !piece.scales) || !run<Steps>(piece)) {
+        exact = false;
+      } else {
+        finish(k, piece.sums, first, count, room_for<float, 2>(count));
+      }
     }
-    return exact;
-  }
-
-  // Multiplies rows of weight `index` from `first` on.
-  bool multiply(int64_t index, int64_t first) const {
-    const FewRowsGemm& k = gemms_[static_cast<size_t>(index)];
-    const int64_t rows = std::min(piece_, rows_ - first);
-    Piece<typename Steps::Scale> piece{.weight = elements(k.b) + first * row_bytes_,
-                                       .rows = rows,
-                                       .row_bytes = row_bytes_,
-                                       .depth = depth_,
-                                       .last = elements(k.b) + rows_ * row_bytes_ - 1,
-                                       .scales = nullptr,
-                                       .block_rows = 1,
-                                       .row_of_block = 0,
-                                       .x = x_[static_cast<size_t>(index)],
-                                       .x_rows = k.a.dim(0),
-                                       .x_row = x_row_,
-                                       .sums = room_for<float, 1>(k.a.dim(0) * rows * simd::kLanes)};
-    if constexpr (Steps::kScaled) {
-      const auto& codes = std::get<QuantizedTensor>(k.b);
-      const Scales<Steps> scales(codes, first, rows);
-      piece.scales = scales.make(), piece.block_rows = codes.how.block_rows, piece.row_of_block = scales.row_of_block();
-      if (!piece.scales) return false;
-    }
-    if (!mantissa::run<Steps>(piece)) return false;
-    finish(k, piece.sums, first, rows, room_for<float, 2>(rows));
-    return true;
-  }
-
-  std::span<const FewRowsGemm> gemms_;
-  int64_t rows_, depth_, row_bytes_, x_row_, piece_;
-  std::vector<const float*> x_;
-};
+  });
+  return exact;
+}
 
 }  // namespace
 
@@ -347,10 +299,10 @@ bool takes_few_rows(const Value& b) {
 bool multiply_few_rows(std::span<const FewRowsGemm> gemms) {
   const Value& b = gemms.front().b;
   if (const auto* dense = std::get_if<Tensor>(&b)) {
-    return dense->dtype() == Dtype::bf16 ? Run<steps::Values<bf16>>(gemms).run() : Run<steps::Values<float>>(gemms).run();
+    return dense->dtype() == Dtype::bf16 ? multiply<steps::Values<bf16>>(gemms) : multiply<steps::Values<float>>(gemms);
   }
-  return std::get<QuantizedTensor>(b).how.format == Format::e4m3 ? Run<steps::E4M3Codes<>>(gemms).run()
-                                                                 : Run<steps::E2M1Codes<>>(gemms).run();
+  return std::get<QuantizedTensor>(b).how.format == Format::e4m3 ? multiply<steps::E4M3Codes<>>(gemms)
+                                                                 : multiply<steps::E2M1Codes<>>(gemms);
 }
 
 }  // namespace mantissa

@@ -4,19 +4,38 @@
 #include "backend/ceilings.h"
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/gemm/few_rows_gemm.h"
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "backend/cpu/fast/gemm/gemm_tiles.h"
-#include "backend/cpu/groups.h"
-#include "backend/cpu/widened_gemm.h"
+#include "backend/cpu/gemm_operands.h"
 #include "backend/few_rows.h"
 #include "backend/gemm_scratch.h"
-#include "base/cpu_level.h"
 #include "base/parallel.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa {
 namespace {
+
+struct GemmDtypes {
+  Dtype tile;         // dtype that is multiplied; dense bf16 operands are widened to it on the way
+  Dtype dequantized;  // dtype that quantized operands are decoded to
+
+  // Where scales are extreme (backend.h, Gemm), the error bound of a GEMM relies on subnormals, so it is dequantized to fp32.
+  Subnormals subnormals() const { return dequantized == Dtype::bf16 ? Subnormals::flushed : Subnormals::honored; }
+};
+
+// Widening bf16 is exact, and so is dequantizing to bf16 unless a scale is extreme: then multiply(GemmDtypes) returns false, and is called
+// again for fp32. Both paths multiply the exact values. Returns the number of GEMMs that ran in fp32 where others run in bf16.
+template <class Multiply>
+int64_t multiply_exactly(const Operand& a, const Operand& b, const Multiply& multiply) {
+  const auto fp32 = [](const Operand& operand) { return !operand.quantized() && operand.dense().dtype() == Dtype::f32; };
+  const Dtype tile = onednn_has_bf16() && !fp32(a) && !fp32(b) ? Dtype::bf16 : Dtype::f32;
+  if (multiply(GemmDtypes{.tile = tile, .dequantized = Dtype::bf16})) return 0;
+  multiply(GemmDtypes{.tile = Dtype::f32, .dequantized = Dtype::f32});
+  return tile == Dtype::bf16 ? 1 : 0;
+}
+
+// Returns the flag of Dequantize for a and b; undefined where nothing is quantized.
+Tensor extreme_flag(Backend& device, bool quantized) { return quantized ? zeros(device, Dtype::i32, {1}) : Tensor(); }
 
 // Returns the columns of the output for which a quantized b is dequantized at a time. b is taken whole if the sum accumulates, because it
 // cannot start over, and if a is transposed, because a would be packed anew for each column block.
@@ -27,101 +46,62 @@ int64_t block_columns(const Gemm& k, Dtype dtype) {
   return std::max<int64_t>(1, kColumnBlockBytes / (k.b.rows() * kColumnBlock * dtype_bytes(dtype))) * kColumnBlock;
 }
 
+// Returns columns [first, first + width) of op(b), whole blocks of a quantized b, dequantized; stored as b is.
+Tensor dequantized_columns(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme) {
+  const auto& quantized = std::get<QuantizedTensor>(b.value);
+  if (b.transposed) return high_precision(slice(quantized, first, first + width), dtype, extreme);
+  Tensor out = empty(quantized.device(), dtype, {quantized.shape[0], width});
+  quantized.device().run(Dequantize{.x = quantized, .out = out, .first_col = first, .extreme = extreme});
+  return out;
+}
+
 }  // namespace
 
-// Returns false if FewRows does not allow this GEMM, or if it needs the care that tiles take.
-bool GemmEngine::run_few_rows(const Gemm& k, Backend& device) {
-  if (!FewRows::allowed(k.a.rows()) || k.a.transposed || !k.b.transposed || k.accumulate || !takes_few_rows(k.b.value)) return false;
-  const Tensor extreme = k.a.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
-  const FewRowsGemm gemm{.a = dense(k.a.value, Dtype::f32, extreme), .b = k.b.value, .out = k.out, .bias = k.bias};
-  return !is_set(extreme) && multiply_few_rows({&gemm, 1});
-}
-
-// Returns false, with out half written, if a dequantized operand is not exact in bf16.
-bool GemmEngine::run_column_blocks(const Gemm& k, const GemmDtypes& dtypes, Backend& device) {
-  const int64_t cols = k.out.dim(1), step = block_columns(k, dtypes.dequantized);
-  if (k.a.rows() == 0 || cols == 0) return true;
-  const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
-  const Tensor a = dense(k.a.value, dtypes.dequantized, extreme);
-  for (int64_t first = 0; first < cols; first += step) {
-    const int64_t width = std::min(step, cols - first);
-    const Tensor b =
-        width == cols ? dense(k.b.value, dtypes.dequantized, extreme) : dequantized_columns(k.b, dtypes.dequantized, first, width, extreme);
-    if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
-    const TiledGemm gemm{.a = block(a, k.a.transposed),
-                         .b = block(b, k.b.transposed),
-                         .out = at(k.out, first),
-                         .out_dtype = k.out.dtype(),
-                         .out_ld = cols,
-                         .accumulate = k.accumulate,
-                         .bias = k.bias.defined() ? &k.bias : nullptr,
-                         .first_bias = first};
-    multiply(dtypes.tile, dtypes.subnormals(), {&gemm, 1});
-  }
-  return true;
-}
-
-void GemmEngine::run(const Gemm& k, Backend& device) {
-  if (run_few_rows(k, device)) return;
-  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const GemmDtypes& dtypes) { return run_column_blocks(k, dtypes, device); });
-}
-
-CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {
-  cpu_level();  // a wrong MANTISSA_MAX_CPU_LEVEL is an error here and not of the first kernel
-}
-CpuBackend::~CpuBackend() = default;
-
-int64_t CpuBackend::fp32_gemms() const { return gemm_->fp32_gemms(); }
-
 void CpuBackend::execute(const Gemm& k) {
+  const int64_t cols = k.out.dim(1);
   const bool fast = k.out.dim(0) > 0 && k.a.cols() > 0;
   // A bf16 sum into a bf16 output would be rounded twice; the reference rounds once.
   if (!fast || (k.accumulate && k.out.dtype() == Dtype::bf16)) return CpuReference::execute(k);
-  gemm_->run(k, *this);
+  if (FewRows::allowed(k.a.rows()) && !k.a.transposed && k.b.transposed && !k.accumulate && takes_few_rows(k.b.value)) {
+    const Tensor extreme = extreme_flag(*this, k.a.quantized());
+    const FewRowsGemm gemm{.a = dense(k.a.value, Dtype::f32, extreme), .b = k.b.value, .out = k.out, .bias = k.bias};
+    if (!is_set(extreme) && multiply_few_rows({&gemm, 1})) return;
+  }
+  fp32_gemms_ += multiply_exactly(k.a, k.b, [&](const GemmDtypes& dtypes) {
+    const int64_t step = block_columns(k, dtypes.dequantized);
+    const Tensor extreme = extreme_flag(*this, k.a.quantized() || k.b.quantized());
+    const Tensor a = dense(k.a.value, dtypes.dequantized, extreme);
+    for (int64_t first = 0; first < cols; first += step) {
+      const int64_t width = std::min(step, cols - first);
+      const Tensor b = width == cols ? dense(k.b.value, dtypes.dequantized, extreme)
+                                     : dequantized_columns(k.b, dtypes.dequantized, first, width, extreme);
+      if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;  // with out half written
+      const TiledGemm gemm{.a = block(a, k.a.transposed),
+                           .b = block(b, k.b.transposed),
+                           .out = at(k.out, first),
+                           .out_dtype = k.out.dtype(),
+                           .out_ld = cols,
+                           .accumulate = k.accumulate,
+                           .bias = k.bias.defined() ? &k.bias : nullptr,
+                           .first_bias = first};
+      multiply(dtypes.tile, dtypes.subnormals(), {&gemm, 1});
+    }
+    return true;
+  });
 }
 
 int64_t grouped_rows(int64_t rows) { return round_up(rows, tile_shape(Dtype::f32).rows); }
 
-// Runs each group as a GEMM of its own. Returns false, with out half written, if a dequantized operand is not exact in bf16.
-bool GemmEngine::run_groups(const GroupedGemm& k, const GemmDtypes& dtypes, Backend& device) {
-  const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
-  const int64_t stored = shape_of(k.b.value)[0] / groups.count(), cols = k.out.dim(1);
-  const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
-  const Tensor a = dense(slice(k.a.value, 0, groups.end()), dtypes.dequantized, extreme);
-  std::vector<Tensor> matrices;
-  std::vector<TiledGemm> gemms;
-  const auto flush = [&] {
-    if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
-    multiply(dtypes.tile, dtypes.subnormals(), gemms);
-    gemms.clear();
-    matrices.clear();
-    return true;
-  };
-  for (int64_t g = 0; g < groups.count(); ++g) {
-    if (groups[g].rows() == 0) continue;
-    matrices.push_back(dense(slice(k.b.value, g * stored, (g + 1) * stored), dtypes.dequantized, extreme));
-    gemms.push_back({.a = block(a.slice(groups[g].begin, groups[g].end), false),
-                     .b = block(matrices.back(), k.b.transposed),
-                     .out = at(k.out, groups[g].begin * cols),
-                     .out_dtype = k.out.dtype(),
-                     .out_ld = cols,
-                     .accumulate = false});
-    if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kColumnBlockBytes && !flush()) return false;
-  }
-  if (!flush()) return false;
-  device.run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});
-  return true;
-}
+namespace {
 
 // Returns false where a group has too many rows, or needs the care that tiles take.
-bool GemmEngine::run_few_rows(const GroupedGemm& k, Backend& device) {
-  const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
-  const int64_t stored = shape_of(k.b.value)[0] / groups.count();
+bool multiply_groups_of_few_rows(const GroupedGemm& k, const Groups& groups, Backend& device) {
   if (!k.b.transposed || !takes_few_rows(k.b.value)) return false;
   for (int64_t g = 0; g < groups.count(); ++g) {
     if (!FewRows::allowed(groups[g].rows())) return false;
   }
-  const Tensor extreme = k.a.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
+  const int64_t stored = shape_of(k.b.value)[0] / groups.count();
+  const Tensor extreme = extreme_flag(device, k.a.quantized());
   const Tensor a = dense(slice(k.a.value, 0, groups.end()), Dtype::f32, extreme);
   if (is_set(extreme)) return false;
   std::vector<FewRowsGemm> gemms;
@@ -130,19 +110,44 @@ bool GemmEngine::run_few_rows(const GroupedGemm& k, Backend& device) {
     if (begin == end) continue;
     gemms.push_back({.a = a.slice(begin, end), .b = slice(k.b.value, g * stored, (g + 1) * stored), .out = k.out.slice(begin, end)});
   }
-  if (!gemms.empty() && !multiply_few_rows(gemms)) return false;
-  device.run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});
-  return true;
+  return gemms.empty() || multiply_few_rows(gemms);
 }
 
-void GemmEngine::run(const GroupedGemm& k, Backend& device) {
-  if (run_few_rows(k, device)) return;
-  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const GemmDtypes& dtypes) { return run_groups(k, dtypes, device); });
-}
+}  // namespace
 
 void CpuBackend::execute(const GroupedGemm& k) {
-  if (k.out.dim(1) == 0 || k.a.cols() == 0) return CpuReference::execute(k);
-  gemm_->run(k, *this);
+  const int64_t cols = k.out.dim(1);
+  if (cols == 0 || k.a.cols() == 0) return CpuReference::execute(k);
+  const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
+  const int64_t stored = shape_of(k.b.value)[0] / groups.count();
+  if (!multiply_groups_of_few_rows(k, groups, *this)) {
+    fp32_gemms_ += multiply_exactly(k.a, k.b, [&](const GemmDtypes& dtypes) {
+      const Tensor extreme = extreme_flag(*this, k.a.quantized() || k.b.quantized());
+      const Tensor a = dense(slice(k.a.value, 0, groups.end()), dtypes.dequantized, extreme);
+      std::vector<Tensor> matrices;
+      std::vector<TiledGemm> gemms;
+      const auto flush = [&] {
+        if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;  // with out half written
+        multiply(dtypes.tile, dtypes.subnormals(), gemms);
+        gemms.clear();
+        matrices.clear();
+        return true;
+      };
+      for (int64_t g = 0; g < groups.count(); ++g) {
+        if (groups[g].rows() == 0) continue;
+        matrices.push_back(dense(slice(k.b.value, g * stored, (g + 1) * stored), dtypes.dequantized, extreme));
+        gemms.push_back({.a = block(a.slice(groups[g].begin, groups[g].end), false),
+                         .b = block(matrices.back(), k.b.transposed),
+                         .out = at(k.out, groups[g].begin * cols),
+                         .out_dtype = k.out.dtype(),
+                         .out_ld = cols,
+                         .accumulate = false});
+        if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kColumnBlockBytes && !flush()) return false;
+      }
+      return flush();
+    });
+  }
+  run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});
 }
 
 namespace {
@@ -151,7 +156,7 @@ int64_t dequantized(const Operand& operand) { return operand.quantized() ? opera
 
 }  // namespace
 
-// Holds a column block of b, as run_column_blocks() does where it does not take b whole.
+// Holds a column block of b, as Gemm does where it does not take b whole.
 int64_t gemm_scratch(const Gemm& k) {
   const int64_t a = dequantized(k.a), b = dequantized(k.b);
   if (b == 0 || k.a.transposed || k.accumulate) return a + b;
@@ -159,7 +164,7 @@ int64_t gemm_scratch(const Gemm& k) {
   return a + std::min(b, std::max<int64_t>(1, kColumnBlockBytes / step) * step);
 }
 
-// Holds matrices until they are as large as a column block, as run_column_blocks() does.
+// Holds matrices until they are as large as a column block.
 int64_t gemm_scratch(const GroupedGemm& k) {
   const int64_t a = dequantized(k.a), b = dequantized(k.b);
   if (b == 0) return a;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "backend/cpu/fast/cpu_backend.h"
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "base/parallel.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/text.h"

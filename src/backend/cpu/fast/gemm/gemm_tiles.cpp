@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "backend/cpu/fast/simd.h"
-#include "backend/cpu/widened_gemm.h"
+#include "backend/cpu/gemm_operands.h"
+#include "backend/cpu/scalar.h"
 #include "base/parallel.h"
 #include "mantissa/base/integers.h"
 
@@ -80,17 +81,6 @@ void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld
     for (int64_t j = 0; j < sums.cols; j += 4) _mm_stream_ps(out + i * out_ld + j, _mm_loadu_ps(from + j) + _mm_loadu_ps(bias + j));
   }
   _mm_sfence();
-}
-
-// Returns the bias of columns [first, first + cols), or zeros.
-void load_bias(const TiledGemm& gemm, int64_t first, int64_t cols, float* to) {
-  std::fill_n(to, cols, 0.0F);
-  if (!gemm.bias) return;
-  const Tensor& bias = *gemm.bias;
-  for (int64_t j = 0; j < cols; ++j) {
-    const int64_t i = gemm.first_bias + first + j;
-    to[j] = bias.dtype() == Dtype::bf16 ? to_float(bias.device_data<bf16>()[i]) : bias.device_data<float>()[i];
-  }
 }
 
 struct Tiles {
@@ -171,7 +161,7 @@ void finish(const TiledGemm& gemm, const TileShape& shape, int64_t row, int64_t 
   bias.resize(static_cast<size_t>(shape.cols));
   const Sums tile{
       .from = sums, .ld = shape.cols, .rows = std::min(shape.rows, gemm.a.rows - row), .cols = std::min(shape.cols, gemm.b.cols - col)};
-  load_bias(gemm, col, tile.cols, bias.data());
+  load_bias(gemm.bias, gemm.first_bias + col, tile.cols, bias.data());
   std::byte* const out = gemm.out + (row * gemm.out_ld + col) * dtype_bytes(gemm.out_dtype);
   if (gemm.out_dtype == Dtype::bf16) {
     cloned<store_rows<bf16>>(tile, bias.data(), gemm.accumulate, reinterpret_cast<bf16*>(out), gemm.out_ld);
@@ -337,6 +327,14 @@ Tensor dense(const Value& value, Dtype dtype, const Tensor& extreme) {
 }
 
 bool is_set(const Tensor& extreme) { return extreme.defined() && *extreme.device_data<int32_t>() != 0; }
+
+void load_bias(const Tensor* bias, int64_t first, int64_t cols, float* to) {
+  if (!bias) return std::fill_n(to, cols, 0.0F), void();
+  with_narrow_values(bias->dtype(), [&]<class T>() {
+    const T* from = bias->device_data<T>() + first;
+    for (int64_t i = 0; i < cols; ++i) to[i] = load(from[i]);
+  });
+}
 
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledGemm> gemms) {
   Batch batch(packed_gemms(dtype), subnormals);

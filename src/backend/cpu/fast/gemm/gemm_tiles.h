@@ -36,7 +36,8 @@ bool is_set(const Tensor& extreme);
 // A large quantized b is dequantized in about so many bytes at a time, in steps of so many columns, a multiple of every tile and block.
 inline constexpr int64_t kColumnBlockBytes = int64_t{1} << 23, kColumnBlock = 768;
 
-inline bool is_fp32(const Operand& operand) { return !operand.quantized() && operand.dense().dtype() == Dtype::f32; }
+// Writes the bias of columns [first, first + cols) to `to`, or zeros if it is null.
+void load_bias(const Tensor* bias, int64_t first, int64_t cols, float* to);
 
 inline std::byte* at(const Tensor& tensor, int64_t element) { return tensor.device_bytes() + element * dtype_bytes(tensor.dtype()); }
 

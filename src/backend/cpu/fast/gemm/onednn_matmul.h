@@ -9,8 +9,7 @@
 namespace mantissa {
 
 struct MatmulOperands {
-  dnnl::memory::desc a, b, c, bias;
-  bool with_bias;
+  dnnl::memory::desc a, b, c;
 };
 
 // Makes the one call that differs between the programming interfaces of oneDNN 2.x and 3.x, in onednn_v2.cpp or onednn_v3.cpp, chosen by

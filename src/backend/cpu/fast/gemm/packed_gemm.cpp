@@ -5,7 +5,6 @@
 #include <new>
 #include <unordered_map>
 
-#include "backend/cpu/fast/gemm/gemm_engine.h"
 #include "backend/cpu/fast/gemm/onednn_matmul.h"
 #include "backend/cpu/fast/simd.h"
 #include "base/generated_call.h"
@@ -345,11 +344,8 @@ struct PackedGemm::Library {
 PackedGemm::PackedGemm(Dtype dtype, const TileShape& shape) : dtype_(dtype), shape_(shape) {
   const auto [rows, cols, depth] = shape;
   const std::string which = text(rows, " x ", cols, " x ", depth, " for ", dtype);
-  MatmulOperands operands{.a = matrix_description(rows, depth, dtype, depth, 1),
-                          .b = {},
-                          .c = matrix_description(rows, cols, Dtype::f32, cols, 1),
-                          .bias = {},
-                          .with_bias = false};
+  MatmulOperands operands{
+      .a = matrix_description(rows, depth, dtype, depth, 1), .b = {}, .c = matrix_description(rows, cols, Dtype::f32, cols, 1)};
   layout_of_b_ = layout_of_b(operands, dtype, shape, which);
   operands.b = description_of_b(layout_of_b_);
   const auto set = describe_gemm(operands, false, which), add = describe_gemm(operands, true, which);

@@ -51,6 +51,11 @@ struct PanelLayout {
 // Like pack_block(), but into panels.
 void pack_panels(const Block& from, const PanelLayout& tile, std::byte* to);
 
+bool onednn_has_bf16();  // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
+bool onednn_has_amx();
+// Names what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" ... It ends with "bf16" if onednn_has_bf16().
+const char* onednn_isa_name();
+
 struct TileShape {
   int64_t rows, cols, depth;
 };

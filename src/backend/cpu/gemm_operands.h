@@ -1,4 +1,5 @@
-// Groups of rows, each with its matrix of a grouped weight, as GroupedGemm and GroupedWeightGradient take them.
+// Operands of GEMMs: groups of rows, each with its matrix of a grouped weight, as GroupedGemm and GroupedWeightGradient take them, and codes
+// as the values that they stand for.
 #pragma once
 
 #include "mantissa/backend/functions.h"
@@ -26,5 +27,8 @@ class Groups {
 
 // Returns rows [begin, end), for codes at block boundaries.
 Value slice(const Value& value, int64_t begin, int64_t end);
+
+// Returns `value` in high precision: dequantized, which is exact, or converted. extreme as in Dequantize.
+Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme = {});
 
 }  // namespace mantissa
