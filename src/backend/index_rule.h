@@ -54,6 +54,12 @@ struct IndexRule {
   [[noreturn]] void refuse(int64_t index, int64_t value) const;  // throws Error(code)
 };
 
+// Check index tensors by value, which only a backend whose memory the host can read may do. Kernels call them before their first write.
+// Throw the error of the first index that breaks the rule.
+void check_indices(const Tensor& indices, const IndexRule& rule);
+// Requires 0 <= start <= i for position i of every sequence of `length`. Checks nothing if undefined.
+void check_segment_starts(const char* kernel, const Tensor& segment_starts, int64_t length);
+
 // Rules of ArrivalTable: for every count, for the sum of all, and for their sum when each is rounded up to the multiple.
 struct ArrivalRules {
   IndexRule counts, arrivals, room;

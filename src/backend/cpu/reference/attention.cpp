@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "base/parallel.h"
 
 namespace mantissa {

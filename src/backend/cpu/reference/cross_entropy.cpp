@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "backend/shared_loss.h"
 #include "base/parallel.h"
 
@@ -45,7 +45,7 @@ Arithmetic<T> log_sum_of(const T* logits, int64_t columns) {
 }  // namespace
 
 void CpuReference::execute(const CrossEntropyShare& k) {
-  check_targets("cross_entropy_share", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy_share", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
@@ -61,7 +61,7 @@ void CpuReference::execute(const CrossEntropyShare& k) {
 }
 
 void CpuReference::execute(const CrossEntropyOfShares& k) {
-  check_targets("cross_entropy_of_shares", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy_of_shares", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
@@ -81,7 +81,7 @@ void CpuReference::execute(const CrossEntropyOfShares& k) {
 }
 
 void CpuReference::execute(const CrossEntropy& k) {
-  check_targets("cross_entropy", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
     const int64_t columns = k.logits.dim(1);
     const T* logits = k.logits.device_data<T>();

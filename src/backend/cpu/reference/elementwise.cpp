@@ -5,9 +5,9 @@
 #include <span>
 
 #include "backend/adamw_rule.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "base/parallel.h"
 
 namespace mantissa {
@@ -82,7 +82,7 @@ void CpuReference::execute(const AddBias& k) {
 }
 
 void CpuReference::execute(const EmbeddingForward& k) {
-  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.part.limit(k.weight.dim(0)));
+  check_indices(k.ids, IndexRule::below(ExitCode::data, "embedding", "ids", k.part.limit(k.weight.dim(0))));
   with_values(k.weight.dtype(), [&]<class T>() {
     const int64_t channels = k.weight.dim(1);
     const int32_t* ids = k.ids.device_data<int32_t>();
@@ -100,7 +100,7 @@ void CpuReference::execute(const EmbeddingForward& k) {
 }
 
 void CpuReference::execute(const EmbeddingBackward& k) {
-  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.part.limit(k.dweight.dim(0)));
+  check_indices(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(k.dweight.dim(0))));
   with_values(k.dy.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t channels = k.dy.dim(1);

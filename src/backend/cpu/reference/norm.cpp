@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "backend/cpu/indices.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 
 namespace mantissa {
 namespace {
@@ -167,7 +167,7 @@ void CpuReference::execute(const QkNormBackward& k) {
 }
 
 void CpuReference::execute(const Rope& k) {
-  check_indices(ExitCode::internal, "rope", "positions", k.positions, k.table.dim(0));
+  check_indices(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0)));
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t d = k.layout.head_dim, half = d / 2, rotated = (k.layout.heads + k.layout.kv_heads) * d, row = k.layout.row();

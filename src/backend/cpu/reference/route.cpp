@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "backend/balance_rule.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
@@ -380,7 +379,7 @@ void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
 
 void CpuReference::execute(const DispatchTable& k) {
   const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
-  check_optional_indices("dispatch_table", "experts", k.experts, groups);
+  check_indices(k.experts, IndexRule::optional("dispatch_table", "experts", groups));
   const int32_t* experts = k.experts.device_data<int32_t>();
   int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(),
           *assignments = k.assignments.device_data<int32_t>();
@@ -450,7 +449,7 @@ void CpuReference::execute(const SumCounts& k) {
 }
 
 void CpuReference::execute(const Permute& k) {
-  check_optional_indices("permute", "assignments", k.assignments, shape_of(k.x)[0] * k.per_row);
+  check_indices(k.assignments, IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row));
   if (const auto* x = std::get_if<Tensor>(&k.x)) return permute_rows(*x, std::get<Tensor>(k.out), k);
   const auto &from = std::get<QuantizedTensor>(k.x), &to = std::get<QuantizedTensor>(k.out);
   permute_rows(from.codes, to.codes, k);
@@ -458,7 +457,7 @@ void CpuReference::execute(const Permute& k) {
 }
 
 void CpuReference::execute(const Unpermute& k) {
-  check_optional_indices("unpermute", "rows", k.rows, k.x.dim(0));
+  check_indices(k.rows, IndexRule::optional("unpermute", "rows", k.x.dim(0)));
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t columns = k.out.dim(1), assignments = k.rows.dim(1);

@@ -4,9 +4,9 @@
 
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/simd.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "backend/shared_loss.h"
 #include "base/parallel.h"
 
@@ -157,7 +157,7 @@ struct Scratch {
 }  // namespace
 
 void CpuBackend::execute(const CrossEntropy& k) {
-  check_targets("cross_entropy", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy", k.vocab));
   const int64_t columns = k.logits.dim(1);
   const auto blocks = static_cast<size_t>(ceil_div(k.vocab, kBlock));
   const int32_t* targets = k.targets.device_data<int32_t>();
@@ -182,7 +182,7 @@ void CpuBackend::execute(const CrossEntropy& k) {
 }
 
 void CpuBackend::execute(const CrossEntropyShare& k) {
-  check_targets("cross_entropy_share", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy_share", k.vocab));
   const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
   const int32_t* targets = k.targets.device_data<int32_t>();
   float* sums = k.sums.device_data<float>();
@@ -200,7 +200,7 @@ void CpuBackend::execute(const CrossEntropyShare& k) {
 }
 
 void CpuBackend::execute(const CrossEntropyOfShares& k) {
-  check_targets("cross_entropy_of_shares", k.targets, k.vocab);
+  check_indices(k.targets, IndexRule::targets("cross_entropy_of_shares", k.vocab));
   const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
   const int32_t* targets = k.targets.device_data<int32_t>();
   const float *sums = k.sums.device_data<float>(), scale = static_cast<float>(k.scale);

@@ -7,9 +7,9 @@
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/rows/partial_sums.h"
 #include "backend/cpu/fast/simd.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "base/parallel.h"
 
 namespace mantissa {
@@ -119,7 +119,7 @@ void CpuBackend::execute(const SumRows& k) {
 }
 
 void CpuBackend::execute(const EmbeddingForward& k) {
-  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.part.limit(k.weight.dim(0)));
+  check_indices(k.ids, IndexRule::below(ExitCode::data, "embedding", "ids", k.part.limit(k.weight.dim(0))));
   const int64_t bytes = k.weight.dim(1) * dtype_bytes(k.weight.dtype()), rows = k.weight.dim(0), first = k.part.first;
   const int32_t* ids = k.ids.device_data<int32_t>();
   const std::byte* weight = k.weight.device_bytes();
@@ -169,7 +169,7 @@ template <class T>
 }  // namespace
 
 void CpuBackend::execute(const EmbeddingBackward& k) {
-  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.part.limit(k.dweight.dim(0)));
+  check_indices(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(k.dweight.dim(0))));
   const int64_t rows = k.dweight.dim(0);
   const int32_t* ids = k.ids.device_data<int32_t>();
   const auto memory = k.dy.device().allocate(k.ids.dim(0) * static_cast<int64_t>(sizeof(Use)));
@@ -208,7 +208,7 @@ template <class T>
 }  // namespace
 
 void CpuBackend::execute(const Unpermute& k) {
-  check_optional_indices("unpermute", "rows", k.rows, k.x.dim(0));
+  check_indices(k.rows, IndexRule::optional("unpermute", "rows", k.x.dim(0)));
   with_narrow_values(k.x.dtype(), [&]<class T>() {
     parallel_for(k.out.dim(0), rows_per_piece(k.out.dim(1) * k.rows.dim(1)), Subnormals::flushed,
                  [&](int64_t begin, int64_t end) { cloned<unpermute_rows<T>>(k, begin, end); });

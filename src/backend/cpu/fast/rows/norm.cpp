@@ -5,9 +5,9 @@
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/rows/partial_sums.h"
 #include "backend/cpu/fast/simd.h"
-#include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "base/parallel.h"
 #include "mantissa/backend/functions.h"
 
@@ -268,7 +268,7 @@ template <class T>
 }  // namespace
 
 void CpuBackend::execute(const Rope& k) {
-  check_indices(ExitCode::internal, "rope", "positions", k.positions, k.table.dim(0));
+  check_indices(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0)));
   with_narrow_values(k.x.dtype(), [&]<class T>() {
     parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), Subnormals::flushed,
                  [&](int64_t begin, int64_t end) { cloned<rotate_rows<T>>(k, begin, end); });
