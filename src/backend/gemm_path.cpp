@@ -15,8 +15,6 @@ constexpr int kFirstWithMx = 120800, kFirstWithBlocks = 120900;
 
 bool is_codes(const GemmOperandForm& operand) { return static_cast<bool>(operand.how); }
 
-bool blackwell_of_servers(int architecture) { return architecture / 10 == 10; }
-
 // The bound of products and sums in fp32, in any order: 1e-6, which grows with the contraction.
 double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
@@ -39,32 +37,25 @@ GemmObstacle obstacle_of_library(const GemmForm& form, const GemmDevice& device)
   return GemmObstacle::none;
 }
 
-// Requirements on the operands of a native product, whatever its blocks.
-GemmObstacle obstacle_of_operands(const GemmForm& form) {
+// Reasons against a product of codes: first those of the operands, whatever their blocks, then those of device and library.
+GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
   const auto fp8 = [](const GemmOperandForm& o) { return o.how.format == Format::e4m3 || o.how.format == Format::e5m2; };
   if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;
-  if (!fp8(form.a) || !fp8(form.b) || form.a.how.block() != form.b.how.block()) return GemmObstacle::element_format;
+  const int64_t block = form.a.how.block();
+  if (!fp8(form.a) || !fp8(form.b) || block != form.b.how.block()) return GemmObstacle::element_format;
   if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
   const auto along = [](const Quantization& how, bool rows) { return how.tiles() || (rows ? how.rowwise() : how.columnwise()); };
   if (!along(form.a.how, !form.a.transposed) || !along(form.b.how, form.b.transposed)) return GemmObstacle::blocks;
-  const auto whole = [](int64_t size) { return size % 16 == 0; };
-  if (!whole(form.m) || !whole(form.n) || form.k % form.a.how.block() != 0) return GemmObstacle::sizes;
-  return std::min(form.a.alignment, form.b.alignment) % 16 == 0 ? GemmObstacle::none : GemmObstacle::alignment;
-}
-
-GemmObstacle obstacle_of_blocks(const GemmForm& form, const GemmDevice& device) {
-  if (form.a.how.block() == 32) {
-    if (!blackwell_of_servers(device.architecture)) return GemmObstacle::architecture;
-    return device.library < kFirstWithMx ? GemmObstacle::old_library : GemmObstacle::none;
+  if (form.m % 16 != 0 || form.n % 16 != 0 || form.k % block != 0) return GemmObstacle::sizes;
+  if (std::min(form.a.alignment, form.b.alignment) % 16 != 0) return GemmObstacle::alignment;
+  if (block == 32) {
+    if (device.architecture / 10 != 10) return GemmObstacle::architecture;  // Blackwell of servers
+    if (device.library < kFirstWithMx) return GemmObstacle::old_library;
+  } else {
+    if (block != 128 || device.architecture != 90) return GemmObstacle::architecture;
+    if (device.library < kFirstWithBlocks) return GemmObstacle::old_library;
+    if (form.a.how.tiles() && form.b.how.tiles()) return GemmObstacle::two_tiles;
   }
-  if (form.a.how.block() != 128 || device.architecture != 90) return GemmObstacle::architecture;
-  if (device.library < kFirstWithBlocks) return GemmObstacle::old_library;
-  return form.a.how.tiles() && form.b.how.tiles() ? GemmObstacle::two_tiles : GemmObstacle::none;
-}
-
-GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
-  if (const GemmObstacle found = obstacle_of_operands(form); found != GemmObstacle::none) return found;
-  if (const GemmObstacle found = obstacle_of_blocks(form, device); found != GemmObstacle::none) return found;
   return device.native ? GemmObstacle::none : GemmObstacle::switched_off;
 }
 
@@ -83,25 +74,19 @@ GemmRoute on_cpu(const GemmForm& form) {
   return {.path = GemmPath::cpu, .obstacle = obstacle, .dequantized = operands_of_codes(form), .bound = fp32_bound(form.k)};
 }
 
-GemmRoute plain(const GemmForm& form, GemmObstacle obstacle) {
-  return {.path = GemmPath::plain, .obstacle = obstacle, .bound = fp32_bound(form.k)};
-}
-
 // Rows in memory are copied by 16 bytes.
 GemmObstacle obstacle_of_mma(const GemmForm& form) {
-  const auto values = [](const GemmOperandForm& o) { return !is_codes(o); };
   for (const GemmOperandForm& operand : {form.a, form.b}) {
-    if (values(operand) && operand.dtype != Dtype::bf16) return GemmObstacle::fp32_values;
+    if (!is_codes(operand) && operand.dtype != Dtype::bf16) return GemmObstacle::fp32_values;
   }
   const int64_t row_of_a = form.a.transposed ? form.m : form.k, row_of_b = form.b.transposed ? form.k : form.n;
   return row_of_a % 8 == 0 && row_of_b % 8 == 0 ? GemmObstacle::none : GemmObstacle::rows;
 }
 
-GemmRoute by_mma(const GemmForm& form, const GemmDevice& device, GemmObstacle obstacle) {
-  return {.path = GemmPath::mma,
-          .obstacle = obstacle,
-          .dequantized = operands_of_codes(form),
-          .bound = bf16_bound(form.k, device.architecture)};
+// Our kernels: on tensor cores unless there is `hindrance`.
+GemmRoute without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle hindrance, GemmObstacle why) {
+  if (hindrance != GemmObstacle::none) return {.path = GemmPath::plain, .obstacle = why, .bound = fp32_bound(form.k)};
+  return {.path = GemmPath::mma, .obstacle = why, .dequantized = operands_of_codes(form), .bound = bf16_bound(form.k, device.architecture)};
 }
 
 GemmRoute native(const GemmForm& form, const GemmDevice& device) {
@@ -228,15 +213,16 @@ GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device) {
 }
 
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why) {
-  return form.k > 0 && obstacle_of_mma(form) == GemmObstacle::none ? by_mma(form, device, why) : plain(form, why);
+  return without_library(form, device, form.k > 0 ? obstacle_of_mma(form) : GemmObstacle::nothing, why);
 }
 
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows) {
   if (device.architecture == 0) return on_cpu(of_a_group);
+  const GemmObstacle grouped = operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none;
   if (usual_rows >= kRowsForLibrary && obstacle_of_library(of_a_group, device) == GemmObstacle::none)
-    return of_values(of_a_group, device, operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none);
-  if (const GemmObstacle found = obstacle_of_mma(of_a_group); found != GemmObstacle::none) return plain(of_a_group, found);
-  return by_mma(of_a_group, device, operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none);
+    return of_values(of_a_group, device, grouped);
+  const GemmObstacle hindrance = obstacle_of_mma(of_a_group);
+  return without_library(of_a_group, device, hindrance, hindrance == GemmObstacle::none ? grouped : hindrance);
 }
 
 }  // namespace mantissa

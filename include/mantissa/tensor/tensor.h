@@ -11,6 +11,7 @@
 #include <ostream>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "mantissa/base/error.h"
 #include "mantissa/formats/bf16.h"
@@ -26,25 +27,15 @@ std::ostream& operator<<(std::ostream& out, Dtype dtype);
 template <class T>
 struct DtypeOf;
 template <>
-struct DtypeOf<float> {
-  static constexpr Dtype value = Dtype::f32;
-};
+struct DtypeOf<float> : std::integral_constant<Dtype, Dtype::f32> {};
 template <>
-struct DtypeOf<bf16> {
-  static constexpr Dtype value = Dtype::bf16;
-};
+struct DtypeOf<bf16> : std::integral_constant<Dtype, Dtype::bf16> {};
 template <>
-struct DtypeOf<double> {
-  static constexpr Dtype value = Dtype::f64;
-};
+struct DtypeOf<double> : std::integral_constant<Dtype, Dtype::f64> {};
 template <>
-struct DtypeOf<int32_t> {
-  static constexpr Dtype value = Dtype::i32;
-};
+struct DtypeOf<int32_t> : std::integral_constant<Dtype, Dtype::i32> {};
 template <>
-struct DtypeOf<uint8_t> {
-  static constexpr Dtype value = Dtype::u8;
-};
+struct DtypeOf<uint8_t> : std::integral_constant<Dtype, Dtype::u8> {};
 
 // Up to five dimensions, each >= 0. Rank 0 is a scalar with one element.
 class Shape {
