@@ -59,88 +59,64 @@ void add_error(ErrorSums& sums, float x, float value, bool clipped) {
   sums[Part::elements] += 1.0;
 }
 
-// Rounds `out` in place, by row blocks.
+// Rounds `out` in place, by row blocks; in order where the error is wanted.
 template <class T>
-class Rounder {
- public:
-  explicit Rounder(const Simulate& k) : k_(k), how_(k.how), out_(k.out.device_data<T>()), rows_(k.out.dim(0)), columns_(k.out.dim(1)) {}
-
-  void run() {
-    const int64_t row_blocks = ceil_div(rows_, how_.block_rows);
-    keys_.resize(static_cast<size_t>(row_blocks * across()));
-    parallel_for(row_blocks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t row_block = begin; row_block < end; ++row_block) measure(row_block);
-    });
-    for (const uint32_t key : keys_) tensor_amax_ = std::max(tensor_amax_, amax_of_key(key));
-    const auto round_blocks = [&](int64_t begin, int64_t end) {
-      ElementWords words(k_.draws);
-      for (int64_t row_block = begin; row_block < end; ++row_block) round(row_block, words);
-    };
-    if (!k_.error.defined()) return parallel_for(row_blocks, 1, round_blocks);
-    round_blocks(0, row_blocks);
-    std::ranges::copy(sums_, k_.error.template device_data<double>());
-  }
-
- private:
-  int64_t across() const { return ceil_div(columns_, how_.block_cols); }
-  Block block(int64_t row_block, int64_t i) const {
-    const int64_t row = row_block * how_.block_rows, column = i * how_.block_cols;
-    return {row, std::min(how_.block_rows, rows_ - row), column, std::min(how_.block_cols, columns_ - column)};
-  }
-  uint32_t& key(int64_t row_block, int64_t i) { return keys_[static_cast<size_t>(row_block * across() + i)]; }
-
-  void measure(int64_t row_block) {
-    for (int64_t i = 0; i < across(); ++i) {
-      uint32_t& most = key(row_block, i);
-      for_each_element(block(row_block, i),
-                       [&](int64_t r, int64_t c) { most = std::max(most, amax_key(fp32_bits(out_[r * columns_ + c]), how_.rule)); });
+void round(const Simulate& k) {
+  const Simulation& how = k.how;
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1);
+  const int64_t row_blocks = ceil_div(rows, how.block_rows), across = ceil_div(columns, how.block_cols);
+  T* out = k.out.device_data<T>();
+  const auto block = [&](int64_t row_block, int64_t i) {
+    const int64_t row = row_block * how.block_rows, column = i * how.block_cols;
+    return Block{row, std::min(how.block_rows, rows - row), column, std::min(how.block_cols, columns - column)};
+  };
+  std::vector<uint32_t> keys(static_cast<size_t>(row_blocks * across));  // keys of the amax of each block
+  const auto key = [&](int64_t row_block, int64_t i) -> uint32_t& { return keys[static_cast<size_t>(row_block * across + i)]; };
+  parallel_for(row_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row_block = begin; row_block < end; ++row_block) {
+      for (int64_t i = 0; i < across; ++i) {
+        uint32_t& most = key(row_block, i);
+        for_each_element(block(row_block, i),
+                         [&](int64_t r, int64_t c) { most = std::max(most, amax_key(fp32_bits(out[r * columns + c]), how.rule)); });
+      }
     }
-  }
-
-  void round(int64_t row_block, ElementWords& words) {
-    for (int64_t i = 0; i < across(); ++i) {
-      const SimulatedBlock scale =
-          SimulatedBlock::make(amax_of_key(key(row_block, i)), tensor_amax_, how_, static_cast<float>(grid_.largest()));
+  });
+  uint32_t tensor_amax = 0;
+  for (const uint32_t each : keys) tensor_amax = std::max(tensor_amax, amax_of_key(each));
+  const ElementGrid grid(how.element);
+  const int32_t* counted = k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr;
+  ErrorSums sums{};
+  const auto round_blocks = [&](int64_t begin, int64_t end) {
+    ElementWords words(k.draws);
+    for (int64_t item = begin * across; item < end * across; ++item) {
+      const int64_t row_block = item / across, i = item % across;
+      const auto scale = SimulatedBlock::make(amax_of_key(key(row_block, i)), tensor_amax, how, static_cast<float>(grid.largest()));
       bool any = false;
       for_each_element(block(row_block, i), [&](int64_t r, int64_t c) {
-        T& element = out_[r * columns_ + c];
+        T& element = out[r * columns + c];
         const float x = widened(element);
-        element = narrowed<T>(rounded(x, scale, [&] { return words(r, c); }));
-        if (!counts(r)) return;
-        add_error(sums_, x, widened(element), std::fabs(scale.scaled(x)) > grid_.largest());
+        const double y = scale.scaled(x);
+        float value = std::numeric_limits<float>::quiet_NaN();
+        if (!scale.poisoned()) value = scale.value(how.rounding == Rounding::nearest ? grid.nearest(y) : grid.at_random(y, words(r, c)));
+        element = narrowed<T>(value);
+        if (!k.error.defined() || (counted && counted[r] < 0)) return;
+        add_error(sums, x, widened(element), std::fabs(y) > grid.largest());
         any = true;
       });
-      if (any) sums_[QuantizationError::scales + scale.exponent()] += 1.0;
+      if (any) sums[QuantizationError::scales + scale.exponent()] += 1.0;
     }
-  }
-
-  // Returns true if the error is wanted and this row counts.
-  bool counts(int64_t row) const { return k_.error.defined() && (!rows_counted_ || rows_counted_[row] >= 0); }
-
-  template <class Word>
-  float rounded(float x, const SimulatedBlock& scale, const Word& word) const {
-    if (scale.poisoned()) return std::numeric_limits<float>::quiet_NaN();
-    const double y = scale.scaled(x);
-    return scale.value(how_.rounding == Rounding::nearest ? grid_.nearest(y) : grid_.at_random(y, word()));
-  }
-
-  const Simulate& k_;
-  const Simulation& how_;
-  const ElementGrid grid_{how_.element};
-  T* out_;
-  int64_t rows_, columns_;
-  const int32_t* rows_counted_ = k_.rows.defined() ? k_.rows.device_data<int32_t>() : nullptr;
-  std::vector<uint32_t> keys_;  // keys of the amax of each block
-  uint32_t tensor_amax_ = 0;
-  ErrorSums sums_{};
-};
+  };
+  if (!k.error.defined()) return parallel_for(row_blocks, 1, round_blocks);
+  round_blocks(0, row_blocks);
+  std::ranges::copy(sums, k.error.device_data<double>());
+}
 
 }  // namespace
 
 void CpuReference::execute(const Simulate& k) {
   with_dtypes(k, [&]<class X, class T>() {
     write_source<X, T>(k);
-    Rounder<T>(k).run();
+    round<T>(k);
   });
 }
 

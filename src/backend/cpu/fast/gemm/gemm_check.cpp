@@ -33,47 +33,33 @@ std::vector<float> operand(int64_t rows, int64_t cols, uint32_t what, bool same_
   return out;
 }
 
-// Makes operands of so much depth.
-class Tile {
- public:
-  Tile(const PackedGemm& gemm, Alike alike, int64_t depth) : gemm_(gemm), shape_(gemm.shape()), depth_(depth) {
-    a_ = operand(shape_.rows, depth, 0, alike == Alike::rows, false);
-    b_ = operand(depth, shape_.cols, 1, false, alike == Alike::columns);
-  }
-
-  // Two GEMMs in a row: the second one adds to the sums of the first.
-  std::vector<float> sums() const {
-    std::vector<float> out(static_cast<size_t>(gemm_.sums()));
-    parallel_for(1, 1, Subnormals::flushed, [&](int64_t, int64_t) {
-      TileWorker worker(gemm_);
-      AlignedBytes a, b, sums;
-      std::byte* const packed_a = a.at_least(gemm_.a_bytes());
-      std::byte* const packed_b = b.at_least(gemm_.b_bytes());
-      gemm_.pack_a(block(a_, shape_.rows, depth_), packed_a);
-      gemm_.pack_b(block(b_, depth_, shape_.cols), packed_b);
-      auto* const c = reinterpret_cast<float*>(sums.at_least(gemm_.sums() * 4));
-      for (const bool accumulate : {false, true}) worker.run(packed_a, packed_b, accumulate, c);
-      std::copy_n(c, gemm_.sums(), out.data());
-    });
-    return out;
-  }
-
- private:
+// Returns the sums of two GEMMs in a row, of operands of so much depth: the second one adds to the sums of the first.
+std::vector<float> sums_of(const PackedGemm& gemm, Alike alike, int64_t depth) {
+  const TileShape& shape = gemm.shape();
+  const std::vector<float> a = operand(shape.rows, depth, 0, alike == Alike::rows, false),
+                           b = operand(depth, shape.cols, 1, false, alike == Alike::columns);
+  std::vector<bf16> rounded;
   // Converts to the dtype of the tile, in memory that lasts until the next call.
-  Block block(const std::vector<float>& values, int64_t rows, int64_t cols) const {
-    thread_local std::vector<bf16> rounded;
-    const bool narrow = gemm_.dtype() == Dtype::bf16;
+  const auto block = [&](const std::vector<float>& values, int64_t rows, int64_t cols) {
+    const bool narrow = gemm.dtype() == Dtype::bf16;
     rounded.clear();
     for (const float value : values) rounded.push_back(to_bf16(value));
     const auto* data = narrow ? reinterpret_cast<const std::byte*>(rounded.data()) : reinterpret_cast<const std::byte*>(values.data());
-    return {.data = data, .dtype = gemm_.dtype(), .ld = cols, .rows = rows, .cols = cols, .transposed = false};
-  }
-
-  const PackedGemm& gemm_;
-  TileShape shape_;
-  int64_t depth_;
-  std::vector<float> a_, b_;
-};
+    return Block{.data = data, .dtype = gemm.dtype(), .ld = cols, .rows = rows, .cols = cols, .transposed = false};
+  };
+  std::vector<float> out(static_cast<size_t>(gemm.sums()));
+  parallel_for(1, 1, Subnormals::flushed, [&](int64_t, int64_t) {
+    TileWorker worker(gemm);
+    AlignedBytes a_bytes, b_bytes, sums_bytes;
+    std::byte *const packed_a = a_bytes.at_least(gemm.a_bytes()), *const packed_b = b_bytes.at_least(gemm.b_bytes());
+    gemm.pack_a(block(a, shape.rows, depth), packed_a);
+    gemm.pack_b(block(b, depth, shape.cols), packed_b);
+    auto* const sums = reinterpret_cast<float*>(sums_bytes.at_least(gemm.sums() * 4));
+    for (const bool accumulate : {false, true}) worker.run(packed_a, packed_b, accumulate, sums);
+    std::copy_n(sums, gemm.sums(), out.data());
+  });
+  return out;
+}
 
 }  // namespace
 
@@ -97,7 +83,7 @@ std::string unequal_places(const PackedGemm& gemm) {
   std::string out;
   for (const Alike alike : {Alike::rows, Alike::columns}) {
     const auto [rows, cols, depth] = gemm.shape();
-    const std::vector<float> sums = Tile(gemm, alike, depth).sums();
+    const std::vector<float> sums = sums_of(gemm, alike, depth);
     const bool by_row = alike == Alike::rows;
     const int64_t unequal = unequal_lines(sums, cols, alike);
     if (unequal == 0) continue;
@@ -110,7 +96,7 @@ std::string unequal_places(const PackedGemm& gemm) {
 std::string unequal_depths(const PackedGemms& gemms) {
   const auto& [whole, half] = gemms;
   const int64_t depth = half.shape().depth;
-  const std::vector<float> one = Tile(half, Alike::rows, depth).sums(), other = Tile(whole, Alike::rows, depth).sums();
+  const std::vector<float> one = sums_of(half, Alike::rows, depth), other = sums_of(whole, Alike::rows, depth);
   if (std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0) return "";
   return text(half.dtype(), ", depths ", depth, " and ", whole.shape().depth, " differ");
 }

@@ -173,76 +173,58 @@ void finish(const TiledGemm& gemm, const TileShape& shape, int64_t row, int64_t 
 }
 
 // Runs one task: its sums, its packed part of a, and a tile of b where b is not shared.
-class TaskRun {
- public:
-  TaskRun(const Task& task, const PackedGemms& tiles, AlignedBytes& memory)
-      : task_(task), block_(*task.block), tiles_(tiles), depth_(tiles_of(*block_.gemm, tiles.whole.shape()).depth) {
-    const PackedGemm& tile = tiles.whole;
-    const bool whole = block_.cut.whole_depth;
-    const int64_t sums = task.row_tiles * (whole ? 1 : task.col_tiles) * tile.sums();
-    const int64_t a_bytes = task.row_tiles * (whole ? depth_ : 1) * tile.a_bytes();
-    sums_ = {reinterpret_cast<float*>(memory.at_least(sums * 4 + a_bytes + (block_.cut.shared ? 0 : tile.b_bytes()))),
-             static_cast<size_t>(sums)};
-    a_ = reinterpret_cast<std::byte*>(sums_.data() + sums);
-    b_ = a_ + a_bytes;
-  }
-
-  void run() {
-    if (block_.cut.whole_depth) {
-      if (depth_ == 0) std::ranges::fill(sums_, 0.0F);
-      for (int64_t k = 0; k < depth_; ++k) pack_a(k, k);
-      for (int64_t j = 0; j < task_.col_tiles; ++j) {
-        for (int64_t k = 0; k < depth_; ++k) add(k, k, j, 0);
-        finish_column(j, 0);
-      }
-    } else {
-      for (int64_t k = 0; k < depth_; ++k) {
-        pack_a(k, 0);
-        for (int64_t j = 0; j < task_.col_tiles; ++j) add(k, 0, j, j);
-      }
-      for (int64_t j = 0; j < task_.col_tiles; ++j) finish_column(j, j);
-    }
-  }
-
- private:
+void run_task(const Task& task, const PackedGemms& tiles) {
+  const ColumnBlock& block = *task.block;
+  const PackedGemm& tile = tiles.whole;
+  const TileShape& shape = tile.shape();
+  TileWorkers& workers = tile_workers(tile.dtype());
+  const int64_t depth = tiles_of(*block.gemm, shape).depth;
+  const bool whole = block.cut.whole_depth;
+  const int64_t elements = task.row_tiles * (whole ? 1 : task.col_tiles) * tile.sums();
+  const int64_t a_bytes = task.row_tiles * (whole ? depth : 1) * tile.a_bytes();
+  thread_local AlignedBytes memory;
+  auto* const all_sums = reinterpret_cast<float*>(memory.at_least(elements * 4 + a_bytes + (block.cut.shared ? 0 : tile.b_bytes())));
+  auto* const all_a = reinterpret_cast<std::byte*>(all_sums + elements);
+  std::byte* const own_b = all_a + a_bytes;
   // A step of the depth and a column of tiles have a place among those kept.
-  std::byte* a(int64_t place, int64_t i) const { return a_ + (place * task_.row_tiles + i) * tiles_.whole.a_bytes(); }
-  float* sums(int64_t place, int64_t i) const { return sums_.data() + (place * task_.row_tiles + i) * tiles_.whole.sums(); }
-
-  void pack_a(int64_t k, int64_t place) {
-    const TileShape& shape = tiles_.whole.shape();
-    const PackedGemm& tile = tiles_.for_depth(left(block_, shape, k));
-    for (int64_t i = 0; i < task_.row_tiles; ++i) {
-      tile.pack_a(block_.gemm->a.part((task_.row + i) * shape.rows, k * shape.depth, shape.rows, shape.depth), a(place, i));
+  const auto a = [&](int64_t place, int64_t i) { return all_a + (place * task.row_tiles + i) * tile.a_bytes(); };
+  const auto sums = [&](int64_t place, int64_t i) { return all_sums + (place * task.row_tiles + i) * tile.sums(); };
+  const auto pack_a = [&](int64_t k, int64_t place) {
+    const PackedGemm& packed = tiles.for_depth(left(block, shape, k));
+    for (int64_t i = 0; i < task.row_tiles; ++i) {
+      packed.pack_a(block.gemm->a.part((task.row + i) * shape.rows, k * shape.depth, shape.rows, shape.depth), a(place, i));
     }
-  }
-
-  void add(int64_t k, int64_t k_place, int64_t j, int64_t j_place) {
-    const std::byte* b = b_;
-    if (block_.cut.shared) {
-      b = block_.packed_b + ((task_.col + j) * depth_ + k) * tiles_.whole.b_bytes();
+  };
+  const auto add = [&](int64_t k, int64_t k_place, int64_t j, int64_t j_place) {
+    const std::byte* b = own_b;
+    if (block.cut.shared) {
+      b = block.packed_b + ((task.col + j) * depth + k) * tile.b_bytes();
     } else {
-      pack_b(block_, tiles_, k, task_.col + j, b_);
+      pack_b(block, tiles, k, task.col + j, own_b);
     }
-    TileWorker& worker = workers_.for_depth(left(block_, tiles_.whole.shape(), k));
-    for (int64_t i = 0; i < task_.row_tiles; ++i) worker.run(a(k_place, i), b, k > 0, sums(j_place, i));
-  }
-
-  void finish_column(int64_t j, int64_t place) {
-    const TileShape& shape = tiles_.whole.shape();
-    for (int64_t i = 0; i < task_.row_tiles; ++i) {
-      finish(*block_.gemm, shape, (task_.row + i) * shape.rows, (block_.col + task_.col + j) * shape.cols, sums(place, i));
+    TileWorker& worker = workers.for_depth(left(block, shape, k));
+    for (int64_t i = 0; i < task.row_tiles; ++i) worker.run(a(k_place, i), b, k > 0, sums(j_place, i));
+  };
+  const auto finish_column = [&](int64_t j, int64_t place) {
+    for (int64_t i = 0; i < task.row_tiles; ++i) {
+      finish(*block.gemm, shape, (task.row + i) * shape.rows, (block.col + task.col + j) * shape.cols, sums(place, i));
     }
+  };
+  if (whole) {
+    if (depth == 0) std::fill_n(all_sums, elements, 0.0F);
+    for (int64_t k = 0; k < depth; ++k) pack_a(k, k);
+    for (int64_t j = 0; j < task.col_tiles; ++j) {
+      for (int64_t k = 0; k < depth; ++k) add(k, k, j, 0);
+      finish_column(j, 0);
+    }
+  } else {
+    for (int64_t k = 0; k < depth; ++k) {
+      pack_a(k, 0);
+      for (int64_t j = 0; j < task.col_tiles; ++j) add(k, 0, j, j);
+    }
+    for (int64_t j = 0; j < task.col_tiles; ++j) finish_column(j, j);
   }
-
-  const Task& task_;
-  const ColumnBlock& block_;
-  const PackedGemms& tiles_;
-  int64_t depth_;
-  TileWorkers& workers_ = tile_workers(tiles_.whole.dtype());
-  std::span<float> sums_;
-  std::byte *a_, *b_;
-};
+}
 
 // Runs the column blocks that share memory for packed tiles of b.
 class Batch {
@@ -275,8 +257,7 @@ class Batch {
       add_tasks(block, tiles, ceil_div(num_threads() * size(block, tiles), std::max<int64_t>(1, all)), tasks);
     }
     parallel_for(std::ssize(tasks), 1, subnormals_, [&](int64_t begin, int64_t end) {
-      thread_local AlignedBytes memory;
-      for (int64_t t = begin; t < end; ++t) TaskRun(tasks[static_cast<size_t>(t)], tiles_, memory).run();
+      for (int64_t t = begin; t < end; ++t) run_task(tasks[static_cast<size_t>(t)], tiles_);
     });
     blocks_.clear();
     shared_ = 0;

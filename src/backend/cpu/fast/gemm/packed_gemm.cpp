@@ -45,11 +45,6 @@ using Halves = uint16_t __attribute__((vector_size(32)));
 
 constexpr int64_t kCacheLineBytes = 64;
 
-[[gnu::always_inline]] inline void widen_row(const bf16* from, float* to, int64_t n) {
-  simd::for_lanes(
-      n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(to + j, simd::load(from + j, part), part); });
-}
-
 // The unit of transposition: `kRows` rows of eight elements become eight vectors of `kRows` lanes. Memory of any alignment.
 template <class T>
 struct Lanes {};
@@ -168,7 +163,7 @@ void copy_rows(const Block& from, const TileLayout& tile, std::byte* to) {
     if (from.dtype == tile.dtype) {
       std::memcpy(out, row, row_bytes);
     } else {
-      cloned<widen_row>(reinterpret_cast<const bf16*>(row), reinterpret_cast<float*>(out), from.cols);
+      cloned<simd::convert<bf16, float>>(reinterpret_cast<const bf16*>(row), reinterpret_cast<float*>(out), from.cols);
     }
   }
 }
