@@ -133,6 +133,14 @@ class CudaBackend final : public Backend {
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
+  // Both norms: an RMS norm is a layer norm without mean and bias.
+  template <bool kLayerNorm>
+  void normalize(const LayerNormForward& k);
+  template <bool kLayerNorm>
+  void differentiate_norm(const LayerNormBackward& k);
+  // out[j] (+)= the sum of column j over the rows that a term of sum_pieces() gives (rows/column_sums.h).
+  template <class Term>
+  void sum_rows(const Term& term, int64_t rows, int64_t cols, const Tensor& out, bool accumulate);
 
   // Launches nothing if a grid has no blocks, which CUDA refuses.
   template <class... P>

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "backend/cuda/codes/packs.h"
+#include "backend/cuda/cuda_backend.h"
+#include "mantissa/backend/functions.h"
 
 namespace mantissa::gpu {
 
@@ -25,6 +27,14 @@ __global__ void __launch_bounds__(kThreads) sum_pieces(Term term, int64_t rows, 
     Packs<float>{partials + piece * cols, cols, cols % kPack == 0}.write(column, sum);
   });
 }
+
+// A term of sum_pieces(): the rows of a matrix themselves.
+template <class T>
+struct RowTerm {
+  Packs<const T> first_row;
+
+  __device__ Pack operator()(int64_t row, int64_t first) const { return first_row.row(row).read(first); }
+};
 
 // Sums of the columns of a block, by each of its warps.
 struct SumsOfColumns {
@@ -85,3 +95,16 @@ inline Grid grid_of_pieces(int64_t rows, int64_t cols) {
 inline Grid grid_of_columns(int64_t cols) { return {ceil_div(cols, int64_t{kWarp}), kThreads}; }
 
 }  // namespace mantissa::gpu
+
+namespace mantissa {
+
+template <class Term>
+void CudaBackend::sum_rows(const Term& term, int64_t rows, int64_t cols, const Tensor& out, bool accumulate) {
+  const int64_t pieces = ceil_div(rows, gpu::kRowsOfPiece);
+  const Tensor partials = empty(*this, Dtype::f32, {pieces * cols});
+  launch(gpu::sum_pieces<Term>, gpu::grid_of_pieces(rows, cols), term, rows, cols, partials.device_data<float>());
+  launch(gpu::add_pieces<float>, gpu::grid_of_columns(cols), partials.device_data<float>(), pieces, cols, out.device_data<float>(),
+         accumulate);
+}
+
+}  // namespace mantissa

@@ -1,109 +1,263 @@
-#include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/rows/norm_backward.h"
-#include "mantissa/backend/functions.h"
+// RMS norm and layer norm. With n = (x - mean) * rstd: y = n * weight + bias, where an RMS norm has neither mean nor bias. With g = dy *
+// weight: dx = rstd * (g - mean(g) - n * mean(g n)), dweight = sum of dy * n and dbias = sum of dy, where an RMS norm has no mean(g).
+#include "backend/cuda/gemm/aligned.h"
+#include "backend/cuda/rows/column_sums.h"
+
+namespace mantissa::gpu {
+
+// Operands that both passes read, rows of `weight.count` channels.
+template <bool kLayerNorm, class T>
+struct NormRows {
+  Packs<const T> x, weight;
+  int64_t count;
+  float *mean, *rstd;
+
+  __device__ float mean_of_row(int64_t row) const { return kLayerNorm ? mean[row] : 0.0F; }
+};
+
+// Operands of all gradients in one pass: rows of whole packs, all of which begin at multiples of 16 bytes.
+template <class T>
+struct NormGradients {
+  const T *x, *weight, *dy;
+  const float *mean, *rstd;  // mean: of a layer norm
+  T* dx;
+  float* partials;  // [1 or 2, pieces, channels] of the weight and, in a layer norm, of the bias
+  int64_t rows, channels;
+};
+
+}  // namespace mantissa::gpu
 
 namespace mantissa {
 namespace {
 
 using namespace gpu;
 
-// Operands that both passes read, rows of `weight.count` channels.
 template <class T>
-struct NormRows {
-  Packs<const T> x, weight;
-  int64_t count;
-};
+__device__ Pack normalized(const Packs<const T>& x, int64_t first, float mean, float rstd) {
+  Pack out = x.read(first);
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = (out.at[i] - mean) * rstd;
+  return out;
+}
 
-template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm(NormRows<T> k, Packs<T> y, float* rstd, float eps) {
+// bias.values may be null.
+template <bool kLayerNorm, class Team, class T>
+__global__ void __launch_bounds__(kThreads) norm_forward(NormRows<kLayerNorm, T> k, Packs<const T> bias, Packs<T> y, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
   const Packs<const T> x = k.x.row(row);
-  float squares = 0.0F;
+  float mean = 0.0F, squares = 0.0F;
+  if constexpr (kLayerNorm) {
+    float sum = 0.0F;
+    for_each_pack_of_row<Team>(channels, [&](int64_t first) {
+      for (const float value : x.read(first).at) sum += value;
+    });
+    mean = Team::sum(sum) / static_cast<float>(channels);
+  }
   for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-    for (const float value : x.read(first).at) squares += value * value;
+    const Pack pack = x.read(first);
+    float sum = kLayerNorm ? 0.0F : squares;  // a layer norm sums a pack by itself
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) sum += !kLayerNorm || first + i < channels ? (pack.at[i] - mean) * (pack.at[i] - mean) : 0.0F;
+    squares = kLayerNorm ? squares + sum : sum;
   });
   const float scale = 1.0F / sqrtf(Team::sum(squares) / static_cast<float>(channels) + eps);
-  if (Team::rank() == 0) rstd[row] = scale;
   for_each_pack_of_row<Team>(channels, [&](int64_t first) {
     Pack out = x.read(first);
-    const Pack weight = k.weight.read(first);
+    const Pack weight = k.weight.read(first), added = kLayerNorm && bias.values != nullptr ? bias.read(first) : Pack{};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.at[i] = out.at[i] * scale * weight.at[i];
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float scaled = (out.at[i] - mean) * scale * weight.at[i];
+      out.at[i] = kLayerNorm && bias.values != nullptr ? scaled + added.at[i] : scaled;
+    }
     y.row(row).write(first, out);
   });
+  if (Team::rank() != 0) return;
+  if (kLayerNorm) k.mean[row] = mean;
+  k.rstd[row] = scale;
 }
 
-// With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g n)).
-template <class Team, class T>
-__global__ void __launch_bounds__(kThreads) rms_norm_dx(NormRows<T> k, const float* rstd, Packs<const T> all_dy, Packs<T> dx) {
-  const int64_t row = Team::row(), channels = k.weight.count;
+template <bool kLayerNorm, class Team, class T>
+__global__ void __launch_bounds__(kThreads) norm_dx(NormRows<kLayerNorm, T> k, Packs<const T> all_dy, Packs<T> dx) {
+  const int64_t row = Team::row();
   if (row >= k.count) return;
   const Packs<const T> x = k.x.row(row), dy = all_dy.row(row);
-  const float scale = rstd[row];
-  float sum = 0.0F;
-  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-    const Pack own = x.read(first), gradient = dy.read(first), weight = k.weight.read(first);
+  const float mean = k.mean_of_row(row), scale = k.rstd[row];
+  float sum_g = 0.0F, sum_gn = 0.0F;
+  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+    const Pack n = normalized(x, first, mean, scale), gradient = dy.read(first), weight = k.weight.read(first);
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) sum += gradient.at[i] * weight.at[i] * (own.at[i] * scale);
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float g = gradient.at[i] * weight.at[i];
+      sum_g += g;
+      sum_gn += g * n.at[i];
+    }
   });
-  const float mean = Team::sum(sum) / static_cast<float>(channels);
-  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-    const Pack own = x.read(first), gradient = dy.read(first), weight = k.weight.read(first);
+  const auto channels = static_cast<float>(k.weight.count);
+  const float mean_g = kLayerNorm ? Team::sum(sum_g) / channels : 0.0F, mean_gn = Team::sum(sum_gn) / channels;
+  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+    const Pack n = normalized(x, first, mean, scale), gradient = dy.read(first), weight = k.weight.read(first);
     Pack out;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - own.at[i] * scale * mean);
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = scale * (gradient.at[i] * weight.at[i] - mean_g - n.at[i] * mean_gn);
     dx.row(row).write(first, out);
   });
 }
 
-template <class T>
-struct RmsWeightTerm {  // term of the gradient of the weight
-  NormRows<T> rows;
+template <bool kLayerNorm, class T>
+struct NormWeightTerm {  // term of the gradient of the weight
+  NormRows<kLayerNorm, T> rows;
   Packs<const T> dy;
-  const float* rstd;
 
   __device__ Pack operator()(int64_t row, int64_t first) const {
-    const float scale = rstd[row];
-    Pack out = rows.x.row(row).read(first);
+    Pack out = normalized(rows.x.row(row), first, rows.mean_of_row(row), rows.rstd[row]);
     const Pack gradient = dy.row(row).read(first);
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.at[i] = gradient.at[i] * (out.at[i] * scale);
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] *= gradient.at[i];
     return out;
   }
 };
 
+// Calls body(p, n, dy, g) with the packs of a lane in a row. Those of long rows are loaded in halves.
+template <unsigned kPacks, class T, class Body>
+__device__ inline void for_each_pack_of_lane(const NormGradients<T>& k, int64_t row, float mean, float rstd, Body body) {
+  constexpr unsigned kAtOnce = kPacks > 4 ? kPacks / 2 : kPacks;
+  MANTISSA_UNROLL
+  for (unsigned first = 0; first < kPacks; first += kAtOnce) {
+    const int64_t begin = first * kColumnsOfPacks, left = k.channels - begin;
+    const PacksOfLane<T, kAtOnce> x(k.x + row * k.channels + begin, left), dy(k.dy + row * k.channels + begin, left);
+    MANTISSA_UNROLL
+    for (unsigned p = 0; p < kAtOnce; ++p) {
+      const Pack gradient = values_of(dy.at[p]);
+      Pack n = values_of(x.at[p]),
+           g = values_of(PacksOfLane<T, 1>(k.weight + begin + p * kColumnsOfPacks, left - p * kColumnsOfPacks).at[0]);
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) {
+        n.at[i] = (n.at[i] - mean) * rstd;
+        g.at[i] *= gradient.at[i];
+      }
+      body(first + p, n, gradient, g);
+    }
+  }
+}
+
+// Blocks of a multiprocessor, so few that sharing its registers makes none spill.
+constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs) {
+  if (packs <= (layer_norm ? 1 : 2)) return 3;
+  return packs <= (layer_norm ? 3 : 4) ? 2 : 1;
+}
+
+// A block has a piece of rows, of which each warp has every eighth one. The barrier keeps the compiler from holding a row, which it reads
+// twice, in registers.
+template <bool kLayerNorm, unsigned kPacks, class T>
+__global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks)) norm_backward(NormGradients<T> k) {
+  Pack dweight[kPacks]{}, dbias[kPacks]{};
+  const int64_t first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.rows ? first_row + kRowsOfPiece : k.rows;
+  MANTISSA_UNROLL_BY(1)
+  for (int64_t row = first_row + warp(); row < end; row += kWarpsOfBlock) {
+    const float rstd = k.rstd[row], mean = kLayerNorm ? k.mean[row] : 0.0F;
+    float sum_g = 0.0F, sum_gn = 0.0F;
+    for_each_pack_of_lane<kPacks>(k, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack& dy, const Pack& g) {
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) {
+        sum_g += g.at[i];
+        sum_gn += g.at[i] * n.at[i];
+        dweight[p].at[i] += dy.at[i] * n.at[i];
+        dbias[p].at[i] += dy.at[i];
+      }
+    });
+    const auto channels = static_cast<float>(k.channels);
+    const float mean_g = kLayerNorm ? OfWarp::sum(sum_g) / channels : 0.0F, mean_gn = OfWarp::sum(sum_gn) / channels;
+    warp_barrier();
+    for_each_pack_of_lane<kPacks>(k, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack&, const Pack& g) {
+      Pack dx;
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) dx.at[i] = rstd * (g.at[i] - mean_g - n.at[i] * mean_gn);
+      if (column_of_lane(p) < k.channels) store(k.dx + row * k.channels + column_of_lane(p), rounded_pack<T>(dx));
+    });
+  }
+  MANTISSA_UNROLL
+  for (unsigned p = 0; p < kPacks; ++p) {
+    const int64_t first = p * kColumnsOfPacks, left = k.channels - first;
+    add_warps(dweight[p], left, k.partials + block() * k.channels + first);
+    if (kLayerNorm) add_warps(dbias[p], left, k.partials + (blocks() + block()) * k.channels + first);
+  }
+}
+
+// Packs of a lane that norm_backward() has registers for, at most.
+template <bool kLayerNorm>
+inline constexpr unsigned kMostPacksOfLane = kLayerNorm ? 6 : 8;
+
+// Calls body(kernel) with the norm_backward() for rows of so many channels: with 1, 2, 3, 4, 6 or 8 packs of a lane.
+template <bool kLayerNorm, class T, unsigned kPacks = 1, class Body>
+void with_norm_backward(int64_t channels, const Body& body) {
+  if constexpr (kPacks < kMostPacksOfLane<kLayerNorm>) {
+    constexpr unsigned kMore = kPacks + (kPacks < 4 ? 1 : 2);
+    if (channels > kPacks * kColumnsOfPacks) return with_norm_backward<kLayerNorm, T, kMore>(channels, body);
+  }
+  body(norm_backward<kLayerNorm, kPacks, T>);
+}
+
 }  // namespace
 
-void CudaBackend::execute(const RmsNormForward& k) {
+template <bool kLayerNorm>
+void CudaBackend::normalize(const LayerNormForward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
   with_values(k.x.dtype(), [&]<class T>() {
-    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>();
+    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const bias = data_or_null<T>(k.bias);
     T* const y = k.y.device_data<T>();
-    const RowPacks of{channels, begin_at_packs(channels, x, weight, y)};
+    const RowPacks of{channels, begin_at_packs(channels, x, weight, bias, y)};
+    const NormRows<kLayerNorm, T> all{of(x), of(weight), rows, data_or_null<float>(k.mean), k.rstd.device_data<float>()};
     with_team(rows, channels, [&]<class Team>(Grid grid) {
-      launch(rms_norm<Team, T>, grid, NormRows<T>{of(x), of(weight), rows}, of(y), k.rstd.device_data<float>(), static_cast<float>(k.eps));
+      launch(norm_forward<kLayerNorm, Team, T>, grid, all, of(bias), of(y), static_cast<float>(k.eps));
     });
   });
 }
 
-void CudaBackend::execute(const RmsNormBackward& k) {
-  const int64_t rows = k.x.dim(0), channels = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
-  const Tensor partials = empty(*this, Dtype::f32, {pieces * channels});
-  const auto launch_kernel = [&](const auto kernel, Grid grid, const auto& all) { launch(kernel, grid, all); };
+template <bool kLayerNorm>
+void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
+  const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
+  float *const mean = data_or_null<float>(k.mean), *const rstd = k.rstd.device_data<float>();
   with_values(k.x.dtype(), [&]<class T>() {
-    if (fits_norm_backward<false>(channels)) return launch_norm_backward<false, T>(*this, k, partials, launch_kernel);
+    if (channels % kPack == 0 && channels <= kMostPacksOfLane<kLayerNorm> * kColumnsOfPacks) {
+      const int64_t pieces = ceil_div(rows, kRowsOfPiece);
+      const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x, Contents::read),
+                   weight = aligned(*this, k.weight, Contents::read), dy = aligned(*this, k.dy, Contents::read),
+                   dx = aligned(*this, k.dx, Contents::overwritten);
+      const NormGradients<T> all{.x = x.device_data<T>(),
+                                 .weight = weight.device_data<T>(),
+                                 .dy = dy.device_data<T>(),
+                                 .mean = mean,
+                                 .rstd = rstd,
+                                 .dx = dx.device_data<T>(),
+                                 .partials = partials.device_data<float>(),
+                                 .rows = rows,
+                                 .channels = channels};
+      with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel) { launch(kernel, {pieces, kThreads}, all); });
+      copy_back(*this, dx, k.dx);
+      return launch(add_pieces_of_two<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
+                    partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(), data_or_null<float>(k.dbias),
+                    k.accumulate);
+    }
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
-    const float* const rstd = k.rstd.device_data<float>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
-    const NormRows<T> all{of(x), of(weight), rows};
-    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(rms_norm_dx<Team, T>, grid, all, rstd, of(dy), of(dx)); });
-    launch(sum_pieces<RmsWeightTerm<T>>, grid_of_pieces(rows, channels), RmsWeightTerm<T>{all, of(dy), rstd}, rows, channels,
-           partials.device_data<float>());
+    const NormRows<kLayerNorm, T> all{of(x), of(weight), rows, mean, rstd};
+    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(norm_dx<kLayerNorm, Team, T>, grid, all, of(dy), of(dx)); });
+    sum_rows(NormWeightTerm<kLayerNorm, T>{all, of(dy)}, rows, channels, k.dweight, k.accumulate);
+    if (k.dbias.defined()) sum_rows(RowTerm<T>{of(dy)}, rows, channels, k.dbias, k.accumulate);
   });
-  launch(add_pieces<float>, grid_of_columns(channels), partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(),
-         k.accumulate);
+}
+
+void CudaBackend::execute(const LayerNormForward& k) { normalize<true>(k); }
+void CudaBackend::execute(const RmsNormForward& k) {
+  normalize<false>({.x = k.x, .weight = k.weight, .y = k.y, .mean = {}, .rstd = k.rstd, .eps = k.eps});
+}
+
+void CudaBackend::execute(const LayerNormBackward& k) { differentiate_norm<true>(k); }
+void CudaBackend::execute(const RmsNormBackward& k) {
+  differentiate_norm<false>(
+      {.x = k.x, .weight = k.weight, .mean = {}, .rstd = k.rstd, .dy = k.dy, .dx = k.dx, .dweight = k.dweight, .accumulate = k.accumulate});
 }
 
 }  // namespace mantissa

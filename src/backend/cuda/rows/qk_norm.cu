@@ -190,15 +190,6 @@ struct HeadsWeightTerm {
   }
 };
 
-struct PartialTerm {
-  const float* partials;
-  int64_t columns;
-
-  __device__ Pack operator()(int64_t row, int64_t first) const {
-    return Packs<const float>{partials + row * columns, columns, columns % kPack == 0}.read(first);
-  }
-};
-
 }  // namespace
 
 void CudaBackend::execute(const QkNormForward& k) {
@@ -223,16 +214,14 @@ void CudaBackend::execute(const QkNormBackward& k) {
   const int64_t rows = k.x.dim(0), head_dim = heads.head_dim;
   // Sums over the rows of a piece; then, with a row for each head of each piece, over rows again.
   const auto sum_heads = [&]<class T>(int64_t first_head, int64_t count, const Tensor& out) {
-    const int64_t columns = count * head_dim, pieces = ceil_div(rows, kRowsOfPiece), pieces_again = ceil_div(pieces * count, kRowsOfPiece);
-    const Tensor partials = empty(*this, Dtype::f32, {pieces * columns}), again = empty(*this, Dtype::f32, {pieces_again * head_dim});
+    const int64_t columns = count * head_dim, pieces = ceil_div(rows, kRowsOfPiece);
+    const Tensor partials = empty(*this, Dtype::f32, {pieces * columns});
     const T *const x = k.x.device_data<T>(), *const dy = k.dy.device_data<T>();
-    const bool aligned = begin_at_packs(heads.row, x, dy) && first_head * head_dim % kPack == 0;
-    const HeadsWeightTerm<T> term{heads, x, dy, k.rstd.device_data<float>(), first_head, columns, aligned};
-    launch(sum_pieces<HeadsWeightTerm<T>>, grid_of_pieces(rows, columns), term, rows, columns, partials.device_data<float>());
-    launch(sum_pieces<PartialTerm>, grid_of_pieces(pieces * count, head_dim), PartialTerm{partials.device_data<float>(), head_dim},
-           pieces * count, head_dim, again.device_data<float>());
-    launch(add_pieces<float>, grid_of_columns(head_dim), again.device_data<float>(), pieces_again, head_dim, out.device_data<float>(),
-           k.accumulate);
+    const bool whole = begin_at_packs(heads.row, x, dy) && first_head * head_dim % kPack == 0;
+    launch(sum_pieces<HeadsWeightTerm<T>>, grid_of_pieces(rows, columns),
+           HeadsWeightTerm<T>{heads, x, dy, k.rstd.device_data<float>(), first_head, columns, whole}, rows, columns,
+           partials.device_data<float>());
+    sum_rows(RowTerm<float>{{partials.device_data<float>(), head_dim, head_dim % kPack == 0}}, pieces * count, head_dim, out, k.accumulate);
   };
   const auto in_one_pass = [&]<unsigned kLanes, class T>() {
     const int64_t pieces = ceil_div(rows, kRowsOfPiece);

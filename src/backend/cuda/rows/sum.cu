@@ -1,7 +1,5 @@
-#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/rows/column_sums.h"
 #include "backend/cuda/rows/ordered_sum.h"
-#include "mantissa/backend/functions.h"
 
 namespace mantissa {
 namespace {
@@ -13,13 +11,6 @@ __global__ void __launch_bounds__(kThreads) sum(const float* x, int64_t count, d
   const double total = sum_in_order(x, count);
   if (thread() == 0) *out = factor * total;
 }
-
-template <class T>
-struct Elements {
-  Packs<const T> x;  // rows of `count` columns
-
-  __device__ Pack operator()(int64_t row, int64_t first) const { return x.row(row).read(first); }
-};
 
 // Sums whole numbers, every sum of which fp64 holds, so any order will do.
 __global__ void __launch_bounds__(kThreads) sum_counts(const int32_t* counts, int64_t rows, int64_t columns, double* out) {
@@ -37,15 +28,11 @@ void CudaBackend::execute(const Sum& k) {
 }
 
 void CudaBackend::execute(const SumRows& k) {
-  const int64_t rows = k.x.dim(0), columns = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
-  const Tensor partials = empty(*this, Dtype::f32, {pieces * columns});
+  const int64_t rows = k.x.dim(0), columns = k.x.dim(1);
   with_values(k.x.dtype(), [&]<class T>() {
     const T* const x = k.x.device_data<T>();
-    launch(sum_pieces<Elements<T>>, grid_of_pieces(rows, columns), Elements<T>{{x, columns, begin_at_packs(columns, x)}}, rows, columns,
-           partials.device_data<float>());
+    sum_rows(RowTerm<T>{{x, columns, begin_at_packs(columns, x)}}, rows, columns, k.out, k.accumulate);
   });
-  launch(add_pieces<float>, grid_of_columns(columns), partials.device_data<float>(), pieces, columns, k.out.device_data<float>(),
-         k.accumulate);
 }
 
 void CudaBackend::execute(const SumCounts& k) {
