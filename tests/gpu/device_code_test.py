@@ -17,7 +17,6 @@ ARCHITECTURE = "sm_90a"
 EXPECTED = {
     "quantize.cu": (["LDG.E.128", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
     "gemm.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
-    "grouped_gemm.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "mma_gemm.cu": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "attention.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "flash_attention.cu": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),

@@ -100,35 +100,34 @@ class CudaBackend final : public Backend {
     Tensor flag{};  // up where a block of codes that become values has an extreme scale
     std::vector<Tensor> held{};
   };
-  // These need operands that begin at multiples of 16 bytes.
+  // Multiplies operands that begin at multiples of 16 bytes, by multiply(), and copies those that begin elsewhere.
+  template <class Product>
+  void multiply_aligned(const Product& k, bool accumulate);
   void multiply(const Gemm& k);
-  void multiply(const GroupedGemm& k);
-  void multiply(const GroupedWeightGradient& k);
+  template <class Groups>
+  void multiply(const Groups& k);
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
-  std::vector<gpu::LibraryGemm> groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b);
+  template <class Groups>
+  std::vector<gpu::LibraryGemm> library_groups(const Groups& k, const Tensor& a, const Tensor& b);
   // Returns whether the library multiplies them, `usual` being the form of a group that has the usual rows.
   bool ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups, uint32_t alignment);
-  void multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route);
   void add_extremes(const Gemm& k, const Scratch& scratch);
-  void add_extremes(const auto& groups, const Tensor& offsets, const Scratch& scratch);
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
   Tensor values_of(const Value& value, Scratch& scratch);
-  // Multiplies bf16 operands on tensor cores.
+  // These multiply bf16 operands on tensor cores: those of k, or a and b in their place.
   void multiply_values(const Gemm& k);
-  // Like multiply_values(), but for groups of rows; b_by_depth: the matrices of b are transposed.
-  void multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out);
-  void multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate);
+  void multiply_values(const GroupedGemm& k, const Tensor& a, const Tensor& b, const Tensor& offsets);
+  void multiply_values(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b, const Tensor& offsets);
   void clear_rows_of_no_group(const Tensor& out, const Tensor& offsets);
   // These multiply any operands, in fp32.
   void multiply_plainly(const Gemm& k, gpu::OnlyIf only_if = {});
-  void multiply_groups_plainly(const GroupedGemm& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
-  void multiply_groups_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
+  void multiply_plainly(const GroupedGemm& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
+  void multiply_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
   gpu::OnlyIf only_if_extreme(const Scratch& scratch) { return {scratch.flag.device_data<int32_t>(), &part().report->fp32_gemms}; }
   Tensor transposed_codes(const QuantizedTensor& x);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
   void clear_where(const Tensor& flag, const Tensor& values);
-  bool is_refused(const Gemm& k, const GemmForm& form, const GemmRoute& route) const;
   void report_refused(const GemmForm& form, const GemmRoute& route);
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 

@@ -1,5 +1,7 @@
+// GEMMs of any operands in fp32, also of groups of rows.
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/gemm_operand.h"
+#include "backend/cuda/moe/groups.h"
 
 namespace mantissa {
 namespace {
@@ -18,6 +20,44 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks) gemm(GemmSide a, GemmSi
   to.write(sums, a.outer, b.outer);
 }
 
+// A block has a tile of a group. The tiles of group g begin at index offsets[g] / kTile + g, where those of the groups before have ended:
+// so each finds its group, without the host knowing them, and at most one index a group is of no tile.
+template <class Out>
+__global__ void __launch_bounds__(kThreads, kGemmBlocks)
+    grouped_gemm(GemmSide a, GemmSide b, int64_t depth, int64_t matrix_rows, GroupOffsets groups, GemmTarget<Out> to, OnlyIf only_if) {
+  if (!is_up(only_if)) return;
+  auto index = static_cast<unsigned>(block());
+  b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
+  const auto first_tile = [&](int64_t g) { return groups.begin(g) / kTile + g; };
+  const int64_t group = groups.last(index, first_tile);
+  a.outer = {groups.begin(group) + (index - first_tile(group)) * kTile, groups.end(group)};
+  b.matrix.first_row = group * matrix_rows;
+  Sums sums;
+  if (a.outer.first < a.outer.end) add_product(block_shared<Sides>(), a, b, depth, sums);
+  to.write(sums, a.outer, b.outer);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) clear_rest(T* out, GroupOffsets groups, int64_t rows, int64_t cols) {
+  const int64_t first = groups.end() * cols;
+  for_each_element(rows * cols - first, [=](int64_t i) { out[first + i] = rounded<T>(0.0F); });
+}
+
+// A block has a tile of a group's gradient, out_rows x cols.
+__global__ void __launch_bounds__(kThreads, kGemmBlocks)
+    grouped_weight_gradient(GemmSide a, GemmSide b, int64_t out_rows, GroupOffsets groups, GemmTarget<float> to, OnlyIf only_if) {
+  if (!is_up(only_if)) return;
+  auto index = static_cast<unsigned>(block());
+  b.outer.first = take_last(index, ceil_div(to.cols, int64_t{kTile})) * kTile;
+  a.outer.first = take_last(index, ceil_div(out_rows, int64_t{kTile})) * kTile;
+  const int64_t group = index, depth = groups.end(group) - groups.begin(group);
+  a.matrix.first_row = b.matrix.first_row = groups.begin(group);
+  to.out += group * out_rows * to.cols;
+  Sums sums;
+  add_product(block_shared<Sides>(), a, b, depth, sums);
+  to.write(sums, a.outer, b.outer);
+}
+
 }  // namespace
 
 void CudaBackend::multiply_plainly(const Gemm& k, OnlyIf only_if) {
@@ -27,6 +67,31 @@ void CudaBackend::multiply_plainly(const Gemm& k, OnlyIf only_if) {
     launch(gemm<Out>, {ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, k.a.cols(),
            GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias_of(k)}, only_if);
   });
+}
+
+void CudaBackend::multiply_plainly(const GroupedGemm& k, const Tensor& offsets, OnlyIf only_if) {
+  const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
+  const GroupOffsets groups = groups_of(offsets);
+  const int64_t tiles = rows == 0 ? 0 : rows / kTile + groups.count;
+  const GemmSide a{gemm_matrix(k.a.value), true, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
+  with_values(k.out.dtype(), [&]<class Out>() {
+    launch(grouped_gemm<Out>, {tiles * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, k.a.cols(), shape_of(k.b.value)[0] / groups.count,
+           groups, GemmTarget<Out>{k.out.device_data<Out>(), cols, false}, only_if);
+  });
+}
+
+void CudaBackend::clear_rows_of_no_group(const Tensor& out, const Tensor& offsets) {
+  with_values(out.dtype(), [&]<class T>() {
+    launch(clear_rest<T>, {blocks_for(out.elements()), kThreads}, out.device_data<T>(), groups_of(offsets), out.dim(0), out.dim(1));
+  });
+}
+
+void CudaBackend::multiply_plainly(const GroupedWeightGradient& k, const Tensor& offsets, OnlyIf only_if) {
+  const int64_t rows = shape_of(k.a)[1], cols = k.out.dim(1);
+  const GroupOffsets groups = groups_of(offsets);
+  const GemmSide a{gemm_matrix(k.a), false, {0, rows}}, b{gemm_matrix(k.b), false, {0, cols}};
+  launch(grouped_weight_gradient, {groups.count * ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, rows,
+         groups, GemmTarget<float>{k.out.device_data<float>(), cols, k.accumulate}, only_if);
 }
 
 }  // namespace mantissa

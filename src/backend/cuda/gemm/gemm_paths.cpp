@@ -26,27 +26,6 @@ uint32_t alignment_of_rows(std::initializer_list<Tensor> all) {
   return static_cast<uint32_t>(bits & -bits);
 }
 
-// Returns a GEMM for each group that has rows.
-std::vector<gpu::LibraryGemm> groups_of_rows(const GroupedGemm& k, const Tensor& a, const Tensor& b) {
-  const std::vector<int64_t>& ends = k.host->offsets;
-  const int64_t rows_of_b = b.dim(0) / (std::ssize(ends) - 1);
-  std::vector<gpu::LibraryGemm> groups;
-  for (size_t g = 0; g + 1 < ends.size(); ++g) {
-    if (ends[g] == ends[g + 1]) continue;
-    const int64_t first = static_cast<int64_t>(g) * rows_of_b;
-    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), false),
-                      .b = matrix_of(b.slice(first, first + rows_of_b), k.b.transposed),
-                      .out = k.out.slice(ends[g], ends[g + 1]).device_bytes(),
-                      .out_dtype = k.out.dtype(),
-                      .accumulate = false,
-                      .bias = nullptr,
-                      .m = ends[g + 1] - ends[g],
-                      .n = k.out.dim(1),
-                      .k = a.dim(1)});
-  }
-  return groups;
-}
-
 // Key of a GEMM that the library refused: all that its answer may depend on.
 std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
   return text(gemm_path_name(route.path), ' ', form_text(form), k.bias.defined() ? " and a bias" : "", k.accumulate ? " adds" : "");
@@ -55,16 +34,12 @@ std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& ro
 // Where rows of out are not whole 16 bytes, kernels of cuBLASLt 13.1 were seen to round first.
 bool adds_biases_before_rounding(const GemmForm& form) { return form.out == Dtype::f32 || form.n % 8 == 0; }
 
-Contents contents_of_out(const Gemm& k) { return k.accumulate ? Contents::read : Contents::overwritten; }
-Contents contents_of_out(const GroupedGemm&) { return Contents::overwritten; }
-
-// Returns the GEMM with operands that begin at multiples of 16 bytes, copied where they did not.
-template <class Product>
-Product placed(Backend& device, const Product& k) {
-  Product out = k;
-  out.a.value = gpu::aligned(device, k.a.value), out.b.value = gpu::aligned(device, k.b.value);
-  out.out = gpu::aligned(device, k.out, contents_of_out(k));
-  return out;
+// Returns the values of a side, which may be an Operand.
+auto& value_in(auto& side) {
+  if constexpr (requires { side.value; })
+    return side.value;
+  else
+    return side;
 }
 
 }  // namespace
@@ -73,25 +48,23 @@ GemmDevice CudaBackend::gemm_device() const {
   return {.architecture = facts_.architecture, .library = library_ ? library_->version() : 0, .native = native_gemms_};
 }
 
+template <class Product>
+void CudaBackend::multiply_aligned(const Product& k, bool accumulate) {
+  Product at = k;
+  value_in(at.a) = gpu::aligned(*this, value_in(k.a)), value_in(at.b) = gpu::aligned(*this, value_in(k.b));
+  if constexpr (std::is_same_v<Product, Gemm>) {
+    if (k.bias.defined()) at.bias = gpu::aligned(*this, k.bias, Contents::read);
+  }
+  at.out = gpu::aligned(*this, k.out, accumulate ? Contents::read : Contents::overwritten);
+  multiply(at);
+  gpu::copy_back(*this, at.out, k.out);
+}
+
 void CudaBackend::execute(const Gemm& k) {
-  if (k.out.elements() == 0) return;
-  Gemm at = placed(*this, k);
-  if (k.bias.defined()) at.bias = gpu::aligned(*this, k.bias, Contents::read);
-  multiply(at);
-  gpu::copy_back(*this, at.out, k.out);
+  if (k.out.elements() > 0) multiply_aligned(k, k.accumulate);
 }
-void CudaBackend::execute(const GroupedGemm& k) {
-  const GroupedGemm at = placed(*this, k);
-  multiply(at);
-  gpu::copy_back(*this, at.out, k.out);
-}
-void CudaBackend::execute(const GroupedWeightGradient& k) {
-  GroupedWeightGradient at = k;
-  at.a = gpu::aligned(*this, k.a), at.b = gpu::aligned(*this, k.b);
-  at.out = gpu::aligned(*this, k.out, k.accumulate ? Contents::read : Contents::overwritten);
-  multiply(at);
-  gpu::copy_back(*this, at.out, k.out);
-}
+void CudaBackend::execute(const GroupedGemm& k) { multiply_aligned(k, false); }
+void CudaBackend::execute(const GroupedWeightGradient& k) { multiply_aligned(k, k.accumulate); }
 
 void CudaBackend::multiply(const Gemm& k) {
   const GemmForm form = form_of(k);
@@ -105,55 +78,46 @@ void CudaBackend::multiply(const Gemm& k) {
   }
   const GemmRoute own = is_ours(route) ? route : route_without_library(form, device, GemmObstacle::none);
   count_gemm(own.path);
-  if (own.path == GemmPath::mma) return multiply_on_tensor_cores(k, own);
-  multiply_plainly(k);
+  if (own.path != GemmPath::mma) return multiply_plainly(k);
+  Scratch scratch = scratch_for(own);
+  Gemm values = k;
+  values.a.value = values_of(k.a.value, scratch), values.b.value = values_of(k.b.value, scratch);
+  multiply_values(values);
+  add_extremes(k, scratch);
 }
 
 // If the library refuses the groups, our kernels multiply them. The refusal holds for this call only, because the groups depend on the
 // data.
-void CudaBackend::multiply(const GroupedGemm& k) {
-  const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, k.out.dim(0));
+template <class Groups>
+void CudaBackend::multiply(const Groups& k) {
+  constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
+  const Tensor offsets = checked_offsets(kForWeights ? "grouped_weight_gradient" : "grouped_gemm", k.offsets,
+                                         kForWeights ? shape_of(value_in(k.a))[0] : k.out.dim(0));
   const GemmForm form = form_of(k);
   GemmForm usual = form;
-  usual.m = k.host ? k.host->usual_rows : 0;
-  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual.m);
-  Scratch scratch = scratch_for(route);
-  if (!is_ours(route)) {
-    const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
-    if (ask_library(usual, route, groups_of_rows(k, a, b), alignment_of_rows({a, b, k.out}))) {
-      add_extremes(k, offsets, scratch);
-      return clear_rows_of_no_group(k.out, offsets);
-    }
-    scratch = scratch_for(own);
+  const int64_t usual_rows = k.host ? k.host->usual_rows : 0;
+  (kForWeights ? usual.k : usual.m) = usual_rows;
+  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual_rows);
+  // Returns whether product(a, b) multiplies both operands as values; those of codes with extreme scales are multiplied in fp32.
+  const auto multiply_by = [&](const GemmRoute& path, const auto& product) {
+    Scratch scratch = scratch_for(path);
+    const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
+    if (!product(a, b)) return false;
+    if (scratch.flag.defined()) multiply_plainly(k, offsets, only_if_extreme(scratch));
+    return true;
+  };
+  const bool by_library = !is_ours(route) && multiply_by(route, [&](const Tensor& a, const Tensor& b) {
+    return ask_library(usual, route, library_groups(k, a, b), alignment_of_rows({a, b, k.out}));
+  });
+  if (!by_library) {
+    count_gemm(own.path);
+    const auto by_mma = [&](const Tensor& a, const Tensor& b) {
+      multiply_values(k, a, b, offsets);
+      return true;
+    };
+    if (own.path != GemmPath::mma || !multiply_by(own, by_mma)) multiply_plainly(k, offsets);
   }
-  count_gemm(own.path);
-  if (own.path == GemmPath::mma) {
-    const Tensor a = values_of(k.a.value, scratch), b = values_of(k.b.value, scratch);
-    multiply_groups(a, b, k.b.transposed, offsets, k.out);
-    add_extremes(k, offsets, scratch);
-  } else {
-    multiply_groups_plainly(k, offsets);
-  }
-  clear_rows_of_no_group(k.out, offsets);
-}
-
-void CudaBackend::multiply(const GroupedWeightGradient& k) {
-  const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
-  const GemmForm form = form_of(k);
-  GemmForm usual = form;
-  usual.k = k.host ? k.host->usual_rows : 0;
-  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual.k);
-  Scratch scratch = scratch_for(route);
-  if (!is_ours(route)) {
-    const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
-    if (ask_library(usual, route, groups_of_weights(k, a, b), alignment_of_rows({a, b, k.out}))) return add_extremes(k, offsets, scratch);
-    scratch = scratch_for(own);
-  }
-  count_gemm(own.path);
-  if (own.path != GemmPath::mma) return multiply_groups_plainly(k, offsets);
-  const Tensor a = values_of(k.a, scratch), b = values_of(k.b, scratch);
-  multiply_groups_for_weights(a, b, offsets, k.out, k.accumulate);
-  add_extremes(k, offsets, scratch);
+  if constexpr (!kForWeights) clear_rows_of_no_group(k.out, offsets);
 }
 
 CudaBackend::Scratch CudaBackend::scratch_for(const GemmRoute& route) {
@@ -172,17 +136,14 @@ Tensor CudaBackend::values_of(const Value& value, Scratch& scratch) {
   return values;
 }
 
-bool CudaBackend::is_refused(const Gemm& k, const GemmForm& form, const GemmRoute& route) const {
-  return !refused_.empty() && refused_.contains(refusal_key(k, form, route));
-}
-
 bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route) {
   // A bias is added in the dtype of out; FP8 adds none in fp32.
   if (k.bias.defined() && k.bias.dtype() == Dtype::f32 && k.out.dtype() == Dtype::bf16) return false;
   const Tensor bias = k.bias.defined() ? converted(k.bias, k.out.dtype()) : k.bias;
   const bool fused = bias.defined() && (!is_native(route.path) || bias.dtype() == Dtype::bf16) && adds_biases_before_rounding(form);
   const bool adds_later = bias.defined() && !fused;
-  if ((adds_later && k.accumulate) || is_refused(k, form, route)) return false;
+  if (adds_later && k.accumulate) return false;
+  if (!refused_.empty() && refused_.contains(refusal_key(k, form, route))) return false;
   Scratch scratch = scratch_for(route);
   const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
   const Tensor out = adds_later ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
@@ -207,26 +168,37 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   return true;
 }
 
-// Like groups_of_rows(), but gradients of groups without rows are written as well.
-std::vector<gpu::LibraryGemm> CudaBackend::groups_of_weights(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b) {
+// Returns a GEMM for each group that has rows. Gradients of groups without rows are written at once.
+template <class Groups>
+std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const Tensor& a, const Tensor& b) {
+  constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
+  bool accumulate = false, b_transposed = false;
+  if constexpr (kForWeights)
+    accumulate = k.accumulate;
+  else
+    b_transposed = k.b.transposed;
   const std::vector<int64_t>& ends = k.host->offsets;
   std::vector<gpu::LibraryGemm> groups;
   for (size_t g = 0; g + 1 < ends.size(); ++g) {
-    const int64_t first = static_cast<int64_t>(g) * a.dim(1);
-    const Tensor out = k.out.slice(first, first + a.dim(1));
-    if (ends[g] == ends[g + 1]) {
-      if (!k.accumulate) execute(Fill{.out = out, .value = 0.0});
+    const auto matrix = [&](const Tensor& x) {  // of one matrix a group
+      const int64_t rows = x.dim(0) / (std::ssize(ends) - 1), first = static_cast<int64_t>(g) * rows;
+      return x.slice(first, first + rows);
+    };
+    const auto tokens = [&](const Tensor& x) { return x.slice(ends[g], ends[g + 1]); };
+    const int64_t count = ends[g + 1] - ends[g];
+    if (count == 0) {
+      if (kForWeights && !accumulate) execute(Fill{.out = matrix(k.out), .value = 0.0});
       continue;
     }
-    groups.push_back({.a = matrix_of(a.slice(ends[g], ends[g + 1]), true),
-                      .b = matrix_of(b.slice(ends[g], ends[g + 1]), false),
-                      .out = out.device_bytes(),
-                      .out_dtype = out.dtype(),
-                      .accumulate = k.accumulate,
+    groups.push_back({.a = matrix_of(tokens(a), kForWeights),
+                      .b = matrix_of(kForWeights ? tokens(b) : matrix(b), b_transposed),
+                      .out = (kForWeights ? matrix(k.out) : tokens(k.out)).device_bytes(),
+                      .out_dtype = k.out.dtype(),
+                      .accumulate = accumulate,
                       .bias = nullptr,
-                      .m = a.dim(1),
-                      .n = b.dim(1),
-                      .k = ends[g + 1] - ends[g]});
+                      .m = kForWeights ? a.dim(1) : count,
+                      .n = k.out.dim(1),
+                      .k = kForWeights ? count : a.dim(1)});
   }
   return groups;
 }
@@ -245,25 +217,12 @@ bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, con
   return true;
 }
 
-void CudaBackend::multiply_on_tensor_cores(const Gemm& k, const GemmRoute& route) {
-  Scratch scratch = scratch_for(route);
-  Gemm of_values = k;
-  of_values.a.value = values_of(k.a.value, scratch);
-  of_values.b.value = values_of(k.b.value, scratch);
-  multiply_values(of_values);
-  add_extremes(k, scratch);
-}
-
 // Multiplies in fp32 what has extreme scales.
 void CudaBackend::add_extremes(const Gemm& k, const Scratch& scratch) {
   if (!scratch.flag.defined()) return;
   Gemm rest = k;
   if (k.accumulate) rest.bias = {};  // which has been added to zeros
   multiply_plainly(rest, only_if_extreme(scratch));
-}
-
-void CudaBackend::add_extremes(const auto& groups, const Tensor& offsets, const Scratch& scratch) {
-  if (scratch.flag.defined()) multiply_groups_plainly(groups, offsets, only_if_extreme(scratch));
 }
 
 // Reports once for each form, whatever its rows, because such a GEMM takes many times as long.

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kMmaThreads, kMmaBlocks)
   write_mma(sums, to, of_tile, columns);
 }
 
-// A block has a tile of a group. Like in grouped_gemm.cu, the tiles of group g begin at index offsets[g] / kMmaRows + g.
+// A block has a tile of a group. Like in gemm.cu, the tiles of group g begin at index offsets[g] / kMmaRows + g.
 template <class Out, bool kB>
 __global__ void __launch_bounds__(kMmaThreads, kMmaBlocks)
     grouped_mma(MmaSide<true> a, MmaSide<kB> b, int64_t depth, int64_t matrix_rows, GroupOffsets groups, Out* out, int64_t cols) {
@@ -333,24 +333,24 @@ void CudaBackend::multiply_values(const Gemm& k) {
   });
 }
 
-void CudaBackend::multiply_groups(const Tensor& a, const Tensor& b, bool b_by_depth, const Tensor& offsets, const Tensor& out) {
-  const int64_t rows = out.dim(0), cols = out.dim(1);
+void CudaBackend::multiply_values(const GroupedGemm& k, const Tensor& a, const Tensor& b, const Tensor& offsets) {
+  const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
   const GroupOffsets groups = groups_of(offsets);
   const int64_t tiles = rows == 0 ? 0 : (rows / kMmaRows + groups.count) * ceil_div(cols, int64_t{kMmaCols});
-  with_values(out.dtype(), [&]<class Out>() {
-    with_order(b_by_depth, [&]<bool kB>() {
+  with_values(k.out.dtype(), [&]<class Out>() {
+    with_order(k.b.transposed, [&]<bool kB>() {
       launch(grouped_mma<Out, kB>, mma_grid<true, kB>(tiles), mma_side<true>(a), mma_side<kB>(b), a.dim(1), b.dim(0) / groups.count, groups,
-             out.device_data<Out>(), cols);
+             k.out.device_data<Out>(), cols);
     });
   });
 }
 
-void CudaBackend::multiply_groups_for_weights(const Tensor& a, const Tensor& b, const Tensor& offsets, const Tensor& out, bool accumulate) {
+void CudaBackend::multiply_values(const GroupedWeightGradient& k, const Tensor& a, const Tensor& b, const Tensor& offsets) {
   const int64_t rows = a.dim(1), cols = b.dim(1);
   const GroupOffsets groups = groups_of(offsets);
   const int64_t tiles = groups.count * ceil_div(rows, int64_t{kMmaRows}) * ceil_div(cols, int64_t{kMmaCols});
-  launch(grouped_weight_mma, mma_grid<false, false>(tiles), mma_side<false>(a), mma_side<false>(b), groups, out.device_data<float>(), rows,
-         cols, accumulate);
+  launch(grouped_weight_mma, mma_grid<false, false>(tiles), mma_side<false>(a), mma_side<false>(b), groups, k.out.device_data<float>(),
+         rows, cols, k.accumulate);
 }
 
 }  // namespace mantissa
