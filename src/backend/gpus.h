@@ -42,7 +42,7 @@ class Stream;
 
 int count_gpus();  // number of GPUs that this process sees; 0 in a build without CUDA
 
-// The rest is in cuda/cuda_stream.cpp alone.
+// The rest is in cuda/cuda_backend.cpp alone.
 
 // Returns the stream (cudaStream_t) of this thread's lane of a device of CUDA.
 void* cuda_stream(Backend& device);

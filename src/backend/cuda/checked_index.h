@@ -1,7 +1,7 @@
 // Indices of kernels that a host may have given wrong.
 #pragma once
 
-#include "backend/cuda/error_word.h"
+#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/rows/reduce.h"
 
 namespace mantissa::gpu {

@@ -1,10 +1,13 @@
 #include "backend/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
 
+#include "backend/gpus.h"
 #include "backend/make_cuda.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/text.h"
 
 namespace mantissa {
@@ -45,36 +48,25 @@ class PinnedMemory final : public MemorySource {
   std::string limits() const override { return "; this is memory of the host that copies to and from the GPU go through"; }
 };
 
-// Returns a pool for each lane.
-std::array<std::shared_ptr<CachingAllocator>, 2> make_pools(const gpu::Facts& facts, int gpu) {
+}  // namespace
+
+CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
   std::array<std::shared_ptr<CachingAllocator>, 2> pools;
   std::array<DeviceMemory*, 2> sources{};
   for (size_t i = 0; i < pools.size(); ++i) {
-    auto source = std::make_unique<DeviceMemory>(facts, gpu);
+    auto source = std::make_unique<DeviceMemory>(facts_, gpu);
     sources[i] = source.get();
     pools[i] = std::make_shared<CachingAllocator>(std::move(source));
   }
   for (size_t i = 0; i < pools.size(); ++i) sources[i]->set_other(pools[1 - i]);
-  return pools;
-}
-
-// Takes memory that belongs to no pool: it is no memory of tensors.
-std::shared_ptr<gpu::LaneReport> take_report(const gpu::Facts& facts, int gpu) {
-  std::byte* const memory = gpu::take_memory(sizeof(gpu::LaneReport));
-  require(memory != nullptr, ExitCode::environment, "out of memory: there is none for what kernels report", limits_of(facts, gpu));
-  return {reinterpret_cast<gpu::LaneReport*>(memory), [memory](gpu::LaneReport*) { gpu::give_memory(memory); }};
-}
-
-}  // namespace
-
-CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
-  const auto pools = make_pools(facts_, gpu);
   for (size_t lane = 0; lane < parts_.size(); ++lane) {
     LaneParts& each = parts_[lane];
     each.stream = gpu::make_stream();
     each.memory = pools[lane];
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
-    each.report = take_report(facts_, gpu);
+    std::byte* const report = gpu::take_memory(sizeof(gpu::LaneReport));  // of no pool: it is no memory of tensors
+    require(report != nullptr, ExitCode::environment, "out of memory: there is none for what kernels report", limits_of(facts_, gpu));
+    each.report = {reinterpret_cast<gpu::LaneReport*>(report), [report](gpu::LaneReport*) { gpu::give_memory(report); }};
     const gpu::LaneReport nothing{};
     copy_in(each, reinterpret_cast<const std::byte*>(&nothing), reinterpret_cast<std::byte*>(each.report.get()), sizeof nothing);
   }
@@ -161,13 +153,9 @@ void CudaBackend::heed_report(LaneParts& lane, const Staged& answer) {
   std::memcpy(&report, answer.bytes.get(), sizeof report);
   lane.fp32_gemms = report.fp32_gemms;
   if (report.error.taken == 0) return;
-  clear_error(lane);
-  report.error.rule.refuse(report.error.index, report.error.value);
-}
-
-void CudaBackend::clear_error(LaneParts& lane) {
   const gpu::ErrorWord none{};
   copy_in(lane, reinterpret_cast<const std::byte*>(&none), reinterpret_cast<std::byte*>(&lane.report->error), sizeof none);
+  report.error.rule.refuse(report.error.index, report.error.value);
 }
 
 void CudaBackend::follow(const Mark& mark) {
@@ -200,9 +188,57 @@ void CudaBackend::execute(const Simulate&) {
   fail(ExitCode::internal, "cuda has no kernel that simulates formats; a model refuses it before");
 }
 
+// The CPU backend draws: no chip has the logarithm and the cosine of the C library to the bit.
+void CudaBackend::execute(const RandomNormal& k) {
+  constexpr int64_t kPieceElements = int64_t{4} << 20;  // elements of a large tensor that the host holds at a time
+  const int64_t elements = k.out.elements();
+  if (elements == 0) return;
+  const bool whole_rows = k.row_stride == 0 || k.out.shape().rank() == 0 || k.row_stride == k.out.shape()[-1];
+  const int64_t columns = whole_rows ? elements : k.out.shape()[-1];
+  const Tensor out = k.out.view({elements});
+  const auto draw = [&](int64_t first, int64_t rows, int64_t width) {  // from element `first` of out on
+    const Tensor drawn = empty(*host_, out.dtype(), {rows, width});
+    const int64_t index = k.first_index + (whole_rows ? first : first / columns * k.row_stride + first % columns);
+    host_->run(RandomNormal{
+        .out = drawn, .key = k.key, .what = k.what, .first_index = index, .std = k.std, .row_stride = rows == 1 ? 0 : k.row_stride});
+    upload(drawn.device_bytes(), out.slice(first, first + rows * width));
+  };
+  if (columns < kPieceElements && !whole_rows) {
+    const int64_t rows = kPieceElements / columns;
+    for (int64_t at = 0; at < elements; at += rows * columns) draw(at, std::min(rows, (elements - at) / columns), columns);
+    return;
+  }
+  for (int64_t row = 0; row < elements; row += columns) {
+    for (int64_t at = 0; at < columns; at += kPieceElements) draw(row + at, 1, std::min(kPieceElements, columns - at));
+  }
+}
+
 std::unique_ptr<Backend> make_cuda_backend(int gpu) { return std::make_unique<CudaBackend>(gpu); }
 
 Gpus find_gpus() { return gpu::find_gpus(); }
 std::optional<Gpu> find_gpu(int index) { return gpu::find_gpu(index); }
+int count_gpus() { return gpu::count_gpus(); }
+
+void* cuda_stream(Backend& device) {
+  auto* const cuda = dynamic_cast<CudaBackend*>(&device);
+  require(cuda != nullptr, "a device of ", device.name(), " has no stream of CUDA");
+  return gpu::handle_of(cuda->stream());
+}
+
+CudaScratch::CudaScratch(int64_t bytes) {
+  gpu::open_device(default_gpu());
+  stream_ = gpu::make_stream();
+  memory_ = gpu::take_memory(bytes);
+  require(memory_ != nullptr, ExitCode::environment, "out of memory of the GPU: ", bytes, " bytes are needed");
+}
+CudaScratch::~CudaScratch() {
+  gpu::drain(*stream_);
+  gpu::give_memory(memory_);
+}
+void* CudaScratch::stream() const { return gpu::handle_of(*stream_); }
+bool CudaScratch::finished() {
+  if (!end_) end_ = gpu::record(*stream_);
+  return gpu::reached(end_);
+}
 
 }  // namespace mantissa

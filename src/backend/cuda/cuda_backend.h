@@ -12,11 +12,39 @@
 #include <vector>
 
 #include "backend/caching_allocator.h"
-#include "backend/cuda/error_word.h"
 #include "backend/cuda/gemm/gemm_library.h"
+#include "backend/index_rule.h"
 #include "gpu/runtime.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/backend/gemm_path.h"
+
+namespace mantissa::gpu {
+
+// Reports of the kernels of a lane to the host, in device memory: whoever waits for the lane reads them.
+struct ErrorWord {  // zeros, until the first index that is out of range fills it; then the host throws
+  uint32_t taken;
+  int64_t value, index;
+  IndexRule rule;
+};
+
+struct LaneReport {
+  ErrorWord error;
+  uint32_t fp32_gemms;  // GEMMs in fp32 that codes with extreme scales have led to
+};
+
+// A condition on the device for a kernel to do its work.
+struct OnlyIf {
+  const int32_t* flag = nullptr;   // down: no work; null: it is done in any case
+  uint32_t* fp32_gemms = nullptr;  // counts the times that the flag was up
+};
+
+struct CheckedIndices {  // an operand, which kernels read by checked()
+  const int32_t* values;
+  IndexRule rule;
+  ErrorWord* error;
+};
+
+}  // namespace mantissa::gpu
 
 namespace mantissa {
 
@@ -85,7 +113,6 @@ class CudaBackend final : public Backend {
   // clears it on the device, so that later ones can report.
   Staged ask_report(LaneParts& lane) { return copy_out(lane, reinterpret_cast<std::byte*>(lane.report.get()), sizeof(gpu::LaneReport)); }
   void heed_report(LaneParts& lane, const Staged& answer);
-  void clear_error(LaneParts& lane);
   gpu::ErrorWord* error_word() { return &part().report->error; }  // for kernels that are launched now
   gpu::CheckedIndices checked(const Tensor& indices, const IndexRule& rule) { return {indices.device_data<int32_t>(), rule, error_word()}; }
   // Returns the offsets of groups of so many rows; if one is refused, those of groups without rows.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/cuda/codes/codes.h"
-#include "backend/cuda/error_word.h"
+#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/tile_product.h"
 
 namespace mantissa::gpu {
