@@ -43,78 +43,14 @@ cudaDataType type_of(const LibraryMatrix& matrix) {
   return matrix.format == Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 
-class MatmulDesc {
- public:
-  explicit MatmulDesc(const CublasLtCalls& calls) : calls_(calls) {
-    check(calls.MatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a descriptor");
-  }
-  ~MatmulDesc() { calls_.MatmulDescDestroy(desc_); }
-  MatmulDesc(const MatmulDesc&) = delete;
-  MatmulDesc& operator=(const MatmulDesc&) = delete;
-  template <class T>
-  void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
-    check(calls_.MatmulDescSetAttribute(desc_, attribute, &value, sizeof value), "an attribute of a descriptor");
-  }
-  cublasLtMatmulDesc_t get() const { return desc_; }
-
- private:
-  const CublasLtCalls& calls_;
-  cublasLtMatmulDesc_t desc_ = nullptr;
-};
-
-class MatrixLayout {
- public:
-  MatrixLayout(const CublasLtCalls& calls, cudaDataType type, int64_t rows, int64_t row) : calls_(calls) {
-    check(calls.MatrixLayoutCreate(&layout_, type, static_cast<uint64_t>(row), static_cast<uint64_t>(rows), row), "a layout");
-  }
-  ~MatrixLayout() { calls_.MatrixLayoutDestroy(layout_); }
-  MatrixLayout(const MatrixLayout&) = delete;
-  MatrixLayout& operator=(const MatrixLayout&) = delete;
-  cublasLtMatrixLayout_t get() const { return layout_; }
-  void set_rows(int64_t rows) {
-    check(calls_.MatrixLayoutSetAttribute(layout_, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows), "the size of a layout");
-  }
-
- private:
-  const CublasLtCalls& calls_;
-  cublasLtMatrixLayout_t layout_ = nullptr;
-};
-
-class Preference {
- public:
-  explicit Preference(const CublasLtCalls& calls) : calls_(calls) { check(calls.MatmulPreferenceCreate(&preference_), "a preference"); }
-  ~Preference() { calls_.MatmulPreferenceDestroy(preference_); }
-  Preference(const Preference&) = delete;
-  Preference& operator=(const Preference&) = delete;
-  template <class T>
-  void set(cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-    check(calls_.MatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof value), "an attribute of a preference");
-  }
-  cublasLtMatmulPreference_t get() const { return preference_; }
-
- private:
-  const CublasLtCalls& calls_;
-  cublasLtMatmulPreference_t preference_ = nullptr;
-};
+// What a call of the library makes and another one destroys.
+template <class Handle>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, cublasStatus_t (*)(Handle)>;
 
 // Holds what the library knows about a GEMM, but for addresses.
 struct Chosen {
-  Chosen(const CublasLtCalls& calls, const LibraryGemm& g)
-      : desc(calls),
-        a(calls, type_of(g.b), rows_of_b(g), g.b.transposed ? g.k : g.n),
-        b(calls, type_of(g.a), rows_of_a(g), g.a.transposed ? g.m : g.k),
-        d(calls, type_of(g.out_dtype), g.m, g.n) {}
-
-  void set_rows(const LibraryGemm& g) {
-    a.set_rows(rows_of_b(g));
-    b.set_rows(rows_of_a(g));
-    d.set_rows(g.m);
-  }
-  static int64_t rows_of_a(const LibraryGemm& g) { return g.a.transposed ? g.k : g.m; }
-  static int64_t rows_of_b(const LibraryGemm& g) { return g.b.transposed ? g.n : g.k; }
-
-  MatmulDesc desc;
-  MatrixLayout a, b, d;
+  Owned<cublasLtMatmulDesc_t> desc;
+  Owned<cublasLtMatrixLayout_t> a, b, d;
   bool found = false;
   cublasLtMatmulHeuristicResult_t result{};
 };
@@ -134,7 +70,7 @@ class CublasLt final : public GemmLibrary {
   bool multiply(Stream& stream, const LibraryGemm& g, const Memory& workspace) override {
     Chosen& chosen = choose(g, false);
     if (!chosen.found) return false;
-    set_addresses(chosen.desc, g);
+    set_addresses(chosen.desc.get(), g);
     ask_for(stream, chosen, g, chosen.result.workspaceSize, workspace);
     return true;
   }
@@ -143,7 +79,7 @@ class CublasLt final : public GemmLibrary {
     Chosen& chosen = choose(usual, true);
     size_t bytes = 0;
     const bool fits = chosen.found && std::ranges::all_of(groups, [&](const LibraryGemm& g) {
-                        chosen.set_rows(g);
+                        set_rows(chosen, g);
                         cublasLtMatmulHeuristicResult_t result{};
                         const cublasStatus_t status = calls_.MatmulAlgoCheck(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(),
                                                                              chosen.d.get(), chosen.d.get(), &chosen.result.algo, &result);
@@ -152,7 +88,7 @@ class CublasLt final : public GemmLibrary {
                       });
     if (!fits) return false;
     for (const LibraryGemm& g : groups) {
-      chosen.set_rows(g);
+      set_rows(chosen, g);
       ask_for(stream, chosen, g, bytes, workspace);
     }
     return true;
@@ -176,47 +112,74 @@ class CublasLt final : public GemmLibrary {
     const Key key{side_of(g.a), side_of(g.b), g.out_dtype, g.alignment, g.accumulate, g.bias != nullptr, g.m, g.n, g.k, grouped};
     std::unique_ptr<Chosen>& chosen = chosen_[key];
     if (!chosen) {
-      chosen = std::make_unique<Chosen>(calls_, g);
-      describe(chosen->desc, g);
+      chosen = std::make_unique<Chosen>(Chosen{.desc = describe(g),
+                                               .a = layout(type_of(g.b), rows_of_b(g), g.b.transposed ? g.k : g.n),
+                                               .b = layout(type_of(g.a), rows_of_a(g), g.a.transposed ? g.m : g.k),
+                                               .d = layout(type_of(g.out_dtype), g.m, g.n)});
       ask(*chosen, g, grouped);
     }
     return *chosen;
   }
 
-  static void describe(MatmulDesc& desc, const LibraryGemm& g) {
-    desc.set(CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(g.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
-    desc.set(CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(g.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+  Owned<cublasLtMatrixLayout_t> layout(cudaDataType type, int64_t rows, int64_t row) {
+    cublasLtMatrixLayout_t made = nullptr;
+    check(calls_.MatrixLayoutCreate(&made, type, static_cast<uint64_t>(row), static_cast<uint64_t>(rows), row), "a layout");
+    return {made, calls_.MatrixLayoutDestroy};
+  }
+  void set_rows(Chosen& chosen, const LibraryGemm& g) {
+    const auto set_one = [this](const Owned<cublasLtMatrixLayout_t>& matrix, int64_t rows) {
+      check(calls_.MatrixLayoutSetAttribute(matrix.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows), "the size of a layout");
+    };
+    set_one(chosen.a, rows_of_b(g)), set_one(chosen.b, rows_of_a(g)), set_one(chosen.d, g.m);
+  }
+  static int64_t rows_of_a(const LibraryGemm& g) { return g.a.transposed ? g.k : g.m; }
+  static int64_t rows_of_b(const LibraryGemm& g) { return g.b.transposed ? g.n : g.k; }
+
+  void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    check(calls_.MatmulDescSetAttribute(desc, attribute, &value, sizeof value), "an attribute of a descriptor");
+  }
+  Owned<cublasLtMatmulDesc_t> describe(const LibraryGemm& g) {
+    cublasLtMatmulDesc_t desc = nullptr;
+    check(calls_.MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a descriptor");
+    Owned<cublasLtMatmulDesc_t> out(desc, calls_.MatmulDescDestroy);
+    set(desc, CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(g.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(desc, CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(g.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
     if (g.bias) {
-      desc.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      desc.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(g.out_dtype)));
+      set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(type_of(g.out_dtype)));
     }
     set_addresses(desc, g);
-    if (g.a.layout == ScaleLayout::none) return;
-    desc.set(static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfA), scale_mode(g.b.layout));
-    desc.set(static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfB), scale_mode(g.a.layout));
+    if (g.a.layout == ScaleLayout::none) return out;
+    set(desc, static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfA), scale_mode(g.b.layout));
+    set(desc, static_cast<cublasLtMatmulDescAttributes_t>(kScaleModeOfB), scale_mode(g.a.layout));
+    return out;
   }
   static constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
 
-  static void set_addresses(MatmulDesc& desc, const LibraryGemm& g) {
-    if (g.bias) desc.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+  void set_addresses(cublasLtMatmulDesc_t desc, const LibraryGemm& g) {
+    if (g.bias) set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
     if (g.a.layout == ScaleLayout::none) return;
-    desc.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b.scales);
-    desc.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a.scales);
+    set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b.scales);
+    set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a.scales);
   }
 
   void ask(Chosen& chosen, const LibraryGemm& g, bool grouped) {
-    Preference preference(calls_);
-    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
+    cublasLtMatmulPreference_t made = nullptr;
+    check(calls_.MatmulPreferenceCreate(&made), "a preference");
+    const Owned<cublasLtMatmulPreference_t> preference(made, calls_.MatmulPreferenceDestroy);
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+      check(calls_.MatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), "an attribute of a preference");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
     const bool splits = !grouped && (g.a.transposed || g.k >= kLongSum);
-    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                   static_cast<uint32_t>(splits ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, g.alignment);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, g.alignment);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, g.alignment);
-    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, g.alignment);
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(splits ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
+    for (const auto each : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      prefer(each, g.alignment);
     int found = 0;
     const cublasStatus_t status = calls_.MatmulAlgoGetHeuristic(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(), chosen.d.get(),
-                                                                chosen.d.get(), preference.get(), 1, &chosen.result, &found);
+                                                                chosen.d.get(), made, 1, &chosen.result, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "the choice of an algorithm");
     chosen.found = status == CUBLAS_STATUS_SUCCESS && found > 0 && chosen.result.state == CUBLAS_STATUS_SUCCESS;
   }
