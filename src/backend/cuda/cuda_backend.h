@@ -159,6 +159,8 @@ class CudaBackend final : public Backend {
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
+  // Returns dout . out [B, H, T], of rows that lie [B, T, H, D]; lse has its shape.
+  Tensor attention_deltas(const Tensor& out, const Tensor& dout, const HeadLayout& layout, const Tensor& lse);
   // Both norms: an RMS norm is a layer norm without mean and bias.
   template <bool kLayerNorm>
   void normalize(const LayerNormForward& k);

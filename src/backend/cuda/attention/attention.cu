@@ -1,7 +1,6 @@
 // Attention forward, as in FlashAttention-2 (Dao 2023): a block has a tile of queries of one head and goes over the tiles of keys that
 // these see. It has kTile channels of the values: where a head has more, several blocks compute the same scores.
 #include "backend/cuda/attention/attention_tiles.h"
-#include "backend/cuda/attention/flash_attention.h"
 #include "backend/cuda/cuda_backend.h"
 
 namespace mantissa {
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
 
 // The kernel for tiles of queries, of so many sequences.
 template <class T>
-FlashLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, bool flash) {
+AttentionLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, bool flash) {
   if constexpr (std::is_same_v<T, bf16>) {
     if (flash) return flash_forward(k, sequences);
   }
@@ -193,75 +192,63 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t st
   for_each_element(count, [=](int64_t i) { to[i] = first[i / width * stride + i % width]; });
 }
 
+// Operands of a kernel of attention over packed rows, without a cache.
+template <class T, class Kernel>
+Attention<T> operands_of(const Kernel& k, const Tensor& qkv, const Tensor& out, int64_t sequences) {
+  const HeadLayout& layout = k.layout;
+  const int64_t length = qkv.dim(0) / sequences, d = layout.head_dim;
+  const T* const x = qkv.device_data<T>();
+  return {.queries = x,
+          .keys = x + layout.heads * d,
+          .values = x + (layout.heads + layout.kv_heads) * d,
+          .sinks = data_or_null<T>(k.sinks),
+          .query_stride = layout.row(),
+          .key_stride = layout.row(),
+          .queries_of_sequence = length,
+          .keys_of_sequence = length,
+          .ahead = 0,
+          .heads = layout.heads,
+          .group = layout.heads / layout.kv_heads,
+          .head_dim = d,
+          .segment_starts = nullptr,
+          .window = k.window,
+          .scale = static_cast<float>(k.scale),
+          .out = out.device_data<T>(),
+          .lse = nullptr};
+}
+
 }  // namespace
 
 void CudaBackend::execute(const AttentionForward& k) {
-  const HeadLayout& layout = k.layout;
-  const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
-  check_segment_starts("attention", k.segment_starts, length);
-  const bool flash = takes_flash(k.qkv.dtype(), d, k.scale);
-  const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
-               out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
+  check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
+  const bool flash = takes_flash(k.qkv.dtype(), k.layout.head_dim, k.scale);
+  const Tensor qkv = flash ? aligned(*this, k.qkv) : k.qkv, out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* qkv = x.device_data<T>();
-    const Attention<T> attention{.queries = qkv,
-                                 .keys = qkv + layout.heads * d,
-                                 .values = qkv + (layout.heads + layout.kv_heads) * d,
-                                 .sinks = data_or_null<T>(k.sinks),
-                                 .query_stride = layout.row(),
-                                 .key_stride = layout.row(),
-                                 .queries_of_sequence = length,
-                                 .keys_of_sequence = length,
-                                 .ahead = 0,
-                                 .heads = layout.heads,
-                                 .group = layout.heads / layout.kv_heads,
-                                 .head_dim = d,
-                                 .segment_starts = data_or_null<int32_t>(k.segment_starts),
-                                 .window = k.window,
-                                 .scale = static_cast<float>(k.scale),
-                                 .out = out.device_data<T>(),
-                                 .lse = k.lse.device_data<float>()};
-    const auto kernel = tile_kernel(attention, k.batch, flash);
-    launch(kernel.kernel, kernel.grid, attention);
+    Attention<T> attention = operands_of<T>(k, qkv, out, k.batch);
+    attention.segment_starts = data_or_null<int32_t>(k.segment_starts), attention.lse = k.lse.device_data<float>();
+    const auto [kernel, grid] = tile_kernel(attention, k.batch, flash);
+    launch(kernel, grid, attention);
   });
   copy_back(*this, out, k.out);
 }
 
 void CudaBackend::execute(const CachedAttention& k) {
-  const HeadLayout& layout = k.layout;
-  const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d, count = rows * channels;
+  const int64_t rows = k.qkv.dim(0), d = k.layout.head_dim, channels = k.layout.kv_heads * d, count = rows * channels;
   const bool flash = rows >= kLeastTileRows && takes_flash(k.qkv.dtype(), d, k.scale);
-  const Tensor x = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv,
-               out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
+  const Tensor qkv = flash ? aligned(*this, k.qkv) : k.qkv, out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* qkv = x.device_data<T>();
-    T *keys = k.keys.device_data<T>(), *values = k.values.device_data<T>();
-    const Grid grid{blocks_for(count), kThreads};
-    launch(copy_rows<T>, grid, qkv + layout.heads * d, layout.row(), channels, keys + k.first * channels, count);
-    launch(copy_rows<T>, grid, qkv + layout.heads * d + channels, layout.row(), channels, values + k.first * channels, count);
-    const Tensor key_rows = flash ? aligned(*this, k.keys, Contents::read) : k.keys,
-                 value_rows = flash ? aligned(*this, k.values, Contents::read) : k.values;
-    const Attention<T> attention{.queries = qkv,
-                                 .keys = key_rows.device_data<T>(),
-                                 .values = value_rows.device_data<T>(),
-                                 .sinks = data_or_null<T>(k.sinks),
-                                 .query_stride = layout.row(),
-                                 .key_stride = channels,
-                                 .queries_of_sequence = rows,
-                                 .keys_of_sequence = k.first + rows,
-                                 .ahead = k.first,
-                                 .heads = layout.heads,
-                                 .group = layout.heads / layout.kv_heads,
-                                 .head_dim = d,
-                                 .segment_starts = nullptr,
-                                 .window = k.window,
-                                 .scale = static_cast<float>(k.scale),
-                                 .out = out.device_data<T>(),
-                                 .lse = nullptr};
+    Attention<T> attention = operands_of<T>(k, qkv, out, 1);
+    T *const keys = k.keys.device_data<T>() + k.first * channels, *const values = k.values.device_data<T>() + k.first * channels;
+    const Grid copies{blocks_for(count), kThreads};
+    launch(copy_rows<T>, copies, attention.keys, attention.key_stride, channels, keys, count);
+    launch(copy_rows<T>, copies, attention.values, attention.key_stride, channels, values, count);
+    const Tensor all_keys = flash ? aligned(*this, k.keys) : k.keys, all_values = flash ? aligned(*this, k.values) : k.values;
+    attention.keys = all_keys.device_data<T>(), attention.values = all_values.device_data<T>(), attention.key_stride = channels;
+    attention.keys_of_sequence = k.first + rows, attention.ahead = k.first;
     const auto of_row = rows < kLeastTileRows ? row_kernel<T>(d) : nullptr;
-    if (of_row) return launch(of_row, {rows * layout.heads, kThreads}, attention);
-    const auto kernel = tile_kernel(attention, 1, flash);
-    launch(kernel.kernel, kernel.grid, attention);
+    if (of_row) return launch(of_row, {rows * k.layout.heads, kThreads}, attention);
+    const auto [kernel, grid] = tile_kernel(attention, 1, flash);
+    launch(kernel, grid, attention);
   });
   copy_back(*this, out, k.out);
 }

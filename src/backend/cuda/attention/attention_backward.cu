@@ -1,7 +1,6 @@
 // Attention backward. With p = exp(scale q k - lse) and delta = dout out: ds = scale p (dout v - delta), dq = sum ds k, dk = sum ds q,
 // dv = sum p dout. One kernel gives dq, another one dk and dv; both compute p and ds, so that no two blocks add to one element.
 #include "backend/cuda/attention/attention_tiles.h"
-#include "backend/cuda/attention/flash_attention.h"
 #include "backend/cuda/codes/packs.h"
 #include "backend/cuda/cuda_backend.h"
 #include "mantissa/backend/functions.h"
@@ -33,26 +32,6 @@ __global__ void __launch_bounds__(kThreads) find_deltas(Deltas<T> k) {
   }
   for (unsigned lanes = k.lanes / 2; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
   if (row < k.rows && lane() % k.lanes == 0) k.deltas[(row / k.length * k.heads + head) * k.length + row % k.length] = sum;
-}
-
-template <class T>
-Deltas<T> deltas_of(const Tensor& out, const T* dout, const HeadLayout& layout, int64_t batch, const Tensor& deltas) {
-  const int64_t rows = out.dim(0), d = layout.head_dim;
-  const T* const x = out.device_data<T>();
-  const auto packs = static_cast<unsigned>(ceil_div(d, int64_t{kPack}));
-  return {.out = x,
-          .dout = dout,
-          .rows = rows,
-          .heads = layout.heads,
-          .length = rows / batch,
-          .head_dim = d,
-          .lanes = std::min(kWarp, std::bit_ceil(packs)),
-          .aligned = begin_at_packs(d, x, dout),
-          .deltas = deltas.device_data<float>()};
-}
-template <class T>
-Grid grid_of(const Deltas<T>& k) {
-  return {ceil_div(k.rows * k.heads * k.lanes, int64_t{kThreads}), kThreads};
 }
 
 MANTISSA_HOST_DEVICE int64_t tiles_of(int64_t count) { return ceil_div(count, int64_t{kTile}); }
@@ -107,50 +86,46 @@ __global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<T>
   write_rows(dq, k.packed(k.dqkv, at.sequence, at.head), at.rows, at.channels);
 }
 
-// Adds what the queries of one head and tile give to dk and dv of a tile of keys. Rows of the tile are keys, columns queries.
-template <class T>
-__device__ void add_queries(const AttentionGradient<T>& k, const Place& at, int64_t head, Range tile, Sums& dk, Sums& dv) {
-  auto& sides = block_shared<Sides>();
-  auto& weights = block_shared<Weights>();
-  const int64_t kv = k.heads + at.head, statistics = (at.sequence * k.heads + head) * k.length;
-  const HeadRows<const T> queries = k.packed(k.qkv, at.sequence, head), douts = k.output(at.sequence, head);
-  const Mask mask = k.mask(at.sequence);
-  Sums p, ds;
-  add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv), at.rows}, ByChannels<T>{queries, tile}, k.head_dim, p);
-  MANTISSA_UNROLL
-  for (unsigned j = 0; j < kEach; ++j) {
-    const int64_t query = tile.first + first_col() + j;
-    const bool inside = query < tile.end;
-    const int64_t first = inside ? mask.first(query) : 0;
-    const float lse = inside ? k.lse[statistics + query] : 0.0F;
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kEach; ++i) {
-      const int64_t key = at.rows.first + first_row() + i;
-      p.at[i][j] = probability(p.at[i][j], k.scale, lse, inside && key >= first && key <= query);
-    }
-  }
-  add_weighted(sides, weights, p, ByRows<T>{douts, at.channels}, tile, dv);
-  add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv + k.kv_heads), at.rows}, ByChannels<T>{douts, tile}, k.head_dim, ds);
-  MANTISSA_UNROLL
-  for (unsigned j = 0; j < kEach; ++j) {
-    const int64_t query = tile.first + first_col() + j;
-    const float delta = query < tile.end ? k.deltas[statistics + query] : 0.0F;
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kEach; ++i) ds.at[i][j] = score_gradient(p.at[i][j], ds.at[i][j], delta, k.scale);
-  }
-  add_weighted(sides, weights, ds, ByRows<T>{queries, at.channels}, tile, dk);
-}
-
+// Adds what the queries of each head and tile give to dk and dv of a tile of keys. Rows of the tile are keys, columns queries.
 template <class T>
 __global__ void __launch_bounds__(kThreads) attention_dkv(AttentionGradient<T> k) {
+  auto& sides = block_shared<Sides>();
+  auto& weights = block_shared<Weights>();
   const Place at = place(k, k.kv_heads);
+  const int64_t kv = k.heads + at.head;
   const Mask mask = k.mask(at.sequence);
   Sums dk, dv;
   for (int64_t head = at.head * k.group; head < (at.head + 1) * k.group; ++head) {
-    for (int64_t query = at.rows.first; query < k.length; query += kTile) {
-      if (k.window > 0 && query - k.window + 1 >= at.rows.end) break;
-      const Range tile = k.part(query, kTile);
-      if (first_of(mask, tile) < at.rows.end) add_queries(k, at, head, tile, dk, dv);
+    const int64_t statistics = (at.sequence * k.heads + head) * k.length;
+    const HeadRows<const T> queries = k.packed(k.qkv, at.sequence, head), douts = k.output(at.sequence, head);
+    for (int64_t first_query = at.rows.first; first_query < k.length; first_query += kTile) {
+      if (k.window > 0 && first_query - k.window + 1 >= at.rows.end) break;
+      const Range tile = k.part(first_query, kTile);
+      if (first_of(mask, tile) >= at.rows.end) continue;
+      Sums p, ds;
+      add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv), at.rows}, ByChannels<T>{queries, tile}, k.head_dim, p);
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kEach; ++j) {
+        const int64_t query = tile.first + first_col() + j;
+        const bool inside = query < tile.end;
+        const int64_t first = inside ? mask.first(query) : 0;
+        const float lse = inside ? k.lse[statistics + query] : 0.0F;
+        MANTISSA_UNROLL
+        for (unsigned i = 0; i < kEach; ++i) {
+          const int64_t key = at.rows.first + first_row() + i;
+          p.at[i][j] = probability(p.at[i][j], k.scale, lse, inside && key >= first && key <= query);
+        }
+      }
+      add_weighted(sides, weights, p, ByRows<T>{douts, at.channels}, tile, dv);
+      add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv + k.kv_heads), at.rows}, ByChannels<T>{douts, tile}, k.head_dim, ds);
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kEach; ++j) {
+        const int64_t query = tile.first + first_col() + j;
+        const float delta = query < tile.end ? k.deltas[statistics + query] : 0.0F;
+        MANTISSA_UNROLL
+        for (unsigned i = 0; i < kEach; ++i) ds.at[i][j] = score_gradient(p.at[i][j], ds.at[i][j], delta, k.scale);
+      }
+      add_weighted(sides, weights, ds, ByRows<T>{queries, at.channels}, tile, dk);
     }
   }
   write_rows(dk, k.packed(k.dqkv, at.sequence, k.heads + at.head), at.rows, at.channels);
@@ -173,19 +148,36 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+Tensor CudaBackend::attention_deltas(const Tensor& out, const Tensor& dout, const HeadLayout& layout, const Tensor& lse) {
+  const Tensor deltas = empty(*this, Dtype::f32, lse.shape());
+  const int64_t d = layout.head_dim;
+  const unsigned lanes = std::min(kWarp, std::bit_ceil(static_cast<unsigned>(ceil_div(d, int64_t{kPack}))));
+  with_values(out.dtype(), [&]<class T>() {
+    const T *const y = out.device_data<T>(), *const dy = dout.device_data<T>();
+    launch(find_deltas<T>, {ceil_div(out.dim(0) * layout.heads * lanes, int64_t{kThreads}), kThreads},
+           Deltas<T>{.out = y,
+                     .dout = dy,
+                     .rows = out.dim(0),
+                     .heads = layout.heads,
+                     .length = lse.dim(2),
+                     .head_dim = d,
+                     .lanes = lanes,
+                     .aligned = begin_at_packs(d, y, dy),
+                     .deltas = deltas.device_data<float>()});
+  });
+  return deltas;
+}
+
 void CudaBackend::execute(const AttentionBackward& k) {
-  const int64_t rows = k.qkv.dim(0), length = rows / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
+  const int64_t length = k.qkv.dim(0) / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
   check_segment_starts("attention backward", k.segment_starts, length);
-  const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
   const bool flash = takes_flash(k.qkv.dtype(), d, k.scale);
-  const Tensor qkv = flash ? aligned(*this, k.qkv, Contents::read) : k.qkv, dy = flash ? aligned(*this, k.dout, Contents::read) : k.dout,
-               dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv;
+  const Tensor qkv = flash ? aligned(*this, k.qkv) : k.qkv, dout = flash ? aligned(*this, k.dout) : k.dout,
+               dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv,
+               deltas = attention_deltas(k.out, dout, k.layout, k.lse);
   with_values(k.qkv.dtype(), [&]<class T>() {
-    const T* dout = dy.device_data<T>();
-    const Deltas<T> to_find = deltas_of(k.out, dout, k.layout, k.batch, deltas);
-    launch(find_deltas<T>, grid_of(to_find), to_find);
     const AttentionGradient<T> gradient{.qkv = qkv.device_data<T>(),
-                                        .dout = dout,
+                                        .dout = dout.device_data<T>(),
                                         .lse = k.lse.device_data<float>(),
                                         .deltas = deltas.device_data<float>(),
                                         .segment_starts = data_or_null<int32_t>(k.segment_starts),
@@ -199,9 +191,8 @@ void CudaBackend::execute(const AttentionBackward& k) {
                                         .dqkv = dqkv.device_data<T>()};
     if constexpr (std::is_same_v<T, bf16>) {
       if (flash) {
-        const auto of_queries = flash_dq(gradient, k.batch), of_keys = flash_dkv(gradient, k.batch);
-        launch(of_queries.kernel, of_queries.grid, gradient);
-        return launch(of_keys.kernel, of_keys.grid, gradient);
+        for (const auto& each : flash_backward(gradient, k.batch)) launch(each.kernel, each.grid, gradient);
+        return;
       }
     }
     const int64_t of_head = k.batch * tiles_of(length) * tiles_of(d);
@@ -212,13 +203,10 @@ void CudaBackend::execute(const AttentionBackward& k) {
 }
 
 void CudaBackend::execute(const AttentionSinkGradient& k) {
-  const int64_t rows = k.out.dim(0), length = rows / k.batch, heads = k.layout.heads;
-  const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
+  const Tensor deltas = attention_deltas(k.out, k.dout, k.layout, k.lse);
   with_values(k.out.dtype(), [&]<class T>() {
-    const Deltas<T> to_find = deltas_of(k.out, k.dout.device_data<T>(), k.layout, k.batch, deltas);
-    launch(find_deltas<T>, grid_of(to_find), to_find);
-    launch(sink_gradient<T>, {heads, kThreads}, k.sinks.device_data<T>(), k.lse.device_data<float>(), deltas.device_data<float>(), rows,
-           length, k.dsinks.device_data<float>(), k.accumulate);
+    launch(sink_gradient<T>, {k.layout.heads, kThreads}, k.sinks.device_data<T>(), k.lse.device_data<float>(), deltas.device_data<float>(),
+           k.out.dim(0), k.lse.dim(2), k.dsinks.device_data<float>(), k.accumulate);
   });
 }
 

@@ -1,7 +1,11 @@
-// Operands of the attention kernels.
+// Operands of the attention kernels, and the launches of those on tensor cores.
 #pragma once
 
+#include <array>
+
+#include "backend/cuda/gemm/aligned.h"
 #include "backend/cuda/gemm/tile_product.h"
+#include "gpu/runtime.h"
 
 namespace mantissa::gpu {
 
@@ -63,5 +67,21 @@ struct AttentionGradient {
   __device__ Mask mask(int64_t sequence) const { return {segment_starts ? segment_starts + sequence * length : nullptr, window}; }
   __device__ Range part(int64_t first, int64_t rows) const { return {first, first + rows < length ? first + rows : length}; }
 };
+
+// Attention on tensor cores takes bf16 values in heads of 64 or 128 channels. Scores and sums are fp32, as tensor cores add; weights and
+// their gradients are rounded to bf16 before they are multiplied.
+inline bool takes_flash(Dtype dtype, int64_t head_dim, double scale) {
+  return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128) && scale > 0.0;  // the largest product is the largest score
+}
+
+template <class Operands>
+struct AttentionLaunch {
+  void (*kernel)(Operands);
+  Grid grid;
+};
+// Return the kernels of so many sequences: that of the forward pass, and those that give dq, and dk and dv. They need operands that
+// takes_flash() takes and that are aligned().
+AttentionLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
+std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences);
 
 }  // namespace mantissa::gpu

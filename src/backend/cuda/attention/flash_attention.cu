@@ -1,6 +1,5 @@
 #include <numbers>
 
-#include "backend/cuda/attention/flash_attention.h"
 #include "backend/cuda/attention/flash_tiles.h"
 
 namespace mantissa::gpu {
@@ -55,14 +54,6 @@ __device__ void softmax_step(float (&scores)[kFragments][kKeys][4], float scale,
   }
 }
 
-__device__ Place place(const Attention<bf16>& k) {
-  auto index = static_cast<unsigned>(block());
-  const int64_t count = ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
-  const int64_t tile = count - 1 - take_last(index, count);  // tiles that see most keys begin first
-  const int64_t head = take_last(index, k.heads), end = (tile + 1) * kFlashRows;
-  return {index, head, {tile * kFlashRows, end < k.queries_of_sequence ? end : k.queries_of_sequence}};
-}
-
 // The score of the head's sink, to base two.
 __device__ float sink_of(const Attention<bf16>& k, const Place& at) { return k.sinks ? value_of(k.sinks[at.head]) * kLog2e : kNoScore; }
 
@@ -96,7 +87,11 @@ __global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChann
   constexpr unsigned kFragments = kForward<kChannels>.fragments, kStep = kForward<kChannels>.step, kAtOnce = kForward<kChannels>.at_once,
                      kOfBlock = kForward<kChannels>.threads();
   auto& tiles = launched_shared<ForwardTiles<kChannels>>();
-  const Place at = place(k);
+  auto index = static_cast<unsigned>(block());
+  const int64_t count = ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
+  const int64_t tile = count - 1 - take_last(index, count);  // tiles that see most keys begin first
+  const int64_t head = take_last(index, k.heads), end_row = (tile + 1) * kFlashRows;
+  const Place at{index, head, {tile * kFlashRows, end_row < k.queries_of_sequence ? end_row : k.queries_of_sequence}};
   const int64_t kv = static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group),
                 key_at = at.sequence * k.keys_of_sequence * k.key_stride + kv * k.head_dim,
                 query_at = at.sequence * k.queries_of_sequence * k.query_stride + at.head * k.head_dim;
@@ -133,16 +128,12 @@ __global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChann
   finish(k, tiles.place, softmax, mixed);
 }
 
-template <unsigned kChannels>
-FlashLaunch<Attention<bf16>> forward(int64_t blocks) {
-  return {flash_attend<kChannels>, {blocks, kForward<kChannels>.threads(), sizeof(ForwardTiles<kChannels>)}};
-}
-
 }  // namespace
 
-FlashLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
+AttentionLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
   const int64_t blocks = sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
-  return k.head_dim == 64 ? forward<64>(blocks) : forward<128>(blocks);
+  if (k.head_dim == 64) return {flash_attend<64>, {blocks, kForward<64>.threads(), sizeof(ForwardTiles<64>)}};
+  return {flash_attend<128>, {blocks, kForward<128>.threads(), sizeof(ForwardTiles<128>)}};
 }
 
 }  // namespace mantissa::gpu

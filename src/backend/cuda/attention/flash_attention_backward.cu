@@ -1,6 +1,5 @@
 // Attention backward, like attention_backward.cu, but on tensor cores. dq goes over the keys that a block's queries see, dk and dv over the
 // queries that see a block's keys, whose scores are the transposed ones.
-#include "backend/cuda/attention/flash_attention.h"
 #include "backend/cuda/attention/flash_tiles.h"
 
 namespace mantissa::gpu {
@@ -216,27 +215,18 @@ __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannel
   write_rows(out.dv, ones, k.packed(k.dqkv, to.sequence, k.heads + k.kv_heads + to.head), to.rows);
 }
 
-int64_t tiles_of(const AttentionGradient<bf16>& k) { return ceil_div(k.length, int64_t{kFlashRows}); }
-
+// The kernels that give dq, and dk and dv.
 template <unsigned kChannels>
-FlashLaunch<AttentionGradient<bf16>> dq(int64_t blocks) {
-  return {flash_dq<kChannels>, {blocks, kOfQueries<kChannels>.threads(), sizeof(TilesOfQueries<kChannels>)}};
-}
-template <unsigned kChannels>
-FlashLaunch<AttentionGradient<bf16>> dkv(int64_t blocks) {
-  return {flash_dkv<kChannels>, {blocks, kOfKeys<kChannels>.threads(), sizeof(TilesOfKeys<kChannels>)}};
+std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> launches(const AttentionGradient<bf16>& k, int64_t sequences) {
+  const int64_t tiles = sequences * ceil_div(k.length, int64_t{kFlashRows});
+  return {{{flash_dq<kChannels>, {tiles * k.heads, kOfQueries<kChannels>.threads(), sizeof(TilesOfQueries<kChannels>)}},
+           {flash_dkv<kChannels>, {tiles * k.kv_heads, kOfKeys<kChannels>.threads(), sizeof(TilesOfKeys<kChannels>)}}}};
 }
 
 }  // namespace
 
-FlashLaunch<AttentionGradient<bf16>> flash_dq(const AttentionGradient<bf16>& k, int64_t sequences) {
-  const int64_t blocks = sequences * k.heads * tiles_of(k);
-  return k.head_dim == 64 ? dq<64>(blocks) : dq<128>(blocks);
-}
-
-FlashLaunch<AttentionGradient<bf16>> flash_dkv(const AttentionGradient<bf16>& k, int64_t sequences) {
-  const int64_t blocks = sequences * k.kv_heads * tiles_of(k);
-  return k.head_dim == 64 ? dkv<64>(blocks) : dkv<128>(blocks);
+std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences) {
+  return k.head_dim == 64 ? launches<64>(k, sequences) : launches<128>(k, sequences);
 }
 
 }  // namespace mantissa::gpu

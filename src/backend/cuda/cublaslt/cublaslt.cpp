@@ -43,7 +43,7 @@ cudaDataType type_of(const LibraryMatrix& matrix) {
   return matrix.format == Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 
-// What a call of the library makes and another one destroys.
+// An object that one call of the library makes and another one destroys.
 template <class Handle>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, cublasStatus_t (*)(Handle)>;
 

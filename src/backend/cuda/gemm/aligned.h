@@ -10,7 +10,7 @@ namespace mantissa::gpu {
 
 enum class Contents { read, overwritten };
 // Returns the tensor if it begins at a multiple of 16 bytes, else a new one that does, with the same values if they are read.
-inline Tensor aligned(Backend& device, const Tensor& x, Contents contents) {
+inline Tensor aligned(Backend& device, const Tensor& x, Contents contents = Contents::read) {
   if (std::bit_cast<uintptr_t>(x.device_bytes()) % 16 == 0) return x;
   const Tensor out = empty_like(x);
   if (contents == Contents::read) device.run(Convert{.x = x, .out = out});

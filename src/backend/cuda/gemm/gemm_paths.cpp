@@ -53,7 +53,7 @@ void CudaBackend::multiply_aligned(const Product& k, bool accumulate) {
   Product at = k;
   value_in(at.a) = gpu::aligned(*this, value_in(k.a)), value_in(at.b) = gpu::aligned(*this, value_in(k.b));
   if constexpr (std::is_same_v<Product, Gemm>) {
-    if (k.bias.defined()) at.bias = gpu::aligned(*this, k.bias, Contents::read);
+    if (k.bias.defined()) at.bias = gpu::aligned(*this, k.bias);
   }
   at.out = gpu::aligned(*this, k.out, accumulate ? Contents::read : Contents::overwritten);
   multiply(at);
@@ -180,7 +180,7 @@ std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const
   const std::vector<int64_t>& ends = k.host->offsets;
   std::vector<gpu::LibraryGemm> groups;
   for (size_t g = 0; g + 1 < ends.size(); ++g) {
-    const auto matrix = [&](const Tensor& x) {  // of one matrix a group
+    const auto matrix = [&](const Tensor& x) {  // the one of group g
       const int64_t rows = x.dim(0) / (std::ssize(ends) - 1), first = static_cast<int64_t>(g) * rows;
       return x.slice(first, first + rows);
     };

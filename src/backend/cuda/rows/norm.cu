@@ -221,9 +221,8 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     if (channels % kPack == 0 && channels <= kMostPacksOfLane<kLayerNorm> * kColumnsOfPacks) {
       const int64_t pieces = ceil_div(rows, kRowsOfPiece);
-      const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x, Contents::read),
-                   weight = aligned(*this, k.weight, Contents::read), dy = aligned(*this, k.dy, Contents::read),
-                   dx = aligned(*this, k.dx, Contents::overwritten);
+      const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x),
+                   weight = aligned(*this, k.weight), dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten);
       const NormGradients<T> all{.x = x.device_data<T>(),
                                  .weight = weight.device_data<T>(),
                                  .dy = dy.device_data<T>(),

@@ -196,8 +196,8 @@ void CudaBackend::execute(const QkNormForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     const bool by_packs = with_lanes_of_head(k.layout.head_dim, [&]<unsigned kLanes>() {
       const int64_t rows = k.x.dim(0);
-      const Tensor x = aligned(*this, k.x, Contents::read), q_weight = aligned(*this, k.q_weight, Contents::read),
-                   k_weight = aligned(*this, k.k_weight, Contents::read), y = aligned(*this, k.y, Contents::overwritten);
+      const Tensor x = aligned(*this, k.x), q_weight = aligned(*this, k.q_weight), k_weight = aligned(*this, k.k_weight),
+                   y = aligned(*this, k.y, Contents::overwritten);
       launch(qk_norm_by_packs<kLanes, T>, {ceil_div(rows, int64_t{kWarpsOfBlock}), kThreads}, Heads(k.layout), rows, x.device_data<T>(),
              q_weight.device_data<T>(), k_weight.device_data<T>(), y.device_data<T>(), k.rstd.device_data<float>(),
              static_cast<float>(k.eps));
@@ -225,9 +225,9 @@ void CudaBackend::execute(const QkNormBackward& k) {
   };
   const auto in_one_pass = [&]<unsigned kLanes, class T>() {
     const int64_t pieces = ceil_div(rows, kRowsOfPiece);
-    const Tensor x = aligned(*this, k.x, Contents::read), q_weight = aligned(*this, k.q_weight, Contents::read),
-                 k_weight = aligned(*this, k.k_weight, Contents::read), dy = aligned(*this, k.dy, Contents::read),
-                 dx = aligned(*this, k.dx, Contents::overwritten), partials = empty(*this, Dtype::f32, {2 * pieces * head_dim});
+    const Tensor x = aligned(*this, k.x), q_weight = aligned(*this, k.q_weight), k_weight = aligned(*this, k.k_weight),
+                 dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten),
+                 partials = empty(*this, Dtype::f32, {2 * pieces * head_dim});
     launch(qk_norm_backward_by_packs<kLanes, T>, {pieces, kThreads}, heads, rows, x.device_data<T>(), q_weight.device_data<T>(),
            k_weight.device_data<T>(), k.rstd.device_data<float>(), dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>());
     copy_back(*this, dx, k.dx);
