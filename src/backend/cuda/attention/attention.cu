@@ -35,19 +35,6 @@ __device__ void softmax_step(Sums& scores, TileSoftmax& rows, Sums& mixed) {
   }
 }
 
-__device__ void mask_scores(Sums& scores, const Mask& mask, float scale, Range queries, int64_t first_key, int64_t ahead) {
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < kEach; ++i) {
-    const int64_t query = queries.first + first_row() + i, position = query + ahead;
-    const int64_t first = query < queries.end ? mask.first(position) : 0;
-    MANTISSA_UNROLL
-    for (unsigned j = 0; j < kEach; ++j) {
-      const int64_t key = first_key + first_col() + j;
-      scores.at[i][j] = key >= first && key <= position ? scores.at[i][j] * scale : hidden_weight();
-    }
-  }
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   auto& sides = block_shared<Sides>();
@@ -69,12 +56,22 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
   for (float& largest : softmax.largest) largest = sink;
   for (float& sum : softmax.sum) sum = sink == kNoScore ? 0.0F : 1.0F;
   Sums mixed;
-  for (int64_t key = first_of(mask, {own.first + k.ahead, end}) / kTile * kTile; key < end; key += kTile) {
+  for (int64_t first_key = first_of(mask, {own.first + k.ahead, end}) / kTile * kTile; first_key < end; first_key += kTile) {
+    const Range range{first_key, end};
     Sums scores;
-    add_product(sides, ByChannels<T>{q, own}, ByChannels<T>{keys, {key, end}}, k.head_dim, scores);
-    mask_scores(scores, mask, k.scale, own, key, k.ahead);
+    add_product(sides, ByChannels<T>{q, own}, ByChannels<T>{keys, range}, k.head_dim, scores);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) {
+      const int64_t query = own.first + first_row() + i, position = query + k.ahead;
+      const int64_t first = query < own.end ? mask.first(position) : 0;
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kEach; ++j) {
+        const int64_t key = first_key + first_col() + j;
+        scores.at[i][j] = key >= first && key <= position ? scores.at[i][j] * k.scale : hidden_weight();
+      }
+    }
     softmax_step(scores, softmax, mixed);
-    add_weighted(sides, weights, scores, ByRows<T>{values, channels}, {key, end}, mixed);
+    add_weighted(sides, weights, scores, ByRows<T>{values, channels}, range, mixed);
   }
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kEach; ++i) {
@@ -178,14 +175,6 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks) attend_row(Attention<T>
   k.out[(query * k.heads + head) * k.head_dim + thread()] = rounded<T>(mixed / sum);
 }
 
-// The kernel for few queries; null where heads have too many channels for it.
-template <class T>
-auto row_kernel(int64_t head_dim) -> void (*)(Attention<T>) {
-  if (head_dim <= 2 * kWarp) return attend_row<T, 2>;
-  if (head_dim <= 4 * kWarp) return attend_row<T, 4>;
-  return head_dim <= 8 * kWarp ? attend_row<T, 8> : nullptr;
-}
-
 // Copies rows of `width` elements, the first of which is at `first`; they lie `stride` elements apart.
 template <class T>
 __global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t stride, int64_t width, T* to, int64_t count) {
@@ -245,8 +234,10 @@ void CudaBackend::execute(const CachedAttention& k) {
     const Tensor all_keys = flash ? aligned(*this, k.keys) : k.keys, all_values = flash ? aligned(*this, k.values) : k.values;
     attention.keys = all_keys.device_data<T>(), attention.values = all_values.device_data<T>(), attention.key_stride = channels;
     attention.keys_of_sequence = k.first + rows, attention.ahead = k.first;
-    const auto of_row = rows < kLeastTileRows ? row_kernel<T>(d) : nullptr;
-    if (of_row) return launch(of_row, {rows * k.layout.heads, kThreads}, attention);
+    if (rows < kLeastTileRows && d <= 8 * kWarp) {
+      const auto row_kernel = d <= 2 * kWarp ? attend_row<T, 2> : d <= 4 * kWarp ? attend_row<T, 4> : attend_row<T, 8>;
+      return launch(row_kernel, {rows * k.layout.heads, kThreads}, attention);
+    }
     const auto [kernel, grid] = tile_kernel(attention, 1, flash);
     launch(kernel, grid, attention);
   });

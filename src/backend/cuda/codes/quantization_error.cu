@@ -64,26 +64,17 @@ struct Histogram {
   uint32_t blocks[kScaleCodes];
 };
 
-// The rows of x that blocks have, of which some count; null: all do.
-struct RowsOfBlocks {
-  const int32_t* rows;
-  int64_t of_block, all;
-
-  __device__ bool any_counts(int64_t block_row) const {
-    bool any = rows == nullptr;
-    for (int64_t r = block_row * of_block; !any && r < all && r < (block_row + 1) * of_block; ++r) any = rows[r] >= 0;
-    return any;
-  }
-};
-
-// `across` scales are of one row of blocks.
-__global__ void __launch_bounds__(kThreads)
-    count_scales(const uint8_t* scales, RowsOfBlocks rows, int64_t count, int64_t across, Histogram* histograms) {
+// `across` scales have one row of blocks, each of block_rows rows of x; rows, of which some count, may be null: all do.
+__global__ void __launch_bounds__(kThreads) count_scales(const uint8_t* scales, const int32_t* rows, int64_t block_rows, int64_t all_rows,
+                                                         int64_t count, int64_t across, Histogram* histograms) {
   auto& own = block_shared<Histogram>().blocks;
   own[thread()] = 0;
   barrier();
   for_each_element(count, [&](int64_t i) {
-    if (rows.any_counts(i / across)) fetch_add(&own[scales[i]], 1);
+    const int64_t first = i / across * block_rows;
+    bool any = rows == nullptr;
+    for (int64_t r = first; !any && r < all_rows && r < first + block_rows; ++r) any = rows[r] >= 0;
+    if (any) fetch_add(&own[scales[i]], 1);
   });
   barrier();
   histograms[block()].blocks[thread()] = own[thread()];
@@ -125,8 +116,8 @@ void CudaBackend::execute(const QuantizationError& k) {
       launch(sum_errors<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);
     });
   });
-  launch(count_scales, {histograms, kThreads}, k.q.scales.device_data<uint8_t>(),
-         RowsOfBlocks{.rows = rows, .of_block = k.q.how.block_rows, .all = k.x.dim(0)}, scales, across, counts);
+  launch(count_scales, {histograms, kThreads}, k.q.scales.device_data<uint8_t>(), rows, k.q.how.block_rows, k.x.dim(0), scales, across,
+         counts);
   launch(finish_errors, {1, kThreads}, sums, pieces, counts, histograms, k.out.device_data<double>());
 }
 

@@ -149,40 +149,36 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   if (lane() == 0) to.scales[index] = scale;
 }
 
-// Quantizes number `index` of the sets of blocks that begin in one byte.
-template <class E, class From>
-__device__ inline void quantize_blocks(const From& from, const Codes& to, int64_t index) {
-  constexpr int64_t kEach = E::codes_per_byte;
-  const int64_t across = to.cols / to.block_cols / kEach, first_row = index / across * to.block_rows;
-  const int64_t first_col = index % across * kEach * to.block_cols, end_row = first_row + to.block_rows;
-  uint8_t scales[size_t{kEach}];
-  MANTISSA_UNROLL
-  for (int64_t i = 0; i < kEach; ++i) {
-    const int64_t col = first_col + i * to.block_cols;
-    uint32_t key = 0;
-    for (int64_t row = first_row; row < end_row; ++row)
-      for (int64_t c = 0; c < to.block_cols; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, col + c), to.rule));
-    to.scales[index * kEach + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
-  }
-  for (int64_t row = first_row; row < end_row; ++row) {
-    for (int64_t byte = 0; byte < to.block_cols; ++byte) {
-      uint32_t codes = 0;
-      for (int64_t i = 0; i < kEach; ++i) {
-        const int64_t c = byte * kEach + i;
-        const uint8_t scale = c < to.block_cols ? scales[0] : scales[kEach - 1];
-        codes |= uint32_t{encode_in_block<E>(from.bits(row, first_col + c), scale, to.rule)} << (4 * i);
-      }
-      to.codes[(row * to.cols + first_col) / kEach + byte] = static_cast<uint8_t>(codes);
-    }
-  }
-}
-
 // Quantizes blocks that are columns, so that threads beside each other read neighbors, and blocks whose rows end within a byte: a thread
 // has a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
 // thread's values in memory.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
-  for_each_element(to.blocks() / E::codes_per_byte, [=](int64_t index) { quantize_blocks<E>(from, to, index); });
+  for_each_element(to.blocks() / E::codes_per_byte, [=](int64_t index) {
+    constexpr int64_t kEach = E::codes_per_byte;
+    const int64_t across = to.cols / to.block_cols / kEach, first_row = index / across * to.block_rows;
+    const int64_t first_col = index % across * kEach * to.block_cols, end_row = first_row + to.block_rows;
+    uint8_t scales[size_t{kEach}];
+    MANTISSA_UNROLL
+    for (int64_t i = 0; i < kEach; ++i) {
+      const int64_t col = first_col + i * to.block_cols;
+      uint32_t key = 0;
+      for (int64_t row = first_row; row < end_row; ++row)
+        for (int64_t c = 0; c < to.block_cols; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, col + c), to.rule));
+      to.scales[index * kEach + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
+    }
+    for (int64_t row = first_row; row < end_row; ++row) {
+      for (int64_t byte = 0; byte < to.block_cols; ++byte) {
+        uint32_t codes = 0;
+        for (int64_t i = 0; i < kEach; ++i) {
+          const int64_t c = byte * kEach + i;
+          const uint8_t scale = c < to.block_cols ? scales[0] : scales[kEach - 1];
+          codes |= uint32_t{encode_in_block<E>(from.bits(row, first_col + c), scale, to.rule)} << (4 * i);
+        }
+        to.codes[(row * to.cols + first_col) / kEach + byte] = static_cast<uint8_t>(codes);
+      }
+    }
+  });
 }
 
 template <class T>

@@ -6,9 +6,10 @@
 #include "backend/cuda/values.h"
 #include "mantissa/backend/functions.h"
 
-namespace mantissa::gpu {
+namespace mantissa {
+namespace {
 
-// Sums of all elements before each.
+using namespace gpu;
 
 struct SumsOfWarps {
   int64_t values[kThreads / kWarp];
@@ -16,7 +17,7 @@ struct SumsOfWarps {
 
 // Calls put(i, value(0) + .. + value(i - 1)) for i in [0, count]. All threads of a block call it, each for its own i.
 template <class Value, class Put>
-__device__ inline void scan_in_block(int64_t count, Value value, Put put) {
+__device__ void scan_in_block(int64_t count, Value value, Put put) {
   auto& of_warps = block_shared<SumsOfWarps>().values;
   int64_t preceding = 0;  // sum of all that earlier rounds had
   for (int64_t first = 0; first <= count; first += kThreads) {
@@ -38,13 +39,6 @@ __device__ inline void scan_in_block(int64_t count, Value value, Put put) {
     preceding = all;
   }
 }
-
-}  // namespace mantissa::gpu
-
-namespace mantissa {
-namespace {
-
-using namespace gpu;
 
 // The choices of one expert in the order of tokens: a block goes through all of them, a warp through its part of them.
 struct ChoicesOfExpert {

@@ -15,14 +15,6 @@ struct Update {
   Packs<float> master, m, v;
   Packs<const float> grad;
   const float* step;
-
-  explicit Update(const AdamW& k)
-      : rule(k),
-        master(packs_of<float>(k.master)),
-        m(packs_of<float>(k.m)),
-        v(packs_of<float>(k.v)),
-        grad(packs_of<const float>(k.grad)),
-        step(k.step.device_data<float>()) {}
 };
 
 // value.values may be null.
@@ -59,19 +51,6 @@ struct Halves {
   double sums[64];
 };
 
-// Sums a power of two of losses, by one thread.
-__device__ double sum_pairs(const double* losses, int64_t count) {
-  auto& halves = block_shared<Halves>();
-  double sum = 0.0;
-  for (int64_t i = 0; i < count; ++i) {
-    sum = losses[i];
-    int level = 0;
-    for (int64_t before = i; before % 2 != 0; before /= 2) sum = halves.sums[level++] + sum;
-    halves.sums[level] = sum;
-  }
-  return sum;
-}
-
 struct Outcome {
   const double *partials, *losses;
   const int32_t* flags;
@@ -82,7 +61,22 @@ struct Outcome {
   bool pairwise;
 };
 
-__device__ void write(const Outcome& k, double norm, double loss, bool bad_weights) {
+// Runs as one block.
+__global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
+  uint32_t flag = 0;
+  for (int64_t i = thread(); i < k.flag_count; i += kThreads) flag |= k.flags[i] != 0 ? 1U : 0U;
+  const bool bad_weights = join_block(flag, 0U, Largest<uint32_t>()) != 0;
+  const double squares = sum_in_order(k.partials, k.partial_count);
+  double loss = sum_in_order(k.losses, k.pairwise ? 0 : k.loss_count);
+  if (thread() != 0) return;
+  auto& halves = block_shared<Halves>();
+  for (int64_t i = 0; k.pairwise && i < k.loss_count; ++i) {  // a power of two of losses
+    loss = k.losses[i];
+    int level = 0;
+    for (int64_t before = i; before % 2 != 0; before /= 2) loss = halves.sums[level++] + loss;
+    halves.sums[level] = loss;
+  }
+  const double norm = sqrt(squares);
   const bool skip = bad_weights || !std::isfinite(loss) || !std::isfinite(norm);
   const double factor = k.clip > 0.0 && std::isfinite(norm) ? k.clip / (norm + 1e-6) : 1.0;
   k.step[static_cast<int>(StepValue::clip_factor)] = static_cast<float>(factor < 1.0 ? factor : 1.0);
@@ -93,22 +87,14 @@ __device__ void write(const Outcome& k, double norm, double loss, bool bad_weigh
   k.outcome[static_cast<int>(StepOutcome::skip)] = skip ? 1.0 : 0.0;
 }
 
-// Runs as one block.
-__global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
-  uint32_t flag = 0;
-  for (int64_t i = thread(); i < k.flag_count; i += kThreads) flag |= k.flags[i] != 0 ? 1U : 0U;
-  const bool bad_weights = join_block(flag, 0U, Largest<uint32_t>()) != 0;
-  const double squares = sum_in_order(k.partials, k.partial_count), in_order = sum_in_order(k.losses, k.pairwise ? 0 : k.loss_count);
-  if (thread() != 0) return;
-  write(k, sqrt(squares), k.pairwise ? sum_pairs(k.losses, k.loss_count) : in_order, bad_weights);
-}
-
 }  // namespace
 
 void CudaBackend::execute(const AdamW& k) {
   const Grid grid{blocks_for_packs(k.master.elements()), kThreads};
-  if (!k.value.defined()) return launch(adamw<float>, grid, Update(k), Packs<float>{});
-  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, Update(k), packs_of<T>(k.value)); });
+  const Update update{AdamWRule<float>(k),  packs_of<float>(k.master),     packs_of<float>(k.m),
+                      packs_of<float>(k.v), packs_of<const float>(k.grad), k.step.device_data<float>()};
+  if (!k.value.defined()) return launch(adamw<float>, grid, update, Packs<float>{});
+  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, update, packs_of<T>(k.value)); });
 }
 
 void CudaBackend::execute(const SquaredNorm& k) {

@@ -1,8 +1,5 @@
-#include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/aligned.h"
 #include "backend/cuda/rows/column_sums.h"
-#include "backend/cuda/rows/reduce.h"
-#include "mantissa/backend/functions.h"
 
 namespace mantissa {
 namespace {
@@ -223,19 +220,20 @@ void CudaBackend::execute(const QkNormBackward& k) {
            partials.device_data<float>());
     sum_rows(RowTerm<float>{{partials.device_data<float>(), head_dim, head_dim % kPack == 0}}, pieces * count, head_dim, out, k.accumulate);
   };
-  const auto in_one_pass = [&]<unsigned kLanes, class T>() {
-    const int64_t pieces = ceil_div(rows, kRowsOfPiece);
-    const Tensor x = aligned(*this, k.x), q_weight = aligned(*this, k.q_weight), k_weight = aligned(*this, k.k_weight),
-                 dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten),
-                 partials = empty(*this, Dtype::f32, {2 * pieces * head_dim});
-    launch(qk_norm_backward_by_packs<kLanes, T>, {pieces, kThreads}, heads, rows, x.device_data<T>(), q_weight.device_data<T>(),
-           k_weight.device_data<T>(), k.rstd.device_data<float>(), dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>());
-    copy_back(*this, dx, k.dx);
-    launch(add_pieces_of_two<float>, {2 * grid_of_columns(head_dim).blocks, kThreads}, partials.device_data<float>(), pieces, head_dim,
-           k.dq_weight.device_data<float>(), k.dk_weight.device_data<float>(), k.accumulate);
-  };
   with_values(k.x.dtype(), [&]<class T>() {
-    if (with_lanes_of_head(head_dim, [&]<unsigned kLanes>() { in_one_pass.template operator()<kLanes, T>(); })) return;
+    const bool by_packs = with_lanes_of_head(head_dim, [&]<unsigned kLanes>() {
+      const int64_t pieces = ceil_div(rows, kRowsOfPiece);
+      const Tensor x = aligned(*this, k.x), q_weight = aligned(*this, k.q_weight), k_weight = aligned(*this, k.k_weight),
+                   dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten),
+                   partials = empty(*this, Dtype::f32, {2 * pieces * head_dim});
+      launch(qk_norm_backward_by_packs<kLanes, T>, {pieces, kThreads}, heads, rows, x.device_data<T>(), q_weight.device_data<T>(),
+             k_weight.device_data<T>(), k.rstd.device_data<float>(), dy.device_data<T>(), dx.device_data<T>(),
+             partials.device_data<float>());
+      copy_back(*this, dx, k.dx);
+      launch(add_pieces_of_two<float>, {2 * grid_of_columns(head_dim).blocks, kThreads}, partials.device_data<float>(), pieces, head_dim,
+             k.dq_weight.device_data<float>(), k.dk_weight.device_data<float>(), k.accumulate);
+    });
+    if (by_packs) return;
     launch(qk_norm_dx<T>, {rows, kThreads}, heads, k.x.device_data<T>(), k.q_weight.device_data<T>(), k.k_weight.device_data<T>(),
            k.rstd.device_data<float>(), k.dy.device_data<T>(), k.dx.device_data<T>());
     sum_heads.template operator()<T>(0, heads.queries, k.dq_weight);
