@@ -136,8 +136,6 @@ class CudaBackend final : public Backend {
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
   template <class Groups>
   std::vector<gpu::LibraryGemm> library_groups(const Groups& k, const Tensor& a, const Tensor& b);
-  // Returns whether the library multiplies them, `usual` being the form of a group that has the usual rows.
-  bool ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups, uint32_t alignment);
   void add_extremes(const Gemm& k, const Scratch& scratch);
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);

@@ -51,5 +51,10 @@ struct Grid {
   unsigned threads;
   size_t shared = 0;  // bytes of a block's launched_shared()
 };
+template <class... Operands>
+struct KernelLaunch {
+  void (*kernel)(Operands...);
+  Grid grid;
+};
 
 }  // namespace mantissa::gpu

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
 
 // The kernel for tiles of queries, of so many sequences.
 template <class T>
-AttentionLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, bool flash) {
+KernelLaunch<Attention<T>> tile_kernel(const Attention<T>& k, int64_t sequences, bool flash) {
   if constexpr (std::is_same_v<T, bf16>) {
     if (flash) return flash_forward(k, sequences);
   }

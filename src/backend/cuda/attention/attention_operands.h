@@ -74,14 +74,9 @@ inline bool takes_flash(Dtype dtype, int64_t head_dim, double scale) {
   return dtype == Dtype::bf16 && (head_dim == 64 || head_dim == 128) && scale > 0.0;  // the largest product is the largest score
 }
 
-template <class Operands>
-struct AttentionLaunch {
-  void (*kernel)(Operands);
-  Grid grid;
-};
 // Return the kernels of so many sequences: that of the forward pass, and those that give dq, and dk and dv. They need operands that
 // takes_flash() takes and that are aligned().
-AttentionLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
-std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences);
+KernelLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences);
+std::array<KernelLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences);
 
 }  // namespace mantissa::gpu

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChann
 
 }  // namespace
 
-AttentionLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
+KernelLaunch<Attention<bf16>> flash_forward(const Attention<bf16>& k, int64_t sequences) {
   const int64_t blocks = sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kFlashRows});
   if (k.head_dim == 64) return {flash_attend<64>, {blocks, kForward<64>.threads(), sizeof(ForwardTiles<64>)}};
   return {flash_attend<128>, {blocks, kForward<128>.threads(), sizeof(ForwardTiles<128>)}};

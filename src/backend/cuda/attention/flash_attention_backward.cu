@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannel
 
 // The kernels that give dq, and dk and dv.
 template <unsigned kChannels>
-std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> launches(const AttentionGradient<bf16>& k, int64_t sequences) {
+std::array<KernelLaunch<AttentionGradient<bf16>>, 2> launches(const AttentionGradient<bf16>& k, int64_t sequences) {
   const int64_t tiles = sequences * ceil_div(k.length, int64_t{kFlashRows});
   return {{{flash_dq<kChannels>, {tiles * k.heads, kOfQueries<kChannels>.threads(), sizeof(TilesOfQueries<kChannels>)}},
            {flash_dkv<kChannels>, {tiles * k.kv_heads, kOfKeys<kChannels>.threads(), sizeof(TilesOfKeys<kChannels>)}}}};
@@ -225,7 +225,7 @@ std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> launches(const Attention
 
 }  // namespace
 
-std::array<AttentionLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences) {
+std::array<KernelLaunch<AttentionGradient<bf16>>, 2> flash_backward(const AttentionGradient<bf16>& k, int64_t sequences) {
   return k.head_dim == 64 ? launches<64>(k, sequences) : launches<128>(k, sequences);
 }
 

@@ -213,21 +213,16 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class From>
-struct QuantizeLaunch {
-  void (*kernel)(From, Codes);
-  Grid grid;
-};
 bool in_packs(const Codes& to) {
   return to.cols % kPack == 0 && (reinterpret_cast<uintptr_t>(to.codes) | reinterpret_cast<uintptr_t>(to.scales)) % kPack == 0;
 }
 template <class E, class From>
-QuantizeLaunch<From> columns_launch(const From&, const Codes& to) {
+KernelLaunch<From, Codes> columns_launch(const From&, const Codes& to) {
   if (in_packs(to)) return {quantize_columns<E, From>, {blocks_for(to.blocks() / kPack), kThreads}};
   return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
 }
 template <class E, class T>
-QuantizeLaunch<Source<T>> quantize_launch(const Source<T>& from, const Codes& to) {
+KernelLaunch<Source<T>, Codes> quantize_launch(const Source<T>& from, const Codes& to) {
   using From = Source<T>;
   if (to.block_cols == 1) return columns_launch<E>(from, to);
   const int64_t lanes = to.block_cols / kPack;  // lanes of a row of a block

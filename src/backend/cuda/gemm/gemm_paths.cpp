@@ -107,7 +107,14 @@ void CudaBackend::multiply(const Groups& k) {
     return true;
   };
   const bool by_library = !is_ours(route) && multiply_by(route, [&](const Tensor& a, const Tensor& b) {
-    return ask_library(usual, route, library_groups(k, a, b), alignment_of_rows({a, b, k.out}));
+    const std::vector<gpu::LibraryGemm> groups = library_groups(k, a, b);
+    if (groups.empty()) return true;
+    gpu::LibraryGemm like = groups.front();  // a group that has the usual rows
+    like.m = usual.m, like.k = usual.k, like.alignment = alignment_of_rows({a, b, k.out});
+    const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+    const bool multiplied = asked([&] { return library_->multiply_groups(stream(), like, groups, memory); });
+    multiplied ? count_gemm(route.path) : report_refused(usual, route);
+    return multiplied;
   });
   if (!by_library) {
     count_gemm(own.path);
@@ -201,20 +208,6 @@ std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const
                       .k = kForWeights ? count : a.dim(1)});
   }
   return groups;
-}
-
-bool CudaBackend::ask_library(const GemmForm& usual, const GemmRoute& route, const std::vector<gpu::LibraryGemm>& groups,
-                              uint32_t alignment) {
-  if (groups.empty()) return true;
-  gpu::LibraryGemm like = groups.front();
-  like.m = usual.m, like.k = usual.k, like.alignment = alignment;
-  const auto memory = [this](int64_t bytes) { return allocate(bytes); };
-  if (!asked([&] { return library_->multiply_groups(stream(), like, groups, memory); })) {
-    report_refused(usual, route);
-    return false;
-  }
-  count_gemm(route.path);
-  return true;
 }
 
 // Multiplies in fp32 what has extreme scales.

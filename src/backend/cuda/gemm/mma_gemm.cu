@@ -2,7 +2,10 @@
 #include "backend/cuda/gemm/gemm_operand.h"
 #include "backend/cuda/moe/groups.h"
 
-namespace mantissa::gpu {
+namespace mantissa {
+namespace {
+
+using namespace gpu;
 
 // Tiles of GEMMs on tensor cores, in the manner of CUTLASS for compute capability 8.0: kMmaRows x kMmaCols sums of a block, in fp32 and in
 // ascending order of depth, of bf16 operands that are copied into stages of shared memory while those before are multiplied. Rows in memory
@@ -11,12 +14,12 @@ namespace mantissa::gpu {
 // The constants that decide the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x
 // kMmaCols of the sums; a warp has kWarpRows x kWarpCols of these in registers, and the more it has, the less of shared memory it reads for
 // each. A multiprocessor has kMmaBlocks blocks, so that one begins or ends while the other multiplies.
-inline constexpr unsigned kMmaRows = 128, kMmaCols = 128, kMmaDepth = 64, kMmaStages = 3;
-inline constexpr unsigned kWarpRows = 64, kWarpCols = 64, kMmaBlocks = 2;
+constexpr unsigned kMmaRows = 128, kMmaCols = 128, kMmaDepth = 64, kMmaStages = 3;
+constexpr unsigned kWarpRows = 64, kWarpCols = 64, kMmaBlocks = 2;
 
-inline constexpr unsigned kMmaThreads = kMmaRows / kWarpRows * (kMmaCols / kWarpCols) * kWarp;
-inline constexpr unsigned kSlice = 16, kSlices = kMmaDepth / kSlice;  // the depth of an instruction
-inline constexpr unsigned kChunk = 8;                                 // elements; a chunk has 16 bytes
+constexpr unsigned kMmaThreads = kMmaRows / kWarpRows * (kMmaCols / kWarpCols) * kWarp;
+constexpr unsigned kSlice = 16, kSlices = kMmaDepth / kSlice;  // the depth of an instruction
+constexpr unsigned kChunk = 8;                                 // elements; a chunk has 16 bytes
 static_assert(kSlices % 2 == 0 && kMmaStages > 1);
 
 // A side, op(a) or op(b)^T: `outer` are rows or columns of the product. By depth: memory is contiguous along the depth, [outer, depth],
@@ -64,11 +67,11 @@ struct MmaSums {
   float at[kWarpRows / 16][kWarpCols / 8][4] = {};
 };
 
-__device__ inline unsigned warp_row() { return warp() / (kMmaCols / kWarpCols) * kWarpRows; }
-__device__ inline unsigned warp_col() { return warp() % (kMmaCols / kWarpCols) * kWarpCols; }
+__device__ unsigned warp_row() { return warp() / (kMmaCols / kWarpCols) * kWarpRows; }
+__device__ unsigned warp_col() { return warp() % (kMmaCols / kWarpCols) * kWarpCols; }
 
 // Elements of a range, at most `most`.
-__device__ inline int elements_of(Range range, unsigned most) {
+__device__ int elements_of(Range range, unsigned most) {
   const int64_t all = range.end - range.first;
   return static_cast<int>(all < int64_t{most} ? all : int64_t{most});
 }
@@ -108,14 +111,14 @@ class MmaCopies {
 };
 
 template <class Stage>
-__device__ inline void load_fragments(MmaFragments& out, Stage& stage, unsigned k) {
+__device__ void load_fragments(MmaFragments& out, Stage& stage, unsigned k) {
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kWarpRows / 16; ++i) stage.a.template load_fragment<true>(out.a[i], warp_row() + i * 16, k);
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kWarpCols / 16; ++j) stage.b.template load_fragment<false>(out.b[j], warp_col() + j * 16, k);
 }
 
-__device__ inline void multiply(const MmaFragments& of, MmaSums& sums) {
+__device__ void multiply(const MmaFragments& of, MmaSums& sums) {
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kWarpCols / 16; ++j) {
     const uint32_t first[2] = {of.b[j][0], of.b[j][1]}, second[2] = {of.b[j][2], of.b[j][3]};
@@ -129,8 +132,8 @@ __device__ inline void multiply(const MmaFragments& of, MmaSums& sums) {
 
 // sums += a * b over a depth. A warp loads the fragments of a slice while it multiplies those of the one before.
 template <bool kA, bool kB>
-__device__ inline void add_mma(MmaTiles<kA, kB>& tiles, const MmaSide<kA>& a, Range rows, const MmaSide<kB>& b, Range cols, Range depth,
-                               MmaSums& sums) {
+__device__ void add_mma(MmaTiles<kA, kB>& tiles, const MmaSide<kA>& a, Range rows, const MmaSide<kB>& b, Range cols, Range depth,
+                        MmaSums& sums) {
   MmaCopies<kA, kMmaRows> of_a(a, rows, depth.first);
   MmaCopies<kB, kMmaCols> of_b(b, cols, depth.first);
   const auto next = [](unsigned stage) { return stage + 1 == kMmaStages ? 0 : stage + 1; };
@@ -182,14 +185,14 @@ struct alignas(4 * sizeof(Out)) FourBits {
   uint64_t at[sizeof(Out) / 2];
 };
 template <class Out>
-__device__ inline FourBits<Out> rounded_four(const float (&of)[4]) {
+__device__ FourBits<Out> rounded_four(const float (&of)[4]) {
   const auto pair = [](uint32_t low, uint32_t high) { return uint64_t{low} | uint64_t{high} << 32; };
   const auto bits = [](float value) { return __builtin_bit_cast(uint32_t, value); };
   if constexpr (sizeof(Out) == sizeof(float)) return {pair(bits(of[0]), bits(of[1])), pair(bits(of[2]), bits(of[3]))};
   if constexpr (sizeof(Out) != sizeof(float)) return {pair(pack_bf16(of[0], of[1]), pack_bf16(of[2], of[3]))};
 }
 
-__device__ inline void add_bias(MmaSums& sums, const GemmBias& bias, Range cols) {
+__device__ void add_bias(MmaSums& sums, const GemmBias& bias, Range cols) {
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kWarpCols / 8 * 2; ++j) {
     const int64_t col = cols.first + warp_col() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
@@ -200,7 +203,7 @@ __device__ inline void add_bias(MmaSums& sums, const GemmBias& bias, Range cols)
 }
 
 // Neighboring lanes have two columns each of two fragments. They exchange them, so that each has four columns of one.
-__device__ inline void exchange(float (&four)[4], const float* left, const float* right) {
+__device__ void exchange(float (&four)[4], const float* left, const float* right) {
   const bool odd = lane() % 2 != 0;
   const float first = shuffle_xor(odd ? left[0] : right[0], 1), second = shuffle_xor(odd ? left[1] : right[1], 1);
   four[0] = odd ? first : left[0], four[1] = odd ? second : left[1];
@@ -210,7 +213,7 @@ __device__ inline void exchange(float (&four)[4], const float* left, const float
 // Writes rows whose groups of four are aligned. Elements to add to are loaded 16 rows at a time, because loads wait for the stores before
 // them.
 template <class Out>
-__device__ inline void write_fours(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+__device__ void write_fours(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   constexpr unsigned kFours = kWarpCols / 8;
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kWarpRows / 16; ++i) {
@@ -236,7 +239,7 @@ __device__ inline void write_fours(const MmaSums& sums, const GemmTarget<Out>& t
 
 // Writes rows of any size and place.
 template <class Out>
-__device__ inline void write_elements(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+__device__ void write_elements(const MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kWarpCols / 8 * 2; ++j) {
     MANTISSA_UNROLL
@@ -248,19 +251,12 @@ __device__ inline void write_elements(const MmaSums& sums, const GemmTarget<Out>
 }
 
 template <class Out>
-__device__ inline void write_mma(MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
+__device__ void write_mma(MmaSums& sums, const GemmTarget<Out>& to, Range rows, Range cols) {
   if (to.bias.values) add_bias(sums, to.bias, cols);
   const GemmTarget<Out> rest{to.out, to.cols, to.accumulate};
   const bool aligned = to.cols % 4 == 0 && reinterpret_cast<uintptr_t>(to.out) % sizeof(Four<Out>) == 0;
   aligned ? write_fours(sums, rest, rows, cols) : write_elements(sums, rest, rows, cols);
 }
-
-}  // namespace mantissa::gpu
-
-namespace mantissa {
-namespace {
-
-using namespace gpu;
 
 template <class Out, bool kA, bool kB>
 __global__ void __launch_bounds__(kMmaThreads, kMmaBlocks)

@@ -3,7 +3,6 @@
 #include "backend/adamw_rule.h"
 #include "backend/cuda/codes/packs.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/rows/ordered_sum.h"
 
 namespace mantissa {
 namespace {

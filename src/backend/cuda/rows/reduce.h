@@ -1,7 +1,8 @@
-// Sums and maxima over the threads of a warp or of a block, in an order that depends on the number of threads alone.
+// Sums and maxima over the threads of a warp or of a block, in an order that depends on the number of threads alone; and sums in the order
+// of the elements.
 #pragma once
 
-#include "gpu/device.h"
+#include "backend/cuda/values.h"
 
 namespace mantissa::gpu {
 
@@ -44,6 +45,28 @@ struct Least {
 template <class T>
 __device__ inline T block_sum(T value) {
   return join_block(value, T{0}, Plus<T>());
+}
+
+inline constexpr int64_t kAddedAtOnce = 1024;
+
+struct Addends {
+  double values[kAddedAtOnce];
+};
+
+// Sums in fp64, in the order of the elements: the block loads, and one of its threads adds. Returns the sum in thread 0; others get a
+// number without meaning. All threads of the block call it.
+template <class T>
+__device__ inline double sum_in_order(const T* x, int64_t count) {
+  auto& addends = block_shared<Addends>();
+  double sum = 0.0;
+  for (int64_t first = 0; first < count; first += kAddedAtOnce) {
+    const int64_t loaded = count - first < kAddedAtOnce ? count - first : kAddedAtOnce;
+    barrier();  // behind those that still read addends
+    for (int64_t i = thread(); i < loaded; i += kThreads) addends.values[i] = static_cast<double>(x[first + i]);
+    barrier();
+    for (int64_t i = 0; i < loaded && thread() == 0; ++i) sum += addends.values[i];
+  }
+  return sum;
 }
 
 }  // namespace mantissa::gpu

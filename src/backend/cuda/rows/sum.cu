@@ -1,5 +1,4 @@
 #include "backend/cuda/rows/column_sums.h"
-#include "backend/cuda/rows/ordered_sum.h"
 
 namespace mantissa {
 namespace {
