@@ -5,14 +5,15 @@
 namespace mantissa::gpu {
 namespace {
 
-// The softmax of a thread's rows: what was subtracted from their scores so far, and the thread's part of the sum of exponentials. Powers
-// are of two.
+// The online softmax of a lane's rows: the number that is subtracted from their scores before they become powers of two, and the lane's
+// part of the sum of these.
 template <unsigned kFragments>
 struct FlashSoftmax {
   float subtracted[2 * kFragments], sum[2 * kFragments];
 };
 
-// A largest score that grows by less is not subtracted, so that sums are seldom scaled. Exponentials of that many are still exact enough.
+// The growth of a row's largest score up to which another number stays subtracted, so that sums are seldom rescaled: powers up to 2^kGrowth
+// are exact enough.
 constexpr float kGrowth = 8.0F;
 
 // Turns scores into exponentials, and scales what was summed before to what is subtracted now.
@@ -79,7 +80,7 @@ struct ForwardTiles {
   HeadTile<kFlashRows, kChannels> queries;
   KeyTiles<kForward<kChannels>.step, kChannels> keys;
   Sight sights[kFlashRows];  // keys that the queries see
-  Place place;               // here it takes no registers meanwhile
+  Place place;               // takes no registers here
 };
 
 template <unsigned kChannels>

@@ -1,5 +1,5 @@
-// Attention backward, like attention_backward.cu, but on tensor cores. dq goes over the keys that a block's queries see, dk and dv over the
-// queries that see a block's keys, whose scores are the transposed ones.
+// Attention backward on tensor cores, by the formulas of attention_backward.cu. flash_dq goes over the keys that a block's queries see;
+// flash_dkv goes over the queries that see a block's keys, and has scores whose rows are keys.
 #include "backend/cuda/attention/flash_tiles.h"
 
 namespace mantissa::gpu {
@@ -12,14 +12,14 @@ __device__ Place place(const AttentionGradient<bf16>& k, int64_t heads, Order or
   return {index, head, k.part((order == Order::last_rows_first ? count - 1 - at : at) * kFlashRows, kFlashRows)};
 }
 
-// Statistics of queries: the logarithms to base two of their sums of exponentials, negated deltas, and the keys that they see.
+// Statistics of a tile of queries: log-sum-exp of their scores to base two, negated deltas, and the keys that they see.
 template <unsigned kQueries>
 struct Statistics {
   float lse[kQueries], minus_delta[kQueries];
   Sight sights[kQueries];
 };
-// The part of the statistics of a tile of queries that a thread reads, and writes later, so that the read has time: the first threads have
-// the sums of queries and what these see, the next ones the deltas.
+// One of these numbers, which a thread loads before a step and stores behind it, so that the load overlaps the step: the first kQueries
+// threads have log-sum-exp and the first key of a query, the next ones a delta.
 struct Statistic {
   float value = 0.0F;
   int first_key = INT32_MAX;
@@ -42,7 +42,7 @@ struct TilesOfQueries {
   HeadTile<kFlashRows, kChannels> queries, douts;
   KeyTiles<kOfQueries<kChannels>.step, kChannels> keys;
   Statistics<kFlashRows> statistics;
-  Place place;  // here it takes no registers meanwhile
+  Place place;  // takes no registers here
 };
 
 template <unsigned kChannels>
@@ -103,7 +103,7 @@ struct TilesOfKeys {
   Place place;
 };
 
-// Goes over the tiles of queries that see one of a block's keys, head by head of their group.
+// The position in a walk over the tiles of queries that see some of a block's keys, through the heads that share them.
 template <unsigned kStep>
 struct QueryWalk {
   const AttentionGradient<bf16>& k;

@@ -12,8 +12,8 @@ namespace mantissa::gpu {
 inline constexpr unsigned kFlashRows = 128, kChunkOfHead = 8;  // a chunk has 16 bytes
 inline constexpr float kLog2e = std::numbers::log2e_v<float>;  // powers are of two
 
-// Registers are what bounds a kernel: a thread has up to 255 if a multiprocessor has eight warps. More fragments of 16 rows in a warp are
-// fewer loads for as many products; more rows in a step are fewer barriers.
+// Sizes of a kernel, which registers bound: a thread has up to 255 of them if eight warps share a multiprocessor. With more fragments of 16
+// rows a warp loads less for as many products; with more rows in a step a block has fewer barriers.
 struct FlashShape {
   unsigned fragments;  // fragments of a warp
   unsigned step;       // rows of a tile that the block goes over
@@ -35,18 +35,23 @@ struct Place {
   Range rows;
 };
 
-struct Fragment {  // part of a left side, 16 x 16
+// Operands and sums lie in registers as mma.m16n8k16 has them (PTX ISA, "Matrix Fragments for mma.m16n8k16"), where g = lane / 4 and t =
+// lane % 4. An A fragment is 16 rows x 16 of the depth: register 0 has row g and columns 2 t and 2 t + 1, register 1 row g + 8, and
+// registers 2 and 3 the same rows, and columns 8 further. A B fragment is 16 of the depth x 8 columns: register 0 has column g and depth 2
+// t and 2 t + 1, register 1 depth 8 further. Sums are 16 rows x 8 columns: elements 0 and 1 have row g and columns 2 t and 2 t + 1,
+// elements 2 and 3 row g + 8.
+struct Fragment {  // an A fragment
   uint32_t at[4];
 };
-// Sums of a warp's rows and of eight columns for each kColumns. A thread has rows own_row<kFragments>(r): elements 2 (r % 2) and 2 (r % 2)
-// + 1 of fragment r / 2, and of these columns own_col() and own_col() + 1.
+// Sums of a warp: [f][c] has its rows 16 f to 16 f + 15 and columns 8 c to 8 c + 7. Row r of a lane, at own_row<kFragments>(r) of the
+// block, has elements 2 (r % 2) and 2 (r % 2) + 1 of [r / 2], in columns own_col() and own_col() + 1 of every eight.
 template <unsigned kFragments, unsigned kColumns>
 using FlashSums = float[kFragments][kColumns][4];
 template <unsigned kFragments>
 __device__ inline int own_row(unsigned r) {
   return static_cast<int>(warp() * kFragments * 16 + r * 8 + lane() / 4);
 }
-// The first row of this warp, and the one behind its last.
+// The first row of a warp in the block, and the row behind its last.
 template <unsigned kFragments>
 __device__ inline int first_of_warp() {
   return static_cast<int>(warp() * kFragments * 16);
@@ -57,7 +62,7 @@ __device__ inline int end_of_warp() {
 }
 __device__ inline unsigned own_col() { return lane() % 4 * 2; }
 
-// body(r, column, sum) for this thread's sums, of which the columns are those of the warp.
+// Calls body(r, column, sum) for the sums of a lane, in row r of the lane.
 template <unsigned kFragments, unsigned kColumns, class Body>
 __device__ inline void for_each_sum(float (&sums)[kFragments][kColumns][4], Body body) {
   MANTISSA_UNROLL
@@ -75,22 +80,26 @@ __device__ inline void multiply(float (&sums)[kFragments][kColumns][4], const fl
     sums[i / kColumns / 4][i / 4 % kColumns][i % 4] *= by[i / kColumns / 4][i / 4 % kColumns][i % 4];
 }
 
-// Rows of a head. Chunk c of row r lies at c ^ (r % 8), so that the same chunk of eight rows is in different banks.
+// Rows of a head in shared memory, swizzled: chunk c of row r, 16 bytes, lies in place c ^ (r % 8), so that ldmatrix, which reads a chunk
+// of eight rows at a time, reads different banks.
 template <unsigned kRows, unsigned kChannels>
 struct alignas(16) HeadTile {
   static_assert(kChannels % (8 * kChunkOfHead) == 0);
   bf16 values[kRows * kChannels];
 
-  // Elements from here to the end of the chunk are contiguous.
+  // Returns the address of a channel; the elements from there to the end of its chunk are contiguous.
   __device__ bf16* at(unsigned row, unsigned channel) {
     return &values[row * kChannels + (channel / kChunkOfHead ^ row % 8) * kChunkOfHead + channel % kChunkOfHead];
   }
-  // The address for load_matrices(): this lane's row of the four matrices that have 16 rows from `row` on, a multiple of 8, and channels 16
-  // k to 16 k + 15. The second matrix is below the first one, or beside it, so that each product finds its registers beside each other.
+  // The address that a lane gives to load_matrices() for 16 rows from `row` on, a multiple of 8, and channels 16 k to 16 k + 15: lanes 8 m
+  // to 8 m + 7 address the rows of matrix m, which becomes register m. below(): matrix 1 is the lower eight rows, so that the registers are
+  // those of an A fragment or, transposed, of the B fragments of eight channels each. beside(): matrix 1 is the next eight channels, so
+  // that they are those of the B fragments of eight rows each.
   __device__ const bf16* below(unsigned row, unsigned k) const { return matrices(lane() % 16, lane() / 16, k) + row * kChannels; }
   __device__ const bf16* beside(unsigned row, unsigned k) const {
     return matrices(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2, k) + row * kChannels;
   }
+  // Chunk 2 k + chunk of that row, which is lane() % 8 modulo 8.
   __device__ const bf16* matrices(unsigned row, unsigned chunk, unsigned k) const {
     return &values[row * kChannels + (k % 4 * 2 ^ (chunk ^ lane() % 8)) * kChunkOfHead] + k / 4 * 64;
   }
@@ -101,8 +110,8 @@ struct alignas(16) HeadTile {
   }
 };
 
-// Copies rows, of which there is one at least, and zeros behind the last one. The copies of a block of kThreadsOfBlock threads are its next
-// group.
+// Copies rows of a head asynchronously, of which there is one at least, and zeros behind the last one. All of kThreadsOfBlock threads call
+// it; commit_copies() ends their group of copies.
 template <unsigned kThreadsOfBlock, unsigned kRows, unsigned kChannels>
 __device__ inline void copy_tile(HeadTile<kRows, kChannels>& tile, HeadRows<const bf16> head, Range rows) {
   constexpr unsigned kChunks = kChannels / kChunkOfHead, kAtOnce = kThreadsOfBlock / kChunks;
@@ -120,8 +129,8 @@ template <unsigned kStep, unsigned kChannels>
 struct KeyTiles {
   HeadTile<kStep, kChannels> keys[2], values[2];
 };
-// Calls body(key, tile of keys, tile of values) for the steps of keys [begin, end), of which the next one is copied meanwhile. All threads
-// of the block call it; copies that they have begun before are there, too.
+// Goes over keys [begin, end) by kStep with two buffers: calls body(first key, tile of keys, tile of values) while the next tiles are
+// copied. All threads of the block call it; copies that they have begun before have arrived, too.
 template <unsigned kThreadsOfBlock, unsigned kStep, unsigned kChannels, class Body>
 __device__ inline void for_each_step(KeyTiles<kStep, kChannels>& tiles, HeadRows<const bf16> keys, HeadRows<const bf16> values, int begin,
                                      int end, Body body) {
@@ -143,7 +152,7 @@ __device__ inline void for_each_step(KeyTiles<kStep, kChannels>& tiles, HeadRows
   }
 }
 
-// This warp's rows as a left side: fragment k has channels 16 k to 16 k + 15. Zeros behind the last row.
+// Loads A fragments of a warp's rows from global memory: out[f][k] has channels 16 k to 16 k + 15. Rows behind the last one are zeros.
 template <unsigned kFragments, unsigned kDepth>
 __device__ inline void load_left(Fragment (&out)[kFragments][kDepth], HeadRows<const bf16> head, Range rows) {
   const auto* const words = reinterpret_cast<const uint32_t*>(head.first);
@@ -160,13 +169,13 @@ __device__ inline void load_left(Fragment (&out)[kFragments][kDepth], HeadRows<c
   }
 }
 
-// This warp's rows of a tile as a left side, which are read again each time.
+// Returns left(f, k), which loads the A fragment of a warp's rows 16 f to 16 f + 15 and channels 16 k to 16 k + 15 from a tile.
 template <unsigned kFragments, unsigned kRows, unsigned kChannels>
 __device__ inline auto rows_of_warp(const HeadTile<kRows, kChannels>& tile) {
   return [&tile](unsigned f, unsigned k) { return tile.fragment((warp() * kFragments + f) * 16, k); };
 }
 
-// sums += a * b^T, where left(f, k) has the fragment of channels 16 k to 16 k + 15 and b is the rows of the tile from `first` on.
+// sums += A B^T over all channels, where left(f, k) gives the fragments of A, and B is the rows of a tile from `first` on.
 template <unsigned kFragments, unsigned kColumns, unsigned kRows, unsigned kChannels, class Left>
 __device__ inline void add_scores(float (&sums)[kFragments][kColumns][4], Left left, const HeadTile<kRows, kChannels>& tile,
                                   unsigned first = 0) {
@@ -188,7 +197,7 @@ __device__ inline void add_scores(float (&sums)[kFragments][kColumns][4], Left l
   }
 }
 
-// Sums, rounded to bf16, as a left side whose depth is their columns.
+// Sums, rounded to bf16, as A fragments whose depth is their columns: those of 16 columns lie in the lanes and registers of one already.
 template <unsigned kFragments, unsigned kDepth>
 struct WeightFragments {
   Fragment at[kFragments][kDepth];
@@ -207,7 +216,7 @@ __device__ inline WeightFragments<kFragments, kColumns / 2> rounded_weights(cons
   return out;
 }
 
-// sums += weights * b, where b is the rows of the tile from `first` on.
+// sums += weights B, where B is the rows of a tile from `first` on.
 template <unsigned kFragments, unsigned kColumns, unsigned kDepth, unsigned kRows, unsigned kChannels>
 __device__ inline void add_weighted(float (&sums)[kFragments][kColumns][4], const WeightFragments<kFragments, kDepth>& weights,
                                     const HeadTile<kRows, kChannels>& tile, unsigned first = 0) {
@@ -238,9 +247,9 @@ struct NonfiniteRows {
   Bits of_channel[kChannels];  // a bit for each row
 };
 
-// A weight of zero keeps what is not seen out of a sum only where it is finite. So a value of tile rows [first, first + kCount) that is not
-// finite becomes zero, and the sums whose rows see it become NaN. seen(r, row) is true if this thread's row r sees that row of the tile.
-// All threads call it; where all is finite it does nothing.
+// Keeps values that are not finite from sums whose rows do not see them: 0 * Inf and 0 * NaN are NaN, so a weight of zero does not mask
+// them. Each such value in rows [first, first + kCount) of a tile becomes zero, and the sums whose rows see it become NaN. seen(r, row) is
+// true if row r of a lane sees that row of the tile. All threads of the block call it; where all values are finite it changes nothing.
 template <unsigned kCount, unsigned kFragments, unsigned kColumns, unsigned kRows, unsigned kChannels, class Seen>
 __device__ inline void take_out_nonfinite(HeadTile<kRows, kChannels>& tile, float (&sums)[kFragments][kColumns][4], Seen seen,
                                           unsigned first = 0) {
@@ -276,6 +285,7 @@ __device__ inline void take_out_nonfinite(HeadTile<kRows, kChannels>& tile, floa
   }
 }
 
+// Joins the four lanes that have one row of sums.
 template <class Join>
 __device__ inline float join_quad(float value, Join join) {
   value = join(value, shuffle_xor(value, 1));
@@ -296,16 +306,16 @@ __device__ inline FirstKeys first_keys(const Mask& mask, Range queries) {
   return {join_warp(own.least, Least<int>()), join_warp(own.largest, Largest<int>())};
 }
 
-// The keys that a query sees. Positions are below 2^31.
+// The keys [first, last] that a query sees. Positions are below 2^31.
 struct alignas(8) Sight {
   int first, last;
   __device__ bool sees(int key) const { return first <= key && key <= last; }
 };
-// The keys that a query sees: none if the query is not inside of its sequence.
+// Returns the keys that the query at a position sees: none if it is not inside its sequence.
 __device__ inline Sight sight_of(const Mask& mask, int64_t position, bool inside) {
   return inside ? Sight{static_cast<int>(mask.first(position)), static_cast<int>(position)} : Sight{0, -1};
 }
-// Sums of rows of queries and columns of keys from `key` on become `hidden` where the query does not see the key.
+// Masks sums, whose rows are queries and whose columns are keys from `key` on: they become `hidden` where the query does not see the key.
 template <unsigned kFragments, unsigned kColumns>
 __device__ inline void hide(float (&sums)[kFragments][kColumns][4], const Sight (&queries)[kFlashRows], int key, float hidden) {
   MANTISSA_UNROLL
@@ -320,7 +330,7 @@ __device__ inline void hide(float (&sums)[kFragments][kColumns][4], const Sight 
   }
 }
 
-// Writes sums times a factor, rounded, to this warp's rows of a range.
+// Writes sums to a warp's rows of a range, times a factor of each row and rounded.
 template <unsigned kFragments, unsigned kColumns>
 __device__ inline void write_rows(const float (&sums)[kFragments][kColumns][4], const float (&factors)[2 * kFragments], HeadRows<bf16> to,
                                   Range rows) {

@@ -7,13 +7,13 @@ namespace {
 
 using namespace gpu;
 
-// Tiles of GEMMs on tensor cores, in the manner of CUTLASS for compute capability 8.0: kMmaRows x kMmaCols sums of a block, in fp32 and in
-// ascending order of depth, of bf16 operands that are copied into stages of shared memory while those before are multiplied. Rows in memory
-// begin at multiples of 16 bytes, and hold whole chunks of 8 elements.
+// GEMMs on tensor cores, in the manner of CUTLASS for compute capability 8.0. A block sums a tile of kMmaRows x kMmaCols in fp32, in
+// ascending order of depth; tiles of bf16 operands are copied asynchronously into kMmaStages stages of shared memory while earlier ones are
+// multiplied. Rows in memory begin at multiples of 16 bytes, and hold whole chunks of 8 elements.
 
-// The constants that decide the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x
-// kMmaCols of the sums; a warp has kWarpRows x kWarpCols of these in registers, and the more it has, the less of shared memory it reads for
-// each. A multiprocessor has kMmaBlocks blocks, so that one begins or ends while the other multiplies.
+// The sizes that decide the speed. A step reads (kMmaRows + kMmaCols) x kMmaDepth elements from L2 and multiplies for kMmaRows x kMmaCols
+// sums, of which a warp has kWarpRows x kWarpCols in registers: the more it has, the less shared memory it reads for each. A multiprocessor
+// has kMmaBlocks blocks, so that one begins or ends while the other multiplies.
 constexpr unsigned kMmaRows = 128, kMmaCols = 128, kMmaDepth = 64, kMmaStages = 3;
 constexpr unsigned kWarpRows = 64, kWarpCols = 64, kMmaBlocks = 2;
 
@@ -22,27 +22,29 @@ constexpr unsigned kSlice = 16, kSlices = kMmaDepth / kSlice;  // the depth of a
 constexpr unsigned kChunk = 8;                                 // elements; a chunk has 16 bytes
 static_assert(kSlices % 2 == 0 && kMmaStages > 1);
 
-// A side, op(a) or op(b)^T: `outer` are rows or columns of the product. By depth: memory is contiguous along the depth, [outer, depth],
-// else [depth, outer].
+// An operand in memory, op(a) or op(b)^T: [outer, depth] if it is contiguous along the depth (kByDepth), else [depth, outer], where `outer`
+// are rows or columns of the product.
 template <bool kByDepth>
 struct MmaSide {
   const bf16* values;
   int64_t row;  // elements of a row in memory
 };
 
-// The tile of a side as it lies in memory, but chunks change places within a row, so that the same chunk of eight rows is in different
-// banks.
+// A tile of an operand in shared memory. It lies as in global memory, but swizzled: chunks change places within a row, so that ldmatrix,
+// which reads a chunk of eight rows at a time, reads different banks.
 template <bool kByDepth, unsigned kOuter>
 struct alignas(16) MmaSideTile {
   static constexpr unsigned kRows = kByDepth ? kOuter : kMmaDepth, kChunks = kOuter * kMmaDepth / kRows / kChunk;
   static constexpr unsigned kPlaces = kChunks < 8 ? kChunks : 8, kRowsOfBanks = 8 / kPlaces;
   bf16 values[kOuter * kMmaDepth];
 
-  // A chunk of row first + row, `first` being a multiple of eight.
+  // Returns the address of a chunk of row first + row, `first` being a multiple of eight.
   __device__ bf16* at(unsigned first, unsigned row, unsigned chunk) {
     return &values[((first + row) * kChunks + (chunk ^ row / kRowsOfBanks % kPlaces)) * kChunk];
   }
-  // The fragment of 16 x 16 elements from `outer` and `k` on, as op(a) has it, or two of 8 columns after each other, as op(b) has them.
+  // Loads 16 x 16 elements from `outer` and `k` on as mma.m16n8k16 has them in registers (PTX ISA): an A fragment, or the B fragments of
+  // eight columns and of the next eight. Matrix 1 of ldmatrix, which becomes register 1, is the next eight rows of A, but the next eight of
+  // the depth of B; operands that do not lie by depth are transposed.
   template <bool kOfA>
   __device__ void load_fragment(uint32_t (&out)[4], unsigned outer, unsigned k) {
     const unsigned row = kByDepth == kOfA ? lane() % 16 : lane() % 8 + lane() / 16 * 8;
@@ -60,7 +62,7 @@ struct MmaTiles {
   };
   Stage stages[kMmaStages];
 };
-struct MmaFragments {  // fragments of a slice
+struct MmaFragments {  // fragments of a warp in a slice
   uint32_t a[kWarpRows / 16][4], b[kWarpCols / 16][4];
 };
 struct MmaSums {
@@ -202,7 +204,8 @@ __device__ void add_bias(MmaSums& sums, const GemmBias& bias, Range cols) {
   }
 }
 
-// Neighboring lanes have two columns each of two fragments. They exchange them, so that each has four columns of one.
+// A lane has two neighboring columns of every eight (PTX ISA, m16n8k16). Lanes 2 i and 2 i + 1 exchange theirs of two fragments, left and
+// right, so that each has four columns beside each other, which one store writes.
 __device__ void exchange(float (&four)[4], const float* left, const float* right) {
   const bool odd = lane() % 2 != 0;
   const float first = shuffle_xor(odd ? left[0] : right[0], 1), second = shuffle_xor(odd ? left[1] : right[1], 1);
