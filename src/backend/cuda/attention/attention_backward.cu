@@ -10,28 +10,19 @@ namespace {
 
 using namespace gpu;
 
-// deltas [B, H, T] = dout out, of rows that lie [B, T, H, D].
+// deltas [B, H, T] = dout . out, of heads that lie [B, T, H, D], `rows` of B T. So many lanes have a head, a power of two.
 template <class T>
-struct Deltas {
-  const T *out, *dout;
-  int64_t rows, heads, length, head_dim;
-  unsigned lanes;  // lanes for a row of a head: a power of two
-  bool aligned;
-  float* deltas;
-};
-template <class T>
-__global__ void __launch_bounds__(kThreads) find_deltas(Deltas<T> k) {
-  const int64_t item = (block() * kThreads + thread()) / k.lanes, row = item / k.heads, head = item % k.heads;
+__global__ void __launch_bounds__(kThreads) find_deltas(Packs<const T> out, Packs<const T> dout, int64_t rows, int64_t heads,
+                                                        int64_t length, unsigned lanes_of_head, float* deltas) {
+  const int64_t item = (block() * kThreads + thread()) / lanes_of_head, row = item / heads, head = item % heads;
   float sum = 0.0F;
-  for (int64_t first = lane() % k.lanes * kPack; row < k.rows && first < k.head_dim; first += k.lanes * kPack) {
-    const int64_t at = item * k.head_dim;
-    const Pack a = Packs<const T>{k.dout + at, k.head_dim, k.aligned}.read(first),
-               b = Packs<const T>{k.out + at, k.head_dim, k.aligned}.read(first);
+  for (int64_t first = lane() % lanes_of_head * kPack; row < rows && first < out.count; first += lanes_of_head * kPack) {
+    const Pack a = dout.row(item).read(first), b = out.row(item).read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) sum += a.at[i] * b.at[i];
   }
-  for (unsigned lanes = k.lanes / 2; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
-  if (row < k.rows && lane() % k.lanes == 0) k.deltas[(row / k.length * k.heads + head) * k.length + row % k.length] = sum;
+  for (unsigned lanes = lanes_of_head / 2; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
+  if (row < rows && lane() % lanes_of_head == 0) deltas[(row / length * heads + head) * length + row % length] = sum;
 }
 
 MANTISSA_HOST_DEVICE int64_t tiles_of(int64_t count) { return ceil_div(count, int64_t{kTile}); }
@@ -154,16 +145,9 @@ Tensor CudaBackend::attention_deltas(const Tensor& out, const Tensor& dout, cons
   const unsigned lanes = std::min(kWarp, std::bit_ceil(static_cast<unsigned>(ceil_div(d, int64_t{kPack}))));
   with_values(out.dtype(), [&]<class T>() {
     const T *const y = out.device_data<T>(), *const dy = dout.device_data<T>();
-    launch(find_deltas<T>, {ceil_div(out.dim(0) * layout.heads * lanes, int64_t{kThreads}), kThreads},
-           Deltas<T>{.out = y,
-                     .dout = dy,
-                     .rows = out.dim(0),
-                     .heads = layout.heads,
-                     .length = lse.dim(2),
-                     .head_dim = d,
-                     .lanes = lanes,
-                     .aligned = begin_at_packs(d, y, dy),
-                     .deltas = deltas.device_data<float>()});
+    const RowPacks of{d, begin_at_packs(d, y, dy)};
+    launch(find_deltas<T>, {ceil_div(out.dim(0) * layout.heads * lanes, int64_t{kThreads}), kThreads}, of(y), of(dy), out.dim(0),
+           layout.heads, lse.dim(2), lanes, deltas.device_data<float>());
   });
   return deltas;
 }

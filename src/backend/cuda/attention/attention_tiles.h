@@ -40,22 +40,6 @@ __device__ inline bool is_hidden(float weight) { return __builtin_bit_cast(uint3
 struct Weights {
   Tile halves[kTile / kDepth];
 };
-// Returns whether a weight is hidden in the rows of this warp, which are those that it multiplies.
-__device__ inline bool keep(Weights& weights, const Sums& sums) {
-  bool hides = false;
-  MANTISSA_UNROLL
-  for (unsigned j = 0; j < kEach; ++j) {
-    Quad column;
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kEach; ++i) {
-      column.at[i] = sums.at[i][j];
-      hides = hides || is_hidden(column.at[i]);
-    }
-    const unsigned depth = first_col() + j;
-    store(&weights.halves[depth / kDepth].values[depth % kDepth][first_row()], column);
-  }
-  return ballot(hides) != 0;
-}
 
 // Like multiply(), but without the products of weights that are hidden.
 __device__ inline void multiply_seen(const Tile& weights, const Tile& b, Sums& sums) {
@@ -76,7 +60,19 @@ __device__ inline void multiply_seen(const Tile& weights, const Tile& b, Sums& s
 // out += the products of kept sums and rows [rows.first, rows.end). `weights` may be in use: a barrier is between what is kept and its use.
 template <class T>
 __device__ inline void add_weighted(Sides& sides, Weights& weights, const Sums& kept, const ByRows<T>& x, Range rows, Sums& out) {
-  const bool hides = keep(weights, kept);
+  bool hides = false;
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kEach; ++j) {
+    Quad column;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) {
+      column.at[i] = kept.at[i][j];
+      hides = hides || is_hidden(column.at[i]);
+    }
+    const unsigned depth = first_col() + j;
+    store(&weights.halves[depth / kDepth].values[depth % kDepth][first_row()], column);
+  }
+  hides = ballot(hides) != 0;  // in the rows of this warp, which are those that it multiplies
   for (const Tile& half : weights.halves) {
     barrier();
     load_tile(sides.b, x, rows);

@@ -134,15 +134,11 @@ struct QueryWalk {
   }
 };
 
-template <unsigned kFragments, unsigned kChannels>
-struct KeyGradients {
-  FlashSums<kFragments, kChannels / 8> dk = {}, dv = {};
-};
-
 // Adds what queries [first, first + kAtOnce) of a tile give to the gradients of this warp's keys. Rows are keys, columns queries.
 template <unsigned kAtOnce, unsigned kFragments, unsigned kChannels, unsigned kStep>
 __device__ void add_queries(const QueryWalk<kStep>& at, float scale, const Fragment (&keys)[kFragments][kChannels / 16],
-                            TilesOfKeys<kChannels>& tiles, unsigned now, unsigned first, KeyGradients<kFragments, kChannels>& out) {
+                            TilesOfKeys<kChannels>& tiles, unsigned now, unsigned first, float (&dk)[kFragments][kChannels / 8][4],
+                            float (&dv)[kFragments][kChannels / 8][4]) {
   auto &queries = tiles.queries[now], &douts = tiles.douts[now];
   const auto& statistics = tiles.statistics[now];
   const bool hides = at.hides,
@@ -163,11 +159,11 @@ __device__ void add_queries(const QueryWalk<kStep>& at, float scale, const Fragm
     }
     weights = rounded_weights(p), gradients = rounded_weights(ds);
   }
-  if (hides) take_out_nonfinite<kAtOnce>(douts, out.dv, sees, first);
-  if (!idle) add_weighted(out.dv, weights, douts, first);
-  if (hides) take_out_nonfinite<kAtOnce>(queries, out.dk, sees, first);
+  if (hides) take_out_nonfinite<kAtOnce>(douts, dv, sees, first);
+  if (!idle) add_weighted(dv, weights, douts, first);
+  if (hides) take_out_nonfinite<kAtOnce>(queries, dk, sees, first);
   if (idle) return;
-  add_weighted(out.dk, gradients, queries, first);
+  add_weighted(dk, gradients, queries, first);
 }
 
 template <unsigned kChannels>
@@ -189,7 +185,7 @@ __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannel
     commit_copies();
   };
   if (thread() == 0) tiles.place = at;
-  KeyGradients<kFragments, kChannels> out;
+  FlashSums<kFragments, kChannels / 8> dk = {}, dv = {};
   unsigned now = 0;
   QueryWalk<kStep> walk(k, mask, at.rows.first);
   copy(walk, at.head * k.group, now);
@@ -203,7 +199,7 @@ __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannel
     const int64_t head = tiles.place.head * k.group + next.member;
     copy(next, head, now ^ 1U);
     const Statistic statistic = next.done() ? Statistic{} : read_statistic<kStep>(k, at.sequence, head, next.query, thread());
-    for (unsigned first = 0; first < kStep; first += kAtOnce) add_queries<kAtOnce>(walk, k.scale * kLog2e, keys, tiles, now, first, out);
+    for (unsigned first = 0; first < kStep; first += kAtOnce) add_queries<kAtOnce>(walk, k.scale * kLog2e, keys, tiles, now, first, dk, dv);
     write_statistic(tiles.statistics[now ^ 1U], statistic, next.query, thread());
     walk.member = next.member, walk.query = next.query, walk.hides = next.hides;
     now ^= 1U;
@@ -211,8 +207,8 @@ __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannel
   float ones[2 * kFragments], scales[2 * kFragments];
   for (unsigned r = 0; r < 2 * kFragments; ++r) ones[r] = 1.0F, scales[r] = k.scale;
   const Place& to = tiles.place;
-  write_rows(out.dk, scales, k.packed(k.dqkv, to.sequence, k.heads + to.head), to.rows);
-  write_rows(out.dv, ones, k.packed(k.dqkv, to.sequence, k.heads + k.kv_heads + to.head), to.rows);
+  write_rows(dk, scales, k.packed(k.dqkv, to.sequence, k.heads + to.head), to.rows);
+  write_rows(dv, ones, k.packed(k.dqkv, to.sequence, k.heads + k.kv_heads + to.head), to.rows);
 }
 
 // The kernels that give dq, and dk and dv.

@@ -50,10 +50,13 @@ int architecture_of(const cudaDeviceProp& facts) { return facts.major * 10 + fac
 
 // Returns why this build cannot run on a GPU, or nothing. One without machine code for it compiles PTX, which a driver older than the
 // toolkit does not know. One that was compiled fast would be many times as slow, without a word.
-std::string obstacle_of(const cudaDeviceProp& facts, int driver, int runtime) {
+std::string obstacle_of(const cudaDeviceProp& facts) {
   if (architecture_of(facts) < kOldest) return "too old: 8.0 is needed";
   if (MANTISSA_CUDA_COMPILED_FAST) return "the kernels of this build are not optimized: build with -DMANTISSA_CUDA_FAST_COMPILE=OFF";
   const bool compiled = std::string_view(MANTISSA_CUDA_CODE).find(text("sm_", architecture_of(facts))) != std::string_view::npos;
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
   if (compiled || driver >= runtime) return "";
   return "no machine code for it, and its driver is older than the PTX: a newer driver is needed";
 }
@@ -92,7 +95,7 @@ Gpus find_gpus() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp facts{};
     if (cudaGetDeviceProperties(&facts, i) != cudaSuccess) continue;
-    const std::string obstacle = obstacle_of(facts, driver, runtime);
+    const std::string obstacle = obstacle_of(facts);
     if (i == default_gpu()) out.usable = obstacle.empty(), out.architecture = architecture_of(facts);
     found += text("; GPU ", i, ": ", facts.name, ", compute capability ", facts.major, '.', facts.minor, ", ", facts.totalGlobalMem >> 30,
                   " GiB", obstacle.empty() ? "" : text(" (", obstacle, ')'));
@@ -128,10 +131,7 @@ Facts open_device(int index) {
           "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, index), "the device does not say what it is");
-  int driver = 0, runtime = 0;
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  require(obstacle_of(facts, driver, runtime).empty(), ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
+  require(obstacle_of(facts).empty(), ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
   check(cudaSetDevice(index), "the device cannot be used");
   set_span_hook(&kRanges);
   return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .architecture = architecture_of(facts)};

@@ -108,8 +108,12 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Returns whether counts are what the operands have room for. All threads of the block call it.
-__device__ bool fit(const int32_t* counts, int64_t all, int64_t multiple, const ArrivalRules& rules, ErrorWord* error) {
+// Runs as one block. counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with
+// an end, where they go. sources may be null. Counts that do not fit are zeros.
+__global__ void __launch_bounds__(kThreads, 1)
+    place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple, ArrivalRules rules, ErrorWord* error,
+                   int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
+  const int64_t all = ranks * experts;
   const int64_t bad = first_bad(all, [=](int64_t i) { return !rules.counts.allows(counts[i]); });
   int64_t arrivals = 0, room = 0;
   for (int64_t i = thread(); i < all; i += kThreads) {
@@ -118,18 +122,12 @@ __device__ bool fit(const int32_t* counts, int64_t all, int64_t multiple, const 
   }
   arrivals = block_sum(arrivals), room = block_sum(room);
   const bool good = bad == all && rules.arrivals.allows(arrivals) && rules.room.allows(room);
-  if (good || thread() != 0) return good;
-  return bad < all ? allowed(error, rules.counts, bad, counts[bad])
-                   : allowed(error, rules.arrivals, 0, arrivals) && allowed(error, rules.room, 0, room);
-}
-
-// Runs as one block. counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with
-// an end, where they go. sources may be null. Counts that do not fit are zeros.
-__global__ void __launch_bounds__(kThreads, 1)
-    place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple, ArrivalRules rules, ErrorWord* error,
-                   int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
-  const int64_t all = ranks * experts;
-  const bool good = fit(counts, all, multiple, rules, error);
+  if (!good && thread() == 0) {
+    if (bad < all)
+      allowed(error, rules.counts, bad, counts[bad]);
+    else if (allowed(error, rules.arrivals, 0, arrivals))
+      allowed(error, rules.room, 0, room);
+  }
   scan_in_block(
       all, [=](int64_t i) { return good ? int64_t{counts[i]} : 0; },
       [=](int64_t i, int64_t sum) {

@@ -15,16 +15,6 @@ struct NormRows {
   __device__ float mean_of_row(int64_t row) const { return kLayerNorm ? mean[row] : 0.0F; }
 };
 
-// Operands of all gradients in one pass: rows of whole packs, all of which begin at multiples of 16 bytes.
-template <class T>
-struct NormGradients {
-  const T *x, *weight, *dy;
-  const float *mean, *rstd;  // mean: of a layer norm
-  T* dx;
-  float* partials;  // [1 or 2, pieces, channels] of the weight and, in a layer norm, of the bias
-  int64_t rows, channels;
-};
-
 }  // namespace mantissa::gpu
 
 namespace mantissa {
@@ -119,18 +109,18 @@ struct NormWeightTerm {  // term of the gradient of the weight
 };
 
 // Calls body(p, n, dy, g) with the packs of a lane in a row. Those of long rows are loaded in halves.
-template <unsigned kPacks, class T, class Body>
-__device__ inline void for_each_pack_of_lane(const NormGradients<T>& k, int64_t row, float mean, float rstd, Body body) {
+template <unsigned kPacks, bool kLayerNorm, class T, class Body>
+__device__ void for_each_pack_of_lane(const NormRows<kLayerNorm, T>& k, const T* all_dy, int64_t row, float mean, float rstd, Body body) {
   constexpr unsigned kAtOnce = kPacks > 4 ? kPacks / 2 : kPacks;
   MANTISSA_UNROLL
   for (unsigned first = 0; first < kPacks; first += kAtOnce) {
-    const int64_t begin = first * kColumnsOfPacks, left = k.channels - begin;
-    const PacksOfLane<T, kAtOnce> x(k.x + row * k.channels + begin, left), dy(k.dy + row * k.channels + begin, left);
+    const int64_t begin = first * kColumnsOfPacks, left = k.weight.count - begin, at = row * k.weight.count + begin;
+    const PacksOfLane<T, kAtOnce> x(k.x.values + at, left), dy(all_dy + at, left);
     MANTISSA_UNROLL
     for (unsigned p = 0; p < kAtOnce; ++p) {
       const Pack gradient = values_of(dy.at[p]);
       Pack n = values_of(x.at[p]),
-           g = values_of(PacksOfLane<T, 1>(k.weight + begin + p * kColumnsOfPacks, left - p * kColumnsOfPacks).at[0]);
+           g = values_of(PacksOfLane<T, 1>(k.weight.values + begin + p * kColumnsOfPacks, left - p * kColumnsOfPacks).at[0]);
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) {
         n.at[i] = (n.at[i] - mean) * rstd;
@@ -147,17 +137,20 @@ constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs) {
   return packs <= (layer_norm ? 3 : 4) ? 2 : 1;
 }
 
-// A block has a piece of rows, of which each warp has every eighth one. The barrier keeps the compiler from holding a row, which it reads
-// twice, in registers.
+// All gradients in one pass, where rows are whole packs and all begin at multiples of 16 bytes. partials are [1 or 2, pieces, channels]:
+// the sums over a piece of dweight and, in a layer norm, of dbias. A block has a piece of rows, of which each warp has every eighth one.
+// The barrier keeps the compiler from holding a row, which it reads twice, in registers.
 template <bool kLayerNorm, unsigned kPacks, class T>
-__global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks)) norm_backward(NormGradients<T> k) {
+__global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks))
+    norm_backward(NormRows<kLayerNorm, T> k, const T* all_dy, T* all_dx, float* partials) {
+  const int64_t columns = k.weight.count;
   Pack dweight[kPacks]{}, dbias[kPacks]{};
-  const int64_t first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.rows ? first_row + kRowsOfPiece : k.rows;
+  const int64_t first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.count ? first_row + kRowsOfPiece : k.count;
   MANTISSA_UNROLL_BY(1)
   for (int64_t row = first_row + warp(); row < end; row += kWarpsOfBlock) {
-    const float rstd = k.rstd[row], mean = kLayerNorm ? k.mean[row] : 0.0F;
+    const float rstd = k.rstd[row], mean = k.mean_of_row(row);
     float sum_g = 0.0F, sum_gn = 0.0F;
-    for_each_pack_of_lane<kPacks>(k, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack& dy, const Pack& g) {
+    for_each_pack_of_lane<kPacks>(k, all_dy, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack& dy, const Pack& g) {
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) {
         sum_g += g.at[i];
@@ -166,21 +159,21 @@ __global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks)) 
         dbias[p].at[i] += dy.at[i];
       }
     });
-    const auto channels = static_cast<float>(k.channels);
+    const auto channels = static_cast<float>(columns);
     const float mean_g = kLayerNorm ? OfWarp::sum(sum_g) / channels : 0.0F, mean_gn = OfWarp::sum(sum_gn) / channels;
     warp_barrier();
-    for_each_pack_of_lane<kPacks>(k, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack&, const Pack& g) {
+    for_each_pack_of_lane<kPacks>(k, all_dy, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack&, const Pack& g) {
       Pack dx;
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) dx.at[i] = rstd * (g.at[i] - mean_g - n.at[i] * mean_gn);
-      if (column_of_lane(p) < k.channels) store(k.dx + row * k.channels + column_of_lane(p), rounded_pack<T>(dx));
+      if (column_of_lane(p) < columns) store(all_dx + row * columns + column_of_lane(p), rounded_pack<T>(dx));
     });
   }
   MANTISSA_UNROLL
   for (unsigned p = 0; p < kPacks; ++p) {
-    const int64_t first = p * kColumnsOfPacks, left = k.channels - first;
-    add_warps(dweight[p], left, k.partials + block() * k.channels + first);
-    if (kLayerNorm) add_warps(dbias[p], left, k.partials + (blocks() + block()) * k.channels + first);
+    const int64_t first = p * kColumnsOfPacks, left = columns - first;
+    add_warps(dweight[p], left, partials + block() * columns + first);
+    if (kLayerNorm) add_warps(dbias[p], left, partials + (blocks() + block()) * columns + first);
   }
 }
 
@@ -223,16 +216,10 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
       const int64_t pieces = ceil_div(rows, kRowsOfPiece);
       const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x),
                    weight = aligned(*this, k.weight), dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten);
-      const NormGradients<T> all{.x = x.device_data<T>(),
-                                 .weight = weight.device_data<T>(),
-                                 .dy = dy.device_data<T>(),
-                                 .mean = mean,
-                                 .rstd = rstd,
-                                 .dx = dx.device_data<T>(),
-                                 .partials = partials.device_data<float>(),
-                                 .rows = rows,
-                                 .channels = channels};
-      with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel) { launch(kernel, {pieces, kThreads}, all); });
+      const NormRows<kLayerNorm, T> all{{x.device_data<T>(), channels, true}, {weight.device_data<T>(), channels, true}, rows, mean, rstd};
+      with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel) {
+        launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>());
+      });
       copy_back(*this, dx, k.dx);
       return launch(add_pieces_of_two<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
                     partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(), data_or_null<float>(k.dbias),
