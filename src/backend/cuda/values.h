@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "gpu/device.h"
 #include "mantissa/base/integers.h"
@@ -15,14 +16,11 @@ __device__ inline float value_of(float value) { return value; }
 __device__ inline float value_of(bf16 value) { return to_float(value); }
 
 template <class T>
-__device__ inline T rounded(float value);
-template <>
-__device__ inline float rounded<float>(float value) {
-  return value;
-}
-template <>
-__device__ inline bf16 rounded<bf16>(float value) {
-  return to_bf16(value);
+__device__ inline T rounded(float value) {
+  if constexpr (std::is_same_v<T, float>)
+    return value;
+  else
+    return to_bf16(value);
 }
 
 // Calls body.template operator()<T>() with the C++ type of fp32 or bf16 values. Contracts let no other dtype come here.

@@ -13,17 +13,14 @@
 namespace mantissa::gpu {
 namespace {
 
-std::string status_text(cublasStatus_t status) {
-  if (status == CUBLAS_STATUS_ALLOC_FAILED) return "no memory";
-  if (status == CUBLAS_STATUS_EXECUTION_FAILED) return "a kernel failed";
-  return text("status ", static_cast<int>(status));
-}
-
 void check(cublasStatus_t status, const auto&... what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   const bool of_environment =
       status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_ARCH_MISMATCH;
-  fail(of_environment ? ExitCode::environment : ExitCode::internal, "cuBLASLt: ", what..., " failed: ", status_text(status));
+  const std::string why = status == CUBLAS_STATUS_ALLOC_FAILED       ? "no memory"
+                          : status == CUBLAS_STATUS_EXECUTION_FAILED ? "a kernel failed"
+                                                                     : text("status ", static_cast<int>(status));
+  fail(of_environment ? ExitCode::environment : ExitCode::internal, "cuBLASLt: ", what..., " failed: ", why);
 }
 
 // Returns the number of an enumerator of scale modes, because headers before 12.9 lack some.

@@ -1,7 +1,7 @@
 // GEMMs of any operands in fp32, also of groups of rows.
+#include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/gemm_operand.h"
-#include "backend/cuda/moe/groups.h"
 
 namespace mantissa {
 namespace {

@@ -31,9 +31,6 @@ std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& ro
   return text(gemm_path_name(route.path), ' ', form_text(form), k.bias.defined() ? " and a bias" : "", k.accumulate ? " adds" : "");
 }
 
-// Where rows of out are not whole 16 bytes, kernels of cuBLASLt 13.1 were seen to round first.
-bool adds_biases_before_rounding(const GemmForm& form) { return form.out == Dtype::f32 || form.n % 8 == 0; }
-
 // Returns the values of a side, which may be an Operand.
 auto& value_in(auto& side) {
   if constexpr (requires { side.value; })
@@ -147,7 +144,9 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   // A bias is added in the dtype of out; FP8 adds none in fp32.
   if (k.bias.defined() && k.bias.dtype() == Dtype::f32 && k.out.dtype() == Dtype::bf16) return false;
   const Tensor bias = k.bias.defined() ? converted(k.bias, k.out.dtype()) : k.bias;
-  const bool fused = bias.defined() && (!is_native(route.path) || bias.dtype() == Dtype::bf16) && adds_biases_before_rounding(form);
+  // Where rows of out are not whole 16 bytes, kernels of cuBLASLt 13.1 were seen to round before they add a bias.
+  const bool adds_first = form.out == Dtype::f32 || form.n % 8 == 0;
+  const bool fused = bias.defined() && (!is_native(route.path) || bias.dtype() == Dtype::bf16) && adds_first;
   const bool adds_later = bias.defined() && !fused;
   if (adds_later && k.accumulate) return false;
   if (!refused_.empty() && refused_.contains(refusal_key(k, form, route))) return false;

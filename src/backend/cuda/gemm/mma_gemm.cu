@@ -1,6 +1,6 @@
+#include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/gemm_operand.h"
-#include "backend/cuda/moe/groups.h"
 
 namespace mantissa {
 namespace {
@@ -320,15 +320,14 @@ void with_order(bool by_depth, Body&& body) {
 }  // namespace
 
 void CudaBackend::multiply_values(const Gemm& k) {
-  const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
-  const auto multiply = [&]<class Out, bool kA, bool kB>() {
-    launch(mma_gemm<Out, kA, kB>, mma_grid<kA, kB>(ceil_div(rows, int64_t{kMmaRows}) * ceil_div(cols, int64_t{kMmaCols})),
-           mma_side<kA>(k.a.dense()), mma_side<kB>(k.b.dense()), rows, k.a.cols(),
-           GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias_of(k)});
-  };
+  const int64_t rows = k.out.dim(0), cols = k.out.dim(1), tiles = ceil_div(rows, int64_t{kMmaRows}) * ceil_div(cols, int64_t{kMmaCols});
   with_values(k.out.dtype(), [&]<class Out>() {
-    with_order(!k.a.transposed,
-               [&]<bool kA>() { with_order(k.b.transposed, [&]<bool kB>() { multiply.template operator()<Out, kA, kB>(); }); });
+    with_order(!k.a.transposed, [&]<bool kA>() {
+      with_order(k.b.transposed, [&]<bool kB>() {
+        launch(mma_gemm<Out, kA, kB>, mma_grid<kA, kB>(tiles), mma_side<kA>(k.a.dense()), mma_side<kB>(k.b.dense()), rows, k.a.cols(),
+               GemmTarget<Out>{k.out.device_data<Out>(), cols, k.accumulate, bias_of(k)});
+      });
+    });
   });
 }
 

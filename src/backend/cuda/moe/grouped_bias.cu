@@ -1,6 +1,5 @@
+#include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/moe/groups.h"
-#include "backend/cuda/rows/reduce.h"
 
 namespace mantissa {
 namespace {
