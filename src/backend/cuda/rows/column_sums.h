@@ -41,33 +41,25 @@ struct SumsOfColumns {
   float at[kWarpsOfBlock][kWarp];
 };
 
-// out[j] (+)= sum over pieces, for the 32 columns of a block from `column` on, of which each warp adds every eighth piece.
+// first[j] (+)= sum over pieces of partials [pieces, cols]. A block has 32 columns, of which each warp adds every eighth piece. A grid of
+// twice as many blocks adds partials [2, pieces, cols], also into the second output.
 template <class Out>
-__device__ inline void add_columns(const float* partials, int64_t pieces, int64_t cols, int64_t column, Out* out, bool accumulate) {
+__global__ void __launch_bounds__(kThreads)
+    add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* first, Out* second, bool accumulate) {
   auto& sums = block_shared<SumsOfColumns>().at;
-  column += lane();
+  const int64_t across = ceil_div(cols, int64_t{kWarp});
+  const bool is_first = block() < across;
+  const int64_t column = (is_first ? block() : block() - across) * kWarp + lane();
+  const float* const from = is_first ? partials : partials + pieces * cols;
+  Out* const out = is_first ? first : second;
   float sum = 0.0F;
   MANTISSA_UNROLL_BY(8)
-  for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? partials[piece * cols + column] : 0.0F;
+  for (int64_t piece = warp(); piece < pieces; piece += kWarpsOfBlock) sum += column < cols ? from[piece * cols + column] : 0.0F;
   sums[warp()][lane()] = sum;
   barrier();
   if (warp() > 0 || column >= cols) return;
   for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += sums[w][lane()];
   out[column] = accumulate ? out[column] + sum : sum;
-}
-
-template <class Out>
-__global__ void __launch_bounds__(kThreads) add_pieces(const float* partials, int64_t pieces, int64_t cols, Out* out, bool accumulate) {
-  add_columns(partials, pieces, cols, block() * kWarp, out, accumulate);
-}
-
-// Adds like add_columns(), but partials [2, pieces, cols]: for one output or, in a grid of twice as many blocks, for both.
-template <class Out>
-__global__ void __launch_bounds__(kThreads)
-    add_pieces_of_two(const float* partials, int64_t pieces, int64_t cols, Out* first, Out* second, bool accumulate) {
-  const int64_t of_first = ceil_div(cols, int64_t{kWarp});
-  if (block() < of_first) return add_columns(partials, pieces, cols, block() * kWarp, first, accumulate);
-  add_columns(partials + pieces * cols, pieces, cols, (block() - of_first) * kWarp, second, accumulate);
 }
 
 // Up to 256 columns of each warp of a block.
@@ -103,7 +95,7 @@ void CudaBackend::sum_rows(const Term& term, int64_t rows, int64_t cols, const T
   const int64_t pieces = ceil_div(rows, gpu::kRowsOfPiece);
   const Tensor partials = empty(*this, Dtype::f32, {pieces * cols});
   launch(gpu::sum_pieces<Term>, gpu::grid_of_pieces(rows, cols), term, rows, cols, partials.device_data<float>());
-  launch(gpu::add_pieces<float>, gpu::grid_of_columns(cols), partials.device_data<float>(), pieces, cols, out.device_data<float>(),
+  launch(gpu::add_pieces<float>, gpu::grid_of_columns(cols), partials.device_data<float>(), pieces, cols, out.device_data<float>(), nullptr,
          accumulate);
 }
 

@@ -221,7 +221,7 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
         launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>());
       });
       copy_back(*this, dx, k.dx);
-      return launch(add_pieces_of_two<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
+      return launch(add_pieces<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
                     partials.device_data<float>(), pieces, channels, k.dweight.device_data<float>(), data_or_null<float>(k.dbias),
                     k.accumulate);
     }

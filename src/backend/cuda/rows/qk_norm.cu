@@ -230,7 +230,7 @@ void CudaBackend::execute(const QkNormBackward& k) {
              k_weight.device_data<T>(), k.rstd.device_data<float>(), dy.device_data<T>(), dx.device_data<T>(),
              partials.device_data<float>());
       copy_back(*this, dx, k.dx);
-      launch(add_pieces_of_two<float>, {2 * grid_of_columns(head_dim).blocks, kThreads}, partials.device_data<float>(), pieces, head_dim,
+      launch(add_pieces<float>, {2 * grid_of_columns(head_dim).blocks, kThreads}, partials.device_data<float>(), pieces, head_dim,
              k.dq_weight.device_data<float>(), k.dk_weight.device_data<float>(), k.accumulate);
     });
     if (by_packs) return;
