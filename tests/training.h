@@ -123,7 +123,7 @@ class TrainingTest : public ::testing::Test {
   template <class Change>
   void save_changed(const std::string& name, int64_t step, const std::string& target, const Change& change) const {
     CheckpointReader reader(checkpoint(name, step));
-    const RunConfig saved = saved_config(reader);
+    const RunConfig saved = reader.config();
     const std::unique_ptr<Backend> device = make_backend("cpu_reference");
     const PrecisionPlan plan = high_plan(saved.model);
     Gpt model(saved.model, *device, plan, {});

@@ -50,13 +50,13 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   HfWeights folder(arguments.path);
   ForwardWeights& weights = against.weights();
   const std::string where = printable(weights.where());
-  const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
-    if (lines.empty()) return false;
+  const auto differs = [&](const char* how, const auto& list) {
+    if (list.empty()) return false;
     std::cout << printable(arguments.path) << ' ' << how << ' ' << where << ":\n";
-    for (const std::string& line : lines) std::cout << "  " << printable(line) << '\n';
+    for (const auto& difference : list) std::cout << "  " << printable(text(difference)) << '\n';
     return true;
   };
-  if (differs("is of another model than", export_model_differences(folder, against.model()))) return ExitCode::difference;
+  if (differs("is of another model than", forward_differences(against.model(), folder.config().model))) return ExitCode::difference;
   if (differs("has codes that a server multiplies otherwise than", export_scheme_differences(folder, weights))) return ExitCode::difference;
   const std::optional<std::string> difference =
       with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return export_difference(folder, weights); });

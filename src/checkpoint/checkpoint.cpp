@@ -19,13 +19,6 @@
 namespace mantissa {
 namespace {
 
-TrainState saved_state(const Manifest& manifest, const std::string& source) {
-  auto state = from_json<TrainState>(manifest.state, source + ": state");
-  state.step = manifest.step;
-  state.samples = manifest.samples;
-  return state;
-}
-
 // Adds a tensor to save. Tensors that several tensor ranks hold alike are written by the first of them.
 void add_tensor(CheckpointContent& content, const char* prefix, const ParameterShard& shard, const Tensor& data) {
   std::vector<Box> boxes;
@@ -42,11 +35,10 @@ void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vecto
           saved.dtype, " ", shape_text(saved.shape), ", the model needs ", dtype, " ", shape_text(needed));
 }
 
-// Receives values that were read, from element `first` of the shard on.
-using Look = std::function<void(int64_t first, std::span<const float> values)>;
-
-// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros.
-void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out, const Look& look = {}) {
+// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros. `look` receives the values from element
+// `first` of the shard on.
+void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out,
+                const std::function<void(int64_t first, std::span<const float> values)>& look = {}) {
   const std::string name = prefix + shard.of->name;
   const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
   require_saved_as(reader.tensor(name), out.dtype(), needed, reader);
@@ -59,15 +51,6 @@ void read_saved(CheckpointReader& reader, const char* prefix, const ParameterSha
     });
   }
   out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
-}
-
-// Returns nonfinite_read() of the first element that is NaN or Inf.
-std::string read_master(CheckpointReader& reader, const ParameterShard& shard, const Tensor& out) {
-  std::string bad;
-  read_saved(reader, "master.", shard, out, [&](int64_t first, std::span<const float> values) {
-    if (bad.empty()) bad = nonfinite_read(shard, first, values);
-  });
-  return bad;
 }
 
 // Reads buffers whole, on every rank.
@@ -88,59 +71,30 @@ bool has_expert_bias(const ModelConfig& model) { return model.moe && model.moe->
 
 void require_biases_kept(const CheckpointReader& reader, bool keeps) {
   require(
-      keeps || !has_expert_bias(saved_config(reader).model), ExitCode::usage, reader.directory().string(),
+      keeps || !has_expert_bias(reader.config().model), ExitCode::usage, reader.directory().string(),
       ": has expert biases, without which its routers choose other experts: set model.moe.bias_update_rate, which is 0 here (1e-30 keeps "
       "them as they are)");
-}
-
-void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
-  require_biases_kept(reader, !parameters.buffers().empty());
-  const bool has_any = has_expert_bias(saved_config(reader).model);
-  for (const Buffer& buffer : parameters.buffers()) {
-    has_any ? read_buffer(reader, buffer) : parameters.device().run(Fill{.out = buffer.value, .value = 0.0});
-  }
-}
-
-void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& parameters) {
-  if (parameters.buffers().empty() || has_expert_bias(saved_config(reader).model)) return;
-  log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
-}
-
-std::string weights_text(const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; }
-
-// Returns the shares as the sampler sees them.
-std::vector<double> shares(const DataConfig& data) {
-  double sum = 0.0;
-  for (const WeightedPath& set : data.train) sum += set.weight;
-  std::vector<double> out;
-  for (const WeightedPath& set : data.train) out.push_back(set.weight / sum);
-  return out;
 }
 
 // Requires the same settings that decide, beside the files, which tokens are trained on and in which order.
 void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
   const std::set<std::string> deciding = {"data.valid_fraction", "data.format", "data.dtype",    "data.chat_template", "data.chat_date",
                                           "data.append_eod",     "data.eod_id", "training.seed", "training.seq_len"};
-  std::vector<std::string> lines = differences("data", saved.data, current.data);
-  std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(lines));
-  std::erase_if(lines, [&](const std::string& line) { return !deciding.contains(line.substr(0, line.find(':'))); });
-  if (shares(saved.data) != shares(current.data)) {
-    lines.insert(lines.begin(),
-                 text("data.train: weights ", weights_text(saved.data), " in the checkpoint, ", weights_text(current.data), " here"));
-  }
-  require(lines.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:\n  ", joined(lines, "\n  "),
+  std::vector<Difference> list = differences("data", saved.data, current.data);
+  std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(list));
+  std::erase_if(list, [&](const Difference& one) { return !deciding.contains(one.key); });
+  const auto shares = [](const DataConfig& data) {  // as the sampler sees them
+    double sum = 0.0;
+    for (const WeightedPath& set : data.train) sum += set.weight;
+    std::vector<double> out;
+    for (const WeightedPath& set : data.train) out.push_back(set.weight / sum);
+    return out;
+  };
+  const auto weights = [](const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; };
+  if (shares(saved.data) != shares(current.data))
+    list.insert(list.begin(), Difference{"data.train", "weights " + weights(saved.data), weights(current.data)});
+  require(list.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:\n  ", joined(list, "\n  "),
           "\ncheckpoint.init_from starts a new run with its weights");
-}
-
-// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer.
-void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const RunConfig& config, const Data& data) {
-  const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
-  require_same_model(saved, config, folder);
-  require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
-                    data.fingerprints);
-  require_same_order(saved, config, folder);
-  require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with another tokenizer than data.tokenizer names");
-  require_biases_kept(reader, has_expert_bias(config.model));
 }
 
 LoadFor purpose_of_resume(const RunConfig& config) {
@@ -149,25 +103,32 @@ LoadFor purpose_of_resume(const RunConfig& config) {
 
 // Holds all that a checkpoint says of a run which may go on from it.
 struct Resumable {
-  RunConfig saved;
   TrainState state;
   std::vector<std::string> plan_changes;
 };
 
+// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer.
 Resumable resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data) {
-  const std::string source = (reader.directory() / "manifest.json").string();
-  Resumable found{.saved = saved_config(reader), .state = {}, .plan_changes = {}};
-  require_same_run(reader, found.saved, config, data);
-  found.state = saved_state(reader.manifest(), source);
-  found.plan_changes = allowed_plan_changes(reader.manifest().plan, plan, source, purpose_of_resume(config));
-  require(found.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
-          found.state.step, " steps of ", reader.directory().string());
-  return found;
+  const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
+  const RunConfig& saved = reader.config();
+  const Manifest& manifest = reader.manifest();
+  require_same_model(saved, config, folder);
+  require_same_data(from_json<DataFingerprints>(manifest.fingerprints.dataset, source + ": fingerprints.dataset"), data.fingerprints);
+  require_same_order(saved, config, folder);
+  require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with another tokenizer than data.tokenizer names");
+  require_biases_kept(reader, has_expert_bias(config.model));
+  auto state = from_json<TrainState>(manifest.state, source + ": state");
+  state.step = manifest.step;
+  state.samples = manifest.samples;
+  std::vector<std::string> changes = allowed_plan_changes(manifest.plan, plan, source, purpose_of_resume(config));
+  require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
+          " steps of ", folder);
+  return {.state = state, .plan_changes = std::move(changes)};
 }
 
 void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {
-  const auto log_all = [](const std::vector<std::string>& lines) {
-    for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
+  const auto log_all = [](const std::vector<Difference>& list) {
+    for (const Difference& difference : list) log_warning("changed since the checkpoint: ", difference);
   };
   log_all(differences("model", saved.model, current.model));  // the padding of the vocabulary: all else was refused
   if (saved.model.moe && current.model.moe) log_all(differences("model.moe", *saved.model.moe, *current.model.moe));
@@ -255,7 +216,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
     }
   });
   parts.optimizer.set_updates(found.state.updates);
-  if (world.rank() == 0) log_changes(found.saved, parts.config, found.plan_changes, reader.manifest());
+  if (world.rank() == 0) log_changes(reader.config(), parts.config, found.plan_changes, reader.manifest());
   return found.state;
 }
 
@@ -266,9 +227,10 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      const std::string found = read_master(reader, shard, master);
+      read_saved(reader, "master.", shard, master, [&](int64_t first, std::span<const float> values) {
+        if (bad.empty()) bad = nonfinite_read(shard, first, values);
+      });
       parameters.store(shard, master);
-      if (bad.empty()) bad = found;
     };
     if (optimizer) {
       for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);
@@ -276,10 +238,15 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
       for (const ParameterShard& shard : chunks_of(parameters)) load(shard, parameters.room_for_master(shard));
     }
     require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
-    load_buffers(reader, parameters);
+    require_biases_kept(reader, !parameters.buffers().empty());
+    for (const Buffer& buffer : parameters.buffers()) {
+      has_expert_bias(reader.config().model) ? read_buffer(reader, buffer)
+                                             : parameters.device().run(Fill{.out = buffer.value, .value = 0.0});
+    }
   });
   if (optimizer) optimizer->shards().gather();
-  warn_of_new_biases(reader, parameters);
+  if (!parameters.buffers().empty() && !has_expert_bias(reader.config().model))
+    log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantization here keeps no state of its own");

@@ -103,6 +103,13 @@ void CheckpointReader::check_shards() {
   }
 }
 
+const RunConfig& CheckpointReader::config() const {
+  if (config_) return *config_;
+  RunConfig config = config_from_json<RunConfig>(manifest_.config, config_source(), ExitCode::data);
+  require(config.model.vocab_size.has_value(), ExitCode::data, config_source(), ": model.vocab_size is null");
+  return config_.emplace(std::move(config));
+}
+
 const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   const auto found = index_.find(name);
   require(found != index_.end(), ExitCode::usage, directory_.string(), ": has no tensor ", name, ": it was written by another model");

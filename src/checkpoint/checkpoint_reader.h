@@ -1,8 +1,9 @@
 // Reads one checkpoint folder. Only verified content leaves this class: the manifest is checked by its own hash and rules, the shards by
-// their sizes and headers, and every byte of content by the hash of its chunk while it is read. It needs no GPU and no config.
+// their sizes and headers, and every byte of content by the hash of its chunk while it is read. It needs no GPU.
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 
 #include "base/file.h"
 #include "checkpoint/checkpoint_manifest.h"
+#include "mantissa/config/run_config.h"
 #include "mantissa/tensor/quantized_tensor.h"
 #include "nn/parameter.h"
 
@@ -37,6 +39,9 @@ class CheckpointReader {
   const Manifest& manifest() const { return manifest_; }
   const std::string& hash() const { return hash_; }  // hash of the manifest, as in the file `latest`
   int64_t bytes() const { return manifest_.bytes(); }
+  // Returns the config that the checkpoint was made with, parsed once, and its place for messages. Throws Error(data).
+  const RunConfig& config() const;
+  std::string config_source() const { return (directory_ / "manifest.json").string() + " (config)"; }
 
   bool has(const std::string& name) const { return index_.contains(name); }
   // Throws Error(usage) if the checkpoint has no such tensor: it is of another model.
@@ -66,6 +71,7 @@ class CheckpointReader {
 
   std::filesystem::path directory_;
   Manifest manifest_;
+  mutable std::optional<RunConfig> config_;  // none: nobody asked yet
   std::string hash_;
   std::unordered_map<std::string, size_t> index_;  // name -> position in manifest_.tensors
   std::vector<int64_t> header_bytes_;              // by shard

@@ -15,35 +15,11 @@
 namespace mantissa {
 namespace {
 
-void add_difference(const char* key, const std::vector<int64_t>& saved, const std::vector<int64_t>& current,
-                    std::vector<std::string>& list) {
-  if (saved != current) list.push_back(text(key, ": [", joined(saved), "] in the checkpoint, [", joined(current), "] here"));
-}
-
-// Coefficients of losses, the capacity and a forced balance are no part of the model; load_buffers() judges the rate of expert biases.
-std::vector<std::string> expert_differences(const std::optional<MoeConfig>& saved, const std::optional<MoeConfig>& current) {
-  std::vector<std::string> list = differences("model.moe", saved, current);
-  std::erase_if(list, [](const std::string& line) {
-    const std::string key = line.substr(0, line.find(':'));
-    return key.ends_with("_coef") || key.ends_with(".bias_update_rate") || key.ends_with(".capacity_factor") ||
-           key.ends_with(".force_balance");
-  });
-  if (saved && current) add_difference("model.moe.dense_layers", saved->dense_layers, current->dense_layers, list);
-  return list;
-}
-
-ModelConfig completed(ModelConfig model) {
-  model.num_key_value_heads = model.kv_heads();
-  model.head_dim = model.head_size();
-  if (model.activation == Activation::swiglu_clamped) model.swiglu_limit = model.glu_limit();
-  if (model.rope_scaling && model.rope_scaling->type == RopeScaling::llama3) {
-    model.rope_scaling->low_freq_factor = model.rope_scaling->low_freq_factor.value_or(1.0);
-    model.rope_scaling->high_freq_factor = model.rope_scaling->high_freq_factor.value_or(4.0);
-  }
+// Gives models that compute alike the same options.
+ModelConfig completed(const ModelConfig& given) {
+  ModelConfig model = with_derived(given);
   if (!model.moe) return model;
-  const RoutingRule rule = model.moe->rule();
-  model.moe->norm_topk_prob = rule.softmax_after_topk || rule.renormalize;  // two ways to say the same of softmax
-  model.moe->softmax_after_topk = false;
+  model.moe->softmax_after_topk = false;                              // norm_topk_prob says as much
   if (model.moe->dense_layers.empty()) model.intermediate_size = 1;  // no layer has an MLP
   return model;
 }
@@ -56,42 +32,59 @@ std::vector<int64_t> windows(const ModelConfig& model) {
 
 }  // namespace
 
-std::vector<std::string> model_differences(const ModelConfig& saved, const ModelConfig& current) {
-  const ModelConfig before = completed(saved), now = completed(current);
-  std::vector<std::string> list = differences("model", before, now);
-  std::erase_if(list, [](const std::string& line) { return difference_key(line) == "model.pad_vocab_to"; });  // padding is not stored
-  std::ranges::move(differences("model.rope_scaling", before.rope_scaling, now.rope_scaling), std::back_inserter(list));
-  std::ranges::move(expert_differences(before.moe, now.moe), std::back_inserter(list));
-  std::erase_if(list, [](const std::string& line) { return difference_key(line) == "model.sliding_window"; });
-  if (before.num_layers == now.num_layers && windows(before) != windows(now)) {
-    list.push_back(text("model.sliding_window: ", joined(windows(before)), " by layer in the checkpoint, ", joined(windows(now)), " here"));
+ModelConfig with_derived(ModelConfig model) {
+  model.head_dim = model.head_size();
+  model.num_key_value_heads = model.kv_heads();
+  if (model.activation == Activation::swiglu_clamped) model.swiglu_limit = model.glu_limit();
+  if (model.rope_scaling && model.rope_scaling->type == RopeScaling::llama3) {
+    model.rope_scaling->low_freq_factor = model.rope_scaling->low_freq_factor.value_or(1.0);
+    model.rope_scaling->high_freq_factor = model.rope_scaling->high_freq_factor.value_or(4.0);
   }
+  if (model.moe) model.moe->norm_topk_prob = model.moe->rule().softmax_after_topk || model.moe->rule().renormalize;
+  return model;
+}
+
+std::vector<Difference> model_differences(const ModelConfig& saved, const ModelConfig& current) {
+  const ModelConfig before = completed(saved), now = completed(current);
+  std::vector<Difference> list = differences("model", before, now), experts = differences("model.moe", before.moe, now.moe);
+  // Padding is not stored, and windows are compared by layer.
+  std::erase_if(list, [](const Difference& one) { return one.key == "model.pad_vocab_to" || one.key == "model.sliding_window"; });
+  std::ranges::move(differences("model.rope_scaling", before.rope_scaling, now.rope_scaling), std::back_inserter(list));
+  // Coefficients of losses, the capacity and a forced balance are no part of the model; load_weights() judges the rate of expert biases.
+  std::erase_if(experts, [](const Difference& one) {
+    return one.key.ends_with("_coef") || one.key.ends_with(".bias_update_rate") || one.key.ends_with(".capacity_factor") ||
+           one.key.ends_with(".force_balance");
+  });
+  std::ranges::move(experts, std::back_inserter(list));
+  if (before.moe && now.moe && before.moe->dense_layers != now.moe->dense_layers)
+    list.push_back({"model.moe.dense_layers", shape_text(before.moe->dense_layers), shape_text(now.moe->dense_layers)});
+  if (before.num_layers == now.num_layers && windows(before) != windows(now))
+    list.push_back({"model.sliding_window", joined(windows(before)) + " by layer", joined(windows(now))});
   return list;
 }
 
-std::vector<std::string> forward_differences(const ModelConfig& saved, const ModelConfig& current) {
+std::vector<Difference> forward_differences(const ModelConfig& saved, const ModelConfig& current) {
   constexpr std::array kFree = {"model.init_std", "model.init_residual_scale", "model.logits_dtype"};
-  std::vector<std::string> list = model_differences(saved, current);
-  std::erase_if(list, [&](const std::string& line) { return std::ranges::find(kFree, difference_key(line)) != kFree.end(); });
+  std::vector<Difference> list = model_differences(saved, current);
+  std::erase_if(list, [&](const Difference& one) { return std::ranges::find(kFree, one.key) != kFree.end(); });
   return list;
 }
 
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
-  const std::vector<std::string> list = model_differences(saved.model, current.model);
+  const std::vector<Difference> list = model_differences(saved.model, current.model);
   require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:\n  ", joined(list, "\n  "));
 }
 
 void require_initial_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
   const bool rotary = saved.model.position == Position::rope && current.model.position == Position::rope;
   const std::vector<std::string>& allowed = current.checkpoint.allow_model_change;
-  std::vector<std::string> refused;
-  for (const std::string& line : forward_differences(saved.model, current.model)) {
-    const std::string key = difference_key(line);
-    if (rotary && key == "model.max_position_embeddings") continue;
-    if (std::ranges::find(allowed, key) == allowed.end())
-      refused.push_back(line);
+  std::vector<Difference> refused;
+  for (const Difference& difference : forward_differences(saved.model, current.model)) {
+    if (rotary && difference.key == "model.max_position_embeddings") continue;
+    if (std::ranges::find(allowed, difference.key) == allowed.end())
+      refused.push_back(difference);
     else
-      log_warning("checkpoint.allow_model_change: ", line);
+      log_warning("checkpoint.allow_model_change: ", difference);
   }
   require(refused.empty(), ExitCode::usage, source, " is of another model:\n  ", joined(refused, "\n  "),
           "\nleave the section model out to take its model, or list in checkpoint.allow_model_change the keys that are meant to differ");
@@ -121,11 +114,9 @@ std::vector<std::string> reconciled_weights(const TensorReader& weights, const P
 
 namespace {
 
-std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
-
 // Requires that the checkpoint has these tensors of a model, PREFIX.NAME in fp32, and no others of this prefix.
-void require_tensors(const CheckpointReader& reader, const std::string& prefix, const char* kind, const std::vector<ParameterShape>& of) {
-  const std::string source = source_of_config(reader);
+void require_tensors(const CheckpointReader& reader, const std::string& source, const std::string& prefix, const char* kind,
+                     const std::vector<ParameterShape>& of) {
   for (const ParameterShape& needed : of) {
     const std::string name = prefix + needed.name;
     require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
@@ -148,23 +139,6 @@ auto as_data(const std::string& source, const Check& check) {
   }
 }
 
-// Checks as a run does; a saved config passed that before it was saved.
-void check_saved(const RunConfig& config) {
-  ConfigReport report;
-  config.model.validate(report);
-  if (config.training.seq_len > config.model.max_position_embeddings) {
-    report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
-                                          config.training.seq_len));
-  }
-  report.throw_if_failed();
-}
-
-// Vocabulary padding is not stored: use the smallest that the plan allows.
-RunConfig with_least_padding(RunConfig config) {
-  config.model.pad_vocab_to = config.parallel.tensor * (config.precision.fp8_output_proj.enabled ? 32 : 1);
-  return config;
-}
-
 // Returns true if a manifest describes this tokenizer.
 bool same_tokenizer(const std::string& described, const Tokenizer& tokenizer) {
   return parse_json(described, "the tokenizer of a manifest") == parse_json(tokenizer.to_json(), "a tokenizer");
@@ -179,24 +153,26 @@ RunConfig for_ranks(RunConfig config, const ModelRanks& ranks) {
   ConfigReport report;
   divide_model(config.model, config.parallel.tensor, report);
   report.throw_if_failed();
-  return with_least_padding(config);
+  // Vocabulary padding is not stored: use the smallest that the plan allows.
+  config.model.pad_vocab_to = config.parallel.tensor * (config.precision.fp8_output_proj.enabled ? 32 : 1);
+  return config;
 }
 
 PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader, const RunConfig& use) {
-  const std::string source = source_of_config(reader);
-  as_data(source, [&] { check_saved(config); });
+  const std::string source = reader.config_source();
+  as_data(source, [&] {  // checks as a run does; a saved config passed that before it was saved
+    ConfigReport report;
+    config.model.validate(report);
+    if (config.training.seq_len > config.model.max_position_embeddings)
+      report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings,
+                                            ", got ", config.training.seq_len));
+    report.throw_if_failed();
+  });
   const ModelShape model = model_shape(config.model);
-  require_tensors(reader, "master.", "parameters", parameter_shapes(model));
-  require_tensors(reader, "buffer.", "buffers", buffer_shapes(model));
+  require_tensors(reader, source, "master.", "parameters", parameter_shapes(model));
+  require_tensors(reader, source, "buffer.", "buffers", buffer_shapes(model));
   as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
   return resolve_plan(use);  // only the number of ranks can be wrong now
-}
-
-RunConfig saved_config(const CheckpointReader& reader) {
-  const std::string source = source_of_config(reader);
-  const RunConfig config = config_from_json<RunConfig>(reader.manifest().config, source, ExitCode::data);
-  require(config.model.vocab_size.has_value(), ExitCode::data, source, ": model.vocab_size is null");
-  return config;
 }
 
 std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {
@@ -211,7 +187,7 @@ std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {
 
 RunConfig config_saved_at(const std::filesystem::path& path) {
   RunConfig config;
-  load_checkpoint(path, [&config](CheckpointReader& reader) { config = saved_config(reader); });
+  load_checkpoint(path, [&config](CheckpointReader& reader) { config = reader.config(); });
   return config;
 }
 
@@ -255,8 +231,8 @@ bool has_other_tokenizer(const CheckpointReader& reader, const Data& data) {
 }
 
 SavedModel saved_model(const CheckpointReader& reader) {
-  const RunConfig saved = saved_config(reader), config = for_ranks(saved, {});
-  return {.config = config, .plan = plan_for_tensors(saved, reader, config)};
+  const RunConfig config = for_ranks(reader.config(), {});
+  return {.config = config, .plan = plan_for_tensors(reader.config(), reader, config)};
 }
 
 int64_t verify_codes(CheckpointReader& reader, Backend& device) {

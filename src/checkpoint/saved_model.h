@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,15 @@
 
 namespace mantissa {
 
-// Lists what differs between the config of a checkpoint and that of a run, one line a value: "model.hidden_size: 64 in the checkpoint, 128
-// here".
+// A value that differs between the config of a checkpoint and that of a run; as text "model.hidden_size: 64 in the checkpoint, 128 here".
+struct Difference {
+  std::string key;
+  std::optional<std::string> saved;  // none: a section that is null here
+  std::string here;
+};
+inline std::ostream& operator<<(std::ostream& out, const Difference& one) {
+  return out << one.key << ": " << (one.saved ? *one.saved + " " : "") << "in the checkpoint, " << one.here << " here";
+}
 
 inline std::string scalar_text(const Scalar& scalar) {
   return std::visit(
@@ -26,38 +34,37 @@ inline std::string scalar_text(const Scalar& scalar) {
       scalar);
 }
 
-// Returns "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
+// Returns every scalar of a section that differs.
 template <class T>
-std::vector<std::string> differences(const char* section, T saved, T current) {
+std::vector<Difference> differences(const char* section, T saved, T current) {
   const std::vector<Field> left = fields_of(saved), right = fields_of(current);
-  std::vector<std::string> found;
+  std::vector<Difference> found;
   for (size_t i = 0; i < left.size(); ++i) {
     const FieldKind kind = left[i].kind();
     const bool single = kind != FieldKind::list && kind != FieldKind::map && kind != FieldKind::object;
     if (!single || left[i].get() == right[i].get()) continue;
-    found.push_back(
-        text(section, ".", left[i].name, ": ", scalar_text(left[i].get()), " in the checkpoint, ", scalar_text(right[i].get()), " here"));
+    found.push_back({text(section, ".", left[i].name), scalar_text(left[i].get()), scalar_text(right[i].get())});
   }
   return found;
 }
 
 // Compares a section that may be null.
 template <class Config>
-std::vector<std::string> differences(const char* section, const std::optional<Config>& saved, const std::optional<Config>& current) {
-  if (saved.has_value() != current.has_value())
-    return {text(section, saved ? ": in the checkpoint, null here" : ": null in the checkpoint, not here")};
-  return saved ? differences(section, *saved, *current) : std::vector<std::string>();
+std::vector<Difference> differences(const char* section, const std::optional<Config>& saved, const std::optional<Config>& current) {
+  if (saved && current) return differences(section, *saved, *current);
+  if (saved) return {{section, std::nullopt, "null"}};
+  return current ? std::vector<Difference>{{section, "null", "not"}} : std::vector<Difference>();
 }
 
-// Returns the key of a line.
-inline std::string difference_key(const std::string& line) { return line.substr(0, line.find(':')); }
+// Returns a model with the values of options that it leaves to others.
+ModelConfig with_derived(ModelConfig model);
 
 // In saved_model.cpp, like the functions below. Lists differences in the mathematics of a model, of which coefficients of losses, the
 // capacity and the padding of the vocabulary are no part. Derived values count as given.
-std::vector<std::string> model_differences(const ModelConfig& saved, const ModelConfig& current);
+std::vector<Difference> model_differences(const ModelConfig& saved, const ModelConfig& current);
 
 // Like model_differences(), without initial values and the type of logits, which an export does not have.
-std::vector<std::string> forward_differences(const ModelConfig& saved, const ModelConfig& current);
+std::vector<Difference> forward_differences(const ModelConfig& saved, const ModelConfig& current);
 
 // Throws Error(usage) that lists the differences.
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
@@ -70,8 +77,7 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
 // 1x32 in the file, e4m3 32x32 here". Their values are those of the file's codes.
 std::vector<std::string> reconciled_weights(const TensorReader& weights, const PrecisionPlan& plan);
 
-// Return the config and the tokenizer that a checkpoint was made with. Throw Error(data).
-RunConfig saved_config(const CheckpointReader& reader);
+// Returns the tokenizer that a checkpoint was made with. Throws Error(data).
 std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader);
 
 // Return the config of the checkpoint that a path stands for, as load_checkpoint() finds it, and the tokenizer that it was trained with,

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <utility>
 
+#include "checkpoint/saved_model.h"
 #include "hf/architecture_table.h"
 #include "json/json_fields.h"
 #include "mantissa/base/text.h"
@@ -194,18 +195,6 @@ Field option_field(ModelConfig& model, const std::string& option) {
   fail(ExitCode::internal, "model.", option, " is a section");
 }
 
-ModelConfig with_derived(ModelConfig model) {
-  model.head_dim = model.head_size();
-  model.num_key_value_heads = model.kv_heads();
-  if (model.activation == Activation::swiglu_clamped) model.swiglu_limit = model.glu_limit();
-  if (model.rope_scaling && model.rope_scaling->type == RopeScaling::llama3) {
-    model.rope_scaling->low_freq_factor = model.rope_scaling->low_freq_factor.value_or(1.0);
-    model.rope_scaling->high_freq_factor = model.rope_scaling->high_freq_factor.value_or(4.0);
-  }
-  if (model.moe) model.moe->norm_topk_prob = model.moe->rule().softmax_after_topk || model.moe->rule().renormalize;
-  return model;
-}
-
 ArchitectureReader::ArchitectureReader(ArchitectureKeys& file, Architecture of) : keys(file), architecture(of) {
   if (of == Architecture::qwen3_moe || of == Architecture::mixtral || of == Architecture::gpt_oss) model.moe.emplace();
 }
@@ -259,21 +248,19 @@ void ArchitectureReader::set(const std::string& option, const std::string& key, 
     }
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
-    problems_.insert(error.what());
+    problems_.emplace(error.what(), key);
   }
 }
 
 int64_t ArchitectureReader::layers() const {
-  if (std::ranges::any_of(problems_, [](const std::string& problem) { return problem.starts_with("num_hidden_layers:"); }))
-    throw_problems();
+  if (std::ranges::any_of(problems_, [](const auto& problem) { return problem.second == "num_hidden_layers"; })) throw_problems();
   return model.num_layers;
 }
 
 void ArchitectureReader::drop_experts() {
   model.moe.reset();
   for (const auto& [option, key] : keys_of_options_) {
-    if (!option.starts_with("moe.")) continue;
-    std::erase_if(problems_, [start = key + ":"](const std::string& problem) { return problem.starts_with(start); });
+    if (option.starts_with("moe.")) std::erase_if(problems_, [&name = key](const auto& problem) { return problem.second == name; });
   }
 }
 
@@ -283,12 +270,13 @@ void ArchitectureReader::say(const std::string& key, const std::string& what) {
 
 void ArchitectureReader::throw_problems() const {
   require(problems_.empty(), ExitCode::usage, keys.source(), ": ",
-          problems_.size() > 1 ? text(problems_.size(), " errors in the configuration:\n  ") : "", joined(problems_, "\n  "));
+          problems_.size() > 1 ? text(problems_.size(), " errors in the configuration:\n  ") : "",
+          joined(problems_, "\n  ", [](const auto& problem) { return problem.first; }));
 }
 
 void ArchitectureReader::require_valid() {
   throw_problems();
-  model.validate([&](const std::string& option, const std::string& why) { problems_.insert(message_of(option, why)); });
+  model.validate([&](const std::string& option, const std::string& why) { problems_.emplace(message_of(option, why), option); });
   throw_problems();
 }
 

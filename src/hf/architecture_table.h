@@ -96,7 +96,6 @@ Json json_of(const std::variant<std::monostate, Values...>& value) {
 }
 
 Field option_field(ModelConfig& model, const std::string& option);  // in a section that is there
-ModelConfig with_derived(ModelConfig model);                        // with values of options that it leaves to others
 
 // Fills a model with what a config.json says.
 class ArchitectureReader {
@@ -124,7 +123,7 @@ class ArchitectureReader {
   void throw_problems() const;
 
   std::map<std::string, std::string> keys_of_options_ = {};
-  std::set<std::string> problems_ = {};  // "num_hidden_layers: must be at least 1, got 0"
+  std::map<std::string, std::string> problems_ = {};  // "num_hidden_layers: must be at least 1, got 0", and the key
 };
 
 ReadTopic read_rope, read_windows, read_number_of_experts, read_dense_layers, read_router_loss, read_gpt_oss_router, read_gpt2_width;

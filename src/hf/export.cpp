@@ -495,10 +495,6 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
   return warnings;
 }
 
-std::vector<std::string> export_model_differences(const HfWeights& folder, const ModelConfig& model) {
-  return forward_differences(model, folder.config().model);
-}
-
 std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardTypes& types) {
   std::vector<std::string> differences;
   for (const auto& [module, here] : folder.packed_modules()) {

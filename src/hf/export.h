@@ -83,10 +83,6 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
 // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
 std::string simulated_weights(const PrecisionPlan& plan);
 
-// Lists differences in what a folder's model and a checkpoint's compute: "model.rope_theta: 10000 in the checkpoint, 500 here"; nothing if
-// they compute the same.
-std::vector<std::string> export_model_differences(const HfWeights& folder, const ModelConfig& model);
-
 // Lists codes of a folder whose inputs a server quantizes and a checkpoint's forward does not, or the other way round: "layers.0.mlp.down:
 // inputs are quantized in the checkpoint, in high precision here". Blocks of inputs are compared for the convention fp8 only: all others
 // have those of 32, also for weights that were trained with 128.

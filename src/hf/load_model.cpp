@@ -355,7 +355,7 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
 
 // Makes the model of a checkpoint, without its weights; returns its plan.
 PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
-  const RunConfig saved = saved_config(reader);
+  const RunConfig& saved = reader.config();
   loaded.config = for_ranks(saved, mesh.ranks());
   PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
   if (dtype) {

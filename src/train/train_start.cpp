@@ -213,7 +213,7 @@ void start_from_checkpoint(const StartParts& parts, const StartSteps& steps, con
   std::optional<ChatTemplate> trained;
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(parts.world, [&] {
-      const RunConfig saved = saved_config(reader);
+      const RunConfig& saved = reader.config();
       const std::string source = reader.directory().string();
       trained = saved.data.chat_template;
       require_initial_model(saved, config, source);
@@ -261,7 +261,7 @@ bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found)
   if (!steps.share() && !config.resumes_named()) return false;
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(parts.world, [&] {
-      require_same_batch(saved_config(reader), parts.loaded, reader.directory().string());
+      require_same_batch(reader.config(), parts.loaded, reader.directory().string());
       found.files = kept_files(tokenizer_files(reader), reader.directory().string(), parts);
       keep_own_tokenizer(parts.data.tokenizer, found.files);
     });

@@ -130,7 +130,7 @@ std::string changed_keys(Setting before, Setting now, bool forward = false) {
   const auto list =
       forward ? forward_differences(model_with(before), model_with(now)) : model_differences(model_with(before), model_with(now));
   std::vector<std::string> keys;
-  for (const std::string& line : list) keys.push_back(difference_key(line).substr(std::string_view("model.").size()));
+  for (const Difference& one : list) keys.push_back(one.key.substr(std::string_view("model.").size()));
   return joined(keys);
 }
 

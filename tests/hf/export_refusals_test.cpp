@@ -151,7 +151,7 @@ class PackedForms : public test::ExportTest {
   RunConfig take_recipe(const std::string& saved, const WeightCodes& codes) const {
     Sets sets = shape_;
     sets.insert(sets.end(), {kOwn, own(codes.recipe())});
-    RunConfig changed = saved_config(CheckpointReader(saved));
+    RunConfig changed = CheckpointReader(saved).config();
     changed.precision = config("run", sets).config.precision;
     test::change_manifest(saved, [&](Manifest& manifest) { manifest.config = effective_config(changed); });
     return changed;

@@ -233,7 +233,7 @@ TEST_F(StartFromFolder, AnotherModelThanTheCheckpointsIsRefusedByKey) {
   const std::string first = trained("first", {"model.pad_vocab_to=16"});
   const auto started = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"model.pad_vocab_to=16", "checkpoint.init_from=" + first});
-    return saved_config(CheckpointReader(trained(text("run ", ++runs_), more))).model;
+    return CheckpointReader(trained(text("run ", ++runs_), more)).config().model;
   };
   for (const std::string change :
        {"rope_theta=500", "norm_eps=1e-3", "activation=gelu_erf", "qk_norm=false", "tie_word_embeddings=true", "num_attention_heads=4"}) {

@@ -48,11 +48,11 @@ TEST_F(SavedSize, IsKnownBeforeTheSave) {
                                       "score": "sigmoid", "bias_update_rate": 1e-3})"}}}) {
     run_on(test::kAlone, name, more);
     const CheckpointReader reader(checkpoint(name, 2));
-    EXPECT_EQ(checkpoint_bytes(saved_config(reader).model, {}), reader.bytes()) << name;
-    EXPECT_EQ(checkpoint_bytes(saved_config(reader).model, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
+    EXPECT_EQ(checkpoint_bytes(reader.config().model, {}), reader.bytes()) << name;
+    EXPECT_EQ(checkpoint_bytes(reader.config().model, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
   }
   run_on(test::kAlone, "exported", {"checkpoint.export={}"});
-  const RunConfig saved = saved_config(CheckpointReader(checkpoint("exported", 2)));
+  const RunConfig saved = CheckpointReader(checkpoint("exported", 2)).config();
   const int64_t bytes = export_bytes(saved.model, resolve_plan(saved), {});
   const auto on_disk = static_cast<int64_t>(std::filesystem::file_size(exported("exported", 2) + "/model.safetensors"));
   EXPECT_LT(bytes, on_disk);
