@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "io/safetensors.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/json/json.h"
 #include "mantissa/tensor/tensor.h"
@@ -174,10 +175,7 @@ void write_shard(const std::vector<CheckpointTensor>& tensors, const ShardEntry&
 void write_manifest(const Manifest& manifest, const std::filesystem::path& folder) {
   const std::string content = format_manifest(manifest);
   require(std::cmp_less_equal(content.size(), Manifest::kMaxBytes), "checkpoint manifest of ", content.size(), " bytes");
-  File file = File::create(folder / "manifest.json");
-  file.write_at(0, std::as_bytes(std::span(content)));
-  file.sync();
-  file.close();
+  write_new_file(folder / "manifest.json", content);
   sync_directory(folder);
 }
 

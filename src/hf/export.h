@@ -86,12 +86,14 @@ std::string simulated_weights(const PrecisionPlan& plan);
 // Lists codes of a folder whose inputs a server quantizes and a checkpoint's forward does not, or the other way round: "layers.0.mlp.down:
 // inputs are quantized in the checkpoint, in high precision here". Blocks of inputs are compared for the convention fp8 only: all others
 // have those of 32, also for weights that were trained with 128.
-std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardTypes& types);
+std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardWeights& types);
 
 // Returns the first value of a folder that differs from the one that forward multiplies by, of the same model:
 // "model.embed_tokens.weight[3, 5] is 0.5, and the ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0. Throws
-// Error(data) for a value of the folder that is NaN or Inf.
-std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights);
+// Error(data) for a value of the folder that is NaN or Inf. Parts of the tensors have about as many elements each; progressed is called
+// after each chunk.
+std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part = 0, int parts = 1,
+                                             const Progressed& progressed = {});
 
 inline constexpr const char* kProofFile = "mantissa.json";
 

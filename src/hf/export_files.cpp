@@ -4,7 +4,6 @@
 #include <array>
 #include <iterator>
 
-#include "base/file.h"
 #include "hf/hf_weights.h"
 #include "json/json_fields.h"
 #include "mantissa/json/json.h"
@@ -221,8 +220,6 @@ std::string take_chat_template(const DataConfig& data, std::vector<TokenizerFile
 
 namespace {
 
-constexpr const char* kFirstConfig = "config.json of the model that training started from";
-
 Json tokenizer_json(const Tokenizer& tokenizer) {
   if (tokenizer.files() != nullptr) return parse_json(tokenizer.files()->tokenizer, "tokenizer.json");
   const bool bytes = tokenizer.kind() == TokenizerKind::byte;
@@ -237,48 +234,41 @@ Json tokenizer_json(const Tokenizer& tokenizer) {
 
 bool is_of_tokenizer(const TokenizerFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
 
-// Returns the parts of a tokenizer.json that decide which id a piece of text has.
-Json vocabulary(const Json& tokenizer) {
-  const Json& model = tokenizer.get("model");
-  return Json::Entries{tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"), model.get("vocab"), model.get("merges")};
-}
-
 }  // namespace
 
-void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content) {
-  File file = File::create(folder / name);
-  file.write_at(0, std::as_bytes(std::span(content)));
-  file.sync();
-  file.close();
-}
-
-SpecialTokens special_tokens(const std::vector<TokenizerFile>& files) {
+ExportFiles export_files(const DataConfig& data, const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  ExportFiles out;
   for (const TokenizerFile& file : files) {
-    if (file.name == "config.json") return read_special_tokens(file.bytes, kFirstConfig);
+    if (file.name != "config.json") {
+      out.files.push_back(file);
+      continue;
+    }
+    constexpr const char* kFirstConfig = "config.json of the model that training started from";
+    out.special = read_special_tokens(file.bytes, kFirstConfig);
+    out.router_loss = read_router_loss_keys(file.bytes, kFirstConfig);
   }
-  return {};
-}
-
-RouterLossKeys router_loss_keys(const std::vector<TokenizerFile>& files) {
-  for (const TokenizerFile& file : files) {
-    if (file.name == "config.json") return read_router_loss_keys(file.bytes, kFirstConfig);
+  if (const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer))
+    std::ranges::move(files_of(*own), std::back_inserter(out.files));
+  std::vector<int64_t>& ends = out.special.end;
+  if (ends.empty()) std::ranges::copy(learned_end_tokens(data, tokenizer), std::back_inserter(ends));
+  const std::vector<int32_t> taught = taught_end_tokens(data, tokenizer);
+  const auto add_taught = [&](std::vector<int64_t>& ids) {
+    for (const int32_t id : taught)
+      if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+  };
+  add_taught(ends);
+  for (TokenizerFile& file : out.files) {
+    if (file.name != "generation_config.json") continue;
+    const std::vector<int64_t> named = read_special_tokens(file.bytes, file.name).end;
+    std::vector<int64_t> all = named.empty() ? ends : named;
+    add_taught(all);
+    if (taught.empty() || all == named) continue;
+    Json config = parse_json(file.bytes, file.name);
+    config["eos_token_id"] = all;
+    file.bytes = config.dump(2, Json::Order::keys) + "\n";
   }
-  return {};
-}
-
-void add_end_token(int64_t id, SpecialTokens& tokens) {
-  if (std::ranges::find(tokens.end, id) == tokens.end.end()) tokens.end.push_back(id);
-}
-
-void add_end_tokens(const std::vector<int32_t>& learned, const SpecialTokens& of_config, TokenizerFile& file) {
-  SpecialTokens tokens = read_special_tokens(file.bytes, file.name);
-  const std::vector<int64_t> named = tokens.end;
-  if (named.empty()) tokens.end = of_config.end;
-  for (const int32_t id : learned) add_end_token(id, tokens);
-  if (learned.empty() || tokens.end == named) return;
-  Json config = parse_json(file.bytes, file.name);
-  config["eos_token_id"] = tokens.end;
-  file.bytes = config.dump(2, Json::Order::keys) + "\n";
+  out.chat_template = take_chat_template(data, out.files);
+  return out;
 }
 
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer) {
@@ -287,23 +277,16 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
   if (found == files.end()) return true;
   if (tokenizer.files() != nullptr && tokenizer.files()->tokenizer == found->bytes) return false;
   const Json theirs = parse_json_or_null(found->bytes), own = tokenizer_json(tokenizer);
-  const auto same_option = [&](const char* name) { return theirs.get("model").get(name) == own.get("model").get(name); };
-  const bool same_rest =
-      tokenizer.files() == nullptr || (theirs.get("added_tokens") == own.get("added_tokens") && same_option("ignore_merges") &&
-                                       same_option("byte_fallback") && same_option("unk_token"));
-  return vocabulary(theirs) != vocabulary(own) || !same_rest;
+  const auto differs = [&](const char* name) { return theirs.get(name) != own.get(name); };
+  const auto model_differs = [&](const char* name) { return theirs.get("model").get(name) != own.get("model").get(name); };
+  // These decide which id a piece of text has, of a tokenizer that mantissa made the first four alone.
+  if (differs("normalizer") || differs("pre_tokenizer") || model_differs("vocab") || model_differs("merges")) return true;
+  return tokenizer.files() != nullptr &&
+         (differs("added_tokens") || model_differs("ignore_merges") || model_differs("byte_fallback") || model_differs("unk_token"));
 }
 
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
   return std::ranges::any_of(files, is_of_tokenizer) ? std::nullopt : tokenizer;
-}
-
-std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
-  std::vector<TokenizerFile> out;
-  std::ranges::copy_if(files, std::back_inserter(out), [](const TokenizerFile& file) { return file.name != "config.json"; });
-  const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
-  if (own) std::ranges::copy(files_of(*own), std::back_inserter(out));
-  return out;
 }
 
 std::vector<TokenizerFile> files_of(const Tokenizer& tokenizer) {

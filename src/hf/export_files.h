@@ -51,20 +51,16 @@ std::string chat_template_difference(const std::vector<TokenizerFile>& files, Ch
 // chat_template.jinja and takes the others away. Returns what happened: "chat template chatml, which ..."; "": nothing.
 std::string take_chat_template(const DataConfig& data, std::vector<TokenizerFile>& files);
 
-// Writes a file, which is on the disk on return.
-void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content);
-
-// Returns the ids to which the config.json of the first model gave a meaning; none for a model that was trained from the start.
-SpecialTokens special_tokens(const std::vector<TokenizerFile>& files);
-
-// Returns the keys of that config.json about the balance loss of routers.
-RouterLossKeys router_loss_keys(const std::vector<TokenizerFile>& files);
-
-// Adds an end token to those that are named.
-void add_end_token(int64_t id, SpecialTokens& tokens);
-// Makes a generation_config.json, which readers ask first, name its own end tokens, else those of config.json, and the learned ones.
-// Leaves it as it is where training taught none.
-void add_end_tokens(const std::vector<int32_t>& learned, const SpecialTokens& of_config, TokenizerFile& generation_config);
+// Files that lie beside the weights of an export, and what config.json says of the model that training started from.
+struct ExportFiles {
+  std::vector<TokenizerFile> files;  // without config.json
+  SpecialTokens special = {};        // with the end tokens that training taught; none are named for a model trained from the start
+  RouterLossKeys router_loss = {};
+  std::string chat_template = {};  // outcome of take_chat_template()
+};
+// Returns the files as they came with the model, byte for byte; else those of its own tokenizer. A generation_config.json, which readers
+// ask first, names its end tokens, else those of config.json, and the taught ones; it stays as it is where training taught none.
+ExportFiles export_files(const DataConfig& data, const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
 // Returns true if these are the files of another tokenizer. A tokenizer that mantissa exported is known again by its vocabulary.
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);
@@ -72,11 +68,8 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
 // Returns the tokenizer of a run; none if that of the model it started from goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
-// Returns tokenizer.json and tokenizer_config.json of a tokenizer: as they came, or as transformers needs them.
+// Returns tokenizer.json and tokenizer_config.json of a tokenizer: as they came, or as transformers needs them, a byte or char tokenizer
+// with one token a symbol and no merges.
 std::vector<TokenizerFile> files_of(const Tokenizer& tokenizer);
-
-// Returns the files as they came, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a
-// symbol, no merges.
-std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace mantissa

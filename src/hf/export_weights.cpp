@@ -1,6 +1,7 @@
 #include "hf/export_weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -14,106 +15,63 @@
 #include "models/model_shape.h"
 
 namespace mantissa {
-namespace {
 
-Box rows_of(const Shape& shape, int64_t begin, int64_t end) {
-  Box box = whole_box(dimensions(shape));
-  box.start[0] = begin;
-  box.size[0] = end - begin;
-  return box;
-}
-
-// Returns one scale for 32 values of a row from those of rows [begin, end) of blocks.
-std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t columns, const Quantization& how, int64_t begin,
-                                     int64_t end) {
-  const int64_t row_scales = columns / how.block_cols, wide = how.block_cols / kPackedBlock;
-  std::vector<std::byte> out;
-  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
-  for (int64_t row = begin; row < end; ++row) {
-    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
-      out.push_back(scales[static_cast<size_t>(row / how.block_rows * row_scales + column / wide)]);
-  }
-  return out;
-}
-
-// Gives +0 for each -0 among E2M1 codes, two in a byte.
-void drop_signs_of_zeros(std::vector<std::byte>& codes) {
-  for (std::byte& pair : codes) {
-    const auto both = std::to_integer<uint8_t>(pair);
-    const auto cleared = [](unsigned code) { return code == E2M1::sign_bit ? 0U : code; };
-    pair = std::byte{pack_nibbles(static_cast<uint8_t>(cleared(both & 0xFU)), static_cast<uint8_t>(cleared(both >> 4U)))};
-  }
-}
-
-}  // namespace
-
-Quantization ForwardTypes::quantized(const std::string& parameter) const {
+Quantization ForwardWeights::quantized(const std::string& parameter) const {
   const ModulePrecision& module = module_of(parameter);
   const bool high = module.exported == StoredType::fp32 || module.exported == StoredType::bf16;
   return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
 }
 
-bool ForwardTypes::quantizes_inputs(const std::string& parameter) const {
+bool ForwardWeights::quantizes_inputs(const std::string& parameter) const {
   const Recipe& recipe = module_of(parameter).recipe;
   return recipe.input && recipe.gemms.fprop;
 }
 
-std::optional<PackedScheme> ForwardTypes::scheme(const std::string& parameter) const {
-  const Quantization how = quantized(parameter);
-  if (!how) return {};
-  return PackedScheme{.format = how.format, .inputs = quantizes_inputs(parameter)};
+Dtype ForwardWeights::dtype(const std::string& parameter) const {
+  if (quantized(parameter)) return Dtype::bf16;
+  const WeightForm kept = form(parameter);
+  return kept.master ? module_of(parameter).recipe.compute : kept.dtype;
 }
 
-Dtype ForwardTypes::dtype(const std::string& parameter) const {
-  return quantized(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
+bool ForwardWeights::rounds(const std::string& parameter) const {
+  const WeightForm form = this->form(parameter);
+  return form.products && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
 }
 
 ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device)
-    : ForwardTypes(plan), source_(source), device_(std::move(device)) {
+    : source_(&source), plan_(plan), device_(std::move(device)) {
   std::vector<ModuleShape> modules;
   for (const ModulePrecision& module : plan.modules()) modules.push_back(module.module);
   for (const ParameterShape& parameter : parameter_shapes({.modules = std::move(modules)})) shapes_[parameter.name] = parameter.shape;
 }
 
-Dtype ForwardWeights::dtype(const std::string& parameter) const {
-  const WeightForm form = source_.form(parameter);
-  return form.master || quantized(parameter) ? ForwardTypes::dtype(parameter) : form.dtype;
-}
-
-bool ForwardWeights::rounds(const std::string& parameter) const {
-  const WeightForm form = source_.form(parameter);
-  return form.products && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
-}
-
 Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {
-  const Shape shape = shapes_.at(parameter).with_dim0(end - begin);
-  const Tensor out = empty(*device_, Dtype::f32, shape);
+  const Shape& whole = shapes_.at(parameter);
+  Box box = whole_box(dimensions(whole));
+  box.start[0] = begin;
+  box.size[0] = end - begin;
+  const Tensor out = empty(*device_, Dtype::f32, whole.with_dim0(end - begin));
   fill_from_host(out, [&](std::span<std::byte> bytes) {
-    const std::span<float> rows{reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
-    source_.read_fp32(parameter, rows_of(shapes_.at(parameter), begin, end), rows);
-  });
-  return out;
-}
-
-// Reads the codes of the file as they are: made anew from their values, a scale could be another one with the same values.
-QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t begin, int64_t end) {
-  const WeightForm form = source_.form(parameter);
-  const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));
-  fill_from_host(out.codes, [&](std::span<std::byte> codes) {
-    fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_.read_codes(parameter, begin, end, codes, scales); });
+    source_->read_fp32(parameter, box, {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
   });
   return out;
 }
 
 ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int64_t begin, int64_t end) {
   const Quantization how = quantized(parameter);
-  const Quantization kept = source_.form(parameter).codes;
+  const WeightForm kept = form(parameter);
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  if (kept == how) return {.codes = kept_codes(parameter, first, last), .first = first};
+  if (kept.codes == how) {  // as they are: made anew from their values, a scale could be another one with the same values
+    const QuantizedTensor out = empty_quantized(*device_, {last - first, kept.columns}, how);
+    fill_from_host(out.codes, [&](std::span<std::byte> codes) {
+      fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_->read_codes(parameter, first, last, codes, scales); });
+    });
+    return {.codes = out, .first = first};
+  }
   const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
   const int64_t columns = rounded.dim(1), bad = first_nonfinite(Dtype::bf16, HostBytes(rounded).get());
-  require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
+  require(bad < 0, ExitCode::data, where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
   return {.codes = mantissa::quantized(rounded, how), .first = first};
 }
 
@@ -122,7 +80,7 @@ void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t e
           begin, " to ", end);
   if (!quantized(parameter)) {
     const Tensor read = values(parameter, begin, end);
-    const bool rounded = dtype(parameter) == Dtype::bf16 && source_.form(parameter).master;
+    const bool rounded = dtype(parameter) == Dtype::bf16 && form(parameter).master;
     const Tensor exact = rounded ? converted(converted(read, Dtype::bf16), Dtype::f32) : read;
     return device_->download(exact, out.data());
   }
@@ -136,13 +94,26 @@ std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64
   const auto [codes, first] = blocks(parameter, begin, end);
   const HostBytes rows(codes.codes.slice(begin - first, end - first));
   std::vector<std::byte> out(rows.get().begin(), rows.get().end());
-  if (codes.how.rule == ScaleRule::flashinfer) drop_signs_of_zeros(out);
+  if (codes.how.rule != ScaleRule::flashinfer) return out;
+  const auto unsigned_zero = [](unsigned code) { return static_cast<uint8_t>(code == E2M1::sign_bit ? 0U : code); };
+  for (std::byte& pair : out) {
+    const auto both = std::to_integer<unsigned>(pair);
+    pair = std::byte{pack_nibbles(unsigned_zero(both & 0xFU), unsigned_zero(both >> 4U))};
+  }
   return out;
 }
 
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
-  return packed_scales(HostBytes(codes.scales).get(), codes.shape[1], codes.how, begin - first, end - first);
+  const HostBytes kept(codes.scales);
+  const int64_t columns = codes.shape[1], row_scales = columns / codes.how.block_cols, wide = codes.how.block_cols / kPackedBlock;
+  std::vector<std::byte> out;
+  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
+  for (int64_t row = begin - first; row < end - first; ++row) {
+    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
+      out.push_back(kept.get()[static_cast<size_t>(row / codes.how.block_rows * row_scales + column / wide)]);
+  }
+  return out;
 }
 
 std::vector<std::byte> ForwardWeights::tile_scales(const std::string& parameter, int64_t begin, int64_t end) {
@@ -156,8 +127,6 @@ namespace {
 
 constexpr int64_t kChunkElements = 2 << 20;
 
-FileDtype file_dtype(Dtype dtype) { return dtype == Dtype::bf16 ? FileDtype::bf16 : FileDtype::f32; }
-
 bool is_grouped(const ArchitectureTensor& tensor) { return tensor.transposed && !tensor.name.ends_with(".weight"); }
 
 // Names the linear that a server knows; a grouped weight of experts is named as its tensor.
@@ -165,24 +134,35 @@ std::string module_name(const ArchitectureTensor& tensor) {
   return is_grouped(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-std::vector<int64_t> scales_shape_of(const ArchitectureTensor& tensor) {
-  const int64_t blocks = tensor.columns() / kPackedBlock;
-  if (is_grouped(tensor)) return {tensor.matrices, tensor.rows() / tensor.matrices, blocks};
-  return {tensor.rows(), blocks};
-}
-
-std::vector<int64_t> codes_shape_of(const ArchitectureTensor& tensor, bool narrow) {
-  if (!is_grouped(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
-  std::vector<int64_t> shape = scales_shape_of(tensor);
-  shape.push_back(kPackedBlock / 2);
-  return shape;
-}
-
 // Returns the part of a run whose rows lie between two rows of the file; it may have none.
 RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
   const auto at = [&](int64_t file_row) { return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows); };
   const int64_t first = file_begin <= run.file_row ? 0 : at(file_begin), last = file_end <= run.file_row ? 0 : at(file_end);
   return {.file_row = run.file_row + first * run.step, .row = run.row + first, .rows = last - first, .step = run.step};
+}
+
+// Returns true if bf16 holds all values of a tensor that is codes. Looks at values only where their scales leave it open.
+bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
+  // bf16 holds multiples of 2^-133, and E4M3 codes are multiples of 2^-9: so it holds all codes with this scale, 2^-124, or a larger one.
+  constexpr std::byte kLeastScale{3};
+  const WeightForm form = folder.form(tensor.parameter);
+  if (form.codes.format == Format::e2m1) return true;  // multiples of 2^-128
+  bool holds = true;
+  std::vector<std::byte> scales;
+  std::vector<float> values;
+  for_chunks(tensor, [&](const RowRun&, int64_t begin, int64_t end) {
+    if (!holds) return;
+    if (form.codes) {
+      scales.resize(static_cast<size_t>((end - begin + form.codes.block_rows - 1) / form.codes.block_rows * scale_bytes(form)));
+      folder.read_codes(tensor.parameter, begin, end, {}, scales);
+      if (std::ranges::all_of(scales, [](std::byte scale) { return scale >= kLeastScale; })) return;
+    }
+    values.resize(static_cast<size_t>((end - begin) * tensor.columns()));
+    folder.read_fp32(tensor.parameter, {.start = {begin, 0}, .size = {end - begin, tensor.columns()}}, values);
+    holds = std::ranges::all_of(
+        values, [](float value) { return std::bit_cast<uint32_t>(to_float(to_bf16(value))) == std::bit_cast<uint32_t>(value); });
+  });
+  return holds;
 }
 
 }  // namespace
@@ -195,50 +175,24 @@ void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const
   }
 }
 
-ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, FolderTypes folder)
+ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig& model, const ExportOptions& options, HfWeights* folder)
     : types_(types),
       options_(options),
       architecture_(architecture_of(model)),
       tensors_(architecture_tensors(architecture_, model)),
-      folder_(std::move(folder)) {
+      folder_(folder) {
   require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
   if (options.weights == ExportWeights::packed) find_modules();
   for (const ArchitectureTensor& tensor : tensors_) {
-    if (!packs(tensor)) {
-      items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(values_dtype(tensor)), tensor.shape}});
-      continue;
+    const auto module = modules_.find(module_name(tensor));
+    if (module != modules_.end() && module->second && tensor.parameter.ends_with(".weight")) {
+      add_packed(tensor);
+    } else {
+      const FileDtype dtype = values_dtype(tensor) == Dtype::bf16 ? FileDtype::bf16 : FileDtype::f32;
+      items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, dtype, tensor.shape}});
     }
-    add_packed(tensor);
   }
-  lay_out();
-}
-
-void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
-  const Format format = types_.quantized(tensor.parameter).format;
-  const PackedNames names = packed_names(tensor.name, format, options_.convention);
-  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8, tiles = has_tiles(tensor);
-  const FileDtype codes = !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8;
-  items_.push_back({.tensor = &tensor, .role = Role::codes, .file = {names.codes, codes, codes_shape_of(tensor, narrow)}});
-  SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, scales_shape_of(tensor)};
-  if (tiles) scales = {names.scales, tile_scales_dtype(tensor), {tiles_along(tensor.rows()), tiles_along(tensor.columns())}};
-  items_.push_back({.tensor = &tensor, .role = Role::scales, .file = std::move(scales)});
-}
-
-bool ExportedWeights::has_tiles(const ArchitectureTensor& tensor) const {
-  return options_.convention == Convention::fp8 && types_.quantized(tensor.parameter).format == Format::e4m3;
-}
-
-// Returns the type of tile scales: as a folder had them; else as DeepSeek-V4 has them if there are experts in E2M1, and as DeepSeek-V3,
-// which more programs read.
-FileDtype ExportedWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
-  if (const auto kept = folder_.tile_scales.find(tensor.name); kept != folder_.tile_scales.end()) return kept->second;
-  const bool e2m1 =
-      std::ranges::any_of(modules_, [](const auto& module) { return module.second && module.second->format == Format::e2m1; });
-  return e2m1 ? FileDtype::f8_e8m0 : FileDtype::f32;
-}
-
-void ExportedWeights::lay_out() {
   std::vector<SafetensorsTensor> files;
   std::map<std::string, Item> by_name;
   for (const Item& item : items_) {
@@ -250,9 +204,37 @@ void ExportedWeights::lay_out() {
   for (const SafetensorsTensor& tensor : layout_->tensors()) items_.push_back(by_name.at(tensor.name));
 }
 
-bool ExportedWeights::packs(const ArchitectureTensor& tensor) const {
-  const auto found = modules_.find(module_name(tensor));
-  return found != modules_.end() && found->second && tensor.parameter.ends_with(".weight");
+// Tile scales keep the type of a folder; else they are as in DeepSeek-V4 if there are experts in E2M1, and as in DeepSeek-V3, which more
+// programs read.
+void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
+  const Format format = types_.quantized(tensor.parameter).format;
+  const PackedNames names = packed_names(tensor.name, format, options_.convention);
+  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8;
+  const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  SafetensorsTensor codes{names.codes, !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8,
+                          {rows, narrow ? columns / 2 : columns}};
+  SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, {rows, blocks}};
+  if (is_grouped(tensor)) {
+    codes.shape = {tensor.matrices, each, blocks, kPackedBlock / 2};
+    scales.shape = {tensor.matrices, each, blocks};
+  }
+  if (has_tiles(tensor)) {
+    const std::optional<FileDtype> kept = folder_ ? folder_->tile_scales_dtype(tensor) : std::nullopt;
+    const bool e2m1 =
+        std::ranges::any_of(modules_, [](const auto& module) { return module.second && module.second->format == Format::e2m1; });
+    scales.dtype = kept.value_or(e2m1 ? FileDtype::f8_e8m0 : FileDtype::f32);
+    scales.shape = {tiles_along(rows), tiles_along(columns)};
+  }
+  items_.push_back({.tensor = &tensor, .role = Role::codes, .file = std::move(codes)});
+  items_.push_back({.tensor = &tensor, .role = Role::scales, .file = std::move(scales)});
+}
+
+bool ExportedWeights::has_tiles(const ArchitectureTensor& tensor) const {
+  return options_.convention == Convention::fp8 && types_.quantized(tensor.parameter).format == Format::e4m3;
+}
+
+bool ExportedWeights::packs_any() const {
+  return std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
 }
 
 void ExportedWeights::find_modules() {
@@ -265,11 +247,13 @@ void ExportedWeights::find_modules() {
     require(!module.recipe.gemms.fprop || !(simulated.weight || simulated.input), ExitCode::usage, "packed weights: ", module.module.path,
             " (recipe ", module.recipe.name, ") is trained on simulated operands, which have no codes: take dequantized weights");
     std::optional<PackedScheme>& scheme = modules_[module_name(tensor)];
-    scheme = types_.scheme(tensor.parameter);
-    if (scheme) require_expressible(tensor);
+    const Quantization how = types_.quantized(tensor.parameter);
+    scheme.reset();
+    if (!how) continue;
+    scheme = PackedScheme{.format = how.format, .inputs = types_.quantizes_inputs(tensor.parameter)};
+    require_expressible(tensor);
   }
-  const bool any = std::any_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.second.has_value(); });
-  require(any, ExitCode::usage,
+  require(packs_any(), ExitCode::usage,
           "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
   if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // a server has it, also where it is the embedding
   require_one_scheme_per_layer();
@@ -279,6 +263,8 @@ void ExportedWeights::find_modules() {
 void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) const {
   const Quantization how = types_.quantized(tensor.parameter);
   const ModulePrecision& module = types_.module_of(tensor.parameter);
+  const Quantization& input = module.recipe.input;
+  const bool inputs = types_.quantizes_inputs(tensor.parameter);
   const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
   require(!tensor.transposed || is_grouped(tensor), ExitCode::usage, who,
           ": GPT-2 keeps its weights [in, out], where no server reads blocks: take dequantized weights");
@@ -290,24 +276,20 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
             ": of gpt-oss only experts are packed, in E2M1, with inputs in high precision: take dequantized weights");
     return;
   }
-  if (options_.convention == Convention::fp8) return require_block_fp8(tensor, who);
-  const Quantization& input = module.recipe.input;
-  require(!types_.quantizes_inputs(tensor.parameter) || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage,
-          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only, by rceil with any scale",
+  if (options_.convention == Convention::fp8) {
+    const bool tiles = how.format == Format::e4m3 && how.tiles() && how.block_rows == kTile;
+    require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor.name)), ExitCode::usage, who,
+            ": the convention fp8 has E4M3 in tiles of 128x128 and, of routed experts only, E2M1: take the convention compressed-tensors");
+    require(inputs && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
+            inputs ? text(input) : "in high precision",
+            ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
+    return;
+  }
+  require(!inputs || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ", input,
+          ", and servers quantize inputs to E4M3 only, by rceil with any scale",
           how.format == Format::e2m1 && input.block_cols == kTile ? ", of these weights in blocks of 32: take the convention fp8, or "
                                                                   : ": take ",
           "dequantized weights");
-}
-
-void ExportedWeights::require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const {
-  const Quantization how = types_.quantized(tensor.parameter), input = types_.module_of(tensor.parameter).recipe.input;
-  const bool tiles = how.format == Format::e4m3 && how.tiles() && how.block_rows == kTile;
-  require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor.name)), ExitCode::usage, who,
-          ": the convention fp8 has E4M3 in tiles of 128x128 and, of routed experts only, E2M1: take the convention compressed-tensors");
-  const bool quantized = types_.quantizes_inputs(tensor.parameter);
-  require(quantized && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
-          quantized ? text(input) : "in high precision",
-          ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
 }
 
 // Throws if experts of a layer differ: servers fuse all of them, and all three of their weights.
@@ -326,8 +308,8 @@ void ExportedWeights::require_one_scheme_per_layer() const {
 }
 
 std::string ExportedWeights::quantization() const {
-  const bool any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
-  if (any && architecture_ == Architecture::gpt_oss) {
+  if (!packs_any()) return "";
+  if (architecture_ == Architecture::gpt_oss) {
     for (const auto& [name, scheme] : modules_) {
       require(scheme || !is_routed_expert(name), ExitCode::usage, name,
               " is in high precision, and gpt-oss has MXFP4 in all layers or none: take dequantized weights");
@@ -336,7 +318,7 @@ std::string ExportedWeights::quantization() const {
             ": gpt-oss has a form of its own, blocks and scales: drop the convention");
     return mxfp4_config();
   }
-  return any ? quantization_config(modules_, options_.convention) : "";
+  return quantization_config(modules_, options_.convention);
 }
 
 Dtype ExportedWeights::common_dtype() const {
@@ -350,8 +332,11 @@ Dtype ExportedWeights::values_dtype(const ArchitectureTensor& tensor) const {
   if (options_.dtype == ExportDtype::fp32) return Dtype::f32;
   const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // computes in fp32
   if (options_.dtype == ExportDtype::bf16 && !router) return Dtype::bf16;
-  if (folder_.narrow.contains(tensor.name)) return Dtype::bf16;
-  if (folder_.codes.contains(tensor.name)) return folder_.bf16_holds(tensor) ? Dtype::bf16 : Dtype::f32;
+  if (folder_) {
+    const WeightForm form = folder_->form(tensor.parameter);
+    if (folder_->file_dtype(tensor) != form.dtype) return Dtype::bf16;  // although its parameter is kept in fp32
+    if (form.codes || form.products) return bf16_holds(*folder_, tensor) ? Dtype::bf16 : Dtype::f32;
+  }
   return types_.dtype(tensor.parameter);
 }
 
@@ -404,7 +389,27 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
   if (item.role == Role::values) {
     std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
     weights.read(tensor.parameter, begin, end, values);
-    return value_bytes({.tensor = tensor, .dtype = item.file.dtype, .run = run, .begin = begin, .values = values}, weights.where());
+    const bool wide = item.file.dtype == FileDtype::f32, rounds = types_.rounds(tensor.parameter);
+    std::vector<std::byte> out(values.size() * (wide ? sizeof(float) : sizeof(bf16)));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = values[i];
+      const auto at = [&] {  // asked for where there is an error only: it costs more than all else
+        const int64_t index = static_cast<int64_t>(i), columns = tensor.columns();
+        return text(weights.where(), ": ", element_name(tensor, run.file_row + index / columns * run.step, index % columns));
+      };
+      if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
+      if (wide) {
+        std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+        continue;
+      }
+      const bf16 narrow = to_bf16(value);
+      if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
+        const char* const others = options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32";
+        fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ", others);
+      }
+      std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
+    }
+    return out;
   }
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
   const bool tiles = has_tiles(tensor);
@@ -412,31 +417,6 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
   require(std::ranges::find(scales, std::byte{kScaleNan}) == scales.end(), ExitCode::data, weights.where(), ": a block of ", tensor.name,
           " between rows ", run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
   return tiles ? tile_scales_as(item.file.dtype, scales) : scales;
-}
-
-std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {
-  const bool wide = rows.dtype == FileDtype::f32, rounds = types_.rounds(rows.tensor.parameter);
-  std::vector<std::byte> out(rows.values.size() * (wide ? sizeof(float) : sizeof(bf16)));
-  for (size_t i = 0; i < rows.values.size(); ++i) {
-    const auto at = [&] {  // asked for where there is an error only: it costs more than all else
-      const int64_t index = static_cast<int64_t>(i), columns = rows.tensor.columns();
-      const int64_t row = rows.run.file_row + (rows.begin - rows.run.row + index / columns) * rows.run.step;
-      return text(where, ": ", element_name(rows.tensor, row, index % columns));
-    };
-    const float value = rows.values[i];
-    if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
-    if (wide) {
-      std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
-      continue;
-    }
-    const bf16 narrow = to_bf16(value);
-    if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
-      const char* const others = options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32";
-      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ", others);
-    }
-    std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
-  }
-  return out;
 }
 
 }  // namespace mantissa

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,43 +23,30 @@
 
 namespace mantissa {
 
-// The weights that forward multiplies by: each as its module's recipe reads it in fprop. An export holds these values, or their codes.
+class HfWeights;
 
-// Types of weights that were trained under a plan, which must outlive this.
-class ForwardTypes {
+// The weights of a checkpoint or a folder that forward multiplies by: each as its module's recipe reads it in fprop. An export holds these
+// values, or their codes.
+class ForwardWeights {
  public:
-  explicit ForwardTypes(const PrecisionPlan& plan) : plan_(plan) {}
-  virtual ~ForwardTypes() = default;
-  ForwardTypes(const ForwardTypes&) = delete;
-  ForwardTypes& operator=(const ForwardTypes&) = delete;
+  // `source` holds a model of `plan`; both must outlive this. Quantization and decoding run on `device`; every device gives the same bits.
+  ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device);
+  // Knows only the types of weights that are trained under a plan, which must outlive this.
+  explicit ForwardWeights(const PrecisionPlan& plan) : plan_(plan) {}
 
+  void require_unchanged() { source_->require_unchanged(); }  // TensorReader
+  std::string where() const { return source_->where(); }      // for messages
   const ModulePrecision& module_of(const std::string& parameter) const { return plan_.module_of(parameter); }
   // Returns the format of its codes; none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
   bool quantizes_inputs(const std::string& parameter) const;  // inputs of the GEMM with it
-  // Returns the scheme by which a server multiplies where it takes these codes; none: no codes.
-  std::optional<PackedScheme> scheme(const std::string& parameter) const;
-  // Returns the narrowest type of an export that is right whatever the values: that of the module, or bf16 where the weight is quantized,
-  // because its codes are made of values in bf16 and no element is finer than these. Codes of a folder may be finer.
-  virtual Dtype dtype(const std::string& parameter) const;
+  // Returns the narrowest type of an export that is right whatever the values: that of the module, of the file for a weight that was never
+  // trained, or bf16 where the weight is quantized, because its codes are made of values in bf16 and no element is finer than these. Codes
+  // of a folder may be finer.
+  Dtype dtype(const std::string& parameter) const;
   // Returns true if forward rounds this weight to bf16 although exports keep it in fp32 unless told otherwise: products of codes and scales
   // of a folder.
-  virtual bool rounds(const std::string&) const { return false; }
-
- private:
-  const PrecisionPlan& plan_;
-};
-
-// Reads the weights from a checkpoint or a folder.
-class ForwardWeights : public ForwardTypes {
- public:
-  // `source` holds a model of `plan`; both must outlive this. Quantization and decoding run on `device`; every device gives the same bits.
-  ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device);
-
-  void require_unchanged() { source_.require_unchanged(); }  // TensorReader
-  std::string where() const { return source_.where(); }      // for messages
-  Dtype dtype(const std::string& parameter) const override;  // the file's type for a weight that was never trained
-  bool rounds(const std::string& parameter) const override;
+  bool rounds(const std::string& parameter) const;
 
   // Reads whole rows [begin, end) as fp32: exactly what the GEMMs read, except for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
@@ -72,6 +58,8 @@ class ForwardWeights : public ForwardTypes {
   std::vector<std::byte> tile_scales(const std::string& parameter, int64_t begin, int64_t end);
 
  private:
+  // Returns the form of the source; without one, that of a run's master.
+  WeightForm form(const std::string& parameter) const { return source_ ? source_->form(parameter) : WeightForm{.master = true}; }
   Tensor values(const std::string& parameter, int64_t begin, int64_t end);
   // Whole blocks that hold the rows; they begin at row `first` of the parameter. A last block that is short is filled with zeros.
   struct Blocks {
@@ -79,9 +67,9 @@ class ForwardWeights : public ForwardTypes {
     int64_t first;
   };
   Blocks blocks(const std::string& parameter, int64_t begin, int64_t end);
-  QuantizedTensor kept_codes(const std::string& parameter, int64_t begin, int64_t end);
 
-  TensorReader& source_;
+  TensorReader* source_ = nullptr;
+  const PrecisionPlan& plan_;
   std::unique_ptr<Backend> device_;
   std::map<std::string, Shape> shapes_;
 };
@@ -92,7 +80,15 @@ struct ProvenTensor {
   std::string name, module, dtype;
   std::vector<int64_t> shape;
   Quantization how = {};  // that of the weight that it is a part of
-  Hash64 hash = {};
+  std::string xxh64 = {};
+
+  // Members of the file that verify_export() reads.
+  void fields(auto& v) {
+    v("tensor", name);
+    v("dtype", dtype);
+    v("shape", shape);
+    v("xxh64", xxh64);
+  }
 };
 
 struct ProvenCheckpoint {
@@ -114,18 +110,12 @@ void write_export_proof(const std::filesystem::path& folder, const std::optional
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
 
-// Types of the tensors of a folder that is exported again.
-struct FolderTypes {
-  std::set<std::string> narrow = {};                               // tensors that are bf16 although their parameter is kept in fp32
-  std::set<std::string> codes = {};                                // tensors that are codes, also those that are read as values
-  std::map<std::string, FileDtype> tile_scales = {};               // scales of tensors in block FP8
-  std::function<bool(const ArchitectureTensor&)> bf16_holds = {};  // asked of tensors that are codes; reads what it has to
-};
-
+// The tensors of an export, each in the type and the form that its files have.
 class ExportedWeights {
  public:
-  // Exports weights of these types, which must outlive this. Throws the errors of export_model() about models and conventions.
-  ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, FolderTypes folder = {});
+  // Exports weights of these types, which must outlive this, as must the folder where one is exported again. Throws the errors of
+  // export_model() about models and conventions.
+  ExportedWeights(const ForwardWeights& types, const ModelConfig& model, const ExportOptions& options, HfWeights* folder = nullptr);
 
   Architecture architecture() const { return architecture_; }
   const SafetensorsLayout& layout() const { return *layout_; }
@@ -146,33 +136,21 @@ class ExportedWeights {
     SafetensorsTensor file;
   };
 
-  bool packs(const ArchitectureTensor& tensor) const;
   bool has_tiles(const ArchitectureTensor& tensor) const;
   void add_packed(const ArchitectureTensor& tensor);
-  FileDtype tile_scales_dtype(const ArchitectureTensor& tensor) const;
   void find_modules();
   void require_expressible(const ArchitectureTensor& tensor) const;
-  void require_block_fp8(const ArchitectureTensor& tensor, const std::string& who) const;
   void require_one_scheme_per_layer() const;
   Dtype values_dtype(const ArchitectureTensor& tensor) const;
-  void lay_out();
   void write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const;
   std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
-  // Values of the parameter from row `begin` on; where: their source, for messages.
-  struct Rows {
-    const ArchitectureTensor& tensor;
-    FileDtype dtype;  // in the file
-    const RowRun& run;
-    int64_t begin;
-    std::span<const float> values;
-  };
-  std::vector<std::byte> value_bytes(const Rows& rows, const std::string& where) const;
+  bool packs_any() const;
 
-  const ForwardTypes& types_;
+  const ForwardWeights& types_;
   ExportOptions options_;
   Architecture architecture_;
   std::vector<ArchitectureTensor> tensors_;
-  FolderTypes folder_;
+  HfWeights* folder_;  // null: a checkpoint
   PackedModules modules_;
   std::vector<Item> items_;  // as the layout has them
   std::optional<SafetensorsLayout> layout_;

@@ -89,7 +89,7 @@ WeightForm HfWeights::form_of_tiles(const std::vector<Piece>& pieces) {
 
 std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
   const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
-  const auto piece = std::ranges::find(pieces, &tensor, &Piece::tensor);
+  const auto piece = std::ranges::find_if(pieces, [&](const Piece& one) { return one.tensor->name == tensor.name; });
   return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
 }
 

@@ -397,14 +397,6 @@ void SafetensorsFolder::read(const SafetensorsEntry& entry, int64_t offset, std:
 
 namespace {
 
-// The file has its whole size at once: what several hosts write side by side lies inside it.
-void write_new_file(const std::filesystem::path& path, std::string_view content, int64_t bytes = 0) {
-  File file = File::create(path, bytes);
-  file.write_at(0, std::as_bytes(std::span(content)));
-  file.sync();
-  file.close();
-}
-
 std::string file_name(size_t file, size_t files) {
   if (files == 1) return "model.safetensors";
   const auto digits = [](size_t number) {
@@ -416,6 +408,13 @@ std::string file_name(size_t file, size_t files) {
 }
 
 }  // namespace
+
+void write_new_file(const std::filesystem::path& path, std::string_view content, int64_t bytes) {
+  File file = File::create(path, bytes);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
 
 std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors) {
   std::sort(tensors.begin(), tensors.end(),

@@ -231,6 +231,10 @@ class SafetensorsWriter {
   std::optional<File> file_;  // number open_
 };
 
+// Writes a file that is not there yet, which is on the disk on return. It has `bytes`, or those of its content: what several hosts write
+// side by side lies inside it. Throws Error(storage).
+void write_new_file(const std::filesystem::path& path, std::string_view content, int64_t bytes = 0);
+
 // Returns the bytes of a tensor. Throws Error(internal) for an impossible type and shape.
 int64_t safetensors_bytes(const SafetensorsTensor& tensor);
 

@@ -39,7 +39,7 @@ class ExportRefusals : public test::TrainingTest {
       RunConfig config = this->config("run", sets).config;
       config.model.vocab_size = 8;
       const PrecisionPlan plan = resolve_plan(config);
-      const ForwardTypes types(plan);
+      const ForwardWeights types(plan);
       const ExportOptions options{.weights = ExportWeights::packed, .convention = convention};
       const Error error = test::error_of([&] { ExportedWeights(types, config.model, options); });
       EXPECT_EQ(error.code(), ExitCode::usage);

@@ -25,7 +25,7 @@ const std::vector<TensorLayout> kLayouts = {kAlone, {4, 1, false}, {1, 2, false}
 void expect_live_values(const std::string& checkpoint, const std::string& folder) {
   const LoadedModel live = load_model(checkpoint, make_backend("cpu"));
   const PrecisionPlan plan = resolve_plan(live.config);
-  const ForwardTypes types(plan);
+  const ForwardWeights types(plan);
   HfWeights written(folder);
   for (const ParameterShard& whole : live.model->parameters().whole_shards()) {
     const Parameter& of = *whole.of;

@@ -30,7 +30,7 @@ inline constexpr const char* kDeviceChoices = "auto: a GPU where there is one, e
 
 // Options of an export: those of `mantissa export`, and checkpoint.export of a run.
 
-enum class ExportDtype { automatic, bf16, fp32 };  // automatic: the narrowest that is exact (ForwardTypes::dtype)
+enum class ExportDtype { automatic, bf16, fp32 };  // automatic: the narrowest that is exact (ForwardWeights::dtype)
 constexpr auto choices(ExportDtype) {
   return std::array{Choice{"auto", ExportDtype::automatic}, Choice{"bf16", ExportDtype::bf16}, Choice{"fp32", ExportDtype::fp32}};
 }
