@@ -1,11 +1,12 @@
 #include "hf/hf_weights.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 
-#include "checkpoint/checkpoint_reader.h"
 #include "hf/tile_scales.h"
-#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/element.h"
 #include "mantissa/formats/fp16.h"
 
 namespace mantissa {
@@ -18,9 +19,6 @@ constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
 
 int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
-
-// "X.weight" as DeepSeek-V4 names its scales: "X.scale".
-std::string deepseek_scales_name(const std::string& weight) { return weight.substr(0, weight.rfind('.')) + ".scale"; }
 
 // Converts values of a file to `to`, which is the same type or fp32.
 void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
@@ -37,21 +35,6 @@ void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std
   }
 }
 
-// A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
-constexpr size_t kSpareTensors = 100;
-bool lacks_more(const std::vector<ArchitectureTensor>& tensors, const SafetensorsFolder& files) {
-  return tensors.size() > files.entries().size() + kSpareTensors;
-}
-
-std::vector<ArchitectureTensor> tensors_of(const ArchitectureConfig& config, const SafetensorsFolder& files, const fs::path& source) {
-  const size_t most = files.entries().size() + kSpareTensors + 1;
-  std::vector<ArchitectureTensor> tensors =
-      first_architecture_tensors(config.architecture, config.model, std::min(most, kMostArchitectureTensors + 1));
-  require(tensors.size() <= kMostArchitectureTensors, ExitCode::usage, source.string(), ": the model has more than ",
-          kMostArchitectureTensors, " tensors, and the folder holds ", files.entries().size());
-  return tensors;
-}
-
 std::string names_text(const std::vector<std::string>& names, const char* least = "") {
   const size_t shown = std::min(kShownNames, names.size());
   const std::string list = joined(std::span(names).first(shown), "\n  ");
@@ -64,9 +47,16 @@ ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   return read_architecture_config(hf_file(folder, "config.json"), source);
 }
 
-// Checks quantization_config first; otherwise the tensors that it renames would be reported as missing.
-bool says_block_fp8(const ArchitectureConfig& config, const fs::path& source) {
-  return !config.quantization.empty() && PackedConfig(config.quantization, source.string()).block_fp8();
+// Values of the 256 codes of E4M3.
+const std::array<float, 256>& e4m3_values() {
+  static const std::array<float, 256> values = [] {
+    constexpr uint8_t kScaleOfOne = 127;
+    std::array<float, 256> all;
+    for (unsigned code = 0; code < all.size(); ++code)
+      all[code] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(code), kScaleOfOne));
+    return all;
+  }();
+  return values;
 }
 
 }  // namespace
@@ -107,14 +97,20 @@ bool is_hf_folder(const fs::path& folder) {
 
 std::string hf_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
 
+// Checks quantization_config before tensors; otherwise those that it renames would be reported as missing.
 HfWeights::HfWeights(const fs::path& folder)
     : folder_(folder),
       config_(config_in(folder, seen_)),
-      block_fp8_(says_block_fp8(config_, folder / "config.json")),
-      files_(folder),
-      tensors_(tensors_of(config_, files_, folder / "config.json")) {
+      block_fp8_(!config_.quantization.empty() && PackedConfig(config_.quantization, (folder / "config.json").string()).block_fp8()),
+      files_(folder) {
   find_tensors();
-  if (!config_.says_dtype) config_.dtype = dtype_of_tensors();
+  if (config_.says_dtype) return;
+  bool bf16 = false, other = false;  // among values; there may be codes beside them
+  for (const auto& [name, entry] : entries_) {
+    bf16 = bf16 || entry->dtype == FileDtype::bf16;
+    other = other || entry->dtype == FileDtype::f32 || entry->dtype == FileDtype::f16;
+  }
+  config_.dtype = bf16 && !other ? Dtype::bf16 : Dtype::f32;
 }
 HfWeights::~HfWeights() = default;
 
@@ -132,16 +128,6 @@ void HfWeights::require_unchanged() {
   files_.require_unchanged();
 }
 
-HfWeights::Unused HfWeights::all_tensors() const {
-  Unused all;
-  for (const SafetensorsEntry& entry : files_.entries()) {
-    if (is_architecture_buffer(config_.architecture, entry.name)) continue;
-    const std::string name = with_base_prefix(config_.architecture, entry.name);
-    require(all.emplace(name, &entry).second, ExitCode::data, where(), ": holds ", name, " twice, with and without its prefix");
-  }
-  return all;
-}
-
 // Takes what holds a tensor of the model from those that nobody has taken; false if it is not there.
 bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   const auto take = [&](const std::string& name) -> const SafetensorsEntry* {
@@ -154,7 +140,9 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   for (const Convention convention : {Convention::compressed_tensors, Convention::sglang}) {
     if (may_be_codes && !scales) scales = take(packed_names(tensor.name, Format::e4m3, convention).scales);
   }
-  if (may_be_codes && !scales && block_fp8_ && !stacked) scales = take(deepseek_scales_name(tensor.name));
+  if (may_be_codes && !scales && block_fp8_ && !stacked) {
+    scales = take(tensor.name.substr(0, tensor.name.rfind('.')) + ".scale");  // as DeepSeek-V4 names it
+  }
   const SafetensorsEntry* entry = take(tensor.name);
   if (!entry && scales) entry = take(packed_names(tensor.name, Format::e2m1, Convention::compressed_tensors).codes);
   if (!entry) return false;
@@ -168,37 +156,43 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   return true;
 }
 
-void HfWeights::require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const {
-  require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
-          shape_text(wanted));
-}
-
-void HfWeights::require_whole_blocks(const SafetensorsEntry& entry, int64_t columns) const {
-  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
-          kPackedBlock);
-}
-
 void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
+  const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
+    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
+            shape_text(wanted));
+  };
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
             ": ", entry.name, " is ", entry.dtype, "; mantissa reads F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
     return require_shape(entry, tensor.shape);
   }
-  if (require_block_fp8_form(tensor, entry, *scales)) return;
-  const int64_t rows = tensor.rows(), columns = tensor.columns();
-  require_whole_blocks(entry, columns);
+  const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
+  const bool block_fp8 = block_fp8_ && (tiles || four_bits);
+  if (block_fp8) {
+    require(!tensor.transposed, ExitCode::usage, where(), ": ", entry.name,
+            " is the experts of a layer in one tensor, which have no block FP8: mantissa reads these as blocks and scales of MXFP4");
+    require(tiles ? holds_tile_scales(scales->dtype) : scales->dtype == FileDtype::f8_e8m0, ExitCode::usage, where(), ": ", entry.name,
+            " is ", entry.dtype, " with scales in ", scales->dtype,
+            "; of quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");
+  }
+  if (block_fp8 && tiles) {
+    require_shape(entry, tensor.shape);
+    return require_shape(*scales, {tiles_along(rows), tiles_along(columns)});
+  }
+  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
+          kPackedBlock);
   const bool stacked = entry.name.ends_with("_blocks");
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
-  require(right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0), ExitCode::usage, where(), ": ", entry.name,
-          " is ", entry.dtype, " with scales in ", scales->dtype,
+  require(block_fp8 || (right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0)), ExitCode::usage, where(), ": ",
+          entry.name, " is ", entry.dtype, " with scales in ", scales->dtype,
           "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales, and others where quantization_config has quant_method fp8");
-  const int64_t each = rows / tensor.matrices, blocks = columns / kPackedBlock;
-  if (stacked) {
+  if (stacked && !block_fp8) {
     require_shape(entry, {tensor.matrices, each, blocks, kPackedBlock / 2});
     return require_shape(*scales, {tensor.matrices, each, blocks});
   }
-  require_shape(entry, {rows, entry.dtype == FileDtype::u8 ? columns / 2 : columns});
+  require_shape(entry, {rows, entry.dtype == FileDtype::f8_e4m3 ? columns : columns / 2});
   require_shape(*scales, {rows, blocks});
 }
 
@@ -207,25 +201,27 @@ Format HfWeights::Piece::format() const {
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
 
-// Throws unless tensors that are fused into one parameter (q, k, v) have one storage format.
-void HfWeights::require_one_form() const {
-  for (const auto& [name, pieces] : pieces_) {
-    for (const Piece& piece : pieces) {
-      const Piece& first = pieces.front();
-      require(piece.format() == first.format(), ExitCode::usage, where(), ": ", first.entry->name, " is ", first.entry->dtype, " and ",
-              piece.entry->name, " is ", piece.entry->dtype, ", but both are parts of ", name, ", which has one format");
-    }
-  }
-}
+// If this is true of all pieces of a parameter, each piece begins with a tile of it.
+bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
 
 void HfWeights::find_tensors() {
-  Unused unused = all_tensors();
+  // A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
+  const size_t held = files_.entries().size(), spare = held + 100;
+  tensors_ = first_architecture_tensors(config_.architecture, config_.model, std::min(spare, kMostArchitectureTensors) + 1);
+  require(tensors_.size() <= kMostArchitectureTensors, ExitCode::usage, (folder_ / "config.json").string(), ": the model has more than ",
+          kMostArchitectureTensors, " tensors, and the folder holds ", held);
+  Unused unused;
+  for (const SafetensorsEntry& entry : files_.entries()) {
+    if (is_architecture_buffer(config_.architecture, entry.name)) continue;
+    const std::string name = with_base_prefix(config_.architecture, entry.name);
+    require(unused.emplace(name, &entry).second, ExitCode::data, where(), ": holds ", name, " twice, with and without its prefix");
+  }
   std::vector<std::string> missing, left;
   for (const ArchitectureTensor& tensor : tensors_) {
     if (!find(tensor, unused)) missing.push_back(tensor.name);
   }
   require(missing.empty(), ExitCode::data, where(), ": lacks tensors of its model:\n  ",
-          names_text(missing, lacks_more(tensors_, files_) ? "at least " : ""));
+          names_text(missing, tensors_.size() > spare ? "at least " : ""));
   const auto output = unused.find("lm_head.weight");
   if (config_.model.tie_word_embeddings && output != unused.end()) {
     require_tied_output(*output->second);
@@ -233,18 +229,13 @@ void HfWeights::find_tensors() {
   }
   for (const auto& [name, entry] : unused) left.push_back(entry->name);
   require(left.empty(), ExitCode::data, where(), ": holds tensors that its model has no place for:\n  ", names_text(left));
-  for (auto& [name, pieces] : pieces_) std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.row; });
-  require_one_form();
-}
-
-// Returns bf16 if all values are; there may be codes beside them.
-Dtype HfWeights::dtype_of_tensors() const {
-  bool bf16 = false, other = false;
-  for (const auto& [name, entry] : entries_) {
-    bf16 = bf16 || entry->dtype == FileDtype::bf16;
-    other = other || entry->dtype == FileDtype::f32 || entry->dtype == FileDtype::f16;
+  for (auto& [name, pieces] : pieces_) {
+    std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.row; });
+    const Piece& first = pieces.front();
+    for (const Piece& piece : pieces)  // tensors that are fused into one parameter (q, k, v) have one storage format
+      require(piece.format() == first.format(), ExitCode::usage, where(), ": ", first.entry->name, " is ", first.entry->dtype, " and ",
+              piece.entry->name, " is ", piece.entry->dtype, ", but both are parts of ", name, ", which has one format");
   }
-  return bf16 && !other ? Dtype::bf16 : Dtype::f32;
 }
 
 void HfWeights::require_tied_output(const SafetensorsEntry& output) {
@@ -278,10 +269,21 @@ Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
   return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
 
+std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
+  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
+  const auto piece = std::ranges::find_if(pieces, [&](const Piece& one) { return one.tensor->name == tensor.name; });
+  return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
+}
+
 WeightForm HfWeights::form(const std::string& parameter) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);
   const Piece& first = pieces.front();
-  if (first.tiles) return form_of_tiles(pieces);
+  if (first.tiles) {
+    const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });
+    if (!codes) return {.dtype = Dtype::f32, .products = true};
+    const PackedScheme scheme{.format = Format::e4m3, .block = kTile};
+    return {.dtype = Dtype::f32, .codes = form_of(scheme), .columns = first.tensor->columns()};
+  }
   if (first.scales) return {.dtype = Dtype::f32, .codes = packed_form(first.format()), .columns = first.tensor->columns()};
   const bool narrow = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.entry->dtype == FileDtype::bf16; });
   return {.dtype = narrow ? Dtype::bf16 : Dtype::f32};
@@ -322,10 +324,15 @@ void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t 
     };
     if (!codes.empty()) take(*piece.entry, code_bytes(kept), codes);
     if (scales.empty()) continue;
-    if (piece.tiles)
-      read_tile_scales_of(piece, first, last, scales.subspan(static_cast<size_t>((first - begin) / kTile * scale_bytes(kept))));
-    else
+    if (!piece.tiles) {
       take(*piece.scales, scale_bytes(kept), scales);
+      continue;
+    }
+    auto out = scales.begin() + (first - begin) / kTile * scale_bytes(kept);
+    for (int64_t row = first; row < last; row += kTile) {
+      for (int64_t column = 0; column < piece.tiles->columns; ++column)
+        *out++ = std::byte{*e8m0_of_scale(piece.tiles->at(piece.run.file_row + row - piece.run.row, column * kTile))};
+    }
   }
 }
 
@@ -359,6 +366,21 @@ void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::s
     const auto stored =
         turned_matrix(piece, file_row / each).subspan(static_cast<size_t>(file_row % each * row_bytes), static_cast<size_t>(row_bytes));
     convert_values(from, stored, to, out.subspan(static_cast<size_t>((row - begin) * out_bytes), static_cast<size_t>(out_bytes)));
+  }
+}
+
+// Multiplies codes by the scales of their tiles, rounded once to fp32.
+void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  const int64_t columns = piece.tensor->columns();
+  std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
+  read_file_rows(piece, *piece.entry, columns, begin, end, codes);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t file_row = piece.run.file_row + (row - piece.run.row) * piece.run.step;
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto at = static_cast<size_t>((row - begin) * columns + column);
+      const float value = e4m3_values()[std::to_integer<uint8_t>(codes[at])] * piece.tiles->at(file_row, column);
+      std::memcpy(out.data() + at * sizeof value, &value, sizeof value);
+    }
   }
 }
 

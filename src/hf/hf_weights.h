@@ -1,5 +1,5 @@
 // The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are in
-// load_model.cpp, block FP8 is in tile_scales.cpp.
+// load_model.cpp.
 #pragma once
 
 #include <cstddef>
@@ -88,22 +88,13 @@ class HfWeights : public TensorReader {
     bool whole_tiles() const;
   };
   using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
-  Unused all_tensors() const;
   void find_tensors();
   bool find(const ArchitectureTensor& tensor, Unused& unused);
   void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
-  bool require_block_fp8_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry& scales) const;
-  void require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const;
-  void require_whole_blocks(const SafetensorsEntry& entry, int64_t columns) const;
-  void require_one_form() const;
-  std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::optional<PackedConfig> packed_config() const;
   std::map<std::string, PackedScheme> computed_modules() const;
-  Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
-  static WeightForm form_of_tiles(const std::vector<Piece>& pieces);
-  static void read_tile_scales_of(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_reader.h"
@@ -22,7 +23,7 @@ namespace {
 // Makes the configuration of a run that has the weights of a folder.
 
 constexpr int64_t kUsualLength = 1024;
-constexpr const char* kLayers = "layers.";
+constexpr std::string_view kLayers = "layers.";
 constexpr const char* kOutput = "output";
 constexpr const char* kOutputRecipe = "packed_output";
 
@@ -34,15 +35,13 @@ QuantizationConfig blocks_of(const Quantization& how) {
   return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
 }
 
-Quantization inputs_of(const PackedScheme& scheme) { return {.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block}; }
-
 // Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes; its input is quantized as
 // by the server.
 RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3;
   (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
-  if (scheme.inputs) recipe.input = blocks_of(inputs_of(scheme));
+  if (scheme.inputs) recipe.input = blocks_of({.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block});
   if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
   if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
   return recipe;
@@ -65,15 +64,6 @@ bool in_whole_tiles(const ModuleShape& module) {
   return parts && module.out % kTile == 0 && module.in % kTile == 0;
 }
 
-// "layers.3.mlp.down" as layer "3" and "mlp.down".
-struct LayerModule {
-  std::string layer, rest;
-};
-LayerModule split_path(const std::string& path) {
-  const size_t begin = std::string_view(kLayers).size(), dot = path.find('.', begin);
-  return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
-}
-
 // Returns one rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
 std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
   const bool ambient = packed.contains(kOutput);
@@ -81,13 +71,14 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
   std::map<std::string, size_t> all;
   for (const ModuleShape& module : modules) {
     if (!module.path.starts_with(kLayers)) continue;
-    const LayerModule at = split_path(module.path);
-    ++all[at.rest];
+    const size_t begin = kLayers.size(), dot = module.path.find('.', begin);
+    const std::string layer = module.path.substr(begin, dot - begin), rest = module.path.substr(dot + 1);  // "3" and "mlp.down"
+    ++all[rest];
     const auto found = packed.find(module.path);
     if (found != packed.end()) {
-      layers[{at.rest, recipe_name(found->second)}].push_back(at.layer);
+      layers[{rest, recipe_name(found->second)}].push_back(layer);
     } else if (ambient && module.kind == ModuleKind::linear) {
-      layers[{at.rest, "high"}].push_back(at.layer);
+      layers[{rest, "high"}].push_back(layer);
     }
   }
   std::vector<RuleConfig> rules;
@@ -99,23 +90,6 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 }
 
 }  // namespace
-
-// Throws unless the file and its quantization_config agree about all parts of one weight.
-std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
-  const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
-  const std::string first = module_of(pieces.front());
-  const std::optional<PackedScheme> scheme = config.scheme(first);
-  for (const Piece& piece : pieces) {
-    const std::string module = module_of(piece);
-    const std::optional<PackedScheme> said = config.scheme(module);
-    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", scheme_text(scheme), " and ", module, " is ",
-            scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
-    const bool same = said ? said->format == piece.format() : !piece.scales;
-    require(same, ExitCode::usage, config.where(), ": ", module, " is ", scheme_text(said), ", but ", piece.entry->name, " is ",
-            piece.entry->dtype, piece.scales ? " with scales" : " without scales");
-  }
-  return scheme;
-}
 
 // Returns the quantization_config, which must be there if there are codes: these alone do not say how a server quantizes their inputs.
 std::optional<PackedConfig> HfWeights::packed_config() const {
@@ -133,11 +107,12 @@ std::optional<PackedConfig> HfWeights::packed_config() const {
   return {};
 }
 
+// Throws unless the file and its quantization_config agree about all parts of one weight.
 std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
-  std::map<std::string, PackedScheme> packed;
   const std::optional<PackedConfig> found = packed_config();
-  if (!found) return packed;
+  if (!found) return {};
   const PackedConfig& config = *found;
+  std::map<std::string, PackedScheme> packed;
   for (const ModuleShape& module : model_shape(config_.model).modules) {
     const bool linear = module.kind == ModuleKind::linear, other = module.path == kOutput || module.kind == ModuleKind::router;
     if (!linear && !other) continue;
@@ -145,7 +120,16 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
     const Piece& first = pieces.front();
     const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
     if (conv || (!first.scales && (other || !config.names_modules()))) continue;
-    const std::optional<PackedScheme> scheme = scheme_of(pieces, config);
+    const auto name_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
+    const std::optional<PackedScheme> scheme = config.scheme(name_of(first));
+    for (const Piece& piece : pieces) {
+      const std::string name = name_of(piece);
+      const std::optional<PackedScheme> said = config.scheme(name);
+      require(said == scheme, ExitCode::usage, config.where(), ": ", name_of(first), " is ", scheme_text(scheme), " and ", name, " is ",
+              scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+      require(said ? said->format == piece.format() : !piece.scales, ExitCode::usage, config.where(), ": ", name, " is ", scheme_text(said),
+              ", but ", piece.entry->name, " is ", piece.entry->dtype, piece.scales ? " with scales" : " without scales");
+    }
     if (scheme) packed[module.path] = *scheme;
   }
   return packed;
@@ -157,17 +141,17 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
   std::set<std::string> linears;  // parameters
   for (const ModuleShape& module : model_shape(config_.model).modules)
     if (module.kind == ModuleKind::linear || module.path == kOutput) linears.insert(module.path + ".weight");
-  std::vector<FileLinear> of_file;
+  std::vector<FileLinear> held;
   std::vector<std::string> modules = {"lm_head"};  // a server has it, also where it is the embedding
   for (const auto& [parameter, pieces] : pieces_) {
     for (const Piece& piece : pieces) {
       modules.push_back(piece.tensor->name.substr(0, piece.tensor->name.rfind('.')));
-      if (linears.contains(parameter)) of_file.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
+      if (linears.contains(parameter)) held.push_back({.name = modules.back(), .codes = piece.scales != nullptr});
     }
   }
   std::vector<std::string> findings;
   for (const IgnoreList& list : config->ignored())
-    std::ranges::move(mantissa::ignore_list_findings(list, of_file, modules), std::back_inserter(findings));
+    std::ranges::move(mantissa::ignore_list_findings(list, held, modules), std::back_inserter(findings));
   return findings;
 }
 
@@ -263,19 +247,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Reads the end tokens in the files that belong to a model. Called only when somebody generates: nothing else needs the files to be right.
-std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t vocab_size) {
-  for (const char* const name : {"generation_config.json", "config.json"}) {
-    const auto file = std::ranges::find(files, name, &TokenizerFile::name);
-    if (file == files.end()) continue;
-    std::vector<int32_t> ids;
-    for (const int64_t id : read_special_tokens(file->bytes, name).end)
-      if (id >= 0 && id < vocab_size) ids.push_back(static_cast<int32_t>(id));
-    if (!ids.empty()) return ids;
-  }
-  return {};
-}
-
 // Returns none for a tokenizer that is not supported: ids can be read and written all the same.
 std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& files, const std::string& source) {
   try {
@@ -286,17 +257,24 @@ std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& file
   }
 }
 
-// Returns the ids that the files name and those that the data taught; without named ones, all that the model learned.
+// End tokens are those that the files name, which are read when somebody generates: nothing else needs the files to be right; and those
+// that the data taught. Without named ones they are all that the model learned.
 void take_files(std::vector<TokenizerFile> files, LoadedModel& loaded) {
   std::erase_if(files,
                 [](const TokenizerFile& file) { return !file.name.ends_with("config.json") && !file.name.starts_with("chat_template"); });
-  loaded.files = files;
+  loaded.files = std::move(files);
   std::vector<int32_t> learned = learned_end_tokens(loaded.config.data, loaded.tokenizer);
   std::erase_if(learned, [size = *loaded.config.model.vocab_size](int32_t id) { return id >= size; });
   std::vector<int32_t> taught = taught_end_tokens(loaded.config.data, loaded.tokenizer);
-  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned),
+  loaded.end_tokens = [files = loaded.files, size = *loaded.config.model.vocab_size, learned = std::move(learned),
                        taught = std::move(taught)] {
-    std::vector<int32_t> named = end_tokens(files, size);
+    std::vector<int32_t> named;
+    for (const char* const name : {"generation_config.json", "config.json"}) {
+      const auto file = std::ranges::find(files, name, &TokenizerFile::name);
+      if (file == files.end() || !named.empty()) continue;
+      for (const int64_t id : read_special_tokens(file->bytes, name).end)
+        if (id >= 0 && id < size) named.push_back(static_cast<int32_t>(id));
+    }
     if (named.empty()) return learned;
     for (const int32_t id : taught)
       if (std::ranges::find(named, id) == named.end()) named.push_back(id);
