@@ -130,23 +130,6 @@ const ArchitectureName& name_of(Architecture architecture) {
   return *std::ranges::find_if(kArchitectures, [&](const ArchitectureName& one) { return one.architecture == architecture; });
 }
 
-Architecture architecture_named(ArchitectureKeys& keys) {
-  const std::string type = keys.word("model_type", "");
-  const auto found = std::ranges::find_if(kArchitectures, [&](const ArchitectureName& one) { return type == one.type; });
-  require(found != kArchitectures.end(), ExitCode::usage, keys.source(), ": model_type \"", shortened(type), "\": mantissa knows ",
-          joined(kArchitectures, ", ", [](const ArchitectureName& one) { return one.type; }));
-  keys.only("architectures", {Json(Json::Entries{found->class_name})});
-  return found->architecture;
-}
-
-Dtype dtype_of(ArchitectureKeys& keys) {
-  const std::string older = keys.word("torch_dtype", "float32"), dtype = keys.word("dtype", older);
-  if (dtype == "bfloat16") return Dtype::bf16;
-  if (dtype != "float32" && dtype != "float16")
-    keys.refuse(keys.has("dtype") ? "dtype" : "torch_dtype", "mantissa knows bfloat16, float16 and float32");
-  return Dtype::f32;
-}
-
 Json parsed_config(std::string_view content, const std::string& source) {
   Json config = parse_json(content, source);
   require(config.is_object(), ExitCode::data, source, ": must be a JSON object");
@@ -321,8 +304,16 @@ std::string quantization_of(ArchitectureKeys& keys, bool experts) {
 ArchitectureConfig read_architecture_config(std::string_view content, const std::string& source) {
   const Json config = parsed_config(content, source);
   ArchitectureKeys keys(config, source);
-  ArchitectureConfig out{.architecture = architecture_named(keys)};
-  out.dtype = dtype_of(keys);
+  const std::string type = keys.word("model_type", "");
+  const auto found = std::ranges::find_if(kArchitectures, [&](const ArchitectureName& one) { return type == one.type; });
+  require(found != kArchitectures.end(), ExitCode::usage, source, ": model_type \"", shortened(type), "\": mantissa knows ",
+          joined(kArchitectures, ", ", [](const ArchitectureName& one) { return one.type; }));
+  keys.only("architectures", {Json(Json::Entries{found->class_name})});
+  ArchitectureConfig out{.architecture = found->architecture};
+  const std::string dtype = keys.word("dtype", keys.word("torch_dtype", "float32"));
+  if (dtype != "bfloat16" && dtype != "float32" && dtype != "float16")
+    keys.refuse(keys.has("dtype") ? "dtype" : "torch_dtype", "mantissa knows bfloat16, float16 and float32");
+  out.dtype = dtype == "bfloat16" ? Dtype::bf16 : Dtype::f32;
   out.says_dtype = keys.has("dtype") || keys.has("torch_dtype");
   ArchitectureReader reader(keys, out.architecture);
   reader.read(architecture_table(out.architecture), keys);
@@ -336,19 +327,18 @@ ArchitectureConfig read_architecture_config(std::string_view content, const std:
 
 namespace {
 
-// Returns a number with 15 digits, which survives the way to this meaning and back.
-double rounded(double value) {
-  std::array<char, 32> digits{};
-  char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::general, 15).ptr;
-  std::from_chars(digits.data(), end, value);
-  return value;
-}
-
 void write_router_loss(const ModelConfig& model, const RouterLossKeys& from, Json& out) {
-  const double used = model.moe->aux_loss_coef;
-  const bool unused = used == 0.0 && !from.asked && from.coefficient;
-  const double layers = static_cast<double>(model.expert_layers()), chosen = static_cast<double>(model.moe->num_experts_per_tok);
-  out.add("router_aux_loss_coef", unused ? *from.coefficient : rounded(used * layers / chosen));
+  double coefficient = model.moe->aux_loss_coef;
+  if (coefficient == 0.0 && !from.asked && from.coefficient) {
+    coefficient = *from.coefficient;
+  } else {  // with 15 digits, which survive the way to this meaning and back
+    const double layers = static_cast<double>(model.expert_layers()), chosen = static_cast<double>(model.moe->num_experts_per_tok);
+    std::array<char, 32> digits{};
+    char* const end =
+        std::to_chars(digits.data(), digits.data() + digits.size(), coefficient * layers / chosen, std::chars_format::general, 15).ptr;
+    std::from_chars(digits.data(), end, coefficient);
+  }
+  out.add("router_aux_loss_coef", coefficient);
   out.add("output_router_logits", from.asked);
 }
 

@@ -47,18 +47,6 @@ bool takes(const Reading& reading, const std::string& entry, const std::string& 
   return std::ranges::any_of(server_names(linear), [&](const std::string& name) { return reading.matches(entry, name); });
 }
 
-// Returns linears that are codes, which the entry names in one reading and in none before it.
-std::vector<std::string> codes_named(const std::string& entry, size_t reading, const std::vector<FileLinear>& linears) {
-  std::vector<std::string> found;
-  for (const FileLinear& linear : linears) {
-    const auto named = [&](size_t i) { return takes(kReadings[i], entry, linear.name); };
-    bool before = false;
-    for (size_t i = 0; i < reading; ++i) before = before || named(i);
-    if (linear.codes && !before && named(reading)) found.push_back(linear.name);
-  }
-  return found;
-}
-
 }  // namespace
 
 std::vector<std::string> ignore_list_findings(const IgnoreList& list, const std::vector<FileLinear>& linears,
@@ -68,7 +56,12 @@ std::vector<std::string> ignore_list_findings(const IgnoreList& list, const std:
   std::ranges::copy_if(list.entries, std::back_inserter(plain), [](const std::string& entry) { return !is_expression(entry); });
   for (const std::string& entry : plain) {
     for (size_t i = 0; i < kReadings.size(); ++i) {
-      const std::vector<std::string> found = codes_named(entry, i, linears);
+      std::vector<std::string> found;  // codes that the entry names in this reading and in none before it
+      for (const FileLinear& linear : linears) {
+        const auto named = [&](const Reading& reading) { return takes(reading, entry, linear.name); };
+        const bool before = std::any_of(kReadings.begin(), kReadings.begin() + i, named);
+        if (linear.codes && !before && named(kReadings[i])) found.push_back(linear.name);
+      }
       if (found.empty()) continue;
       findings.push_back(text(list.where, ": \"", entry, "\" also names, for a server that looks for ", kReadings[i].what,
                               ", what holds codes: ", joined(found)));
@@ -113,14 +106,6 @@ Pattern expression_of(const std::string& expression, const std::string& after, c
     Pattern(text(kExpression, expression), 1);  // alone, so that no bracket of it closes those around it
     return Pattern(text(kExpression, "(?:", expression, ")", after, ".*"), 1);
   });
-}
-
-// Matches as Python's fnmatch: * and ? for the whole name.
-std::string expression_of_wildcards(const std::string& name, const std::string& where) {
-  require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
-  std::string out;
-  for (const char c : name) out += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
-  return out + "$";
 }
 
 std::vector<std::string> names_of(ArchitectureKeys& keys, const std::string& key) {
@@ -297,7 +282,11 @@ void PackedConfig::read_modelopt(Keys& keys) {
     keep_list(keys, key, names, true);
     for (const std::string& name : names) {
       const std::string where = keys.where_of(key, name);
-      ignored_expressions_.push_back({.where = where, .pattern = expression_of(expression_of_wildcards(name, where), "", where)});
+      require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
+      std::string whole;  // as Python's fnmatch: * and ? for the whole name
+      for (const char c : name)
+        whole += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
+      ignored_expressions_.push_back({.where = where, .pattern = expression_of(whole + "$", "", where)});
     }
   }
 }
@@ -330,15 +319,12 @@ bool PackedConfig::Expression::matches(const std::string& module) const {
   return at_expression(where, [&] { return pattern.matches(module); });
 }
 
-bool PackedConfig::ignores(const std::string& module) const {
-  return ignored_.contains(module) || std::ranges::any_of(kClasses, [&](const char* name) { return ignored_.contains(name); }) ||
-         std::ranges::any_of(ignored_ends_, [&](const std::string& end) { return module.ends_with(end); }) ||
-         std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); });
-}
-
 // Matches as match_targets() of compressed-tensors: names before expressions, these by alphabet, and classes last.
 std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
-  if (ignores(module)) return {};
+  if (ignored_.contains(module) || std::ranges::any_of(kClasses, [&](const char* name) { return ignored_.contains(name); }) ||
+      std::ranges::any_of(ignored_ends_, [&](const std::string& end) { return module.ends_with(end); }) ||
+      std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); }))
+    return {};
   if (routed_ && is_routed_expert(module)) return routed_;
   if (one_) return one_;
   if (const auto named = targets_.find(module); named != targets_.end()) return named->second;

@@ -15,8 +15,6 @@ Json operand(int bits, bool dynamic) {
           {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
 }
 
-const char* format_of(const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; }
-
 // Lists modules by name; experts of a layer, of which there may be thousands, by one expression.
 std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
   std::vector<std::string> targets;
@@ -35,60 +33,43 @@ std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
   return targets;
 }
 
-std::map<PackedScheme, std::vector<std::string>> by_scheme(const PackedModules& modules) {
-  std::map<PackedScheme, std::vector<std::string>> schemes;
-  for (const auto& [name, scheme] : modules) {
-    if (scheme) schemes[*scheme].push_back(name);
-  }
-  return schemes;
-}
-
-std::vector<std::string> not_packed(const PackedModules& modules) {
-  std::vector<std::string> names;
-  for (const auto& [name, scheme] : modules) {
-    if (!scheme) names.push_back(name);
-  }
-  return names;
-}
-
-// Lists modules by name, for readers without "re:". All experts of a layer are one module to them and have one scheme. after_experts says
-// how a list names what lies below that module.
-std::vector<std::string> names_not_packed(const PackedModules& modules, const std::string& after_experts) {
+// Lists modules without codes by name, for readers without "re:". All experts of a layer are one module to them and have one scheme.
+// transformers takes names as expressions that end where a module does, ModelOpt as wildcards for the whole name: after_experts is what its
+// lists have behind that module.
+std::vector<std::string> names_not_packed(const PackedModules& modules, const char* after_experts = "") {
   constexpr std::string_view kExpertsModule = ".experts";
   std::vector<std::string> names;
-  for (const std::string& module : not_packed(modules)) {
-    const size_t experts = module.find(text(kExpertsModule, "."));
+  for (const auto& [module, scheme] : modules) {
+    if (scheme) continue;
+    const size_t experts = module.find(kOfExperts);
     std::string name = experts == std::string::npos ? module : module.substr(0, experts + kExpertsModule.size()) + after_experts;
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
   return names;
 }
 
-// transformers takes names as expressions that end where a module does, ModelOpt as wildcards for the whole name.
-std::vector<std::string> names_for_transformers(const PackedModules& modules) { return names_not_packed(modules, ""); }
-std::vector<std::string> names_for_modelopt(const PackedModules& modules) { return names_not_packed(modules, "*"); }
-
 Json compressed_tensors(const PackedModules& modules) {
-  const auto schemes = by_scheme(modules);
+  std::map<PackedScheme, std::vector<std::string>> schemes;
+  std::vector<std::string> not_packed;
+  for (const auto& [name, scheme] : modules) (scheme ? schemes[*scheme] : not_packed).push_back(name);
+  const auto form = [](const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; };
   Json groups = Json::Members();
   for (const auto& [scheme, names] : schemes) {
     const int bits = scheme.format == Format::e4m3 ? 8 : 4;
     Json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
-                  {"format", format_of(scheme)},
+                  {"format", form(scheme)},
                   {"weights", operand(bits, false)}};
     if (scheme.inputs) group.add("input_activations", operand(8, true));
     groups.add(text("group_", groups.size()), std::move(group));
   }
-  return {
-      {"quant_method", "compressed-tensors"},      {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
-      {"quantization_status", "compressed"},       {"version", "0.12.0"},
-      {"global_compression_ratio", nullptr},       {"kv_cache_scheme", nullptr},
-      {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
+  return {{"quant_method", "compressed-tensors"}, {"format", schemes.size() == 1 ? form(schemes.begin()->first) : "mixed-precision"},
+          {"quantization_status", "compressed"},  {"version", "0.12.0"},
+          {"global_compression_ratio", nullptr},  {"kv_cache_scheme", nullptr},
+          {"ignore", targets_of(not_packed)},     {"config_groups", std::move(groups)}};
 }
 
-// Returns the format of all routed experts that are packed; none if none is.
-std::optional<Format> one_format_of_experts(const PackedModules& modules) {
-  const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;
+Json block_fp8(const PackedModules& modules) {
+  const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;  // packed experts, which have one format
   for (const auto& module : modules) {
     if (!module.second || !is_routed_expert(module.first)) continue;
     if (first == nullptr) first = &module;
@@ -97,26 +78,11 @@ std::optional<Format> one_format_of_experts(const PackedModules& modules) {
         module.first, " is ", format_name(module.second->format),
         ", but expert_dtype of the convention fp8 says one of all experts: give all one rule, or take the convention compressed-tensors");
   }
-  return first != nullptr ? std::optional(first->second->format) : std::nullopt;
-}
-
-Json block_fp8(const PackedModules& modules) {
   Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"},
                  {"fmt", "e4m3"},         {"weight_block_size", {kTile, kTile}},
-                 {"scale_fmt", "ue8m0"},  {"modules_to_not_convert", names_for_transformers(modules)}};
-  if (one_format_of_experts(modules) == Format::e2m1) config.add("expert_dtype", "fp4");
+                 {"scale_fmt", "ue8m0"},  {"modules_to_not_convert", names_not_packed(modules)}};
+  if (first != nullptr && first->second->format == Format::e2m1) config.add("expert_dtype", "fp4");
   return config;
-}
-
-// Throws unless all modules have E4M3 with inputs quantized by the server: the only scheme of both other conventions.
-void require_one_scheme(const PackedModules& modules, Convention convention) {
-  for (const auto& [name, scheme] : modules) {
-    if (!scheme) continue;
-    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which ", choice_name(convention),
-            " has no form for: take the convention compressed-tensors");
-    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which ", choice_name(convention),
-            " has no form for: take the convention compressed-tensors");
-  }
 }
 
 // 1e-4 / 448, which the kernels of DeepSeek have as the least scale of inputs, rounded up to a power of two.
@@ -146,17 +112,23 @@ PackedNames packed_names(const std::string& weight, Format format, Convention co
 std::string quantization_config(const PackedModules& modules, Convention convention) {
   if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump(-1, Json::Order::keys);
   if (convention == Convention::fp8) return block_fp8(modules).dump(-1, Json::Order::keys);
-  require_one_scheme(modules, convention);
+  for (const auto& [name, scheme] : modules) {  // all have E4M3 with inputs quantized by the server, the only scheme of these conventions
+    if (!scheme) continue;
+    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+  }
   if (convention == Convention::modelopt)
     return Json{{"quant_method", "modelopt"},
                 {"quant_algo", "MXFP8"},
                 {"group_size", kPackedBlock},
-                {"ignore", names_for_modelopt(modules)},
+                {"ignore", names_not_packed(modules, "*")},
                 {"producer", {{"name", "mantissa"}}}}
         .dump(-1, Json::Order::keys);
   return Json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
               {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
-              {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_for_transformers(modules)}}
+              {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_not_packed(modules)}}
       .dump(-1, Json::Order::keys);
 }
 
@@ -172,7 +144,7 @@ std::string modelopt_side_file(const PackedModules& modules) {
                       {{"quant_algo", "MXFP8"},
                        {"group_size", kPackedBlock},
                        {"kv_cache_quant_algo", nullptr},
-                       {"exclude_modules", names_for_modelopt(modules)}}}};
+                       {"exclude_modules", names_not_packed(modules, "*")}}}};
   return side.dump(2, Json::Order::keys) + "\n";
 }
 

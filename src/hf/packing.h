@@ -117,7 +117,6 @@ class PackedConfig {
   void read_compressed_tensors(Keys& keys);
   void read_not_converted(Keys& keys, const std::string& key);
   void keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names);
-  bool ignores(const std::string& module) const;
 
   std::string where_;
   bool names_modules_ = true, block_fp8_ = false, input_scales_are_powers_ = false;
