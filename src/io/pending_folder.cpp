@@ -22,15 +22,6 @@
 namespace mantissa {
 namespace {
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  std::array<char, 32> out{};
-  std::strftime(out.data(), out.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return out.data();
-}
-
 // Returns "host NAME, process PID, since TIME, job JOB", cut to a sane length, since anybody may have written it.
 std::string read_record(int fd) {
   std::array<char, 1024> record{};
@@ -39,13 +30,16 @@ std::string read_record(int fd) {
   return out.substr(0, out.find('\n'));
 }
 
-std::string owner_record(const std::string& job) {
-  return text("host ", host_name(), ", process ", ::getpid(), ", since ", utc_now(), ", job ", job, "\n");
-}
 
 bool of_this_host(const std::string& record) { return record.starts_with("host " + host_name() + ","); }
 
-void write_record(int fd, const std::filesystem::path& path, const std::string& record) {
+void write_record(int fd, const std::filesystem::path& path, const std::string& job) {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> since{};
+  std::strftime(since.data(), since.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  const std::string record = text("host ", host_name(), ", process ", ::getpid(), ", since ", since.data(), ", job ", job, "\n");
   const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, record.data(), record.size(), 0) == static_cast<ssize_t>(record.size());
   if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
 }
@@ -89,28 +83,30 @@ void require_unlocked(const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / "LOCK", missing)) ::close(open_locked(folder / "LOCK", O_RDONLY, LOCK_SH));
 }
 
-FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job)
-    : fd_(open_locked(folder / "LOCK", O_RDWR | O_CREAT, LOCK_EX)), path_(folder / "LOCK") {
-  const std::string owner = read_record(fd_);
-  if (!owner.empty())
-    log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
-                of_this_host(owner) ? "" : "; make sure that it no longer runs there");
-  write_record(fd_, path_, owner_record(job));
-}
+OpenRecord::OpenRecord(OpenRecord&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
 
-FolderLock::FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
-
-FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+OpenRecord& OpenRecord::operator=(OpenRecord&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
   return *this;
 }
 
+OpenRecord::~OpenRecord() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job)
+    : OpenRecord(open_locked(folder / "LOCK", O_RDWR | O_CREAT, LOCK_EX), folder / "LOCK") {
+  const std::string owner = read_record(fd_);
+  if (!owner.empty())
+    log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
+                of_this_host(owner) ? "" : "; make sure that it no longer runs there");
+  write_record(fd_, path_, job);
+}
+
 FolderLock::~FolderLock() {
-  if (fd_ < 0) return;
   // An empty record says that the owner ended properly.
-  if (::ftruncate(fd_, 0) != 0) log_warning(path_.string(), ": the owner record could not be cleared");
-  ::close(fd_);
+  if (fd_ >= 0 && ::ftruncate(fd_, 0) != 0) log_warning(path_.string(), ": the owner record could not be cleared");
 }
 
 bool FolderLock::still_ours() const { return has_name(fd_, path_); }
@@ -125,7 +121,7 @@ std::optional<OwnerFile> OwnerFile::create(const std::filesystem::path& path) {
   if (error != 0 && error != EWOULDBLOCK) file.remove();
   require(error == 0 || error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
   if (error != 0 || !has_name(fd, path)) return {};
-  write_record(fd, path, owner_record("export"));
+  write_record(fd, path, "export");
   return file;
 }
 
@@ -138,18 +134,6 @@ std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
   if (owner.empty() || of_this_host(owner)) return file;
   log_warning(path.string(), ": is of ", owner, "; if it no longer runs there, delete the file and what lies beside it");
   return {};
-}
-
-OwnerFile::OwnerFile(OwnerFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
-
-OwnerFile& OwnerFile::operator=(OwnerFile&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(path_, other.path_);
-  return *this;
-}
-
-OwnerFile::~OwnerFile() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 void OwnerFile::remove() const { ::unlink(path_.c_str()); }

@@ -18,46 +18,48 @@ namespace mantissa {
 // Throws Error(environment) naming the owner if another process has the folder now. Writes nothing.
 void require_unlocked(const std::filesystem::path& folder);
 
-class FolderLock {
+// An open file with an owner record, which closing unlocks.
+class OpenRecord {
  public:
-  // `job` names the owner to others, e.g. the run's name. Throws Error(environment) naming the owner if the folder is taken, and if it
-  // cannot be locked at all.
-  FolderLock(const std::filesystem::path& folder, const std::string& job);
-  FolderLock(FolderLock&& other) noexcept;
-  FolderLock& operator=(FolderLock&& other) noexcept;
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-  ~FolderLock();
+  OpenRecord(OpenRecord&& other) noexcept;
+  OpenRecord& operator=(OpenRecord&& other) noexcept;
+  OpenRecord(const OpenRecord&) = delete;
+  OpenRecord& operator=(const OpenRecord&) = delete;
+  ~OpenRecord();
 
-  // Returns false once the file was removed or replaced: another process may own the folder now.
-  bool still_ours() const;
-
- private:
+ protected:
+  OpenRecord(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
   int fd_ = -1;
   std::filesystem::path path_;
 };
 
+class FolderLock : public OpenRecord {
+ public:
+  // `job` names the owner to others, e.g. the run's name. Throws Error(environment) naming the owner if the folder is taken, and if it
+  // cannot be locked at all.
+  FolderLock(const std::filesystem::path& folder, const std::string& job);
+  FolderLock(FolderLock&& other) noexcept = default;
+  FolderLock& operator=(FolderLock&& other) noexcept = default;
+  ~FolderLock();
+
+  // Returns false once the file was removed or replaced: another process may own the folder now.
+  bool still_ours() const;
+};
+
 // A file with an owner record, locked as long as its owner works on the files beside it, and then removed. An unlocked one of this host was
 // left by a process that was killed.
-class OwnerFile {
+class OwnerFile : public OpenRecord {
  public:
   // Makes and locks one. Returns nullopt if another process has just taken it for one that was left; the next name will do. Throws
   // Error(storage), and Error(environment) where files cannot be made or locked.
   static std::optional<OwnerFile> create(const std::filesystem::path& path);
   // Locks one that was left. Returns nullopt if its owner is at work, or may be: a file of another host, which is logged.
   static std::optional<OwnerFile> left_at(const std::filesystem::path& path);
-  OwnerFile(OwnerFile&& other) noexcept;
-  OwnerFile& operator=(OwnerFile&& other) noexcept;
-  OwnerFile(const OwnerFile&) = delete;
-  OwnerFile& operator=(const OwnerFile&) = delete;
-  ~OwnerFile();  // leaves it, unlocked
 
   void remove() const;  // the work is done, or undone
 
  private:
-  OwnerFile(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
-  int fd_ = -1;
-  std::filesystem::path path_;
+  OwnerFile(int fd, std::filesystem::path path) : OpenRecord(fd, std::move(path)) {}
 };
 
 // Names and deletes what killed savers leave behind, under names that nobody takes for a finished result.

@@ -92,16 +92,23 @@ class HeaderReader {
         buffer_bytes_(file_bytes - data_begin_) {}
 
   SafetensorsHeader read() {
-    require_braces();
-    const ParsedJson parsed = parsed_text();
+    require_at(0, text_.starts_with('{'), "the header must begin with {");
+    const size_t last = text_.find_last_not_of(' ');
+    require_at(last, text_[last] == '}', "the header must end with } and be padded with spaces only");
+    const ParsedJson parsed = parse_strict_json(text_);
+    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is no JSON: ", parsed.problems.front().message);
     require_at(0, parsed.root.size() <= SafetensorsLimits::kTensors, "more than ", SafetensorsLimits::kTensors, " tensors");
     SafetensorsHeader header;
     for (const auto& [name, value] : parsed.root.members()) {
       require_at(value.place, value.is_object(), '"', shown(name), "\" must be an object");
-      if (name == kMetadataKey)
-        header.metadata = metadata(value);
-      else
+      if (name != kMetadataKey) {
         header.entries.push_back(tensor(name, value));
+        continue;
+      }
+      for (const auto& [key, one] : value.members()) {
+        require_at(one.place, one.is_string(), "metadata \"", shown(key), "\" must be text");
+        header.metadata.emplace(key, one.string());
+      }
     }
     require_tiled(header.entries);
     return header;
@@ -117,27 +124,6 @@ class HeaderReader {
   template <class... Parts>
   void require_at(size_t position, bool ok, const Parts&... parts) const {
     if (!ok) fail_at(position, parts...);
-  }
-
-  void require_braces() const {
-    require_at(0, text_.starts_with('{'), "the header must begin with {");
-    const size_t last = text_.find_last_not_of(' ');
-    require_at(last, text_[last] == '}', "the header must end with } and be padded with spaces only");
-  }
-
-  ParsedJson parsed_text() const {
-    ParsedJson parsed = parse_strict_json(text_);
-    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is no JSON: ", parsed.problems.front().message);
-    return parsed;
-  }
-
-  SafetensorsMetadata metadata(const Json& object) const {
-    SafetensorsMetadata metadata;
-    for (const auto& [name, value] : object.members()) {
-      require_at(value.place, value.is_string(), "metadata \"", shown(name), "\" must be text");
-      metadata.emplace(name, value.string());
-    }
-    return metadata;
   }
 
   SafetensorsEntry tensor(const std::string& name, const Json& object) const {
@@ -275,19 +261,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-uint64_t little_endian(std::span<const std::byte> bytes) {
-  uint64_t value = 0;
-  for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | std::to_integer<uint64_t>(bytes[i]);
-  return value;
-}
-
 SafetensorsHeader read_header(const File& file, int64_t file_bytes) {
   const std::string source = file.path().string();
   std::array<std::byte, 8> front{};
   const auto size = static_cast<int64_t>(front.size());
   require(file_bytes >= size, ExitCode::data, source, ": byte ", file_bytes, ": ends within the length of its header");
   file.read_at(0, front);
-  const uint64_t length = little_endian(front);
+  uint64_t length = 0;
+  for (size_t i = front.size(); i-- > 0;) length = length << 8 | std::to_integer<uint64_t>(front[i]);
   require(length <= SafetensorsLimits::kHeaderBytes, ExitCode::data, source, ": byte 0: a header of ", length, " bytes, at most ",
           SafetensorsLimits::kHeaderBytes, " are accepted");
   require(std::cmp_less_equal(length, file_bytes - size), ExitCode::data, source, ": byte 0: a header of ", length, " bytes in a file of ",
@@ -348,7 +329,17 @@ SafetensorsFolder::SafetensorsFolder(const fs::path& folder) {
     require(is_there(folder / name), ExitCode::data, source, ": weight_map names the file ", name, ", which is not beside it");
     add_file(folder / name);
   }
-  require_as_indexed(weight_map, source);
+  for (const SafetensorsEntry& entry : entries_) {
+    const fs::path& file = files_[static_cast<size_t>(entry.file)];
+    const auto mapped = weight_map.find(entry.name);
+    require(mapped != weight_map.end(), ExitCode::data, file.native(), ": byte ", entry.begin, ": tensor \"", shortened(entry.name),
+            "\" is not in the weight_map of ", source);
+    require(file.filename() == mapped->second, ExitCode::data, file.native(), ": byte ", entry.begin, ": tensor \"",
+            shortened(entry.name), "\" belongs into ", mapped->second, ", says the weight_map of ", source);
+  }
+  for (const auto& [name, file] : weight_map)
+    require(find(name) != nullptr, ExitCode::data, source, ": weight_map has a tensor \"", printable(shortened(name)), "\", which ", file,
+            " has not");
 }
 
 void SafetensorsFolder::add_file(const fs::path& path) {
@@ -364,20 +355,6 @@ void SafetensorsFolder::add_file(const fs::path& path) {
   std::inplace_merge(entries_.begin(), entries_.begin() + middle, entries_.end(),
                      [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
   files_.push_back(path);
-}
-
-void SafetensorsFolder::require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const {
-  for (const SafetensorsEntry& entry : entries_) {
-    const std::string& file = files_[static_cast<size_t>(entry.file)].native();
-    const auto mapped = weight_map.find(entry.name);
-    require(mapped != weight_map.end(), ExitCode::data, file, ": byte ", entry.begin, ": tensor \"", shortened(entry.name),
-            "\" is not in the weight_map of ", index);
-    require(files_[static_cast<size_t>(entry.file)].filename() == mapped->second, ExitCode::data, file, ": byte ", entry.begin,
-            ": tensor \"", shortened(entry.name), "\" belongs into ", mapped->second, ", says the weight_map of ", index);
-  }
-  for (const auto& [name, file] : weight_map)
-    require(find(name) != nullptr, ExitCode::data, index, ": weight_map has a tensor \"", printable(shortened(name)), "\", which ", file,
-            " has not");
 }
 
 const SafetensorsEntry* SafetensorsFolder::find(std::string_view name) const { return find_by_name(entries_, name); }
@@ -399,12 +376,9 @@ namespace {
 
 std::string file_name(size_t file, size_t files) {
   if (files == 1) return "model.safetensors";
-  const auto digits = [](size_t number) {
-    std::ostringstream out;
-    out << std::setw(5) << std::setfill('0') << number;
-    return std::move(out).str();
-  };
-  return "model-" + digits(file + 1) + "-of-" + digits(files) + ".safetensors";
+  std::ostringstream out;
+  out << std::setfill('0') << "model-" << std::setw(5) << file + 1 << "-of-" << std::setw(5) << files << ".safetensors";
+  return std::move(out).str();
 }
 
 }  // namespace
@@ -463,13 +437,11 @@ size_t SafetensorsLayout::first_of(int part, int parts) const {
 void SafetensorsLayout::create(const std::filesystem::path& folder) const {
   require_free_space(folder, bytes_);
   for (const ShardFile& file : files_) write_new_file(folder / file.name, file.header, file.bytes);
-  if (files_.size() > 1) write_new_file(folder / "model.safetensors.index.json", index());
-}
-
-std::string SafetensorsLayout::index() const {
+  if (files_.size() == 1) return;
   Json weight_map = Json::Members();
   for (size_t i = 0; i < tensors_.size(); ++i) weight_map[tensors_[i].name] = file(places_[i].file);
-  return Json{{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
+  const Json index = {{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}};
+  write_new_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& folder, const SafetensorsLayout& layout, size_t first, size_t last)

@@ -160,7 +160,6 @@ class SafetensorsFolder {
 
  private:
   void add_file(const std::filesystem::path& path);
-  void require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const;
 
   std::vector<std::filesystem::path> files_;
   UnchangedFiles seen_;
@@ -202,7 +201,6 @@ class SafetensorsLayout {
     std::string name, header;
     int64_t bytes;  // with the header
   };
-  std::string index() const;
 
   std::vector<SafetensorsTensor> tensors_;
   std::vector<Place> places_;  // by tensor, as tensors_
