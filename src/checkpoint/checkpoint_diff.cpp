@@ -42,34 +42,32 @@ struct DifferenceCount {
   std::string text() const { return differing == 0 ? "" : mantissa::text(differing, " of ", done, " elements, the first at ", first); }
 };
 
-// Returns "" if all elements are equal.
-std::string compare_elements(CheckpointReader& a, CheckpointReader& b, const ManifestTensor& tensor) {
-  DifferenceCount differences{.width = static_cast<size_t>(dtype_bytes(tensor.dtype))};
+// Says what differs before the values: one of both that is missing, another type or another shape; "" if nothing does.
+template <class Entry>
+std::string other_form(const Entry* a, const Entry* b) {
+  if (b == nullptr) return "only in the first";
+  if (a == nullptr) return "only in the second";
+  if (a->dtype == b->dtype && a->shape == b->shape) return "";
+  return text(a->dtype, " ", shape_text(a->shape), " and ", b->dtype, " ", shape_text(b->shape));
+}
+
+std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTensor* in_a, const ManifestTensor* in_b) {
+  if (std::string form = other_form(in_a, in_b); !form.empty()) return form;
+  DifferenceCount differences{.width = static_cast<size_t>(dtype_bytes(in_a->dtype))};
   std::vector<std::byte> left, right;
-  for (const Box& box : chunks(tensor)) {
+  for (const Box& box : chunks(*in_a)) {
     left.resize(static_cast<size_t>(box.elements()) * differences.width);
     right.resize(left.size());
-    a.read(tensor.name, box, left);
-    b.read(tensor.name, box, right);
+    a.read(in_a->name, box, left);
+    b.read(in_a->name, box, right);
     differences.add(left, right);
   }
   return differences.text();
 }
 
-std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTensor* in_a, const ManifestTensor* in_b) {
-  if (in_b == nullptr) return "only in the first";
-  if (in_a == nullptr) return "only in the second";
-  if (in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
-    return text(in_a->dtype, " ", shape_text(in_a->shape), " and ", in_b->dtype, " ", shape_text(in_b->shape));
-  return compare_elements(a, b, *in_a);
-}
-
 // Compares types of less than a byte byte by byte.
 std::string compare_entries(SafetensorsFolder& a, SafetensorsFolder& b, const SafetensorsEntry* in_a, const SafetensorsEntry* in_b) {
-  if (in_b == nullptr) return "only in the first";
-  if (in_a == nullptr) return "only in the second";
-  if (in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
-    return text(in_a->dtype, " ", shape_text(in_a->shape), " and ", in_b->dtype, " ", shape_text(in_b->shape));
+  if (std::string form = other_form(in_a, in_b); !form.empty()) return form;
   DifferenceCount differences{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};
   std::vector<std::byte> left, right;
   for (int64_t at = 0; at < in_a->bytes(); at += kChunkBytes) {

@@ -12,12 +12,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr size_t kMinDigits = 8, kMaxDigits = 18;
 
-// Keeps names that cannot be examined: opening them reports the error.
-bool may_be_folder(const fs::directory_entry& entry) {
-  std::error_code unknown;
-  return entry.is_directory(unknown) || (unknown && path_failure(unknown.value()) != ExitCode::usage);
-}
-
 }  // namespace
 
 std::string checkpoint_name(int64_t step) {
@@ -39,8 +33,11 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
   std::vector<int64_t> steps;
   std::error_code error;
   if (!fs::exists(folder, error) && !error) return steps;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (const auto step = checkpoint_step(entry->path().filename().string()); step && may_be_folder(*entry)) steps.push_back(*step);
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::optional<int64_t> step = checkpoint_step(entry->path().filename().string());
+    std::error_code unknown;  // a name that cannot be examined is kept: opening it reports the error
+    if (step && (entry->is_directory(unknown) || (unknown && path_failure(unknown.value()) != ExitCode::usage))) steps.push_back(*step);
+  }
   require(!error, path_failure(error.value()), folder.string(), ": cannot be listed: ", error.message());
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -72,30 +69,6 @@ void set_aside(const fs::path& path, const fs::path& known_as, const std::string
   std::error_code ignored;
   fs::last_write_time(target, fs::file_time_type::clock::now(), ignored);  // the newest two are kept
   log_warning(known_as.string(), ": set aside as ", target.filename().string(), ": ", reason);
-}
-
-std::vector<fs::path> entries_of(const fs::path& folder) {
-  std::vector<fs::path> entries;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) entries.push_back(entry->path());
-  require(!error, ExitCode::environment, folder.string(), ": cannot be listed: ", error.message());
-  return entries;
-}
-
-bool is_called(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
-
-void sweep_damaged(const std::vector<fs::path>& damaged) {
-  constexpr size_t kKept = 2;
-  std::vector<std::pair<fs::file_time_type, fs::path>> by_time;
-  for (const fs::path& path : damaged) {
-    std::error_code error;
-    by_time.emplace_back(fs::last_write_time(path, error), path);
-  }
-  std::sort(by_time.rbegin(), by_time.rend());
-  for (size_t i = kKept; i < by_time.size(); ++i) {
-    log_info(by_time[i].second.string(), ": not among the newest ", kKept, " that were set aside; deleted");
-    remove_leftover(by_time[i].second);
-  }
 }
 
 CheckpointReader open_step(const fs::path& path, int64_t step) {
@@ -156,25 +129,6 @@ void put_back_or_delete(const fs::path& old) {
   }
 }
 
-// Gives a new checkpoint its name. Returns the new path of the valid one that had it; "" if there was none.
-fs::path put_in_place(const fs::path& temporary, const fs::path& path, bool over_damage) {
-  std::error_code error;
-  fs::path old;
-  try {
-    if (fs::exists(fs::symlink_status(path, error))) {
-      old = replace(temporary, path);
-    } else {
-      rename_path(temporary, path);
-    }
-  } catch (const Error&) {
-    remove_leftover(temporary);
-    throw;
-  }
-  if (!over_damage || old.empty()) return old;
-  set_aside(old, path, "it is damaged");
-  return {};
-}
-
 }  // namespace
 
 CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep, const std::string& job)
@@ -199,22 +153,34 @@ void CheckpointDirectory::make_sure_it_is_ours() {
 }
 
 void CheckpointDirectory::sweep() const {
-  std::vector<fs::path> damaged;
-  for (const fs::path& path : entries_of(folder_)) {
-    if (is_called(path, ".tmp-") || is_called(path, ".trash-") || path.filename() == "latest.tmp") {
+  std::vector<fs::path> entries;
+  std::error_code listing;
+  for (fs::directory_iterator entry(folder_, listing), end; !listing && entry != end; entry.increment(listing))
+    entries.push_back(entry->path());
+  require(!listing, ExitCode::environment, folder_.string(), ": cannot be listed: ", listing.message());
+  std::vector<std::pair<fs::file_time_type, fs::path>> damaged;
+  for (const fs::path& path : entries) {
+    const std::string name = path.filename().string();
+    if (name.starts_with(".tmp-") || name.starts_with(".trash-") || name == "latest.tmp") {
       log_info(path.string(), ": left by a process that was killed; deleted");
       remove_leftover(path);
-    } else if (is_called(path, ".old-")) {
+    } else if (name.starts_with(".old-")) {
       try {
         put_back_or_delete(path);
       } catch (const Error& error) {
         log_warning(path.string(), ": could not be put back: ", error.what());
       }
-    } else if (is_called(path, ".bad-")) {
-      damaged.push_back(path);
+    } else if (name.starts_with(".bad-")) {
+      std::error_code unknown;
+      damaged.emplace_back(fs::last_write_time(path, unknown), path);
     }
   }
-  sweep_damaged(damaged);
+  constexpr size_t kKept = 2;
+  std::sort(damaged.rbegin(), damaged.rend());
+  for (size_t i = kKept; i < damaged.size(); ++i) {
+    log_info(damaged[i].second.string(), ": not among the newest ", kKept, " that were set aside; deleted");
+    remove_leftover(damaged[i].second);
+  }
 }
 
 void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
@@ -283,8 +249,22 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
       abandon(save);
       throw;
     }
-    superseded = put_in_place(save.folder, saved.path, save.over_damage);
-    if (!superseded.empty()) superseded_.push_back(superseded);
+    std::error_code error;
+    try {
+      if (fs::exists(fs::symlink_status(saved.path, error))) {
+        superseded = replace(save.folder, saved.path);
+      } else {
+        rename_path(save.folder, saved.path);
+      }
+    } catch (const Error&) {
+      remove_leftover(save.folder);
+      throw;
+    }
+    if (save.over_damage && !superseded.empty()) {
+      set_aside(superseded, saved.path, "it is damaged");
+      superseded.clear();
+    }
+    if (!superseded.empty()) superseded_.push_back(superseded);  // the valid one that had the name
     sync_directory(folder_);
   }
   saved.hash = publish(saved.path, step, superseded);

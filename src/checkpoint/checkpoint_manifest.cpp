@@ -33,7 +33,11 @@ class ManifestChecker {
     std::unordered_set<std::string_view> files, names;
     for (const Shard& shard : manifest_.shards) {
       check(is_plain_file_name(shard.file), "the name of shard ", files.size(), " is not a plain file name");
-      check_shard(shard);
+      check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes,
+            " bytes");
+      const int64_t chunks = ceil_div(shard.bytes, shard.chunk_bytes);
+      check(shard.bytes >= 0 && std::cmp_equal(shard.hashes.size(), chunks), shard.file, ": ", shard.bytes, " bytes need ", chunks,
+            " chunk hashes, found ", shard.hashes.size());
       check(files.insert(shard.file).second, "two shards are called ", shard.file);
     }
     for (const ManifestTensor& tensor : manifest_.tensors) {
@@ -57,27 +61,14 @@ class ManifestChecker {
     require(ok, code_, source_, ": ", parts...);
   }
 
-  void check_shard(const Shard& shard) const {
-    check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes, " bytes");
-    const int64_t chunks = ceil_div(shard.bytes, shard.chunk_bytes);
-    check(shard.bytes >= 0 && std::cmp_equal(shard.hashes.size(), chunks), shard.file, ": ", shard.bytes, " bytes need ", chunks,
-          " chunk hashes, found ", shard.hashes.size());
-  }
-
-  int64_t checked_elements(const std::vector<int64_t>& sizes, const ManifestTensor& tensor) const {
-    int64_t elements = 1, bytes = 0;
-    for (const int64_t size : sizes)
-      if (size < 0 || __builtin_mul_overflow(elements, size, &elements))
-        fail(code_, source_, ": ", tensor.name, ": the size ", shape_text(sizes), " is not possible");
-    check(!__builtin_mul_overflow(elements, dtype_bytes(tensor.dtype), &bytes), tensor.name, ": too many bytes");
-    return elements;
-  }
-
   void check_tensor(const ManifestTensor& tensor) {
     check(tensor.shape.size() <= Shape::kMaxRank, tensor.name, ": ", tensor.shape.size(), " dimensions, at most ", Shape::kMaxRank);
     check(tensor.pieces.size() <= Manifest::kMaxPieces, tensor.name, ": ", tensor.pieces.size(), " pieces, at most ", Manifest::kMaxPieces);
-    const int64_t elements = checked_elements(tensor.shape, tensor);
-    int64_t covered = 0;
+    int64_t elements = 1, bytes = 0, covered = 0;
+    for (const int64_t size : tensor.shape)
+      if (size < 0 || __builtin_mul_overflow(elements, size, &elements))
+        fail(code_, source_, ": ", tensor.name, ": the size ", shape_text(tensor.shape), " is not possible");
+    check(!__builtin_mul_overflow(elements, dtype_bytes(tensor.dtype), &bytes), tensor.name, ": too many bytes");
     for (const Piece& piece : tensor.pieces) {
       check_piece(tensor, piece);
       check(!__builtin_add_overflow(covered, piece.box.elements(), &covered), tensor.name, ": the pieces are larger than the tensor");
@@ -104,14 +95,13 @@ class ManifestChecker {
     header_bytes_[shard] += kEntryBytes + 2 * static_cast<int64_t>(tensor.name.size());
   }
 
-  static bool overlap(const Box& a, const Box& b) {
-    for (size_t d = 0; d < a.size.size(); ++d)
-      if (a.start[d] >= b.start[d] + b.size[d] || b.start[d] >= a.start[d] + a.size[d]) return false;
-    return true;
-  }
-
   // Sorted by the first coordinate, a box is compared only with those that begin before it ends.
   void check_disjoint(const ManifestTensor& tensor) const {
+    const auto overlap = [](const Box& a, const Box& b) {
+      for (size_t d = 0; d < a.size.size(); ++d)
+        if (a.start[d] >= b.start[d] + b.size[d] || b.start[d] >= a.start[d] + a.size[d]) return false;
+      return true;
+    };
     std::vector<const Box*> boxes;
     for (const Piece& piece : tensor.pieces) boxes.push_back(&piece.box);
     std::sort(boxes.begin(), boxes.end(), [](const Box* a, const Box* b) { return a->start < b->start; });
@@ -165,13 +155,6 @@ FileDtype file_dtype(Dtype dtype) {
   fail(ExitCode::internal, "a dtype without a name in files");
 }
 
-std::string piece_name(const ManifestTensor& tensor, const Box& box) {
-  if (box == whole_box(tensor.shape)) return tensor.name;
-  std::string ranges;
-  for (size_t d = 0; d < box.size.size(); ++d) ranges += text(d == 0 ? "" : ",", box.start[d], ":", box.start[d] + box.size[d]);
-  return tensor.name + "[" + ranges + "]";
-}
-
 }  // namespace
 
 std::vector<ShardPieces> shard_pieces(const Manifest& manifest) {
@@ -182,20 +165,17 @@ std::vector<ShardPieces> shard_pieces(const Manifest& manifest) {
   return shards;
 }
 
-ShardPieces shard_pieces(const std::vector<ManifestTensor>& tensors) {
-  ShardPieces pieces;
-  for (const ManifestTensor& tensor : tensors) {
-    for (const Piece& piece : tensor.pieces) pieces.push_back({&tensor, &piece});
-  }
-  return pieces;
-}
-
 std::string shard_header(ShardPieces pieces) {
   std::ranges::sort(pieces, {}, [](const ShardPiece& piece) { return piece.piece->offset; });
   std::vector<SafetensorsTensor> tensors;
   tensors.reserve(pieces.size());
-  for (const auto& [tensor, piece] : pieces)
-    tensors.push_back({.name = piece_name(*tensor, piece->box), .dtype = file_dtype(tensor->dtype), .shape = piece->box.size});
+  for (const auto& [tensor, piece] : pieces) {
+    const Box& box = piece->box;
+    std::string ranges;  // where it is a part of its tensor
+    for (size_t d = 0; d < box.size.size() && box.size != tensor->shape; ++d)
+      ranges += text(d == 0 ? "[" : ",", box.start[d], ":", box.start[d] + box.size[d], d + 1 == box.size.size() ? "]" : "");
+    tensors.push_back({.name = tensor->name + ranges, .dtype = file_dtype(tensor->dtype), .shape = box.size});
+  }
   return format_safetensors_header(tensors, {});
 }
 

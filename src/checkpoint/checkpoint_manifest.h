@@ -145,14 +145,13 @@ struct Manifest : CheckpointHead {
   }
 };
 
-// List the pieces in each shard of a manifest, or the pieces of the tensors of one shard. They point into the argument.
+// Lists the pieces in each shard of a manifest. They point into the argument.
 struct ShardPiece {
   const ManifestTensor* tensor;
   const Piece* piece;
 };
 using ShardPieces = std::vector<ShardPiece>;
 std::vector<ShardPieces> shard_pieces(const Manifest& manifest);
-ShardPieces shard_pieces(const std::vector<ManifestTensor>& tensors);
 // Returns the first bytes of a shard with these pieces: the header of a safetensors file.
 std::string shard_header(ShardPieces pieces);
 

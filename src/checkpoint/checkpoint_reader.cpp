@@ -76,16 +76,14 @@ bool advance(std::vector<int64_t>& point, const Box& box, size_t dims) {
 CheckpointReader::CheckpointReader(const std::filesystem::path& directory) : directory_(directory) {
   std::error_code error;
   require(std::filesystem::is_directory(directory, error), ExitCode::usage, directory.string(), ": there is no such checkpoint folder");
-  reading([&] { open_manifest(); });
-  reading([&] { check_shards(); });
-}
-
-void CheckpointReader::open_manifest() {
-  const std::filesystem::path path = directory_ / "manifest.json";
-  const std::string content = File::open(path).content(Manifest::kMaxBytes);
-  manifest_ = parse_manifest(content, path.string());
-  hash_ = manifest_hash(content);
-  for (size_t i = 0; i < manifest_.tensors.size(); ++i) index_.emplace(manifest_.tensors[i].name, i);
+  reading([&] {
+    const std::filesystem::path path = directory_ / "manifest.json";
+    const std::string content = File::open(path).content(Manifest::kMaxBytes);
+    manifest_ = parse_manifest(content, path.string());
+    hash_ = manifest_hash(content);
+    for (size_t i = 0; i < manifest_.tensors.size(); ++i) index_.emplace(manifest_.tensors[i].name, i);
+    check_shards();
+  });
 }
 
 void CheckpointReader::check_shards() {

@@ -61,7 +61,6 @@ class CheckpointReader {
     std::vector<std::byte> bytes;
   };
 
-  void open_manifest();
   void check_shards();
   // Gives up chunks that were asked for longest ago, until one more of so many bytes may be kept.
   std::vector<std::byte> room_for_chunk(int64_t bytes);

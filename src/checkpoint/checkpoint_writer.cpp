@@ -45,11 +45,6 @@ class ChunkHasher {
   std::vector<Hash64> hashes_;
 };
 
-std::string shard_name(int64_t shard) {
-  const std::string digits = text(shard);
-  return "shard-" + std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits + ".safetensors";
-}
-
 // Calls chunk(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
 template <class Chunk>
 void for_chunks(const CheckpointTensor& tensor, const Chunk& chunk) {
@@ -89,37 +84,26 @@ std::vector<CheckpointTensor> in_shard_order(std::vector<CheckpointTensor> tenso
   return tensors;
 }
 
-// Returns the position in the whole tensor of an element of the data.
-int64_t global_index(const CheckpointTensor& tensor, int64_t index) {
+void require_finite(const CheckpointTensor& tensor, int64_t begin, std::span<const std::byte> bytes, int64_t step) {
+  int64_t index = first_nonfinite(tensor.data.dtype(), bytes);
+  if (index < 0) return;
+  index += begin;
+  int64_t global = index;  // position in the whole tensor
   for (const Box& box : boxes_of(tensor)) {
     if (index >= box.elements()) {
       index -= box.elements();
       continue;
     }
-    int64_t global = 0, stride = 1;
+    global = 0;
+    int64_t stride = 1;
     for (size_t d = box.size.size(); d-- > 0;) {
       global += (box.start[d] + index % box.size[d]) * stride;
       index /= box.size[d];
       stride *= tensor.shape[static_cast<int>(d)];
     }
-    return global;
+    break;
   }
-  return index;
-}
-
-void require_finite(const CheckpointTensor& tensor, int64_t begin, std::span<const std::byte> bytes, int64_t step) {
-  const int64_t index = first_nonfinite(tensor.data.dtype(), bytes);
-  require(index < 0, ExitCode::numerical, tensor.name, ": element ", global_index(tensor, begin + index), " is NaN or Inf; step ", step,
-          " is not saved");
-}
-
-void add_pieces(Manifest& manifest, std::unordered_map<std::string, size_t>& places, const ManifestTensor& tensor) {
-  const auto [place, is_new] = places.emplace(tensor.name, manifest.tensors.size());
-  if (is_new) return manifest.tensors.push_back(tensor);
-  ManifestTensor& whole = manifest.tensors[place->second];
-  require(whole.dtype == tensor.dtype && whole.shape == tensor.shape, tensor.name, " is ", tensor.dtype.text(), ' ',
-          shape_text(tensor.shape), " in one shard, ", whole.dtype.text(), ' ', shape_text(whole.shape), " in another");
-  whole.pieces.insert(whole.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+  fail(ExitCode::numerical, tensor.name, ": element ", global, " is NaN or Inf; step ", step, " is not saved");
 }
 
 }  // namespace
@@ -136,7 +120,11 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
       if (progressed) progressed();
     });
   }
-  entry.shard = {.file = shard_name(shard), .bytes = offset, .chunk_bytes = kCheckpointChunkBytes, .hashes = hasher.finish()};
+  const std::string digits = text(shard), zeros(5 - std::min<size_t>(5, digits.size()), '0');
+  entry.shard = {.file = "shard-" + zeros + digits + ".safetensors",
+                 .bytes = offset,
+                 .chunk_bytes = kCheckpointChunkBytes,
+                 .hashes = hasher.finish()};
   return entry;
 }
 
@@ -149,7 +137,17 @@ Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEn
   std::unordered_map<std::string, size_t> places;
   for (const ShardEntry& entry : shards) {
     manifest.shards.push_back(entry.shard);
-    for (const ManifestTensor& tensor : entry.tensors) add_pieces(manifest, places, tensor);
+    for (const ManifestTensor& tensor : entry.tensors) {
+      const auto [place, is_new] = places.emplace(tensor.name, manifest.tensors.size());
+      if (is_new) {
+        manifest.tensors.push_back(tensor);
+        continue;
+      }
+      ManifestTensor& whole = manifest.tensors[place->second];
+      require(whole.dtype == tensor.dtype && whole.shape == tensor.shape, tensor.name, " is ", tensor.dtype.text(), ' ',
+              shape_text(tensor.shape), " in one shard, ", whole.dtype.text(), ' ', shape_text(whole.shape), " in another");
+      whole.pieces.insert(whole.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+    }
   }
   check_manifest(manifest, "checkpoint to be saved", ExitCode::internal);
   return manifest;
@@ -157,7 +155,11 @@ Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEn
 
 void write_shard(const std::vector<CheckpointTensor>& tensors, const ShardEntry& entry, const std::filesystem::path& folder,
                  const Progressed& progressed) {
-  const std::string header = shard_header(shard_pieces(entry.tensors));
+  ShardPieces pieces;
+  for (const ManifestTensor& tensor : entry.tensors) {
+    for (const Piece& piece : tensor.pieces) pieces.push_back({&tensor, &piece});
+  }
+  const std::string header = shard_header(std::move(pieces));
   auto offset = static_cast<int64_t>(header.size());
   File file = File::create(folder / entry.shard.file, offset + entry.shard.bytes);
   file.write_at(0, std::as_bytes(std::span(header)));

@@ -18,17 +18,15 @@ namespace {
 // Views the bytes of a row-major matrix.
 struct MatrixBytes {
   std::span<const std::byte> all;
-  size_t row;  // in one row
+  int64_t row;  // in one row
 
-  void append_to(std::vector<std::byte>& cell, size_t begin, size_t end, size_t first, size_t last) const {
-    for (size_t i = begin; i < end; ++i) {
-      const auto part = all.subspan(i * row + first, last - first);
+  void append_to(std::vector<std::byte>& cell, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto part = all.subspan(static_cast<size_t>(i * row + first), static_cast<size_t>(last - first));
       cell.insert(cell.end(), part.begin(), part.end());
     }
   }
 };
-
-size_t place(int64_t index) { return static_cast<size_t>(index); }
 
 // Holds a row block of a shard in host memory.
 class RowBlock {
@@ -42,35 +40,30 @@ class RowBlock {
         scale_bytes_(codes.scales),
         decoded_(decoded(codes, Dtype::f32)),
         value_bytes_(decoded_),
-        codes_{code_bytes_.get(), place(codes.codes.dim(1))},
-        scales_{scale_bytes_.get(), place(codes.scales.dim(1))},
-        values_{value_bytes_.get(), place(codes.shape[1]) * sizeof(float)} {}
+        codes_{code_bytes_.get(), codes.codes.dim(1)},
+        scales_{scale_bytes_.get(), codes.scales.dim(1)},
+        values_{value_bytes_.get(), codes.shape[1] * kValueBytes} {}
 
   // Hashes row number i of cells, of which `rows` rows count; the first cell has this seed.
   CodeSums sums(int64_t i, int64_t rows, uint64_t seed) const {
     CodeSums sums;
     std::vector<std::byte> cell;
-    const int64_t begin = i * cell_rows_, end = std::min(begin + cell_rows_, rows);
+    const int64_t begin = i * cell_rows_, end = std::min(begin + cell_rows_, rows), elements_per_byte = shape_[1] / codes_.row;
     for (int64_t first = 0; first < shape_[1]; first += cell_cols_, ++seed) {
       const int64_t last = std::min(first + cell_cols_, shape_[1]);
-      sums += of_cell(cell, begin, end, first, last, seed);
+      cell.clear();
+      codes_.append_to(cell, begin, end, first / elements_per_byte, last / elements_per_byte);
+      scales_.append_to(cell, begin / how_.block_rows, ceil_div(end, how_.block_rows), first / how_.block_cols, last / how_.block_cols);
+      sums.codes += xxh64(cell, seed).value;
+      cell.clear();
+      values_.append_to(cell, begin, end, first * kValueBytes, last * kValueBytes);
+      sums.values += xxh64(cell, seed).value;
     }
     return sums;
   }
 
  private:
-  CodeSums of_cell(std::vector<std::byte>& cell, int64_t begin, int64_t end, int64_t first, int64_t last, uint64_t seed) const {
-    const int64_t elements_per_byte = shape_[1] / static_cast<int64_t>(codes_.row);
-    cell.clear();
-    codes_.append_to(cell, place(begin), place(end), place(first / elements_per_byte), place(last / elements_per_byte));
-    scales_.append_to(cell, place(begin / how_.block_rows), place(ceil_div(end, how_.block_rows)), place(first / how_.block_cols),
-                      place(last / how_.block_cols));
-    CodeSums sums{.codes = xxh64(cell, seed).value};
-    cell.clear();
-    values_.append_to(cell, place(begin), place(end), place(first) * sizeof(float), place(last) * sizeof(float));
-    sums.values = xxh64(cell, seed).value;
-    return sums;
-  }
+  static constexpr int64_t kValueBytes = sizeof(float);
 
   Quantization how_;
   Shape shape_;
@@ -138,8 +131,8 @@ Json entry_of(const WeightCodes& weight) {
 
 // Reads what an entry says of all experts together.
 Json whole_of(Json entry) {
-  if (!entry.is_object()) return entry;
-  for (const char* key : kByExpert) entry.members().erase(key);
+  if (entry.is_object())
+    for (const char* key : kByExpert) entry.members().erase(key);
   return entry;
 }
 
@@ -224,25 +217,12 @@ std::vector<PlanChange> changes_between(const std::map<std::string, Json>& befor
     const Json& was = module_of(before, path, source);
     if (same_formats(was, module)) continue;
     const std::string what = change_of(was, module);
-    const auto alike = std::find_if(changes.begin(), changes.end(), [&](const PlanChange& change) {
+    const auto alike = std::ranges::find_if(changes, [&](const PlanChange& change) {
       return change.what == what && any_layer(change.paths.front()) == any_layer(path);
     });
-    if (alike == changes.end()) {
-      changes.push_back({.what = what, .paths = {path}});
-    } else {
-      alike->paths.push_back(path);
-    }
+    (alike == changes.end() ? changes.emplace_back(PlanChange{.what = what, .paths = {}}) : *alike).paths.push_back(path);
   }
   return changes;
-}
-
-void refuse(const std::vector<std::string>& changes, const std::string& source) {
-  constexpr size_t kShown = 4;
-  std::string list;
-  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) list += "\n  " + changes[i];
-  if (changes.size() > kShown) list += text("\n  and ", changes.size() - kShown, " more");
-  require(changes.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:", list,
-          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
 }
 
 // Locates the sums of a weight among those of all weights.
@@ -250,30 +230,6 @@ struct SumsPlace {
   size_t first, count;
   int64_t matrix_rows;  // rows of each expert; 0: no stack
 };
-
-// Adds what this rank holds of the shard's weight.
-void add_sums(const ParameterShard& shard, const SumsPlace& place, std::span<CodeSums> sums) {
-  const QuantizedTensor& whole = shard.of->codes();
-  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
-    const CodePlace at{.rows = chunk.end - chunk.begin,
-                       .columns = shard.of->stored_shape()[-1],
-                       .first_row = chunk.row,
-                       .first_col = chunk.column,
-                       .matrix_rows = place.matrix_rows};
-    const int64_t end = chunk.end == shard.stored_end() ? shard.end : chunk.end;  // whole blocks
-    add_code_sums(slice(whole, chunk.begin, end), at, sums.subspan(place.first, place.count));
-  }
-}
-
-// Says what is wrong with a saved entry, continuing "the codes of "; "" if nothing is.
-std::string problem_with(const std::string& name, const Json& was, const Json& is) {
-  if (was == is) return "";
-  const std::vector<size_t> experts = differing_experts(was, is);
-  const std::string of = experts.empty() ? name : name + ", " + experts_text(experts) + ",";
-  const Json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
-             here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
-  return text(of, " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(), " from its master");
-}
 
 }  // namespace
 
@@ -291,7 +247,17 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
   const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
   for (const ParameterShard& shard : own) {
-    if (shard.of->quantized && !shard.of->sharding.is_copy()) add_sums(shard, places.at(shard.of), mine);
+    if (!shard.of->quantized || shard.of->sharding.is_copy()) continue;
+    const SumsPlace& place = places.at(shard.of);
+    for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+      const CodePlace held{.rows = chunk.end - chunk.begin,
+                           .columns = shard.of->stored_shape()[-1],
+                           .first_row = chunk.row,
+                           .first_col = chunk.column,
+                           .matrix_rows = place.matrix_rows};
+      const int64_t end = chunk.end == shard.stored_end() ? shard.end : chunk.end;  // whole blocks
+      add_code_sums(slice(shard.of->codes(), chunk.begin, end), held, mine.subspan(place.first, place.count));
+    }
   }
   const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
@@ -319,7 +285,11 @@ std::vector<std::string> allowed_plan_changes(const std::string& saved, const Pr
     const bool may = purpose == LoadFor::resume_changed || change.paths.front() == "output";
     (may ? allowed : refused).push_back(joined_path(change.paths) + ": " + change.what);
   }
-  refuse(refused, source);
+  constexpr size_t kShown = 4;
+  const std::span<const std::string> shown = std::span(refused).first(std::min(kShown, refused.size()));
+  require(refused.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:\n  ",
+          joined(shown, "\n  "), refused.size() > kShown ? text("\n  and ", refused.size() - kShown, " more") : "",
+          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
   return allowed;
 }
 
@@ -345,9 +315,15 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
     const Json& was = quantized.get(name);
     const bool same_codes_asked = was.get("how") == weight->second.how;
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
-    const std::string problem = problem_with(name, was, entry_of(weight->second));
-    if (problem.empty()) continue;
-    const std::string message = text(source, ": plan.quantized: the codes of ", problem);
+    const Json is = entry_of(weight->second);
+    if (was == is) continue;
+    const std::vector<size_t> experts = differing_experts(was, is);
+    const Json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
+               here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
+    const std::string message = text(source, ": plan.quantized: the codes of ", name,
+                                     experts.empty() ? "" : ", " + experts_text(experts) + ",",
+                                     " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(),
+                                     " from its master");
     require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantizes otherwise",
             purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
