@@ -160,15 +160,6 @@ ArchitectureTable architecture_table(Architecture architecture) {
 
 namespace {
 
-// `rope`: rope_scaling or rope_parameters.
-std::optional<RopeScaling> scaling_type(ArchitectureKeys& rope) {
-  const std::string type = rope.word("rope_type", rope.word("type", "default"));
-  if (rope.word("type", type) != type) rope.refuse("type", "rope_type is \"" + type + "\"");
-  const std::optional<RopeScaling> scaling = choice_of<RopeScaling>(type);
-  if (!scaling && type != "default") rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "mantissa knows default, llama3 and yarn");
-  return scaling;
-}
-
 // Members of rope_scaling, which are named alike in section "model.rope_scaling".
 std::vector<std::string> scaling_keys(RopeScaling type) {
   if (type == RopeScaling::llama3) return {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"};
@@ -195,13 +186,6 @@ void read_scaling(ArchitectureReader& reader, ArchitectureKeys& rope, RopeScalin
   if (type == RopeScaling::yarn) return;
   rope.require_present("low_freq_factor");
   rope.require_present("high_freq_factor");
-}
-
-void require_clear_scaling(ArchitectureKeys& keys) {
-  const bool empty = keys.is_null("rope_scaling") || (keys.has("rope_scaling") && keys.value("rope_scaling") == Json(Json::Members()));
-  if (empty && !keys.has("rope_parameters"))
-    keys.refuse("rope_scaling",
-                "transformers 4 takes this as unscaled and transformers 5 as yarn; write {\"rope_type\": \"default\"} or the scaling");
 }
 
 std::vector<int64_t> layers_by_type(ArchitectureKeys& keys, int64_t layers) {
@@ -248,7 +232,10 @@ bool layers_alike(Architecture architecture) { return architecture == Architectu
 // transformers 4 writes rope_theta and rope_scaling, 5 writes both in rope_parameters.
 void read_rope(ArchitectureReader& reader) {
   ArchitectureKeys& keys = reader.keys;
-  if (reader.architecture == Architecture::gpt_oss) require_clear_scaling(keys);
+  const bool empty = keys.is_null("rope_scaling") || (keys.has("rope_scaling") && keys.value("rope_scaling") == Json(Json::Members()));
+  if (reader.architecture == Architecture::gpt_oss && empty && !keys.has("rope_parameters"))
+    keys.refuse("rope_scaling",
+                "transformers 4 takes this as unscaled and transformers 5 as yarn; write {\"rope_type\": \"default\"} or the scaling");
   std::optional<double> theta = keys.number("rope_theta");
   std::optional<std::string> before;
   for (const std::string name : {"rope_scaling", "rope_parameters"}) {
@@ -257,7 +244,11 @@ void read_rope(ArchitectureReader& reader) {
     const std::optional<double> inner = rope.number("rope_theta");
     rope.only("partial_rotary_factor", {1.0});
     reader.model.rope_scaling.reset();
-    if (const std::optional<RopeScaling> type = scaling_type(rope)) read_scaling(reader, rope, *type);
+    const std::string word = rope.word("rope_type", rope.word("type", "default"));
+    if (rope.word("type", word) != word) rope.refuse("type", "rope_type is \"" + word + "\"");
+    const std::optional<RopeScaling> type = choice_of<RopeScaling>(word);
+    if (!type && word != "default") rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "mantissa knows default, llama3 and yarn");
+    if (type) read_scaling(reader, rope, *type);
     rope.require_all_known();
     if (theta && inner && *theta != *inner) keys.refuse(name, text("rope_theta differs: ", *theta, " stands beside it"));
     if (inner && !theta) reader.set("rope_theta", rope.name("rope_theta"), *inner);
@@ -390,70 +381,43 @@ namespace {
 
 // Defines names and layouts of the tensors of an architecture.
 
-// Suffix after "model.layers.0." or "transformer.h.0." for a part of a module.
-struct PartName {
-  const char* part;  // "" for a module without parts
+// Name after "model.layers.0." or "transformer.h.0." of a module, or of each of its parts in the order of their rows; * is an expert.
+struct TensorName {
+  unsigned architectures;
+  const char* module;
   const char* name;
 };
-struct ModuleName {
-  const char* module;
-  std::vector<PartName> parts;
+constexpr TensorName kNames[] = {
+    {kRms, "attn_norm", "input_layernorm"},
+    {kRms, "attn.qkv", "self_attn.q_proj"},
+    {kRms, "attn.qkv", "self_attn.k_proj"},
+    {kRms, "attn.qkv", "self_attn.v_proj"},
+    {kRms, "attn.out", "self_attn.o_proj"},
+    {kRms, "attn.q_norm", "self_attn.q_norm"},
+    {kRms, "attn.k_norm", "self_attn.k_norm"},
+    {kRms, "attn.sinks", "self_attn.sinks"},
+    {kRms, "mlp_norm", "post_attention_layernorm"},
+    {kRms, "mlp.gate_up", "mlp.gate_proj"},
+    {kRms, "mlp.gate_up", "mlp.up_proj"},
+    {kRms, "mlp.down", "mlp.down_proj"},
+    {kRms & ~(kMixtral | kGptOss), "moe.router", "mlp.gate"},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.gate_proj"},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.up_proj"},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.down", "mlp.experts.*.down_proj"},
+    {kMixtral, "moe.router", "block_sparse_moe.gate"},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w1"},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w3"},
+    {kMixtral, "moe.experts.down", "block_sparse_moe.experts.*.w2"},
+    {kGptOss, "moe.router", "mlp.router"},
+    {kGptOss, "moe.experts.gate_up", "mlp.experts.gate_up_proj"},
+    {kGptOss, "moe.experts.down", "mlp.experts.down_proj"},
+    {kGpt2, "attn_norm", "ln_1"},
+    {kGpt2, "attn.qkv", "attn.c_attn"},
+    {kGpt2, "attn.out", "attn.c_proj"},
+    {kGpt2, "mlp_norm", "ln_2"},
+    {kGpt2, "mlp.up", "mlp.c_fc"},
+    {kGpt2, "mlp.down", "mlp.c_proj"},
 };
-
-const std::vector<ModuleName>& rms_names() {
-  static const std::vector<ModuleName> names = {
-      {"attn_norm", {{"", "input_layernorm"}}},
-      {"attn.qkv", {{"q", "self_attn.q_proj"}, {"k", "self_attn.k_proj"}, {"v", "self_attn.v_proj"}}},
-      {"attn.out", {{"", "self_attn.o_proj"}}},
-      {"attn.q_norm", {{"", "self_attn.q_norm"}}},
-      {"attn.k_norm", {{"", "self_attn.k_norm"}}},
-      {"attn.sinks", {{"", "self_attn.sinks"}}},
-      {"mlp_norm", {{"", "post_attention_layernorm"}}},
-      {"mlp.gate_up", {{"gate", "mlp.gate_proj"}, {"up", "mlp.up_proj"}}},
-      {"mlp.down", {{"", "mlp.down_proj"}}},
-      {"moe.router", {{"", "mlp.gate"}}},
-      {"moe.experts.gate_up", {{"gate", "mlp.experts.*.gate_proj"}, {"up", "mlp.experts.*.up_proj"}}},
-      {"moe.experts.down", {{"", "mlp.experts.*.down_proj"}}}};
-  return names;
-}
-
-const std::vector<ModuleName>& mixtral_names() {
-  static const std::vector<ModuleName> names = {
-      {"moe.router", {{"", "block_sparse_moe.gate"}}},
-      {"moe.experts.gate_up", {{"gate", "block_sparse_moe.experts.*.w1"}, {"up", "block_sparse_moe.experts.*.w3"}}},
-      {"moe.experts.down", {{"", "block_sparse_moe.experts.*.w2"}}}};
-  return names;
-}
-
-const std::vector<ModuleName>& gpt_oss_names() {
-  static const std::vector<ModuleName> names = {{"moe.router", {{"", "mlp.router"}}},
-                                                {"moe.experts.gate_up", {{"", "mlp.experts.gate_up_proj"}}},
-                                                {"moe.experts.down", {{"", "mlp.experts.down_proj"}}}};
-  return names;
-}
-
-const std::vector<ModuleName>& gpt2_names() {
-  static const std::vector<ModuleName> names = {{"attn_norm", {{"", "ln_1"}}},       {"attn.qkv", {{"", "attn.c_attn"}}},
-                                                {"attn.out", {{"", "attn.c_proj"}}}, {"mlp_norm", {{"", "ln_2"}}},
-                                                {"mlp.up", {{"", "mlp.c_fc"}}},      {"mlp.down", {{"", "mlp.c_proj"}}}};
-  return names;
-}
-
-const ModuleName* found_in(const std::vector<ModuleName>& names, const std::string& module) {
-  for (const ModuleName& name : names) {
-    if (module == name.module) return &name;
-  }
-  return nullptr;
-}
-
-const ModuleName& layer_name(Architecture architecture, const std::string& module) {
-  const ModuleName* found = architecture == Architecture::gpt2 ? found_in(gpt2_names(), module) : nullptr;
-  if (architecture == Architecture::mixtral) found = found_in(mixtral_names(), module);
-  if (architecture == Architecture::gpt_oss) found = found_in(gpt_oss_names(), module);
-  if (!found && architecture != Architecture::gpt2) found = found_in(rms_names(), module);
-  require(found != nullptr, "no architecture has the module ", module);
-  return *found;
-}
 
 // Names modules that belong to no layer.
 std::string outer_name(Architecture architecture, const std::string& module) {
@@ -463,11 +427,6 @@ std::string outer_name(Architecture architecture, const std::string& module) {
   if (module == "final_norm") return gpt2 ? "transformer.ln_f" : "model.norm";
   require(module == "output", "no architecture has the module ", module);
   return "lm_head";
-}
-
-std::string with_expert(std::string name, int64_t expert) {
-  const size_t star = name.find('*');
-  return star == std::string::npos ? name : name.replace(star, 1, text(expert));
 }
 
 // Makes the tensors of one module.
@@ -483,22 +442,25 @@ class Tensors {
     const size_t dot = module_.path.find('.', layers.size());
     const std::string layer = module_.path.substr(layers.size(), dot - layers.size());
     const std::string prefix = (architecture_ == Architecture::gpt2 ? "transformer.h." : "model.layers.") + layer + ".";
-    const ModuleName& names = layer_name(architecture_, module_.path.substr(dot + 1));
-    if (architecture_ == Architecture::gpt_oss && module_.experts) return add_grouped(prefix + names.parts[0].name);
-    for (int64_t expert = 0; expert < module_.matrices && !full(); ++expert) add_matrix(prefix, names, expert);
+    const std::string module = module_.path.substr(dot + 1);
+    std::vector<std::string> names;
+    for (const TensorName& one : kNames)
+      if ((one.architectures & bit(architecture_)) != 0 && module == one.module) names.push_back(prefix + one.name);
+    require(!names.empty(), "no architecture has the module ", module);
+    if (architecture_ == Architecture::gpt_oss && module_.experts) return add_grouped(names[0]);
+    for (int64_t expert = 0; expert < module_.matrices && !full(); ++expert) {
+      int64_t row = expert * module_.out;
+      for (size_t i = 0; i < names.size(); ++i) {
+        const int64_t rows = names.size() == 1 ? module_.out : module_.parts[i].out;
+        const size_t star = names[i].find('*');
+        add_part(star == std::string::npos ? names[i] : std::string(names[i]).replace(star, 1, text(expert)), row, rows);
+        row += rows;
+      }
+    }
   }
 
  private:
   bool full() const { return out_.size() >= most_; }
-
-  void add_matrix(const std::string& prefix, const ModuleName& names, int64_t expert) {
-    int64_t row = expert * module_.out;
-    for (size_t i = 0; i < names.parts.size(); ++i) {
-      const int64_t rows = names.parts.size() == 1 ? module_.out : module_.parts[i].out;
-      add_part(prefix + with_expert(names.parts[i].name, expert), row, rows);
-      row += rows;
-    }
-  }
 
   void add_part(const std::string& name, int64_t row, int64_t rows) {
     const std::vector<RowRun> runs = {{.file_row = 0, .row = row, .rows = rows}};

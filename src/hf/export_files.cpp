@@ -118,29 +118,6 @@ Json json_in(const std::vector<TokenizerFile>& files, const char* name) {
   return file != nullptr ? parse_json_or_null(file->bytes) : Json();
 }
 
-// Returns the template at the key, which has one, or a list of them with names.
-std::optional<std::string> template_in(const Json& config) {
-  const Json& value = config.get(kTemplateKey);
-  if (value.is_string()) return value.string();
-  for (const Json& one : value.entries())
-    if (one.get("name") == Json("default") && one.get("template").is_string()) return one.get("template").string();
-  return std::nullopt;
-}
-
-// transformers gives a template the texts of the tokenizer's special tokens by the names of the roles that they have.
-void add_special_tokens(const Json& tokenizer_config, Json& variables) {
-  for (const auto& [name, value] : tokenizer_config.members()) {
-    const Json& token = value.is_object() ? value.get("content") : value;
-    if (name.ends_with("_token") && token.is_string()) variables[name] = token;
-  }
-}
-
-std::string rendered(const Conversation& conversation, ChatTemplate which, const std::optional<std::string>& date) {
-  const auto pieces =
-      conversation.asks ? render_chat_prompt(which, conversation.messages, date) : render_chat(which, conversation.messages, date);
-  return joined(pieces, "", &ChatPiece::text);
-}
-
 std::string rendered(const Conversation& conversation, const FolderTemplate& by, const Json& tokenizer_config, ChatTemplate which,
                      const std::optional<std::string>& date) {
   Json variables = Json::Members();
@@ -148,7 +125,10 @@ std::string rendered(const Conversation& conversation, const FolderTemplate& by,
   variables["add_generation_prompt"] = conversation.asks;
   variables["tools"] = variables["documents"] = Json();
   if (date) variables["date_string"] = *date;
-  add_special_tokens(tokenizer_config, variables);
+  for (const auto& [name, value] : tokenizer_config.members()) {  // texts of special tokens, by the roles that they have
+    const Json& token = value.is_object() ? value.get("content") : value;
+    if (name.ends_with("_token") && token.is_string()) variables[name] = token;
+  }
   const std::string today = date.value_or(which == ChatTemplate::llama3 ? kLlama3Date : "");
   return render_jinja(by.text, {.variables = variables, .strftime_now = [today](const std::string&) { return today; }});
 }
@@ -164,9 +144,14 @@ std::string around(const std::string& text, size_t byte) {
 
 std::optional<FolderTemplate> folder_template(const std::vector<TokenizerFile>& files) {
   if (const TokenizerFile* const own = file_named(files, kTemplateFile)) return FolderTemplate{.file = kTemplateFile, .text = own->bytes};
-  for (const char* const name : {kTokenizerConfig, kOlderFile})
-    if (std::optional<std::string> found = template_in(json_in(files, name)))
-      return FolderTemplate{.file = name, .text = std::move(*found)};
+  for (const char* const name : {kTokenizerConfig, kOlderFile}) {
+    const Json config = json_in(files, name);
+    const Json& value = config.get(kTemplateKey);  // one, or a list of them with names
+    if (value.is_string()) return FolderTemplate{.file = name, .text = value.string()};
+    for (const Json& one : value.entries())
+      if (one.get("name") == Json("default") && one.get("template").is_string())
+        return FolderTemplate{.file = name, .text = one.get("template").string()};
+  }
   return std::nullopt;
 }
 
@@ -184,7 +169,9 @@ std::string chat_template_difference(const std::vector<TokenizerFile>& files, Ch
   if (!own) return "";
   const Json config = json_in(files, kTokenizerConfig);
   for (const Conversation& conversation : conversations()) {
-    const std::string messages = json_of(conversation.messages).dump(-1, Json::Order::keys), here = rendered(conversation, which, date);
+    const auto pieces =
+        conversation.asks ? render_chat_prompt(which, conversation.messages, date) : render_chat(which, conversation.messages, date);
+    const std::string messages = json_of(conversation.messages).dump(-1, Json::Order::keys), here = joined(pieces, "", &ChatPiece::text);
     std::string there;
     try {
       there = rendered(conversation, *own, config, which, date);

@@ -106,9 +106,11 @@ HfWeights::HfWeights(const fs::path& folder)
   find_tensors();
   if (config_.says_dtype) return;
   bool bf16 = false, other = false;  // among values; there may be codes beside them
-  for (const auto& [name, entry] : entries_) {
-    bf16 = bf16 || entry->dtype == FileDtype::bf16;
-    other = other || entry->dtype == FileDtype::f32 || entry->dtype == FileDtype::f16;
+  for (const auto& [name, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      bf16 = bf16 || piece.entry->dtype == FileDtype::bf16;
+      other = other || piece.entry->dtype == FileDtype::f32 || piece.entry->dtype == FileDtype::f16;
+    }
   }
   config_.dtype = bf16 && !other ? Dtype::bf16 : Dtype::f32;
 }
@@ -152,7 +154,6 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
     tiles = (tile_scales_[scales] = std::make_unique<TileScales>(read_tile_scales(files_, *scales, where()))).get();
   for (const RowRun& run : tensor.runs)
     pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .tiles = tiles, .run = run});
-  entries_[tensor.name] = entry;
   return true;
 }
 
@@ -258,6 +259,13 @@ const std::vector<HfWeights::Piece>& HfWeights::pieces_of(const std::string& par
   return found->second;
 }
 
+const HfWeights::Piece& HfWeights::piece_of(const ArchitectureTensor& tensor) const {
+  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
+  const auto piece = std::ranges::lower_bound(pieces, tensor.runs.front().row, {}, [](const Piece& one) { return one.run.row; });
+  require(piece != pieces.end() && piece->tensor->name == tensor.name, where(), ": no tensor ", tensor.name);
+  return *piece;
+}
+
 std::string HfWeights::element(const std::string& parameter, int64_t row, int64_t column) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);  // in the order of their rows
   const auto piece = std::ranges::find_if(pieces, [&](const Piece& next) { return row < next.run.row + next.run.rows; });
@@ -266,13 +274,12 @@ std::string HfWeights::element(const std::string& parameter, int64_t row, int64_
 }
 
 Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
-  return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+  return piece_of(tensor).entry->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
 
 std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
-  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
-  const auto piece = std::ranges::find_if(pieces, [&](const Piece& one) { return one.tensor->name == tensor.name; });
-  return piece->tiles ? std::optional(piece->scales->dtype) : std::nullopt;
+  const Piece& piece = piece_of(tensor);
+  return piece.tiles ? std::optional(piece.scales->dtype) : std::nullopt;
 }
 
 WeightForm HfWeights::form(const std::string& parameter) const {

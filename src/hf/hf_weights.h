@@ -95,6 +95,7 @@ class HfWeights : public TensorReader {
   std::map<std::string, PackedScheme> computed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  const Piece& piece_of(const ArchitectureTensor& tensor) const;  // the first
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
@@ -108,9 +109,8 @@ class HfWeights : public TensorReader {
   SafetensorsFolder files_;
   std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
   std::vector<ArchitectureTensor> tensors_;
-  std::map<std::string, std::vector<Piece>> pieces_;        // by parameter, in the order of its rows
-  std::map<std::string, const SafetensorsEntry*> entries_;  // by the name that ArchitectureTensor has
-  const SafetensorsEntry* turned_ = nullptr;                // the tensor of which turned_bytes_ is a matrix with rows and columns exchanged
+  std::map<std::string, std::vector<Piece>> pieces_;  // by parameter, in the order of its rows
+  const SafetensorsEntry* turned_ = nullptr;          // the tensor of which turned_bytes_ is a matrix with rows and columns exchanged
   int64_t turned_matrix_ = -1;
   std::vector<std::byte> turned_bytes_;
 };
