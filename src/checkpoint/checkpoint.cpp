@@ -35,22 +35,11 @@ void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vecto
           saved.dtype, " ", shape_text(saved.shape), ", the model needs ", dtype, " ", shape_text(needed));
 }
 
-// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros. `look` receives the values from element
-// `first` of the shard on.
-void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out,
-                const std::function<void(int64_t first, std::span<const float> values)>& look = {}) {
-  const std::string name = prefix + shard.of->name;
-  const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
-  require_saved_as(reader.tensor(name), out.dtype(), needed, reader);
-  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
-    const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
-    fill_from_host(rows, [&](std::span<std::byte> bytes) {
-      reader.read(name, box_of(shard, chunk), bytes);
-      const std::span<const float> values(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-      if (look) look((chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
-    });
-  }
-  out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
+// Reads what belongs to a shard, "master.", "m." or "v." of its parameter, as read_shard() does.
+std::string read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
+  require_saved_as(reader.tensor(prefix + shard.of->name), out.dtype(), dimensions(shard.of->stored_shape()), reader);
+  CheckpointWeights weights(reader, prefix);
+  return read_shard(weights, shard, out);
 }
 
 // Reads buffers whole, on every rank.
@@ -227,10 +216,9 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      read_saved(reader, "master.", shard, master, [&](int64_t first, std::span<const float> values) {
-        if (bad.empty()) bad = nonfinite_read(shard, first, values);
-      });
+      const std::string found = read_saved(reader, "master.", shard, master);
       parameters.store(shard, master);
+      if (bad.empty()) bad = found;
     };
     if (optimizer) {
       for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);

@@ -31,7 +31,15 @@ struct DifferenceCount {
   size_t width;
   int64_t differing = 0, first = -1, done = 0;
 
-  void add(std::span<const std::byte> a, std::span<const std::byte> b) {
+  std::vector<std::byte> a = {}, b = {};
+
+  // Returns where the next bytes of both go.
+  std::pair<std::span<std::byte>, std::span<std::byte>> room(size_t bytes) {
+    a.resize(bytes);
+    b.resize(bytes);
+    return {a, b};
+  }
+  void add() {
     const bool equal = a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0;
     for (size_t i = 0; !equal && i < a.size(); i += width) {
       if (std::memcmp(&a[i], &b[i], width) == 0) continue;
@@ -51,35 +59,6 @@ std::string other_form(const Entry* a, const Entry* b) {
   return text(a->dtype, " ", shape_text(a->shape), " and ", b->dtype, " ", shape_text(b->shape));
 }
 
-std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTensor* in_a, const ManifestTensor* in_b) {
-  if (std::string form = other_form(in_a, in_b); !form.empty()) return form;
-  DifferenceCount differences{.width = static_cast<size_t>(dtype_bytes(in_a->dtype))};
-  std::vector<std::byte> left, right;
-  for (const Box& box : chunks(*in_a)) {
-    left.resize(static_cast<size_t>(box.elements()) * differences.width);
-    right.resize(left.size());
-    a.read(in_a->name, box, left);
-    b.read(in_a->name, box, right);
-    differences.add(left, right);
-  }
-  return differences.text();
-}
-
-// Compares types of less than a byte byte by byte.
-std::string compare_entries(SafetensorsFolder& a, SafetensorsFolder& b, const SafetensorsEntry* in_a, const SafetensorsEntry* in_b) {
-  if (std::string form = other_form(in_a, in_b); !form.empty()) return form;
-  DifferenceCount differences{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};
-  std::vector<std::byte> left, right;
-  for (int64_t at = 0; at < in_a->bytes(); at += kChunkBytes) {
-    left.resize(static_cast<size_t>(std::min(kChunkBytes, in_a->bytes() - at)));
-    right.resize(left.size());
-    a.read(*in_a, at, left);
-    b.read(*in_b, at, right);
-    differences.add(left, right);
-  }
-  return differences.text();
-}
-
 }  // namespace
 
 std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFolder& b) {
@@ -88,7 +67,18 @@ std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFold
   for (const SafetensorsEntry& tensor : b.entries()) tensors[tensor.name].second = &tensor;
   std::vector<TensorDifference> out;
   for (const auto& [name, pair] : tensors) {
-    const std::string what = compare_entries(a, b, pair.first, pair.second);
+    const auto [in_a, in_b] = pair;
+    std::string what = other_form(in_a, in_b);
+    if (what.empty()) {
+      DifferenceCount count{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};  // at least a byte
+      for (int64_t at = 0; at < in_a->bytes(); at += kChunkBytes) {
+        const auto [left, right] = count.room(static_cast<size_t>(std::min(kChunkBytes, in_a->bytes() - at)));
+        a.read(*in_a, at, left);
+        b.read(*in_b, at, right);
+        count.add();
+      }
+      what = count.text();
+    }
     if (!what.empty()) out.push_back({name, what});
   }
   return out;
@@ -98,7 +88,17 @@ std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFold
 std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b) {
   std::vector<TensorDifference> out;
   const auto add = [&](const ManifestTensor* in_a, const ManifestTensor* in_b) {
-    const std::string what = compare(a, b, in_a, in_b);
+    std::string what = other_form(in_a, in_b);
+    if (what.empty()) {
+      DifferenceCount count{.width = static_cast<size_t>(dtype_bytes(in_a->dtype))};
+      for (const Box& box : chunks(*in_a)) {
+        const auto [left, right] = count.room(static_cast<size_t>(box.elements()) * count.width);
+        a.read(in_a->name, box, left);
+        b.read(in_a->name, box, right);
+        count.add();
+      }
+      what = count.text();
+    }
     if (!what.empty()) out.push_back({(in_a ? in_a : in_b)->name, what});
   };
   for (const ManifestTensor& tensor : a.manifest().tensors) add(&tensor, b.has(tensor.name) ? &b.tensor(tensor.name) : nullptr);

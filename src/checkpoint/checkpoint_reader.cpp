@@ -114,19 +114,6 @@ const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   return manifest_.tensors[found->second];
 }
 
-std::vector<std::byte> CheckpointReader::room_for_chunk(int64_t bytes) {
-  constexpr size_t kMost = 8;
-  std::vector<std::byte> room;
-  while (!kept_.empty() && (kept_.size() == kMost || kept_bytes_ + bytes > kKeptBytes)) {
-    kept_bytes_ -= static_cast<int64_t>(kept_.front().bytes.size());
-    room = std::move(kept_.front().bytes);
-    kept_.erase(kept_.begin());
-  }
-  if (std::cmp_less(bytes, room.capacity())) room = {};  // a smaller one would keep the memory
-  room.resize(static_cast<size_t>(bytes));
-  return room;
-}
-
 std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t index) {
   const auto found = std::ranges::find_if(kept_, [&](const KeptChunk& kept) { return kept.shard == shard_index && kept.index == index; });
   if (found != kept_.end()) {
@@ -139,8 +126,17 @@ std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t 
     file_ = File::open(directory_ / shard.file);
     open_shard_ = shard_index;
   }
-  const int64_t begin = index * shard.chunk_bytes;
-  std::vector<std::byte> bytes = room_for_chunk(std::min(shard.chunk_bytes, shard.bytes - begin));
+  const int64_t begin = index * shard.chunk_bytes, size = std::min(shard.chunk_bytes, shard.bytes - begin);
+  // Gives up chunks that were asked for longest ago, and takes their memory.
+  constexpr size_t kMost = 8;
+  std::vector<std::byte> bytes;
+  while (!kept_.empty() && (kept_.size() == kMost || kept_bytes_ + size > kKeptBytes)) {
+    kept_bytes_ -= static_cast<int64_t>(kept_.front().bytes.size());
+    bytes = std::move(kept_.front().bytes);
+    kept_.erase(kept_.begin());
+  }
+  if (std::cmp_less(size, bytes.capacity())) bytes = {};  // a smaller one would keep the memory
+  bytes.resize(static_cast<size_t>(size));
   file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + begin, bytes);
   require(xxh64(bytes) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
           begin, " to ", begin + static_cast<int64_t>(bytes.size()), ") is damaged");

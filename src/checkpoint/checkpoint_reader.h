@@ -62,8 +62,6 @@ class CheckpointReader {
   };
 
   void check_shards();
-  // Gives up chunks that were asked for longest ago, until one more of so many bytes may be kept.
-  std::vector<std::byte> room_for_chunk(int64_t bytes);
   std::span<const std::byte> chunk(int64_t shard, int64_t index);
   void read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out);
   void read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out);
@@ -130,10 +128,11 @@ Quantization packed_form(Format format);
 int64_t code_bytes(const WeightForm& form);
 int64_t scale_bytes(const WeightForm& form);
 
-// Reads the masters "master.NAME" of a checkpoint, which are fp32.
+// Reads the masters "master.NAME" of a checkpoint, which are fp32, or its moments.
 class CheckpointWeights : public TensorReader {
  public:
-  explicit CheckpointWeights(CheckpointReader& reader) : reader_(reader) {}  // the reader must outlive this
+  // The reader must outlive this.
+  explicit CheckpointWeights(CheckpointReader& reader, const char* prefix = "master.") : reader_(reader), prefix_(prefix) {}
   std::string where() const override { return reader_.directory().string(); }
   bool has(const std::string& parameter) const override { return reader_.has(name_of(parameter)); }
   WeightForm form(const std::string&) const override { return {.master = true}; }
@@ -142,8 +141,9 @@ class CheckpointWeights : public TensorReader {
                   std::span<std::byte> scales) override;
 
  private:
-  static std::string name_of(const std::string& parameter) { return "master." + parameter; }
+  std::string name_of(const std::string& parameter) const { return prefix_ + parameter; }
   CheckpointReader& reader_;
+  const char* prefix_;
 };
 
 // Reads shards of parameters from a checkpoint or a folder.

@@ -188,12 +188,6 @@ std::string change_of(const Json& before, const Json& now) {
   return name(now) + " (" + list + ")";
 }
 
-// A change that several layers have alike, for one line.
-struct PlanChange {
-  std::string what;
-  std::vector<std::string> paths;
-};
-
 std::map<std::string, Json> modules_by_path(const Json& plan, const std::string& source) {
   require(plan.get("modules").is_list(), ExitCode::data, source, ": plan must be an object with a list \"modules\"");
   std::map<std::string, Json> modules;
@@ -208,21 +202,6 @@ const Json& module_of(const std::map<std::string, Json>& modules, const std::str
   const auto found = modules.find(path);
   require(found != modules.end(), ExitCode::data, source, ": plan.modules has no ", path);
   return found->second;
-}
-
-std::vector<PlanChange> changes_between(const std::map<std::string, Json>& before, const Json& now, const std::string& source) {
-  std::vector<PlanChange> changes;
-  for (const Json& module : now.at("modules").entries()) {
-    const std::string path = module.at("module").string();
-    const Json& was = module_of(before, path, source);
-    if (same_formats(was, module)) continue;
-    const std::string what = change_of(was, module);
-    const auto alike = std::ranges::find_if(changes, [&](const PlanChange& change) {
-      return change.what == what && any_layer(change.paths.front()) == any_layer(path);
-    });
-    (alike == changes.end() ? changes.emplace_back(PlanChange{.what = what, .paths = {}}) : *alike).paths.push_back(path);
-  }
-  return changes;
 }
 
 // Locates the sums of a weight among those of all weights.
@@ -279,9 +258,24 @@ std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes)
 
 std::vector<std::string> allowed_plan_changes(const std::string& saved, const PrecisionPlan& plan, const std::string& source,
                                               LoadFor purpose) {
-  const Json before = parse_json(saved, source);
+  const std::map<std::string, Json> before = modules_by_path(parse_json(saved, source), source);
+  struct Change {  // that several layers have alike, for one line
+    std::string what;
+    std::vector<std::string> paths;
+  };
+  std::vector<Change> changes;
+  const Json now = plan.to_json();
+  for (const Json& module : now.at("modules").entries()) {
+    const std::string path = module.at("module").string();
+    const Json& was = module_of(before, path, source);
+    if (same_formats(was, module)) continue;
+    const std::string what = change_of(was, module);
+    const auto alike = std::ranges::find_if(
+        changes, [&](const Change& one) { return one.what == what && any_layer(one.paths.front()) == any_layer(path); });
+    (alike == changes.end() ? changes.emplace_back(Change{.what = what, .paths = {}}) : *alike).paths.push_back(path);
+  }
   std::vector<std::string> allowed, refused;
-  for (const PlanChange& change : changes_between(modules_by_path(before, source), plan.to_json(), source)) {
+  for (const Change& change : changes) {
     const bool may = purpose == LoadFor::resume_changed || change.paths.front() == "output";
     (may ? allowed : refused).push_back(joined_path(change.paths) + ": " + change.what);
   }

@@ -201,29 +201,6 @@ std::vector<int64_t> layers_by_type(ArchitectureKeys& keys, int64_t layers) {
   return sliding;
 }
 
-// Returns none if all tokens are seen, or no layer says otherwise.
-std::optional<int64_t> window_of(ArchitectureKeys& keys, Architecture architecture) {
-  const std::optional<int64_t> given = keys.integer("sliding_window");
-  const bool absent = !given && !keys.is_null("sliding_window");
-  if (architecture == Architecture::mixtral) return given;
-  if (architecture == Architecture::gpt_oss) return absent ? 128 : given;
-  keys.require_not_null("use_sliding_window", FieldKind::boolean);
-  const Json* const used = keys.stated("use_sliding_window", FieldKind::boolean);
-  if (used == nullptr || *used == false) return {};
-  return absent ? 4096 : given;
-}
-
-std::vector<int64_t> layers_by_class(ArchitectureReader& reader, bool windows) {
-  const bool qwen = reader.architecture == Architecture::qwen2 || reader.architecture == Architecture::qwen3;
-  if (qwen && windows) reader.keys.require_not_null("max_window_layers", FieldKind::integer);
-  const int64_t first = reader.keys.integer("max_window_layers").value_or(28);
-  std::vector<int64_t> sliding;
-  for (int64_t i = 0; i < reader.layers(); ++i) {
-    if (reader.architecture == Architecture::gpt_oss ? i % 2 == 0 : windows && (!qwen || i >= first)) sliding.push_back(i);
-  }
-  return sliding;
-}
-
 // Returns true if the classes of the architecture have windows in all layers or none.
 bool layers_alike(Architecture architecture) { return architecture == Architecture::mixtral || architecture == Architecture::qwen3_moe; }
 
@@ -281,8 +258,21 @@ void write_rope(Architecture architecture, ModelConfig& model, Json& out) {
 // Reads which layers see only the last tokens: by layer_types, else all of Mixtral's, and of Qwen's those from max_window_layers on.
 void read_windows(ArchitectureReader& reader) {
   ArchitectureKeys& keys = reader.keys;
-  const std::optional<int64_t> window = window_of(keys, reader.architecture);
-  std::vector<int64_t> sliding = layers_by_class(reader, window.has_value());
+  const bool mixtral = reader.architecture == Architecture::mixtral, gpt_oss = reader.architecture == Architecture::gpt_oss;
+  std::optional<int64_t> window = keys.integer("sliding_window");  // none if all tokens are seen, or no layer says otherwise
+  if (!mixtral && !window && !keys.is_null("sliding_window")) window = gpt_oss ? 128 : 4096;
+  if (!mixtral && !gpt_oss) {
+    keys.require_not_null("use_sliding_window", FieldKind::boolean);
+    const Json* const used = keys.stated("use_sliding_window", FieldKind::boolean);
+    if (used == nullptr || *used == false) window.reset();
+  }
+  const bool later = reader.architecture == Architecture::qwen2 || reader.architecture == Architecture::qwen3;
+  if (later && window) keys.require_not_null("max_window_layers", FieldKind::integer);
+  const int64_t first = keys.integer("max_window_layers").value_or(28);
+  std::vector<int64_t> sliding;
+  for (int64_t i = 0; i < reader.layers(); ++i) {
+    if (gpt_oss ? i % 2 == 0 : window && (!later || i >= first)) sliding.push_back(i);
+  }
   const bool typed = keys.has("layer_types");
   if (typed) {
     const std::vector<int64_t> by_type = layers_by_type(keys, reader.layers());

@@ -165,10 +165,6 @@ namespace {
 constexpr std::string_view kPrefix = ".tmp-", kLock = ".lock";
 constexpr size_t kIdLetters = 16, kAround = kPrefix.size() + 1 + kIdLetters + kLock.size();
 
-fs::path without_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
-
-fs::path lock_of(const fs::path& pending) { return pending.string() + std::string(kLock); }
-
 // Returns NAME of .tmp-NAME-<id>.lock.
 std::optional<std::string> pending_name(const std::string& lock) {
   if (lock.size() <= kAround || !lock.starts_with(kPrefix) || !lock.ends_with(kLock)) return {};
@@ -180,7 +176,7 @@ std::optional<std::string> pending_name(const std::string& lock) {
 // Returns the path of the folder. Throws Error(usage) as the constructor does.
 fs::path checked_target(const fs::path& target) {
   require(!target.empty(), ExitCode::usage, "\"\" is no name for a folder");
-  const fs::path path = fs::absolute(without_slash(target));
+  const fs::path path = fs::absolute(target.has_filename() ? target : target.parent_path());
   require(path.filename().string().size() + kAround <= NAME_MAX, ExitCode::usage, target.string(), ": the name is longer than ",
           NAME_MAX - kAround, " bytes");
   std::error_code error;
@@ -210,7 +206,7 @@ PendingFolder::PendingFolder(const fs::path& target) : target_(checked_target(ta
   sweep_pending_folders(target_.parent_path(), name);
   while (!owner_) {
     temporary_ = target_.parent_path() / text(kPrefix, name, "-", unique_id());
-    owner_ = OwnerFile::create(lock_of(temporary_));
+    owner_ = OwnerFile::create(temporary_.string() + std::string(kLock));
   }
   try {
     make_directory(temporary_);
