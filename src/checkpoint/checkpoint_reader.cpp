@@ -34,41 +34,11 @@ auto reading(Body&& body) {
 // through m and v of each of their shards in turn, and would read a chunk again for each tensor in it.
 constexpr int64_t kKeptBytes = int64_t{32} << 20;
 
-// Returns the intersection of two boxes; false if there is none.
-bool intersect(const Box& a, const Box& b, Box& out) {
-  out = a;
-  for (size_t d = 0; d < a.size.size(); ++d) {
-    out.start[d] = std::max(a.start[d], b.start[d]);
-    out.size[d] = std::min(a.start[d] + a.size[d], b.start[d] + b.size[d]) - out.start[d];
-    if (out.size[d] <= 0) return false;
-  }
-  return true;
-}
-
 // Returns the row-major position of a point, given in global coordinates, inside a box.
 int64_t position_in(const Box& box, const std::vector<int64_t>& point) {
   int64_t position = 0;
   for (size_t d = 0; d < point.size(); ++d) position = position * box.size[d] + point[d] - box.start[d];
   return position;
-}
-
-// Returns the number of trailing dimensions of `part` that span the whole of both boxes, plus one: a run over them is contiguous in both.
-size_t contiguous_dimensions(const Box& part, const Box& a, const Box& b) {
-  size_t count = 0;
-  while (count < part.size.size()) {
-    const size_t d = part.size.size() - 1 - count++;
-    if (part.size[d] != a.size[d] || part.size[d] != b.size[d]) break;
-  }
-  return count;
-}
-
-// Steps `point` through the first `dims` dimensions of the box; false after the last position.
-bool advance(std::vector<int64_t>& point, const Box& box, size_t dims) {
-  for (size_t d = dims; d-- > 0;) {
-    if (++point[d] < box.start[d] + box.size[d]) return true;
-    point[d] = box.start[d];
-  }
-  return false;
 }
 
 }  // namespace
@@ -157,19 +127,27 @@ void CheckpointReader::read_bytes(int64_t shard, int64_t offset, std::span<std::
 }
 
 void CheckpointReader::read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out) {
-  Box part;
-  if (!intersect(piece.box, box, part)) return;
+  Box part = box;  // the intersection
+  for (size_t d = 0; d < part.size.size(); ++d) {
+    part.start[d] = std::max(piece.box.start[d], box.start[d]);
+    part.size[d] = std::min(piece.box.start[d] + piece.box.size[d], box.start[d] + box.size[d]) - part.start[d];
+    if (part.size[d] <= 0) return;
+  }
+  // A run over the last dimensions that span the whole of both boxes, and over the one before them, is contiguous in both.
   const int64_t width = dtype_bytes(tensor.dtype);
-  const size_t run_dims = contiguous_dimensions(part, piece.box, box);
-  const size_t outer = part.size.size() - run_dims;
   int64_t run = width;
-  for (size_t d = outer; d < part.size.size(); ++d) run *= part.size[d];
+  size_t outer = part.size.size();
+  while (outer > 0) {
+    run *= part.size[--outer];
+    if (part.size[outer] != piece.box.size[outer] || part.size[outer] != box.size[outer]) break;
+  }
   std::vector<int64_t> point = part.start;
-  do {
-    const int64_t from = piece.offset + position_in(piece.box, point) * width;
-    const int64_t to = position_in(box, point) * width;
+  for (size_t d = outer;; d = outer) {
+    const int64_t from = piece.offset + position_in(piece.box, point) * width, to = position_in(box, point) * width;
     read_bytes(piece.shard, from, out.subspan(static_cast<size_t>(to), static_cast<size_t>(run)));
-  } while (advance(point, part, outer));
+    for (; d > 0 && ++point[d - 1] == part.start[d - 1] + part.size[d - 1]; --d) point[d - 1] = part.start[d - 1];
+    if (d == 0) return;
+  }
 }
 
 void CheckpointReader::read(const std::string& name, const Box& box, std::span<std::byte> out) {
