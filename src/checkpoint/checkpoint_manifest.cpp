@@ -236,4 +236,6 @@ Manifest parse_manifest(std::string_view content, const std::string& source) {
 
 std::string manifest_hash(std::string_view content) { return std::string(content.substr(content.size() - kHashLine, kHashLine - 1)); }
 
+template const FieldType& detail::field_type<Manifest>();
+
 }  // namespace mantissa

@@ -144,6 +144,7 @@ struct Manifest : CheckpointHead {
     v("tensors", tensors);
   }
 };
+extern template const FieldType& detail::field_type<Manifest>();
 
 // Lists the pieces in each shard of a manifest. They point into the argument.
 struct ShardPiece {

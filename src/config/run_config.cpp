@@ -328,4 +328,6 @@ PrecisionPlan resolve_plan(const RunConfig& config) {
   return plan;
 }
 
+template const FieldType& detail::field_type<RunConfig>();
+
 }  // namespace mantissa

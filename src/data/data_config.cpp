@@ -52,4 +52,6 @@ void DataConfig::validate(ConfigReport& report) const {
   validate_chat(*this, report);
 }
 
+template const FieldType& detail::field_type<DataConfig>();
+
 }  // namespace mantissa

@@ -136,4 +136,8 @@ void MoeConfig::validate(const ModelConfig& model, const OptionError& report) co
   if (model.mlp_bias) report("model.mlp_bias", "is of dense models; biases of experts are model.moe.expert_mlp_bias");
 }
 
+template const FieldType& detail::field_type<ModelConfig>();
+template const FieldType& detail::field_type<MoeConfig>();
+template const FieldType& detail::field_type<RopeScalingConfig>();
+
 }  // namespace mantissa

@@ -230,4 +230,6 @@ std::map<std::string, Recipe> resolve_recipes(const PrecisionConfig& config, Con
   return recipes;
 }
 
+template const FieldType& detail::field_type<PrecisionConfig>();
+
 }  // namespace mantissa

@@ -316,6 +316,7 @@ struct RunConfig {
     v("logging", logging, "run folder and output");
   }
 };
+extern template const FieldType& detail::field_type<RunConfig>();
 
 struct SavedTokenizer;  // data/tokenizer.h
 

@@ -83,4 +83,6 @@ struct DataConfig {
   }
 };
 
+extern template const FieldType& detail::field_type<DataConfig>();
+
 }  // namespace mantissa

@@ -140,13 +140,6 @@ class FieldList {
   std::vector<Field> fields_;
 };
 
-template <class T>
-std::vector<Field> fields_of(T& config) {
-  FieldList list;
-  config.fields(list);
-  return list.take();
-}
-
 namespace detail {
 
 template <class T>
@@ -211,6 +204,8 @@ std::optional<K> key_of_name(const std::string& name) {
   }
 }
 
+// The description of a large struct takes long to compile, so one source compiles it: beside the struct stands
+// `extern template const FieldType& detail::field_type<RunConfig>();`, and there the same without `extern`.
 template <class T>
 const FieldType& field_type();
 
@@ -230,7 +225,11 @@ FieldType type_for(std::type_identity<T>) {
   if constexpr (FieldStruct<T>) {
     type.kind = FieldKind::object;
     if constexpr (HasShortForm<T>) type.short_form = T::kShortForm;
-    type.members = [](const Field& field) { return fields_of(as<T>(field)); };
+    type.members = [](const Field& field) {
+      FieldList list;
+      as<T>(field).fields(list);
+      return list.take();
+    };
   } else if constexpr (std::is_enum_v<T>) {
     type.kind = FieldKind::choice;
     type.choices = choice_names<T>();
@@ -269,7 +268,7 @@ FieldType type_for(std::type_identity<std::optional<T>>) {
     if (null || value) as<Member>(field) = value;
     return null || value;
   };
-  if constexpr (FieldStruct<T>) type.members = [](const Field& field) { return fields_of(*as<Member>(field)); };
+  if constexpr (FieldStruct<T>) type.members = [](const Field& field) { return field_type<T>().members(field_of(*as<Member>(field))); };
   return type;
 }
 
@@ -310,6 +309,11 @@ const FieldType& field_type() {
 template <class T>
 void FieldList::operator()(const char* name, T& member, const char* description, const Limits& limits) {
   fields_.push_back(detail::field_of(member, name, description, limits));
+}
+
+template <class T>
+std::vector<Field> fields_of(T& config) {
+  return detail::field_type<T>().members(detail::field_of(config));
 }
 
 }  // namespace mantissa

@@ -220,4 +220,8 @@ struct ModelConfig {
   }
 };
 
+extern template const FieldType& detail::field_type<ModelConfig>();
+extern template const FieldType& detail::field_type<MoeConfig>();
+extern template const FieldType& detail::field_type<RopeScalingConfig>();
+
 }  // namespace mantissa

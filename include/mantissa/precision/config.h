@@ -165,6 +165,7 @@ struct PrecisionConfig {
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };
+extern template const FieldType& detail::field_type<PrecisionConfig>();
 
 std::vector<std::string> preset_names();
 // Returns the preset of that name; none if there is none.
