@@ -15,12 +15,6 @@ namespace {
 
 constexpr int64_t kFewestBytes = 4096;  // worth a thread
 
-size_t length_of_first(std::string_view text) {
-  size_t end = 0;
-  if (!text.empty()) next_character(text, end);
-  return end;
-}
-
 // Returns the last place before which the text may be normalized by itself: before a character of ASCII, with which nothing composes.
 size_t last_cut(std::string_view text, size_t from, size_t limit) {
   size_t at = std::min(limit, text.size() - 1);
@@ -85,15 +79,14 @@ struct StreamEncoder::State {
   };
   static constexpr int32_t kEndOfText = -1;
 
-  template <class Between, class Found>
-  size_t for_each_token(const AddedTokenMatcher& tokens, std::string_view text, size_t limit, bool goes_on, const Between& between,
-                        const Found& found) const;
+  template <class Between>
+  void advance(UndecidedText& from, const AddedTokenMatcher& tokens, bool goes_on, const Between& between, const UndecidedText& to,
+               void (State::*advance_to)(bool));
   void advance_raw(bool text_goes_on);
   void advance_normalized(bool goes_on);
   void advance_unsplit(bool goes_on);
   void add_token(int32_t id) { marks.push_back({pieces.count(), id}); }
   void encode_pieces();
-  void deliver();
   void deliver_pieces(size_t begin, size_t end) const;
 
   const BpeTokenizer& tokenizer;
@@ -135,55 +128,47 @@ void StreamEncoder::end_text(const TextOrigin& origin) {
 
 void StreamEncoder::flush() { state_->encode_pieces(); }
 
-// Passes each added token that begins before `limit` to found(id), and the text before it, if there is any, to between(text). Returns how
-// far the text is passed on. As in tokenizers, a token within white space that another token took along is found, too, and the text goes on
+// Passes the text of one buffer to between(), as far as its continuation changes nothing, and adds each added token in it once the next
+// buffer is passed on whole. As in tokenizers, a token within white space that another token took along is found, too, and the text goes on
 // behind it: even in the rest of that white space.
-template <class Between, class Found>
-size_t StreamEncoder::State::for_each_token(const AddedTokenMatcher& tokens, std::string_view text, size_t limit, bool goes_on,
-                                            const Between& between, const Found& found) const {
-  AddedTokenMatcher::Start from;
-  while (from.token < limit) {
-    const AddedTokenMatcher::Found next = tokens.find(text, from, limit, special);
-    const size_t end = next.token != nullptr ? next.begin : goes_on ? last_cut(text, from.text, limit) : text.size();
-    if (end > from.text) between(text.substr(from.text, end - from.text));
-    if (next.token == nullptr) return end;
-    found(next.token->id);
-    from = {.text = next.end, .token = next.own_end, .space = std::max(from.space, next.end)};
+template <class Between>
+void StreamEncoder::State::advance(UndecidedText& from, const AddedTokenMatcher& tokens, bool goes_on, const Between& between,
+                                   const UndecidedText& to, void (State::*advance_to)(bool)) {
+  const std::string_view text = from.text();
+  const size_t limit = goes_on ? tokens.decided(text.substr(0, whole_characters(text))) : text.size();
+  AddedTokenMatcher::Start at;
+  while (at.token < limit) {
+    const AddedTokenMatcher::Found next = tokens.find(text, at, limit, special);
+    const size_t end = next.token != nullptr ? next.begin : goes_on ? last_cut(text, at.text, limit) : text.size();
+    if (end > at.text) between(text.substr(at.text, end - at.text));
+    if (next.token == nullptr) {
+      at.text = end;
+      break;
+    }
+    (this->*advance_to)(false);
+    add_token(next.token->id);
+    at = {.text = next.end, .token = next.own_end, .space = std::max(at.space, next.end)};
   }
-  return from.text;
+  from.drop(at.text);
+  if (!goes_on || to.is_enough()) (this->*advance_to)(goes_on);
 }
 
 void StreamEncoder::State::advance_raw(bool goes_on) {
-  const AddedTokenMatcher& tokens = tokenizer.added_.before_normalization();
-  const std::string_view text = raw.text();
-  const size_t limit = goes_on ? tokens.decided(text.substr(0, whole_characters(text))) : text.size();
-  const auto normalize = [&](std::string_view between) {
-    of_first = asks_for_first && between.data() == text.data() ? length_of_first(between) : 0;
+  const auto normalize = [this](std::string_view between) {
+    of_first = 0;
+    if (asks_for_first && between.data() == raw.text().data()) next_character(between, of_first);
     normalized.add(tokenizer.normalizer_.apply(between, of_first));
   };
-  const auto add = [this](int32_t id) {
-    advance_normalized(false);
-    add_token(id);
-  };
-  raw.drop(for_each_token(tokens, text, limit, goes_on, normalize, add));
-  if (!goes_on || normalized.is_enough()) advance_normalized(goes_on);
+  advance(raw, tokenizer.added_.before_normalization(), goes_on, normalize, normalized, &State::advance_normalized);
 }
 
 void StreamEncoder::State::advance_normalized(bool goes_on) {
-  const AddedTokenMatcher& tokens = tokenizer.added_.after_normalization();
-  const std::string_view text = normalized.text();
-  const size_t limit = goes_on ? tokens.decided(text) : text.size();
-  const auto split = [&](std::string_view between) {
-    const auto begin = static_cast<size_t>(between.data() - text.data()), end = begin + between.size();
+  const auto split = [this](std::string_view between) {
+    const auto begin = static_cast<size_t>(between.data() - normalized.text().data()), end = begin + between.size();
     unsplit.add(between);
     of_first_unsplit = std::min(end, std::max(begin, of_first)) - begin;
   };
-  const auto add = [this](int32_t id) {
-    advance_unsplit(false);
-    add_token(id);
-  };
-  normalized.drop(for_each_token(tokens, text, limit, goes_on, split, add));
-  if (!goes_on || unsplit.is_enough()) advance_unsplit(goes_on);
+  advance(normalized, tokenizer.added_.after_normalization(), goes_on, split, unsplit, &State::advance_unsplit);
 }
 
 void StreamEncoder::State::advance_unsplit(bool goes_on) {
@@ -200,11 +185,6 @@ void StreamEncoder::State::encode_pieces() {
   parallel_for(count, each, [&](int64_t begin, int64_t end) {
     encoded[static_cast<size_t>(begin / each)].encode(tokenizer.model_, pieces, static_cast<size_t>(begin), static_cast<size_t>(end));
   });
-  deliver();
-  pieces.clear(), marks.clear();
-}
-
-void StreamEncoder::State::deliver() {
   size_t done = 0;
   for (const Mark& mark : marks) {
     deliver_pieces(std::exchange(done, mark.pieces), mark.pieces);
@@ -214,6 +194,7 @@ void StreamEncoder::State::deliver() {
       sink.end_of_text();
   }
   deliver_pieces(done, pieces.count());
+  pieces.clear(), marks.clear();
 }
 
 void StreamEncoder::State::deliver_pieces(size_t begin, size_t end) const {
