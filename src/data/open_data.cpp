@@ -103,8 +103,7 @@ class Opener {
  private:
   // Ids mean nothing without their characters, and files that number them differently look alike.
   void require_same_characters(const TokenFile& file) {
-    const bool encoded = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
-    if (encoded || !data_.tokenizer || data_.tokenizer->kind() != TokenizerKind::character) return;
+    if (is_text(file.format()) || !data_.tokenizer || data_.tokenizer->kind() != TokenizerKind::character) return;
     const Characters beside = characters_beside(file.path());
     require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": other characters than ",
             characters_from_);
@@ -181,13 +180,9 @@ bool has_file(const Data& data, const Test& test) {
   return std::ranges::any_of(data.files, [&test](const auto& set) { return std::ranges::any_of(set->files(), test); });
 }
 
-// Returns whether the file has ids, which some program wrote.
-bool has_ids(const TokenFile& file) {
-  return file.form() == LineForm::tokens || (file.format() != DataFormat::text && file.format() != DataFormat::jsonl);
-}
-
 // Throws if the data do not use the template. Ids may: it also says how the model is asked, and may have rendered them.
 void require_used_template(const DataConfig& config, const Data& data) {
+  const auto has_ids = [](const TokenFile& file) { return file.form() == LineForm::tokens || !is_text(file.format()); };
   if (!config.chat_template || has_conversations(data) || has_file(data, has_ids)) return;
   const TokenFile& file = data.files.front()->files().front();
   fail(ExitCode::usage, "data.chat_template: ", choice_name(*config.chat_template),

@@ -139,30 +139,6 @@ ElementType megatron_type(const InputFile& idx) {
   }
 }
 
-struct MegatronIndex {
-  int64_t sequences = 0, documents = 0;                     // documents: entries of document_indices, one more than there are documents
-  int64_t lengths = 34, offsets = 0, document_indices = 0;  // where the arrays start
-};
-
-MegatronIndex megatron_index(const InputFile& idx) {
-  require(idx.size() >= 34 && starts_with(idx, kMegatronMagic), ExitCode::data, idx.path(),
-          ": not a Megatron index (\"MMIDIDX\" and a header of 34 bytes)");
-  const auto version = read_as<uint64_t>(idx, 9);
-  require(version == 1, ExitCode::data, idx.path(), ": Megatron index version 1 is read, found ", version);
-  const auto sequences = read_as<uint64_t>(idx, 18), documents = read_as<uint64_t>(idx, 26);
-  const auto room = static_cast<uint64_t>(idx.size() - 34);
-  // Check each count alone first, so that the sum cannot overflow.
-  const bool fits = sequences <= room / 12 && documents <= room / 8;
-  const uint64_t without_modes = fits ? 12 * sequences + 8 * documents : 0;
-  require(fits && (without_modes == room || without_modes + sequences == room), ExitCode::data, idx.path(), ": the header says ", sequences,
-          " sequences and ", documents, " document entries, which does not fit a file of ", idx.size(), " bytes");
-  require(documents >= 1, ExitCode::data, idx.path(), ": the document list is empty; it starts with 0");
-  MegatronIndex index{.sequences = static_cast<int64_t>(sequences), .documents = static_cast<int64_t>(documents)};
-  index.offsets = index.lengths + 4 * index.sequences;
-  index.document_indices = index.offsets + 8 * index.sequences;
-  return index;
-}
-
 // Reads an array of the index in order, in windows.
 template <class T>
 class ArrayReader {
@@ -191,28 +167,39 @@ class ArrayReader {
 }  // namespace
 
 TokenLayout megatron_layout(const InputFile& bin, const InputFile& idx) {
-  const MegatronIndex index = megatron_index(idx);
+  constexpr int64_t kHead = 34;
+  require(idx.size() >= kHead && starts_with(idx, kMegatronMagic), ExitCode::data, idx.path(),
+          ": not a Megatron index (\"MMIDIDX\" and a header of 34 bytes)");
+  const auto version = read_as<uint64_t>(idx, 9), given = read_as<uint64_t>(idx, 18), entries = read_as<uint64_t>(idx, 26);
+  require(version == 1, ExitCode::data, idx.path(), ": Megatron index version 1 is read, found ", version);
+  const auto room = static_cast<uint64_t>(idx.size() - kHead);
+  // Check each count alone first, so that the sum cannot overflow.
+  const bool fits = given <= room / 12 && entries <= room / 8;
+  const uint64_t without_modes = fits ? 12 * given + 8 * entries : 0;
+  require(fits && (without_modes == room || without_modes + given == room), ExitCode::data, idx.path(), ": the header says ", given,
+          " sequences and ", entries, " document entries, which does not fit a file of ", idx.size(), " bytes");
+  require(entries >= 1, ExitCode::data, idx.path(), ": the document list is empty; it starts with 0");
+  const auto sequences = static_cast<int64_t>(given), documents_given = static_cast<int64_t>(entries);
   TokenLayout layout{.type = megatron_type(idx)};
   const int64_t width = element_bytes(layout.type);
-  ArrayReader<int32_t> lengths(idx, index.lengths, index.sequences);
-  ArrayReader<int64_t> offsets(idx, index.offsets, index.sequences);
-  ArrayReader<int64_t> documents(idx, index.document_indices, index.documents);
+  ArrayReader<int32_t> lengths(idx, kHead, sequences);
+  ArrayReader<int64_t> offsets(idx, kHead + 4 * sequences, sequences), documents(idx, kHead + 12 * sequences, documents_given);
   int64_t document = documents.next(), documents_read = 1;
   require(document == 0, ExitCode::data, idx.path(), ": document 0 starts at sequence ", document, ", expected 0");
-  for (int64_t sequence = 0; sequence <= index.sequences; ++sequence) {
+  for (int64_t sequence = 0; sequence <= sequences; ++sequence) {
     if (document == sequence) {
-      if (sequence < index.sequences) layout.document_starts.push_back(layout.tokens);
-      while (document == sequence && documents_read < index.documents) document = documents.next(), ++documents_read;
+      if (sequence < sequences) layout.document_starts.push_back(layout.tokens);
+      while (document == sequence && documents_read < documents_given) document = documents.next(), ++documents_read;
     }
-    if (sequence == index.sequences) break;
+    if (sequence == sequences) break;
     const int64_t length = lengths.next(), offset = offsets.next();
     require(length >= 0 && offset == layout.tokens * width && length <= (bin.size() - offset) / width, ExitCode::data, idx.path(),
             ": sequence ", sequence, " has ", length, " tokens at byte ", offset, ", expected to follow the one before at byte ",
             layout.tokens * width, " inside the ", bin.size(), " bytes of ", bin.path());
     layout.tokens += length;
   }
-  require(document == index.sequences && documents_read == index.documents, ExitCode::data, idx.path(),
-          ": the document list must rise from 0 to the number of sequences (", index.sequences, "); entry ", documents_read - 1, " is ",
+  require(document == sequences && documents_read == documents_given, ExitCode::data, idx.path(),
+          ": the document list must rise from 0 to the number of sequences (", sequences, "); entry ", documents_read - 1, " is ",
           document);
   require(layout.tokens * width == bin.size(), ExitCode::data, bin.path(), ": ", bin.size(), " bytes, but ", idx.path(), " describes ",
           layout.tokens * width);
@@ -234,8 +221,6 @@ std::optional<int64_t> first_bad_byte(const InputFile& file, const Progressed& p
   file.for_each_window(decode, progressed);
   return bad || decoder.between_characters() ? bad : file.size();
 }
-
-bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }
 
 // Resolves the names of a Megatron pair, which may be its prefix or its .idx.
 std::string data_path(const std::string& path, DataFormat format) {
@@ -280,49 +265,25 @@ int64_t widen(const std::byte* bytes, int64_t count, int64_t vocab, int32_t* out
   return -1;
 }
 
-int64_t widen(ElementType type, const std::byte* bytes, int64_t count, int64_t vocab, int32_t* out) {
+// Calls visit() with a value of the type.
+template <class Visit>
+int64_t with_type(ElementType type, const Visit& visit) {
   switch (type) {
-    case ElementType::u8: return widen<uint8_t>(bytes, count, vocab, out);
-    case ElementType::i8: return widen<int8_t>(bytes, count, vocab, out);
-    case ElementType::i16: return widen<int16_t>(bytes, count, vocab, out);
-    case ElementType::u16: return widen<uint16_t>(bytes, count, vocab, out);
-    case ElementType::i32: return widen<int32_t>(bytes, count, vocab, out);
-    case ElementType::u32: return widen<uint32_t>(bytes, count, vocab, out);
-    case ElementType::i64: return widen<int64_t>(bytes, count, vocab, out);
+    case ElementType::u8: return visit(uint8_t{});
+    case ElementType::i8: return visit(int8_t{});
+    case ElementType::i16: return visit(int16_t{});
+    case ElementType::u16: return visit(uint16_t{});
+    case ElementType::i32: return visit(int32_t{});
+    case ElementType::u32: return visit(uint32_t{});
+    case ElementType::i64: return visit(int64_t{});
   }
   fail(ExitCode::internal, "unknown token element type");
-}
-
-int64_t value_at(ElementType type, const std::byte* bytes) {
-  const auto load = [bytes]<class T>(T value) {
-    std::memcpy(&value, bytes, sizeof value);
-    return static_cast<int64_t>(value);
-  };
-  switch (type) {
-    case ElementType::u8: return load(uint8_t{});
-    case ElementType::i8: return load(int8_t{});
-    case ElementType::i16: return load(int16_t{});
-    case ElementType::u16: return load(uint16_t{});
-    case ElementType::i32: return load(int32_t{});
-    case ElementType::u32: return load(uint32_t{});
-    case ElementType::i64: return load(int64_t{});
-  }
-  return 0;
 }
 
 }  // namespace
 
 int64_t element_bytes(ElementType type) {
-  switch (type) {
-    case ElementType::u8:
-    case ElementType::i8: return 1;
-    case ElementType::i16:
-    case ElementType::u16: return 2;
-    case ElementType::i32:
-    case ElementType::u32: return 4;
-    case ElementType::i64: return 8;
-  }
-  fail(ExitCode::internal, "unknown token element type");
+  return with_type(type, []<class T>(T) { return static_cast<int64_t>(sizeof(T)); });
 }
 
 DataFormat recognize_format(const InputFile& file, const Progressed& progressed) {
@@ -359,8 +320,15 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks)
     file_.read(layout_.offset + begin * width, window.data(), count * width);
     bytes = window.data();
   }
-  const int64_t bad = widen(layout_.type, bytes, count, options_.vocab_size, out);
-  if (bad >= 0) fail_id(begin + bad, value_at(layout_.type, bytes + bad * width));
+  const int64_t bad = with_type(layout_.type, [&]<class T>(T) { return widen<T>(bytes, count, options_.vocab_size, out); });
+  if (bad >= 0) {
+    const int64_t id = with_type(layout_.type, [&](auto value) {
+      std::memcpy(&value, bytes + bad * width, sizeof value);
+      return static_cast<int64_t>(value);
+    });
+    fail(ExitCode::data, path(), ": token ", begin + bad, " is ", id, ", but the vocabulary has ", options_.vocab_size, " ids",
+         format_ == DataFormat::nanogpt ? "; nanoGPT files do not say how wide a token is: is data.dtype right?" : "");
+  }
   if (marks == nullptr) return;
   const bool indexed = !layout_.document_starts.empty();
   const uint8_t eod_mark = indexed ? end_token : format_ == DataFormat::llmc ? end_token | starts_document : end_token | ends_document;
@@ -396,11 +364,6 @@ void TokenFile::mark_masked(int64_t begin, int64_t count, uint8_t* marks) const 
     const bool trained = (bits[static_cast<size_t>(position / 8 - first)] >> (position % 8)) & 1;
     if (!trained) marks[i] |= untrained;
   }
-}
-
-void TokenFile::fail_id(int64_t position, int64_t id) const {
-  fail(ExitCode::data, path(), ": token ", position, " is ", id, ", but the vocabulary has ", options_.vocab_size, " ids",
-       format_ == DataFormat::nanogpt ? "; nanoGPT files do not say how wide a token is: is data.dtype right?" : "");
 }
 
 }  // namespace mantissa

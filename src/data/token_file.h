@@ -94,7 +94,6 @@ class TokenFile {
  private:
   void mark_indexed(int64_t begin, int64_t count, uint8_t* marks) const;
   void mark_masked(int64_t begin, int64_t count, uint8_t* marks) const;
-  [[noreturn]] void fail_id(int64_t position, int64_t id) const;
 
   TokenFileOptions options_;
   InputFile file_;

@@ -14,6 +14,7 @@
 namespace mantissa {
 
 enum class DataFormat { automatic, text, jsonl, megatron, nanogpt, llmc, llmq };
+constexpr bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }  // others hold ids
 enum class TokenDtype { u16, u32 };
 enum class TokenizerKind { byte, character, bpe };
 
