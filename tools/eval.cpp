@@ -67,7 +67,7 @@ int64_t window_of(const EvalArguments& arguments, const LoadedModel& loaded) {
 // Throws if the validation data are rows of examples that other options would fill otherwise: the run was trained on the rest.
 void require_held_out(const EvalArguments& arguments, const LoadedModel& loaded, const Data& data) {
   const RunConfig& run = loaded.config;
-  if (arguments.data || !run.data.path || !data.files.front()->has_examples()) return;
+  if (arguments.data || !run.data.path || !data.files.front().has_examples()) return;
   const bool other_rows = window_of(arguments, loaded) != run.training.seq_len;
   const bool other_text = arguments.chat_template && choice_of<ChatTemplate>(*arguments.chat_template) != run.data.chat_template;
   require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template", ": of data.path ", *run.data.path,

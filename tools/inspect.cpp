@@ -123,8 +123,7 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
                               .vocab_size = std::numeric_limits<int32_t>::max(),
                               .eod_id = {}});
   const TokenStatistics statistics = read_all(file);
-  const bool is_text = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
-  const bool tokenized_here = is_text && file.examples().examples == 0;
+  const bool tokenized_here = is_text(file.format()) && file.examples().examples == 0;
   std::cout << printable(path) << ": " << choice_name(file.format()) << ", " << file.tokens()
             << (tokenized_here ? " bytes of text" : " tokens");
   const ExampleCounts& examples = file.examples();

@@ -71,45 +71,40 @@ std::vector<std::string> expand_paths(const std::string& pattern, const std::str
   return paths;
 }
 
-TokenFiles::TokenFiles(std::vector<TokenFile> files) : files_(std::move(files)) {
-  require(!files_.empty(), "a dataset has at least one file");
-  int64_t end = 0;
-  for (const TokenFile& file : files_) ends_.push_back(end += file.tokens());
+TokenDataset::TokenDataset(std::vector<TokenFile> files) : files_(std::make_shared<const std::vector<TokenFile>>(std::move(files))) {
+  require(!files_->empty(), "a dataset has at least one file");
+  for (const TokenFile& file : *files_) end_ += file.tokens();
 }
 
-bool TokenFiles::has_documents() const {
-  return std::all_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.has_documents() || file.tokens() == 0; });
+TokenDataset TokenDataset::part(int64_t begin, int64_t end) const {
+  require(begin >= 0 && begin <= end && end <= tokens(), "tokens ", begin, " to ", end, " of ", tokens());
+  TokenDataset out = *this;
+  out.begin_ = begin_ + begin;
+  out.end_ = begin_ + end;
+  return out;
 }
 
-bool TokenFiles::has_mask() const {
-  return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.has_mask(); });
+bool TokenDataset::has_documents() const {
+  return std::ranges::all_of(*files_, [](const TokenFile& file) { return file.has_documents() || file.tokens() == 0; });
 }
 
-bool TokenFiles::has_examples() const {
-  return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.examples().examples > 0; });
-}
+bool TokenDataset::has_mask() const { return std::ranges::any_of(*files_, &TokenFile::has_mask); }
 
-void TokenFiles::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
-  require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
-  auto file = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
-  while (count > 0) {
-    const int64_t piece = std::min(count, ends_[file] - begin);
-    files_[file].read(begin - (ends_[file] - files_[file].tokens()), piece, out, marks);
-    begin += piece;
-    count -= piece;
-    out += piece;
-    if (marks != nullptr) marks += piece;
-    ++file;
-  }
-}
-
-TokenDataset::TokenDataset(const TokenFiles& files, int64_t begin, int64_t end) : files_(&files), begin_(begin), end_(end) {
-  require(begin >= 0 && begin <= end && end <= files.tokens(), "tokens ", begin, " to ", end, " of ", files.tokens());
+bool TokenDataset::has_examples() const {
+  return std::ranges::any_of(*files_, [](const TokenFile& file) { return file.examples().examples > 0; });
 }
 
 void TokenDataset::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
   require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
-  files_->read(begin_ + begin, count, out, marks);
+  int64_t first = begin_ + begin;  // in the file at hand
+  for (auto file = files_->begin(); count > 0; ++file) {
+    const int64_t piece = std::min(count, std::max<int64_t>(0, file->tokens() - first));
+    if (piece > 0) file->read(first, piece, out, marks);
+    first = std::max<int64_t>(0, first - file->tokens());
+    count -= piece;
+    out += piece;
+    if (marks != nullptr) marks += piece;
+  }
 }
 
 int64_t training_tokens(int64_t n, double valid_fraction) {

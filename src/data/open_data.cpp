@@ -19,14 +19,8 @@ std::vector<Input> inputs_of(const std::vector<WeightedPath>& sets, const char* 
   return inputs;
 }
 
-Input short_form(const DataConfig& config) { return {*config.path, "data.path"}; }
-
-std::vector<InputFile> input_files(const DataConfig& config) {
-  std::vector<InputFile> files;
-  for (const Input& input : config.path ? std::vector{short_form(config)} : inputs_of(config.train, "data.train")) {
-    for (const std::string& path : expand_paths(input.pattern, input.key)) files.emplace_back(path);
-  }
-  return files;
+std::vector<Input> training_inputs(const DataConfig& config) {
+  return config.path ? std::vector<Input>{{*config.path, "data.path"}} : inputs_of(config.train, "data.train");
 }
 
 std::string content_of(const std::string& path) {
@@ -51,7 +45,9 @@ Characters characters_beside(const std::string& path) {
 }
 
 Tokenizer characters_of_training_data(const DataConfig& config, const Progressed& progressed) {
-  const std::vector<InputFile> files = input_files(config);
+  std::vector<InputFile> files;
+  for (const Input& input : training_inputs(config))
+    for (const std::string& path : expand_paths(input.pattern, input.key)) files.emplace_back(path);
   for (const InputFile& file : files) {
     const DataFormat format = config.format == DataFormat::automatic ? recognize_format(file, progressed) : config.format;
     require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenize ",
@@ -84,15 +80,22 @@ class Opener {
     options_.eod_id = static_cast<int32_t>(*config.eod_id);
   }
 
-  const TokenFiles& open(const Input& input) {
+  TokenDataset open(const Input& input) {
     std::vector<TokenFile> files;
     for (const std::string& path : expand_paths(input.pattern, input.key)) {
       files.emplace_back(path, options_);
       require_same_characters(files.back());
     }
-    data_.files.push_back(std::make_unique<TokenFiles>(std::move(files)));
-    const TokenFiles& opened = *data_.files.back();
-    if (opened.has_examples()) check_examples(opened, input.pattern);
+    const TokenDataset& opened = data_.files.emplace_back(std::move(files));
+    if (opened.has_examples()) {
+      for (const TokenFile& file : opened.files()) {
+        require(file.examples().examples > 0, ExitCode::usage, input.pattern, ": ", file.path(),
+                " has no examples to fine-tune on, but other files have; list them in data.train as sets of their own");
+      }
+      const char* const off = config_.document_mask == false ? "data.document_mask" : "data.reset_position_ids";
+      require(config_.document_mask != false && config_.reset_position_ids != false, ExitCode::usage, off, ": ", input.pattern,
+              " has examples to fine-tune on, none of which may see another: leave it out, or set it to true");
+    }
     const bool bounded = config_.mask_eod_loss || config_.resets_positions() || config_.masks_documents();
     require(!bounded || opened.has_documents(), ExitCode::usage,
             "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", input.pattern,
@@ -110,40 +113,14 @@ class Opener {
     characters_from_ = beside.file;
   }
 
-  void check_examples(const TokenFiles& set, const std::string& name) const {
-    for (const TokenFile& file : set.files()) {
-      require(file.examples().examples > 0, ExitCode::usage, name, ": ", file.path(),
-              " has no examples to fine-tune on, but other files have; list them in data.train as sets of their own");
-    }
-    const char* const off = config_.document_mask == false ? "data.document_mask" : "data.reset_position_ids";
-    require(config_.document_mask != false && config_.reset_position_ids != false, ExitCode::usage, off, ": ", name,
-            " has examples to fine-tune on, none of which may see another: leave it out, or set it to true");
-  }
-
   const DataConfig& config_;
   Data& data_;
   std::string characters_from_ = "the tokenizer of the run";
   TokenFileOptions options_;
 };
 
-Data empty_data(const DataConfig& config, const DataOptions& options) {
-  Data data{.tokenizer = options.tokenizer ? options.tokenizer : make_tokenizer(config, options.progressed),
-            .valid = ValidationData({}, options.seq_len, {})};
-  require(data.tokenizer || options.vocab_size, ExitCode::usage,
-          "model.vocab_size: null stands for the tokenizer's size, but data.tokenizer is null");
-  data.vocab_size = options.vocab_size ? *options.vocab_size : data.tokenizer->size();
-  require(!data.tokenizer || data.tokenizer->size() <= data.vocab_size, ExitCode::usage, "model.vocab_size: ", data.vocab_size,
-          " is less than the ", data.tokenizer ? data.tokenizer->size() : 0, " ids of the tokenizer");
-  return data;
-}
-
-DocumentOptions document_options(const DataConfig& config) {
-  return {
-      .mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.resets_positions(), .document_mask = config.masks_documents()};
-}
-
 // Returns where the short form divides `files`: examples between rows.
-int64_t split_of(const TokenFiles& files, double valid_fraction, int64_t seq_len) {
+int64_t split_of(const TokenDataset& files, double valid_fraction, int64_t seq_len) {
   const int64_t split = training_tokens(files.tokens(), valid_fraction);
   if (!files.has_examples()) return split;
   require(split >= seq_len, ExitCode::usage, "data.path: its examples fill ", count_text(files.tokens() / seq_len, "row"),
@@ -152,42 +129,71 @@ int64_t split_of(const TokenFiles& files, double valid_fraction, int64_t seq_len
   return split - split % seq_len;
 }
 
-// Returns the set of the short form: the tail of `files`.
-std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files, int64_t split) {
-  if (split == files.tokens()) return {};
-  return {{.name = path, .tokens = TokenDataset(files, split, files.tokens())}};
-}
-
-void add_fingerprints(const TokenFiles& files, const DataOptions& options, std::vector<FileFingerprint>& out) {
-  for (const TokenFile& file : files.files()) {
-    for (const std::string& path : file.files()) {
-      out.push_back(fingerprint(path));
-      if (options.progressed) options.progressed();
-    }
-  }
-}
-
-std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& opener) {
-  std::vector<ValidationSet> sets;
-  for (const Input& input : inputs_of(config.valid, "data.valid")) {
-    sets.push_back({.name = input.pattern, .tokens = TokenDataset(opener.open(input))});
-  }
-  return sets;
-}
-
 template <class Test>
 bool has_file(const Data& data, const Test& test) {
-  return std::ranges::any_of(data.files, [&test](const auto& set) { return std::ranges::any_of(set->files(), test); });
+  return std::ranges::any_of(data.files, [&test](const TokenDataset& set) { return std::ranges::any_of(set.files(), test); });
 }
 
 // Throws if the data do not use the template. Ids may: it also says how the model is asked, and may have rendered them.
 void require_used_template(const DataConfig& config, const Data& data) {
   const auto has_ids = [](const TokenFile& file) { return file.form() == LineForm::tokens || !is_text(file.format()); };
   if (!config.chat_template || has_conversations(data) || has_file(data, has_ids)) return;
-  const TokenFile& file = data.files.front()->files().front();
+  const TokenFile& file = data.files.front().files().front();
   fail(ExitCode::usage, "data.chat_template: ", choice_name(*config.chat_template),
        " renders \"messages\", which no file has: ", file.path(), " is ", choice_name(file.format()),
        "; leave the template out, or name conversations");
+}
+
+Data open_parts(const DataConfig& config, const DataOptions& options, bool trains) {
+  Data data{.tokenizer = options.tokenizer ? options.tokenizer : make_tokenizer(config, options.progressed),
+            .valid = ValidationData({}, options.seq_len, {})};
+  require(data.tokenizer || options.vocab_size, ExitCode::usage,
+          "model.vocab_size: null stands for the tokenizer's size, but data.tokenizer is null");
+  data.vocab_size = options.vocab_size ? *options.vocab_size : data.tokenizer->size();
+  require(!data.tokenizer || data.tokenizer->size() <= data.vocab_size, ExitCode::usage, "model.vocab_size: ", data.vocab_size,
+          " is less than the ", data.tokenizer ? data.tokenizer->size() : 0, " ids of the tokenizer");
+  Opener opener(config, options, data);
+  std::vector<TokenDataset> sets;
+  std::vector<double> weights;
+  std::vector<ValidationSet> valid;
+  const auto add_fingerprints = [&](const TokenDataset& files, std::vector<FileFingerprint>& out) {
+    for (const TokenFile& file : files.files()) {
+      for (const std::string& path : file.files()) {
+        out.push_back(fingerprint(path));
+        if (options.progressed) options.progressed();
+      }
+    }
+  };
+  const auto train_on = [&](const TokenDataset& files, int64_t tokens, double weight) {
+    sets.push_back(files.part(0, tokens));
+    weights.push_back(weight);
+    add_fingerprints(files, data.fingerprints.train);
+  };
+  const std::vector<Input> inputs = training_inputs(config);
+  if (config.path) {
+    const TokenDataset files = opener.open(inputs.front());
+    const int64_t split = split_of(files, config.valid_fraction, options.seq_len);
+    if (trains) train_on(files, split, 1.0);
+    if (split < files.tokens()) valid.push_back({.name = *config.path, .tokens = files.part(split, files.tokens())});
+  } else {
+    for (size_t i = 0; trains && i < inputs.size(); ++i) {
+      const TokenDataset files = opener.open(inputs[i]);
+      train_on(files, files.tokens(), config.train[i].weight);
+    }
+    for (const Input& input : inputs_of(config.valid, "data.valid")) {
+      valid.push_back({.name = input.pattern, .tokens = opener.open(input)});
+      if (trains) add_fingerprints(valid.back().tokens, data.fingerprints.valid);
+    }
+  }
+  const DocumentOptions documents = {
+      .mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.resets_positions(), .document_mask = config.masks_documents()};
+  if (trains) {
+    require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
+    require_used_template(config, data);
+    data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, documents);
+  }
+  data.valid = ValidationData(std::move(valid), options.seq_len, documents);
+  return data;
 }
 
 }  // namespace
@@ -202,82 +208,9 @@ std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progress
   return config.uses_characters() ? characters_of_training_data(config, progressed) : Tokenizer::from_path(*config.tokenizer);
 }
 
-Data open_data(const DataConfig& config, const DataOptions& options) {
-  Data data = empty_data(config, options);
-  Opener opener(config, options, data);
-  std::vector<TokenDataset> sets;
-  std::vector<double> weights;
-  std::vector<ValidationSet> valid;
-  const auto add = [&](const TokenFiles& files, int64_t tokens, double weight) {
-    sets.push_back(TokenDataset(files, 0, tokens));
-    weights.push_back(weight);
-    add_fingerprints(files, options, data.fingerprints.train);
-  };
-  if (config.path) {
-    const TokenFiles& files = opener.open(short_form(config));
-    const int64_t split = split_of(files, config.valid_fraction, options.seq_len);
-    add(files, split, 1.0);
-    valid = tail(*config.path, files, split);
-  } else {
-    const std::vector<Input> inputs = inputs_of(config.train, "data.train");
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const TokenFiles& files = opener.open(inputs[i]);
-      add(files, files.tokens(), config.train[i].weight);
-    }
-    const size_t of_training = data.files.size();
-    valid = validation_sets(config, opener);
-    for (size_t i = of_training; i < data.files.size(); ++i) add_fingerprints(*data.files[i], options, data.fingerprints.valid);
-  }
-  require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
-  require_used_template(config, data);
-  data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, document_options(config));
-  data.valid = ValidationData(std::move(valid), options.seq_len, document_options(config));
-  return data;
-}
+Data open_data(const DataConfig& config, const DataOptions& options) { return open_parts(config, options, true); }
 
-Data open_validation_data(const DataConfig& config, const DataOptions& options) {
-  Data data = empty_data(config, options);
-  Opener opener(config, options, data);
-  std::vector<ValidationSet> sets;
-  if (config.path) {
-    const TokenFiles& files = opener.open(short_form(config));
-    sets = tail(*config.path, files, split_of(files, config.valid_fraction, options.seq_len));
-  } else {
-    sets = validation_sets(config, opener);
-  }
-  data.valid = ValidationData(std::move(sets), options.seq_len, document_options(config));
-  return data;
-}
-
-namespace {
-
-bool is_one_text(const TokenFiles& set) { return set.files().size() == 1 && set.files().front().format() == DataFormat::text; }
-
-void warn_of_idle_options(const DataConfig& config, const Data& data, std::vector<std::string>& warnings) {
-  const bool one_text_each = std::all_of(data.files.begin(), data.files.end(), [](const auto& set) { return is_one_text(*set); });
-  const bool occurs_in_text = config.eod_id && data.tokenizer && *config.eod_id < data.tokenizer->size();
-  if (!one_text_each || occurs_in_text) return;
-  const auto warn = [&](const char* key, bool on) {
-    if (!on) return;
-    warnings.push_back(text(key, " does nothing: each data set is one text, which is one document",
-                            config.eod_id ? text(", and no character has the id data.eod_id ", *config.eod_id) : ""));
-  };
-  warn("data.mask_eod_loss", config.mask_eod_loss);
-  warn("data.reset_position_ids", config.resets_positions());
-  warn("data.document_mask", config.masks_documents());
-}
-
-std::vector<std::string> file_warnings(const TokenFile& file, const char* row_length) {
-  std::vector<std::string> warnings = repetition_warnings(file.path(), file.repeated());
-  const ExampleCounts& counts = file.examples();
-  if (counts.cut_examples == 0) return warnings;
-  warnings.push_back(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"), " longer than ",
-                          row_length, ": the end is cut off, with ", counts.cut_targets, " of ", counts.targets + counts.cut_targets,
-                          " targets"));
-  return warnings;
-}
-
-}  // namespace
+Data open_validation_data(const DataConfig& config, const DataOptions& options) { return open_parts(config, options, false); }
 
 std::vector<std::string> repetition_warnings(const std::string& name, const RepeatedTokens& repeated) {
   std::vector<std::string> warnings;
@@ -293,11 +226,28 @@ std::vector<std::string> repetition_warnings(const std::string& name, const Repe
 
 std::vector<std::string> data_warnings(const DataConfig& config, const Data& data, const char* row_length) {
   std::vector<std::string> warnings;
-  warn_of_idle_options(config, data, warnings);
-  for (const auto& set : data.files) {
-    for (const TokenFile& file : set->files()) {
-      for (std::string& warning : file_warnings(file, row_length))
-        if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(std::move(warning));  // it may be in several sets
+  const bool one_text_each = std::ranges::all_of(data.files, [](const TokenDataset& set) {
+    return set.files().size() == 1 && set.files().front().format() == DataFormat::text;
+  });
+  const bool occurs_in_text = config.eod_id && data.tokenizer && *config.eod_id < data.tokenizer->size();
+  const auto warn_if_idle = [&](const char* key, bool on) {
+    if (!on || !one_text_each || occurs_in_text) return;
+    warnings.push_back(text(key, " does nothing: each data set is one text, which is one document",
+                            config.eod_id ? text(", and no character has the id data.eod_id ", *config.eod_id) : ""));
+  };
+  warn_if_idle("data.mask_eod_loss", config.mask_eod_loss);
+  warn_if_idle("data.reset_position_ids", config.resets_positions());
+  warn_if_idle("data.document_mask", config.masks_documents());
+  const auto add = [&warnings](std::string warning) {  // its file may be in several sets
+    if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(std::move(warning));
+  };
+  for (const TokenDataset& set : data.files) {
+    for (const TokenFile& file : set.files()) {
+      for (std::string& warning : repetition_warnings(file.path(), file.repeated())) add(std::move(warning));
+      const ExampleCounts& counts = file.examples();
+      if (counts.cut_examples == 0) continue;
+      add(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"), " longer than ", row_length,
+               ": the end is cut off, with ", counts.cut_targets, " of ", counts.targets + counts.cut_targets, " targets"));
     }
   }
   return warnings;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,10 +25,10 @@ struct DataOptions {
 struct Data {
   std::optional<Tokenizer> tokenizer;                   // none: token files only, no text can be encoded or decoded
   int64_t vocab_size = 0;                               // every id is below
-  std::vector<std::unique_ptr<TokenFiles>> files = {};  // files of which train and valid are views
-  std::optional<TrainData> train = {};                  // none: open_validation_data
-  ValidationData valid;                                 // may have no sets
-  DataFingerprints fingerprints = {};                   // the one file of data.path counts as training data
+  std::vector<TokenDataset> files = {};  // whole, one for each path
+  std::optional<TrainData> train = {};   // none: open_validation_data
+  ValidationData valid;                  // may have no sets
+  DataFingerprints fingerprints = {};    // the one file of data.path counts as training data
 };
 
 // Returns the tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for

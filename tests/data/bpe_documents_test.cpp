@@ -51,8 +51,8 @@ class BpeDocumentsTest : public ::testing::Test {
     return config;
   }
   static Ids all_tokens(const Data& data) {
-    Ids ids(static_cast<size_t>(data.files.at(0)->tokens()));
-    data.files.at(0)->read(0, std::ssize(ids), ids.data());
+    Ids ids(static_cast<size_t>(data.files.at(0).tokens()));
+    data.files.at(0).read(0, std::ssize(ids), ids.data());
     return ids;
   }
 

@@ -16,10 +16,10 @@ constexpr int32_t kEod = 90;
 
 // Token files together, in their order.
 template <class... Files>
-TokenFiles together(Files... files) {
+TokenDataset together(Files... files) {
   std::vector<TokenFile> list;
   (list.push_back(std::move(files)), ...);
-  return TokenFiles(std::move(list));
+  return TokenDataset(std::move(list));
 }
 
 class BatchTest : public ::testing::Test {
@@ -45,8 +45,8 @@ class BatchTest : public ::testing::Test {
 
   // The one row of a dataset of exactly one sample.
   Batch one_row(TokenFile file, DocumentOptions options) {
-    const TokenFiles files = together(std::move(file));
-    TrainData data({TokenDataset(files)}, {1.0}, files.tokens() - 1, 1, options);
+    const TokenDataset files = together(std::move(file));
+    TrainData data({files}, {1.0}, files.tokens() - 1, 1, options);
     return data.batch(0, 1);
   }
 
@@ -54,8 +54,8 @@ class BatchTest : public ::testing::Test {
 };
 
 TEST_F(BatchTest, SampleJStartsAtJTimesLengthAndSharesOneTokenWithTheNext) {
-  const TokenFiles files = together(counting("a", 30), counting("b", 12));
-  TrainData data({TokenDataset(files)}, {1.0}, 8, 1234, {});
+  const TokenDataset files = together(counting("a", 30), counting("b", 12));
+  TrainData data({files}, {1.0}, 8, 1234, {});
   const Batch batch = data.batch(0, 5);  // floor((42 - 1) / 8)
   std::vector<int32_t> all(42);
   files.read(0, 42, all.data());
@@ -75,9 +75,9 @@ TEST_F(BatchTest, SampleJStartsAtJTimesLengthAndSharesOneTokenWithTheNext) {
 }
 
 TEST_F(BatchTest, MicroBatchesAreTheRowsOfTheWholeBatch) {
-  const TokenFiles a = together(counting("a", 100)), b = together(counting("b", 50));
-  TrainData whole({TokenDataset(a), TokenDataset(b)}, {2, 1}, 4, 9, {});
-  TrainData parts({TokenDataset(a), TokenDataset(b)}, {2, 1}, 4, 9, {});
+  const TokenDataset a = together(counting("a", 100)), b = together(counting("b", 50));
+  TrainData whole({a, b}, {2, 1}, 4, 9, {});
+  TrainData parts({a, b}, {2, 1}, 4, 9, {});
   const Batch batch = whole.batch(12, 6);
   std::vector<int32_t> tokens;
   for (int64_t counter = 12; counter < 18; counter += 2) {
@@ -88,8 +88,8 @@ TEST_F(BatchTest, MicroBatchesAreTheRowsOfTheWholeBatch) {
 }
 
 TEST_F(BatchTest, TooShortForOneSampleIsAUsageError) {
-  const TokenFiles files = together(counting("a", 8));
-  const Error error = test::error_of([&] { TrainData({TokenDataset(files)}, {1.0}, 8, 1, {}); });
+  const TokenDataset files = together(counting("a", 8));
+  const Error error = test::error_of([&] { TrainData({files}, {1.0}, 8, 1, {}); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), ::testing::HasSubstr("the training data: has 8 tokens, but training.seq_len 8 needs at least 9"));
 }
@@ -131,17 +131,17 @@ TEST_F(BatchTest, BoundariesAreThoseOfTheFormat) {
   const Batch without = one_row(documents("d", kDocuments, {}), {.mask_eod_loss = true});
   EXPECT_THAT(without.tokens, ElementsAre(1, 2, 3, 4));
   EXPECT_THAT(without.targets, ElementsAre(2, kNoTarget, kNoTarget, 5)) << "the last token of a document predicts nothing";
-  const TokenFiles files = together(ids("a.bin", {1, 2, kEod}, kEod), ids("b.bin", {3, 4}, kEod));
-  const Batch both = TrainData({TokenDataset(files)}, {1.0}, 4, 1, {true, true, true}).batch(0, 1);
+  const TokenDataset files = together(ids("a.bin", {1, 2, kEod}, kEod), ids("b.bin", {3, 4}, kEod));
+  const Batch both = TrainData({files}, {1.0}, 4, 1, {true, true, true}).batch(0, 1);
   EXPECT_THAT(both.positions, ElementsAre(0, 1, 2, 0));
   EXPECT_THAT(both.targets, ElementsAre(2, kEod, kNoTarget, 4));
 }
 
 TEST_F(BatchTest, ValidationCountsEachTargetOnceWhateverTheWindow) {
   for (const int32_t tokens : {2, 3, 8, 9, 10, 16, 17, 18, 100}) {
-    const TokenFiles files = together(counting("v", tokens));
+    const TokenDataset files = together(counting("v", tokens));
     for (const int64_t length : {1, 3, 8, 200}) {
-      const ValidationData data({{.name = "v", .tokens = TokenDataset(files)}}, length, {});
+      const ValidationData data({{.name = "v", .tokens = files}}, length, {});
       std::vector<int> seen(static_cast<size_t>(tokens));
       int64_t counted = 0, rows = 0;
       for (int64_t first = 0; first < data.windows(0); first += 3) {

@@ -59,7 +59,7 @@ TEST_F(OpenDataTest, WhatTakesLongTellsThatItGoesOn) {
     const Data data = validation ? open_validation_data(config, options) : open_data(config, options);
     const int opening = reported;
     std::vector<int32_t> ids(5);
-    data.files[0]->read(0, 5, ids.data());
+    data.files[0].read(0, 5, ids.data());
     EXPECT_EQ(reported, opening) << "reading later is none of it";
     return opening;
   };

@@ -61,7 +61,7 @@ TEST_F(ExampleRowsTest, LieWholeInRowsAndSeeOnlyThemselves) {
 
 TEST_F(ExampleRowsTest, GoWhereTheyLeaveTheSmallestGap) {
   Data data = open(config(line(1, 4) + line(2, 6) + line(3, 5) + line(4, 2) + line(5, 3)), 8);
-  const TokenFiles& files = *data.files.front();
+  const TokenDataset& files = data.files.front();
   std::vector<int32_t> ids(static_cast<size_t>(files.tokens()));
   std::vector<uint8_t> marks(ids.size());
   files.read(0, files.tokens(), ids.data(), marks.data());
@@ -111,13 +111,13 @@ TEST_F(ExampleRowsTest, EveryRowIsASampleAndEveryTargetCountsOnce) {
   EXPECT_EQ(samples.size(), static_cast<size_t>(rows));
   EXPECT_EQ(data.valid.windows(0), rows);
   EXPECT_EQ(data.valid.batch(0, 0, rows).target_count, targets);
-  EXPECT_EQ(data.files.front()->files().front().examples().targets, targets);
+  EXPECT_EQ(data.files.front().files().front().examples().targets, targets);
 }
 
 TEST_F(ExampleRowsTest, TheEndOfALongOneIsCutOffCountedAndAWarning) {
   const DataConfig long_ones = config(line(1, 11, 3) + line(2, 8) + line(3, 9, 8));
   const Data data = open(long_ones, 8);
-  const ExampleCounts& counts = data.files.front()->files().front().examples();
+  const ExampleCounts& counts = data.files.front().files().front().examples();
   EXPECT_EQ(counts.examples, 3);
   EXPECT_EQ(counts.targets, 5 + 7 + 0);
   EXPECT_EQ(counts.cut_examples, 2);
