@@ -6,7 +6,6 @@
 #include <limits>
 #include <string_view>
 
-#include "base/file.h"
 #include "data/documents.h"
 #include "mantissa/base/error.h"
 
@@ -72,11 +71,7 @@ void append_id(PendingFile& file, int32_t id, bool wide, int64_t vocab_size) {
 }  // namespace
 
 MegatronWriter::MegatronWriter(const std::string& prefix, const TokenWriterOptions& options)
-    : options_(options),
-      prefix_(prefix),
-      bin_(std::make_unique<PendingFile>(prefix + ".bin")),
-      idx_(std::make_unique<PendingFile>(prefix + ".idx")) {}
-MegatronWriter::~MegatronWriter() = default;
+    : options_(options), prefix_(prefix), bin_(prefix + ".bin"), idx_(prefix + ".idx") {}
 
 void MegatronWriter::add_document(std::span<const int32_t> ids) {
   if (ids.empty()) return;
@@ -85,42 +80,40 @@ void MegatronWriter::add_document(std::span<const int32_t> ids) {
   require(length <= kMostTokens, ExitCode::usage, prefix_, ": a document of ", length, " tokens; Megatron files hold at most ",
           kMostTokens);
   const bool wide = megatron_is_wide(options_.vocab_size);
-  for (const int32_t id : ids) append_id(*bin_, id, wide, options_.vocab_size);
-  if (appends) append_id(*bin_, *options_.eod_id, wide, options_.vocab_size);
+  for (const int32_t id : ids) append_id(bin_, id, wide, options_.vocab_size);
+  if (appends) append_id(bin_, *options_.eod_id, wide, options_.vocab_size);
   lengths_.push_back(static_cast<int32_t>(length));
 }
 
 int64_t MegatronWriter::finish() {
   const bool wide = megatron_is_wide(options_.vocab_size);
   const auto sequences = static_cast<int64_t>(lengths_.size());
-  idx_->append(std::as_bytes(std::span(std::string_view("MMIDIDX\0\0", 9))));
-  idx_->append_value(uint64_t{1});
-  idx_->append_value(wide ? uint8_t{4} : uint8_t{8});
-  idx_->append_value(sequences);
-  idx_->append_value(sequences + 1);
-  idx_->append_values(lengths_);
+  idx_.append(std::as_bytes(std::span(std::string_view("MMIDIDX\0\0", 9))));
+  idx_.append_value(uint64_t{1});
+  idx_.append_value(wide ? uint8_t{4} : uint8_t{8});
+  idx_.append_value(sequences);
+  idx_.append_value(sequences + 1);
+  idx_.append_values(lengths_);
   int64_t tokens = 0;
   for (const int32_t length : lengths_) {
-    idx_->append_value(tokens * (wide ? 4 : 2));
+    idx_.append_value(tokens * (wide ? 4 : 2));
     tokens += length;
   }
-  for (int64_t sequence = 0; sequence <= sequences; ++sequence) idx_->append_value(sequence);
-  bin_->sync();
-  idx_->sync();
+  for (int64_t sequence = 0; sequence <= sequences; ++sequence) idx_.append_value(sequence);
+  bin_.sync();
+  idx_.sync();
   // Removes the index of an older pair first: no reader may see one file of each.
   std::error_code error;
   std::filesystem::remove(prefix_ + ".idx", error);
   require(!error, ExitCode::storage, prefix_, ".idx: cannot be replaced: ", error.message());
-  bin_->publish();
-  idx_->publish();
+  bin_.publish();
+  idx_.publish();
   return tokens;
 }
 
-LlmcWriter::LlmcWriter(const std::string& path, const TokenWriterOptions& options)
-    : options_(options), file_(std::make_unique<PendingFile>(path)) {
-  file_->append_values(std::vector<int32_t>(256, 0));
+LlmcWriter::LlmcWriter(const std::string& path, const TokenWriterOptions& options) : options_(options), file_(path) {
+  file_.append_values(std::vector<int32_t>(256, 0));
 }
-LlmcWriter::~LlmcWriter() = default;
 
 void LlmcWriter::add_document(std::span<const int32_t> ids) {
   if (ids.empty()) return;
@@ -129,21 +122,18 @@ void LlmcWriter::add_document(std::span<const int32_t> ids) {
   tokens_ += static_cast<int64_t>(ids.size()) + (prepends ? 1 : 0);
   require(tokens_ <= kMostTokens, ExitCode::usage, "an llm.c file holds at most ", kMostTokens, " tokens; split the input");
   const bool wide = llmc_is_wide(options_.vocab_size);
-  if (prepends) append_id(*file_, *options_.eod_id, wide, options_.vocab_size);
-  for (const int32_t id : ids) append_id(*file_, id, wide, options_.vocab_size);
+  if (prepends) append_id(file_, *options_.eod_id, wide, options_.vocab_size);
+  for (const int32_t id : ids) append_id(file_, id, wide, options_.vocab_size);
 }
 
 int64_t LlmcWriter::finish() {
   const bool wide = llmc_is_wide(options_.vocab_size);
   const std::array<int32_t, 3> header = {wide ? 20240801 : 20240520, wide ? 7 : 1, static_cast<int32_t>(tokens_)};
-  file_->write_front(std::as_bytes(std::span(header)));
-  file_->sync();
-  file_->publish();
+  file_.write_front(std::as_bytes(std::span(header)));
+  file_.sync();
+  file_.publish();
   return tokens_;
 }
-
-ExampleWriter::ExampleWriter(const std::string& path) : file_(std::make_unique<PendingFile>(path)) {}
-ExampleWriter::~ExampleWriter() = default;
 
 void ExampleWriter::add_document(std::span<const int32_t> ids, const std::vector<bool>& trained) {
   if (ids.empty()) return;
@@ -156,13 +146,13 @@ void ExampleWriter::add_document(std::span<const int32_t> ids, const std::vector
   require(tokens.size() + mask.size() + 32 < InputFile::kLongestLine, ExitCode::usage, "a document of ", ids.size(),
           " tokens makes a line of more than ", InputFile::kLongestLine >> 20, " MiB, which no reader takes; cut it into several");
   const std::string line = R"({"tokens":[)" + tokens + R"(],"mask":[)" + mask + "]}\n";
-  file_->append(std::as_bytes(std::span(line)));
+  file_.append(std::as_bytes(std::span(line)));
   tokens_ += static_cast<int64_t>(ids.size());
 }
 
 int64_t ExampleWriter::finish() {
-  file_->sync();
-  file_->publish();
+  file_.sync();
+  file_.publish();
   return tokens_;
 }
 

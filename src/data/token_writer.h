@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "mantissa/json/fields.h"
 
@@ -45,8 +45,6 @@ FileFingerprint fingerprint(const std::string& path);
 // too: over other data neither the curve nor the best loss of the run would mean anything.
 void require_same_data(const DataFingerprints& saved, const DataFingerprints& found);
 
-class PendingFile;
-
 struct TokenWriterOptions {
   int64_t vocab_size = 0;              // chooses the width of an id
   std::optional<int32_t> eod_id = {};  // between documents, once; none: they follow each other bare
@@ -56,7 +54,6 @@ struct TokenWriterOptions {
 class MegatronWriter {
  public:
   MegatronWriter(const std::string& prefix, const TokenWriterOptions& options);
-  ~MegatronWriter();
 
   // Ids must be in [0, vocab_size). An empty document is left out.
   void add_document(std::span<const int32_t> ids);
@@ -66,7 +63,7 @@ class MegatronWriter {
  private:
   TokenWriterOptions options_;
   std::string prefix_;
-  std::unique_ptr<PendingFile> bin_, idx_;
+  PendingFile bin_, idx_;
   std::vector<int32_t> lengths_;
 };
 
@@ -75,14 +72,13 @@ class MegatronWriter {
 class LlmcWriter {
  public:
   LlmcWriter(const std::string& path, const TokenWriterOptions& options);
-  ~LlmcWriter();
 
   void add_document(std::span<const int32_t> ids);
   int64_t finish();
 
  private:
   TokenWriterOptions options_;
-  std::unique_ptr<PendingFile> file_;
+  PendingFile file_;
   int64_t tokens_ = 0;
   std::optional<int32_t> last_ = {};  // the last id written
 };
@@ -90,15 +86,14 @@ class LlmcWriter {
 // Writes JSONL of examples, {"tokens": [...], "mask": [...]}: the form that keeps which tokens are trained (example.h).
 class ExampleWriter {
  public:
-  explicit ExampleWriter(const std::string& path);
-  ~ExampleWriter();
+  explicit ExampleWriter(const std::string& path) : file_(path) {}
 
   // An empty document is left out.
   void add_document(std::span<const int32_t> ids, const std::vector<bool>& trained);
   int64_t finish();
 
  private:
-  std::unique_ptr<PendingFile> file_;
+  PendingFile file_;
   int64_t tokens_ = 0;
 };
 
