@@ -12,18 +12,6 @@
 namespace mantissa {
 namespace {
 
-void derive_data(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
-  if (world % parallel.tensor != 0) report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
-  parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
-  report.derive("parallel.data");
-}
-
-std::string world_mismatch(const ParallelConfig& parallel, int64_t world) {
-  return text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
-              world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
-              parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are");
-}
-
 void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
   if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
   if (parallel.sequence_parallel && parallel.tensor == 1) {
@@ -31,9 +19,16 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
   }
   if (report.failed("parallel")) return;
   if (parallel.data == -1) {
-    derive_data(parallel, world, report);
+    if (world % parallel.tensor != 0)
+      report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
+    parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
+    report.derive("parallel.data");
   } else if (world > 0 && parallel.world() != world) {
-    report.error("parallel.data", world_mismatch(parallel, world));
+    report.error("parallel.data",
+                 text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
+                      world == 1 ? "this is one process alone" : text("there are ", world),
+                      ": start it with mantissa launch --nproc-per-node ", parallel.world(),
+                      " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
   }
   if (!report.failed("parallel") && parallel.data % parallel.expert != 0)
     report.error("parallel.expert", text(parallel.expert, " does not divide parallel.data ", parallel.data));
@@ -94,11 +89,6 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
   }
 }
 
-std::string uneven_expert_rows(int64_t experts, int64_t rows, const char* what) {
-  return text(count_text(experts, "expert"), " of a rank have ", rows, " rows of experts.", what,
-              ", which is no multiple of 32; take fewer ranks");
-}
-
 // Ranks hold whole experts and whole row blocks of 32 rows, over which norms and hashes are summed.
 void divide_experts(const RunConfig& config, ConfigReport& report) {
   const int64_t ranks = config.parallel.expert;
@@ -108,9 +98,10 @@ void divide_experts(const RunConfig& config, ConfigReport& report) {
   if (moe.num_experts % ranks != 0)
     return report.error("parallel.expert", text(ranks, " does not divide model.moe.num_experts ", moe.num_experts));
   const auto check = [&](const char* what, int64_t rows) {
-    const int64_t own = moe.num_experts / ranks * rows;
-    if (own % 32 == 0) return;
-    report.error("parallel.expert", uneven_expert_rows(moe.num_experts / ranks, own, what));
+    const int64_t experts = moe.num_experts / ranks;
+    if (experts * rows % 32 == 0) return;
+    report.error("parallel.expert", text(count_text(experts, "expert"), " of a rank have ", experts * rows, " rows of experts.", what,
+                                         ", which is no multiple of 32; take fewer ranks"));
   };
   check("gate_up", 2 * moe.intermediate_size);
   check("down", config.model.hidden_size);
@@ -145,15 +136,12 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
   }
 }
 
-std::string missing_vocabulary(const RunConfig& config, const ConfigReport& report) {
-  const bool model_known = report.given("model") || config.checkpoint.init_from;
-  const char* const more = model_known ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder";
-  return text("must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts", more);
-}
-
 void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (!config.model.vocab_size && !config.data.tokenizer && !report.failed("checkpoint.init_from")) {
-    report.error("model.vocab_size", missing_vocabulary(config, report));
+    const bool model_known = report.given("model") || config.checkpoint.init_from;
+    report.error("model.vocab_size",
+                 text("must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts",
+                      model_known ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder"));
   }
   if (!config.model.vocab_size) return;
   const int64_t vocab = *config.model.vocab_size;
@@ -167,16 +155,12 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   }
 }
 
-void check_trace(const TrainingConfig& training, ConfigReport& report) {
-  if (!training.trace) return;
-  const std::vector<int64_t>& steps = training.trace->steps;
-  if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0]) {
-    report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
-  }
-}
-
 void check_sections(const RunConfig& config, ConfigReport& report) {
-  check_trace(config.training, report);
+  if (config.training.trace) {
+    const std::vector<int64_t>& steps = config.training.trace->steps;
+    if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0])
+      report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
+  }
   const bool lengths_known = !report.failed("training.seq_len") && !report.failed("model.max_position_embeddings");
   if (lengths_known && config.training.seq_len > config.model.max_position_embeddings) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
@@ -241,11 +225,6 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
   if (config.checkpoint.dir.empty()) report.error("checkpoint.dir", "must name a folder, got an empty string");
 }
 
-std::string unknown_model_key(const std::string& key, const std::vector<std::string>& known) {
-  const bool lacks_section = std::ranges::find(known, "model." + key) != known.end();
-  return text("\"", key, "\" is no key of section model", lacks_section ? text("; write \"model.", key, "\"") : did_you_mean(key, known));
-}
-
 // Reports entries of checkpoint.allow_model_change that are no keys.
 void check_model_changes(const std::vector<std::string>& keys, ConfigReport& report) {
   ModelConfig model;
@@ -257,14 +236,11 @@ void check_model_changes(const std::vector<std::string>& keys, ConfigReport& rep
   for (const Field& field : fields_of(rope)) known.push_back("model.rope_scaling." + field.name);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (std::ranges::find(known, keys[i]) != known.end()) continue;
-    report.error(text("checkpoint.allow_model_change.", i), unknown_model_key(keys[i], known));
+    const bool lacks_section = std::ranges::find(known, "model." + keys[i]) != known.end();
+    report.error(text("checkpoint.allow_model_change.", i),
+                 text("\"", keys[i], "\" is no key of section model",
+                      lacks_section ? text("; write \"model.", keys[i], "\"") : did_you_mean(keys[i], known)));
   }
-}
-
-void pad_vocabulary(ModelConfig& model, int64_t tensor, ConfigReport& report) {
-  if (model.pad_vocab_to % tensor == 0) return;
-  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
-  report.derive("model.pad_vocab_to");
 }
 
 }  // namespace
@@ -289,7 +265,9 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
     divide("model.moe.intermediate_size", model.moe->intermediate_size);
     divide("model.moe.shared_intermediate_size", model.moe->shared_intermediate_size);
   }
-  pad_vocabulary(model, tensor, report);
+  if (model.pad_vocab_to % tensor == 0) return;
+  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
+  report.derive("model.pad_vocab_to");
 }
 
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
