@@ -8,6 +8,12 @@
 namespace mantissa {
 
 // Returns the options with which the ranks of a mesh train the model of a config.
-GptOptions training_options(const RunConfig& config, const Mesh& mesh);
+inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
+  return {.recompute = config.training.recompute,
+          .mesh = mesh,
+          .micro_batches = *config.training.grad_accum * mesh.data.size(),
+          .quantized_dispatch = config.precision.quantized_dispatch,
+          .expert_gradients = config.training.expert_gradients()};
+}
 
 }  // namespace mantissa
