@@ -79,18 +79,6 @@ namespace {
 constexpr int64_t kLargestConfig = int64_t{16} << 20;
 constexpr size_t kDeepestKey = 32;
 
-std::string read_text(const std::string& file) {
-  const File config = File::open_input(file);
-  require(config.size() <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
-  return config.content(kLargestConfig);
-}
-
-// Returns whether all that is wrong is the size of a number.
-bool is_number_too_large(const ParsedJson& parsed) {
-  const std::string_view problem = parsed.problems.front().message;
-  return parsed.problems.size() == 1 && (problem.starts_with("integer beyond 64 bits") || problem.starts_with("number overflow"));
-}
-
 class Merger {
  public:
   explicit Merger(ConfigReport& report) : report_(report), tree_(report.sources()) {}
@@ -101,7 +89,13 @@ class Merger {
     Source source{.name = file};
     std::string problem;
     try {
-      source.text = content ? *content : read_text(file);
+      if (content) {
+        source.text = *content;
+      } else {
+        const File config = File::open_input(file);
+        require(config.size() <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
+        source.text = config.content(kLargestConfig);
+      }
       source.directory = std::filesystem::absolute(file).parent_path().string();
     } catch (const Error& error) {
       if (error.code() != ExitCode::usage) throw;
@@ -134,18 +128,12 @@ class Merger {
   // Returns what is wrong with the text as a whole.
   std::string add_text(const Source& source, const Adapt& adapt) {
     ParsedJson parsed = parse_commented_json(source.text, source.base);
-    if (!parsed.problems.empty()) {
-      report_problems(source, parsed);
-    } else if (!parsed.root.is_object()) {
-      return source.name + ":1:1: a config must be an object { ... }, got " + parsed.root.type_name();
-    } else {
+    if (parsed.problems.empty()) {
+      if (!parsed.root.is_object()) return source.name + ":1:1: a config must be an object { ... }, got " + parsed.root.type_name();
       if (adapt) adapt(parsed.root);
       merge(tree_.root, std::move(parsed.root));
+      return "";
     }
-    return "";
-  }
-
-  void report_problems(const Source& source, const ParsedJson& parsed) {
     const TextLines lines(source.text);
     for (const JsonProblem& problem : parsed.problems) {
       const std::string key = printable(shown_key(problem.key));
@@ -154,6 +142,7 @@ class Merger {
     }
     report_.more_source_errors(parsed.more_problems);
     complete_ = false;
+    return "";
   }
 
   void merge(Json& into, Json&& patch) {
@@ -191,9 +180,9 @@ class Merger {
     const uint32_t value = source.base + static_cast<uint32_t>(source.value);
     ParsedJson parsed = parse_commented_json(std::string_view(source.text).substr(source.value), value);
     if (parsed.problems.empty()) return std::move(parsed.root);
-    if (is_number_too_large(parsed)) {
-      report_.source_error(
-          text(printable(shown_key(key)), ": ", parsed.problems.front().message, "   (--set ", shortened(source.text), ")"), source.base);
+    const std::string& problem = parsed.problems.front().message;
+    if (parsed.problems.size() == 1 && (problem.starts_with("integer beyond 64 bits") || problem.starts_with("number overflow"))) {
+      report_.source_error(text(printable(shown_key(key)), ": ", problem, "   (--set ", shortened(source.text), ")"), source.base);
       return {};
     }
     Json words(source.text.substr(source.value));

@@ -11,8 +11,6 @@ namespace {
 
 constexpr size_t kLongestMessage = 1000;  // paths and lists of names are not values
 
-bool is_below(const std::string& key, const std::string& above) { return key.starts_with(above + "."); }
-
 std::string above(const std::string& key) { return key.substr(0, key.find('.') == std::string::npos ? 0 : key.rfind('.')); }
 
 void mark(std::vector<bool>& marks, uint32_t position) {
@@ -26,12 +24,6 @@ const std::string& key_origin(const ConfigPlace& place) { return place.key_origi
 
 std::string reported(const std::string& key, const std::string& message, const std::string& origin) {
   return text(printable(detail::shown_key(key)), key.empty() ? "" : ": ", shortened(message, kLongestMessage), "   (", origin, ")");
-}
-
-std::string grouped(size_t number) {  // 39,950
-  std::string digits = std::to_string(number);
-  for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
-  return digits;
 }
 
 }  // namespace
@@ -98,7 +90,7 @@ bool ConfigReport::failed(const std::string& key) const {
     if ((object != nullptr && marked(failed_at_, object->key)) || failed_unstated_.contains(at)) return true;
   }
   const auto below = failed_unstated_.lower_bound(key + ".");
-  return below != failed_unstated_.end() && is_below(*below, key);
+  return below != failed_unstated_.end() && below->starts_with(key + ".");
 }
 
 bool ConfigReport::given(const std::string& key) const {
@@ -153,7 +145,9 @@ void ConfigReport::throw_if_failed() const {
   if (errors_ == 1) fail(ExitCode::usage, messages_.begin()->second);
   std::string all = text(errors_, " errors in the configuration:");
   for (const auto& [order, message] : messages_) all += "\n  " + message;
-  if (errors_ > messages_.size()) all += "\n  ... and " + grouped(errors_ - messages_.size()) + " more";
+  std::string more = std::to_string(errors_ - messages_.size());
+  for (size_t at = more.size(); at > 3; at -= 3) more.insert(at - 3, ",");  // 39,950
+  if (more != "0") all += "\n  ... and " + more + " more";
   fail(ExitCode::usage, all);
 }
 
@@ -197,11 +191,6 @@ namespace {
 
 using detail::dotted;
 
-Field short_member(const Field& field) {
-  std::vector<Field> members = field.members();
-  return *std::find_if(members.begin(), members.end(), [&](const Field& member) { return member.name == field.type->short_form; });
-}
-
 // Reads values into fields.
 class Reader {
  public:
@@ -222,33 +211,27 @@ class Reader {
  private:
   void read(const Field& field, const Json& value, const std::string& key) {
     const size_t errors = report_.errors();
-    if (value.is_object() || value.is_list()) {
-      structure(field, value, key);
-    } else {
-      plain(field, value, key);
-    }
-    if (report_.errors() != errors) report_.failed_below(value);
-  }
-
-  void structure(const Field& field, const Json& value, const std::string& key) {
-    if (value.is_list()) return field.kind() == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
-    if (field.kind() == FieldKind::map) return map(field, value, key);
-    if (field.kind() != FieldKind::object) return type_error(field, value, key);
-    if (field.type->nullable && std::holds_alternative<std::monostate>(field.get())) field.set(true);
-    if (!value.members().empty()) object(field.members(), value, key);
-  }
-
-  void plain(const Field& field, const Json& value, const std::string& key) {
-    const std::string argument = field.kind() == FieldKind::text && !value.is_string() && !value.is_null() ? tree_.argument(value) : "";
-    if (!argument.empty()) {  // on the command line everything is text: --set logging.run_name=7 needs no quotes
-      field.set(argument);
+    const bool is_word = field.kind() == FieldKind::text && (value.is_boolean() || value.is_number());
+    if (value.is_list() && field.kind() == FieldKind::list) {
+      const Json::Entries& entries = value.entries();
+      field.resize(entries.size());
+      for (size_t i = 0; i < entries.size(); ++i) read(field.element(i), entries[i], dotted(key, std::to_string(i)));
+    } else if (value.is_object() && field.kind() == FieldKind::map) {
+      map(field, value, key);
+    } else if (value.is_object() && field.kind() == FieldKind::object) {
+      if (field.type->nullable && std::holds_alternative<std::monostate>(field.get())) field.set(true);
+      if (!value.members().empty()) object(field.members(), value, key);
+    } else if (const std::string argument = is_word ? tree_.argument(value) : ""; !argument.empty()) {
+      field.set(argument);  // on the command line everything is text: --set logging.run_name=7 needs no quotes
     } else if (value.is_boolean() && !field.type->short_form.empty()) {
-      const Field member = short_member(field);
+      const std::vector<Field> members = field.members();
+      const Field& member = *std::ranges::find(members, field.type->short_form, &Field::name);
       report_.set_place(dotted(key, member.name), report_.place(key));
-      plain(member, value, key);
+      read(member, value, key);
     } else if (!detail::set_scalar(field, value)) {
       report_.error(key, value, [&] { return detail::mismatch(field, value); });
     }
+    if (report_.errors() != errors) report_.failed_below(value);
   }
 
   // Names stay printable and free of the dot that separates keys.
@@ -268,16 +251,6 @@ class Reader {
         read(*member, entry, dotted(key, name));
       }
     }
-  }
-
-  void list(const Field& field, const Json& value, const std::string& key) {
-    const Json::Entries& entries = value.entries();
-    field.resize(entries.size());
-    for (size_t i = 0; i < entries.size(); ++i) read(field.element(i), entries[i], dotted(key, std::to_string(i)));
-  }
-
-  void type_error(const Field& field, const Json& value, const std::string& key) {
-    report_.error(key, value, [&] { return detail::mismatch(field, value); });
   }
 
   // Suggests the name in another place of this config, then the name of another program, then the nearest name in this place.

@@ -53,7 +53,7 @@ class Writer {
       const Entry entry = next(i);
       value(entry.field, entry.key);
       if (i + 1 < count) out_ += ',';
-      if (is_leaf(entry.field)) comment(entry.key);
+      if (report_ != nullptr && is_leaf(entry.field)) out_ += "  // " + report_->origin(entry.key);
     }
     indent_.resize(indent_.size() - 2);
     if (count > 0) new_line();
@@ -71,11 +71,6 @@ class Writer {
     if (field.kind() == FieldKind::list) return field.size() == 0;
     if (field.kind() == FieldKind::map) return field.members().empty();
     return field.kind() != FieldKind::object || is_null(field);
-  }
-
-  void comment(const std::string& key) {
-    if (report_ == nullptr) return;
-    out_ += "  // " + report_->origin(key);
   }
 
   bool compact_;
@@ -114,32 +109,22 @@ void add_limits(const Field& field, Json& schema) {
   if (field.kind() == FieldKind::integer && field.type->lowest == 0 && !schema.contains("minimum")) schema.add("minimum", 0);
 }
 
-// A list of objects is empty by default.
-Json list_default(const Field& field) {
-  Json::Entries values;
-  for (size_t i = 0; i < field.size(); ++i) values.emplace_back(field.element(i).get());
-  return values;
-}
-
-// Writes one name, or a list of them.
-Json types_of(const Field& field) {
-  Json::Entries types = {schema_type(field.kind())};
-  if (!field.type->short_form.empty()) types.emplace_back("boolean");
-  if (field.type->nullable) types.emplace_back("null");
-  return types.size() == 1 ? types[0] : Json(types);
-}
-
 Json schema_of(const Field& field) {
   Json schema;
   if (field.description[0] != '\0') schema.add("description", field.description);
-  schema.add("type", types_of(field));
+  Json::Entries types = {schema_type(field.kind())};
+  if (!field.type->short_form.empty()) types.emplace_back("boolean");
+  if (field.type->nullable) types.emplace_back("null");
+  schema.add("type", types.size() == 1 ? types[0] : Json(types));
   if (field.kind() == FieldKind::choice) {
     schema.add("enum", field.type->choices);
     if (field.type->nullable) schema["enum"].entries().emplace_back();
   }
   add_limits(field, schema);
   if (field.kind() == FieldKind::list) {
-    schema.add("default", list_default(field));
+    Json::Entries values;  // a list of objects is empty by default
+    for (size_t i = 0; i < field.size(); ++i) values.emplace_back(field.element(i).get());
+    schema.add("default", Json(values));
     field.resize(1);
     schema.add("items", schema_of(field.element(0)));
   } else if (field.kind() == FieldKind::map) {
