@@ -139,7 +139,7 @@ inline std::vector<double> random_values(int64_t count, uint32_t what, double sc
   for (size_t i = 0; i < out.size(); i += 4) {
     const auto words = random_words({.seed = 7}, what, i);
     for (size_t j = i; j < std::min(i + 4, out.size()); ++j) {
-      out[j] = mean + scale * kHalfWidth * (2.0 * static_cast<double>(uniform_from_word(words[j - i])) - 1.0);
+      out[j] = mean + scale * kHalfWidth * (static_cast<double>(words[j - i] >> 8) * 0x1p-23 - 1.0);
     }
   }
   return out;

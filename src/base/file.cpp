@@ -27,12 +27,6 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 
   throw ReadError(ExitCode::data, message);
 }
 
-void require_folder_open(const std::filesystem::path& folder, const std::filesystem::path& path) {
-  // Other failures, as of a container that lacks the call, show when the file is written.
-  const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);
-  require(open_to_us, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
-}
-
 }  // namespace
 
 std::string system_message(int error_number) { return std::generic_category().message(error_number); }
@@ -160,7 +154,9 @@ void require_output_file(const std::filesystem::path& path) {
   std::error_code error;
   require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
-  require_folder_open(folder, path);
+  // Other failures, as of a container that lacks the call, show when the file is written.
+  const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);
+  require(open_to_us, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
   struct stat status {};
   const bool fits = ::lstat(temporary.c_str(), &status) == 0 || errno == ENOENT;
   require(fits, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));

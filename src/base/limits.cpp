@@ -99,13 +99,6 @@ struct Group {
   const GroupFiles* files;
 };
 
-std::string first_line(const fs::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
 // Returns nothing for "max", too.
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
@@ -125,21 +118,6 @@ std::optional<int64_t> number_of(const fs::path& file, const std::string& name) 
   return {};
 }
 
-// A line of mountinfo: where a hierarchy is mounted, and which of its groups that is.
-struct Mount {
-  std::string root, point, type, options;
-};
-
-Mount mount_of(const std::string& line) {
-  Mount mount;
-  std::string word;
-  std::istringstream words(line);
-  words >> word >> word >> word >> mount.root >> mount.point;
-  while (words >> word && word != "-") continue;
-  words >> mount.type >> word >> mount.options;
-  return mount;
-}
-
 bool lists(const std::string& names, const std::string& name) { return ("," + names + ",").find("," + name + ",") != std::string::npos; }
 
 // Returns the path of a process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
@@ -154,23 +132,23 @@ std::optional<std::string> path_in(const fs::path& root, const std::string& proc
   return {};
 }
 
-// In a container the path may lie outside of what is mounted, whose top is then its own group.
-fs::path folder_of_group(const fs::path& top, const fs::path& below) {
-  const bool outside = below.empty() || *below.begin() == "..";
-  return outside || below == "." ? top : top / below;
-}
-
 std::vector<Group> groups_of(const std::string& process, const fs::path& root) {
   std::vector<Group> groups;
   std::ifstream in(root / "proc/self/mountinfo");
-  for (std::string line; std::getline(in, line);) {
-    const Mount mount = mount_of(line);
-    const bool version2 = mount.type == "cgroup2";
-    if (!version2 && (mount.type != "cgroup" || !lists(mount.options, "memory"))) continue;
+  for (std::string line; std::getline(in, line);) {  // where a hierarchy is mounted, and which of its groups that is
+    std::istringstream words(line);
+    std::string word, mounted, point, type, options;
+    words >> word >> word >> word >> mounted >> point;
+    while (words >> word && word != "-") continue;
+    words >> type >> word >> options;
+    const bool version2 = type == "cgroup2";
+    if (!version2 && (type != "cgroup" || !lists(options, "memory"))) continue;
     const std::optional<std::string> path = path_in(root, process, version2);
     if (!path) continue;
-    const fs::path top = root / fs::path(mount.point).relative_path(), below = fs::path(*path).lexically_relative(mount.root);
-    groups.push_back({.folder = folder_of_group(top, below), .top = top, .files = version2 ? &kVersion2 : &kVersion1});
+    const fs::path top = root / fs::path(point).relative_path(), below = fs::path(*path).lexically_relative(mounted);
+    // In a container the path may lie outside of what is mounted, whose top is then its own group.
+    const bool at_top = below.empty() || *below.begin() == ".." || below == ".";
+    groups.push_back({.folder = at_top ? top : top / below, .top = top, .files = version2 ? &kVersion2 : &kVersion1});
   }
   return groups;
 }
@@ -201,14 +179,10 @@ std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) 
 
 // Identifies the host: no other has it since it was booted. Containers have names of their own, and share the memory of their host.
 std::string boot_of(const fs::path& root) {
-  const std::string boot = first_line(root / "proc/sys/kernel/random/boot_id");
+  std::ifstream in(root / "proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(in, boot);
   return boot.empty() ? host_name() : boot;
-}
-
-uint64_t place_of(const fs::path& root, const fs::path& folder) {
-  struct stat status {};
-  const bool known = ::stat(folder.c_str(), &status) == 0;
-  return xxh64(text(boot_of(root), ' ', known ? status.st_ino : 0)).value;
 }
 
 }  // namespace
@@ -220,7 +194,12 @@ std::vector<FreeMemory> free_memory(const fs::path& root) {
   for (const Group& group : groups_of("self", root)) {
     upwards(group, [&](const fs::path& folder) {
       const std::optional<int64_t> left = left_in(folder, *group.files);
-      if (left) out.push_back({.bytes = *left, .of = "control group " + folder.string(), .place = place_of(root, folder)});
+      if (!left) return false;
+      struct stat status {};
+      const bool known = ::stat(folder.c_str(), &status) == 0;
+      out.push_back({.bytes = *left,
+                     .of = "control group " + folder.string(),
+                     .place = xxh64(text(boot_of(root), ' ', known ? status.st_ino : 0)).value});
       return false;
     });
   }

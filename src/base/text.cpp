@@ -48,20 +48,18 @@ std::string list_entry(char32_t character) {
 
 }  // namespace
 
-Utf8Decoder::Status Utf8Decoder::lead(uint8_t byte) {
-  if (byte < 0x80) {
+Utf8Decoder::Status Utf8Decoder::feed(uint8_t byte) {
+  if (missing_ == 0 && byte < 0x80) {
     value_ = byte;
     return Status::character;
   }
-  if (byte < 0xC2 || byte > 0xF4) return Status::invalid;
-  missing_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
-  value_ = byte & (0x3FU >> missing_);
-  smallest_ = missing_ == 1 ? 0x80U : missing_ == 2 ? 0x800U : 0x10000U;
-  return Status::more;
-}
-
-Utf8Decoder::Status Utf8Decoder::feed(uint8_t byte) {
-  if (missing_ == 0) return lead(byte);
+  if (missing_ == 0) {
+    if (byte < 0xC2 || byte > 0xF4) return Status::invalid;
+    missing_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+    value_ = byte & (0x3FU >> missing_);
+    smallest_ = missing_ == 1 ? 0x80U : missing_ == 2 ? 0x800U : 0x10000U;
+    return Status::more;
+  }
   if ((byte & 0xC0) != 0x80) return Status::invalid;
   value_ = (value_ << 6) | (byte & 0x3FU);
   if (--missing_ > 0) return Status::more;
@@ -134,40 +132,25 @@ size_t character_at(std::string_view text, size_t at) {
   return at;
 }
 
-// Returns the bytes of the character that the text begins with; 0 if it is a control character or none.
-size_t printable_bytes(std::string_view text) {
-  Utf8Decoder decoder;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto status = decoder.feed(static_cast<uint8_t>(text[i]));
-    if (status == Utf8Decoder::Status::invalid) return 0;
-    if (status == Utf8Decoder::Status::character) return is_control(decoder.character()) ? 0 : i + 1;
-  }
-  return 0;
-}
-
-// Returns "\x1b".
-std::string escaped_byte(char byte) {
-  std::array<char, 8> escape{};
-  std::snprintf(escape.data(), escape.size(), "\\x%02x", static_cast<unsigned char>(byte));
-  return escape.data();
-}
-
-// Returns how the character that the text begins with is shown; it has `bytes`, 0 if it is a control character or none.
-std::string printable_piece(std::string_view text, size_t bytes, std::string_view line_end) {
-  if (bytes > 0) return std::string(text.substr(0, bytes));
-  if (text.front() == '\n') return std::string(line_end);
-  return escaped_byte(text.front());
-}
-
 }  // namespace
 
 std::string printable(std::string_view text, std::string_view line_end) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const size_t bytes = printable_bytes(text);
-    out += printable_piece(text, bytes, line_end);
-    text.remove_prefix(std::max<size_t>(bytes, 1));
+    Utf8Decoder decoder;
+    auto status = Utf8Decoder::Status::more;
+    size_t bytes = 0;
+    while (status == Utf8Decoder::Status::more && bytes < text.size()) status = decoder.feed(static_cast<uint8_t>(text[bytes++]));
+    if (status == Utf8Decoder::Status::character && !is_control(decoder.character())) {
+      out += text.substr(0, bytes);
+    } else {
+      bytes = 1;
+      std::array<char, 8> escape{};
+      std::snprintf(escape.data(), escape.size(), "\\x%02x", static_cast<unsigned char>(text.front()));
+      out += text.front() == '\n' ? line_end : escape.data();
+    }
+    text.remove_prefix(bytes);
   }
   return out;
 }
@@ -223,34 +206,14 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-namespace {
-
-constexpr size_t kShortestPrefix = 3;
-
-// Returns the shortest name that begins with this one: "mxfp4" means mxfp4_qat rather than mxfp8.
-std::string completed(std::string_view name, const std::vector<std::string>& candidates) {
-  std::string best;
-  if (name.size() < kShortestPrefix) return best;
-  for (const std::string& candidate : candidates) {
-    if (candidate.starts_with(name) && (best.empty() || candidate.size() < best.size())) best = candidate;
-  }
-  return best;
-}
-
-// Returns the first name that this one begins with.
-std::string beginning(std::string_view name, const std::vector<std::string>& candidates) {
-  for (const std::string& candidate : candidates) {
-    if (candidate.size() >= kShortestPrefix && name.starts_with(candidate)) return candidate;
-  }
-  return "";
-}
-
-}  // namespace
-
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
-  constexpr size_t kLongest = 256;  // the cost is the product of the lengths, and the name comes from a file
+  constexpr size_t kShortestPrefix = 3, kLongest = 256;  // the cost is the product of the lengths, and the name comes from a file
   if (name.size() > kLongest) return "";
-  std::string best = completed(name, candidates);
+  std::string best;  // first the shortest that begins with the name: "mxfp4" means mxfp4_qat rather than mxfp8
+  for (const std::string& candidate : candidates) {
+    const bool begins = name.size() >= kShortestPrefix && candidate.starts_with(name);
+    if (begins && (best.empty() || candidate.size() < best.size())) best = candidate;
+  }
   if (!best.empty()) return best;
   size_t least = 3;
   for (const std::string& candidate : candidates) {
@@ -262,7 +225,11 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
       best = candidate;
     }
   }
-  return best.empty() ? beginning(name, candidates) : best;
+  if (!best.empty()) return best;
+  const auto prefix = std::ranges::find_if(candidates, [&](const std::string& candidate) {
+    return candidate.size() >= kShortestPrefix && name.starts_with(candidate);
+  });
+  return prefix != candidates.end() ? *prefix : "";
 }
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {

@@ -23,16 +23,13 @@ namespace {
 
 std::atomic<int> configured{0}, chosen_default{0};  // 0: not
 
-int usable_cores() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
-  return std::max(1, CPU_COUNT(&cores));
-}
-
 }  // namespace
 
 int num_threads() {
-  static const int cores = usable_cores();
+  static const int cores = [] {
+    cpu_set_t usable;
+    return sched_getaffinity(0, sizeof usable, &usable) == 0 ? std::max(1, CPU_COUNT(&usable)) : 1;
+  }();
   for (const std::atomic<int>* wanted : {&configured, &chosen_default}) {
     if (const int threads = wanted->load(std::memory_order_relaxed); threads > 0) return threads;
   }
@@ -118,10 +115,13 @@ class Pool {
     if (taken_.exchange(true)) return false;
     job_ = &job;
     places_.store(static_cast<uint64_t>(workers) << 32U);
-    wake_sleepers();
+    if (sleepers_.load() > 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
     job.work();
     places_.fetch_and(0xFFFFFFFFU);  // nobody may join any more
-    for (int spins = 0; places_.load() != 0; ++spins) pause(spins);
+    for (int spins = 0; places_.load() != 0; ++spins) spins < kSpins ? _mm_pause() : std::this_thread::yield();
     taken_ = false;
     return true;
   }
@@ -133,29 +133,12 @@ class Pool {
     while (started_ < workers) {
       start_one(text("thread ", started_ + 2, " of ", workers + 1));
       ++started_;
-      wait_until_ready();  // memory that it allocates as it begins must not be that which the next one was found to have
+      // Memory that it allocates as it begins must not be that which the next one was found to have.
+      for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
     }
   }
 
  private:
-  void wait_until_ready() {
-    for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
-  }
-
-  void wake_sleepers() {
-    if (sleepers_.load() == 0) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
-
-  static void pause(int spins) {
-    if (spins < kSpins) {
-      _mm_pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
-
   // Sets the stack size, which by default is what `ulimit -s` says.
   void start_one(const std::string& which) {
     require_memory(2 * kThreadStackBytes, which);  // beside the stack what libraries allocate as the thread begins: they end the process

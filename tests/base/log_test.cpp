@@ -24,7 +24,7 @@ class LogTest : public ::testing::Test {
 
 TEST_F(LogTest, RecordsBeforeTheFileWasNamedComeFirstInIt) {
   open_without_file();
-  log_debug("below the level");
+  write_log(LogLevel::debug, "below the level");
   log_warning("early");
   open_with_file();
   log_info("late");

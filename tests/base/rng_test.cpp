@@ -41,13 +41,6 @@ TEST(Rng, SeedStreamPurposeAndIndexEachChangeTheDraw) {
   EXPECT_EQ(draws.size(), 7U);
 }
 
-TEST(Rng, UniformCoversTheHalfOpenInterval) {
-  EXPECT_EQ(uniform_from_word(0), 0.0F);
-  EXPECT_EQ(uniform_from_word(0xFFU), 0.0F) << "24 bits";
-  EXPECT_EQ(uniform_from_word(0x80000000U), 0.5F);
-  EXPECT_EQ(uniform_from_word(~0U), 1.0F - 0x1p-24F);
-}
-
 // Standard errors at 200,000 draws: mean 0.0022, variance 0.0032, fourth moment 0.022.
 TEST(Rng, NormalHasTheMomentsOfANormal) {
   constexpr int kDraws = 200000;

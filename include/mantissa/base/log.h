@@ -30,10 +30,6 @@ int64_t dropped_log_lines();  // by all logs of this process
 void write_log(LogLevel level, const std::string& message);
 
 template <class... Parts>
-void log_debug(const Parts&... parts) {
-  write_log(LogLevel::debug, text(parts...));
-}
-template <class... Parts>
 void log_info(const Parts&... parts) {
   write_log(LogLevel::info, text(parts...));
 }

@@ -28,9 +28,6 @@ MANTISSA_HOST_DEVICE inline std::array<uint32_t, 4> random_words(RngKey key, uin
   return {words[0], words[1], words[2], words[3]};
 }
 
-// Maps a word to a uniform number in [0, 1) with 24 bits; exact in fp32.
-MANTISSA_HOST_DEVICE inline float uniform_from_word(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
-
 // Returns standard normal draw number `index` (Box-Muller in double, rounded once to float).
 float random_normal(RngKey key, uint32_t what, uint64_t index);
 

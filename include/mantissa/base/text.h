@@ -58,8 +58,6 @@ class Utf8Decoder {
   bool between_characters() const { return missing_ == 0; }
 
  private:
-  Status lead(uint8_t byte);
-
   char32_t value_ = 0, smallest_ = 0;
   int missing_ = 0;
 };
