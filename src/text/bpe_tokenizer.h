@@ -11,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <variant>
 #include <vector>
 
 #include "json/json_fields.h"
@@ -19,7 +18,6 @@
 #include "text/bpe_model.h"
 #include "text/normalizer.h"
 #include "text/pretokenizer.h"
-#include "text/split_pattern.h"
 
 namespace mantissa {
 
@@ -130,31 +128,11 @@ class TextDecoder {
   bool takes_for_byte(std::string_view token) const;
 
  private:
-  struct ByteLevel {};
-  struct ByteFallback {};
-  struct Fuse {};
-  struct Metaspace {
-    SplitPattern pattern;  // matches the replacement
-    bool prepends;
-  };
-  struct Replace {
-    SplitPattern pattern;
-    std::string content;
-  };
-  struct Strip {
-    std::string content;
-    int64_t start, stop;
-  };
-  using Step = std::variant<ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip>;
+  using Step = std::function<void(std::vector<std::string>& tokens)>;  // changes them
   void add_steps(const JsonReader& json);
-  static void apply(const ByteLevel& step, std::vector<std::string>& tokens);
-  static void apply(const ByteFallback& step, std::vector<std::string>& tokens);
-  static void apply(const Fuse& step, std::vector<std::string>& tokens);
-  static void apply(const Metaspace& step, std::vector<std::string>& tokens);
-  static void apply(const Replace& step, std::vector<std::string>& tokens);
-  static void apply(const Strip& step, std::vector<std::string>& tokens);
 
   std::vector<Step> steps_;
+  bool falls_back_to_bytes_ = false;
 };
 
 // Returns the text with U+FFFD for what is no UTF-8: one for each longest beginning of a character, as Unicode recommends and Rust does.
