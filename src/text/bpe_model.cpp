@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -14,8 +15,6 @@ namespace {
 // ByteLevel spells bytes with letters that can be printed: bytes 33 to 126, 161 to 172 and 174 to 255 with the characters of the same
 // number, the other 68, in order, with those from U+0100 (GPT-2's bytes_to_unicode).
 
-constexpr bool is_printable_byte(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
-
 struct ByteLetters {
   std::array<char32_t, 256> letters{};
   std::array<int, 324> bytes{};  // by letter; -1: none
@@ -24,7 +23,8 @@ struct ByteLetters {
     bytes.fill(-1);
     char32_t other = 0x100;
     for (int byte = 0; byte < 256; ++byte) {
-      const char32_t letter = is_printable_byte(byte) ? static_cast<char32_t>(byte) : other++;
+      const bool is_printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+      const char32_t letter = is_printable ? static_cast<char32_t>(byte) : other++;
       letters[static_cast<size_t>(byte)] = letter;
       bytes[letter] = byte;
     }
@@ -59,15 +59,6 @@ constexpr size_t kLongestKnown = 48, kMostKnown = size_t{1} << 16;  // pieces th
 
 uint64_t pair_of(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-}
-
-// An unused id between costs a few bytes, but ids that are mostly unused are no vocabulary.
-double largest_id(size_t tokens) { return static_cast<double>(16 * tokens + 65536); }
-
-// Returns "<0x0A>", as byte_fallback names a byte.
-std::string byte_token(size_t byte) {
-  constexpr std::string_view kDigits = "0123456789ABCDEF";
-  return {'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'};
 }
 
 }  // namespace
@@ -108,7 +99,8 @@ BpeModel BpeModel::from(const JsonReader& json, bool byte_level) {
 
 void BpeModel::read_vocabulary(const JsonReader& json) {
   json.require(json.value().is_object() && json.value().size() > 0, "must be an object of tokens and their ids");
-  const Limits limits{.min = 0, .max = largest_id(json.value().size())};
+  // An unused id between costs a few bytes, but ids that are mostly unused are no vocabulary.
+  const Limits limits{.min = 0, .max = static_cast<double>(16 * json.value().size() + 65536)};
   std::vector<bool> taken;
   for (const auto& [token, value] : json.value().members()) {
     const auto id = static_cast<size_t>(json.at(token).as<int64_t>(limits));
@@ -117,17 +109,9 @@ void BpeModel::read_vocabulary(const JsonReader& json) {
     taken[id] = true;
     tokens_[id] = token;
     spelled_.emplace(token, static_cast<int32_t>(id));
-    std::string bytes;
-    ids_.emplace(piece_of(token, bytes), static_cast<int32_t>(id));
+    // The text or the bytes that it stands for. One that no bytes spell stands for none: its own text never occurs in letters of bytes.
+    ids_.emplace(byte_level_ ? bytes_of_letters(token).value_or("") : token, static_cast<int32_t>(id));
   }
-}
-
-// Returns the text or the bytes that a token stands for. One that no bytes spell stands for none: its own text never occurs in letters of
-// bytes.
-std::string_view BpeModel::piece_of(const std::string& spelled, std::string& bytes) const {
-  if (!byte_level_) return spelled;
-  bytes = bytes_of_letters(spelled).value_or("");
-  return bytes;
 }
 
 void BpeModel::read_options(const JsonReader& json) {
@@ -147,9 +131,11 @@ void BpeModel::read_options(const JsonReader& json) {
     json.require(unknown_.has_value(), "unk_token \"", shortened(token), "\" is not in the vocabulary");
   }
   const bool has_bytes = flag("byte_fallback");
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
   for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {
     letter_ids_[byte] = byte_level_ ? id_of(letters_of_bytes(std::string(1, static_cast<char>(byte)))).value_or(-1) : -1;
-    byte_ids_[byte] = has_bytes ? id_of(byte_token(byte)).value_or(-1) : -1;
+    const std::string named = {'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'};
+    byte_ids_[byte] = has_bytes ? id_of(named).value_or(-1) : -1;
   }
 }
 
@@ -202,29 +188,15 @@ void BpeModel::encode(std::string_view piece, Cache& cache, std::vector<int32_t>
       return;
     }
   }
-  encode_anew(piece, cache);
+  cache.symbols_.clear();
+  if (const auto whole = ignores_merges_ ? ids_.find(piece) : ids_.end(); whole != ids_.end()) {
+    cache.symbols_.push_back(whole->second);
+  } else {
+    split(piece, cache.symbols_);
+    cache.symbols_.size() <= kFewSymbols ? merge_few(cache) : merge_many(cache);
+  }
   ids.insert(ids.end(), cache.symbols_.begin(), cache.symbols_.end());
   if (kept && cache.known_.size() < kMostKnown) cache.known_.emplace(piece, cache.symbols_);
-}
-
-void BpeModel::encode_anew(std::string_view piece, Cache& cache) const {
-  cache.symbols_.clear();
-  if (ignores_merges_) {
-    if (const auto whole = ids_.find(piece); whole != ids_.end()) return cache.symbols_.push_back(whole->second);
-  }
-  split(piece, cache.symbols_);
-  if (cache.symbols_.size() <= kFewSymbols)
-    merge_few(cache);
-  else
-    merge_many(cache);
-}
-
-// Appends the tokens of a character's bytes, if all have one.
-bool BpeModel::add_bytes(std::string_view character, std::vector<int32_t>& symbols) const {
-  const auto id_of_byte = [this](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
-  if (!std::ranges::all_of(character, [&](char byte) { return id_of_byte(byte) >= 0; })) return false;
-  for (const char byte : character) symbols.push_back(id_of_byte(byte));
-  return true;
 }
 
 // Appends the symbols of a piece before any merge. An unknown token waits for the next character with a token of its own: those of bytes
@@ -247,7 +219,13 @@ void BpeModel::split(std::string_view piece, std::vector<int32_t>& symbols) cons
       continue;
     }
     const std::string_view character = piece.substr(begin, at - begin);
-    if (add_bytes(byte_level_ ? letters_of_bytes(character) : std::string(character), symbols) || !unknown_) continue;
+    const std::string bytes = byte_level_ ? letters_of_bytes(character) : std::string(character);
+    const auto id_of_byte = [this](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
+    if (std::ranges::all_of(bytes, [&](char byte) { return id_of_byte(byte) >= 0; })) {
+      std::ranges::transform(bytes, std::back_inserter(symbols), id_of_byte);
+      continue;
+    }
+    if (!unknown_) continue;
     if (std::exchange(unknown_waits, true) && !fuses_unknown_) symbols.push_back(*unknown_);
   }
   if (unknown_waits) symbols.push_back(*unknown_);

@@ -63,10 +63,7 @@ class BpeModel {
   void read_options(const JsonReader& json);
   void read_merges(const JsonReader& json);
   void add_merge(const JsonReader& json, uint32_t rank, std::string_view left, std::string_view right);
-  std::string_view piece_of(const std::string& spelled, std::string& bytes) const;
-  void encode_anew(std::string_view piece, Cache& cache) const;
   void split(std::string_view piece, std::vector<int32_t>& symbols) const;
-  bool add_bytes(std::string_view character, std::vector<int32_t>& symbols) const;
   void merge_few(Cache& cache) const;
   void merge_many(Cache& cache) const;
 

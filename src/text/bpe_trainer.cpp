@@ -134,23 +134,6 @@ class PairCounts {
   std::priority_queue<Candidate> queue_;
 };
 
-Json trained_file(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added, const Json& merges) {
-  Json vocab = Json::Members(), at_end = Json::Entries();
-  for (size_t id = 0; id < tokens.size(); ++id) vocab.add(tokens[id], id);
-  for (const AddedToken& token : added) {
-    vocab.add(token.content, token.id);
-    at_end.entries().push_back({{"id", token.id},
-                                {"content", token.content},
-                                {"single_word", false},
-                                {"lstrip", false},
-                                {"rstrip", false},
-                                {"normalized", false},
-                                {"special", token.special}});
-  }
-  return tokenizer_file(
-      {.vocab = vocab, .merges = merges, .added_tokens = at_end, .pre_tokenizer = pretokenizer_json(), .decoder = byte_level_part()});
-}
-
 }  // namespace
 
 // Part of the text at hand that is not yet cut.
@@ -206,10 +189,21 @@ std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added)
     pairs.merge(*pair, static_cast<int32_t>(bytes.size()));
     bytes.push_back(left + right);
   }
-  std::vector<std::string> tokens;
-  for (const std::string& token : bytes) tokens.push_back(letters_of_bytes(token));
-  for (size_t i = 0; i < added.size(); ++i) added[i].id = static_cast<int32_t>(tokens.size() + i);
-  return trained_file(tokens, added, merges).dump(1, Json::Order::keys) + "\n";
+  Json vocab = Json::Members(), at_end = Json::Entries();
+  for (size_t id = 0; id < bytes.size(); ++id) vocab.add(letters_of_bytes(bytes[id]), id);
+  for (size_t i = 0; i < added.size(); ++i) {
+    vocab.add(added[i].content, bytes.size() + i);
+    at_end.entries().push_back({{"id", bytes.size() + i},
+                                {"content", added[i].content},
+                                {"single_word", false},
+                                {"lstrip", false},
+                                {"rstrip", false},
+                                {"normalized", false},
+                                {"special", added[i].special}});
+  }
+  const Json file = tokenizer_file(
+      {.vocab = vocab, .merges = merges, .added_tokens = at_end, .pre_tokenizer = pretokenizer_json(), .decoder = byte_level_part()});
+  return file.dump(1, Json::Order::keys) + "\n";
 }
 
 }  // namespace mantissa

@@ -13,8 +13,6 @@ constexpr std::array<std::string_view, kCategories> kCategoryNames = {"Lu", "Ll"
                                                                       "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
                                                                       "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
 
-bool is_letter_or_mark(Category category) { return category <= Category::Me; }
-
 // Symbols that are alphabetic: circled and squared letters.
 constexpr std::array<CodePointRange, 4> kAlphabeticSymbols = {
     {{0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}}};
@@ -25,21 +23,18 @@ bool is_within(const Ranges& ranges, char32_t character) {
                      [&](const CodePointRange& one) { return character >= one.first && character <= one.last; });
 }
 
-// One entry for each code point.
-std::vector<Category> unpacked_categories() {
-  std::vector<Category> out(kCodePoints);
-  for (size_t i = 0; i < std::size(kCategoryRuns); ++i) {
-    const size_t end = i + 1 < std::size(kCategoryRuns) ? kCategoryRuns[i + 1] >> 8 : kCodePoints;
-    std::fill(out.begin() + (kCategoryRuns[i] >> 8), out.begin() + static_cast<std::ptrdiff_t>(end),
-              static_cast<Category>(kCategoryRuns[i] & 0xFF));
-  }
-  return out;
-}
-
 }  // namespace
 
 Category category_of(char32_t character) {
-  static const std::vector<Category> kUnpacked = unpacked_categories();
+  static const std::vector<Category> kUnpacked = [] {
+    std::vector<Category> out(kCodePoints);
+    for (size_t i = 0; i < std::size(kCategoryRuns); ++i) {
+      const size_t end = i + 1 < std::size(kCategoryRuns) ? kCategoryRuns[i + 1] >> 8 : kCodePoints;
+      std::fill(out.begin() + (kCategoryRuns[i] >> 8), out.begin() + static_cast<std::ptrdiff_t>(end),
+                static_cast<Category>(kCategoryRuns[i] & 0xFF));
+    }
+    return out;
+  }();
   return kUnpacked[character];
 }
 
@@ -64,8 +59,8 @@ bool is_punctuation(char32_t character) {
 
 bool is_word_character(char32_t character) {
   constexpr char32_t kNonJoiner = 0x200C, kJoiner = 0x200D;
-  const Category category = category_of(character);
-  return is_letter_or_mark(category) || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
+  const Category category = category_of(character);  // letters and marks come first
+  return category <= Category::Me || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
          is_within(kAlphabeticSymbols, character) || character == kNonJoiner || character == kJoiner;
 }
 

@@ -117,7 +117,15 @@ class Rendering {
 
   Flow loop(const JinjaNode& node) {
     JinjaEntries all = entries_of(evaluate(node.part(0)), work_);
-    if (node.part(1).kind != Kind::absent) std::erase_if(all, [&](const Value& one) { return !passes_condition(node, one); });
+    if (node.part(1).kind != Kind::absent) {
+      std::erase_if(all, [&](const Value& one) {
+        scopes_.emplace_back();
+        bind(node.names, one);
+        const bool passed = is_true(evaluate(node.part(1)));
+        scopes_.pop_back();
+        return !passed;
+      });
+    }
     if (all.empty()) return node.part(3).kind != Kind::absent ? execute(node.part(3)) : Flow::on;
     for (size_t i = 0; i < all.size(); ++i) {
       scopes_.emplace_back();
@@ -128,14 +136,6 @@ class Rendering {
       if (flow == Flow::leave) break;
     }
     return Flow::on;
-  }
-
-  bool passes_condition(const JinjaNode& node, const Value& one) {
-    scopes_.emplace_back();
-    bind(node.names, one);
-    const bool passed = is_true(evaluate(node.part(1)));
-    scopes_.pop_back();
-    return passed;
   }
 
   Value loop_object(const JinjaEntries& all, size_t i) {

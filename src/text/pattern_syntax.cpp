@@ -212,7 +212,14 @@ class PatternTranslation {
   void quantifier() {
     const size_t begin = at_;
     if (accept("{")) {
-      counts(begin);
+      const auto digits = [this] {
+        while (!at_end() && is_ascii_digit(written_[at_])) ++at_;
+      };
+      const size_t first = at_;  // {n}, {n,} or {n,m}
+      digits();
+      const bool has_least = at_ > first;
+      if (accept(",")) digits();
+      refuse_unless(has_least && at_ - first <= 9 && accept("}"), begin, "this brace");
       refuse_unless(!next_is("?") && !next_is("+"), begin, "a quantifier of a quantifier");
     } else if (accept("*") || accept("+") || accept("?")) {
       if (next_is("?") || next_is("+")) ++at_;
@@ -223,17 +230,6 @@ class PatternTranslation {
     last_letter_ = '\0';
     refuse_unless(at_end() || std::string_view("*+?{").find(written_[at_]) == std::string_view::npos, begin,
                   "a quantifier of a quantifier");
-  }
-
-  // Reads {n}, {n,} or {n,m}.
-  void counts(size_t begin) {
-    const size_t first = at_;
-    while (!at_end() && is_ascii_digit(written_[at_])) ++at_;
-    const bool has_least = at_ > first;
-    if (accept(",")) {
-      while (!at_end() && is_ascii_digit(written_[at_])) ++at_;
-    }
-    refuse_unless(has_least && at_ - first <= 9 && accept("}"), begin, "this brace");
   }
 
   std::string_view written_;

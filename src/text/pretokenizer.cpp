@@ -121,7 +121,10 @@ void Pretokenizer::add_steps(const JsonReader& json) {
   if (type == "Sequence") {
     for (const JsonReader& one : json.at("pretokenizers").entries()) add_steps(one);
   } else if (type == "ByteLevel") {
-    add_byte_level(json);
+    const bool splits = !json.value().contains("use_regex") || json.at("use_regex").as<bool>();
+    if (json.at("add_prefix_space").as<bool>()) steps_.emplace_back(PrefixSpace{});
+    if (splits) steps_.emplace_back(Split{SplitPattern::expression(kGpt2Pattern), MatchedText::isolated, false});
+    byte_level_ = true;
   } else if (type == "Split") {
     steps_.emplace_back(Split{split_pattern(json.at("pattern")), matched_text(json.at("behavior")),
                               json.value().contains("invert") && json.at("invert").as<bool>()});
@@ -132,33 +135,22 @@ void Pretokenizer::add_steps(const JsonReader& json) {
     const bool given = json.value().contains("behavior");
     steps_.emplace_back(SplitByProperty{Property::punctuation, given ? matched_text(json.at("behavior")) : MatchedText::isolated});
   } else if (type == "Metaspace") {
-    add_metaspace(json);
+    using Prepends = Metaspace::Prepends;
+    const Json& value = json.value();
+    const std::string scheme = value.contains("prepend_scheme") ? json.at("prepend_scheme").as<std::string>() : "always";
+    json.require(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme ", shortened(scheme), " is not supported");
+    const bool adds = !value.contains("add_prefix_space") || json.at("add_prefix_space").as<bool>();
+    Metaspace step{.replacement = json.at("replacement").as<std::string>(),
+                   .prepends = scheme == "never" || !adds ? Prepends::never
+                               : scheme == "first"        ? Prepends::first
+                                                          : Prepends::always,
+                   .splits = !value.contains("split") || json.at("split").as<bool>()};
+    json.at("replacement").require(!step.replacement.empty(), "must not be empty");
+    steps_.emplace_back(std::move(step));
   } else {
     json.at("type").fail(
         text("the pretokenizer ", shortened(type), " is not supported (ByteLevel, Split, Digits, Punctuation, Metaspace, Sequence are)"));
   }
-}
-
-void Pretokenizer::add_byte_level(const JsonReader& json) {
-  const bool splits = !json.value().contains("use_regex") || json.at("use_regex").as<bool>();
-  if (json.at("add_prefix_space").as<bool>()) steps_.emplace_back(PrefixSpace{});
-  if (splits) steps_.emplace_back(Split{SplitPattern::expression(kGpt2Pattern), MatchedText::isolated, false});
-  byte_level_ = true;
-}
-
-void Pretokenizer::add_metaspace(const JsonReader& json) {
-  using Prepends = Metaspace::Prepends;
-  const Json& value = json.value();
-  const std::string scheme = value.contains("prepend_scheme") ? json.at("prepend_scheme").as<std::string>() : "always";
-  json.require(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme ", shortened(scheme), " is not supported");
-  const bool adds = !value.contains("add_prefix_space") || json.at("add_prefix_space").as<bool>();
-  Metaspace step{.replacement = json.at("replacement").as<std::string>(),
-                 .prepends = scheme == "never" || !adds ? Prepends::never
-                             : scheme == "first"        ? Prepends::first
-                                                        : Prepends::always,
-                 .splits = !value.contains("split") || json.at("split").as<bool>()};
-  json.at("replacement").require(!step.replacement.empty(), "must not be empty");
-  steps_.emplace_back(std::move(step));
 }
 
 bool Pretokenizer::works_on_parts() const {
@@ -188,26 +180,21 @@ size_t Pretokenizer::Cutter::cut(std::string_view text, size_t of_first, bool te
     apply(0, text, of_first, out);
     return text.size();
   }
-  TextPieces certain;
-  const size_t taken = cut_first(text, certain);
-  for (size_t i = 0; i < certain.count(); ++i) apply(1, certain.piece(i), 0, out);
-  return taken;
-}
-
-// Appends what the first step makes of the text up to the last match that is certain.
-size_t Pretokenizer::Cutter::cut_first(std::string_view text, TextPieces& out) {
   const auto& split = std::get<Split>(own_->steps_.front());
   const bool keeps_matches = split.matched == MatchedText::isolated || split.inverted;
   const bool keeps_others = split.matched == MatchedText::isolated || !split.inverted;
+  TextPieces certain;  // pieces that the first step makes, up to the last match that is certain
   size_t done = 0;
   matchers_.front()->search(text);
   for (;;) {
     const PatternMatch match = matchers_.front()->next(true);
-    if (match.kind != PatternMatch::Kind::match) return done;
-    if (keeps_others) out.add(text.substr(done, match.begin - done));
-    if (keeps_matches) out.add(text.substr(match.begin, match.end - match.begin));
+    if (match.kind != PatternMatch::Kind::match) break;
+    if (keeps_others) certain.add(text.substr(done, match.begin - done));
+    if (keeps_matches) certain.add(text.substr(match.begin, match.end - match.begin));
     done = match.end;
   }
+  for (size_t i = 0; i < certain.count(); ++i) apply(1, certain.piece(i), 0, out);
+  return done;
 }
 
 // Appends what the steps from this one on make of a piece.

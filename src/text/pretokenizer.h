@@ -58,8 +58,6 @@ class Pretokenizer {
   };
   using Step = std::variant<Split, SplitByProperty, PrefixSpace, Metaspace>;
   void add_steps(const JsonReader& json);
-  void add_byte_level(const JsonReader& json);
-  void add_metaspace(const JsonReader& json);
 
   std::vector<Step> steps_;
   bool byte_level_ = false;
@@ -76,7 +74,6 @@ class Pretokenizer::Cutter {
   size_t cut(std::string_view text, size_t of_first, bool text_goes_on, TextPieces& out);
 
  private:
-  size_t cut_first(std::string_view text, TextPieces& out);
   void apply(size_t step, std::string_view piece, size_t of_first, TextPieces& out);
   struct Where {
     std::optional<PatternMatcher>* matcher;  // the matcher of the step

@@ -29,13 +29,6 @@ std::string reason_of(int error) {
 
 std::string in_quotes(const std::string& written) { return text('"', printable(shortened(written)), '"'); }
 
-CharacterClasses classes_of(const PatternParts& parts, const std::string& written) {
-  std::optional<CharacterClasses> classes = CharacterClasses::dividing(parts.sets());
-  require(classes.has_value(), ExitCode::data, in_quotes(written),
-          ": an expression that tells more than 256 kinds of characters apart is not supported");
-  return *std::move(classes);
-}
-
 // Appends a class of PCRE2 that has these bytes, or, of none, one that matches nothing.
 void append_bytes(const std::vector<uint8_t>& bytes, std::string& out) {
   constexpr std::string_view kDigits = "0123456789abcdef";
@@ -51,14 +44,6 @@ void append_bytes(const std::vector<uint8_t>& bytes, std::string& out) {
   out += ']';
 }
 
-std::string expression_of(const PatternParts& parts, const CharacterClasses& classes) {
-  std::vector<std::string> sets;
-  for (const CodePoints& set : parts.sets()) append_bytes(classes.classes_of(set), sets.emplace_back());
-  std::string out;
-  for (const PatternPart& part : parts.parts()) out += part.set >= 0 ? sets[static_cast<size_t>(part.set)] : part.syntax;
-  return out;
-}
-
 // Returns the expression, or the text to find, as a message can quote it. Its length bounds what it takes: each of its bytes may stand for
 // as much as a set of code points takes.
 std::string accepted(std::string_view written) {
@@ -71,10 +56,15 @@ std::string accepted(std::string_view written) {
 }  // namespace
 
 struct SplitPattern::Compiled {
-  Compiled(const PatternParts& parts, const std::string& written) : classes(classes_of(parts, written)) {
+  Compiled(const PatternParts& parts, const std::string& written) : classes(CharacterClasses::dividing(parts.sets())) {
+    require(classes.has_value(), ExitCode::data, in_quotes(written),
+            ": an expression that tells more than 256 kinds of characters apart is not supported");
+    std::vector<std::string> sets;
+    for (const CodePoints& set : parts.sets()) append_bytes(classes->classes_of(set), sets.emplace_back());
+    std::string expression;
+    for (const PatternPart& part : parts.parts()) expression += part.set >= 0 ? sets[static_cast<size_t>(part.set)] : part.syntax;
     int error = 0;
     PCRE2_SIZE at = 0;
-    const std::string expression = expression_of(parts, classes);
     code = pcre2_compile(units(expression), expression.size(), PCRE2_NEVER_UTF, &error, &at, nullptr);
     require(code != nullptr, ExitCode::data, in_quotes(written), " is no expression: ", reason_of(error));
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is no JIT, the same matches are found more slowly
@@ -83,7 +73,7 @@ struct SplitPattern::Compiled {
   Compiled(const Compiled&) = delete;
   Compiled& operator=(const Compiled&) = delete;
 
-  CharacterClasses classes;
+  std::optional<CharacterClasses> classes;
   pcre2_code* code = nullptr;
 };
 
@@ -149,7 +139,7 @@ PatternMatcher::PatternMatcher(PatternMatcher&&) noexcept = default;
 void PatternMatcher::search(std::string_view text) {
   search_->text = text;
   search_->character = search_->byte = 0;
-  pattern_->compiled_->classes.classify(text, search_->classes);
+  pattern_->compiled_->classes->classify(text, search_->classes);
 }
 
 PatternMatch PatternMatcher::next(bool text_goes_on) {
