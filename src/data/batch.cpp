@@ -32,23 +32,6 @@ std::string listing(const fs::path& folder) {
   return names.size() > kShown ? out + text(" and ", names.size() - kShown, " more") : out;
 }
 
-// Returns the deepest part of the pattern's path that has no wildcard.
-fs::path folder_of(const std::string& pattern) {
-  fs::path folder = fs::path(pattern).parent_path();
-  while (folder.string().find_first_of("*?[{") != std::string::npos) folder = folder.parent_path();
-  return folder.empty() ? fs::path(".") : folder;
-}
-
-std::vector<std::string> matches(const std::string& pattern) {
-  glob_t found = {};
-  const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_BRACE, nullptr, &found);
-  std::vector<std::string> paths;
-  if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  require(status == 0 || status == GLOB_NOMATCH, ExitCode::environment, "data path \"", pattern, "\": the folder cannot be searched");
-  return paths;
-}
-
 }  // namespace
 
 std::vector<std::string> expand_paths(const std::string& pattern, const std::string& key) {
@@ -58,14 +41,21 @@ std::vector<std::string> expand_paths(const std::string& pattern, const std::str
   std::error_code ignored;
   require(!fs::is_directory(pattern, ignored), ExitCode::usage, "data path \"", pattern, "\" is a folder; name its files, as in \"",
           (fs::path(pattern) / "*").string(), "\"", listing(pattern));
+  glob_t found = {};
+  const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_BRACE, nullptr, &found);
   std::vector<std::string> paths;
-  for (const std::string& path : matches(pattern)) {
-    if (!file_exists(path)) continue;
-    const std::string bin = with_extension(path, ".bin");
-    paths.push_back(path.ends_with(".idx") && file_exists(bin) ? bin : path);
+  for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i) {
+    const std::string path = found.gl_pathv[i], bin = with_extension(path, ".bin");
+    if (file_exists(path)) paths.push_back(path.ends_with(".idx") && file_exists(bin) ? bin : path);
   }
-  require(!paths.empty(), ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder_of(pattern)),
-          key.empty() ? "" : text("; name yours with --set ", key, "=FILE"));
+  ::globfree(&found);
+  require(status == 0 || status == GLOB_NOMATCH, ExitCode::environment, "data path \"", pattern, "\": the folder cannot be searched");
+  if (paths.empty()) {
+    fs::path folder = fs::path(pattern).parent_path();  // the deepest that has no wildcard
+    while (folder.string().find_first_of("*?[{") != std::string::npos) folder = folder.parent_path();
+    fail(ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder.empty() ? fs::path(".") : folder),
+         key.empty() ? "" : text("; name yours with --set ", key, "=FILE"));
+  }
   std::sort(paths.begin(), paths.end());
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
   return paths;

@@ -76,16 +76,14 @@ Answer qwen3_answer(const ChatMessage& message) {
   return {without_newlines_before(thinking), without_newlines_before(content.substr(content.rfind(kClose) + kClose.size()))};
 }
 
-bool is_query(const ChatMessage& message) {
-  const bool response = message.content.starts_with("<tool_response>") && message.content.ends_with("</tool_response>");
-  return message.role == ChatRole::user && !response;
-}
-
 // Answers to the last query keep their reasoning, which the last message always has, if only an empty one.
 void qwen3(Pieces& out, Messages messages) {
   size_t last_query = messages.size() - 1;
-  for (size_t i = 0; i < messages.size(); ++i)
-    if (is_query(messages[i])) last_query = i;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& content = messages[i].content;
+    const bool response = content.starts_with("<tool_response>") && content.ends_with("</tool_response>");
+    if (messages[i].role == ChatRole::user && !response) last_query = i;
+  }
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role != ChatRole::assistant) {

@@ -64,11 +64,6 @@ std::string beginning(const InputFile& file, int64_t most) {
   return "";
 }
 
-bool is_called_json(std::string path) {
-  std::ranges::transform(path, path.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; });
-  return path.ends_with(".json") || path.ends_with(".jsonl") || path.ends_with(".ndjson");
-}
-
 // Returns whether the text begins with {"key": or [{"key":, with any white space between.
 bool begins_with_member(std::string_view text) {
   const auto take = [&text](char c) {
@@ -90,10 +85,14 @@ class ListEntries {
 
   void add(std::string_view bytes) {
     for (const char c : bytes) {
-      if (state_ == State::in_list)
+      if (state_ == State::in_list) {
         add_to_entry(c);
-      else if (kBlanks.find(c) == std::string_view::npos)
-        begin_or_fail(c);
+      } else if (kBlanks.find(c) == std::string_view::npos) {
+        require(state_ == State::before && c == '[', ExitCode::data, path_, ", line ", here_.line, ", column ", here_.column,
+                ": stands behind the end of the list that the file is");
+        state_ = State::in_list;
+        begins_ = {here_.line, here_.column + 1};
+      }
       move(here_, c);
     }
   }
@@ -109,12 +108,6 @@ class ListEntries {
     int64_t line = 1, column = 1;
   };
 
-  void begin_or_fail(char c) {
-    require(state_ == State::before && c == '[', ExitCode::data, path_, ", line ", here_.line, ", column ", here_.column,
-            ": stands behind the end of the list that the file is");
-    state_ = State::in_list;
-    begins_ = {here_.line, here_.column + 1};
-  }
   void add_to_entry(char c) {
     if (in_string_) {
       in_string_ = escaped_ || c != '"';
@@ -169,7 +162,9 @@ class ListEntries {
 
 bool claims_json(const InputFile& file) {
   constexpr int64_t kEnough = 1 << 16;
-  if (is_called_json(file.path())) return true;
+  std::string path = file.path();
+  std::ranges::transform(path, path.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; });
+  if (path.ends_with(".json") || path.ends_with(".jsonl") || path.ends_with(".ndjson")) return true;
   const std::string text = beginning(file, kEnough);
   return begins_with_member(std::string_view(text).substr(text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0));
 }

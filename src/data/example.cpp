@@ -16,11 +16,7 @@ struct FormKey {
 constexpr std::array kFormKeys = {FormKey{"text", LineForm::text}, FormKey{"tokens", LineForm::tokens},
                                   FormKey{"completion", LineForm::completion}, FormKey{"messages", LineForm::messages}};
 
-const char* key_of(LineForm form) {
-  for (const FormKey& known : kFormKeys)
-    if (known.form == form) return known.key;
-  return "";
-}
+const char* key_of(LineForm form) { return std::ranges::find(kFormKeys, form, &FormKey::form)->key; }
 
 LineForm form_of(const JsonReader& line) {
   line.require(line.value().is_object(), "must be an object, got ", line.value().shown());
@@ -46,12 +42,6 @@ std::optional<int32_t> index_of(const Json& value, int64_t end) {
   return static_cast<int32_t>(*integer);
 }
 
-std::optional<bool> flag_of(const Json& value) {
-  if (value.is_boolean()) return value == Json(true);
-  const std::optional<int32_t> number = index_of(value, 2);
-  return number ? std::optional(*number == 1) : std::nullopt;
-}
-
 const Json::Entries& list_at(const JsonReader& line, const char* key) {
   const JsonReader list = line.at(key);
   list.require(list.value().is_list(), "must be a list, got ", list.value().shown());
@@ -68,10 +58,10 @@ Example read_tokens(const JsonReader& line, int64_t vocab_size) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const std::optional<int32_t> id = index_of(ids[i], vocab_size);
     if (!id) line.fail(text("tokens[", i, "]: must be an id below the vocabulary size ", vocab_size, ", got ", ids[i].shown()));
-    const std::optional<bool> trained = flag_of(mask[i]);
+    const std::optional<int32_t> trained = mask[i].is_boolean() ? std::optional(mask[i] == Json(true) ? 1 : 0) : index_of(mask[i], 2);
     if (!trained) line.fail(text("mask[", i, "]: must be 0 or 1, got ", mask[i].shown()));
     example.ids.push_back(*id);
-    example.trained.push_back(*trained);
+    example.trained.push_back(*trained == 1);
   }
   return example;
 }
@@ -109,37 +99,30 @@ void refuse_tools(const JsonReader& object, std::span<const char* const> keys) {
   }
 }
 
-ChatRole role_of(const JsonReader& message, bool first) {
-  const JsonReader role = message.at("role");
-  const std::string name = role.as<std::string>();
-  role.require(name != "tool" && name != "function" && name != "ipython", "is ", name, ", but ", kNoTools);
-  const std::optional<ChatRole> known = choice_of<ChatRole>(name);
-  role.require(known.has_value(), "must be system, user or assistant, got \"", shortened(name), '"');
-  role.require(*known != ChatRole::system || first, "a system message must be the first");
-  return *known;
-}
-
-std::optional<std::string> thinking_of(const JsonReader& message, ChatTemplate which, ChatRole role) {
-  const bool thinking = is_given(message, "thinking"), reasoning = is_given(message, "reasoning_content");
-  if (!thinking && !reasoning) return std::nullopt;
-  message.require(!thinking || !reasoning, "has thinking and reasoning_content, of which only one can be meant");
-  const JsonReader given = message.at(thinking ? "thinking" : "reasoning_content");
-  given.require(role == ChatRole::assistant, "only the assistant has reasoning");
-  given.require(shows_thinking(which), "data.chat_template ", choice_name(which), " has no place for it");
-  return given.as<std::string>();
-}
-
 ChatMessage read_message(const JsonReader& message, ChatTemplate which, bool first) {
   constexpr std::array kToolKeys = {"tool_calls", "tool_call_id", "function_call"};
   constexpr std::array<std::string_view, 4> kKeys = {"role", "content", "thinking", "reasoning_content"};
-  const ChatRole role = role_of(message, first);
+  const JsonReader role = message.at("role");
+  const std::string name = role.as<std::string>();
+  role.require(name != "tool" && name != "function" && name != "ipython", "is ", name, ", but ", kNoTools);
+  const std::optional<ChatRole> known_role = choice_of<ChatRole>(name);
+  role.require(known_role.has_value(), "must be system, user or assistant, got \"", shortened(name), '"');
+  role.require(*known_role != ChatRole::system || first, "a system message must be the first");
   refuse_tools(message, kToolKeys);
   for (const auto& [key, value] : message.value().members()) {
     const bool known = std::ranges::find(kKeys, key) != kKeys.end() || value.is_null() || (value.is_list() && value.size() == 0);
     message.require(known, "has a key that is not known, \"", shortened(key), "\"; role, content, thinking and reasoning_content are read");
   }
   const JsonReader content = message.at("content");
-  ChatMessage read{.role = role, .content = content.as<std::string>(), .thinking = thinking_of(message, which, role)};
+  ChatMessage read{.role = *known_role, .content = content.as<std::string>()};
+  const bool thinking = is_given(message, "thinking"), reasoning = is_given(message, "reasoning_content");
+  message.require(!thinking || !reasoning, "has thinking and reasoning_content, of which only one can be meant");
+  if (thinking || reasoning) {
+    const JsonReader given = message.at(thinking ? "thinking" : "reasoning_content");
+    given.require(read.role == ChatRole::assistant, "only the assistant has reasoning");
+    given.require(shows_thinking(which), "data.chat_template ", choice_name(which), " has no place for it");
+    read.thinking = given.as<std::string>();
+  }
   content.require(which != ChatTemplate::harmony || read.content.find("<|channel|>") == std::string::npos,
                   "holds <|channel|>; give the reasoning as thinking");
   return read;
@@ -190,12 +173,6 @@ Example read_conversation(const JsonReader& line, const LineOptions& options, co
       .require(std::ranges::find(messages, ChatRole::assistant, &ChatMessage::role) != messages.end(),
                "has no message of the assistant, so there is nothing to learn");
   return encoded(render_chat(which, messages, options.chat_date), options, name);
-}
-
-// A template ends conversations itself.
-void check_appended(const LineOptions& options, LineForm form, const std::string& name) {
-  require(form != LineForm::tokens || !options.appended, ExitCode::usage, "data.append_eod: applies to texts and completions, but ", name,
-          " has \"tokens\", which are complete");
 }
 
 }  // namespace
@@ -258,7 +235,8 @@ Example LineReader::read(const Json& object, const std::string& name) {
   const LineForm form = form_of(reader);
   reader.require(!form_ || form == *form_, "has \"", key_of(form), "\", but the lines before have \"", key_of(form_.value_or(form)),
                  "\"; all lines of a file have one form");
-  if (!form_) check_appended(options_, form, name);
+  require(form_ || form != LineForm::tokens || !options_.appended, ExitCode::usage,
+          "data.append_eod: applies to texts and completions, but ", name, " has \"tokens\", which are complete");
   form_ = form;
   if (form == LineForm::tokens) return read_tokens(reader, options_.vocab_size);
   if (form == LineForm::text) {

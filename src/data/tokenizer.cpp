@@ -51,27 +51,6 @@ class CharacterReader {
   Utf8Decoder decoder_;
 };
 
-// The id of "eos_token", which is a token or an object with its content; without a file, that of GPT-2's end token, if the tokenizer has
-// it.
-std::optional<int32_t> end_token_of(const std::string& config, const BpeTokenizer& tokenizer, const std::string& name) {
-  if (config.empty()) return tokenizer.id_of(kDefaultEndToken);
-  const Json root = parse_json(config, name);
-  const Json& token = root.get("eos_token");
-  const std::string& content = token.is_object() ? token.get("content").string() : token.string();
-  return content.empty() ? std::nullopt : tokenizer.id_of(content);
-}
-
-// Returns the only character of a text; Error(data) with `name` if there is not exactly one.
-char32_t only_character(const std::string& text, const std::string& name) {
-  const TextOrigin origin{.name = name, .code = ExitCode::data, .offset = 0};
-  std::vector<char32_t> characters;
-  CharacterReader reader(origin);
-  reader.read(text, 0, [&characters](char32_t character, int64_t) { characters.push_back(character); });
-  reader.finish();
-  require(characters.size() == 1, ExitCode::data, name, ": \"", printable(shortened(text)), "\" is not one character");
-  return characters.front();
-}
-
 }  // namespace
 
 bool begins_with(std::span<const int32_t> ids, std::span<const int32_t> others) {
@@ -123,7 +102,15 @@ struct Tokenizer::Bpe {
 
 Tokenizer Tokenizer::bpe(BpeFiles files, const std::string& name) {
   BpeTokenizer read = BpeTokenizer::from_json(files.tokenizer, name);
-  const std::optional<int32_t> end = end_token_of(files.config, read, "tokenizer_config.json of " + name);
+  std::optional<int32_t> end;
+  if (files.config.empty()) {
+    end = read.id_of(kDefaultEndToken);
+  } else {
+    const Json root = parse_json(files.config, "tokenizer_config.json of " + name);
+    const Json& token = root.get("eos_token");  // a token, or an object with its content
+    const std::string& content = token.is_object() ? token.get("content").string() : token.string();
+    if (!content.empty()) end = read.id_of(content);
+  }
   Tokenizer tokenizer(TokenizerKind::bpe);
   tokenizer.bpe_ = std::make_shared<const Bpe>(Bpe{.files = std::move(files), .tokenizer = std::move(read), .end_token = end});
   return tokenizer;
@@ -235,7 +222,14 @@ Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string&
   for (size_t id = 0; id < by_id.size(); ++id) {
     const Json* const entry = by_id.find(std::to_string(id));
     itos.require(entry != nullptr && entry->is_string(), "has ", by_id.size(), " entries but no character for ", id);
-    ascending.push_back(only_character(entry->string(), name));
+    std::vector<char32_t> found;
+    const TextOrigin origin{.name = name, .code = ExitCode::data, .offset = 0};
+    CharacterReader reader(origin);
+    reader.read(entry->string(), 0, [&](char32_t character, int64_t) { found.push_back(character); });
+    reader.finish();
+    require(found.size() == 1, ExitCode::data, name, ": \"", printable(shortened(entry->string())),
+            "\" is not one character");
+    ascending.push_back(found.front());
   }
   return characters(std::move(ascending));
 }
