@@ -17,7 +17,7 @@ import unicodedataplus as ucd
 
 TABLES = Path(__file__).resolve().parents[1] / "src/text/unicode_tables.inc"
 POINTS = range(0x110000)
-# Categories in the order of enum class Category (src/text/characters.h).
+# Categories in the order of kCategoryNames (src/text/characters.cpp).
 CATEGORIES = ["Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl",
               "Zp", "Cc", "Cf", "Cs", "Co", "Cn"]
 COMPATIBLE, COMPOSES = 1 << 5, 1 << 6  # beside the number of characters

@@ -167,12 +167,6 @@ int32_t Sampler::next_dataset() const {
   return static_cast<int32_t>(best);
 }
 
-// Makes one more draw from the dataset; returns how many there were before.
-int64_t Sampler::take(int32_t dataset) {
-  ++drawn_;
-  return taken_[static_cast<size_t>(dataset)]++;
-}
-
 SampleId Sampler::at(int64_t counter) {
   require(counter >= 0, "sample counter ", counter);
   SampleId id;
@@ -182,9 +176,11 @@ SampleId Sampler::at(int64_t counter) {
       drawn_ = 0;
       taken_.assign(taken_.size(), 0);
     }
-    while (drawn_ < counter) take(next_dataset());
-    id.dataset = next_dataset();
-    draw = take(id.dataset);
+    while (drawn_ <= counter) {
+      id.dataset = next_dataset();
+      draw = taken_[static_cast<size_t>(id.dataset)]++;
+      ++drawn_;
+    }
   }
   const int64_t size = samples_[static_cast<size_t>(id.dataset)];
   id.epoch = draw / size;

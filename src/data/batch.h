@@ -76,7 +76,6 @@ class Sampler {
   SampleId at(int64_t counter);
 
  private:
-  int64_t take(int32_t dataset);
   int32_t next_dataset() const;
 
   std::vector<int64_t> samples_;

@@ -62,18 +62,7 @@ const char* llmc_other(int32_t magic) {
   }
 }
 
-}  // namespace
-
-std::string with_extension(const std::string& path, const std::string& extension) {
-  const bool pair = path.ends_with(".bin") || path.ends_with(".idx");
-  return (pair ? path.substr(0, path.size() - 4) : path) + extension;
-}
-
-bool file_exists(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored);
-}
-
+// Recognizes llm.c or llmq by its magic number, else returns automatic. Throws Error(data) for llm.c's files that hold no tokens.
 DataFormat format_by_magic(const InputFile& file) {
   if (file.size() < 4) return DataFormat::automatic;
   const auto magic = read_as<int32_t>(file, 0);
@@ -125,8 +114,6 @@ TokenLayout nanogpt_layout(const InputFile& file, ElementType type) {
   return {.type = type, .tokens = file.size() / width};
 }
 
-namespace {
-
 ElementType megatron_type(const InputFile& idx) {
   switch (const auto code = read_as<uint8_t>(idx, 17)) {
     case 1: return ElementType::u8;
@@ -163,8 +150,6 @@ class ArrayReader {
   size_t at_ = 0;
   std::vector<T> window_;
 };
-
-}  // namespace
 
 TokenLayout megatron_layout(const InputFile& bin, const InputFile& idx) {
   constexpr int64_t kHead = 34;
@@ -207,8 +192,6 @@ TokenLayout megatron_layout(const InputFile& bin, const InputFile& idx) {
   starts.erase(std::unique(starts.begin(), starts.end()), starts.end());  // a document may be empty
   return layout;
 }
-
-namespace {
 
 // Returns where the file stops being UTF-8; its size if its end cuts a character off; none if it is UTF-8.
 std::optional<int64_t> first_bad_byte(const InputFile& file, const Progressed& progressed) {
@@ -281,6 +264,16 @@ int64_t with_type(ElementType type, const Visit& visit) {
 }
 
 }  // namespace
+
+std::string with_extension(const std::string& path, const std::string& extension) {
+  const bool pair = path.ends_with(".bin") || path.ends_with(".idx");
+  return (pair ? path.substr(0, path.size() - 4) : path) + extension;
+}
+
+bool file_exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
 
 int64_t element_bytes(ElementType type) {
   return with_type(type, []<class T>(T) { return static_cast<int64_t>(sizeof(T)); });

@@ -28,7 +28,9 @@ class TokenWalker {
     while (at_ < text_.size()) {
       const char c = text_[at_];
       if (c == '/' && comments_ == Comments::allowed) {
-        skip_comment();
+        const bool line = text_.substr(at_, 2) == "//";
+        const size_t end = line ? text_.find_first_of("\r\n", at_) : text_.find("*/", at_ + 2);  // as the parser ends them
+        at_ = end == std::string_view::npos ? text_.size() : end + (line ? 1 : 2);
       } else if (c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == ',' || c == ':') {
         comma_ = comma_ || c == ',';
         ++at_;
@@ -45,7 +47,10 @@ class TokenWalker {
     if (at_ == text_.size()) return begin;
     const char c = text_[at_];
     if (c == '"') {
-      skip_string();
+      for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+        if (text_[at_] == '\\') ++at_;
+      }
+      at_ = std::min(at_ + 1, text_.size());
     } else if (c == '{' || c == '}' || c == '[' || c == ']') {
       ++at_;
     } else {
@@ -57,18 +62,6 @@ class TokenWalker {
   bool trailing_comma() const { return comma_ && at_ < text_.size() && (text_[at_] == '}' || text_[at_] == ']'); }
 
  private:
-  void skip_comment() {
-    const bool line = text_.substr(at_, 2) == "//";
-    const size_t end = line ? text_.find_first_of("\r\n", at_) : text_.find("*/", at_ + 2);  // as the parser ends them
-    at_ = end == std::string_view::npos ? text_.size() : end + (line ? 1 : 2);
-  }
-  void skip_string() {
-    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
-      if (text_[at_] == '\\') ++at_;
-    }
-    at_ = std::min(at_ + 1, text_.size());
-  }
-
   std::string_view text_;
   Comments comments_;
   size_t at_ = 0;

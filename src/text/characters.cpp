@@ -9,9 +9,12 @@
 namespace mantissa {
 namespace {
 
-constexpr std::array<std::string_view, kCategories> kCategoryNames = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
-                                                                      "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
-                                                                      "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
+// General categories, in the order of scripts/unicode_tables.py. Letters and marks come first.
+constexpr std::array<std::string_view, 30> kCategoryNames = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
+                                                             "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
+                                                             "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
+constexpr uint8_t kMe = 7, kNd = 8, kNl = 9, kNo = 10, kPc = 11;
+static_assert(kCategoryNames[kMe] == "Me" && kCategoryNames[kNd] == "Nd" && kCategoryNames[kNo] == "No" && kCategoryNames[kPc] == "Pc");
 
 // Symbols that are alphabetic: circled and squared letters.
 constexpr std::array<CodePointRange, 4> kAlphabeticSymbols = {
@@ -23,20 +26,20 @@ bool is_within(const Ranges& ranges, char32_t character) {
                      [&](const CodePointRange& one) { return character >= one.first && character <= one.last; });
 }
 
-}  // namespace
-
-Category category_of(char32_t character) {
-  static const std::vector<Category> kUnpacked = [] {
-    std::vector<Category> out(kCodePoints);
+uint8_t category_of(char32_t character) {
+  static const std::vector<uint8_t> kUnpacked = [] {
+    std::vector<uint8_t> out(kCodePoints);
     for (size_t i = 0; i < std::size(kCategoryRuns); ++i) {
       const size_t end = i + 1 < std::size(kCategoryRuns) ? kCategoryRuns[i + 1] >> 8 : kCodePoints;
       std::fill(out.begin() + (kCategoryRuns[i] >> 8), out.begin() + static_cast<std::ptrdiff_t>(end),
-                static_cast<Category>(kCategoryRuns[i] & 0xFF));
+                static_cast<uint8_t>(kCategoryRuns[i] & 0xFF));
     }
     return out;
   }();
   return kUnpacked[character];
 }
+
+}  // namespace
 
 const CodePoints& white_space() {
   static const CodePoints kRanges = {{0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
@@ -47,8 +50,8 @@ const CodePoints& white_space() {
 bool is_white_space(char32_t character) { return is_within(white_space(), character); }
 
 bool is_numeric(char32_t character) {
-  const Category category = category_of(character);
-  return category >= Category::Nd && category <= Category::No;
+  const uint8_t category = category_of(character);
+  return category >= kNd && category <= kNo;
 }
 
 bool is_punctuation(char32_t character) {
@@ -59,8 +62,8 @@ bool is_punctuation(char32_t character) {
 
 bool is_word_character(char32_t character) {
   constexpr char32_t kNonJoiner = 0x200C, kJoiner = 0x200D;
-  const Category category = category_of(character);  // letters and marks come first
-  return category <= Category::Me || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
+  const uint8_t category = category_of(character);
+  return category <= kMe || category == kNd || category == kNl || category == kPc ||
          is_within(kAlphabeticSymbols, character) || character == kNonJoiner || character == kJoiner;
 }
 

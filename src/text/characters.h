@@ -48,42 +48,6 @@ inline bool begins_character(char byte) { return (static_cast<uint8_t>(byte) & 0
 
 inline constexpr char32_t kCodePoints = 0x110000;
 
-// General categories, in the order of scripts/unicode_tables.py.
-enum class Category : uint8_t {
-  Lu,
-  Ll,
-  Lt,
-  Lm,
-  Lo,
-  Mn,
-  Mc,
-  Me,
-  Nd,
-  Nl,
-  No,
-  Pc,
-  Pd,
-  Ps,
-  Pe,
-  Pi,
-  Pf,
-  Po,
-  Sm,
-  Sc,
-  Sk,
-  So,
-  Zs,
-  Zl,
-  Zp,
-  Cc,
-  Cf,
-  Cs,
-  Co,
-  Cn
-};
-inline constexpr size_t kCategories = 30;
-
-Category category_of(char32_t character);
 // Test for White_Space; the categories N; ASCII punctuation or the categories P of Unicode 8, as in tokenizers; and \w of Rust's regex.
 bool is_white_space(char32_t character);
 bool is_numeric(char32_t character);

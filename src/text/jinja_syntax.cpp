@@ -293,7 +293,10 @@ class Parser {
 
   JinjaNode loop_statement() {
     JinjaNode out = node(Kind::loop);
-    out.names = target_names();
+    const bool bracket = take_if("(");
+    out.names = {word("a name").text};
+    while (take_if(",")) out.names.push_back(word("a name").text);
+    if (bracket) expect(")");
     expect("in");
     out.add(chain(0));
     out.add(take_if("if") ? expression() : node(Kind::absent));
@@ -305,14 +308,6 @@ class Parser {
     expect_end();
     out.add(found == "else" ? block_until("endfor") : node(Kind::absent));
     return out;
-  }
-
-  std::vector<std::string> target_names() {
-    const bool bracket = take_if("(");
-    std::vector<std::string> names = {word("a name").text};
-    while (take_if(",")) names.push_back(word("a name").text);
-    if (bracket) expect(")");
-    return names;
   }
 
   JinjaNode assignment() {
@@ -493,16 +488,14 @@ class Parser {
     take();
     if (take_if(close)) return node(Kind::list);
     JinjaNode value = expression();
-    if (close == "]" || is(",")) return rest_of_list(std::move(value), close);
-    expect(close);
-    return value;
-  }
-
-  JinjaNode rest_of_list(JinjaNode first, std::string_view end) {
-    JinjaNode out = node(Kind::list, std::move(first));
+    if (close == ")" && !is(",")) {
+      expect(close);
+      return value;
+    }
+    JinjaNode out = node(Kind::list, std::move(value));
     while (take_if(","))
-      if (!is(end)) out.add(expression());
-    expect(end);
+      if (!is(close)) out.add(expression());
+    expect(close);
     return out;
   }
 
