@@ -29,18 +29,6 @@ std::string limit_text(decltype(RLIMIT_AS) resource, const char* what, const cha
   return text("; ", what, " limited to ", limit.rlim_cur / 1024, " KiB (ulimit ", option, ")");
 }
 
-// Returns the bytes below this frame; nullopt if unknown.
-std::optional<int64_t> stack_left() {
-  pthread_attr_t attributes;
-  void* end = nullptr;
-  size_t size = 0;
-  if (::pthread_getattr_np(::pthread_self(), &attributes) != 0) return {};
-  const bool known = ::pthread_attr_getstack(&attributes, &end, &size) == 0;
-  ::pthread_attr_destroy(&attributes);
-  if (!known) return {};
-  return static_cast<std::byte*>(__builtin_frame_address(0)) - static_cast<std::byte*>(end);
-}
-
 // A stack grows when it is touched, and where that fails the process ends.
 [[gnu::noinline]] void touch_stack() {
   volatile std::byte block[kStackBytes - 4 * kPageBytes];
@@ -67,9 +55,15 @@ void require_memory(int64_t bytes, const std::string& purpose) {
 }
 
 void require_stack() {
-  const std::optional<int64_t> left = stack_left();
-  require(!left || *left >= kStackBytes, ExitCode::environment, "kernels need ", kStackBytes / 1024, " KiB of stack, and this thread has ",
-          left.value_or(0) / 1024, " KiB left", limit_text(RLIMIT_STACK, "it is", "-s"));
+  pthread_attr_t attributes;
+  void* end = nullptr;
+  size_t size = 0;
+  const bool has_attributes = ::pthread_getattr_np(::pthread_self(), &attributes) == 0;
+  const bool known = has_attributes && ::pthread_attr_getstack(&attributes, &end, &size) == 0;
+  if (has_attributes) ::pthread_attr_destroy(&attributes);
+  const int64_t left = known ? static_cast<std::byte*>(__builtin_frame_address(0)) - static_cast<std::byte*>(end) : 0;  // below this frame
+  require(!known || left >= kStackBytes, ExitCode::environment, "kernels need ", kStackBytes / 1024, " KiB of stack, and this thread has ",
+          left / 1024, " KiB left", limit_text(RLIMIT_STACK, "it is", "-s"));
   require_memory(kStackBytes, "the stack of this thread");
   touch_stack();
 }

@@ -292,24 +292,19 @@ int32_t id_of_pair(const JsonReader& json) {
   return static_cast<int32_t>(entries[1].as<int64_t>(Limits{.min = 0, .max = int64_t{1} << 26}));
 }
 
-// A member or a version that came after this program may mean other ids.
-void require_known_parts(const JsonReader& file) {
-  static constexpr std::array<std::string_view, 9> kParts = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
-                                                             "pre_tokenizer", "post_processor", "decoder", "model"};
-  for (const auto& [name, value] : file.value().members()) {
-    file.require(std::ranges::find(kParts, name) != kParts.end(), "the part \"", printable(shortened(name)), "\" is not supported (",
-                 joined(kParts, ", "), " are)");
-  }
-  const Json& version = file.value().get("version");
-  file.require(version.is_null() || version.string() == "1.0", "version ", version.shown(), " is not supported (\"1.0\" is)");
-}
-
 }  // namespace
 
 BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& source) {
   const Json root = parse_json(json, source);
   const JsonReader file(root, source);
-  require_known_parts(file);
+  static constexpr std::array<std::string_view, 9> kParts = {"version",       "truncation",     "padding", "added_tokens", "normalizer",
+                                                             "pre_tokenizer", "post_processor", "decoder", "model"};
+  for (const auto& [name, value] : root.members()) {  // one that came after this program may mean other ids, as may another version
+    file.require(std::ranges::find(kParts, name) != kParts.end(), "the part \"", printable(shortened(name)), "\" is not supported (",
+                 joined(kParts, ", "), " are)");
+  }
+  const Json& version = root.get("version");
+  file.require(version.is_null() || version.string() == "1.0", "version ", version.shown(), " is not supported (\"1.0\" is)");
   BpeTokenizer out;
   out.normalizer_ = Normalizer::from(member_or_null(file, "normalizer", source));
   out.pretokenizer_ = Pretokenizer::from(member_or_null(file, "pre_tokenizer", source));

@@ -56,7 +56,11 @@ class Rendering {
         case Kind::loop: return loop(node);
         case Kind::assign: return assign(node, evaluate(node.part(0))), Flow::on;
         case Kind::capture: return capture(node), Flow::on;
-        case Kind::macro: return define(node), Flow::on;
+        case Kind::macro:
+          // Keeps the node, since the tree outlives every value. A macro sees no names of a loop, which Jinja lets it do.
+          require(scopes_.size() == 2, ExitCode::data, "a macro within a loop, a macro or a set is not known here");
+          scopes_.back()[node.name] = {JinjaFunction{.macro = &node}};
+          return Flow::on;
         case Kind::leave: return Flow::leave;
         default: return Flow::next;
       }
@@ -150,12 +154,6 @@ class Rendering {
     if (i > 0) members.emplace_back("previtem", all[i - 1]);
     if (i + 1 < all.size()) members.emplace_back("nextitem", all[i + 1]);
     return jinja_object(std::move(members), work_);
-  }
-
-  // Keeps the node, since the tree outlives every value. A macro sees no names of a loop, which Jinja lets it do.
-  void define(const JinjaNode& node) {
-    require(scopes_.size() == 2, ExitCode::data, "a macro within a loop, a macro or a set is not known here");
-    scopes_.back()[node.name] = {JinjaFunction{.macro = &node}};
   }
 
   Value call_macro(const JinjaNode& node, const Arguments& with) {

@@ -93,19 +93,6 @@ void replace_spaces(std::string_view text, const std::string& replacement, std::
   }
 }
 
-// Splits into pieces that each begin with the replacement, but for the first.
-void split_before(std::string_view text, const std::string& replacement, size_t of_first, TextPieces& out) {
-  std::vector<TextRun> runs;
-  for (size_t done = 0; done < text.size();) {
-    const size_t found = std::min(text.find(replacement, done), text.size());
-    if (found > done) runs.push_back({done, found, false});
-    if (found == text.size()) break;
-    done = found + replacement.size();
-    runs.push_back({found, done, true});
-  }
-  add_runs(text, merged(std::move(runs), MatchedText::merged_with_next), of_first, out);
-}
-
 }  // namespace
 
 Pretokenizer Pretokenizer::from(const JsonReader& json) {
@@ -236,10 +223,16 @@ void Pretokenizer::Cutter::cut_piece(const Metaspace& metaspace, const Where& wh
     text.insert(0, metaspace.replacement);
     if (of_first > 0) of_first += metaspace.replacement.size();
   }
-  if (metaspace.splits)
-    split_before(text, metaspace.replacement, of_first, out);
-  else
-    out.add(text, of_first);
+  if (!metaspace.splits) return out.add(text, of_first);
+  std::vector<TextRun> runs;  // pieces that each begin with the replacement, but for the first
+  for (size_t done = 0; done < text.size();) {
+    const size_t found = std::min(text.find(metaspace.replacement, done), text.size());
+    if (found > done) runs.push_back({done, found, false});
+    if (found == text.size()) break;
+    done = found + metaspace.replacement.size();
+    runs.push_back({found, done, true});
+  }
+  add_runs(text, merged(std::move(runs), MatchedText::merged_with_next), of_first, out);
 }
 
 }  // namespace mantissa
