@@ -46,12 +46,12 @@ void ConfigReport::key_error(const std::string& key, const std::string& message)
 
 void ConfigReport::error(const std::string& key, const Json& at, const Message& message) {
   mark(failed_at_, at.key);
-  add(sources_->order(at), [&] { return reported(key, message(), place_of(at).origin); });
+  add(sources_->order(at), [&] { return reported(key, message(), sources_->place(at).origin); });
 }
 
 void ConfigReport::key_error(const std::string& key, const Json& at, const Message& message) {
   mark(failed_at_, at.key);
-  add(sources_->order(at), [&] { return reported(key, message(), key_origin(place_of(at))); });
+  add(sources_->order(at), [&] { return reported(key, message(), key_origin(sources_->place(at))); });
 }
 
 void ConfigReport::failed_below(const Json& at) { mark(failed_below_, at.key); }
@@ -122,7 +122,7 @@ ConfigReport::Nearest ConfigReport::nearest(const std::string& key) const {
 ConfigPlace ConfigReport::place(const std::string& key) const {
   const auto [stated, node] = nearest(key);
   if (stated != nullptr) return *stated;
-  return node != nullptr ? place_of(*node) : ConfigPlace{.origin = "default"};
+  return node != nullptr ? sources_->place(*node) : ConfigPlace{.origin = "default"};
 }
 
 int64_t ConfigReport::order(const std::string& key) const {
@@ -130,8 +130,6 @@ int64_t ConfigReport::order(const std::string& key) const {
   if (stated != nullptr) return stated->order;
   return node != nullptr ? sources_->order(*node) : 0;
 }
-
-ConfigPlace ConfigReport::place_of(const Json& node) const { return sources_->place(node); }
 
 void ConfigReport::set_place(const std::string& key, ConfigPlace place) {
   derived_.erase(key);

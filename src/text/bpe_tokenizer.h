@@ -21,8 +21,6 @@
 
 namespace mantissa {
 
-// Tells where a text comes from.
-
 // Name and exit code of errors about a text: a prompt is usage, a file is data.
 struct TextOrigin {
   std::string name = "the text";

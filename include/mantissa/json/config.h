@@ -78,7 +78,6 @@ class ConfigReport {
   };
   Nearest nearest(const std::string& key) const;
   int64_t order(const std::string& key) const;
-  ConfigPlace place_of(const Json& node) const;
   void mark_failed(const std::string& key);
   void add(int64_t order, const Message& text);
 
