@@ -28,8 +28,8 @@ void require_unwinding();
 // Returns "; the address space is limited to 102400 KiB (ulimit -v)", or "" if the memory of this process is not limited.
 std::string memory_limits();
 
-// Explains why the system refuses a thread: "; this user may have 63 processes and threads (ulimit -u) ...; ask for fewer threads ...", with
-// what memory_limits() says.
+// Explains why the system refuses a thread: "; this user may have 63 processes and threads (ulimit -u) ...; ask for fewer threads ...",
+// with what memory_limits() says.
 std::string process_limit();
 
 // Reads how much memory a host and the control groups of this process have left, whether the kernel has killed for want of it, and how much

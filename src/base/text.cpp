@@ -226,9 +226,8 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
     }
   }
   if (!best.empty()) return best;
-  const auto prefix = std::ranges::find_if(candidates, [&](const std::string& candidate) {
-    return candidate.size() >= kShortestPrefix && name.starts_with(candidate);
-  });
+  const auto prefix = std::ranges::find_if(
+      candidates, [&](const std::string& candidate) { return candidate.size() >= kShortestPrefix && name.starts_with(candidate); });
   return prefix != candidates.end() ? *prefix : "";
 }
 

@@ -24,11 +24,11 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
     parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
     report.derive("parallel.data");
   } else if (world > 0 && parallel.world() != world) {
-    report.error("parallel.data",
-                 text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
-                      world == 1 ? "this is one process alone" : text("there are ", world),
-                      ": start it with mantissa launch --nproc-per-node ", parallel.world(),
-                      " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
+    report.error(
+        "parallel.data",
+        text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
+             world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
+             parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
   }
   if (!report.failed("parallel") && parallel.data % parallel.expert != 0)
     report.error("parallel.expert", text(parallel.expert, " does not divide parallel.data ", parallel.data));

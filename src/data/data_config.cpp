@@ -24,9 +24,7 @@ void DataConfig::validate(ConfigReport& report) const {
   const bool uses_boundaries = mask_eod_loss || resets_positions() || masks_documents();
   const bool may_have_end = tokenizer && !uses_bytes() && !uses_characters();
   if (raw_tokens && uses_boundaries && !eod_id && !may_have_end) {
-    const char* const key = mask_eod_loss       ? "data.mask_eod_loss"
-                            : masks_documents() ? "data.document_mask"
-                                                : "data.reset_position_ids";
+    const char* const key = mask_eod_loss ? "data.mask_eod_loss" : masks_documents() ? "data.document_mask" : "data.reset_position_ids";
     report.error(key, text("data.format ", choice_name(format), " marks no documents: needs data.eod_id"));
   }
   if (chat_template && format == DataFormat::text)  // ids it may have rendered

@@ -226,9 +226,8 @@ std::vector<std::string> repetition_warnings(const std::string& name, const Repe
 
 std::vector<std::string> data_warnings(const DataConfig& config, const Data& data, const char* row_length) {
   std::vector<std::string> warnings;
-  const bool one_text_each = std::ranges::all_of(data.files, [](const TokenDataset& set) {
-    return set.files().size() == 1 && set.files().front().format() == DataFormat::text;
-  });
+  const bool one_text_each = std::ranges::all_of(
+      data.files, [](const TokenDataset& set) { return set.files().size() == 1 && set.files().front().format() == DataFormat::text; });
   const bool occurs_in_text = config.eod_id && data.tokenizer && *config.eod_id < data.tokenizer->size();
   const auto warn_if_idle = [&](const char* key, bool on) {
     if (!on || !one_text_each || occurs_in_text) return;

@@ -23,8 +23,8 @@ struct DataOptions {
 };
 
 struct Data {
-  std::optional<Tokenizer> tokenizer;                   // none: token files only, no text can be encoded or decoded
-  int64_t vocab_size = 0;                               // every id is below
+  std::optional<Tokenizer> tokenizer;    // none: token files only, no text can be encoded or decoded
+  int64_t vocab_size = 0;                // every id is below
   std::vector<TokenDataset> files = {};  // whole, one for each path
   std::optional<TrainData> train = {};   // none: open_validation_data
   ValidationData valid;                  // may have no sets

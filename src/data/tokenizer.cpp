@@ -227,8 +227,7 @@ Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string&
     CharacterReader reader(origin);
     reader.read(entry->string(), 0, [&](char32_t character, int64_t) { found.push_back(character); });
     reader.finish();
-    require(found.size() == 1, ExitCode::data, name, ": \"", printable(shortened(entry->string())),
-            "\" is not one character");
+    require(found.size() == 1, ExitCode::data, name, ": \"", printable(shortened(entry->string())), "\" is not one character");
     ascending.push_back(found.front());
   }
   return characters(std::move(ascending));

@@ -272,9 +272,7 @@ std::string TextDecoder::decode(std::vector<std::string> tokens) const {
   return concatenated(tokens);
 }
 
-bool TextDecoder::takes_for_byte(std::string_view token) const {
-  return falls_back_to_bytes_ && named_byte(token) >= 0;
-}
+bool TextDecoder::takes_for_byte(std::string_view token) const { return falls_back_to_bytes_ && named_byte(token) >= 0; }
 
 namespace {
 

@@ -63,8 +63,8 @@ bool is_punctuation(char32_t character) {
 bool is_word_character(char32_t character) {
   constexpr char32_t kNonJoiner = 0x200C, kJoiner = 0x200D;
   const uint8_t category = category_of(character);
-  return category <= kMe || category == kNd || category == kNl || category == kPc ||
-         is_within(kAlphabeticSymbols, character) || character == kNonJoiner || character == kJoiner;
+  return category <= kMe || category == kNd || category == kNl || category == kPc || is_within(kAlphabeticSymbols, character) ||
+         character == kNonJoiner || character == kJoiner;
 }
 
 char32_t lower_case(char32_t character) {

@@ -10,9 +10,9 @@
 //   };
 //
 // Members may be bool, integers, double, std::string, an enum with choices(), another such struct, std::optional of these (null in JSON)
-// and std::vector of these; std::map is an object whose names the file chooses, of strings or integers. Numbers are double, so that 0.1 in a
-// file is written back as 0.1. A type with `static constexpr const char* kTextForm`, text() and parse() is a string of that form. A struct
-// with `static constexpr const char* kShortForm = "enabled";` may be written as the value of that member alone.
+// and std::vector of these; std::map is an object whose names the file chooses, of strings or integers. Numbers are double, so that 0.1 in
+// a file is written back as 0.1. A type with `static constexpr const char* kTextForm`, text() and parse() is a string of that form. A
+// struct with `static constexpr const char* kShortForm = "enabled";` may be written as the value of that member alone.
 #pragma once
 
 #include <charconv>
