@@ -11,17 +11,13 @@
 namespace mantissa::tools {
 
 std::vector<Option> config_options(ConfigSources& sources) {
-  return {{.name = "CONFIG", .target = &sources.file, .description = "run configuration (JSON with comments)", .required = true},
-          {.name = "--set",
-           .target = &sources.sets,
-           .description = "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
-          {.name = "--set-file", .target = &sources.set_files, .description = "JSON file merged over the configuration; repeatable"}};
+  return {{"CONFIG", &sources.file, "run configuration (JSON with comments)"},
+          {"--set", &sources.sets, "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
+          {"--set-file", &sources.set_files, "JSON file merged over the configuration; repeatable"}};
 }
 
 Option world_option(std::optional<int64_t>& world) {
-  return {.name = "--world",
-          .target = &world,
-          .description = "ranks that the run is meant for; none are started (as many as parallel asks for)"};
+  return {"--world", &world, "ranks that the run is meant for; none are started (as many as parallel asks for)"};
 }
 
 int64_t ranks_of(const std::optional<int64_t>& world) {
@@ -42,9 +38,7 @@ void set_vocabulary(RunConfig& config) {
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
 }
 
-Option threads_option(int& threads) {
-  return {.name = "--threads", .target = &threads, .description = "CPU threads; 0: the cores this process may use"};
-}
+Option threads_option(int& threads) { return {"--threads", &threads, "CPU threads; 0: the cores this process may use"}; }
 
 void use_threads(int threads) {
   require(threads >= 0 && threads <= kMostThreads, ExitCode::usage, "--threads: must be 0 to ", kMostThreads, ", got ", threads);
@@ -52,10 +46,8 @@ void use_threads(int threads) {
 }
 
 Option dtype_option(std::optional<std::string>& dtype) {
-  return {.name = "--dtype",
-          .target = &dtype,
-          .description = "compute type of what is not quantized and of no recipe that names its own; default: as saved",
-          .choices = {"bf16", "fp32"}};
+  return {
+      "--dtype", &dtype, "compute type of what is not quantized and of no recipe that names its own; default: as saved", {"bf16", "fp32"}};
 }
 
 std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {
@@ -63,9 +55,7 @@ std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {
   return *dtype == "fp32" ? Dtype::f32 : Dtype::bf16;
 }
 
-Option device_option(std::string& device) {
-  return {.name = "--device", .target = &device, .description = kDeviceChoices, .choices = choice_names<DeviceChoice>()};
-}
+Option device_option(std::string& device) { return {"--device", &device, kDeviceChoices, choice_names<DeviceChoice>()}; }
 
 // The parser has refused all other names.
 DeviceChoice device_choice(const std::string& device) { return choice_of<DeviceChoice>(device).value(); }

@@ -6,8 +6,7 @@
 //     struct Arguments { std::string path; bool deep = false; };
 //     const auto arguments = std::make_shared<Arguments>();
 //     return {.name = "verify", .summary = "check a checkpoint", .example = "mantissa verify runs/a/checkpoints/latest",
-//             .options = {{.name = "PATH", .target = &arguments->path, .description = "checkpoint", .required = true},
-//                         {.name = "--deep", .target = &arguments->deep, .description = "read every chunk"}},
+//             .options = {{"PATH", &arguments->path, "checkpoint"}, {"--deep", &arguments->deep, "read every chunk"}},
 //             .run = [arguments] { return verify(arguments->path, arguments->deep); }};
 //   }
 #pragma once
@@ -42,8 +41,8 @@ struct Option {
   std::string name;  // "--steps", "-o,--out", or a positional in capitals: "CONFIG"
   OptionTarget target;
   std::string description;
-  bool required = false;
   std::vector<std::string> choices = {};  // not empty: the only values accepted
+  bool required = !name.starts_with('-');
 };
 
 struct Command {

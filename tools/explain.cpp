@@ -310,19 +310,14 @@ Command explain_command() {
   const auto arguments = std::make_shared<ExplainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
   options.push_back(world_option(arguments->world));
-  options.push_back({.name = "--flops",
-                     .target = &arguments->rates.flops,
-                     .description = "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm what it is at best"});
-  options.push_back({.name = "--link",
-                     .target = &arguments->rates.link,
-                     .description = "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"});
-  options.push_back({.name = "--device",
-                     .target = &arguments->device,
-                     .description = "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"});
-  options.push_back({.name = "--wide",
-                     .target = &arguments->wide,
-                     .description = "also the operands of each module's GEMMs and the exported format; nothing cut"});
-  options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
+  options.push_back({"--flops", &arguments->rates.flops,
+                     "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm what it is at best"});
+  options.push_back({"--link", &arguments->rates.link,
+                     "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"});
+  options.push_back(
+      {"--device", &arguments->device, "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"});
+  options.push_back({"--wide", &arguments->wide, "also the operands of each module's GEMMs and the exported format; nothing cut"});
+  options.push_back({"--json", &arguments->json, "one JSON object, every module by itself"});
   return {.name = "explain",
           .summary = "show what each module of a run computes, stores, sends and exports, and what the run needs",
           .example =

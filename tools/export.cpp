@@ -50,25 +50,18 @@ Command export_command() {
   return {.name = "export",
           .summary = "write a model in Hugging Face's form, with the weights that forward multiplies by",
           .example = "mantissa export runs/quickstart --output quickstart-hf\nmantissa export runs/mx --output mx-hf --weights packed",
-          .options = {{.name = "MODEL",
-                       .target = &arguments->model,
-                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or a folder in "
-                                      "Hugging Face's form",
-                       .required = true},
+          .options = {{"MODEL", &arguments->model,
+                       "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or a folder in "
+                       "Hugging Face's form"},
                       {.name = "--output", .target = &arguments->output, .description = "a folder that is not there yet", .required = true},
-                      {.name = "--weights",
-                       .target = &arguments->weights,
-                       .description = "dequantized: values; packed: codes and scales of what the plan quantizes",
-                       .choices = choice_names<ExportWeights>()},
-                      {.name = "--convention",
-                       .target = &arguments->convention,
-                       .description = "of packed weights: how a server expects them; compressed-tensors unless given",
-                       .choices = choice_names<Convention>()},
-                      {.name = "--dtype",
-                       .target = &arguments->dtype,
-                       .description = "of the weights; auto: the narrowest that holds each tensor exactly, for one that was never trained "
-                                      "that of its file",
-                       .choices = choice_names<ExportDtype>()},
+                      {"--weights", &arguments->weights, "dequantized: values; packed: codes and scales of what the plan quantizes",
+                       choice_names<ExportWeights>()},
+                      {"--convention", &arguments->convention,
+                       "of packed weights: how a server expects them; compressed-tensors unless given", choice_names<Convention>()},
+                      {"--dtype", &arguments->dtype,
+                       "of the weights; auto: the narrowest that holds each tensor exactly, for one that was never trained "
+                       "that of its file",
+                       choice_names<ExportDtype>()},
                       device_option(arguments->device)},
           .run = [arguments] { return run_export(*arguments); }};
 }

@@ -201,20 +201,15 @@ Command inspect_command() {
       .example =
           "mantissa inspect runs/quickstart/checkpoints\n"
           "mantissa inspect --diff runs/quickstart/checkpoints/step-00000350 runs/quickstart/checkpoints/step-00000700",
-      .options = {{.name = "PATH",
-                   .target = &arguments->paths,
-                   .description = "run folder, folder of checkpoints, checkpoint, export, or data file, glob or Megatron prefix",
-                   .required = true},
+      .options = {{"PATH", &arguments->paths,
+                   "run folder, folder of checkpoints, checkpoint, export, or data file, glob or Megatron prefix"},
                   {.name = "--diff",
                    .target = &arguments->diff,
                    .description =
                        "name the tensors, and the weights and experts by their codes, that differ between two checkpoints, or the tensors "
                        "of two exports (exit code 1)"},
-                  {.name = "--format", .target = &arguments->format, .description = "of data files", .choices = choice_names<DataFormat>()},
-                  {.name = "--dtype",
-                   .target = &arguments->dtype,
-                   .description = "width of the ids of a raw nanoGPT file",
-                   .choices = choice_names<TokenDtype>()}},
+                  {"--format", &arguments->format, "of data files", choice_names<DataFormat>()},
+                  {"--dtype", &arguments->dtype, "width of the ids of a raw nanoGPT file", choice_names<TokenDtype>()}},
       .run = [arguments] { return inspect(*arguments); }};
 }
 

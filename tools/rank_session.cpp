@@ -423,7 +423,7 @@ void RankSession::run(const std::function<void()>& body) {
 }
 
 Option tensor_option(int64_t& tensor) {
-  return {.name = "--tensor", .target = &tensor, .description = "ranks that share the model, each started by a launcher; default: 1"};
+  return {"--tensor", &tensor, "ranks that share the model, each started by a launcher; default: 1"};
 }
 
 void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body) {

@@ -206,15 +206,12 @@ ExitCode run_training(const TrainArguments& arguments) {
 }
 
 Option resume_option(bool& resume) {
-  return {.name = "--resume",
-          .target = &resume,
-          .description = "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"};
+  return {"--resume", &resume, "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"};
 }
 
 Option dry_run_option(bool& dry_run) {
-  return {.name = "--dry-run",
-          .target = &dry_run,
-          .description = "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"};
+  return {"--dry-run", &dry_run,
+          "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"};
 }
 
 Option dry_world_option(std::optional<int64_t>& world) {

@@ -148,10 +148,8 @@ Command verify_command() {
   return {.name = "verify",
           .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
           .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
-          .options = {{.name = "PATH",
-                       .target = &arguments->path,
-                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export",
-                       .required = true},
+          .options = {{"PATH", &arguments->path,
+                       "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export"},
                       against_checkpoint_option(arguments->against),
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};

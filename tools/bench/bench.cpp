@@ -222,22 +222,19 @@ ExitCode bench_train(const BenchArguments& arguments) {
 }
 
 std::vector<Option> bench_options(BenchArguments& arguments) {
-  return {{.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
-          {.name = "--json", .target = &arguments.bench.json, .description = "append one JSON object a line to this file"}};
+  return {{"--time-budget", &arguments.bench.time_budget, "seconds; the report is complete in any case"},
+          {"--json", &arguments.bench.json, "append one JSON object a line to this file"}};
 }
 
 Option against_option(std::vector<std::string>& against, const std::string& instead) {
-  return {.name = "--against",
-          .target = &against,
-          .description = "KEY=VALUE as for --set: " + instead +
-                         " the same run with it takes turns, until the time budget is used up; "
-                         "repeatable, all for the one other run"};
+  return {"--against", &against,
+          "KEY=VALUE as for --set: " + instead +
+              " the same run with it takes turns, until the time budget is used up; "
+              "repeatable, all for the one other run"};
 }
 
 Option filter_option(std::string& filter) {
-  return {.name = "--filter",
-          .target = &filter,
-          .description = "only benches whose name, dtype and shape contain this, as in 'gemm.fprop bf16 256x768->2304'"};
+  return {"--filter", &filter, "only benches whose name, dtype and shape contain this, as in 'gemm.fprop bf16 256x768->2304'"};
 }
 
 using Bench = void (*)(Backend&, const BenchOptions&);
@@ -268,7 +265,7 @@ Command comm_bench() {
           .summary = "collectives of several ranks against a copy within each",
           .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
           .options = {filter_option(arguments->bench.filter),
-                      {.name = "--json", .target = &arguments->bench.json, .description = "append one JSON object a line to this file"},
+                      {"--json", &arguments->bench.json, "append one JSON object a line to this file"},
                       threads_option(arguments->threads)},
           .run =
               [arguments] {
@@ -291,16 +288,11 @@ Command train_bench() {
   std::vector<Option> options = config_options(arguments->config);
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
   options.push_back(against_option(arguments->against, "instead of the GEMM floor,"));
-  options.push_back({.name = "--alone",
-                     .target = &arguments->alone,
-                     .description = "of several ranks on one host: likewise, one process with the threads of all takes turns"});
-  options.push_back({.name = "--without-update",
-                     .target = &arguments->without_update,
-                     .description = "forward and backward of a step alone; for one process"});
   options.push_back(
-      {.name = "--subnormal",
-       .target = &arguments->subnormal,
-       .description = "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"});
+      {"--alone", &arguments->alone, "of several ranks on one host: likewise, one process with the threads of all takes turns"});
+  options.push_back({"--without-update", &arguments->without_update, "forward and backward of a step alone; for one process"});
+  options.push_back({"--subnormal", &arguments->subnormal,
+                     "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"});
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =
@@ -330,8 +322,8 @@ Command generate_bench() {
   std::vector<Option> options = config_options(arguments->config);
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
   options.push_back(against_option(arguments->against, "then"));
-  options.push_back({.name = "--batch", .target = &arguments->generation.batch, .description = "prompts that are continued at once"});
-  options.push_back({.name = "--new-tokens", .target = &arguments->generation.new_tokens, .description = "tokens of each"});
+  options.push_back({"--batch", &arguments->generation.batch, "prompts that are continued at once"});
+  options.push_back({"--new-tokens", &arguments->generation.new_tokens, "tokens of each"});
   return {.name = "generate",
           .summary = "generation from random weights against a parallel memory copy",
           .example =

@@ -142,11 +142,7 @@ Command conformance_command() {
   return {.name = "conformance",
           .summary = "check number formats and GEMMs on a device against golden vectors; a difference is exit code 1",
           .example = "mantissa conformance tests/golden",
-          .options = {{.name = "DIR",
-                       .target = &arguments->folder,
-                       .description = "folder of .mxg, .mxm and worked_examples.json",
-                       .required = true},
-                      device_option(arguments->device)},
+          .options = {{"DIR", &arguments->folder, "folder of .mxg, .mxm and worked_examples.json"}, device_option(arguments->device)},
           .run = [arguments] { return conformance(arguments->folder, arguments->device); }};
 }
 
