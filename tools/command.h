@@ -25,12 +25,7 @@
 #include "mantissa/tensor/tensor.h"
 #include "mantissa/train/load_config.h"
 
-namespace mantissa {
-
-struct ParallelConfig;
-struct RunConfig;
-
-namespace tools {
+namespace mantissa::tools {
 
 // Target of a parsed value; it keeps the default that stands there. bool is a flag. A vector takes every occurrence, one value each; as a
 // positional it takes all that follow. The pointer must stay valid until run() returns: point into an object that run() owns.
@@ -85,6 +80,10 @@ Option device_option(std::string& device);
 DeviceChoice device_choice(const std::string& device);
 std::unique_ptr<Backend> device_of(const std::string& device);
 
+// Parses token ids, "1,2,3" or "1 2 3", for models whose tokenizer is not here. Throws Error(usage) that names the option and the text that
+// is no id below vocab_size.
+std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size);
+
 Command train_command();
 Command eval_command();
 Command generate_command();
@@ -99,15 +98,5 @@ Command explain_command();
 Command report_command();
 Command config_command();
 Command launch_command(std::vector<std::string> subcommands);  // subcommands that it runs by this binary
-
-}  // namespace tools
-}  // namespace mantissa
-
-namespace mantissa::tools {
-
-// Token ids on the command line, for models whose tokenizer is not here.
-
-// Parses "1,2,3" or "1 2 3". Throws Error(usage) that names the option and the text that is no id below vocab_size.
-std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size);
 
 }  // namespace mantissa::tools

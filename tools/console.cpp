@@ -6,20 +6,10 @@
 #include <cstdlib>
 
 namespace mantissa::tools {
-namespace {
-
-bool plain_wanted() { return std::getenv("NO_COLOR") != nullptr || std::getenv("CI") != nullptr; }
 
 using Clock = std::chrono::steady_clock;
 
-std::string bar(const StepEvent& event) {
-  return progress_bar(static_cast<double>(event.step) / static_cast<double>(event.steps)) +
-         text(' ', event.step, '/', event.steps, " | eta ", duration_text(event.remaining_seconds));
-}
-
-}  // namespace
-
-bool draws_progress() { return isatty(STDERR_FILENO) == 1 && !plain_wanted(); }
+bool draws_progress() { return isatty(STDERR_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr && std::getenv("CI") == nullptr; }
 
 std::string progress_bar(double share) {
   constexpr double kWidth = 24;
@@ -67,7 +57,9 @@ void Console::draw(const StepEvent& event) {
   last_draw_ = now;
   drawn_ = true;
   bar_.flush();
-  if (!bar_.waiting()) bar_.write(drawn_over(bar(event)));
+  if (bar_.waiting()) return;
+  bar_.write(drawn_over(text(progress_bar(static_cast<double>(event.step) / static_cast<double>(event.steps)), ' ', event.step, '/',
+                             event.steps, " | eta ", duration_text(event.remaining_seconds))));
 }
 
 void Console::clear_progress() {

@@ -50,12 +50,6 @@ bool gemms_are_right(const char* backend) {
   return std::ranges::equal(results[0], results[1], near);
 }
 
-// Returns the instructions of our own kernels, and why they are not the CPU's best.
-std::string cpu_level_line() {
-  const CpuLevel level = cpu_level(), highest = highest_cpu_level();
-  return level == highest ? name(level) : text(name(level), " (MANTISSA_MAX_CPU_LEVEL; the CPU has ", name(highest), ')');
-}
-
 ExitCode doctor() {
   std::printf("%s\n", version_text().c_str());
   line("processor", processor_name());
@@ -69,7 +63,8 @@ ExitCode doctor() {
   const std::string isa = gemm_instruction_set();
   line("matmuls", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
   require(gemms_are_right("cpu"), ExitCode::environment, "oneDNN's GEMM differs from the reference on this machine");
-  line("other kernels", cpu_level_line());
+  const CpuLevel level = cpu_level(), highest = highest_cpu_level();
+  line("other kernels", level == highest ? name(level) : text(name(level), " (MANTISSA_MAX_CPU_LEVEL; the CPU has ", name(highest), ')'));
   const Gpus gpus = find_gpus();
   line("GPUs", gpus.text);
   if (gpus.usable) {
@@ -90,9 +85,7 @@ ExitCode doctor() {
 }  // namespace
 
 Command doctor_command() {
-  return {.name = "doctor", .summary = "show what this machine and this build can do", .example = "mantissa doctor", .run = [] {
-            return doctor();
-          }};
+  return {.name = "doctor", .summary = "show what this machine and this build can do", .example = "mantissa doctor", .run = doctor};
 }
 
 }  // namespace mantissa::tools

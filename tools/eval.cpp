@@ -47,13 +47,6 @@ void require_files(const DataConfig& config) {
   }
 }
 
-// Evaluates on a file in place of the data of the run.
-void replace_data(DataConfig& config, const std::string& path) {
-  config.path.reset();
-  config.train.clear();
-  config.valid = {WeightedPath{.path = path}};
-}
-
 // Returns the tokens of a window, or of a row of examples: those of the option, else of the run; a folder of Hugging Face has none of its
 // own, and its configuration 1,024 or the model's positions.
 int64_t window_of(const EvalArguments& arguments, const LoadedModel& loaded) {
@@ -73,13 +66,6 @@ void require_held_out(const EvalArguments& arguments, const LoadedModel& loaded,
   require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template", ": of data.path ", *run.data.path,
           ", the examples of the last rows of training.seq_len ", run.training.seq_len,
           " are held out, and other rows would have some that the run was trained on; name what to evaluate on by --data");
-}
-
-DataConfig data_config(const EvalArguments& arguments, const LoadedModel& loaded) {
-  DataConfig config = loaded.config.data;
-  if (arguments.data) replace_data(config, *arguments.data);
-  if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
-  return config;
 }
 
 Data validation_data(const DataConfig& config, const EvalArguments& arguments, const LoadedModel& loaded) {
@@ -111,19 +97,13 @@ std::string fp32_text(float value) {
   return {digits.data(), stop};
 }
 
-// Returns where the last target of the sequence at `begin` is passed; `begin` if it has none.
-size_t end_of_targets(const Batch& batch, size_t begin) {
-  size_t end = begin + static_cast<size_t>(batch.length);
-  while (end > begin && batch.targets[end - 1] == kNoTarget) --end;
-  return end;
-}
-
 // Appends the sequences of a batch as lines of JSON: its tokens up to the last one that is a target, and their log-probabilities, null
 // where a token is none.
 void append_lines(PendingFile& file, const Batch& batch, const std::vector<float>& logprobs) {
   for (int64_t row = 0; row < batch.sequences; ++row) {
     const auto begin = static_cast<size_t>(row * batch.length);
-    const size_t end = end_of_targets(batch, begin);
+    size_t end = begin + static_cast<size_t>(batch.length);
+    while (end > begin && batch.targets[end - 1] == kNoTarget) --end;
     if (end == begin) continue;
     std::string tokens = std::to_string(batch.tokens[begin]), values = "null";
     for (size_t i = begin; i < end; ++i) {
@@ -141,18 +121,6 @@ void score(Gpt& model, const Batch& batch, PendingFile* file, SetLoss& sum) {
   for (const float logprob : logprobs) sum.loss -= double{logprob};
   sum.targets += batch.target_count;
   if (file != nullptr) append_lines(*file, batch, logprobs);
-}
-
-std::vector<Batch> prompts(const EvalArguments& arguments, const ModelConfig& model) {
-  std::vector<Batch> batches;
-  for (const std::string& ids : arguments.prompt_ids) {
-    const std::vector<int32_t> sequence = parse_token_ids("--prompt-ids", ids, *model.vocab_size);
-    require(sequence.size() >= 2, ExitCode::usage, "--prompt-ids: one token has nothing to predict; give at least two");
-    require(std::cmp_less_equal(sequence.size(), model.max_position_embeddings + 1), ExitCode::usage, "--prompt-ids: ", sequence.size(),
-            " tokens, the model has ", model.max_position_embeddings, " positions");
-    batches.push_back(batch_of(sequence));
-  }
-  return batches;
 }
 
 // Returns the result of evaluate(), summed over the probabilities of single tokens, which go to `file`, if there is one.
@@ -182,27 +150,23 @@ Evaluation with_means(Evaluation sums) {
   return sums;
 }
 
-void publish_whole(PendingFile& file) {
-  file.sync();
-  file.publish();
-}
-
-// Counts micro batches.
-int64_t rounds(const ValidationData& data, int64_t rows, std::optional<int64_t> iters) {
-  int64_t count = 0;
-  for (int set = 0; set < data.sets(); ++set)
-    count += std::min(ceil_div(data.windows(set), rows), iters.value_or(std::numeric_limits<int64_t>::max()));
-  return count;
-}
-
 // Evaluates by --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
 Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows, PendingFile* file) {
-  const DataConfig config = data_config(arguments, loaded);
+  DataConfig config = loaded.config.data;
+  if (arguments.data) {
+    config.path.reset();
+    config.train.clear();
+    config.valid = {WeightedPath{.path = *arguments.data}};
+  }
+  if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
   const Data data = validation_data(config, arguments, loaded);
   const bool first_rank = mesh.tensor.rank() == 0;
   if (first_rank)
     for (const std::string& warning : data_warnings(config, data, "--seq-len")) log_warning(warning);
-  CountProgress progress("eval", first_rank ? rounds(data.valid, rows, arguments.iters) : 0);
+  int64_t micro_batches = 0;
+  for (int set = 0; set < data.valid.sets() && first_rank; ++set)
+    micro_batches += std::min(ceil_div(data.valid.windows(set), rows), arguments.iters.value_or(std::numeric_limits<int64_t>::max()));
+  CountProgress progress("eval", micro_batches);
   if (arguments.logprobs) return with_means(score_data(*loaded.model, data.valid, rows, arguments.iters, file, progress));
   return evaluate(*loaded.model, data.valid, rows, arguments.iters, [&progress] {
     progress.begin_next();
@@ -211,36 +175,41 @@ Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const
 }
 
 Evaluation evaluate_prompts(const EvalArguments& arguments, const LoadedModel& loaded, PendingFile* file) {
+  const ModelConfig& model = loaded.config.model;
+  std::vector<Batch> batches;
+  for (const std::string& ids : arguments.prompt_ids) {
+    const std::vector<int32_t> sequence = parse_token_ids("--prompt-ids", ids, *model.vocab_size);
+    require(sequence.size() >= 2, ExitCode::usage, "--prompt-ids: one token has nothing to predict; give at least two");
+    require(std::cmp_less_equal(sequence.size(), model.max_position_embeddings + 1), ExitCode::usage, "--prompt-ids: ", sequence.size(),
+            " tokens, the model has ", model.max_position_embeddings, " positions");
+    batches.push_back(batch_of(sequence));
+  }
   Evaluation sums;
   SetLoss& sum = sums.sets.emplace_back();
-  for (const Batch& batch : prompts(arguments, loaded.config.model)) score(*loaded.model, batch, file, sum);
+  for (const Batch& batch : batches) score(*loaded.model, batch, file, sum);
   return with_means(std::move(sums));
-}
-
-Evaluation evaluation_of(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
-  std::optional<PendingFile> file;
-  if (arguments.logprobs && mesh.tensor.rank() == 0) file.emplace(*arguments.logprobs);
-  PendingFile* const out = file ? &*file : nullptr;
-  const Evaluation result =
-      arguments.prompt_ids.empty() ? evaluate_data(mesh, arguments, loaded, rows, out) : evaluate_prompts(arguments, loaded, out);
-  if (file) publish_whole(*file);
-  return result;
-}
-
-void warn_of_template(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded) {
-  if (!arguments.chat_template || mesh.tensor.rank() > 0) return;
-  const std::string warning =
-      chat_template_warning(loaded, choice_of<ChatTemplate>(*arguments.chat_template).value(), loaded.config.data.chat_date);
-  if (!warning.empty()) log_warning(warning);
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
-  warn_of_template(mesh, arguments, loaded);
-  const Evaluation result = evaluation_of(mesh, arguments, loaded, rows);
+  const bool first_rank = mesh.tensor.rank() == 0;
+  if (arguments.chat_template && first_rank) {
+    const std::string warning =
+        chat_template_warning(loaded, choice_of<ChatTemplate>(*arguments.chat_template).value(), loaded.config.data.chat_date);
+    if (!warning.empty()) log_warning(warning);
+  }
+  std::optional<PendingFile> file;
+  if (arguments.logprobs && first_rank) file.emplace(*arguments.logprobs);
+  PendingFile* const out = file ? &*file : nullptr;
+  const Evaluation result =
+      arguments.prompt_ids.empty() ? evaluate_data(mesh, arguments, loaded, rows, out) : evaluate_prompts(arguments, loaded, out);
+  if (file) {
+    file->sync();
+    file->publish();
+  }
   const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
-  if (mesh.tensor.rank() == 0) {
+  if (first_rank) {
     std::cout.precision(6);
     const std::optional<int64_t> window = arguments.prompt_ids.empty() ? std::optional(window_of(arguments, loaded)) : std::nullopt;
     if (result.sets.size() > 1)
@@ -252,12 +221,9 @@ void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
 
 ExitCode run_eval(const EvalArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  const int64_t micro_batch_size = arguments.micro_batch_size.value_or(0);
-  require(!arguments.micro_batch_size || micro_batch_size > 0, ExitCode::usage, "--micro-batch-size: must be positive, got ",
-          micro_batch_size);
-  require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
-  require(!arguments.seq_len || *arguments.seq_len > 0, ExitCode::usage, "--seq-len: must be positive, got ",
-          arguments.seq_len.value_or(0));
+  for (const auto& [name, value] :
+       {std::pair{"--micro-batch-size", arguments.micro_batch_size}, {"--iters", arguments.iters}, {"--seq-len", arguments.seq_len}})
+    require(value.value_or(1) > 0, ExitCode::usage, name, ": must be positive, got ", value.value_or(1));
   require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template && !arguments.seq_len),
           ExitCode::usage, "--prompt-ids stands for the data: --data, --chat-template, --seq-len and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);

@@ -16,30 +16,25 @@ struct ExportArguments {
   std::optional<std::string> convention;
 };
 
-Convention packed_convention(const std::string& name, ExportWeights weights) {
-  require(weights == ExportWeights::packed, ExitCode::usage,
-          "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
-  return choice_of<Convention>(name).value();
-}
-
-void print_exported(const std::string& folder, const ExportedModel& done) {
-  std::cout << printable(folder) << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "") << ", "
-            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to "
-            << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by") << '\n';
-  if (!done.chat_template.empty()) std::cout << printable(folder) << ": " << printable(done.chat_template) << '\n';
-}
-
 ExitCode run_export(const ExportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   // The parser has refused all other names.
   ExportOptions options{.weights = choice_of<ExportWeights>(arguments.weights).value(),
                         .dtype = choice_of<ExportDtype>(arguments.dtype).value()};
-  if (arguments.convention) options.convention = packed_convention(*arguments.convention, options.weights);
+  if (arguments.convention) {
+    require(options.weights == ExportWeights::packed, ExitCode::usage,
+            "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
+    options.convention = choice_of<Convention>(*arguments.convention).value();
+  }
   std::unique_ptr<Backend> device = device_of(arguments.device);
   const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options), [&] {
     return export_model(arguments.model, arguments.output, options, std::move(device));
   });
-  print_exported(arguments.output, done);
+  const std::string folder = printable(arguments.output);
+  std::cout << folder << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "") << ", "
+            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to "
+            << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by") << '\n';
+  if (!done.chat_template.empty()) std::cout << folder << ": " << printable(done.chat_template) << '\n';
   return ExitCode::ok;
 }
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <span>
 
@@ -110,12 +109,6 @@ std::optional<ChatTemplate> template_of(const GenerateArguments& arguments, cons
   return arguments.chat_template ? choice_of<ChatTemplate>(*arguments.chat_template) : loaded.config.data.chat_template;
 }
 
-void require_chat_tokens(const LoadedModel& loaded, ChatTemplate which) {
-  for (const AddedToken& token : chat_tokens(which))
-    require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(which),
-            " needs the token ", token.content, ", which the tokenizer of ", loaded.path.string(), " lacks");
-}
-
 LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
   const std::string path = loaded.path.string();
   require(loaded.tokenizer.has_value(), ExitCode::usage, path, " has no tokenizer, which --chat needs");
@@ -127,7 +120,9 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
   }
   require(which.has_value(), ExitCode::usage, "--chat: ", path, " was not trained on conversations here; name its template with ",
           "--chat-template: ", joined(choice_names<ChatTemplate>()));
-  require_chat_tokens(loaded, *which);
+  for (const AddedToken& token : chat_tokens(*which))
+    require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(*which),
+            " needs the token ", token.content, ", which the tokenizer of ", path, " lacks");
   std::optional<std::string> date = arguments.chat_date;
   require(!date || tells_date(*which), ExitCode::usage,
           "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
@@ -155,15 +150,13 @@ std::vector<Prompt> conversations(const GenerateArguments& arguments, const Load
   return prompts;
 }
 
-Prompt prompt_of_ids(const std::string& ids, int64_t vocab_size) {
-  const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, vocab_size);
-  return {.name = "--prompt-ids", .text = joined(tokens, " "), .tokens = tokens};
-}
-
 std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded, bool first_rank) {
   if (arguments.chat_file) return conversations(arguments, loaded, first_rank);
   std::vector<Prompt> prompts;
-  for (const std::string& ids : arguments.prompt_ids) prompts.push_back(prompt_of_ids(ids, *loaded.config.model.vocab_size));
+  for (const std::string& ids : arguments.prompt_ids) {
+    const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, *loaded.config.model.vocab_size);
+    prompts.push_back({.name = "--prompt-ids", .text = joined(tokens, " "), .tokens = tokens});
+  }
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
   std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
@@ -210,15 +203,6 @@ class Continuation {
   std::optional<TokenStream> decoder_;  // none: ids are printed
 };
 
-// Several texts are printed once they are whole, each behind the line that nanoGPT draws between samples; ids are a line each.
-void print_all(std::vector<Continuation>& texts, bool lines) {
-  for (Continuation& text : texts) {
-    text.end();
-    text.print();
-    std::cout << (lines ? "\n" : "\n---------------\n");
-  }
-}
-
 // Adds the end of an answer to the end tokens of the model: a folder need not name that of the template in which it is asked.
 std::vector<int32_t> end_tokens_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
   std::vector<int32_t> ends = loaded.end_tokens();
@@ -234,19 +218,14 @@ std::vector<std::vector<int32_t>> prompt_tokens(std::span<const Prompt> prompts)
   return tokens;
 }
 
-std::vector<Continuation> continuations_of(std::span<const Prompt> prompts, const std::optional<Tokenizer>& tokenizer, bool ids) {
-  std::vector<Continuation> texts;
-  for (const Prompt& prompt : prompts) texts.emplace_back(prompt, tokenizer, ids);
-  return texts;
-}
-
-// All ranks draw the same tokens; the first prints them. One text is printed as it grows.
+// All ranks draw the same tokens; the first prints them. One text is printed as it grows, several once they are whole; ids are a line each.
 void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, const SamplingOptions& sampling,
                   std::span<const Prompt> prompts, bool grows) {
   const std::vector<int32_t> end_tokens = end_tokens_of(arguments, loaded);
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   const std::vector<std::vector<int32_t>> tokens = prompt_tokens(prompts);
-  std::vector<Continuation> texts = continuations_of(prompts, loaded.tokenizer, ids);
+  std::vector<Continuation> texts;
+  for (const Prompt& prompt : prompts) texts.emplace_back(prompt, loaded.tokenizer, ids);
   if (prints && grows) texts[0].print();
   generate_batch(*loaded.model, tokens, sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
@@ -254,7 +233,12 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
     if (prints && grows) texts[0].print();
     return mesh.tensor.sum(std::cout.good() ? 0 : 1) == 0;
   });
-  if (prints) print_all(texts, ids || grows);
+  if (!prints) return;
+  for (Continuation& text : texts) {
+    text.end();
+    text.print();
+    std::cout << (ids || grows ? "\n" : "\n---------------\n");  // the line that nanoGPT draws between samples
+  }
 }
 
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
@@ -293,21 +277,11 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   return ExitCode::ok;
 }
 
-std::vector<Option> sampling_options(GenerateArguments& arguments) {
-  return {{"--max-new-tokens", &arguments.sampling.max_new_tokens, "tokens to write; a text ends at an end token of the model"},
-          {"--temperature", &arguments.temperature,
-           "0: always the likeliest token; default: that of the model's generation_config.json, else 0.8"},
-          {"--top-k", &arguments.top_k, "draw from the k likeliest tokens; 0: from all; default: that of generation_config.json, else 50"},
-          {"--top-p", &arguments.top_p,
-           "draw from the likeliest tokens that together reach p; default: that of generation_config.json, else 1"},
-          {"--seed", &arguments.sampling.seed, "equal seeds give equal texts"}};
-}
-
 }  // namespace
 
 Command generate_command() {
   const auto arguments = std::make_shared<GenerateArguments>();
-  Command command = {
+  return {
       .name = "generate",
       .summary = "continue a text with a checkpoint",
       .example =
@@ -326,11 +300,17 @@ Command generate_command() {
                   dtype_option(arguments->dtype),
                   device_option(arguments->device),
                   threads_option(arguments->threads),
-                  tensor_option(arguments->tensor)},
+                  tensor_option(arguments->tensor),
+                  {"--max-new-tokens", &arguments->sampling.max_new_tokens, "tokens to write; a text ends at an end token of the model"},
+                  {"--temperature", &arguments->temperature,
+                   "0: always the likeliest token; default: that of the model's generation_config.json, else 0.8"},
+                  {"--top-k", &arguments->top_k,
+                   "draw from the k likeliest tokens; 0: from all; default: that of generation_config.json, else 50"},
+                  {"--top-p", &arguments->top_p,
+                   "draw from the likeliest tokens that together reach p; default: that of generation_config.json, else 1"},
+                  {"--seed", &arguments->sampling.seed, "equal seeds give equal texts"}},
       .run = [arguments] { return run_generate(*arguments); },
       .many_ranks = true};
-  std::ranges::move(sampling_options(*arguments), std::back_inserter(command.options));
-  return command;
 }
 
 }  // namespace mantissa::tools

@@ -42,17 +42,6 @@ void show_tensor(const std::string& name, const std::string& type, const std::ve
             << shape_text(shape);
 }
 
-void show_tensor(const ManifestTensor& tensor) {
-  show_tensor(tensor.name, dtype_name(tensor.dtype), tensor.shape);
-  if (tensor.pieces.size() > 1) std::cout << " in " << tensor.pieces.size() << " pieces";
-  std::cout << '\n';
-}
-
-void show_tensor(const SafetensorsEntry& entry) {
-  show_tensor(entry.name, file_dtype_name(entry.dtype), entry.shape);
-  std::cout << '\n';
-}
-
 void show_checkpoint(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
   std::cout << printable(reader.directory().string()) << '\n'
@@ -66,7 +55,11 @@ void show_checkpoint(const CheckpointReader& reader) {
             << "state         " << printable(manifest.state) << '\n'
             << "config        " << printable(parse_json(manifest.config, "config").dump(2), "\n") << '\n'
             << manifest.tensors.size() << " tensors\n";
-  for (const ManifestTensor& tensor : manifest.tensors) show_tensor(tensor);
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    show_tensor(tensor.name, dtype_name(tensor.dtype), tensor.shape);
+    if (tensor.pieces.size() > 1) std::cout << " in " << tensor.pieces.size() << " pieces";
+    std::cout << '\n';
+  }
   std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";
 }
 
@@ -81,19 +74,16 @@ void show_hf_folder(const std::string& path) {
             << "architecture  " << (type != nullptr && type->is_string() ? printable(type->string()) : "not named in config.json") << '\n'
             << "size          " << bytes_text(bytes) << " in " << count_text(folder.files().size(), "file") << '\n'
             << folder.entries().size() << " tensors\n";
-  for (const SafetensorsEntry& entry : folder.entries()) show_tensor(entry);
+  for (const SafetensorsEntry& entry : folder.entries()) {
+    show_tensor(entry.name, file_dtype_name(entry.dtype), entry.shape);
+    std::cout << '\n';
+  }
   std::cout << "headers and sizes are right; `mantissa verify` reads the contents of what `mantissa export` wrote\n";
 }
 
 struct TokenStatistics {
   int32_t least = std::numeric_limits<int32_t>::max(), most = -1;
   int64_t documents = 0;
-
-  void add(int32_t id, uint8_t marks) {
-    least = std::min(least, id);
-    most = std::max(most, id);
-    documents += (marks & starts_document) != 0;
-  }
 };
 
 TokenStatistics read_all(const TokenFile& file) {
@@ -104,7 +94,11 @@ TokenStatistics read_all(const TokenFile& file) {
   for (int64_t begin = 0; begin < file.tokens(); begin += kWindow) {
     const auto count = std::min(kWindow, file.tokens() - begin);
     file.read(begin, count, ids.data(), marks.data());
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i) statistics.add(ids[i], marks[i]);
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      statistics.least = std::min(statistics.least, ids[i]);
+      statistics.most = std::max(statistics.most, ids[i]);
+      statistics.documents += (marks[i] & starts_document) != 0;
+    }
   }
   return statistics;
 }
@@ -153,14 +147,18 @@ void show_line(const std::string& name, const std::string& what) {
   std::cout << "  " << std::left << std::setw(44) << printable(name) << ' ' << printable(what) << '\n';
 }
 
-ExitCode show_folder_difference(const std::string& first, const std::string& second) {
-  SafetensorsFolder a{std::filesystem::path(first)}, b{std::filesystem::path(second)};
-  const auto differences = diff_folders(a, b);
+void show_differences(const std::vector<TensorDifference>& differences, size_t tensors) {
   if (differences.empty())
-    std::cout << "all " << a.entries().size() << " tensors are equal\n";
+    std::cout << "all " << tensors << " tensors are equal\n";
   else
     std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
   for (const TensorDifference& difference : differences) show_line(difference.name, difference.what);
+}
+
+ExitCode show_folder_difference(const std::string& first, const std::string& second) {
+  SafetensorsFolder a{std::filesystem::path(first)}, b{std::filesystem::path(second)};
+  const auto differences = diff_folders(a, b);
+  show_differences(differences, a.entries().size());
   return differences.empty() ? ExitCode::ok : ExitCode::difference;
 }
 
@@ -168,11 +166,7 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
   CheckpointReader a = open_checkpoint(first), b = open_checkpoint(second);
   const auto differences = diff_checkpoints(a, b);
   std::cout << "step " << a.manifest().step << " and step " << b.manifest().step << ": ";
-  if (differences.empty())
-    std::cout << "all " << a.manifest().tensors.size() << " tensors are equal\n";
-  else
-    std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
-  for (const TensorDifference& difference : differences) show_line(difference.name, difference.what);
+  show_differences(differences, a.manifest().tensors.size());
   const auto codes = codes_that_differ(a.manifest().plan, b.manifest().plan);
   if (!codes.empty()) std::cout << "codes of " << count_text(codes.size(), "weight") << " differ\n";
   for (const CodesDifference& difference : codes) show_line(difference.weight, difference.what);

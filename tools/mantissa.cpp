@@ -15,6 +15,7 @@
 #include <limits>
 #include <new>
 #include <sstream>
+#include <type_traits>
 
 #include "base/file.h"
 #include "base/limits.h"
@@ -50,46 +51,27 @@ std::string replace_line_ends(const std::string& lines, const char* with) {
 }
 
 template <class T>
-struct IntegerOf {
-  using type = T;
-};
+struct IntegerType : std::type_identity<T> {};
 template <class T>
-struct IntegerOf<std::optional<T>> {
-  using type = T;
-};
+struct IntegerType<std::optional<T>> : std::type_identity<T> {};
 template <class T>
-constexpr bool kIsInteger = std::is_integral_v<typename IntegerOf<T>::type> && !std::is_same_v<T, bool>;
+constexpr bool kIsInteger = std::is_integral_v<typename IntegerType<T>::type> && !std::is_same_v<T, bool>;
 
 // CLI11 reads integers as C does: it cuts those beyond 64 bits, wraps negative ones and takes a leading zero for octal.
 template <class T>
-T read_integer(const std::string& name, const std::string& word) {
-  T number = 0;
-  const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), number);
-  require(problem == std::errc{} && end == word.data() + word.size(), ExitCode::usage, name, ": must be a whole number from ",
-          std::numeric_limits<T>::min(), " to ", std::numeric_limits<T>::max(), ", got '", word, "'");
-  return number;
-}
-
-template <class T>
 CLI::Option* add_integer(CLI::App& app, const Option& option, T* target) {
-  using Integer = typename IntegerOf<T>::type;
+  using Integer = typename IntegerType<T>::type;
   const std::string shown = option.name.substr(0, option.name.find(','));
   const std::function<void(const std::string&)> read = [shown, target](const std::string& word) {
-    *target = read_integer<Integer>(shown, word);
+    Integer number = 0;
+    const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), number);
+    require(problem == std::errc{} && end == word.data() + word.size(), ExitCode::usage, shown, ": must be a whole number from ",
+            std::numeric_limits<Integer>::min(), " to ", std::numeric_limits<Integer>::max(), ", got '", word, "'");
+    *target = number;
   };
   CLI::Option* const added = app.add_option_function(option.name, read, option.description);
   if constexpr (std::is_same_v<T, Integer>) added->default_str(text(*target));
   return added->type_name(std::is_signed_v<Integer> ? "INT" : "UINT");
-}
-
-CLI::Option* add_words(CLI::App& app, const Option& option, std::vector<std::string>* target) {
-  CLI::Option* const added = app.add_option(option.name, *target, option.description);
-  const bool positional = option.name.front() != '-';
-  return positional ? added : added->expected(1)->take_all()->allow_extra_args(false);  // one value each: a file after it stays a file
-}
-
-void show_default(CLI::Option& added, const std::string& value) {
-  if (!value.empty()) added.default_str(replace_line_ends(value, "\\n"));
 }
 
 template <class T>
@@ -99,11 +81,15 @@ CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
   } else if constexpr (std::is_same_v<T, bool>) {
     return app.add_flag(option.name, *target, option.description);
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-    return add_words(app, option, target);
+    CLI::Option* const added = app.add_option(option.name, *target, option.description);
+    const bool positional = option.name.front() != '-';
+    return positional ? added : added->expected(1)->take_all()->allow_extra_args(false);  // one value each: a file after it stays a file
   } else {
     CLI::Option* const added = app.add_option(option.name, *target, option.description);
     if constexpr (std::is_arithmetic_v<T>) added->capture_default_str();
-    if constexpr (std::is_same_v<T, std::string>) show_default(*added, *target);
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (!target->empty()) added->default_str(replace_line_ends(*target, "\\n"));
+    }
     return added;
   }
 }
@@ -144,29 +130,15 @@ void check_values(const std::vector<std::string>& words) {
   }
 }
 
-// "help train" asks for "train --help".
-std::vector<std::string> asking_for_help(std::vector<std::string> words) {
-  if (words.empty() || words.front() != "help") return words;
-  words.erase(words.begin());
-  words.emplace_back("--help");
-  return words;
-}
-
-const Option* find_option(const std::vector<Option>& options, const std::string& name) {
-  const auto found = std::find_if(options.begin(), options.end(), [&](const Option& option) {
-    const std::vector<std::string> names = split(option.name, ',');
-    return std::find(names.begin(), names.end(), name) != names.end();
-  });
-  return found == options.end() ? nullptr : &*found;
-}
-
 // Puts a "--" before the command that `launch` runs, so that the options behind it are left to that.
 void set_command_apart(const Command& command, std::vector<std::string>& words) {
   size_t at = 1;
   while (at < words.size() && words[at].starts_with('-')) {
     if (words[at] == "--") return;
-    const Option* const option = find_option(command.options, words[at]);  // none where a value follows a =
-    at += option != nullptr && !std::holds_alternative<bool*>(option->target) ? 2U : 1U;
+    const auto takes_next = [&](const Option& option) {  // not where a value follows a =
+      return std::ranges::count(split(option.name, ','), words[at]) > 0 && !std::holds_alternative<bool*>(option.target);
+    };
+    at += std::ranges::any_of(command.options, takes_next) ? 2U : 1U;
   }
   if (at < words.size()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(at), "--");
 }
@@ -178,7 +150,7 @@ std::string unknown_option(const std::vector<Command>& commands, const std::vect
   for (const std::string& word : words) {
     if (word == "--") break;
     const std::string name = word.substr(0, word.find('='));
-    const auto command = std::find_if(level->begin(), level->end(), [&](const Command& of) { return of.name == word; });
+    const auto command = std::find_if(level->begin(), level->end(), [&](const Command& each) { return each.name == word; });
     if (command != level->end()) {
       for (const Option& option : command->options) {
         for (const std::string& own : split(option.name, ',')) known.push_back(own);
@@ -207,7 +179,11 @@ void occupy_standard_streams() {
 
 ExitCode run(int argc, char** argv) {
   const std::vector<Command> commands = all_commands();
-  std::vector<std::string> words = asking_for_help({argv + 1, argv + argc});
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words.front() == "help") {  // "help train" asks for "train --help"
+    words.erase(words.begin());
+    words.emplace_back("--help");
+  }
   check_names(commands, words, "mantissa");
   for (const Command& command : commands) {
     if (command.runs_command && !words.empty() && words.front() == command.name) set_command_apart(command, words);

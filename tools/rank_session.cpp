@@ -44,25 +44,6 @@
 namespace mantissa::tools {
 namespace {
 
-// The names of functions by address, for stacks that people read. The C library knows only what is exported, which a program's own
-// functions are not.
-class FunctionNames {
- public:
-  // Reads the symbol table of this program. One that was stripped has none; then functions of libraries alone have names.
-  FunctionNames();
-  // Returns "mantissa(+0x51c2) mantissa::Shards::arrive()", the file that has the address and where in it; "0x7f00" where no file has it.
-  std::string describe(const void* address) const;
-
- private:
-  struct Function {
-    uint64_t begin, size;
-    std::string name;
-  };
-  std::string name_in_program(uint64_t offset) const;
-
-  std::vector<Function> functions_;  // functions of this program, by address
-};
-
 template <class T>
 std::vector<T> read_array(std::ifstream& file, uint64_t offset, uint64_t bytes) {
   std::vector<T> out(bytes / sizeof(T));
@@ -70,12 +51,6 @@ std::vector<T> read_array(std::ifstream& file, uint64_t offset, uint64_t bytes) 
   file.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size() * sizeof(T)));
   if (!file) out.clear();
   return out;
-}
-
-std::vector<char> read_names(std::ifstream& file, const Elf64_Shdr& strings) {
-  std::vector<char> names = read_array<char>(file, strings.sh_offset, strings.sh_size);
-  names.push_back('\0');
-  return names;
 }
 
 std::string demangled(const char* name) {
@@ -90,43 +65,60 @@ Dl_info object_of(const void* address) {
   return ::dladdr(address, &object) != 0 ? object : Dl_info{};
 }
 
-FunctionNames::FunctionNames() {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
-  const std::vector<Elf64_Ehdr> header = read_array<Elf64_Ehdr>(file, 0, sizeof(Elf64_Ehdr));
-  if (header.empty()) return;
-  const auto sections = read_array<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum * sizeof(Elf64_Shdr));
-  const auto table = std::ranges::find(sections, uint32_t{SHT_SYMTAB}, &Elf64_Shdr::sh_type);
-  if (table == sections.end() || table->sh_link >= sections.size()) return;
-  const std::vector<char> names = read_names(file, sections[table->sh_link]);
-  for (const Elf64_Sym& symbol : read_array<Elf64_Sym>(file, table->sh_offset, table->sh_size)) {
-    if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_size == 0 || symbol.st_name >= names.size()) continue;
-    functions_.push_back({.begin = symbol.st_value, .size = symbol.st_size, .name = names.data() + symbol.st_name});
+// The names of functions by address, for stacks that people read. The C library knows only what is exported, which a program's own
+// functions are not.
+class FunctionNames {
+ public:
+  // Reads the symbol table of this program. One that was stripped has none; then functions of libraries alone have names.
+  FunctionNames() {
+    std::ifstream file("/proc/self/exe", std::ios::binary);
+    const std::vector<Elf64_Ehdr> header = read_array<Elf64_Ehdr>(file, 0, sizeof(Elf64_Ehdr));
+    if (header.empty()) return;
+    const auto sections = read_array<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum * sizeof(Elf64_Shdr));
+    const auto table = std::ranges::find(sections, uint32_t{SHT_SYMTAB}, &Elf64_Shdr::sh_type);
+    if (table == sections.end() || table->sh_link >= sections.size()) return;
+    const Elf64_Shdr& strings = sections[table->sh_link];
+    std::vector<char> names = read_array<char>(file, strings.sh_offset, strings.sh_size);
+    names.push_back('\0');
+    for (const Elf64_Sym& symbol : read_array<Elf64_Sym>(file, table->sh_offset, table->sh_size)) {
+      if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_size == 0 || symbol.st_name >= names.size()) continue;
+      functions_.push_back({.begin = symbol.st_value, .size = symbol.st_size, .name = names.data() + symbol.st_name});
+    }
+    std::ranges::sort(functions_, {}, &Function::begin);
   }
-  std::ranges::sort(functions_, {}, &Function::begin);
-}
 
-std::string FunctionNames::name_in_program(uint64_t offset) const {
-  const auto after = std::ranges::upper_bound(functions_, offset, {}, &Function::begin);
-  if (after == functions_.begin()) return "";
-  const Function& found = *std::prev(after);
-  return offset < found.begin + found.size ? demangled(found.name.c_str()) : "";
-}
-
-std::string FunctionNames::describe(const void* address) const {
-  static const char of_program = 0;
-  std::ostringstream out;
-  out << std::hex << std::showbase;
-  const Dl_info object = object_of(address);
-  if (object.dli_fbase == nullptr) {
-    out << std::bit_cast<uint64_t>(address);
-    return out.str();
+  // Returns "mantissa(+0x51c2) mantissa::Shards::arrive()", the file that has the address and where in it; "0x7f00" where no file has it.
+  std::string describe(const void* address) const {
+    static const char program = 0;
+    std::ostringstream out;
+    out << std::hex << std::showbase;
+    const Dl_info object = object_of(address);
+    if (object.dli_fbase == nullptr) {
+      out << std::bit_cast<uint64_t>(address);
+      return out.str();
+    }
+    const uint64_t offset = std::bit_cast<uint64_t>(address) - std::bit_cast<uint64_t>(object.dli_fbase);
+    out << std::filesystem::path(object.dli_fname).filename().string() << "(+" << offset << ')';
+    const bool ours = object.dli_fbase == object_of(&program).dli_fbase;
+    const std::string name = ours ? name_in_program(offset) : object.dli_sname != nullptr ? demangled(object.dli_sname) : "";
+    return name.empty() ? out.str() : out.str() + ' ' + name;
   }
-  const uint64_t offset = std::bit_cast<uint64_t>(address) - std::bit_cast<uint64_t>(object.dli_fbase);
-  out << std::filesystem::path(object.dli_fname).filename().string() << "(+" << offset << ')';
-  const bool own = object.dli_fbase == object_of(&of_program).dli_fbase;
-  const std::string name = own ? name_in_program(offset) : object.dli_sname != nullptr ? demangled(object.dli_sname) : "";
-  return name.empty() ? out.str() : out.str() + ' ' + name;
-}
+
+ private:
+  struct Function {
+    uint64_t begin, size;
+    std::string name;
+  };
+
+  std::string name_in_program(uint64_t offset) const {
+    const auto after = std::ranges::upper_bound(functions_, offset, {}, &Function::begin);
+    if (after == functions_.begin()) return "";
+    const Function& found = *std::prev(after);
+    return offset < found.begin + found.size ? demangled(found.name.c_str()) : "";
+  }
+
+  std::vector<Function> functions_;  // functions of this program, by address
+};
 
 pthread_t watched;
 
@@ -143,30 +135,26 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 // Returns a signal that is none of the system's or of a scheduler's.
 int stack_signal() { return SIGRTMIN; }
 
-bool is_generated(greg_t instruction) {
-  Dl_info object{};
-  return ::dladdr(std::bit_cast<const void*>(instruction), &object) == 0;
-}
-
 void note_frames() { noted.count = ::backtrace(noted.frames.data(), static_cast<int>(noted.frames.size())); }
-
-// From inside generated code there is no way back, but unwinding takes the registers of the interrupted code from `context`: for a moment
-// they are those of the call.
-void note_frames_of_caller(const GeneratedCall& call, mcontext_t& context) {
-  const mcontext_t interrupted = context;
-  context.gregs[REG_RIP] = static_cast<greg_t>(call.instruction);
-  context.gregs[REG_RSP] = static_cast<greg_t>(call.stack);
-  context.gregs[REG_RBP] = static_cast<greg_t>(call.frame);
-  note_frames();
-  context = interrupted;
-}
 
 void note_stack(int, siginfo_t*, void* context) {
   const int error = errno;
   mcontext_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
   const GeneratedCall* const call = GeneratedCall::current();
-  noted.in_kernel = call != nullptr && is_generated(registers.gregs[REG_RIP]);
-  noted.in_kernel ? note_frames_of_caller(*call, registers) : note_frames();
+  Dl_info object{};
+  noted.in_kernel = call != nullptr && ::dladdr(std::bit_cast<const void*>(registers.gregs[REG_RIP]), &object) == 0;
+  if (noted.in_kernel) {
+    // From inside generated code there is no way back, but unwinding takes the registers of the interrupted code from `context`: for a
+    // moment they are those of the call.
+    const mcontext_t interrupted = registers;
+    registers.gregs[REG_RIP] = static_cast<greg_t>(call->instruction);
+    registers.gregs[REG_RSP] = static_cast<greg_t>(call->stack);
+    registers.gregs[REG_RBP] = static_cast<greg_t>(call->frame);
+    note_frames();
+    registers = interrupted;
+  } else {
+    note_frames();
+  }
   answered = true;
   errno = error;
 }
@@ -222,9 +210,6 @@ std::vector<NamedHash> compared(RunConfig config) {
   return out;
 }
 
-// Hashes the running program, not the file that now has its name.
-std::string executable() { return xxh64(File::open_input("/proc/self/exe").content(kMostExecutableBytes)).text(); }
-
 // Does not use std::cerr, which waits for a reader, and flushes std::cout first, where the main thread may be stuck.
 void write_error(const std::string& lines) { UnblockedOutput(STDERR_FILENO).write(lines); }
 
@@ -263,31 +248,6 @@ void end_with_launcher() {
   }
 }
 
-// One rank of a host is enough, and all wait for it before they make segments of their own.
-void free_shared_memory(const Launch& launch) {
-  if (launch.local_rank != 0) return;
-  const OrphanedSegments removed = remove_orphaned_segments();
-  if (removed.count > 0)
-    log_info("/dev/shm: removed ", count_text(removed.count, "segment"), " of UCX (", bytes_text(removed.bytes),
-             ") that killed processes left");
-}
-
-// Ranks take a GPU each. Where there is none to take, the device reports what was found instead.
-void require_gpus(const Launch& launch) {
-  const int gpus = count_gpus();
-  require(gpus == 0 || launch.local_size <= gpus, ExitCode::environment, count_text(launch.local_size, "rank"), " on this host for the ",
-          count_text(gpus, "GPU"), " that they see, and each needs one of its own: start at most ", gpus,
-          " here, let every rank see all GPUs of its host (CUDA_VISIBLE_DEVICES), or train with training.device cpu");
-}
-
-// Returns the host of every rank as a number.
-std::vector<int> hosts_of_ranks(Store& store) {
-  const std::vector<std::string> names = store.gather("host", host_name());
-  std::vector<int> out;
-  for (const std::string& name : names) out.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
-  return out;
-}
-
 // Without NCCL there is no maker, and messages go through the memory of hosts.
 MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config, const Nccl& nccl, Store* store) {
   if (launch.rank == 0 && nccl.usable) log_info("messages between GPUs go over NCCL ", nccl.text);
@@ -299,31 +259,10 @@ MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config,
     store->set(name, id);
     return id;
   };
-  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s, .hosts = hosts_of_ranks(*store)});
-}
-
-std::vector<NamedHash> hashes_of_program(const std::string& kernels, const std::string& device, const Nccl& nccl) {
-  return {{"build", build_fingerprint()},
-          {"executable", executable()},
-          {"instruction set", kernels},
-          {"device", device},
-          {"NCCL", nccl.usable ? nccl.text : "none"}};
-}
-
-std::unique_ptr<Transport> transport_of(int rank, Store* store) {
-  return ucx_transport(
-      rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
-}
-
-void require_one_process(const Launch& launch) {
-  require(launch.world == 1, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
-          launch.world, " lets these ranks share the model");
-}
-
-void require_tensor_ranks(int64_t tensor, const Launch& launch) {
-  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
-          launch.world > 1 ? text("this is ", describe(launch)) : "this is one process",
-          "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
+  const std::vector<std::string> names = store->gather("host", host_name());
+  std::vector<int> hosts;  // by rank
+  for (const std::string& name : names) hosts.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
+  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s, .hosts = hosts});
 }
 
 }  // namespace
@@ -332,7 +271,12 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config, const st
   end_with_launcher();
   if (launch.world == 1) return;
   log_info(describe(launch));
-  free_shared_memory(launch);
+  if (launch.local_rank == 0) {  // one rank of a host is enough, and all wait for it before they make segments of their own
+    const OrphanedSegments removed = remove_orphaned_segments();
+    if (removed.count > 0)
+      log_info("/dev/shm: removed ", count_text(removed.count, "segment"), " of UCX (", bytes_text(removed.bytes),
+               ") that killed processes left");
+  }
   store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,
                                                         .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s,
                                                         .stop_asked = stop_asked});
@@ -344,14 +288,25 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   const std::string kernels = config.parallel.tensor > 1 ? gemm_instruction_set() : "any";
   const std::string device = backend_name(config.training.device);
   const bool on_gpus = device == "cuda";
-  if (on_gpus) require_gpus(launch);
+  if (on_gpus) {  // ranks take a GPU each; where there is none to take, the device reports what was found instead
+    const int gpus = count_gpus();
+    require(gpus == 0 || launch.local_size <= gpus, ExitCode::environment, count_text(launch.local_size, "rank"), " on this host for the ",
+            count_text(gpus, "GPU"), " that they see, and each needs one of its own: start at most ", gpus,
+            " here, let every rank see all GPUs of its host (CUDA_VISIBLE_DEVICES), or train with training.device cpu");
+  }
   const Nccl nccl = on_gpus ? find_nccl() : Nccl{};
   std::vector<NamedHash> inputs = compared(config);
-  const std::vector<NamedHash> program = hashes_of_program(kernels, device, nccl);
-  inputs.insert(inputs.end(), program.begin(), program.end());
+  // The running program, not the file that now has its name.
+  const std::string executable = xxh64(File::open_input("/proc/self/exe").content(kMostExecutableBytes)).text();
+  inputs.insert(inputs.end(), {{"build", build_fingerprint()},
+                               {"executable", executable},
+                               {"instruction set", kernels},
+                               {"device", device},
+                               {"NCCL", nccl.usable ? nccl.text : "none"}});
   store_->compare(inputs);
   Store* const store = store_.get();
-  auto transport = transport_of(launch.rank, store);
+  auto transport = ucx_transport(
+      launch.rank, [store](const std::string& address) { return store->gather("address", address); }, [store] { store->check(); });
   world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink());
 }
 
@@ -362,8 +317,10 @@ void RankSession::reported_to_all(const std::function<void()>& body) {
     body();
   } catch (const Error& error) {
     store_->fail_all(error.code(), error.what());
-    if (error.code() == ExitCode::peer_lost) throw_cause(error);
-    throw;
+    const std::optional<Failure> cause = store_->failure();
+    if (error.code() != ExitCode::peer_lost || !cause || cause->message == error.what()) throw;
+    log_warning(error.what());
+    throw Error(cause->code, cause->message);
   } catch (const std::bad_alloc&) {
     store_->fail_all(ExitCode::environment, "out of memory" + memory_limits());
     throw;
@@ -371,13 +328,6 @@ void RankSession::reported_to_all(const std::function<void()>& body) {
     store_->fail_all(ExitCode::internal, error.what());
     throw;
   }
-}
-
-void RankSession::throw_cause(const Error& symptom) const {
-  const std::optional<Failure> cause = store_->failure();
-  if (!cause || cause->message == symptom.what()) return;
-  log_warning(symptom.what());
-  throw Error(cause->code, cause->message);
 }
 
 RankSession::~RankSession() {
@@ -389,7 +339,7 @@ RankSession::~RankSession() {
 
 void RankSession::watch(const ParallelConfig& config) {
   if (!store_) return;
-  store_->progress().at(0, "start");  // the wait for the others was none of it
+  store_->progress().set_phase(0, "start");  // the wait for the others was none of it
   watch_main_stack();
   const auto tell = [store = store_.get(), world = world_](const std::string& why) { report(*store, world, why); };
   const auto give_up = [tell, world = world_](const Failure& failure) {
@@ -407,8 +357,8 @@ void RankSession::watch_the_end() {
   store_->watch({.leave = [rank = rank_](const Failure& failure) { end_process(rank, failure); }});
 }
 
-void RankSession::at(int64_t step, const char* section) {
-  if (store_) store_->progress().at(step, section);
+void RankSession::set_phase(int64_t step, const char* section) {
+  if (store_) store_->progress().set_phase(step, section);
 }
 
 void RankSession::run(const std::function<void()>& body) {
@@ -429,8 +379,11 @@ Option tensor_option(int64_t& tensor) {
 void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body) {
   const int64_t tensor = model.tensor;
   const Launch launch = launch_from_environment();
-  if (tensor <= 1) require_one_process(launch);
-  require_tensor_ranks(tensor, launch);
+  require(tensor > 1 || launch.world == 1, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch),
+          "; --tensor ", launch.world, " lets these ranks share the model");
+  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
+          launch.world > 1 ? text("this is ", describe(launch)) : "this is one process",
+          "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
   RunConfig config;  // config that ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
   config.training.device = model.device;

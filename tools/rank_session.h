@@ -22,18 +22,17 @@ class RankSession {
   RankSession& operator=(const RankSession&) = delete;
 
   const Communicator& world() const { return world_; }
-  // Starts the watchdog: at() must be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with
+  // Starts the watchdog: set_phase() must be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with
   // peer_lost. Then, and when another rank is stuck, this rank writes its position to standard error. The calling thread is the main one.
   void watch(const ParallelConfig& config);
   // Reports the phase of this rank to the others, with the next heartbeat. `section` is a literal.
-  void at(int64_t step, const char* section);
+  void set_phase(int64_t step, const char* section);
   // Runs body; an error that it throws ends the job on every rank, with its code. Returns when all ranks are through.
   void run(const std::function<void()>& body);
 
  private:
   void meet(const Launch& launch, const RunConfig& config);
   void reported_to_all(const std::function<void()>& body);
-  void throw_cause(const Error& symptom) const;
   void watch_the_end();
 
   int rank_;

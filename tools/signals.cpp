@@ -27,25 +27,14 @@ void watch(int signal, void (*handler)(int), int flags) {
   sigaction(signal, &action, nullptr);
 }
 
-// Takes all signals except those that a thread brings on itself, by a fault or a write, and those of job control, whose default action
-// needs no handler.
-sigset_t sent_signals() {
-  sigset_t set;
-  sigfillset(&set);
-  for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&set, signal);
-  for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&set, signal);
-  return set;
-}
-
-// Blocks or unblocks them in the calling thread, by SIG_BLOCK or SIG_UNBLOCK.
+// Blocks or unblocks, by SIG_BLOCK or SIG_UNBLOCK, in the calling thread all signals except those that a thread brings on itself, by a
+// fault or a write, and those of job control, whose default action needs no handler.
 void mask_sent_signals(int how) {
-  const sigset_t sent = sent_signals();
+  sigset_t sent;
+  sigfillset(&sent);
+  for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&sent, signal);
+  for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&sent, signal);
   ::pthread_sigmask(how, &sent, nullptr);
-}
-
-[[noreturn]] void take_signals() {
-  mask_sent_signals(SIG_UNBLOCK);
-  while (true) ::pause();
 }
 
 }  // namespace
@@ -60,7 +49,10 @@ void watch_signals() {
   watch(SIGUSR2, on_save, 0);
   watch(SIGPIPE, SIG_IGN, 0);
   try {
-    std::thread(take_signals).detach();
+    std::thread([] {
+      mask_sent_signals(SIG_UNBLOCK);
+      while (true) ::pause();
+    }).detach();
   } catch (const std::system_error& refused) {
     fail(ExitCode::environment, "the thread that takes signals cannot be started: ", refused.what(), memory_limits());
   }

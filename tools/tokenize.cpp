@@ -71,7 +71,12 @@ class DocumentWriter {
         options_(std::move(options)),
         writer_(writer),
         encoder_(tokenizer, {.ids = [this](std::span<const int32_t> ids) { document_.insert(document_.end(), ids.begin(), ids.end()); },
-                             .end_of_document = [this] { end_text(); }}) {}
+                             .end_of_document =
+                                 [this] {
+                                   if (options_.appended && !document_.empty() && document_.back() != options_.appended)
+                                     document_.push_back(*options_.appended);
+                                   add({.ids = std::exchange(document_, {}), .trained = {}});
+                                 }}) {}
   DocumentWriter(const DocumentWriter&) = delete;
   DocumentWriter& operator=(const DocumentWriter&) = delete;
 
@@ -84,7 +89,9 @@ class DocumentWriter {
     } else {
       const auto take = [&](const Example& example) {
         repeated.add(example.repeated);
-        add_example(example, path);
+        require(kKeepsMasks, ExitCode::usage, path,
+                ": has examples to fine-tune on, whose masks no file of Megatron or llm.c holds; take --format examples");
+        add(example);
       };
       const LineForm form = read_jsonl(file, options_, {.texts = &encoder_, .example = take});
       conversations_ = conversations_ || form == LineForm::messages;
@@ -98,15 +105,6 @@ class DocumentWriter {
  private:
   static constexpr bool kKeepsMasks = std::is_same_v<Writer, ExampleWriter>;
 
-  void end_text() {
-    if (options_.appended && !document_.empty() && document_.back() != options_.appended) document_.push_back(*options_.appended);
-    add({.ids = std::exchange(document_, {}), .trained = {}});
-  }
-  void add_example(const Example& example, const std::string& path) {
-    require(kKeepsMasks, ExitCode::usage, path,
-            ": has examples to fine-tune on, whose masks no file of Megatron or llm.c holds; take --format examples");
-    add(example);
-  }
   // Without masks all tokens are trained.
   void add(const Example& example) {
     if (example.ids.empty()) return;
@@ -130,18 +128,6 @@ class DocumentWriter {
   DocumentEncoder encoder_;
 };
 
-template <class Writer>
-std::string write_all(DocumentWriter<Writer>& documents, Writer& writer, const TokenizeArguments& arguments,
-                      const std::vector<std::string>& paths, const std::string& names) {
-  for (const std::string& path : paths) documents.add_file(path);
-  require(!arguments.chat_template || documents.has_conversations(), ExitCode::usage,
-          "--chat-template: renders \"messages\", which no input has; leave it out, or name conversations");
-  require(documents.documents() > 0, ExitCode::usage, "there is no text in the input");
-  const int64_t tokens = writer.finish();
-  return text(printable(names), ": ", count_text(documents.documents(), "document"), ", ", count_text(tokens, "token"),
-              ", model.vocab_size ");
-}
-
 // Returns the id that goes with each document; none without --append-eod.
 std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const Tokenizer& tokenizer) {
   require(arguments.append_eod || !arguments.eod_id, ExitCode::usage, "--eod-id: goes with --append-eod");
@@ -156,13 +142,6 @@ std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const To
   return static_cast<int32_t>(*arguments.eod_id);
 }
 
-// Examples teach a model their template: one of its own that renders otherwise is told.
-void warn_of_template(const TokenizeArguments& arguments, const Tokenizer& tokenizer, ChatTemplate which) {
-  if (tokenizer.kind() != TokenizerKind::bpe) return;
-  const std::string difference = chat_template_difference(files_beside_tokenizer(arguments.tokenizer), which, arguments.chat_date);
-  if (!difference.empty()) log_warning(arguments.tokenizer, ": ", difference);
-}
-
 // Returns a report on the files.
 std::string write_files(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
@@ -171,11 +150,22 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   LineOptions options{.encoder = encoder_of(tokenizer), .vocab_size = vocab_size, .chat_template = {}, .chat_date = arguments.chat_date};
   if (arguments.chat_template) {
     options.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
-    warn_of_template(arguments, tokenizer, *options.chat_template);
+    // Examples teach a model their template: one of its own that renders otherwise is told.
+    if (tokenizer.kind() == TokenizerKind::bpe) {
+      const std::string difference =
+          chat_template_difference(files_beside_tokenizer(arguments.tokenizer), *options.chat_template, arguments.chat_date);
+      if (!difference.empty()) log_warning(arguments.tokenizer, ": ", difference);
+    }
   }
   const auto write = [&]<class Writer>(Writer& writer, const std::string& names) {
     DocumentWriter<Writer> documents(tokenizer, arguments, options, writer);
-    return write_all(documents, writer, arguments, paths, names);
+    for (const std::string& path : paths) documents.add_file(path);
+    require(!arguments.chat_template || documents.has_conversations(), ExitCode::usage,
+            "--chat-template: renders \"messages\", which no input has; leave it out, or name conversations");
+    require(documents.documents() > 0, ExitCode::usage, "there is no text in the input");
+    const int64_t tokens = writer.finish();
+    return text(printable(names), ": ", count_text(documents.documents(), "document"), ", ", count_text(tokens, "token"),
+                ", model.vocab_size ", vocab_size, '\n');
   };
   const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
   std::string reported;
@@ -190,24 +180,9 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
     LlmcWriter writer(arguments.output + ".bin", writer_options);
     reported = write(writer, arguments.output + ".bin");
   }
-  reported += text(vocab_size, '\n');
   if (tokenizer.kind() != TokenizerKind::character) return reported;
   write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
   return reported + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
-}
-
-// Adds a text, or the texts of each line of JSONL.
-void add_to_trainer(const TokenizeArguments& arguments, const InputFile& file, BpeTrainer& trainer) {
-  const auto origin = [&file](int64_t offset) { return TextOrigin{.name = file.path(), .code = ExitCode::data, .offset = offset}; };
-  if (format_of(arguments, file) == DataFormat::text) {
-    file.for_each_window([&](std::string_view window, int64_t offset) { trainer.add(window, origin(offset)); });
-    return trainer.end_text(origin(file.size()));
-  }
-  const auto add = [&](const std::string& content, const TextOrigin& of) {
-    trainer.add(content, of);
-    trainer.end_text(of);
-  };
-  for_each_text(file, add);
 }
 
 // Returns the added tokens of a tokenizer that is trained.
@@ -217,10 +192,22 @@ std::vector<AddedToken> added_tokens(const TokenizeArguments& arguments) {
 
 std::string train_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   BpeTrainer trainer;
-  for (const std::string& path : paths) add_to_trainer(arguments, InputFile(path), trainer);
-  const std::string file = trainer.train(*arguments.train_vocab, added_tokens(arguments));
-  const int64_t tokens = BpeTokenizer::from_json(file, arguments.output).size();
-  write_file_atomically(arguments.output, file);
+  for (const std::string& path : paths) {
+    const InputFile file(path);
+    const auto origin = [&file](int64_t offset) { return TextOrigin{.name = file.path(), .code = ExitCode::data, .offset = offset}; };
+    if (format_of(arguments, file) == DataFormat::text) {
+      file.for_each_window([&](std::string_view window, int64_t offset) { trainer.add(window, origin(offset)); });
+      trainer.end_text(origin(file.size()));
+      continue;
+    }
+    for_each_text(file, [&](const std::string& content, const TextOrigin& place) {
+      trainer.add(content, place);
+      trainer.end_text(place);
+    });
+  }
+  const std::string json = trainer.train(*arguments.train_vocab, added_tokens(arguments));
+  const int64_t tokens = BpeTokenizer::from_json(json, arguments.output).size();
+  write_file_atomically(arguments.output, json);
   return text(printable(arguments.output), ": ", count_text(tokens, "token"),
               tokens < *arguments.train_vocab ? ", as no further pair occurs twice" : "", "; give it as --tokenizer or data.tokenizer\n");
 }

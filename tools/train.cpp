@@ -62,26 +62,19 @@ std::string save_line(const char* what, const SaveEvent& event) {
   return text(what, ' ', event.step, " | ", printable(event.path), " | ", duration_text(event.seconds));
 }
 
-std::string speed_text(const TrainSummary& summary) {
-  return text(summary.tokens, " tokens | ", duration_text(summary.seconds), " | ", static_cast<int64_t>(summary.tokens_per_second),
-              " tok/s");
-}
-
-std::string files_text(const TrainSummary& summary) {
-  return text("files | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint));
-}
-
 void print_summary(Console& console, const TrainSummary& summary) {
   std::string line = summary.exit == ExitCode::stopped ? "stopped" : summary.exit == ExitCode::storage ? "not saved" : "done";
   line += text(" | step ", summary.steps);
   if (summary.best_valid_loss) line += text(" | best validation loss ", *summary.best_valid_loss);
-  line += " | " + speed_text(summary);
+  line += text(" | ", summary.tokens, " tokens | ", duration_text(summary.seconds), " | ", static_cast<int64_t>(summary.tokens_per_second),
+               " tok/s");
   if (summary.skipped_steps > 0) line += text(" | ", count_text(summary.skipped_steps, "step"), " skipped");
   if (summary.failed_saves > 0) line += text(" | ", count_text(summary.failed_saves, "save"), " failed");
   console.finish();
   const int64_t dropped = summary.dropped_lines + console.dropped_lines() + dropped_log_lines();
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
-  line += '\n' + files_text(summary);
+  line +=
+      text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint));
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
   log_info(line);
@@ -112,16 +105,6 @@ TrainEvents events_for(Console& console, const RunConfig& config) {
   return events;
 }
 
-void print_gpu_memory(const MemoryEstimate& memory) {
-  std::cout << "  inputs          " << bytes_text(memory.inputs) << " (the batch of a step)\n"
-            << "  CUDA context    " << bytes_text(memory.cuda_context) << " (supposed; with the code of kernels)\n"
-            << "  cuBLASLt        " << bytes_text(memory.cublaslt) << " (its workspace, at most)\n";
-}
-
-void print_program_memory(const MemoryEstimate& memory, bool together) {
-  std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
-}
-
 void print_memory(const RunConfig& config, const MemoryEstimate& memory) {
   const bool together = config.parallel.world() > 1;
   std::cout << "memory   " << bytes_text(memory.total()) << (memory.on_gpu() ? " of GPU memory" : "") << (together ? " on each rank" : "")
@@ -133,8 +116,13 @@ void print_memory(const RunConfig& config, const MemoryEstimate& memory) {
             << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(config.training.recompute) << ")\n"
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
   if (together) std::cout << "  exchange        " << bytes_text(memory.exchange) << " (gradients from other ranks)\n";
-  if (!memory.on_gpu()) return print_program_memory(memory, together);
-  print_gpu_memory(memory);
+  if (!memory.on_gpu()) {
+    std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
+    return;
+  }
+  std::cout << "  inputs          " << bytes_text(memory.inputs) << " (the batch of a step)\n"
+            << "  CUDA context    " << bytes_text(memory.cuda_context) << " (supposed; with the code of kernels)\n"
+            << "  cuBLASLt        " << bytes_text(memory.cublaslt) << " (its workspace, at most)\n";
   if (together) std::cout << "  NCCL            " << bytes_text(memory.nccl) << " (supposed)\n";
 }
 
@@ -167,15 +155,11 @@ int64_t ranks(const TrainArguments& arguments, const Launch& launch) {
   return wanted;
 }
 
-// A job that its launcher starts again goes on where it was.
-LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
-  const Start start = arguments.resume ? Start::resumed : launch.restart > 0 ? Start::restarted : Start::as_configured;
-  return load_run_config(arguments.sources, Inputs::must_exist, ranks(arguments, launch), start);
-}
-
 ExitCode run_training(const TrainArguments& arguments) {
   const Launch launch = launch_from_environment();
-  LoadedConfig loaded = load(arguments, launch);
+  // A job that its launcher starts again goes on where it was.
+  const Start start = arguments.resume ? Start::resumed : launch.restart > 0 ? Start::restarted : Start::as_configured;
+  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, ranks(arguments, launch), start);
   share_host(launch);
   open_log({.level = loaded.config.logging.level,
             .console = true,
@@ -198,26 +182,11 @@ ExitCode run_training(const TrainArguments& arguments) {
   events.set_phase = [&](int64_t step, const char* section) {
     report_step(step);
     console.progress_to(step);
-    session.at(step, section);
+    session.set_phase(step, section);
   };
   session.run([&] { summary = train(loaded, command_line(), events, session.world()); });
   if (launch.rank == 0) print_summary(console, summary);
   return summary.exit;
-}
-
-Option resume_option(bool& resume) {
-  return {"--resume", &resume, "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"};
-}
-
-Option dry_run_option(bool& dry_run) {
-  return {"--dry-run", &dry_run,
-          "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"};
-}
-
-Option dry_world_option(std::optional<int64_t>& world) {
-  Option option = world_option(world);
-  option.description = "with --dry-run: " + option.description;
-  return option;
 }
 
 }  // namespace
@@ -225,9 +194,12 @@ Option dry_world_option(std::optional<int64_t>& world) {
 Command train_command() {
   const auto arguments = std::make_shared<TrainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
-  options.push_back(resume_option(arguments->resume));
-  options.push_back(dry_run_option(arguments->dry_run));
-  options.push_back(dry_world_option(arguments->world));
+  options.push_back({"--resume", &arguments->resume,
+                     "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"});
+  options.push_back({"--dry-run", &arguments->dry_run,
+                     "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"});
+  options.push_back(world_option(arguments->world));
+  options.back().description.insert(0, "with --dry-run: ");
   return {.name = "train",
           .summary = "train a GPT",
           .example =

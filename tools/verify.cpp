@@ -133,14 +133,6 @@ ExitCode verify(const VerifyArguments& arguments) {
   return verify_checkpoint(arguments.path, *device);
 }
 
-Option against_checkpoint_option(std::optional<std::string>& checkpoint) {
-  return {.name = "--against",
-          .target = &checkpoint,
-          .description =
-              "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
-              "alike; else exit code 1, or 4 if the export is damaged"};
-}
-
 }  // namespace
 
 Command verify_command() {
@@ -150,7 +142,9 @@ Command verify_command() {
           .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
           .options = {{"PATH", &arguments->path,
                        "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export"},
-                      against_checkpoint_option(arguments->against),
+                      {"--against", &arguments->against,
+                       "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
+                       "alike; else exit code 1, or 4 if the export is damaged"},
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }

@@ -24,7 +24,7 @@ double step_timeout(const Progress& progress) {
 
 double monotonic_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-void Progress::at(int64_t step, const char* section) {
+void Progress::set_phase(int64_t step, const char* section) {
   const double now = monotonic_now();
   if (step > step_ && is_step(section_)) {
     const int count = measured_ + 1;

@@ -31,7 +31,7 @@ class Progress {
  public:
   // Marks a new phase, or progress in the same one. `section` is a literal: "step", "save"; "step" is one optimizer step, whose time is
   // measured.
-  void at(int64_t step, const char* section);
+  void set_phase(int64_t step, const char* section);
   // Marks the collective that begins now: its number in the program order that all ranks share, and a hash of what all of them must agree
   // on (operation, dtype, ...), or 0 for none. Two ranks with two hashes at one number end the job with code 70.
   void collective(uint32_t sequence, uint32_t operation) {

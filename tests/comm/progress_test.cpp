@@ -17,25 +17,25 @@ std::string after(const Progress& progress, double seconds, const WatchdogTimeou
 }
 
 void take_steps(Progress& progress, int64_t steps) {
-  for (int64_t step = 0; step <= steps; ++step) progress.at(step, "step");
+  for (int64_t step = 0; step <= steps; ++step) progress.set_phase(step, "step");
 }
 
 TEST(Progress, StepsAndSectionsHaveAllowancesOfTheirOwn) {
   Progress progress;
   EXPECT_THAT(after(progress, 419), IsEmpty());
   EXPECT_EQ(after(progress, 421), "no progress for 420 s (parallel.section_timeout_s), at step 0 (start)");
-  progress.at(7, "save");
+  progress.set_phase(7, "save");
   EXPECT_THAT(after(progress, 1.9, {.section_timeout_s = 2}), IsEmpty());
   EXPECT_EQ(after(progress, 2.1, {.section_timeout_s = 2}), "no progress for 2 s (parallel.section_timeout_s), at step 7 (save)");
 
   Progress steps;  // the first ones may be long, unless a timeout is stated
-  steps.at(0, "step");
+  steps.set_phase(0, "step");
   EXPECT_THAT(after(steps, 1.4, {.step_timeout_s = 1.5}), IsEmpty());
   EXPECT_EQ(after(steps, 1.6, {.step_timeout_s = 1.5}), "no progress for 1.5 s (parallel.step_timeout_s), at step 0 (step)");
   take_steps(steps, 4);
   EXPECT_THAT(after(steps, 599), IsEmpty());
   EXPECT_EQ(after(steps, 601), "no progress for 600 s (parallel.step_timeout_s), at step 4 (step)");
-  steps.at(5, "step");
+  steps.set_phase(5, "step");
   EXPECT_EQ(steps.measured_steps(), 5);
   EXPECT_THAT(after(steps, 29), IsEmpty());
   EXPECT_EQ(after(steps, 31), "no progress for 30 s (parallel.step_timeout_s), at step 5 (step)");
@@ -60,23 +60,23 @@ TEST(Progress, OneOddStepMovesTheMeanByItsShare) {
   const double before = progress.mean_step_seconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const double odd = monotonic_now() - progress.since();
-  progress.at(10, "step");
+  progress.set_phase(10, "step");
   EXPECT_NEAR(progress.mean_step_seconds(), before + (odd - before) / 10, 0.05 * odd);
 }
 
 TEST(Progress, OnlyStepsAreMeasuredAndEachCallIsProgress) {
   Progress progress;
   const double began = monotonic_now();
-  progress.at(100, "step");  // a run that continues, which has taken none yet
+  progress.set_phase(100, "step");  // a run that continues, which has taken none yet
   EXPECT_EQ(progress.measured_steps(), 0);
-  progress.at(101, "evaluation");
+  progress.set_phase(101, "evaluation");
   const double before = progress.since();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  progress.at(101, "evaluation");
+  progress.set_phase(101, "evaluation");
   EXPECT_GT(progress.since(), before);
   const double evaluated = progress.since() - before;
-  progress.at(101, "step");
-  progress.at(102, "step");
+  progress.set_phase(101, "step");
+  progress.set_phase(102, "step");
   EXPECT_EQ(progress.measured_steps(), 2);
   EXPECT_LE(2 * progress.mean_step_seconds(), monotonic_now() - began - evaluated);
 }

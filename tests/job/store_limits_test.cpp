@@ -343,7 +343,7 @@ class Reports {
 Errors stuck(const StoreJob& job) {
   Reports reports;
   const Errors errors = job.in_store(3, job.options(2), [&](Store& store, int rank) {
-    store.progress().at(4, "step");
+    store.progress().set_phase(4, "step");
     store.watch(reports.watch(rank, {.step_timeout_s = rank == 1 ? 0.5 : 1000}));
     wait_for_failure(store);
   });
@@ -357,7 +357,7 @@ Errors stuck(const StoreJob& job) {
 Errors behind(const StoreJob& job) {
   Reports reports;
   return job.in_store(3, job.options(2), [&](Store& store, int rank) {
-    store.progress().at(4, "step");
+    store.progress().set_phase(4, "step");
     Watch of = reports.watch(rank, {.step_timeout_s = rank == 0 ? 2.5 : 1000});
     of.collectives = [rank] { return rank == 2 ? 17 : 18; };
     store.watch(of);
@@ -371,7 +371,7 @@ Errors progress_or_no_watch(const StoreJob& job) {
   const Errors errors = job.in_store(2, job.options(), [&](Store& store, int rank) {
     store.watch(reports.watch(rank, {.section_timeout_s = 6}));
     for (int i = 0; i < 65; ++i) {
-      store.progress().at(1, "evaluation");
+      store.progress().set_phase(1, "evaluation");
       pause_ms(100);
     }
     store.check();

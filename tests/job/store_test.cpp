@@ -93,7 +93,7 @@ Run losing(int lost, int misses = -1) {
     patient.cause_timeout_s = 20;
     return on_ranks(4, [&](int rank) {
       Store store(job.launch(rank, 4), patient);
-      store.progress().at(7, "forward");
+      store.progress().set_phase(7, "forward");
       store.barrier("begin");
       if (rank == lost) return pause_ms(1000);  // a step is told a tenth of a second after the last
       if (rank == misses) store.fail_all(ExitCode::peer_lost, "receiving from a rank: Input/output error");
@@ -147,7 +147,7 @@ Run comparing(int world, const std::function<std::vector<NamedHash>(int)>& items
 }
 
 void different_operations(Store& store, int rank) {
-  store.progress().at(4, "backward");
+  store.progress().set_phase(4, "backward");
   for (uint32_t number = 1; number < 20; ++number) store.progress().collective(number, number);
   pause_ms(500 * rank);
   store.progress().collective(20, rank == 1 ? 8 : 7);
@@ -155,7 +155,7 @@ void different_operations(Store& store, int rank) {
 }
 
 void being_behind(Store& store, int rank) {
-  store.progress().at(4, "backward");
+  store.progress().set_phase(4, "backward");
   store.progress().collective(rank == 2 ? 17 : 18, 0);
   pause_ms(1500);
   if (rank == 1) store.fail_all(ExitCode::peer_lost, "waited too long");
