@@ -129,27 +129,23 @@ class Reports {
 
 // Returns the first that reports a rank as its cause; null if none does. A rank that the launcher ended counts if another left because of
 // it by itself.
-const Ending* reporter_of(const std::vector<Ending>& failures, const Reports& reports, int first_rank, const Ending& of) {
-  const auto cause = [&](const Ending& other) { return reports.cause(other.rank - first_rank); };
-  const auto reports_it = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
+const Ending* reporter_of(const std::vector<Ending>& failures, const Reports& reports, int first_rank, const Ending& ending) {
+  const auto reports_it = [&](const Ending& other) {
+    return reports.cause(other.rank - first_rank) == ending.rank && !(ending.sent && other.sent);
+  };
   const auto found = std::find_if(failures.begin(), failures.end(), reports_it);
   return found == failures.end() ? nullptr : &*found;
-}
-
-// The lowest comes first.
-int place_among_failures(const Ending& ending, const Ending* reporter) {
-  const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
-  const bool reported = reporter != nullptr;
-  return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
 }
 
 // Moves the failure that came first to the front. It reports no other rank and is, in this order: one that others report and that did not
 // leave for a lost peer or a stop; the first by time that neither left so nor was ended because of another; one that others report. If
 // there is none, it is the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
-  const auto order = [&](const Ending& ending) {
+  const auto order = [&](const Ending& ending) {  // the lowest comes first
     if (reports.cause(ending.rank - first_rank) >= 0) return 3;
-    return place_among_failures(ending, reporter_of(failures, reports, first_rank, ending));
+    const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
+    const bool reported = reporter_of(failures, reports, first_rank, ending) != nullptr;
+    return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);
@@ -158,12 +154,6 @@ void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int 
   Ending& front = failures.front();
   const Ending* const reported = reporter_of(failures, reports, first_rank, front);
   if (front.sent && reported != nullptr) front.code = reported->code, front.signal = reported->signal;
-}
-
-void check_tee(const LaunchArguments& arguments) {
-  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
-          arguments.tee.value_or(0));
-  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
 }
 
 void check(const LaunchArguments& arguments) {
@@ -178,32 +168,9 @@ void check(const LaunchArguments& arguments) {
           " needs --master-addr, the host of rank 0");
   require(!arguments.standalone || (arguments.nodes == 1 && !arguments.port && !arguments.address), ExitCode::usage,
           "--standalone takes a free port of this host; leave out --nnodes, --master-addr and --master-port");
-  check_tee(arguments);
-}
-
-// A subcommand of mantissa is run by this binary.
-std::vector<std::string> full_command(const std::vector<std::string>& own, std::vector<std::string> words) {
-  if (std::find(own.begin(), own.end(), words.front()) != own.end())
-    words.insert(words.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
-  return words;
-}
-
-void number_ranks(WorkerPlan& plan, const LaunchArguments& arguments) {
-  plan.world = plan.workers * arguments.nodes;
-  plan.first_rank = plan.workers * arguments.node_rank;
-  plan.node = arguments.node_rank;
-  plan.nodes = arguments.nodes;
-}
-
-void choose_output(WorkerPlan& plan, const LaunchArguments& arguments) {
-  plan.log_folder = arguments.log_folder.value_or("");
-  plan.shown = static_cast<int>(arguments.tee.value_or(3));
-  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
-}
-
-bool secret_is_given() {
-  const Environment environment = process_environment();
-  return environment.contains("MANTISSA_SECRET") || environment.contains("MANTISSA_SECRET_FILE");
+  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
+          arguments.tee.value_or(0));
+  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
 }
 
 WorkerPlan plan_of(const LaunchArguments& arguments) {
@@ -212,13 +179,22 @@ WorkerPlan plan_of(const LaunchArguments& arguments) {
   plan.workers = worker_count(arguments.workers);
   require(int64_t{plan.workers} * arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes times --nproc-per-node: more than ", kMostRanks,
           " ranks");
-  number_ranks(plan, arguments);
+  plan.world = plan.workers * arguments.nodes;
+  plan.first_rank = plan.workers * arguments.node_rank;
+  plan.node = arguments.node_rank;
+  plan.nodes = arguments.nodes;
   plan.master_address = arguments.address.value_or("127.0.0.1");
   plan.master_port = static_cast<int>(arguments.port.value_or(kDefaultPort));
   plan.most_restarts = arguments.max_restarts;
-  choose_output(plan, arguments);
-  if (plan.nodes == 1 && !secret_is_given()) plan.secret = new_secret();
-  plan.command = full_command(arguments.subcommands, arguments.command);
+  plan.log_folder = arguments.log_folder.value_or("");
+  plan.shown = static_cast<int>(arguments.tee.value_or(3));
+  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
+  const Environment environment = process_environment();
+  const bool secret_is_given = environment.contains("MANTISSA_SECRET") || environment.contains("MANTISSA_SECRET_FILE");
+  if (plan.nodes == 1 && !secret_is_given) plan.secret = new_secret();
+  plan.command = arguments.command;
+  if (std::ranges::count(arguments.subcommands, plan.command.front()) > 0)  // this binary runs its own
+    plan.command.insert(plan.command.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
   return plan;
 }
 

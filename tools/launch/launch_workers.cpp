@@ -208,19 +208,14 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::_exit(127);
 }
 
-std::string stat_line(const std::filesystem::path& process) {
-  std::ifstream file(process / "stat");
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // Returns the groups of all processes that are stopped (state T).
 std::set<pid_t> stopped_groups() {
   std::set<pid_t> out;
   std::error_code gone;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
-    const std::string line = stat_line(entry.path());
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    std::getline(file, line);
     const size_t name_end = line.rfind(')');  // pid (name) state parent group
     if (name_end == std::string::npos) continue;
     std::istringstream fields(line.substr(name_end + 1));
@@ -258,8 +253,15 @@ class Group {
 
   Attempt run() {
     while (!running_.empty()) {
-      listen(next_kill());
-      kill_late();
+      double next_kill = HUGE_VAL;
+      for (const auto& [pid, worker] : running_) next_kill = std::min(next_kill, worker.kill_at);
+      listen(next_kill);
+      for (auto& [pid, worker] : running_) {
+        if (now_seconds() < worker.kill_at) continue;
+        ::kill(-pid, SIGKILL);
+        worker.killed = true;
+        worker.kill_at = HUGE_VAL;
+      }
     }
     show_rest();
     const double drained_by = now_seconds() + kDrainSeconds;
@@ -271,7 +273,16 @@ class Group {
       wait_for_reader();
       if (streams_[i].repeats()) attempt_.repeated.insert(rank_of(i));
     }
-    note_losses();
+    for (const UnblockedOutput& output : shown_) {
+      if (output.dropped_lines() == 0 || output.error() == EPIPE) continue;  // whoever closes a pipe wants no more
+      attempt_.losses.push_back(text(count_text(output.dropped_lines(), "line"),
+                                     " of output dropped: ", output.error() != 0 ? system_message(output.error()) : "nobody reads them"));
+    }
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      if (streams_[i].log_error() == 0) continue;
+      attempt_.losses.push_back(
+          text(log_folder(rank_of(i)), kLogNames[i % 2], ": has not all of the output: ", system_message(streams_[i].log_error())));
+    }
     return attempt_;
   }
 
@@ -320,26 +331,25 @@ class Group {
     require(!failed, ExitCode::usage, plan_.command.front(), ": cannot be run: ", system_message(exec_error));
   }
 
-  // Returns for how many milliseconds to listen. The end of what a wrapper left is not always reported: its parent may be another process
-  // that it left.
-  int milliseconds_until(double until) const {
-    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
-    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
-    return static_cast<int>(std::ceil(left * 1e3));
-  }
-
   void listen(double until) {
     std::vector<pollfd> waits = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
     for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
     for (const UnblockedOutput& output : shown_)
       waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
-    if (::poll(waits.data(), waits.size(), milliseconds_until(until)) <= 0) return reap();
+    // The end of what a wrapper left is not always reported: its parent may be another process that it left.
+    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
+    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
+    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return reap();
     for (UnblockedOutput& output : shown_) output.flush();
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (waits[i + 1].revents != 0 && streams_[i].fd() >= 0) streams_[i].read();
     }
     for (const int signal : signals_.take()) {
-      if (signal != SIGCHLD) hand_on(signal);
+      if (signal == SIGCHLD) continue;
+      const bool again = signal == SIGINT && attempt_.forwarded.contains(SIGINT);
+      attempt_.killed = attempt_.killed || again;
+      attempt_.forwarded.insert(signal);
+      send_all(again ? SIGKILL : signal);
     }
     reap();
   }
@@ -368,63 +378,16 @@ class Group {
     return signaled_to_end() ? kSignaledReaderSeconds : asked_to_end() ? kFailedReaderSeconds : HUGE_VAL;
   }
 
-  void note_losses() {
-    for (const UnblockedOutput& output : shown_) {
-      if (output.dropped_lines() == 0 || output.error() == EPIPE) continue;  // whoever closes a pipe wants no more
-      attempt_.losses.push_back(text(count_text(output.dropped_lines(), "line"),
-                                     " of output dropped: ", output.error() != 0 ? system_message(output.error()) : "nobody reads them"));
-    }
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      if (streams_[i].log_error() == 0) continue;
-      attempt_.losses.push_back(
-          text(log_folder(rank_of(i)), kLogNames[i % 2], ": has not all of the output: ", system_message(streams_[i].log_error())));
-    }
-  }
-
-  void hand_on(int signal) {
-    const bool again = signal == SIGINT && attempt_.forwarded.contains(SIGINT);
-    attempt_.killed = attempt_.killed || again;
-    attempt_.forwarded.insert(signal);
-    send_all(again ? SIGKILL : signal);
-  }
-
   void send_all(int signal) {
     for (const auto& [pid, worker] : running_) ::kill(-pid, signal);
   }
 
   bool is_behind() const { return shown_[0].waiting() || shown_[1].waiting(); }  // who reads what is shown
 
-  double next_kill() const {
-    double at = HUGE_VAL;
-    for (const auto& [pid, worker] : running_) at = std::min(at, worker.kill_at);
-    return at;
-  }
-
-  void kill_late() {
-    for (auto& [pid, worker] : running_) {
-      if (now_seconds() < worker.kill_at) continue;
-      ::kill(-pid, SIGKILL);
-      worker.killed = true;
-      worker.kill_at = HUGE_VAL;
-    }
-  }
-
   bool signaled_to_end() const {
     return std::any_of(attempt_.forwarded.begin(), attempt_.forwarded.end(), [](int signal) { return signal != SIGUSR2; });
   }
   bool asked_to_end() const { return !attempt_.failures.empty() || signaled_to_end(); }
-
-  void take_member_ending(Worker& worker, const siginfo_t& info, bool by_itself) const {
-    // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
-    const bool counts = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
-    if (counts && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
-  }
-
-  static void take_code(Worker& worker, const siginfo_t& info, bool by_itself) {
-    worker.counted = by_itself || counts_kills_of(info.si_pid);
-    worker.signal = by_itself ? 0 : info.si_status;
-    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
-  }
 
   // One child has ended, but has not been waited for, so its number and that of its group are still theirs.
   void take_ending(const siginfo_t& info) {
@@ -432,9 +395,16 @@ class Group {
     const auto found = running_.find(::getpgid(info.si_pid));
     if (found == running_.end()) return;
     Worker& worker = found->second;
-    if (found->first != info.si_pid) return take_member_ending(worker, info, by_itself);
+    if (found->first != info.si_pid) {  // a member of the group
+      // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
+      const bool counts = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
+      if (counts && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+      return;
+    }
     worker.leads = false;
-    take_code(worker, info, by_itself);
+    worker.counted = by_itself || counts_kills_of(info.si_pid);
+    worker.signal = by_itself ? 0 : info.si_status;
+    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
     // A signal goes to the whole group. A wrapper dies of it at once, or its trap exits, and what it runs may save first, or go on after
     // SIGUSR2. A wrapper that ended unasked waited for what it wanted to wait for.
     worker.died = worker.code > kDiedOfSignal && worker.code <= kDiedOfSignal + SIGRTMAX;
