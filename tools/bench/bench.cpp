@@ -29,19 +29,6 @@ struct BenchArguments {
   GenerationShape generation;
 };
 
-// Returns the positions of tokens in sequences of one length, each of which begins at 0.
-std::vector<int32_t> positions_in_sequences(size_t tokens, int64_t length) {
-  std::vector<int32_t> positions(tokens);
-  for (size_t i = 0; i < tokens; ++i) positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);
-  return positions;
-}
-
-void draw_token(Batch& batch, size_t i, int64_t vocab, uint64_t seed) {
-  const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);
-  batch.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocab));
-  batch.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocab));
-}
-
 // Makes a batch of uniform random tokens: speed does not depend on their values.
 Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t seed) {
   const auto n = static_cast<size_t>(sequences * length);
@@ -49,12 +36,17 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
               .length = length,
               .tokens = std::vector<int32_t>(n),
               .targets = std::vector<int32_t>(n),
-              .positions = positions_in_sequences(n, length),
+              .positions = std::vector<int32_t>(n),
               .segment_starts = std::vector<int32_t>(n, 0),
               .target_count = sequences * length,
               .all_count = true,
               .samples = {}};
-  for (size_t i = 0; i < n; ++i) draw_token(batch, i, vocab, seed);
+  for (size_t i = 0; i < n; ++i) {
+    const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);
+    batch.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocab));
+    batch.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocab));
+    batch.positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);
+  }
   return batch;
 }
 
@@ -74,15 +66,6 @@ std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::
   } catch (const Error& error) {
     fail(error.code(), "with --against: ", error.what());
   }
-}
-
-// Runs the same step in one process with the threads of all ranks, in as many micro batches.
-RunConfig of_one_process(RunConfig config) {
-  const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
-  config.training.threads = threads * static_cast<int>(config.parallel.world());
-  config.training.micro_batch_size *= config.parallel.data;
-  config.parallel = {.data = 1};
-  return config;
 }
 
 // Runs optimizer steps of a configured model on random tokens, of which each rank has its share.
@@ -157,12 +140,6 @@ class TrainingRun {
   Batch batch_;
 };
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : " ") + printable(word);
-  return out;
-}
-
 void check(const BenchArguments& arguments, const Launch& launch) {
   require(!arguments.without_update || launch.world == 1, ExitCode::usage, "--without-update is for one process, and this is ",
           describe(launch));
@@ -175,11 +152,6 @@ void check(const BenchArguments& arguments, const Launch& launch) {
           "--alone compares several ranks on one host with one process, and this is ", describe(launch));
 }
 
-void check(const GenerationShape& shape) {
-  require(shape.batch > 0, ExitCode::usage, "--batch: must be positive, got ", shape.batch);
-  require(shape.new_tokens > 0, ExitCode::usage, "--new-tokens: must be positive, got ", shape.new_tokens);
-}
-
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
 void measure_training(const BenchArguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
                       const Communicator& world) {
@@ -189,14 +161,18 @@ void measure_training(const BenchArguments& arguments, const RunConfig& config, 
   std::optional<TrainingRun> other;
   Workload workload = run.workload("train." + name, arguments.without_update), against;
   if (arguments.alone) {
-    const RunConfig alone = of_one_process(config);
+    RunConfig alone = config;  // the same step in one process with the threads of all ranks, in as many micro batches
+    const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
+    alone.training.threads = threads * static_cast<int>(config.parallel.world());
+    alone.training.micro_batch_size *= config.parallel.data;
+    alone.parallel = {.data = 1};
     against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
     if (world.rank() == 0) against.run = other.emplace(alone, Mesh()).workload(against.bench).run;
   } else if (arguments.subnormal) {
     run.spread_softmax();
     against = other.emplace(config, Mesh()).workload("fresh weights", arguments.without_update);
   } else if (other_config) {
-    against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against), arguments.without_update);
+    against = other.emplace(*other_config, Mesh()).workload(printable(joined(arguments.against, " ")), arguments.without_update);
   }
   if (against.run) workload.against = &against;
   const Measurement result = harness.measure(workload);
@@ -239,13 +215,6 @@ Option filter_option(std::string& filter) {
 
 using Bench = void (*)(Backend&, const BenchOptions&);
 
-ExitCode run_device_bench(const BenchArguments& arguments, Bench run) {
-  use_threads(arguments.threads);
-  const auto device = device_of(arguments.device);
-  run(*device, arguments.bench);
-  return ExitCode::ok;
-}
-
 Command device_bench(const std::string& name, const std::string& summary, Bench run) {
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = bench_options(*arguments);
@@ -256,7 +225,12 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
           .summary = summary,
           .example = "mantissa bench " + name + " --time-budget 60 --json results.jsonl",
           .options = options,
-          .run = [arguments, run] { return run_device_bench(*arguments, run); }};
+          .run = [arguments, run] {
+            use_threads(arguments->threads);
+            const auto device = device_of(arguments->device);
+            run(*device, arguments->bench);
+            return ExitCode::ok;
+          }};
 }
 
 Command comm_bench() {
@@ -305,15 +279,14 @@ Command train_bench() {
           .many_ranks = true};
 }
 
-Opponent generation_opponent(const BenchArguments& arguments) {
-  return {joined(arguments.against), opponent(arguments.config, arguments.against, {})};
-}
-
 ExitCode run_generate_bench(const BenchArguments& arguments) {
-  check(arguments.generation);
+  const GenerationShape& shape = arguments.generation;
+  require(shape.batch > 0, ExitCode::usage, "--batch: must be positive, got ", shape.batch);
+  require(shape.new_tokens > 0, ExitCode::usage, "--new-tokens: must be positive, got ", shape.new_tokens);
   const RunConfig config = configuration(arguments.config, {});
   set_num_threads(config.training.threads);
-  bench_generate(config, arguments.generation, generation_opponent(arguments), arguments.bench);
+  const Opponent other{printable(joined(arguments.against, " ")), opponent(arguments.config, arguments.against, {})};
+  bench_generate(config, shape, other, arguments.bench);
   return ExitCode::ok;
 }
 

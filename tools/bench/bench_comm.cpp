@@ -34,12 +34,6 @@ int calls_of(const Communicator& world, const std::function<void()>& run) {
   return static_cast<int>(std::clamp(kRankSliceSeconds / slowest(world, 2, run), 1.0, 1e5));
 }
 
-// Keeps this rank busy until those that wait for it sleep.
-void compute_until_asleep() {
-  const double end = monotonic_seconds() + kUntilAsleep;
-  while (monotonic_seconds() < end) continue;
-}
-
 class CommBench {
  public:
   CommBench(const Communicator& world, Backend& device, const BenchOptions& options)
@@ -55,25 +49,24 @@ class CommBench {
       std::printf("mantissa %s, %d ranks; seconds of one call, of the slowest rank [p10 .. p90]\n", version().c_str(), world_.size());
     wake_up();
     for (int64_t size = 8; size <= kLargest; size = std::min(size * 8, size == kLargest ? 2 * kLargest : kLargest)) {
-      const std::vector<int64_t> counts = equal_shares(size);
+      std::vector<int64_t> counts;  // shares of whole 4 bytes: 8 bytes over more than two ranks leave some empty
+      for (int r = 0; r < world_.size(); ++r) counts.push_back((size / 4 * (r + 1) / world_.size() - size / 4 * r / world_.size()) * 4);
       const std::span<std::byte> in(bytes_.data(), static_cast<size_t>(size)), out(copy_.data(), in.size());
       measure("all_gather", size, [&] { world_.all_gather(in, counts, Purpose::other); });
-      measure_all_to_all(in, counts, out);
+      const std::vector<int64_t> swapped(counts.size(), counts[static_cast<size_t>(world_.rank())]);
+      const std::span<std::byte> back = out.first(static_cast<size_t>(swapped[0]) * counts.size());
+      measure("all_to_all", size, [&] { world_.all_to_all(in, counts, back, swapped, Purpose::other); });
       const Tensor tensor = sums_.slice(0, size / 4);
       measure("tree_sum", size, [&] { world_.sum(tensor, Purpose::other); });
       measure("broadcast", size, [&] { world_.broadcast(in, 0, Purpose::other); });
     }
-    report_link();
+    if (world_.rank() > 0 || exchanges_.size() < 2) return;
+    // What a rank sends a second, while it receives as much, in the largest exchanges is the link rate of the cost model.
+    const double sent = static_cast<double>(kLargest) * (world_.size() - 1) / world_.size();
+    std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }
 
  private:
-  // Shares of whole 4 bytes: 8 bytes over more than two ranks leave some empty.
-  std::vector<int64_t> equal_shares(int64_t size) const {
-    std::vector<int64_t> out;
-    for (int r = 0; r < world_.size(); ++r) out.push_back((size / 4 * (r + 1) / world_.size() - size / 4 * r / world_.size()) * 4);
-    return out;
-  }
-
   void measure(const std::string& name, int64_t size, const std::function<void()>& collective) {
     if (("comm." + name).find(options_.filter) == std::string::npos) return;
     const auto copy = [&] { std::memcpy(copy_.data(), bytes_.data(), static_cast<size_t>(size)); };
@@ -88,19 +81,6 @@ class CommBench {
     if (size == kLargest && (name == "all_gather" || name == "all_to_all")) exchanges_.push_back(spread_of(seconds).median);
   }
 
-  void measure_all_to_all(std::span<std::byte> in, const std::vector<int64_t>& counts, std::span<std::byte> out) {
-    const std::vector<int64_t> swapped(counts.size(), counts[static_cast<size_t>(world_.rank())]);
-    const std::span<std::byte> back = out.first(static_cast<size_t>(swapped[0]) * counts.size());
-    measure("all_to_all", std::ssize(in), [&] { world_.all_to_all(in, counts, back, swapped, Purpose::other); });
-  }
-
-  // Measures what a rank sends a second, while it receives as much, in the largest exchanges: the link rate of the cost model.
-  void report_link() const {
-    if (world_.rank() > 0 || exchanges_.size() < 2) return;
-    const double sent = static_cast<double>(kLargest) * (world_.size() - 1) / world_.size();
-    std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
-  }
-
   // Measures 8 bytes one way, to ranks that sleep while the sender computes: half of a round trip.
   void wake_up() {
     if (std::string("comm.wake_up").find(options_.filter) == std::string::npos) return;
@@ -109,7 +89,8 @@ class CommBench {
     for (int i = 0; i < 1000; ++i) {
       const double begin = monotonic_seconds();
       for (const int sender : {0, 1}) {
-        if (world_.rank() == sender) compute_until_asleep();
+        const double asleep = monotonic_seconds() + kUntilAsleep;  // then those that wait for this rank sleep
+        while (world_.rank() == sender && monotonic_seconds() < asleep) continue;
         world_.broadcast(bytes, sender, Purpose::other);
       }
       seconds.push_back((monotonic_seconds() - begin) / 2 - kUntilAsleep);

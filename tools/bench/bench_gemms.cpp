@@ -26,24 +26,19 @@ Workload linear_workload(Backend& device, Dtype dtype, GemmRole role, const Line
           .run = [&device, gemm] { device.run(gemm); }};
 }
 
-using LinearWidths = std::vector<std::pair<int64_t, int64_t>>;
-
-void add_linear_shapes(std::vector<LinearShape>& out, int64_t tokens, const LinearWidths& widths) {
-  for (const auto& [in, wide] : widths) out.push_back({tokens, in, wide});
-}
-
 // A CPU takes GPT-2 124M's shapes and two of a small model, another device those of GPT-2 124M and of configs/dense-1.3b.json.
 std::vector<LinearShape> linear_shapes(const Backend& device) {
-  const LinearWidths gpt2 = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}},
-                     dense = {{2048, 6144}, {2048, 2048}, {2048, 11264}, {5632, 2048}, {2048, 50304}};
+  using Widths = std::vector<std::pair<int64_t, int64_t>>;
+  const Widths gpt2 = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}},
+               dense = {{2048, 6144}, {2048, 2048}, {2048, 11264}, {5632, 2048}, {2048, 50304}};
   std::vector<LinearShape> out;
+  const auto add = [&out](int64_t tokens, const Widths& widths) {
+    for (const auto& [in, wide] : widths) out.push_back({tokens, in, wide});
+  };
   if (device.host_memory()) {
-    add_linear_shapes(out, 256, gpt2);
-    add_linear_shapes(out, 2048, gpt2);
-    add_linear_shapes(out, 768, {{128, 384}, {128, 512}});
+    add(256, gpt2), add(2048, gpt2), add(768, {{128, 384}, {128, 512}});
   } else {
-    add_linear_shapes(out, 16384, gpt2);
-    add_linear_shapes(out, 16384, dense);
+    add(16384, gpt2), add(16384, dense);
   }
   return out;
 }
@@ -82,17 +77,6 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, const A
                           : std::function<void()>([&device, forward] { device.run(forward); })};
 }
 
-// FLOPs and seconds of all GEMMs that were measured.
-struct GemmTotal {
-  double flops = 0.0, seconds = 0.0;
-};
-
-void measure_gemm(Harness& harness, const Workload& workload, GemmTotal& total) {
-  if (!harness.wants(workload)) return;
-  total.seconds += harness.measure(workload).seconds.median;
-  total.flops += workload.flops;
-}
-
 }  // namespace
 
 void bench_gemm(Backend& device, const BenchOptions& options) {
@@ -100,13 +84,16 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
   const std::vector<LinearShape> shapes = linear_shapes(device);
   harness.expect(static_cast<int>(shapes.size()) * 6);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    GemmTotal total;
+    double flops = 0.0, seconds = 0.0;  // of all GEMMs that were measured
     for (const LinearShape& shape : shapes) {
-      for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad})
-        measure_gemm(harness, linear_workload(device, dtype, role, shape), total);
+      for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
+        const Workload workload = linear_workload(device, dtype, role, shape);
+        if (!harness.wants(workload)) continue;
+        seconds += harness.measure(workload).seconds.median;
+        flops += workload.flops;
+      }
     }
-    if (total.seconds > 0.0)
-      std::printf("%s GEMMs together %.3g FLOP/s, for mantissa explain --flops\n", dtype_name(dtype), total.flops / total.seconds);
+    if (seconds > 0.0) std::printf("%s GEMMs together %.3g FLOP/s, for mantissa explain --flops\n", dtype_name(dtype), flops / seconds);
   }
 }
 

@@ -70,15 +70,14 @@ class GenerationRun {
   }
 
   void report(const std::string& name, const Measurement& copy) const {
+    const std::string step = shape_.batch == 1 ? "token" : text("step of ", shape_.batch, " tokens");
     std::printf("%s: %.2f ms a %s, %.1f tokens/s, %.1f MB of weights a step, read at %.3f of the copy rate, %s, %s\n", name.c_str(),
-                copy.seconds.median * 1e3 / static_cast<double>(shape_.new_tokens), step_name().c_str(),
+                copy.seconds.median * 1e3 / static_cast<double>(shape_.new_tokens), step.c_str(),
                 static_cast<double>(tokens()) / copy.seconds.median, step_bytes() * 1e-6, copy.ratio.median, mantissa::name(cpu_level()),
                 count_text(num_threads(), "thread").c_str());
   }
 
  private:
-  std::string step_name() const { return shape_.batch == 1 ? "token" : text("step of ", shape_.batch, " tokens"); }
-
   RunConfig config_;
   PrecisionPlan plan_;
   std::unique_ptr<Backend> device_;
@@ -86,11 +85,6 @@ class GenerationRun {
   GenerationShape shape_;
   std::vector<std::vector<int32_t>> prompts_;
 };
-
-void print_against(const std::string& name, const std::string& opponent, double ratio, double bytes) {
-  std::printf("%s: %.3f of the speed with %s, which reads %.3f of the bytes: %.3f of that ratio\n", name.c_str(), ratio, opponent.c_str(),
-              bytes, ratio / bytes);
-}
 
 }  // namespace
 
@@ -107,7 +101,8 @@ void bench_generate(const RunConfig& config, const GenerationShape& shape, const
   const Workload against = opponent.workload(other.name);
   workload.against = &against;
   const double ratio = harness.measure(workload).ratio.median, bytes = opponent.step_bytes() / run.step_bytes();
-  print_against(name, other.name, ratio, bytes);
+  std::printf("%s: %.3f of the speed with %s, which reads %.3f of the bytes: %.3f of that ratio\n", name.c_str(), ratio, other.name.c_str(),
+              bytes, ratio / bytes);
 }
 
 }  // namespace mantissa::tools

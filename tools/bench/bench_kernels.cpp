@@ -107,29 +107,22 @@ void add_update(Kernels& out, Backend& device, Dtype dtype) {
   add("kernel.convert_to_bf16", Convert{.x = grad, .out = empty(device, Dtype::bf16, shape)});
 }
 
-using KernelGroup = void (*)(Kernels&, Backend&, Dtype);
-
-Kernels kernels_of(KernelGroup group, Backend& device, Dtype dtype) {
-  Kernels kernels;
-  group(kernels, device, dtype);
-  return kernels;
-}
-
-void visit_wanted(const Harness& harness, const Kernels& kernels, const std::function<void(const Workload&)>& visit) {
-  for (const Workload& workload : kernels) {
-    if (harness.wants(workload)) visit(workload);
-  }
-}
-
 }  // namespace
 
 void bench_kernels(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
-  const std::vector<KernelGroup> groups{add_norms, add_activations, add_heads, add_vocabulary, add_update, add_quantized};
+  const std::vector<void (*)(Kernels&, Backend&, Dtype)> groups{add_norms,      add_activations, add_heads,
+                                                                add_vocabulary, add_update,      add_quantized};
   int expected = 0;
   const auto each = [&](const std::function<void(const Workload&)>& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-      for (const KernelGroup group : groups) visit_wanted(harness, kernels_of(group, device, dtype), visit);
+      for (const auto group : groups) {
+        Kernels kernels;
+        group(kernels, device, dtype);
+        for (const Workload& workload : kernels) {
+          if (harness.wants(workload)) visit(workload);
+        }
+      }
     }
   };
   each([&](const Workload&) { ++expected; });

@@ -32,19 +32,14 @@ Load ragged(const char* name, int64_t experts, int64_t mean) {
   return out;
 }
 
-std::vector<Load> loads() { return {even("8x128", 8, 128), even("8x256", 8, 256), ragged("8x~128", 8, 128), ragged("8x~512", 8, 512)}; }
-
-// Adds an assignment to each expert whose load has so many turns.
-void add_turn(std::vector<int32_t>& experts, const Load& load, int64_t turn) {
-  for (size_t e = 0; e < load.rows.size(); ++e) {
-    if (turn < load.rows[e]) experts.push_back(static_cast<int32_t>(e));
-  }
-}
-
 // Makes the table of as many assignments, one a token, as the load says, in turns.
 DispatchTable dispatched(Backend& device, const Load& load) {
   std::vector<int32_t> experts;
-  for (int64_t turn = 0; std::ssize(experts) < load.asked(); ++turn) add_turn(experts, load, turn);
+  for (int64_t turn = 0; std::ssize(experts) < load.asked(); ++turn) {
+    for (size_t e = 0; e < load.rows.size(); ++e) {
+      if (turn < load.rows[e]) experts.push_back(static_cast<int32_t>(e));
+    }
+  }
   const int64_t count = std::ssize(experts), groups = std::ssize(load.rows), rows = dispatch_rows(count, groups, kMultiple);
   const DispatchTable table{.experts = from_host(device, Dtype::i32, {count, 1}, experts.data()),
                             .offsets = empty(device, Dtype::i32, {groups + 1}),
@@ -145,7 +140,7 @@ Workload permuted_codes(Backend& device) {
 
 void bench_moe(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
-  const std::vector<Load> all = loads();
+  const std::vector<Load> all{even("8x128", 8, 128), even("8x256", 8, 256), ragged("8x~128", 8, 128), ragged("8x~512", 8, 512)};
   for (const Load& load : device.host_memory() ? all : std::vector<Load>()) {  // a GPU's kernel takes tiles of rows
     std::printf("%s: %.3f rows computed for a row asked\n", load.name,
                 static_cast<double>(load.computed()) / static_cast<double>(load.asked()));

@@ -73,18 +73,16 @@ class Sections {
   std::string_view left_;
 };
 
-void check_swizzle_name(const std::vector<std::string>& parts, const GoldenQuantization& file) {
-  const std::string size = text(file.rows, 'x', file.columns);
-  expect(parts[1] == size, "header: the matrix is ", size, ", the name says ", parts[1]);
-  expect(!file.swizzled.empty(), "header: no swizzled scales, as the name says");
-}
-
 void check_name(const std::string& name, const GoldenQuantization& file, const char* orientation) {
   const std::vector<std::string> parts = split(name.substr(0, name.rfind('.')), '_');
   expect(parts.size() >= (parts.front() == "swizzle" ? 3 : 4),
          "name: expected <format>_<rule>_<kind>_<row|col|tile>.mxg or swizzle_<R>x<C>_<row|col>.mxg");
   expect(parts.back() == orientation, "header: blocks are '", orientation, "', the name says '", parts.back(), "'");
-  if (parts.front() == "swizzle") return check_swizzle_name(parts, file);
+  if (parts.front() == "swizzle") {
+    const std::string size = text(file.rows, 'x', file.columns);
+    expect(parts[1] == size, "header: the matrix is ", size, ", the name says ", parts[1]);
+    return expect(!file.swizzled.empty(), "header: no swizzled scales, as the name says");
+  }
   const char *format = format_name(file.how.format), *rule = scale_rule_name(file.how.rule);
   expect(parts.front() == format, "header: the format is ", format, ", the name says '", parts.front(), "'");
   expect(parts[1] == rule, "header: the rule is ", rule, ", the name says '", parts[1], "'");
@@ -95,17 +93,10 @@ void check_name(const std::string& name, const GoldenQuantization& file, const c
 bool holds_nonfinite(const GoldenQuantization& file) {
   const size_t size = file.input_dtype == Dtype::bf16 ? 2 : 4;
   for (size_t i = 0; i < file.input.size(); i += size) {
-    const uint32_t exponent =
-        (uint32_t{file.input[i + size - 1]} << 8 | file.input[i + size - 2]) & 0x7F80U;  // upper half of either
+    const uint32_t exponent = (uint32_t{file.input[i + size - 1]} << 8 | file.input[i + size - 2]) & 0x7F80U;  // upper half of either
     if (exponent == 0x7F80U) return true;
   }
   return false;
-}
-
-int64_t expected_swizzled_bytes(const Header& words, const GoldenQuantization& file) {
-  if (!(words[8] & kSwizzled)) return 0;
-  expect(!file.how.tiles(), "header: tiles have no one swizzled layout");
-  return file.how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32) : swizzled_bytes(file.rows, file.columns / 32);
 }
 
 // Compares the sizes of the sections that the header states with those that follow from its other words.
@@ -118,7 +109,11 @@ void check_counts(const Header& words, const GoldenQuantization& file) {
   expect(words[9] == scales_shape(shape, how).elements(), "header: ", words[9], " scales, expected ", scales_shape(shape, how).elements());
   expect(words[10] == codes_shape(shape, how).elements(), "header: ", words[10], " bytes of codes, expected ",
          codes_shape(shape, how).elements());
-  const int64_t swizzled = expected_swizzled_bytes(words, file);
+  const bool has_swizzled = (words[8] & kSwizzled) != 0;
+  expect(!has_swizzled || !how.tiles(), "header: tiles have no one swizzled layout");
+  const int64_t swizzled = !has_swizzled      ? 0
+                           : how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32)
+                                              : swizzled_bytes(file.rows, file.columns / 32);
   expect(words[11] == swizzled, "header: ", words[11], " bytes of swizzled scales, expected ", swizzled);
 }
 
@@ -151,31 +146,22 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   return out;
 }
 
-// Compares what the header says of K and of the scales with what follows from its other words.
-void check_counts(const Header& words, const GoldenGemm& file) {
-  expect(file.k % 32 == 0, "header: K is ", file.k, ", expected a multiple of 32");
-  expect(words[7] == file.m * file.k / 32 && words[8] == file.n * file.k / 32, "header: ", words[7], " and ", words[8],
-         " scales, expected ", file.m * file.k / 32, " and ", file.n * file.k / 32);
-}
-
-void check_name(const std::string& name, const GoldenGemm& file) {
-  const std::string expected = text("gemm_", format_name(file.a_format), '_', format_name(file.b_format), ".mxm");
-  expect(name == expected, "header: the formats call for the name ", expected);
-}
-
 GoldenGemm parse_gemm(const std::string& name, std::string_view bytes) {
   const Header words = parse_header(bytes, "MXM1");
   GoldenGemm out;
   out.a_format = choice(kFormats, words[2], 2, "format of A"), out.b_format = choice(kFormats, words[3], 2, "format of B");
   out.m = size_in(words[4], "M"), out.n = size_in(words[5], "N"), out.k = size_in(words[6], "K");
-  check_counts(words, out);
+  expect(out.k % 32 == 0, "header: K is ", out.k, ", expected a multiple of 32");
+  expect(words[7] == out.m * out.k / 32 && words[8] == out.n * out.k / 32, "header: ", words[7], " and ", words[8], " scales, expected ",
+         out.m * out.k / 32, " and ", out.n * out.k / 32);
   expect(words[9] == 0 && words[10] == 0 && words[11] == 0, "header: reserved words 9 to 11 are not zero");
   Sections payload(bytes.substr(kHeaderBytes));
   out.a_scales = payload.take<uint8_t>(words[7], "the scales of A"), out.a_codes = payload.take<uint8_t>(out.m * out.k, "the codes of A");
   out.b_scales = payload.take<uint8_t>(words[8], "the scales of B"), out.b_codes = payload.take<uint8_t>(out.n * out.k, "the codes of B");
   out.product = payload.take<double>(out.m * out.n, "the GEMM"), out.magnitude = payload.take<double>(out.m * out.n, "the magnitudes");
   payload.end();
-  check_name(name, out);
+  const std::string expected = text("gemm_", format_name(out.a_format), '_', format_name(out.b_format), ".mxm");
+  expect(name == expected, "header: the formats call for the name ", expected);
   return out;
 }
 
@@ -247,9 +233,9 @@ QuantizedTensor uploaded(Backend& device, const std::vector<uint8_t>& codes, con
 // Each kernel on the file's own bytes, so that one fault shows in one section. Outputs begin as 0xFF: what is not written is found.
 std::string quantization_difference(const GoldenQuantization& file, Backend& device) {
   const Shape shape{file.rows, file.columns};
-  const auto prefilled = [&](Dtype dtype, Shape of) {
-    const std::vector<uint8_t> ones(static_cast<size_t>(of.elements() * dtype_bytes(dtype)), 0xFF);
-    return from_host(device, dtype, of, ones.data());
+  const auto prefilled = [&](Dtype dtype, Shape sizes) {
+    const std::vector<uint8_t> ones(static_cast<size_t>(sizes.elements() * dtype_bytes(dtype)), 0xFF);
+    return from_host(device, dtype, sizes, ones.data());
   };
   const QuantizedTensor quantized{.codes = prefilled(Dtype::u8, codes_shape(shape, file.how)),
                                   .scales = prefilled(Dtype::u8, scales_shape(shape, file.how)),
@@ -289,17 +275,6 @@ std::vector<long double> operand_values(Format format, const std::vector<uint8_t
   return out;
 }
 
-struct GemmElement {
-  long double sum = 0, magnitude = 0;
-  void add(long double term) { sum += term, magnitude += std::abs(term); }
-};
-
-bool is_stored(const GemmElement& element, const GoldenGemm& file, size_t i) {
-  const auto stored = static_cast<long double>(file.product[i]), stored_magnitude = static_cast<long double>(file.magnitude[i]);
-  return std::abs(element.sum - stored) <= kStoredTolerance * element.magnitude &&
-         std::abs(element.magnitude - stored_magnitude) <= kStoredTolerance * element.magnitude;
-}
-
 // The GEMM and its magnitudes in extended precision against what the file holds: a code or scale that was changed shows here also where
 // the tolerance of the fp32 GEMM would hide it.
 std::string stored_gemm_difference(const GoldenGemm& file) {
@@ -307,12 +282,17 @@ std::string stored_gemm_difference(const GoldenGemm& file) {
   const std::vector<long double> b = operand_values(file.b_format, file.b_codes, file.b_scales);
   const auto k = static_cast<size_t>(file.k), n = static_cast<size_t>(file.n);
   for (size_t i = 0; i < file.product.size(); ++i) {
-    GemmElement element;
-    for (size_t j = 0; j < k; ++j) element.add(a[i / n * k + j] * b[i % n * k + j]);
-    if (!is_stored(element, file, i)) {
-      return text("GEMM: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(element.sum),
-                  " of magnitude ", static_cast<double>(element.magnitude), ", the file says ", file.product[i], " of ", file.magnitude[i]);
+    long double sum = 0, magnitude = 0;
+    for (size_t j = 0; j < k; ++j) {
+      const long double term = a[i / n * k + j] * b[i % n * k + j];
+      sum += term, magnitude += std::abs(term);
     }
+    const auto is_near = [&](long double found, double stored) {
+      return std::abs(found - static_cast<long double>(stored)) <= kStoredTolerance * magnitude;
+    };
+    if (!is_near(sum, file.product[i]) || !is_near(magnitude, file.magnitude[i]))
+      return text("GEMM: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(sum), " of magnitude ",
+                  static_cast<double>(magnitude), ", the file says ", file.product[i], " of ", file.magnitude[i]);
   }
   return "";
 }
