@@ -76,7 +76,7 @@ class ThreadLinks {
     static bool receive(End& end, const DeviceMessage& message, const Look& look) {
       std::shared_ptr<Post> post;
       end.links.wait(look, [&] {
-        auto& queue = end.links.posts_[{end.of.group, message.peer, end.of.rank}];
+        auto& queue = end.links.posts_[{end.of.hash, message.peer, end.of.rank}];
         std::erase_if(queue, [](const auto& each) { return each->state == Post::withdrawn; });
         if (end.given_up || queue.empty()) return end.given_up;
         post = queue.front();
@@ -116,7 +116,7 @@ class ThreadLinks {
       for (const auto& [peer, receives, bytes] : messages) {
         if (receives) continue;
         out.push_back(std::make_shared<Post>(Post{.bytes = ClosedMemory::opened(bytes.data), .size = bytes.size, .memory = memory}));
-        posts_[{end.of.group, end.of.rank, peer}].push_back(out.back());
+        posts_[{end.of.hash, end.of.rank, peer}].push_back(out.back());
       }
     });
     return out;

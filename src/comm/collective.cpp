@@ -14,8 +14,6 @@ namespace {
 constexpr size_t kLatest = 16;
 constexpr std::array kPurposes{"gradients", "parameters", "activations", "control", "other"};
 
-uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
-
 thread_local CommunicationMeter* meter = nullptr;  // that counts on this thread
 
 // Keeps other collectives of this process from running until the end of the block.
@@ -32,12 +30,6 @@ class Busy {
  private:
   Session& session_;
 };
-
-void remember(Session& session, const Header& header) {
-  const std::lock_guard lock(session.mutex);
-  if (session.latest.size() == kLatest) session.latest.pop_front();
-  session.latest.push_back(header);
-}
 
 }  // namespace
 
@@ -145,8 +137,8 @@ void Session::watch(const std::shared_ptr<Session>& session, Backend& device) {
 }
 
 void RankGroup::make_link() {
-  const LinkRanks of{.ranks = ranks, .rank = rank, .group = hash, .look = [all = session.get()] { all->look(); }};
-  link = session->make_link ? session->make_link(of) : staged_link(*session, of);
+  look = [all = session.get()] { all->look(); };
+  link = session->make_link ? session->make_link(*this) : staged_link(*session, *this);
   const std::lock_guard lock(session->mutex);
   std::erase_if(session->links, [](const auto& each) { return each.expired(); });
   session->links.push_back(link);
@@ -202,7 +194,7 @@ Collective::Collective(RankGroup& group, const Call& call)
       header_(call.header),
       purpose_(call.purpose),
       device_(call.device),
-      tag_(tag_of(group)) {
+      tag_((group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff)) {
   header_.group = group.hash;
   header_.sequence = group.sequence++;
   header_.on_device = device_ != nullptr;
@@ -210,30 +202,27 @@ Collective::Collective(RankGroup& group, const Call& call)
 
 void Collective::begin(const Call& call) {
   ++group_.session->calls;
-  remember(*group_.session, header_);
+  {
+    const std::lock_guard lock(group_.session->mutex);
+    std::deque<Header>& latest = group_.session->latest;
+    if (latest.size() == kLatest) latest.pop_front();
+    latest.push_back(header_);
+  }
   const int size = group_.size();
   const int peers = call.to.empty() ? 1 : size - 1;
   headers_.announced.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
   headers_.expected.reserve(static_cast<size_t>(peers));
   for (int distance = 1; distance <= peers; ++distance) {
     const int right = (group_.rank + distance) % size, left = (group_.rank + size - distance) % size;
-    expect(left, call.from.empty() ? header_.count : call.from[static_cast<size_t>(left)]);
-    announce(right, call.to.empty() ? header_.count : call.to[static_cast<size_t>(right)]);
+    Headers::Expected& expected =
+        headers_.expected.emplace_back(Headers::Expected{.from = group_.ranks[static_cast<size_t>(left)], .own = header_});
+    if (!call.from.empty()) expected.own.count = call.from[static_cast<size_t>(left)];
+    expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.arrived, 1)));
+    Header& announced = headers_.announced.emplace_back(header_);
+    if (!call.to.empty()) announced.count = call.to[static_cast<size_t>(right)];
+    transport_.send(group_.ranks[static_cast<size_t>(right)], kHeaderTag, std::as_bytes(std::span(&announced, 1)));
+    group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);
   }
-}
-
-void Collective::announce(int to, int64_t count) {
-  Header& header = headers_.announced.emplace_back(header_);
-  header.count = count;
-  transport_.send(group_.ranks[static_cast<size_t>(to)], kHeaderTag, std::as_bytes(std::span(&header, 1)));
-  group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);
-}
-
-void Collective::expect(int from, int64_t count) {
-  Headers::Expected& expected =
-      headers_.expected.emplace_back(Headers::Expected{.from = group_.ranks[static_cast<size_t>(from)], .own = header_});
-  expected.own.count = count;
-  expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.arrived, 1)));
 }
 
 void Collective::send(int to, const Bytes& bytes) {

@@ -104,13 +104,10 @@ class CommunicationTime {
   double begin_;
 };
 
-struct RankGroup {
+struct RankGroup : LinkRanks {
   std::shared_ptr<Session> session;
   std::shared_ptr<DeviceLink> link;  // groups of the same ranks share one: their calls have an order
-  std::vector<int> ranks;            // in the world, by rank within the group
-  int rank = 0;                      // within the group
-  uint64_t hash = 0;
-  uint32_t sequence = 0;  // calls so far; belongs to whoever is busy
+  uint32_t sequence = 0;             // calls so far; belongs to whoever is busy
 
   int size() const { return static_cast<int>(ranks.size()); }
   void make_link();  // when the other members are set
@@ -149,8 +146,6 @@ class Collective {
   static void run_in_lane(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
   Collective(RankGroup& group, const Call& call);
   void begin(const Call& call);
-  void announce(int to, int64_t count);
-  void expect(int from, int64_t count);
 
   RankGroup& group_;
   Transport& transport_;

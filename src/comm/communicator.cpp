@@ -34,10 +34,10 @@ Bytes share(const Bytes& bytes, const std::vector<int64_t>& boundaries, int rank
 }
 
 // Returns the device of all bytes of a call, which is the same one.
-template <class Parts, class Of>
-Backend* device_of(const char* call, const Parts& parts, Of of) {
-  Backend* const device = parts.empty() ? nullptr : of(parts.front()).device;
-  for (const auto& part : parts) require(of(part).device == device, call, ": bytes of several devices, or of one and the host");
+template <class Operand>
+Backend* device_of(const char* call, std::span<const Operand> parts, Bytes Operand::*bytes) {
+  Backend* const device = parts.empty() ? nullptr : (parts.front().*bytes).device;
+  for (const Operand& part : parts) require((part.*bytes).device == device, call, ": bytes of several devices, or of one and the host");
   return device;
 }
 
@@ -73,17 +73,6 @@ void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
     const bool last = 2 * distance >= count;
     for (size_t i = 0; i + distance < count; i += 2 * distance) {
       out.device().run(Add{.a = operands[i], .b = operands[i + distance], .out = last ? out : operands[i]});
-    }
-  }
-}
-
-// Moves what a rank alone sends to itself.
-void keep_alone(std::span<const Communicator::Exchange> parts) {
-  for (const Communicator::Exchange& part : parts) {
-    if (part.in.device) {
-      part.in.device->run(Convert{.x = part.in.tensor(), .out = part.out.tensor()});
-    } else {
-      std::ranges::copy(part.in.host(), part.out.host().begin());
     }
   }
 }
@@ -168,7 +157,7 @@ void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) co
     header.counts = hash_of(std::vector<int64_t>{static_cast<int64_t>(header.counts), static_cast<int64_t>(hash_of(part.counts))});
   }
   if (!group_) return;
-  Backend* const device = device_of("all_gather", parts, [](const Gather& part) { return part.bytes; });
+  Backend* const device = device_of("all_gather", parts, &Gather::bytes);
   Collective::run(*group_, {.header = header, .purpose = purpose, .device = device}, [&](Collective& collective) {
     auto cut = cuts.begin();
     for (const Gather& part : parts) post_gather(collective, *group_, part.bytes, *cut++);
@@ -189,10 +178,17 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
     std::ranges::transform(to, part.in_counts, to.begin(), std::plus{});
     std::ranges::transform(from, part.out_counts, from.begin(), std::plus{});
   }
-  if (!group_) return keep_alone(parts);
-  Backend* const device = device_of("all_to_all", parts, [](const Exchange& part) { return part.in; });
-  require(device_of("all_to_all", parts, [](const Exchange& part) { return part.out; }) == device,
-          "all_to_all: out lies elsewhere than in");
+  if (!group_) {  // a rank alone sends to itself
+    for (const Exchange& part : parts) {
+      if (part.in.device)
+        part.in.device->run(Convert{.x = part.in.tensor(), .out = part.out.tensor()});
+      else
+        std::ranges::copy(part.in.host(), part.out.host().begin());
+    }
+    return;
+  }
+  Backend* const device = device_of("all_to_all", parts, &Exchange::in);
+  require(device_of("all_to_all", parts, &Exchange::out) == device, "all_to_all: out lies elsewhere than in");
   const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .device = device, .to = to, .from = from};
   Collective::run(*group_, call, [&](Collective& collective) {
     for (size_t i = 0; i < parts.size(); ++i) {

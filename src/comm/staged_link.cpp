@@ -7,17 +7,25 @@
 namespace mantissa {
 namespace {
 
-constexpr uint64_t kGroupBits = 0x7fffff;
-
 class StagedLink final : public DeviceLink {
  public:
-  StagedLink(Session& session, LinkRanks of) : session_(session), of_(std::move(of)), tag_((of_.group & kGroupBits) << 24) {}
+  StagedLink(Session& session, LinkRanks group) : session_(session), group_(std::move(group)), tag_((group_.hash & 0x7fffff) << 24) {}
 
   void exchange(std::span<const DeviceMessage> messages) override {
-    stage(messages);
+    size_t size = 0;
+    for (const DeviceMessage& message : messages) size += static_cast<size_t>(message.bytes.size);
+    if (room_.size() < size) room_.resize(size);
+    staged_.clear();
+    std::span<std::byte> left = room_;
+    for (const DeviceMessage& message : messages) {
+      const auto count = static_cast<size_t>(message.bytes.size);
+      staged_.push_back(left.first(count));
+      left = left.subspan(count);
+      if (!message.receives) message.bytes.device->download(message.bytes.tensor(), staged_.back().data());
+    }
     Transport& transport = *session_.transport;
     for (size_t i = 0; i < messages.size(); ++i) {
-      const int peer = of_.ranks[static_cast<size_t>(messages[i].peer)];
+      const int peer = group_.ranks[static_cast<size_t>(messages[i].peer)];
       messages[i].receives ? transport.receive(peer, tag_, staged_[i]) : transport.send(peer, tag_, staged_[i]);
     }
     session_.settle(true);
@@ -32,25 +40,10 @@ class StagedLink final : public DeviceLink {
   void give_up() noexcept override {}
 
  private:
-  // Makes room for all messages and downloads those to send. The room stays for the next call.
-  void stage(std::span<const DeviceMessage> messages) {
-    size_t size = 0;
-    for (const DeviceMessage& message : messages) size += static_cast<size_t>(message.bytes.size);
-    if (room_.size() < size) room_.resize(size);
-    staged_.clear();
-    std::span<std::byte> left = room_;
-    for (const DeviceMessage& message : messages) {
-      const auto count = static_cast<size_t>(message.bytes.size);
-      staged_.push_back(left.first(count));
-      left = left.subspan(count);
-      if (!message.receives) message.bytes.device->download(message.bytes.tensor(), staged_.back().data());
-    }
-  }
-
   Session& session_;
-  LinkRanks of_;
+  LinkRanks group_;
   uint64_t tag_;
-  std::vector<std::byte> room_;
+  std::vector<std::byte> room_;               // for all messages; stays for the next call
   std::vector<std::span<std::byte>> staged_;  // by message
 };
 

@@ -338,7 +338,7 @@ std::vector<std::string> errors_of_two(const MakeDeviceLink& links,
   const auto on_rank = [&](int rank) {
     const auto device = make_backend("cuda");
     const Tensor x = filled(*device, 1);
-    const auto link = links({.ranks = {5, 7}, .rank = rank, .group = 1, .look = [] {}});
+    const auto link = links({.ranks = {5, 7}, .rank = rank, .hash = 1, .look = [] {}});
     const DeviceMessage message{.peer = 1 - rank, .receives = rank == 1, .bytes = x};
     try {
       body(*link, {&message, 1});
@@ -370,7 +370,7 @@ TEST(NcclLinkAlone, TakesTheGpuOfItsRank) {
   simt::ThreadNccl nccl;
   set_default_gpu(1);
   try {
-    nccl.links(0.1)({.ranks = {0, 1}, .rank = 0, .group = 1, .look = [] {}});
+    nccl.links(0.1)({.ranks = {0, 1}, .rank = 0, .hash = 1, .look = [] {}});
     ADD_FAILURE() << "the executor has one";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::environment) << error.what();
@@ -407,7 +407,7 @@ TEST(NcclLinkAlone, ReportsTheFirstErrorOfAGroup) {
 TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   simt::ThreadNccl nccl;
   const MakeDeviceLink links = nccl.links();
-  const auto other = [](uint64_t group) { return LinkRanks{.ranks = {5, 7}, .rank = 1, .group = group, .look = [] {}}; };
+  const auto other = [](uint64_t group) { return LinkRanks{.ranks = {5, 7}, .rank = 1, .hash = group, .look = [] {}}; };
   std::thread peer([&] {
     auto a = links(other(1));
     const auto b = links(other(2));
@@ -417,7 +417,7 @@ TEST(NcclLinkAlone, IsLookedAtWhileOthersEnd) {
   LinkRanks of = other(1);
   of.rank = 0;
   auto ended = links(of);
-  of.group = 2;
+  of.hash = 2;
   const auto left = links(of);
   std::vector<std::future<void>> looks;
   nccl.change({.while_ending = [&, self = std::this_thread::get_id()] {

@@ -161,7 +161,7 @@ void measure_training(const BenchArguments& arguments, const RunConfig& config, 
   std::optional<TrainingRun> other;
   Workload workload = run.workload("train." + name, arguments.without_update), against;
   if (arguments.alone) {
-    RunConfig alone = config;  // the same step in one process with the threads of all ranks, in as many micro batches
+    RunConfig alone = config;  // one process with the threads of all ranks runs the same step, in as many micro batches
     const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
     alone.training.threads = threads * static_cast<int>(config.parallel.world());
     alone.training.micro_batch_size *= config.parallel.data;

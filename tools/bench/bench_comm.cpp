@@ -61,7 +61,7 @@ class CommBench {
       measure("broadcast", size, [&] { world_.broadcast(in, 0, Purpose::other); });
     }
     if (world_.rank() > 0 || exchanges_.size() < 2) return;
-    // What a rank sends a second, while it receives as much, in the largest exchanges is the link rate of the cost model.
+    // The link rate of the cost model: bytes that a rank sends a second, while it receives as many, in the largest exchanges.
     const double sent = static_cast<double>(kLargest) * (world_.size() - 1) / world_.size();
     std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }

@@ -84,7 +84,7 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
   const std::vector<LinearShape> shapes = linear_shapes(device);
   harness.expect(static_cast<int>(shapes.size()) * 6);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    double flops = 0.0, seconds = 0.0;  // of all GEMMs that were measured
+    double flops = 0.0, seconds = 0.0;  // sums over all GEMMs that were measured
     for (const LinearShape& shape : shapes) {
       for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
         const Workload workload = linear_workload(device, dtype, role, shape);

@@ -45,10 +45,10 @@ class DeviceLink {
 // The group that a link connects: world ranks by group rank, and this process's group rank.
 struct LinkRanks {
   std::vector<int> ranks;
-  int rank;
-  uint64_t group;  // equal on all its ranks, and no other group's
+  int rank = 0;
+  uint64_t hash = 0;  // equal on all ranks of the group, and no other group's
   // Called at least every 20 ms while the host waits; throws to end the wait: a lost peer, other calls of a neighbor.
-  std::function<void()> look;
+  std::function<void()> look = {};
 };
 // Makes the link of a group; all its ranks make theirs together.
 using MakeDeviceLink = std::function<std::unique_ptr<DeviceLink>(const LinkRanks&)>;

@@ -36,7 +36,7 @@ ExitCode code_of(ncclResult_t error, bool connected) {
 // The communicators of one maker, and so of a process. They are given up together: to abort one waits for the kernels of the GPU, and one
 // of another communicator may wait for the lost peer (NVIDIA/nccl#1013).
 struct Communicators {
-  explicit Communicators(const NcclCalls& of) : calls(of) {}
+  explicit Communicators(const NcclCalls& library) : calls(library) {}
 
   const NcclCalls calls;
   std::mutex mutex;  // guards the following, and calls for communicators but those that end them
@@ -59,18 +59,6 @@ struct Communicators {
   }
 };
 
-struct Message {
-  int peer;
-  bool receives;
-  std::byte* data;
-  size_t size;
-};
-struct Share {
-  int root;
-  std::byte* data;
-  size_t size;
-};
-
 bool are_on_several(const std::vector<int>& hosts, const std::vector<int>& ranks) {
   const auto host_of = [&](int rank) { return hosts[static_cast<size_t>(rank)]; };
   return !hosts.empty() && std::ranges::any_of(ranks, [&](int rank) { return host_of(rank) != host_of(ranks.front()); });
@@ -78,11 +66,11 @@ bool are_on_several(const std::vector<int>& hosts, const std::vector<int>& ranks
 
 class NcclLink final : public DeviceLink {
  public:
-  NcclLink(std::shared_ptr<Communicators> all, LinkRanks of, const NcclOptions& options)
+  NcclLink(std::shared_ptr<Communicators> all, LinkRanks group, const NcclOptions& options)
       : all_(std::move(all)),
         calls_(all_->calls),
-        of_(std::move(of)),
-        gathers_(are_on_several(options.hosts, of_.ranks)),
+        group_(std::move(group)),
+        gathers_(are_on_several(options.hosts, group_.ranks)),
         close_timeout_s_(options.close_timeout_s) {}
   ~NcclLink() override { close(); }
   NcclLink(const NcclLink&) = delete;
@@ -91,16 +79,26 @@ class NcclLink final : public DeviceLink {
   // Returns when all ranks of the group have called it and a byte of every peer is here: connections and their memory are made by the first
   // message, and steps are not to wait for that.
   void connect(const ncclUniqueId& id, double timeout_s) {
-    const Limit limit = limit_of(timeout_s, text("has not connected ", of_.ranks.size(), " ranks in the ", timeout_s,
+    const Limit limit = limit_of(timeout_s, text("has not connected ", group_.ranks.size(), " ranks in the ", timeout_s,
                                                  " s of parallel.init_timeout_s; NCCL_DEBUG=INFO shows what it waits for"));
-    CudaScratch bytes(2 * std::ssize(of_.ranks));  // stays until nobody writes it
+    CudaScratch bytes(2 * std::ssize(group_.ranks));  // stays until nobody writes it
     try {
       join(id);
       wait(limit);
-      ask_for(a_byte_each(bytes.memory()), bytes.stream());
+      // The values of the bytes do not matter: they make connections. Two bytes of the memory belong to each rank.
+      const auto byte = [&](int index) { return Bytes(std::span(bytes.memory() + index, 1)); };
+      std::vector<DeviceMessage> messages;
+      std::vector<DeviceShare> shares;
+      for (int peer = 0; peer < static_cast<int>(group_.ranks.size()); ++peer) {
+        shares.push_back({.root = peer, .bytes = byte(peer)});
+        if (peer == group_.rank) continue;
+        messages.push_back({.peer = peer, .receives = true, .bytes = byte(2 * peer)});
+        messages.push_back({.peer = peer, .receives = false, .bytes = byte(2 * peer + 1)});
+      }
+      ask_for(messages, bytes.stream());
       if (gathers_) {
         wait(limit);
-        ask_for_shares(a_byte_of_each(bytes.memory()), bytes.stream());
+        ask_for_shares(shares, bytes.stream());
       }
       wait_until(limit, [&] { return settled() && bytes.finished(); });
     } catch (...) {
@@ -112,17 +110,12 @@ class NcclLink final : public DeviceLink {
 
   void exchange(std::span<const DeviceMessage> messages) override {
     if (messages.empty()) return;
-    std::vector<Message> parts;
-    for (const auto& [peer, receives, bytes] : messages)
-      parts.push_back({.peer = peer, .receives = receives, .data = bytes.data, .size = static_cast<size_t>(bytes.size)});
-    ask_for(parts, cuda_stream(*messages.front().bytes.device));
+    ask_for(messages, cuda_stream(*messages.front().bytes.device));
     wait({});  // until then the stream may be without them
   }
   bool gathers() const override { return gathers_; }
   void gather(std::span<const DeviceShare> shares) override {
-    std::vector<Share> parts;
-    for (const auto& [root, bytes] : shares) parts.push_back({.root = root, .data = bytes.data, .size = static_cast<size_t>(bytes.size)});
-    ask_for_shares(parts, cuda_stream(*shares.front().bytes.device));
+    ask_for_shares(shares, cuda_stream(*shares.front().bytes.device));
     wait({});
   }
   void check() override {
@@ -139,7 +132,7 @@ class NcclLink final : public DeviceLink {
   };
   static Limit limit_of(double seconds, std::string text) { return {.time = monotonic_now() + seconds, .text = std::move(text)}; }
 
-  std::string who() const { return text("rank ", of_.ranks[static_cast<size_t>(of_.rank)], ": NCCL "); }
+  std::string who() const { return text("rank ", group_.ranks[static_cast<size_t>(group_.rank)], ": NCCL "); }
 
   void join(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -147,36 +140,20 @@ class NcclLink final : public DeviceLink {
     const std::lock_guard lock(all_->mutex);
     require_open();
     all_->open.reserve(all_->open.size() + 1);
-    const ncclResult_t result = calls_.CommInitRankConfig(&communicator_, static_cast<int>(of_.ranks.size()), id, of_.rank, &config);
+    const ncclResult_t result = calls_.CommInitRankConfig(&communicator_, static_cast<int>(group_.ranks.size()), id, group_.rank, &config);
     if (communicator_) all_->open.push_back(communicator_);
     refuse(result);
   }
-  // Two bytes of the memory belong to each rank.
-  std::vector<Message> a_byte_each(std::byte* memory) const {
-    std::vector<Message> messages;
-    for (int peer = 0; peer < static_cast<int>(of_.ranks.size()); ++peer, memory += 2) {
-      if (peer == of_.rank) continue;
-      messages.push_back({.peer = peer, .receives = true, .data = memory, .size = 1});
-      messages.push_back({.peer = peer, .receives = false, .data = memory + 1, .size = 1});
-    }
-    return messages;
-  }
-  // The values of the bytes do not matter: they make connections.
-  std::vector<Share> a_byte_of_each(std::byte* memory) const {
-    std::vector<Share> shares;
-    for (int root = 0; root < static_cast<int>(of_.ranks.size()); ++root)
-      shares.push_back({.root = root, .data = memory + root, .size = 1});
-    return shares;
-  }
-  void ask_for(std::span<const Message> messages, void* stream) {
-    ask_for_group(messages, [this, stream = static_cast<cudaStream_t>(stream)](const Message& m) {
-      return m.receives ? calls_.Recv(m.data, m.size, ncclUint8, m.peer, communicator_, stream)
-                        : calls_.Send(m.data, m.size, ncclUint8, m.peer, communicator_, stream);
+  void ask_for(std::span<const DeviceMessage> messages, void* stream) {
+    ask_for_group(messages, [this, stream = static_cast<cudaStream_t>(stream)](const DeviceMessage& m) {
+      const auto size = static_cast<size_t>(m.bytes.size);
+      return m.receives ? calls_.Recv(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream)
+                        : calls_.Send(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream);
     });
   }
-  void ask_for_shares(std::span<const Share> shares, void* stream) {
-    ask_for_group(shares, [this, stream = static_cast<cudaStream_t>(stream)](const Share& s) {
-      return calls_.Broadcast(s.data, s.data, s.size, ncclUint8, s.root, communicator_, stream);
+  void ask_for_shares(std::span<const DeviceShare> shares, void* stream) {
+    ask_for_group(shares, [this, stream = static_cast<cudaStream_t>(stream)](const DeviceShare& s) {
+      return calls_.Broadcast(s.bytes.data, s.bytes.data, static_cast<size_t>(s.bytes.size), ncclUint8, s.root, communicator_, stream);
     });
   }
   template <class Each, class Call>
@@ -201,7 +178,7 @@ class NcclLink final : public DeviceLink {
     constexpr double kSpin = 200e-6;
     const double began = monotonic_now();
     while (!done()) {
-      of_.look();
+      group_.look();
       const double now = monotonic_now();
       require(now < limit.time, ExitCode::peer_lost, who(), limit.text);
       if (now - began > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -230,7 +207,10 @@ class NcclLink final : public DeviceLink {
 
   // Waits for messages that have left a lane but may still be on their way: until all ranks have come here. After an error nobody comes.
   void close() noexcept {
-    if (is_given_up()) return;
+    {
+      const std::lock_guard lock(all_->mutex);
+      if (all_->given_up) return;
+    }
     if (std::uncaught_exceptions() > unwinding_) return give_up();
     try {
       const Limit limit = limit_of(close_timeout_s_, text("has not ended its messages in ", close_timeout_s_, " s"));
@@ -252,14 +232,9 @@ class NcclLink final : public DeviceLink {
       give_up();
     }
   }
-  bool is_given_up() const {
-    const std::lock_guard lock(all_->mutex);
-    return all_->given_up;
-  }
-
   const std::shared_ptr<Communicators> all_;
   const NcclCalls& calls_;
-  const LinkRanks of_;
+  const LinkRanks group_;
   const bool gathers_;
   const double close_timeout_s_;
   const int unwinding_ = std::uncaught_exceptions();
@@ -281,16 +256,16 @@ NcclLibrary usable_library() {
                        ".x is needed")};
 }
 
-ncclUniqueId id_of_group(const NcclCalls& calls, const NcclOptions& options, const LinkRanks& of) {
+ncclUniqueId id_of_group(const NcclCalls& calls, const NcclOptions& options, const LinkRanks& group) {
   ncclUniqueId id{};
   std::string bytes;
-  if (of.rank == 0) {
+  if (group.rank == 0) {
     const ncclResult_t result = calls.GetUniqueId(&id);
     require(!is_error(result), ExitCode::environment, "NCCL makes no id: ", calls.GetErrorString(result), ": ",
             calls.GetLastError(nullptr));
     bytes.assign(std::begin(id.internal), std::end(id.internal));
   }
-  bytes = options.share_id(text("NCCL ", Hash64{of.group}), bytes);
+  bytes = options.share_id(text("NCCL ", Hash64{group.hash}), bytes);
   require(bytes.size() == sizeof id.internal, "an id of NCCL with ", bytes.size(), " bytes");
   std::ranges::copy(bytes, std::begin(id.internal));
   return id;
@@ -307,9 +282,9 @@ MakeDeviceLink nccl_links(NcclOptions options) {
   const NcclLibrary library = usable_library();
   require(library.calls.has_value(), ExitCode::environment, "NCCL cannot be used: ", library.text);
   const auto all = std::make_shared<Communicators>(*library.calls);
-  return [all, options = std::move(options)](const LinkRanks& of) {
-    auto link = std::make_unique<NcclLink>(all, of, options);
-    link->connect(id_of_group(all->calls, options, of), options.init_timeout_s);
+  return [all, options = std::move(options)](const LinkRanks& group) {
+    auto link = std::make_unique<NcclLink>(all, group, options);
+    link->connect(id_of_group(all->calls, options, group), options.init_timeout_s);
     return link;
   };
 }
