@@ -10,32 +10,22 @@ namespace mantissa {
 
 void Work::wait() const {
   if (!state_) return;
-  if (state_->device) return wait_on_device();
-  const CommunicationTime time;
   const TraceSpan span(Track::wait, "wait");
+  if (state_->device) {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->error) std::rethrow_exception(state_->error);
+    DeviceWait wait(*state_->device);
+    state_->device->follow(state_->mark);
+    wait.end();
+    if (current_lane() != Lane::compute) return;
+    state_->done = true;
+    state_->body = nullptr;  // now that the compute lane comes after it, what the body held may go back to that lane
+    return;
+  }
+  const CommunicationTime time;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
   if (state_->error) std::rethrow_exception(state_->error);
-}
-
-// Once the compute lane comes after it, what the body held may go back to that lane.
-void Work::wait_on_device() const {
-  const TraceSpan span(Track::wait, "wait");
-  const std::lock_guard lock(state_->mutex);
-  if (state_->error) std::rethrow_exception(state_->error);
-  DeviceWait wait(*state_->device);
-  state_->device->follow(state_->mark);
-  wait.end();
-  if (current_lane() != Lane::compute) return;
-  state_->done = true;
-  state_->body = nullptr;
-}
-
-void Work::finish(std::exception_ptr error) const {
-  const std::lock_guard lock(state_->mutex);
-  state_->error = std::move(error);
-  state_->done = true;
-  state_->changed.notify_all();
 }
 
 CommQueue::CommQueue(Communicator world, Backend* device)
@@ -69,7 +59,10 @@ CommQueue::~CommQueue() {
 
 // One order for all groups: what the lanes of all ranks do in one order cannot wait for each other.
 Work CommQueue::submit_to_device(std::function<void()> body) {
-  release_reached();
+  std::erase_if(on_device_, [](const auto& state) {
+    const std::lock_guard lock(state->mutex);
+    return state->done || state->device->reached(state->mark);
+  });
   Work work;
   work.state_ = std::make_shared<Work::State>();
   Work::State& state = *work.state_;
@@ -87,13 +80,6 @@ Work CommQueue::submit_to_device(std::function<void()> body) {
   wait.end();
   on_device_.push_back(work.state_);
   return work;
-}
-
-void CommQueue::release_reached() {
-  std::erase_if(on_device_, [](const auto& state) {
-    const std::lock_guard lock(state->mutex);
-    return state->done || state->device->reached(state->mark);
-  });
 }
 
 Work CommQueue::submit(std::function<void()> body) {
@@ -123,7 +109,11 @@ void CommQueue::run(const std::function<void()>& body) {
 void CommQueue::run(Item& item) {
   run(item.body);
   item.body = nullptr;  // frees the memory that it holds before the work is done
-  item.work.finish(error_);
+  Work::State& state = *item.work.state_;
+  const std::lock_guard lock(state.mutex);
+  state.error = error_;
+  state.done = true;
+  state.changed.notify_all();
 }
 
 void CommQueue::loop() {

@@ -36,9 +36,6 @@ class Work {
     Backend::Mark mark;          // behind the body, in the lane of the device
     std::function<void()> body;  // keeps what the device may still use
   };
-  void finish(std::exception_ptr error) const;
-  void wait_on_device() const;
-
   std::shared_ptr<State> state_;
 };
 
@@ -63,7 +60,6 @@ class CommQueue {
   };
   void run(const std::function<void()>& body);
   void run(Item& item);
-  void release_reached();
   void loop();
   void drain();  // returns on the queue's own thread at once
 

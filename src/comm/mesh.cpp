@@ -16,19 +16,19 @@ struct Outcome {
   int32_t length = 0;
 };
 
-// Returns code and message of what body throws.
-std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
-  try {
-    body();
-    return {ExitCode::ok, ""};
-  } catch (const Error& error) {
-    if (error.code() == ExitCode::peer_lost) throw;
-    return {error.code(), error.what()};
-  } catch (const std::bad_alloc&) {
-    return {ExitCode::environment, "out of memory" + memory_limits()};
-  } catch (const std::exception& error) {
-    return {ExitCode::internal, error.what()};
+// Cuts `all` into strings of these sizes.
+std::vector<std::string> cut(const std::string& all, std::span<const int64_t> sizes) {
+  std::vector<std::string> strings;
+  size_t begin = 0;
+  for (const int64_t size : sizes) {
+    strings.push_back(all.substr(begin, static_cast<size_t>(size)));
+    begin += static_cast<size_t>(size);
   }
+  return strings;
+}
+
+std::string room_for(std::span<const int64_t> sizes) {
+  return std::string(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})), '\0');
 }
 
 }  // namespace
@@ -66,7 +66,18 @@ void await_all(const Communicator& world) {
 
 void agree(const Communicator& world, const std::function<void()>& body) {
   if (world.size() == 1) return body();
-  const auto [code, message] = outcome_of(body);
+  ExitCode code = ExitCode::ok;
+  std::string message;
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::peer_lost) throw;
+    code = error.code(), message = error.what();
+  } catch (const std::bad_alloc&) {
+    code = ExitCode::environment, message = "out of memory" + memory_limits();
+  } catch (const std::exception& error) {
+    code = ExitCode::internal, message = error.what();
+  }
   const auto outcomes = world.all(Outcome{.code = static_cast<int32_t>(code), .length = static_cast<int32_t>(message.size())});
   for (int r = 0; r < world.size(); ++r) {
     const Outcome& outcome = outcomes[static_cast<size_t>(r)];
@@ -78,25 +89,6 @@ void agree(const Communicator& world, const std::function<void()>& body) {
     fail(static_cast<ExitCode>(outcome.code), r == world.rank() ? "" : text("rank ", r, ": "), first);
   }
 }
-
-namespace {
-
-// Cuts `all` into strings of these sizes.
-std::vector<std::string> cut(const std::string& all, std::span<const int64_t> sizes) {
-  std::vector<std::string> strings;
-  size_t begin = 0;
-  for (const int64_t size : sizes) {
-    strings.push_back(all.substr(begin, static_cast<size_t>(size)));
-    begin += static_cast<size_t>(size);
-  }
-  return strings;
-}
-
-std::string room_for(std::span<const int64_t> sizes) {
-  return std::string(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})), '\0');
-}
-
-}  // namespace
 
 std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& own) {
   const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));

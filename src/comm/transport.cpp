@@ -14,11 +14,6 @@
 #include "mantissa/base/error.h"
 
 namespace mantissa {
-namespace {
-
-constexpr int kSpins = 100;  // about 10 us over UCX; a wait that sleeps is woken after 4 to 5 us, and spinning takes a core from kernels
-
-}  // namespace
 
 void Transport::heed_interrupt() const {
   require(!stopped_, ExitCode::peer_lost, "rank ", rank(), " gave up its communication");
@@ -26,6 +21,7 @@ void Transport::heed_interrupt() const {
 }
 
 void Transport::wait(Request request) {
+  constexpr int kSpins = 100;  // about 10 us over UCX; a wait that sleeps is woken after 4 to 5 us, and spinning takes a core from kernels
   for (int round = 0; !done(request); ++round) {
     heed_interrupt();
     if (round >= kSpins) sleep();

@@ -96,7 +96,26 @@ class UcxTransport final : public Transport {
     endpoints_.resize(addresses_.size());
   }
 
-  ~UcxTransport() override { canceled_ ? leave_worker() : flush(); }
+  // A worker cannot be destroyed while messages are under way: the process is about to exit, which frees everything.
+  //
+  // A send may be done although its bytes lie in a buffer of ours: over TCP, when the kernel takes no more. Peers may have left, so the
+  // wait has an end. With several network devices even what the kernel has may be lost: the receiver's UCX sees that an idle connection
+  // ended and writes on the busy one, and the kernel of a process that is gone answers with a reset. Ranks leave after a barrier of a few
+  // bytes.
+  ~UcxTransport() override {
+    if (canceled_) {
+      worker_.release();
+      context_.release();
+      return;
+    }
+    const ucp_request_param_t none{};
+    void* const request = ucp_worker_flush_nbx(worker_.get(), &none);
+    if (!UCS_PTR_IS_PTR(request)) return;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && std::chrono::steady_clock::now() < end)
+      ucp_worker_progress(worker_.get());
+    ucp_request_free(request);
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(addresses_.size()); }
@@ -176,36 +195,13 @@ class UcxTransport final : public Transport {
     params.address = reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(to)].data());
     params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
     const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &found);
-    if (status != UCS_OK) await_interrupt();
+    if (status != UCS_OK) {  // a dead peer cannot be reached, either, and is known to have died a moment later
+      const auto end = std::chrono::steady_clock::now() + kMoment;
+      for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
+        std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
+    }
     check(status, text("reaching rank ", to).c_str());
     return found;
-  }
-
-  // A dead peer cannot be reached, either, and is known to have died a moment later.
-  void await_interrupt() const {
-    const auto end = std::chrono::steady_clock::now() + kMoment;
-    for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
-      std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
-  }
-
-  // A send may be done although its bytes lie in a buffer of ours: over TCP, when the kernel takes no more. Peers may have left, so the
-  // wait has an end. With several network devices even what the kernel has may be lost: the receiver's UCX sees that an idle connection
-  // ended and writes on the busy one, and the kernel of a process that is gone answers with a reset. Ranks leave after a barrier of a few
-  // bytes.
-  void flush() {
-    const ucp_request_param_t none{};
-    void* const request = ucp_worker_flush_nbx(worker_.get(), &none);
-    if (!UCS_PTR_IS_PTR(request)) return;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    while (ucp_request_check_status(request) == UCS_INPROGRESS && std::chrono::steady_clock::now() < end)
-      ucp_worker_progress(worker_.get());
-    ucp_request_free(request);
-  }
-
-  // A worker cannot be destroyed while messages are under way. The process is about to exit, which frees everything.
-  void leave_worker() {
-    worker_.release();
-    context_.release();
   }
 
   int rank_;
