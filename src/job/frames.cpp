@@ -5,7 +5,6 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -64,24 +63,6 @@ bool Connection::flush() {
   return true;
 }
 
-namespace {
-
-constexpr size_t kMostMismatches = 8;  // named by one message
-
-// Returns the value of most ranks; of the lowest rank if several are as frequent.
-std::string majority_value(const std::vector<RankInputs>& ranks, const std::string& name) {
-  std::map<std::string, size_t> counts;
-  size_t most = 0;
-  for (const RankInputs& rank : ranks) most = std::max(most, ++counts[rank.items.contains(name) ? rank.items.at(name) : "none"]);
-  for (const RankInputs& rank : ranks) {
-    const std::string value = rank.items.contains(name) ? rank.items.at(name) : "none";
-    if (counts[value] == most) return value;
-  }
-  return "";
-}
-
-}  // namespace
-
 std::string inputs_text(const std::vector<NamedHash>& items) {
   Fields fields;
   fields.text(host_name()).number(static_cast<uint32_t>(items.size()));
@@ -100,19 +81,31 @@ RankInputs read_inputs(const std::string& bytes) {
 }
 
 std::string mismatching_items(const std::vector<RankInputs>& ranks) {
-  std::map<std::string, std::string> majority;
+  constexpr size_t kMostMismatches = 8;  // named by one message
+  const auto value_of = [](const RankInputs& rank, const std::string& name) {
+    const auto item = rank.items.find(name);
+    return item == rank.items.end() ? std::string("none") : item->second;
+  };
+  std::map<std::string, std::string> majority;  // the value of most ranks; of the lowest rank if several are as frequent
   for (const RankInputs& rank : ranks) {
     for (const auto& [name, value] : rank.items) majority.try_emplace(name, "");
   }
-  for (auto& [name, value] : majority) value = majority_value(ranks, name);
+  for (auto& [name, value] : majority) {
+    std::map<std::string, size_t> counts;
+    for (const RankInputs& rank : ranks) ++counts[value_of(rank, name)];
+    size_t most = 0;
+    for (const RankInputs& rank : ranks) {
+      const std::string each = value_of(rank, name);
+      if (counts[each] > most) most = counts[each], value = each;
+    }
+  }
   std::string out;
   size_t found = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const auto& [name, value] : majority) {
-      const auto own = ranks[rank].items.find(name);
-      const std::string& has = own == ranks[rank].items.end() ? "none" : own->second;
-      if (has == value || ++found > kMostMismatches) continue;
-      out += text(out.empty() ? "" : "; ", name, " of rank ", rank, " (", ranks[rank].host, ") is ", has, ", of most ranks ", value);
+      const std::string each = value_of(ranks[rank], name);
+      if (each == value || ++found > kMostMismatches) continue;
+      out += text(out.empty() ? "" : "; ", name, " of rank ", rank, " (", ranks[rank].host, ") is ", each, ", of most ranks ", value);
     }
   }
   return found > kMostMismatches ? text(out, "; and ", found - kMostMismatches, " more") : out;

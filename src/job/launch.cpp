@@ -117,17 +117,6 @@ Launch by_mpi(const Variables& variables, const Names& names, const std::string&
   return launch;
 }
 
-// srun gives no local size; a list has the number of tasks of this node.
-void place_in_slurm(const Variables& variables, Launch& launch) {
-  const std::string_view name = "SLURM_STEP_TASKS_PER_NODE";
-  const std::vector<int> tasks = tasks_per_node(name, variables.text_of(name));
-  const auto node = static_cast<size_t>(tasks.size() == 1 ? 0 : variables.number("SLURM_NODEID", 0, static_cast<int>(tasks.size()) - 1));
-  require(std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) == launch.world, ExitCode::usage, name, "=", variables.text_of(name),
-          ": does not sum to the ", launch.world, " tasks of the step");
-  launch.local_size = tasks[node];
-  launch.local_rank = variables.number("SLURM_LOCALID", 0, launch.local_size - 1);
-}
-
 Launch by_slurm(const Variables& variables) {
   const std::string_view size = variables.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
   Launch launch = ranks_by(variables, {"SLURM_PROCID", size, "", ""}, "Slurm");
@@ -135,7 +124,13 @@ Launch by_slurm(const Variables& variables) {
   launch.job = text("slurm-", job, "-", variables.text_of("SLURM_STEP_ID"));
   if (variables.has("SLURM_RESTART_COUNT")) launch.restart = variables.number("SLURM_RESTART_COUNT", 0, 1 << 20);
   if (launch.world == 1) return launch;
-  place_in_slurm(variables, launch);
+  const std::string_view name = "SLURM_STEP_TASKS_PER_NODE";  // srun gives no local size; a list has the number of tasks of this node
+  const std::vector<int> tasks = tasks_per_node(name, variables.text_of(name));
+  const auto node = static_cast<size_t>(tasks.size() == 1 ? 0 : variables.number("SLURM_NODEID", 0, static_cast<int>(tasks.size()) - 1));
+  require(std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) == launch.world, ExitCode::usage, name, "=", variables.text_of(name),
+          ": does not sum to the ", launch.world, " tasks of the step");
+  launch.local_size = tasks[node];
+  launch.local_rank = variables.number("SLURM_LOCALID", 0, launch.local_size - 1);
   if (meet_at_master(variables, launch) || launch.local_size == launch.world) return launch;
   const std::string_view hosts = variables.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
   launch.address = first_host(hosts, variables.text_of(hosts));
@@ -211,8 +206,8 @@ std::optional<std::pair<int, off_t>> report_place(int index) {
   if (!fd) return {};
   const Environment environment = process_environment();
   const Variables variables(environment);
-  const int local = variables.number("LOCAL_RANK", 0, kMostRanks), of = variables.number("LOCAL_WORLD_SIZE", 1, kMostRanks);
-  return std::pair(*fd, (off_t{index} * of + local) * static_cast<off_t>(sizeof(int64_t)));
+  const int local = variables.number("LOCAL_RANK", 0, kMostRanks), ranks = variables.number("LOCAL_WORLD_SIZE", 1, kMostRanks);
+  return std::pair(*fd, (off_t{index} * ranks + local) * static_cast<off_t>(sizeof(int64_t)));
 }
 
 }  // namespace
@@ -292,22 +287,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kName = "ucx_shm_posix_";
-constexpr time_t kEmptySeconds = 60;  // for which an empty one is left alone
-
-// Opening a file breaks the lease of its holder by a signal, SIGIO by default, which would end this process.
-bool is_held(int fd) { return ::fcntl(fd, F_SETSIG, SIGURG) != 0 || ::fcntl(fd, F_SETLEASE, F_WRLCK) != 0; }
-
-bool may_be_new(const struct stat& status) { return status.st_size == 0 && ::time(nullptr) - status.st_mtime < kEmptySeconds; }
-
 // Returns the bytes that the segment had; nothing if it was left alone. Other users may have placed traps, so no link is followed and
 // opening never waits for the other end of a pipe.
 std::optional<int64_t> remove_if_orphaned(const fs::path& file) {
   const int fd = ::open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return {};
+  constexpr time_t kEmptySeconds = 60;  // for which an empty one is left alone
   struct stat status {};
   const bool own = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
-  const bool removed = own && !may_be_new(status) && !is_held(fd) && ::unlink(file.c_str()) == 0;
+  const bool may_be_new = status.st_size == 0 && ::time(nullptr) - status.st_mtime < kEmptySeconds;
+  // Opening a file breaks the lease of its holder by a signal, SIGIO by default, which would end this process.
+  const bool orphaned = own && !may_be_new && ::fcntl(fd, F_SETSIG, SIGURG) == 0 && ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
+  const bool removed = orphaned && ::unlink(file.c_str()) == 0;
   ::close(fd);
   return removed ? std::optional<int64_t>(status.st_size) : std::nullopt;
 }
@@ -318,7 +309,7 @@ OrphanedSegments remove_orphaned_segments(const fs::path& folder) {
   OrphanedSegments out;
   std::error_code unreadable;
   for (fs::directory_iterator at(folder, unreadable), end; !unreadable && at != end; at.increment(unreadable)) {
-    if (!at->path().filename().string().starts_with(kName)) continue;
+    if (!at->path().filename().string().starts_with("ucx_shm_posix_")) continue;
     const std::optional<int64_t> bytes = remove_if_orphaned(at->path());
     if (!bytes) continue;
     ++out.count;

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -26,14 +27,10 @@
 #include "mantissa/base/log.h"
 
 namespace mantissa {
-namespace {
-
-constexpr int kOwn = 64;  // files of the run, and what UCX opens before it has found a peer
-
-}  // namespace
 
 void require_descriptors(const Launch& launch) {
-  const auto need = static_cast<rlim_t>(launch.world + kOwn + (launch.rank == 0 ? kMostUnauthenticated : 0));
+  constexpr int kFiles = 64;  // files of the run, and what UCX opens before it has found a peer
+  const auto need = static_cast<rlim_t>(launch.world + kFiles + (launch.rank == 0 ? kMostUnauthenticated : 0));
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return;
   const rlim_t found = std::exchange(limit.rlim_cur, need);
@@ -43,9 +40,6 @@ void require_descriptors(const Launch& launch) {
 }
 
 namespace {
-
-constexpr std::string_view kMagic = "MTSA";
-constexpr size_t kNonceAt = 20;
 
 void fill_random(std::span<std::byte> out) {
   while (!out.empty()) {
@@ -57,26 +51,9 @@ void fill_random(std::span<std::byte> out) {
 
 }  // namespace
 
-HelloBytes new_hello(const Hello& hello) {
-  HelloBytes out{};
-  std::memcpy(out.data(), kMagic.data(), kMagic.size());
-  std::memcpy(&out[4], &hello.protocol, sizeof hello.protocol);
-  std::memcpy(&out[8], &hello.attempt, sizeof hello.attempt);
-  std::memcpy(&out[12], &hello.rank, sizeof hello.rank);
-  std::memcpy(&out[16], &hello.world, sizeof hello.world);
-  fill_random(std::span(out).subspan(kNonceAt));
-  return out;
-}
-
-bool is_hello(const HelloBytes& bytes) { return std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0; }
-
-Hello parse_hello(const HelloBytes& bytes) {
-  Hello out;
-  std::memcpy(&out.protocol, &bytes[4], sizeof out.protocol);
-  std::memcpy(&out.attempt, &bytes[8], sizeof out.attempt);
-  std::memcpy(&out.rank, &bytes[12], sizeof out.rank);
-  std::memcpy(&out.world, &bytes[16], sizeof out.world);
-  return out;
+HelloBytes new_hello(Hello hello) {
+  fill_random(hello.nonce);
+  return std::bit_cast<HelloBytes>(hello);
 }
 
 Mac mac_of(MacSender sender, std::string_view secret, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job) {
@@ -120,11 +97,6 @@ constexpr int64_t kMostSecretBytes = 4096;
 constexpr std::chrono::milliseconds kClockTick{10};  // times of files are those of the last one
 
 const std::chrono::system_clock::time_point kProcessBegan = std::chrono::system_clock::now();
-
-std::chrono::system_clock::time_point time_of(const struct timespec& time) {
-  const auto since = std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-  return std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(since));
-}
 
 std::string without_space_at_end(std::string secret) {
   secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
@@ -186,13 +158,6 @@ void for_rendezvous_files(const fs::path& folder, const std::string& prefix,
   }
 }
 
-// Deletes files that rank 0 of a killed job left behind: their locks are gone.
-void sweep_rendezvous_files(const fs::path& folder) {
-  for_rendezvous_files(folder, user_prefix(), [](const std::string& path, const Socket& file, const RendezvousFile&) {
-    if (::flock(file.fd(), LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
-  });
-}
-
 }  // namespace
 
 std::chrono::system_clock::time_point process_began() { return kProcessBegan; }
@@ -236,7 +201,10 @@ std::string new_secret() { return random_hex(32); }
 
 PublishedRendezvous::PublishedRendezvous(const std::string& folder, const Launch& launch, const RendezvousFile& rendezvous)
     : path_((rendezvous_folder(folder) / (rendezvous_prefix(launch) + random_hex(8))).string()) {
-  sweep_rendezvous_files(rendezvous_folder(folder));
+  // Files that rank 0 of a killed job left behind have no locks.
+  for_rendezvous_files(rendezvous_folder(folder), user_prefix(), [](const std::string& path, const Socket& file, const RendezvousFile&) {
+    if (::flock(file.fd(), LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
+  });
   const std::string content = text("mantissa ", rendezvous.port, " ", rendezvous.secret, "\n");
   file_ = Socket(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   // The file is locked before it has content, so a whole file without a lock is from a dead process.
@@ -252,13 +220,16 @@ PublishedRendezvous::~PublishedRendezvous() { ::unlink(path_.c_str()); }
 
 std::vector<RendezvousFile> rendezvous_files(const std::string& folder, const Launch& launch) {
   std::vector<RendezvousFile> out;
-  for_rendezvous_files(rendezvous_folder(folder), rendezvous_prefix(launch),
-                       [&](const std::string&, const Socket& file, RendezvousFile rendezvous) {
-                         struct stat status {};
-                         if (::fstat(file.fd(), &status) == 0) rendezvous.published = time_of(status.st_mtim) + kClockTick;
-                         rendezvous.held = ::flock(file.fd(), LOCK_SH | LOCK_NB) != 0;
-                         out.push_back(rendezvous);
-                       });
+  for_rendezvous_files(
+      rendezvous_folder(folder), rendezvous_prefix(launch), [&](const std::string&, const Socket& file, RendezvousFile rendezvous) {
+        struct stat status {};
+        if (::fstat(file.fd(), &status) == 0) {
+          const auto since = std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec);
+          rendezvous.published += std::chrono::duration_cast<std::chrono::system_clock::duration>(since) + kClockTick;
+        }
+        rendezvous.held = ::flock(file.fd(), LOCK_SH | LOCK_NB) != 0;
+        out.push_back(rendezvous);
+      });
   return out;
 }
 
@@ -459,7 +430,7 @@ class Caller {
                                        .world = static_cast<uint32_t>(launch_.world)});
     HelloBytes root{};
     Mac mac{};
-    const bool met = write_all(socket, mine) && read_exactly(socket, root, until) && is_hello(root) &&
+    const bool met = write_all(socket, mine) && read_exactly(socket, root, until) && std::bit_cast<Hello>(root).magic == Hello{}.magic &&
                      write_all(socket, mac_of(MacSender::rank, secret, mine, root, launch_.job));
     const bool answered = met && read_exactly(socket, mac, until);
     look_for_refusal(met && !answered && monotonic_now() < until);

@@ -50,13 +50,14 @@ using Mac = std::array<std::byte, kMacBytes>;
 using HelloBytes = std::array<std::byte, 32>;
 
 struct Hello {
-  uint16_t protocol = kStoreProtocol;
+  std::array<char, 4> magic = {'M', 'T', 'S', 'A'};
+  uint16_t protocol = kStoreProtocol, zero = 0;
   uint32_t attempt = 0, rank = 0, world = 0;
+  std::array<std::byte, 12> nonce = {};
 };
+static_assert(sizeof(Hello) == sizeof(HelloBytes));
 
-HelloBytes new_hello(const Hello& hello);  // with a nonce of its own
-bool is_hello(const HelloBytes& bytes);
-Hello parse_hello(const HelloBytes& bytes);
+HelloBytes new_hello(Hello hello);  // with a nonce of its own
 
 enum class MacSender { rank, root };
 Mac mac_of(MacSender sender, std::string_view secret, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job);

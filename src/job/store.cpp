@@ -30,13 +30,6 @@ Socket new_wake(const Launch& launch) {
   return wake;
 }
 
-std::pair<Socket, Socket> socket_pair() {
-  int ends[2] = {-1, -1};
-  const bool made = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
-  require(made, ExitCode::environment, "no socket: ", system_message(errno));
-  return {Socket(ends[0]), Socket(ends[1])};
-}
-
 }  // namespace
 
 // A rank's end of the store: a thread that reads, sends heartbeats and watches rank 0. Waits sleep until there is an answer or the job has
@@ -130,7 +123,10 @@ class Store::Client {
  private:
   Connection connect() {
     if (launch_.rank > 0) return connect_to_root(launch_, options_);
-    auto [mine, servers] = socket_pair();
+    int ends[2] = {-1, -1};
+    const bool made = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+    require(made, ExitCode::environment, "no socket: ", system_message(errno));
+    Socket mine(ends[0]), servers(ends[1]);
     server_ = std::make_unique<StoreServer>(launch_, options_, listen_for_ranks(launch_, options_), std::move(servers));
     configure(mine, options_.heartbeat_timeout_s);
     return Connection(std::move(mine));
@@ -153,15 +149,14 @@ class Store::Client {
     if (failure_) throw Error(failure_->code, failure_->message);
   }
 
-  // Call it with the lock held; returns false if there was a failure before.
-  bool raise(const Failure& failure) {
-    if (failure_) return false;
+  // Call it with the lock held. The first failure stays.
+  void raise(const Failure& failure) {
+    if (failure_) return;
     if (failure.stuck && watch_.report) watch_.report(failure.message);
     failure_ = failure;
     failed_at_ = monotonic_now();
     raised_ = true;
     changed_.notify_all();
-    return true;
   }
 
   void raise_loss(const std::string& how, bool silent = false) {

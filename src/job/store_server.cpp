@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 
 #include "base/file.h"
@@ -18,8 +19,6 @@ constexpr double kLateSeconds = 5;  // between the first and the last rank of a 
 constexpr double kCauseTickSeconds = 0.05;
 constexpr char kStartBarrier[] = ".start";
 
-}  // namespace
-
 Fields failure_fields(const Failure& failure) {
   return Fields()
       .number(static_cast<uint8_t>(failure.code))
@@ -27,6 +26,8 @@ Fields failure_fields(const Failure& failure) {
       .number(static_cast<int32_t>(failure.rank))
       .text(failure.message);
 }
+
+}  // namespace
 
 StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own)
     : launch_(launch), options_(options), listener_(std::move(listener)), peers_(static_cast<size_t>(launch.world)) {
@@ -143,7 +144,7 @@ bool StoreServer::still_authenticating(Unauthenticated& waiting, double now) {
 void StoreServer::admit(Unauthenticated& waiting) {
   HelloBytes bytes{};
   std::copy_n(waiting.in.begin(), bytes.size(), bytes.begin());
-  const Hello hello = parse_hello(bytes);
+  const Hello hello = std::bit_cast<Hello>(bytes);
   const Mac mac = mac_of(MacSender::root, listener_.secret, bytes, waiting.mine, launch_.job);
   const bool sent = ::send(waiting.socket.fd(), mac.data(), mac.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(mac.size());
   Connection connection(std::move(waiting.socket));
@@ -201,10 +202,7 @@ void StoreServer::handle(int rank, Frame& frame) {
       const std::string key = frame.text();
       const std::string& value = values_[key] = frame.text();
       const auto [first, last] = readers_.equal_range(key);
-      for (auto reader = first; reader != last; ++reader) {
-        std::optional<Connection>& to = peers_[static_cast<size_t>(reader->second.first)].connection;
-        if (to) to->send(Message::reply, Fields().number(reader->second.second).text(value));
-      }
+      for (auto reader = first; reader != last; ++reader) reply(reader->second.first, reader->second.second, value);
       readers_.erase(first, last);
       return;
     }
@@ -215,7 +213,7 @@ void StoreServer::handle(int rank, Frame& frame) {
       if (found == values_.end())
         readers_.emplace(key, std::pair(rank, request));
       else
-        peer.connection->send(Message::reply, Fields().number(request).text(found->second));
+        reply(rank, request, found->second);
       return;
     }
     case Message::abort: {
@@ -231,6 +229,11 @@ void StoreServer::handle(int rank, Frame& frame) {
   }
 }
 
+void StoreServer::reply(int rank, uint32_t request, const std::string& value) {
+  std::optional<Connection>& connection = peers_[static_cast<size_t>(rank)].connection;
+  if (connection) connection->send(Message::reply, Fields().number(request).text(value));
+}
+
 void StoreServer::joined(int rank, Frame& frame) {
   const std::string host = frame.text();
   const int local_rank = frame.number<int32_t>(), local_size = frame.number<int32_t>();
@@ -238,7 +241,8 @@ void StoreServer::joined(int rank, Frame& frame) {
   if (!launch_.in_order) return;  // others may place ranks in any order
   const int first = std::max(0, rank - local_rank), end = static_cast<int>(std::min<int64_t>(launch_.world, int64_t{first} + local_size));
   for (int other = first; other < end; ++other) {
-    if (std::string& of = peers_[static_cast<size_t>(other)].host; of.empty()) of = host;
+    std::string& neighbor = peers_[static_cast<size_t>(other)].host;
+    if (neighbor.empty()) neighbor = host;
   }
 }
 
@@ -250,10 +254,7 @@ void StoreServer::arrive(int rank, Frame& frame) {
       barriers_.try_emplace(name, Barrier{.requests = {}, .deadline = monotonic_now() + seconds, .seconds = seconds}).first->second;
   barrier.requests[rank] = request;
   if (barrier.requests.size() < peers_.size()) return;
-  for (const auto& [of, number] : barrier.requests) {
-    std::optional<Connection>& to = peers_[static_cast<size_t>(of)].connection;
-    if (to) to->send(Message::reply, Fields().number(number).text(""));
-  }
+  for (const auto& [member, number] : barrier.requests) reply(member, number, "");
   barriers_.erase(name);
 }
 

@@ -14,8 +14,6 @@
 
 namespace mantissa {
 
-Fields failure_fields(const Failure& failure);
-
 class StoreServer {
  public:
   // `own` is the connection to rank 0 itself.
@@ -55,6 +53,7 @@ class StoreServer {
   void admit(Unauthenticated& waiting);
   void listen_to(int rank);
   void handle(int rank, Frame& frame);
+  void reply(int rank, uint32_t request, const std::string& value);
   void joined(int rank, Frame& frame);
   void arrive(int rank, Frame& frame);
   void heartbeat(int rank, Frame& frame);
