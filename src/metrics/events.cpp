@@ -24,10 +24,6 @@ std::string gib_text(double gib) { return bytes_text(static_cast<int64_t>(gib * 
 
 constexpr size_t kBoxWidth = 96;  // characters of text in a line
 
-size_t characters(const std::string& text) {
-  return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), continues_character));
-}
-
 // Lines of at most kBoxWidth characters; UTF-8 sequences stay whole.
 std::vector<std::string> wrapped(const std::string& text) {
   std::vector<std::string> lines(1);
@@ -43,24 +39,6 @@ std::vector<std::string> wrapped(const std::string& text) {
     if (!continues) ++width;
   }
   return lines;
-}
-
-std::string loss_text(const std::optional<double>& loss) { return loss ? formatted("loss %.4f", *loss) : "no targets"; }
-
-std::string precision_part(const PrecisionSummary& precision) {
-  std::string part;
-  if (precision.sqnr_db)
-    part = formatted(" | q-sqnr %.1f dB (worst ", *precision.sqnr_db) + precision.worst + formatted(" %.1f)", precision.worst_db);
-  if (precision.fp32_gemms > 0) part += formatted(" | fp32 GEMMs %lld", static_cast<long long>(precision.fp32_gemms));
-  return part;
-}
-
-// "load 1.40x (worst layer 3), 2.1% dropped"
-std::string routing_part(const std::vector<LayerRouting>& layers) {
-  const LayerRouting& worst = most_uneven(layers);
-  std::string out = formatted(" | load %.2fx (worst layer %lld)", worst.imbalance, static_cast<long long>(worst.layer));
-  const double dropped = mean_dropped(layers);
-  return dropped > 0.0 ? out + formatted(", %.1f%% dropped", 100.0 * dropped) : out;
 }
 
 }  // namespace
@@ -93,7 +71,7 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
 
 std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | ", static_cast<long long>(event.step), static_cast<long long>(event.steps));
-  line += loss_text(event.loss);
+  line += event.loss ? formatted("loss %.4f", *event.loss) : "no targets";
   line += formatted(" | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s", event.gradient_norm, event.lr, event.milliseconds,
                     event.tokens_per_second);
   if (event.padding > 0.0) line += formatted(", %.1f%% padding", 100.0 * event.padding);
@@ -104,8 +82,18 @@ std::string step_line(const StepEvent& event) {
   line += " | mem " + gib_text(event.memory_gib);
   if (event.gpu_memory_gib) line += " | gpu " + gib_text(*event.gpu_memory_gib);
   line += " | eta " + duration_text(event.remaining_seconds);
-  if (!event.routing.empty()) line += routing_part(event.routing);
-  if (event.precision) line += precision_part(*event.precision);
+  if (!event.routing.empty()) {  // "load 1.40x (worst layer 3), 2.1% dropped"
+    const LayerRouting& worst = most_uneven(event.routing);
+    line += formatted(" | load %.2fx (worst layer %lld)", worst.imbalance, static_cast<long long>(worst.layer));
+    const double dropped = mean_dropped(event.routing);
+    if (dropped > 0.0) line += formatted(", %.1f%% dropped", 100.0 * dropped);
+  }
+  if (event.precision) {
+    const PrecisionSummary& precision = *event.precision;
+    if (precision.sqnr_db)
+      line += formatted(" | q-sqnr %.1f dB (worst ", *precision.sqnr_db) + precision.worst + formatted(" %.1f)", precision.worst_db);
+    if (precision.fp32_gemms > 0) line += formatted(" | fp32 GEMMs %lld", static_cast<long long>(precision.fp32_gemms));
+  }
   return event.skipped ? line + " | skipped" : line;
 }
 
@@ -129,7 +117,8 @@ std::string sample_box(const SampleEvent& event) {
   const std::string title = formatted(" sample at step %lld ", static_cast<long long>(event.step));
   std::string out = "┌─" + title + bar(kBoxWidth + 1 - title.size()) + "┐\n";
   for (const std::string& line : wrapped(event.prompt + event.text)) {
-    out += "│ " + line + std::string(kBoxWidth - characters(line), ' ') + " │\n";
+    const auto characters = line.size() - static_cast<size_t>(std::ranges::count_if(line, continues_character));
+    out += "│ " + line + std::string(kBoxWidth - characters, ' ') + " │\n";
   }
   return out + "└" + bar(kBoxWidth + 2) + "┘";
 }

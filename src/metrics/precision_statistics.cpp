@@ -72,8 +72,6 @@ class Sums {
   }
   void add(const Sums& other) { add(other.parts_); }
   bool none() const { return parts_[Sum::elements] == 0.0; }
-  double signal() const { return parts_[Sum::signal]; }
-  double noise() const { return parts_[Sum::noise]; }
 
   // Sums this rank's statistics, and then those of all, in their order.
   Sums of_ranks(const Communicator& ranks) const {
@@ -83,7 +81,7 @@ class Sums {
   }
 
   void write(PrecisionEvent& event) const {
-    event.sqnr_db = decibels(signal(), noise());
+    event.sqnr_db = decibels(parts_[Sum::signal], parts_[Sum::noise]);
     event.clipped = parts_[Sum::clipped] / parts_[Sum::elements];
     event.flushed = parts_[Sum::flushed] / parts_[Sum::elements];
     if (std::isfinite(parts_[Sum::amax])) event.amax = parts_[Sum::amax];
@@ -110,10 +108,18 @@ class ExpertErrors {
 
   // Compares over the ranks, in their order; all call it together. Takes the first of the worst.
   std::optional<WorstExpert> worst(const Communicator& ranks) const {
+    const size_t count = experts_.size(), size = static_cast<size_t>(ranks.size());
+    std::vector<Energy> all(count * size), sums(count);
+    std::ranges::copy(experts_, all.begin() + static_cast<std::ptrdiff_t>(count) * ranks.rank());
+    const std::vector<int64_t> bytes(size, static_cast<int64_t>(count * sizeof(Energy)));
+    ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+    for (size_t i = 0; i < all.size(); ++i) {
+      sums[i % count].signal += all[i].signal;
+      sums[i % count].noise += all[i].noise;
+    }
     std::optional<WorstExpert> out;
-    const std::vector<Energy> all = of_ranks(ranks);
-    for (size_t e = 0; e < all.size(); ++e) {
-      const std::optional<double> db = decibels(all[e].signal, all[e].noise);
+    for (size_t e = 0; e < count; ++e) {
+      const std::optional<double> db = decibels(sums[e].signal, sums[e].noise);
       if (db && (!out || *db < out->sqnr_db)) out = {.expert = static_cast<int64_t>(e), .sqnr_db = *db};
     }
     return out;
@@ -123,19 +129,6 @@ class ExpertErrors {
   struct Energy {
     double signal = 0.0, noise = 0.0;
   };
-
-  std::vector<Energy> of_ranks(const Communicator& ranks) const {
-    const size_t count = experts_.size(), size = static_cast<size_t>(ranks.size());
-    std::vector<Energy> all(count * size), out(count);
-    std::copy(experts_.begin(), experts_.end(), all.begin() + static_cast<std::ptrdiff_t>(count) * ranks.rank());
-    const std::vector<int64_t> bytes(size, static_cast<int64_t>(count * sizeof(Energy)));
-    ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
-    for (size_t i = 0; i < all.size(); ++i) {
-      out[i % count].signal += all[i].signal;
-      out[i % count].noise += all[i].noise;
-    }
-    return out;
-  }
 
   int64_t rows_;
   std::vector<Energy> experts_;
@@ -167,23 +160,10 @@ void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements&
 }
 
 // Operands that all ranks sharing a weight quantize alike are counted on the first.
-bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
-  const Sharding& by = of.sharding;
-  const int rows = operand.role == OperandRole::input ? 1 : by.row_ranks(),
-            columns = operand.role == OperandRole::output_grad ? 1 : by.column_ranks();
-  const bool alike = rows * columns == 1;
-  return !alike || operand.own_tokens || by.ranks.tensor_rank == 0;
-}
-
-// Returns the expert weights that are kept as codes.
-std::map<const Leaf*, ExpertErrors> grouped_weights_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
-  std::map<const Leaf*, ExpertErrors> out;
-  for (const Parameter& parameter : parameters.all()) {
-    if (!parameter.quantized) continue;
-    const ModuleShape& module = plan.module_of(parameter.name).module;
-    if (module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
-  }
-  return out;
+bool is_counted(const QuantizedOperand& operand, const Sharding& sharding) {
+  const int rows = operand.role == OperandRole::input ? 1 : sharding.row_ranks(),
+            columns = operand.role == OperandRole::output_grad ? 1 : sharding.column_ranks();
+  return rows * columns > 1 || operand.own_tokens || sharding.ranks.tensor_rank == 0;
 }
 
 }  // namespace
@@ -191,7 +171,12 @@ std::map<const Leaf*, ExpertErrors> grouped_weights_of(const ParameterSet& param
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const PrecisionPlan& plan, const Optimizer& optimizer,
                                               int64_t step, const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
-  std::map<const Leaf*, ExpertErrors> grouped_weights = grouped_weights_of(parameters, plan);
+  std::map<const Leaf*, ExpertErrors> grouped_weights;  // expert weights that are kept as codes
+  for (const Parameter& parameter : parameters.all()) {
+    if (!parameter.quantized) continue;
+    const ModuleShape& module = plan.module_of(parameter.name).module;
+    if (module.matrices > 1) grouped_weights.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
+  }
   Measurements measurements;
   const auto into = [](Sums& to) { return [&to](std::span<const double> parts) { to.add(parts); }; };
   for (const Optimizer::State& state : optimizer.states()) {
@@ -209,7 +194,7 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     std::map<const Leaf*, const Parameter*> weights;
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
-      if (!counted_here(operand, *weights.at(operand.weight))) return;
+      if (!is_counted(operand, weights.at(operand.weight)->sharding)) return;
       const Measurements::Take take = into(sums[{operand.weight, operand.role}]);
       operand.error.defined() ? measurements.add_measured(operand.error, take)
                               : measurements.add(operand.x, operand.codes, operand.rows, take);

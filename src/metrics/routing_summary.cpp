@@ -26,44 +26,27 @@ void add(std::span<const double> row, RouterFigures wanted, const MoeConfig& moe
   if (wanted == RouterFigures::counts_and_losses) figures.losses.insert(figures.losses.end(), losses.begin(), losses.end());
 }
 
-void append_figures(const Figures& layer, std::vector<double>& out) {
-  out.insert(out.end(), layer.assignments.begin(), layer.assignments.end());
-  out.insert(out.end(), layer.losses.begin(), layer.losses.end());
-}
-
-// Adds what a rank has of a layer, which begins at `at` and ends with so many losses; returns its end.
-std::vector<double>::const_iterator add_of_rank(std::vector<double>::const_iterator at, std::ptrdiff_t losses, Figures& layer) {
-  for (double& sum : layer.assignments) sum += *at++;
-  layer.losses.insert(layer.losses.end(), at, at + losses);
-  return at + losses;
-}
-
 // Sums over all ranks in one exchange. Micro batches keep the order of one process, so their sums have its bits; sums of assignments are
 // exact in any order.
 void gather(const Communicator& ranks, std::vector<Figures>& layers) {
   if (ranks.size() == 1) return;
   std::vector<double> own, all;
-  for (const Figures& layer : layers) append_figures(layer, own);
+  for (const Figures& layer : layers) {
+    own.insert(own.end(), layer.assignments.begin(), layer.assignments.end());
+    own.insert(own.end(), layer.losses.begin(), layer.losses.end());
+  }
   for (int r = 0; r < ranks.size(); ++r) all.insert(all.end(), own.begin(), own.end());
   const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(own.size() * sizeof(double)));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);
   const std::ptrdiff_t losses = std::ssize(layers[0].losses);
   for (Figures& layer : layers) layer = {.assignments = std::vector<double>(layer.assignments.size())};
   for (auto at = all.cbegin(); at != all.cend();) {
-    for (Figures& layer : layers) at = add_of_rank(at, losses, layer);
+    for (Figures& layer : layers) {
+      for (double& sum : layer.assignments) sum += *at++;
+      layer.losses.insert(layer.losses.end(), at, at + losses);
+      at += losses;
+    }
   }
-}
-
-double mean_loss(const std::vector<double>& losses, size_t which) {
-  double sum = 0.0;
-  for (size_t i = which; i < losses.size(); i += kLosses) sum += losses[i];
-  return sum / static_cast<double>(losses.size() / kLosses);
-}
-
-void report_losses(const std::vector<double>& losses, LayerRouting& out) {
-  out.balance_loss = mean_loss(losses, 0);
-  out.sequence_balance_loss = mean_loss(losses, 1);
-  out.z_loss = mean_loss(losses, 2);
 }
 
 LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, RouterFigures wanted) {
@@ -78,7 +61,14 @@ LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, Rou
   out.imbalance = all > 0.0 ? most * static_cast<double>(experts) / all : 1.0;
   out.dropped = all > 0.0 ? figures.assignments.back() / all : 0.0;
   if (wanted == RouterFigures::counts) return out;
-  report_losses(figures.losses, out);
+  const auto mean_loss = [&losses = figures.losses](size_t which) {
+    double sum = 0.0;
+    for (size_t i = which; i < losses.size(); i += kLosses) sum += losses[i];
+    return sum / static_cast<double>(losses.size() / kLosses);
+  };
+  out.balance_loss = mean_loss(0);
+  out.sequence_balance_loss = mean_loss(1);
+  out.z_loss = mean_loss(2);
   return out;
 }
 

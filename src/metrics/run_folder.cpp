@@ -25,17 +25,6 @@
 #include "mantissa/base/version.h"
 
 namespace mantissa {
-namespace {
-
-// Removes what was written from `rest`; returns the error, or 0.
-int write_part(int fd, std::string_view& rest) {
-  const ssize_t written = ::write(fd, rest.data(), rest.size());
-  if (written > 0) rest.remove_prefix(static_cast<size_t>(written));
-  if (written > 0 || (written < 0 && errno == EINTR)) return 0;
-  return written < 0 ? errno : EIO;
-}
-
-}  // namespace
 
 AppendFile::AppendFile(const std::filesystem::path& path) : path_(path) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -62,7 +51,11 @@ AppendFile::~AppendFile() {
 void AppendFile::append(std::string_view record) {
   std::string_view rest = record;
   int error = 0;
-  while (!rest.empty() && error == 0) error = write_part(fd_, rest);  // a write that took a part says nothing; the next one says why
+  while (!rest.empty() && error == 0) {  // a write that took a part says nothing; the next one says why
+    const ssize_t count = ::write(fd_, rest.data(), rest.size());
+    if (count > 0) rest.remove_prefix(static_cast<size_t>(count));
+    if (count == 0 || (count < 0 && errno != EINTR)) error = count < 0 ? errno : EIO;
+  }
   const auto written = static_cast<int64_t>(record.size() - rest.size());
   if (error == 0 || (written > 0 && ::ftruncate(fd_, size_) != 0)) size_ += written;  // a part that cannot be cut stays
   if (error == 0) return;
@@ -233,11 +226,6 @@ bool holds_metrics(const fs::path& folder) {
   return false;
 }
 
-bool holds_checkpoints(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::is_directory(folder, ignored) && !list_checkpoints(folder).empty();
-}
-
 // Returns "again-2" for "again", "again-3" where that is taken.
 std::string free_name(const fs::path& folder) {
   std::string base = folder.filename().string();
@@ -262,7 +250,9 @@ std::string other_folder(const LoadedConfig& loaded, bool folder_used) {
 
 void require_no_run(const LoadedConfig& loaded, bool metrics) {
   const fs::path folder = loaded.config.logging.dir, checkpoints = loaded.config.checkpoint.dir;
-  const bool saved = holds_checkpoints(checkpoints), folder_used = metrics || (saved && checkpoints.parent_path() == folder);
+  std::error_code ignored;
+  const bool saved = fs::is_directory(checkpoints, ignored) && !list_checkpoints(checkpoints).empty();
+  const bool folder_used = metrics || (saved && checkpoints.parent_path() == folder);
   require(!metrics && !saved, ExitCode::usage, (folder_used ? folder : checkpoints).string(),
           ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with ",
           other_folder(loaded, folder_used));
@@ -288,29 +278,6 @@ void append(std::optional<AppendFile>& lines, const char* type, const Event& eve
   if (lines) lines->append(json_text(Line<Event>{type, event, time}) + "\n");
 }
 
-void write_descriptions(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const fs::path& folder) {
-  std::error_code error;
-  write_file_atomically(folder / "config.json", effective_config(loaded.config));
-  write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
-  const Json run = {{"arguments", arguments},
-                    {"version", version()},
-                    {"git_revision", git_revision()},
-                    {"build", build_fingerprint()},
-                    {"host", host_name()},
-                    {"pid", getpid()},
-                    {"directory", fs::current_path(error).string()},
-                    {"started", unix_time()}};
-  write_file_atomically(folder / "run.json", run.dump(2, Json::Order::keys) + "\n");
-}
-
-void add_routing_values(const std::vector<LayerRouting>& routing, std::vector<TaggedValue>& values) {
-  const LayerRouting& worst = most_uneven(routing);
-  values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});
-  if (worst.balance_loss) values.push_back({"moe/balance_loss", static_cast<float>(*worst.balance_loss)});
-  if (worst.z_loss) values.push_back({"moe/z_loss", static_cast<float>(*worst.z_loss)});
-  values.push_back({"moe/dropped", static_cast<float>(mean_dropped(routing))});
-}
-
 }  // namespace
 
 void require_no_checkpoints(const LoadedConfig& loaded) { require_no_run(loaded, false); }
@@ -326,7 +293,18 @@ void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>
   const fs::path folder = loaded.config.logging.dir;
   make_folders(folder);
   try {
-    write_descriptions(loaded, arguments, folder);
+    std::error_code error;
+    write_file_atomically(folder / "config.json", effective_config(loaded.config));
+    write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
+    const Json run = {{"arguments", arguments},
+                      {"version", version()},
+                      {"git_revision", git_revision()},
+                      {"build", build_fingerprint()},
+                      {"host", host_name()},
+                      {"pid", getpid()},
+                      {"directory", fs::current_path(error).string()},
+                      {"started", unix_time()}};
+    write_file_atomically(folder / "run.json", run.dump(2, Json::Order::keys) + "\n");
   } catch (const Error& failure) {  // nothing is lost yet: code 7 is for a save that is
     if (failure.code() != ExitCode::storage) throw;
     fail(ExitCode::environment, failure.what());
@@ -357,7 +335,13 @@ void Metrics::write(const StepEvent& event) {
                                {"mem/peak_gib", static_cast<float>(event.memory_gib)}});
   if (event.padding > 0.0) values.push_back({"data/padding", static_cast<float>(event.padding)});
   if (event.gpu_memory_gib) values.push_back({"mem/gpu_peak_gib", static_cast<float>(*event.gpu_memory_gib)});
-  if (!event.routing.empty()) add_routing_values(event.routing, values);
+  if (!event.routing.empty()) {
+    const LayerRouting& worst = most_uneven(event.routing);
+    values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});
+    if (worst.balance_loss) values.push_back({"moe/balance_loss", static_cast<float>(*worst.balance_loss)});
+    if (worst.z_loss) values.push_back({"moe/z_loss", static_cast<float>(*worst.z_loss)});
+    values.push_back({"moe/dropped", static_cast<float>(mean_dropped(event.routing))});
+  }
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});
   if (event.mfu_measured) values.push_back({"perf/mfu_meas", static_cast<float>(*event.mfu_measured)});
   events_->write(event.step, now, values);
@@ -373,7 +357,7 @@ void Metrics::write(const EvaluationEvent& event) {
 
 void Metrics::write(const SampleEvent& event) { append(lines_, "sample", event); }
 
-void Metrics::write(const StragglerEvent& event) { append(lines_, "straggler", event, unix_time()); }
+void Metrics::write(const StragglerEvent& event) { append(lines_, "straggler", event); }
 
 void Metrics::write(const PrecisionEvent& event) {
   const double now = unix_time();

@@ -43,38 +43,22 @@ void take_step(RunMetrics& run, const JsonReader& line) {
   run.routing.push_back({event.step, std::move(layers)});
 }
 
-void take_precision(RunMetrics& run, const JsonReader& line) {
-  PrecisionEvent& event = run.precision.emplace_back(line.as<PrecisionEvent>());
-  if (line.value().contains("worst_expert")) event.worst_expert = line.at("worst_expert").as<WorstExpert>();
-}
-
-void take_evaluation(RunMetrics& run, const JsonReader& line) {
-  const auto event = line.as<EvaluationEvent>();
-  run.valid_loss.push_back({event.step, event.result.loss});
-}
-
 void take(RunMetrics& run, const JsonReader& line) {
   const auto type = line.at("type").as<std::string>();
   if (type == "start") take_start(run, line);
   if (type == "step") take_step(run, line);
-  if (type == "eval") take_evaluation(run, line);
-  if (type == "precision") take_precision(run, line);
+  if (type == "eval") {
+    const auto event = line.as<EvaluationEvent>();
+    run.valid_loss.push_back({event.step, event.result.loss});
+  }
+  if (type == "precision") {
+    PrecisionEvent& event = run.precision.emplace_back(line.as<PrecisionEvent>());
+    if (line.value().contains("worst_expert")) event.worst_expert = line.at("worst_expert").as<WorstExpert>();
+  }
   if (type == "sample") run.samples.push_back(line.as<SampleEvent>());
 }
 
 std::string content_of(const fs::path& path) { return File::open_input(path).content(std::numeric_limits<int64_t>::max()); }
-
-// "runs/a/" and "." have names, too.
-std::string name_of(const fs::path& folder) {
-  std::error_code unknown;
-  const fs::path path = fs::weakly_canonical(folder, unknown);
-  return from_json<std::string>(json_text(path.filename().string()), folder.string());
-}
-
-void take_line(RunMetrics& run, std::string_view line, const std::string& where) {
-  const Json json = parse_json_line(line, where);
-  take(run, JsonReader(json, where));
-}
 
 }  // namespace
 
@@ -84,11 +68,14 @@ RunMetrics read_run_metrics(const fs::path& folder) {
   require(fs::is_directory(folder, ignored), ExitCode::usage, folder.string(), ": no run folder of that name");
   require(fs::is_regular_file(path, ignored), ExitCode::usage, folder.string(), ": not a run folder, it has no metrics.jsonl");
   RunMetrics run;
-  run.name = name_of(folder);
+  const fs::path whole = fs::weakly_canonical(folder, ignored);  // "runs/a/" and "." have names, too
+  run.name = from_json<std::string>(json_text(whole.filename().string()), folder.string());
   const std::string content = content_of(path);
   size_t number = 0;
   for (size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    take_line(run, std::string_view(content).substr(begin, end - begin), text(path.string(), ":", ++number));
+    const std::string where = text(path.string(), ":", ++number);
+    const Json line = parse_json_line(std::string_view(content).substr(begin, end - begin), where);
+    take(run, JsonReader(line, where));
   }
   if (fs::is_regular_file(folder / "config.json", ignored)) run.config = content_of(folder / "config.json");
   return run;
