@@ -142,8 +142,8 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
   return {{"device", gemm_device_text(device)}, {"of", entries}};
 }
 
-void print_json(const Explanation& of) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = of;
+void print_json(const Explanation& explained) {
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = explained;
   Json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
@@ -193,19 +193,19 @@ std::string missing(const Rates& rates, int64_t ranks) {
   return out;
 }
 
-std::string time_line(const Explanation& of) {
-  const int64_t ranks = of.config.parallel.world();
-  const auto& [compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = of.time;
+std::string time_line(const Explanation& explained) {
+  const int64_t ranks = explained.config.parallel.world();
+  const auto& [compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = explained.time;
   std::string line = step ? text("time | ", seconds(*step), " a step, ", std::fixed, std::setprecision(0),
-                                 static_cast<double>(of.config.training.tokens_per_step()) / *step, " tokens/s, ", std::setprecision(2),
-                                 *compute / *step, " of it computing")
+                                 static_cast<double>(explained.config.training.tokens_per_step()) / *step, " tokens/s, ",
+                                 std::setprecision(2), *compute / *step, " of it computing")
                           : "time of a step | not known";
   if (compute) line += text(" | compute ", seconds(*compute));
-  if (activations && of.config.parallel.ranks().several()) line += text(" | activations ", seconds(*activations));
+  if (activations && explained.config.parallel.ranks().several()) line += text(" | activations ", seconds(*activations));
   if (ranks > 1) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
-  return line + missing(of.rates, ranks);
+  return line + missing(explained.rates, ranks);
 }
 
 std::string bytes_line(const StepBytes& bytes, const Amount& amount) {
@@ -255,8 +255,8 @@ std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, cons
               " of the weights | permuted tokens are dispatched to the ranks of their experts");
 }
 
-void print_text(const Explanation& of, PlanTable form) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = of;
+void print_text(const Explanation& explained, PlanTable form) {
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = explained;
   const bool together = config.parallel.world() > 1;
   const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
@@ -283,7 +283,7 @@ void print_text(const Explanation& of, PlanTable form) {
   print(memory_line(memory, together, amount));
   if (together) print(bytes_line(bytes, amount));
   if (config.parallel.data > 1) print(gather_line(gather));
-  if (together || rates.flops || rates.link) print(time_line(of));
+  if (together || rates.flops || rates.link) print(time_line(explained));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
   if (const auto& advice = plan.dispatch_advice(); advice && config.parallel.expert == 1) print(*advice);
   if (const auto cost = plan.cost_of_rows()) print(*cost);
@@ -292,9 +292,10 @@ void print_text(const Explanation& of, PlanTable form) {
 }
 
 // Prints the GEMMs of a micro batch, which explain --device is asked for.
-void print_gemms(const Explanation& of, PlanTable form) {
-  std::cout << "GEMMs on " << gemm_device_text(of.gemm_device) << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
-            << printable(gemm_table(of.gemms, of.gemm_device, form), "\n");
+void print_gemms(const Explanation& explained, PlanTable form) {
+  std::cout << "GEMMs on " << gemm_device_text(explained.gemm_device)
+            << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
+            << printable(gemm_table(explained.gemms, explained.gemm_device, form), "\n");
 }
 
 ExitCode explain(const ExplainArguments& arguments) {

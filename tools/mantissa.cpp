@@ -132,15 +132,15 @@ void check_values(const std::vector<std::string>& words) {
 
 // Puts a "--" before the command that `launch` runs, so that the options behind it are left to that.
 void set_command_apart(const Command& command, std::vector<std::string>& words) {
-  size_t at = 1;
-  while (at < words.size() && words[at].starts_with('-')) {
-    if (words[at] == "--") return;
+  size_t next = 1;
+  while (next < words.size() && words[next].starts_with('-')) {
+    if (words[next] == "--") return;
     const auto takes_next = [&](const Option& option) {  // not where a value follows a =
-      return std::ranges::count(split(option.name, ','), words[at]) > 0 && !std::holds_alternative<bool*>(option.target);
+      return std::ranges::count(split(option.name, ','), words[next]) > 0 && !std::holds_alternative<bool*>(option.target);
     };
-    at += std::ranges::any_of(command.options, takes_next) ? 2U : 1U;
+    next += std::ranges::any_of(command.options, takes_next) ? 2U : 1U;
   }
-  if (at < words.size()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(at), "--");
+  if (next < words.size()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(next), "--");
 }
 
 // The first word that is an option of nobody, with the nearest that is one; "" if there is none.
@@ -153,7 +153,7 @@ std::string unknown_option(const std::vector<Command>& commands, const std::vect
     const auto command = std::find_if(level->begin(), level->end(), [&](const Command& each) { return each.name == word; });
     if (command != level->end()) {
       for (const Option& option : command->options) {
-        for (const std::string& own : split(option.name, ',')) known.push_back(own);
+        for (const std::string& each : split(option.name, ',')) known.push_back(each);
       }
       level = &command->subcommands;
     } else if (name.starts_with("--") && std::find(known.begin(), known.end(), name) == known.end()) {

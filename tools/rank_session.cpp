@@ -169,10 +169,10 @@ void watch_main_stack() {
   action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   sigaction(stack_signal(), &action, nullptr);
-  sigset_t own;
-  sigemptyset(&own);
-  sigaddset(&own, stack_signal());
-  ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+  sigset_t stacks;
+  sigemptyset(&stacks);
+  sigaddset(&stacks, stack_signal());
+  ::pthread_sigmask(SIG_UNBLOCK, &stacks, nullptr);
 }
 
 bool print_main_stack() {

@@ -29,12 +29,12 @@ void watch(int signal, void (*handler)(int), int flags) {
 
 // Blocks or unblocks, by SIG_BLOCK or SIG_UNBLOCK, in the calling thread all signals except those that a thread brings on itself, by a
 // fault or a write, and those of job control, whose default action needs no handler.
-void mask_sent_signals(int how) {
+void mask_sent_signals(int operation) {
   sigset_t sent;
   sigfillset(&sent);
   for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&sent, signal);
   for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&sent, signal);
-  ::pthread_sigmask(how, &sent, nullptr);
+  ::pthread_sigmask(operation, &sent, nullptr);
 }
 
 }  // namespace

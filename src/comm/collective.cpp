@@ -42,7 +42,7 @@ void CommunicationMeter::stop() {
 }
 double CommunicationMeter::seconds() const {
   double sum = host_;
-  for (const auto& [from, to] : on_devices_) sum += from.seconds_until(to);
+  for (const auto& [begin, end] : on_devices_) sum += begin.seconds_until(end);
   return sum;
 }
 
@@ -75,9 +75,9 @@ void Session::settle(bool wait) {
       } else if (!transport->ready(expected.request)) {
         return;
       }
-      if (expected.arrived == expected.own) continue;  // describing calls takes longer than many of them
-      fail(ExitCode::internal, "ranks ", expected.from, " and ", transport->rank(), " make different calls: rank ", expected.from, " ",
-           describe(expected.arrived), ", rank ", transport->rank(), " ", describe(expected.own));
+      if (expected.arrived == expected.header) continue;  // describing calls takes longer than many of them
+      fail(ExitCode::internal, "ranks ", expected.sender, " and ", transport->rank(), " make different calls: rank ", expected.sender, " ",
+           describe(expected.arrived), ", rank ", transport->rank(), " ", describe(expected.header));
     }
     // Headers stay until the transport forgets their messages.
     deferred.front().expected.clear();
@@ -209,36 +209,36 @@ void Collective::begin(const Call& call) {
     latest.push_back(header_);
   }
   const int size = group_.size();
-  const int peers = call.to.empty() ? 1 : size - 1;
+  const int peers = call.sent.empty() ? 1 : size - 1;
   headers_.announced.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
   headers_.expected.reserve(static_cast<size_t>(peers));
   for (int distance = 1; distance <= peers; ++distance) {
     const int right = (group_.rank + distance) % size, left = (group_.rank + size - distance) % size;
     Headers::Expected& expected =
-        headers_.expected.emplace_back(Headers::Expected{.from = group_.ranks[static_cast<size_t>(left)], .own = header_});
-    if (!call.from.empty()) expected.own.count = call.from[static_cast<size_t>(left)];
-    expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.arrived, 1)));
+        headers_.expected.emplace_back(Headers::Expected{.sender = group_.ranks[static_cast<size_t>(left)], .header = header_});
+    if (!call.received.empty()) expected.header.count = call.received[static_cast<size_t>(left)];
+    expected.request = transport_.receive(expected.sender, kHeaderTag, std::as_writable_bytes(std::span(&expected.arrived, 1)));
     Header& announced = headers_.announced.emplace_back(header_);
-    if (!call.to.empty()) announced.count = call.to[static_cast<size_t>(right)];
+    if (!call.sent.empty()) announced.count = call.sent[static_cast<size_t>(right)];
     transport_.send(group_.ranks[static_cast<size_t>(right)], kHeaderTag, std::as_bytes(std::span(&announced, 1)));
     group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);
   }
 }
 
-void Collective::send(int to, const Bytes& bytes) {
+void Collective::send(int peer, const Bytes& bytes) {
   if (bytes.size == 0) return;
   if (device_) {
-    messages_.push_back({.peer = to, .receives = false, .bytes = bytes});
+    messages_.push_back({.peer = peer, .receives = false, .bytes = bytes});
   } else {
-    transport_.send(group_.ranks[static_cast<size_t>(to)], tag_, bytes.host());
+    transport_.send(group_.ranks[static_cast<size_t>(peer)], tag_, bytes.host());
   }
   group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size;
 }
 
-void Collective::receive(int from, const Bytes& bytes) {
+void Collective::receive(int peer, const Bytes& bytes) {
   if (bytes.size == 0) return;
-  if (device_) return messages_.push_back({.peer = from, .receives = true, .bytes = bytes});
-  transport_.receive(group_.ranks[static_cast<size_t>(from)], tag_, bytes.host());
+  if (device_) return messages_.push_back({.peer = peer, .receives = true, .bytes = bytes});
+  transport_.receive(group_.ranks[static_cast<size_t>(peer)], tag_, bytes.host());
 }
 
 void Collective::gather(int root, const Bytes& bytes) {
@@ -247,10 +247,10 @@ void Collective::gather(int root, const Bytes& bytes) {
   if (root == group_.rank) group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size * (group_.size() - 1);
 }
 
-void Collective::keep(const Bytes& from, const Bytes& to) {
-  if (from.size == 0) return;
-  if (device_) return device_->run(Convert{.x = from.tensor(), .out = to.tensor()});
-  transport_.keep(from.host(), to.host());
+void Collective::keep(const Bytes& source, const Bytes& target) {
+  if (source.size == 0) return;
+  if (device_) return device_->run(Convert{.x = source.tensor(), .out = target.tensor()});
+  transport_.keep(source.host(), target.host());
 }
 
 void Collective::finish() {

@@ -40,8 +40,8 @@ std::string describe(const Header& header);  // "sum of 64 fp32 (call 17 of grou
 // The headers of one call, sent and expected. They stay in place while they travel.
 struct Headers {
   struct Expected {
-    int from;
-    Header own;  // with the count of the pair
+    int sender;
+    Header header;  // with the count of the pair
     Header arrived{};
     Transport::Request request = 0;
   };
@@ -122,8 +122,8 @@ class Collective {
   struct Call {
     Header header;
     Purpose purpose;
-    Backend* device = nullptr;  // device of the bytes; null: the host
-    std::span<const int64_t> to{}, from{};
+    Backend* device = nullptr;                    // device of the bytes; null: the host
+    std::span<const int64_t> sent{}, received{};  // counts by peer
   };
 
   // Runs body and finish(), for a device in its communication lane. Throws Error(internal) if another collective of this process is under
@@ -131,9 +131,9 @@ class Collective {
   static void run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
 
   // Peers are ranks of the group. Messages without bytes are not sent.
-  void send(int to, const Bytes& bytes);
-  void receive(int from, const Bytes& bytes);
-  void keep(const Bytes& from, const Bytes& to);  // moves bytes that this rank sends to itself
+  void send(int peer, const Bytes& bytes);
+  void receive(int peer, const Bytes& bytes);
+  void keep(const Bytes& source, const Bytes& target);  // moves bytes that this rank sends to itself
   // Sends what is at `bytes` of rank `root` to all other ranks, which call it, too. Only where gathers().
   void gather(int root, const Bytes& bytes);
   bool gathers() const { return device_ != nullptr && group_.link->gathers(); }

@@ -81,19 +81,19 @@ void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
 void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& boundaries,
              const Tensor& lent = {}) {
   const auto r = static_cast<size_t>(group.rank);
-  const int64_t own = boundaries[r + 1] - boundaries[r];
+  const int64_t elements = boundaries[r + 1] - boundaries[r];
   const Tensor scratch =
-      collective.keep(lent.defined() ? lent.view({lent.elements()}) : empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
+      collective.keep(lent.defined() ? lent.view({lent.elements()}) : empty(flat.device(), flat.dtype(), {elements * (group.size() - 1)}));
   const Tensor mine = flat.slice(boundaries[r], boundaries[r + 1]);
   std::vector<Tensor> operands;
   for (int peer = 0, row = 0; peer < group.size(); ++peer) {
-    operands.push_back(peer == group.rank ? mine : scratch.slice(row * own, (row + 1) * own));
+    operands.push_back(peer == group.rank ? mine : scratch.slice(row * elements, (row + 1) * elements));
     row += peer != group.rank;
   }
   each_peer(group, [&](int peer) { collective.receive(peer, memory(operands[static_cast<size_t>(peer)])); });
   each_peer(group, [&](int peer) { collective.send(peer, share(memory(flat), boundaries, peer, dtype_bytes(flat.dtype()))); });
   collective.finish();
-  if (own > 0) tree_sum(operands, mine);
+  if (elements > 0) tree_sum(operands, mine);
 }
 
 }  // namespace
@@ -169,14 +169,14 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
     std::vector<int64_t> in, out;
   };
   std::vector<Cuts> cuts;
-  std::vector<int64_t> to(static_cast<size_t>(size())), from(to);  // bytes of all parts
+  std::vector<int64_t> sent(static_cast<size_t>(size())), received(sent);  // bytes of all parts
   for (const Exchange& part : parts) {
     cuts.push_back({.in = boundaries("all_to_all: in", part.in_counts, size(), part.in.size),
                     .out = boundaries("all_to_all: out", part.out_counts, size(), part.out.size)});
     const int64_t kept = share(part.in, cuts.back().in, rank()).size, place = share(part.out, cuts.back().out, rank()).size;
     require(kept == place, "all_to_all: rank ", rank(), " keeps ", kept, " bytes where ", place, " belong");
-    std::ranges::transform(to, part.in_counts, to.begin(), std::plus{});
-    std::ranges::transform(from, part.out_counts, from.begin(), std::plus{});
+    std::ranges::transform(sent, part.in_counts, sent.begin(), std::plus{});
+    std::ranges::transform(received, part.out_counts, received.begin(), std::plus{});
   }
   if (!group_) {  // a rank alone sends to itself
     for (const Exchange& part : parts) {
@@ -189,7 +189,8 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
   }
   Backend* const device = device_of("all_to_all", parts, &Exchange::in);
   require(device_of("all_to_all", parts, &Exchange::out) == device, "all_to_all: out lies elsewhere than in");
-  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .device = device, .to = to, .from = from};
+  const Collective::Call call{
+      .header = {.operation = Operation::all_to_all}, .purpose = purpose, .device = device, .sent = sent, .received = received};
   Collective::run(*group_, call, [&](Collective& collective) {
     for (size_t i = 0; i < parts.size(); ++i) {
       each_peer(*group_, [&](int peer) { collective.receive(peer, share(parts[i].out, cuts[i].out, peer)); });
@@ -236,9 +237,9 @@ void Communicator::broadcast(const Bytes& bytes, int root, Purpose purpose) cons
 
 void Communicator::barrier() const { all(std::byte{}); }
 
-int64_t Communicator::sum(int64_t own) const {
+int64_t Communicator::sum(int64_t value) const {
   uint64_t out = 0;
-  for (const int64_t each : all(own)) out += static_cast<uint64_t>(each);
+  for (const int64_t each : all(value)) out += static_cast<uint64_t>(each);
   return static_cast<int64_t>(out);
 }
 

@@ -90,26 +90,26 @@ void agree(const Communicator& world, const std::function<void()>& body) {
   }
 }
 
-std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& own) {
-  const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
+std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& value) {
+  const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(value.size()));
   std::string all = room_for(sizes);
-  std::ranges::copy(own, all.begin() + std::accumulate(sizes.begin(), sizes.begin() + world.rank(), int64_t{0}));
+  std::ranges::copy(value, all.begin() + std::accumulate(sizes.begin(), sizes.begin() + world.rank(), int64_t{0}));
   world.all_gather(std::as_writable_bytes(std::span(all)), sizes, Purpose::control);
   return cut(all, sizes);
 }
 
-std::vector<std::string> gather_strings(const Communicator& world, const std::string& own) {
-  std::vector<int64_t> from = world.all(static_cast<int64_t>(own.size())), to(from.size());
-  to.front() = static_cast<int64_t>(own.size());
-  if (world.rank() != 0) std::ranges::fill(from, 0);
-  std::string all = room_for(from);
-  world.all_to_all(std::as_bytes(std::span(own)), to, std::as_writable_bytes(std::span(all)), from, Purpose::control);
-  return world.rank() == 0 ? cut(all, from) : std::vector<std::string>{own};
+std::vector<std::string> gather_strings(const Communicator& world, const std::string& value) {
+  std::vector<int64_t> received = world.all(static_cast<int64_t>(value.size())), sent(received.size());
+  sent.front() = static_cast<int64_t>(value.size());
+  if (world.rank() != 0) std::ranges::fill(received, 0);
+  std::string all = room_for(received);
+  world.all_to_all(std::as_bytes(std::span(value)), sent, std::as_writable_bytes(std::span(all)), received, Purpose::control);
+  return world.rank() == 0 ? cut(all, received) : std::vector<std::string>{value};
 }
 
-std::string broadcast_string(const Communicator& world, const std::string& own) {
-  std::string text = own;
-  text.resize(static_cast<size_t>(world.all(static_cast<int64_t>(own.size())).front()));
+std::string broadcast_string(const Communicator& world, const std::string& value) {
+  std::string text = value;
+  text.resize(static_cast<size_t>(world.all(static_cast<int64_t>(value.size())).front()));
   world.broadcast(std::as_writable_bytes(std::span(text)), 0, Purpose::control);
   return text;
 }
@@ -123,9 +123,9 @@ void fail_alike(const Communicator& world, ExitCode code, const std::string& mes
   fail(code, message);
 }
 
-void require_same(const Communicator& world, const std::string& what, const std::string& own) {
+void require_same(const Communicator& world, const std::string& what, const std::string& value) {
   if (world.size() == 1) return;
-  const std::vector<Hash64> all = world.all(xxh64(own));
+  const std::vector<Hash64> all = world.all(xxh64(value));
   const auto times = [&](Hash64 hash) { return std::ranges::count(all, hash); };
   const Hash64 majority = std::ranges::max(all, {}, times);
   const auto mismatch = std::ranges::find_if(all, [&](Hash64 hash) { return hash != majority; });

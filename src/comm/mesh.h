@@ -38,9 +38,9 @@ void await_all(const Communicator& world);
 
 // Exchanges strings among ranks, and makes all ranks throw alike. Every rank makes these calls; a group of one does the work alone.
 
-std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& own);  // by rank
-std::vector<std::string> gather_strings(const Communicator& world, const std::string& own);  // by rank on rank 0; on others its own alone
-std::string broadcast_string(const Communicator& world, const std::string& own);
+std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& value);  // by rank
+std::vector<std::string> gather_strings(const Communicator& world, const std::string& value);  // by rank on rank 0; on others its own alone
+std::string broadcast_string(const Communicator& world, const std::string& value);
 
 // Once ranks communicate, an error that every rank meets is thrown by agree() or fail_alike(), too: the first rank to leave would end the
 // waits of ranks that have not come as far, and these would end with peer_lost instead.
@@ -60,7 +60,7 @@ auto agree_on(const Communicator& world, const Make& make) {
   return std::move(*out);
 }
 
-// Throws Error(usage) on all ranks unless `own` is the same on all, naming the first rank that differs from the majority.
-void require_same(const Communicator& world, const std::string& what, const std::string& own);
+// Throws Error(usage) on all ranks unless `value` is the same on all, naming the first rank that differs from the majority.
+void require_same(const Communicator& world, const std::string& what, const std::string& value);
 
 }  // namespace mantissa

@@ -33,7 +33,7 @@ void Transport::wait_all() {
   forget();
 }
 
-void Transport::keep(std::span<const std::byte> from, std::span<std::byte> to) { std::ranges::copy(from, to.begin()); }
+void Transport::keep(std::span<const std::byte> source, std::span<std::byte> target) { std::ranges::copy(source, target.begin()); }
 
 namespace {
 
@@ -41,7 +41,7 @@ namespace {
 // and a sender that changes its bytes too early is a data race that ThreadSanitizer sees.
 
 struct Post {
-  int from, to;
+  int sender, receiver;
   uint64_t tag;
   std::span<const std::byte> bytes;
 };
@@ -67,23 +67,23 @@ class ThreadTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  Request send(int to, uint64_t tag, std::span<const std::byte> bytes) override {
+  Request send(int peer, uint64_t tag, std::span<const std::byte> bytes) override {
     const std::lock_guard lock(mailbox_->mutex);
     const uint64_t number = mailbox_->next++;
-    mailbox_->posts.emplace(number, Post{rank_, to, tag, bytes});
+    mailbox_->posts.emplace(number, Post{rank_, peer, tag, bytes});
     mailbox_->change();
     requests_.push_back({.post = number});
     return requests_.size() - 1;
   }
 
-  Request receive(int from, uint64_t tag, std::span<std::byte> bytes) override {
-    requests_.push_back({.receives = true, .from = from, .tag = tag, .bytes = bytes});
+  Request receive(int peer, uint64_t tag, std::span<std::byte> bytes) override {
+    requests_.push_back({.receives = true, .sender = peer, .tag = tag, .bytes = bytes});
     return requests_.size() - 1;
   }
 
   void cancel() noexcept override {
     const std::lock_guard lock(mailbox_->mutex);
-    std::erase_if(mailbox_->posts, [&](const auto& entry) { return entry.second.from == rank_; });
+    std::erase_if(mailbox_->posts, [&](const auto& entry) { return entry.second.sender == rank_; });
     requests_.clear();
   }
 
@@ -109,7 +109,7 @@ class ThreadTransport final : public Transport {
   struct Began {
     bool receives = false, taken = false;
     uint64_t post = 0;  // the post of a send
-    int from = 0;
+    int sender = 0;
     uint64_t tag = 0;
     std::span<std::byte> bytes{};
   };
@@ -118,11 +118,11 @@ class ThreadTransport final : public Transport {
     if (!r.receives || r.taken) return;
     auto& posts = mailbox_->posts;
     const auto found = std::find_if(posts.begin(), posts.end(), [&](const auto& entry) {
-      return entry.second.from == r.from && entry.second.to == rank_ && entry.second.tag == r.tag;
+      return entry.second.sender == r.sender && entry.second.receiver == rank_ && entry.second.tag == r.tag;
     });
     if (found == posts.end()) return;
     const std::span<const std::byte> bytes = found->second.bytes;
-    require(bytes.size() == r.bytes.size(), "rank ", r.from, " sent ", bytes.size(), " bytes where rank ", rank_, " expected ",
+    require(bytes.size() == r.bytes.size(), "rank ", r.sender, " sent ", bytes.size(), " bytes where rank ", rank_, " expected ",
             r.bytes.size());
     if (!bytes.empty()) std::memcpy(r.bytes.data(), bytes.data(), bytes.size());
     posts.erase(found);
@@ -147,36 +147,36 @@ std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Trans
 
 namespace {
 
-void copy_host_memory(std::span<const std::byte> from, std::span<std::byte> to) {
-  if (!is_dry(from.data()) && !is_dry(to.data()) && from.size() == to.size()) std::ranges::copy(from, to.begin());
+void copy_host_memory(std::span<const std::byte> source, std::span<std::byte> target) {
+  if (!is_dry(source.data()) && !is_dry(target.data()) && source.size() == target.size()) std::ranges::copy(source, target.begin());
 }
 
 class DryTransport final : public Transport {
  public:
   DryTransport(int ranks, GroupTraffic& counted)
-      : Transport({}), counted_(counted), to_(static_cast<size_t>(ranks)), from_(static_cast<size_t>(ranks)) {}
+      : Transport({}), counted_(counted), sent_(static_cast<size_t>(ranks)), received_(static_cast<size_t>(ranks)) {}
 
   int rank() const override { return 0; }
-  int size() const override { return static_cast<int>(to_.size()); }
+  int size() const override { return static_cast<int>(sent_.size()); }
 
-  Request send(int to, uint64_t tag, std::span<const std::byte> bytes) override {
+  Request send(int peer, uint64_t tag, std::span<const std::byte> bytes) override {
     if (tag == kHeaderTag) {
       Header header;
       std::memcpy(&header, bytes.data(), sizeof header);
       operation_ = header.operation;
       scatters_ = operation_ == Operation::sum || operation_ == Operation::sum_scatter;
     } else {
-      to_[static_cast<size_t>(to)] += std::ssize(bytes);
+      sent_[static_cast<size_t>(peer)] += std::ssize(bytes);
     }
     messages_[tag == kHeaderTag].sent.push_back(bytes);
     return begun_++;
   }
-  Request receive(int from, uint64_t tag, std::span<std::byte> bytes) override {
-    if (tag != kHeaderTag) from_[static_cast<size_t>(from)] += std::ssize(bytes);
+  Request receive(int peer, uint64_t tag, std::span<std::byte> bytes) override {
+    if (tag != kHeaderTag) received_[static_cast<size_t>(peer)] += std::ssize(bytes);
     messages_[tag == kHeaderTag].received.push_back(bytes);
     return begun_++;
   }
-  void keep(std::span<const std::byte> from, std::span<std::byte> to) override { copy_host_memory(from, to); }
+  void keep(std::span<const std::byte> source, std::span<std::byte> target) override { copy_host_memory(source, target); }
   void cancel() noexcept override {
     messages_ = {};
     begun_ = 0;
@@ -195,8 +195,8 @@ class DryTransport final : public Transport {
   size_t begun() const override { return begun_; }
   void forget() override {
     if (operation_ != Operation::all_to_all) count();
-    std::ranges::fill(to_, 0);
-    std::ranges::fill(from_, 0);
+    std::ranges::fill(sent_, 0);
+    std::ranges::fill(received_, 0);
     begun_ = 0;
   }
 
@@ -209,8 +209,8 @@ class DryTransport final : public Transport {
   // Counts the bytes of a phase. In a scatter each rank sends every other one's share, otherwise its own, so that one rank knows the shares
   // of all. A sum scatters first and gathers then.
   void count() {
-    std::vector<int64_t>& shares = scatters_ ? to_ : from_;
-    shares.front() = (scatters_ ? from_ : to_).back();
+    std::vector<int64_t>& shares = scatters_ ? sent_ : received_;
+    shares.front() = (scatters_ ? received_ : sent_).back();
     const int64_t all = std::accumulate(shares.begin(), shares.end(), int64_t{0}), others = std::ssize(shares) - 1;
     const auto [least, most] = std::ranges::minmax(shares);
     counted_.sent += others * all;
@@ -223,7 +223,7 @@ class DryTransport final : public Transport {
   size_t begun_ = 0;
   Operation operation_{};
   bool scatters_ = false;
-  std::vector<int64_t> to_, from_;  // bytes of this phase of a collective, by peer
+  std::vector<int64_t> sent_, received_;  // bytes of this phase of a collective, by peer
 };
 
 }  // namespace

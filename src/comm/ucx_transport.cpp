@@ -85,11 +85,11 @@ class UcxTransport final : public Transport {
         context_(make_context(), ucp_cleanup),
         worker_(make_worker(context_.get()), ucp_worker_destroy) {
     check(ucp_worker_get_efd(worker_.get(), &wakeup_), "sleeping");
-    ucp_address_t* own = nullptr;
+    ucp_address_t* found = nullptr;
     size_t length = 0;
-    check(ucp_worker_get_address(worker_.get(), &own, &length), "finding the own address");
-    const std::string address(reinterpret_cast<const char*>(own), length);
-    ucp_worker_release_address(worker_.get(), own);
+    check(ucp_worker_get_address(worker_.get(), &found, &length), "finding the own address");
+    const std::string address(reinterpret_cast<const char*>(found), length);
+    ucp_worker_release_address(worker_.get(), found);
     addresses_ = exchange(address);
     const bool listed = rank_ >= 0 && rank_ < size() && addresses_[static_cast<size_t>(rank_)] == address;
     require(listed && size() <= 1 << 16, "rank ", rank_, " is not where it should be among ", size(), " addresses");
@@ -120,17 +120,17 @@ class UcxTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(addresses_.size()); }
 
-  Request send(int to, uint64_t tag, std::span<const std::byte> bytes) override {
+  Request send(int peer, uint64_t tag, std::span<const std::byte> bytes) override {
     const ucp_request_param_t none{};
-    void* const request = ucp_tag_send_nbx(endpoint(to), bytes.data(), bytes.size(), tag_of(rank_, tag), &none);
-    return begin({.request = request, .peer = to, .bytes = bytes.size()});
+    void* const request = ucp_tag_send_nbx(endpoint(peer), bytes.data(), bytes.size(), tag_of(rank_, tag), &none);
+    return begin({.request = request, .peer = peer, .bytes = bytes.size()});
   }
 
-  Request receive(int from, uint64_t tag, std::span<std::byte> bytes) override {
+  Request receive(int peer, uint64_t tag, std::span<std::byte> bytes) override {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;  // only a request tells the length
-    void* const request = ucp_tag_recv_nbx(worker_.get(), bytes.data(), bytes.size(), tag_of(from, tag), ~uint64_t{0}, &param);
-    return begin({.request = request, .receives = true, .peer = from, .bytes = bytes.size()});
+    void* const request = ucp_tag_recv_nbx(worker_.get(), bytes.data(), bytes.size(), tag_of(peer, tag), ~uint64_t{0}, &param);
+    return begin({.request = request, .receives = true, .peer = peer, .bytes = bytes.size()});
   }
 
   void cancel() noexcept override {
@@ -187,12 +187,12 @@ class UcxTransport final : public Transport {
     return requests_.size() - 1;
   }
 
-  ucp_ep_h endpoint(int to) {
-    ucp_ep_h& found = endpoints_.at(static_cast<size_t>(to));
+  ucp_ep_h endpoint(int peer) {
+    ucp_ep_h& found = endpoints_.at(static_cast<size_t>(peer));
     if (found != nullptr) return found;
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
-    params.address = reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(to)].data());
+    params.address = reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(peer)].data());
     params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
     const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &found);
     if (status != UCS_OK) {  // a dead peer cannot be reached, either, and is known to have died a moment later
@@ -200,7 +200,7 @@ class UcxTransport final : public Transport {
       for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
         std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
     }
-    check(status, text("reaching rank ", to).c_str());
+    check(status, text("reaching rank ", peer).c_str());
     return found;
   }
 

@@ -242,17 +242,17 @@ bool outlive_launcher() {
 std::string first_host(std::string_view variable, std::string_view list) {
   const auto refuse = [&] { fail(ExitCode::usage, variable, "=", list, ": is no list of hosts"); };
   std::string host;
-  for (size_t at = 0; at < list.size() && list[at] != ',';) {
-    if (list[at] == '[') {  // its first number, the width of which counts
-      const size_t close = list.find(']', at), end = std::min(close, list.find_first_of(",-", at));
-      if (close == std::string_view::npos || !whole_number(list.substr(at + 1, end - at - 1)) || list[at + 1] == '-') refuse();
-      host += list.substr(at + 1, end - at - 1);
-      at = close + 1;
+  for (size_t i = 0; i < list.size() && list[i] != ',';) {
+    if (list[i] == '[') {  // its first number, the width of which counts
+      const size_t close = list.find(']', i), end = std::min(close, list.find_first_of(",-", i));
+      if (close == std::string_view::npos || !whole_number(list.substr(i + 1, end - i - 1)) || list[i + 1] == '-') refuse();
+      host += list.substr(i + 1, end - i - 1);
+      i = close + 1;
     } else {
-      const bool plain = (list[at] >= '0' && list[at] <= '9') || ((list[at] | 0x20) >= 'a' && (list[at] | 0x20) <= 'z') ||
-                         list[at] == '-' || list[at] == '.' || list[at] == '_';
+      const bool plain = (list[i] >= '0' && list[i] <= '9') || ((list[i] | 0x20) >= 'a' && (list[i] | 0x20) <= 'z') || list[i] == '-' ||
+                         list[i] == '.' || list[i] == '_';
       if (!plain) refuse();
-      host += list[at++];
+      host += list[i++];
     }
   }
   if (host.empty() || host.size() > 255) refuse();
@@ -294,10 +294,10 @@ std::optional<int64_t> remove_if_orphaned(const fs::path& file) {
   if (fd < 0) return {};
   constexpr time_t kEmptySeconds = 60;  // for which an empty one is left alone
   struct stat status {};
-  const bool own = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
+  const bool is_ours = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid();
   const bool may_be_new = status.st_size == 0 && ::time(nullptr) - status.st_mtime < kEmptySeconds;
   // Opening a file breaks the lease of its holder by a signal, SIGIO by default, which would end this process.
-  const bool orphaned = own && !may_be_new && ::fcntl(fd, F_SETSIG, SIGURG) == 0 && ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
+  const bool orphaned = is_ours && !may_be_new && ::fcntl(fd, F_SETSIG, SIGURG) == 0 && ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
   const bool removed = orphaned && ::unlink(file.c_str()) == 0;
   ::close(fd);
   return removed ? std::optional<int64_t>(status.st_size) : std::nullopt;
@@ -308,9 +308,9 @@ std::optional<int64_t> remove_if_orphaned(const fs::path& file) {
 OrphanedSegments remove_orphaned_segments(const fs::path& folder) {
   OrphanedSegments out;
   std::error_code unreadable;
-  for (fs::directory_iterator at(folder, unreadable), end; !unreadable && at != end; at.increment(unreadable)) {
-    if (!at->path().filename().string().starts_with("ucx_shm_posix_")) continue;
-    const std::optional<int64_t> bytes = remove_if_orphaned(at->path());
+  for (fs::directory_iterator entry(folder, unreadable), end; !unreadable && entry != end; entry.increment(unreadable)) {
+    if (!entry->path().filename().string().starts_with("ucx_shm_posix_")) continue;
+    const std::optional<int64_t> bytes = remove_if_orphaned(entry->path());
     if (!bytes) continue;
     ++out.count;
     out.bytes += *bytes;

@@ -114,8 +114,8 @@ Socket opened_secret(const std::string& path, SecretSource kind) {
   struct stat status {};
   require(::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode), ExitCode::usage, path, ": is not a regular file");
   require((status.st_mode & 077) == 0, ExitCode::usage, path, ": others may read this secret; chmod 600 it");
-  const bool own = status.st_uid == ::geteuid() || (kind == SecretSource::secret_file && ::geteuid() == 0);
-  require(own, ExitCode::usage, path, ": belongs to another user");
+  const bool is_ours = status.st_uid == ::geteuid() || (kind == SecretSource::secret_file && ::geteuid() == 0);
+  require(is_ours, ExitCode::usage, path, ": belongs to another user");
   return file;
 }
 
@@ -167,9 +167,9 @@ fs::path rendezvous_folder(const std::string& chosen) {
   const Environment environment = process_environment();
   const auto runtime = environment.find("XDG_RUNTIME_DIR");
   struct stat status {};  // sudo and containers leave the variable of somebody else, or of a folder that is not there
-  const bool own = runtime != environment.end() && ::stat(runtime->second.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
-                   status.st_uid == ::geteuid();
-  if (own) return runtime->second;
+  const bool is_ours = runtime != environment.end() && ::stat(runtime->second.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+                       status.st_uid == ::geteuid();
+  if (is_ours) return runtime->second;
   std::error_code problem;
   const fs::path temporary = fs::temp_directory_path(problem);
   require(!problem, ExitCode::environment, "no temporary folder for what the ranks of this host publish: ", problem.message(),
@@ -287,10 +287,10 @@ std::vector<Address> resolve_within(const Launch& launch, const StoreOptions& op
 // Returns true if the secret is published in a file of this host. Throws Error(usage) if one is required and missing.
 bool secret_is_published(const Launch& launch, const StoreOptions& options, const std::vector<Address>& addresses) {
   if (options.secret) return false;
-  const bool here =
+  const bool is_local =
       launch.local_size == launch.world && std::all_of(addresses.begin(), addresses.end(), [](const Address& a) { return a.loopback; });
   require(
-      here, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
+      is_local, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
       ", which other hosts may reach, need a secret: set MANTISSA_SECRET or MANTISSA_SECRET_FILE to the same 32 random bytes for all of "
       "them");
   return true;
@@ -345,8 +345,8 @@ class Caller {
         const std::vector<RendezvousFile> files = rendezvous_files(options_.folder, launch_);
         look_for_death(files);
         for (const RendezvousFile& rendezvous : files) {
-          const std::vector<Address> here = resolve(launch_.address, rendezvous.port);
-          if (std::optional<Connection> found = try_addresses(here, options_.secret.value_or(rendezvous.secret))) return std::move(*found);
+          const std::vector<Address> local = resolve(launch_.address, rendezvous.port);
+          if (std::optional<Connection> found = try_addresses(local, options_.secret.value_or(rendezvous.secret))) return std::move(*found);
         }
       }
       require(monotonic_now() < deadline_, ExitCode::peer_lost, "rank ", launch_.rank, " did not reach rank 0 at ", launch_.address, ":",

@@ -91,14 +91,14 @@ class Store::Client {
 
   void fail_all(ExitCode code, const std::string& message) {
     std::unique_lock lock(mutex_);
-    const Failure own{.code = code, .rank = launch_.rank, .message = message};
+    const Failure failure{.code = code, .rank = launch_.rank, .message = message};
     if (failure_) return;
-    if (!closed_) send_abort(own);
+    if (!closed_) send_abort(failure);
     wake();
     // A rank that leaves before all know the cause would be taken for the cause, and so would those that its launcher then ends.
     const std::chrono::duration<double> until_known(options_.cause_timeout_s + kFailureReportSeconds);
     if (code == ExitCode::peer_lost) changed_.wait_for(lock, until_known, [&] { return closed_ || failure_; });
-    raise(own);
+    raise(failure);
     changed_.wait_for(lock, std::chrono::duration<double>(kFailureReportSeconds), [&] { return closed_ || !connection_.waiting(); });
   }
 
@@ -318,12 +318,12 @@ void Store::barrier(const std::string& name, double timeout_s) {
 }
 
 // Rank 0 sets blocks as large as values may be: the number of values in each, then the values.
-std::vector<std::string> Store::gather(const std::string& name, const std::string& own) {
+std::vector<std::string> Store::gather(const std::string& name, const std::string& value) {
   const auto world = static_cast<size_t>(client_->launch().world);
   const std::string key = ".gathered/" + name + "/", block_key = key + "block ";
   std::vector<std::string> all;
   if (client_->launch().rank > 0) {
-    set(key + std::to_string(client_->launch().rank), own);
+    set(key + std::to_string(client_->launch().rank), value);
     for (size_t block = 0; all.size() < world; ++block) {
       Frame values(Message::set, get(block_key + std::to_string(block)));
       for (auto left = values.number<uint32_t>(); left > 0; --left) all.push_back(values.text());
@@ -337,7 +337,7 @@ std::vector<std::string> Store::gather(const std::string& name, const std::strin
     set(block_key + std::to_string(blocks++), Fields().number(std::exchange(count, 0)).bytes() + std::exchange(block, {}).bytes());
   };
   for (size_t rank = 0; rank < world; ++rank) {
-    all.push_back(rank == 0 ? own : get(key + std::to_string(rank)));
+    all.push_back(rank == 0 ? value : get(key + std::to_string(rank)));
     if (count > 0 && block.bytes().size() + all.back().size() > kMostValueBytes - kBlockSpareBytes) put();
     block.text(all.back());
     ++count;

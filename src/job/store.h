@@ -84,7 +84,7 @@ class Store {
 
   // Gathers one string per rank under this name, once per name, ordered by rank: rank 0 collects, others wait once for each MiB. A string
   // may have 1 KiB less than kMostValueBytes.
-  std::vector<std::string> gather(const std::string& name, const std::string& own);
+  std::vector<std::string> gather(const std::string& name, const std::string& value);
 
   // Throws Error(usage) on all ranks, naming the mismatching rank and item, unless every rank gives the same.
   void compare(const std::vector<NamedHash>& items);

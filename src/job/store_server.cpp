@@ -29,10 +29,10 @@ Fields failure_fields(const Failure& failure) {
 
 }  // namespace
 
-StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own)
+StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket root)
     : launch_(launch), options_(options), listener_(std::move(listener)), peers_(static_cast<size_t>(launch.world)) {
-  configure(own, options.heartbeat_timeout_s);
-  peers_[0].connection.emplace(std::move(own));
+  configure(root, options.heartbeat_timeout_s);
+  peers_[0].connection.emplace(std::move(root));
   peers_[0].connection->send(Message::welcome);
   thread_ = std::thread([this] { serve(); });
 }
@@ -265,15 +265,15 @@ void StoreServer::heartbeat(int rank, Frame& frame) {
   peer.operation = frame.number<uint32_t>();
   peer.section = frame.text();
   for (size_t other = 0; other < peers_.size(); ++other) {
-    const Peer& with = peers_[other];
-    if (!with.connection || with.sequence != peer.sequence || with.operation == peer.operation || with.operation == 0 ||
+    const Peer& known = peers_[other];
+    if (!known.connection || known.sequence != peer.sequence || known.operation == peer.operation || known.operation == 0 ||
         peer.operation == 0)
       continue;
     return fail_job(
         {.code = ExitCode::internal,
          .rank = rank,
          .message = text("collective ", peer.sequence, " is one operation on ", name_of(rank), " (step ", peer.step, ", ", peer.section,
-                         ") and another on ", name_of(static_cast<int>(other)), " (step ", with.step, ", ", with.section, ")")});
+                         ") and another on ", name_of(static_cast<int>(other)), " (step ", known.step, ", ", known.section, ")")});
   }
 }
 

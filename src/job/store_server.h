@@ -16,8 +16,8 @@ namespace mantissa {
 
 class StoreServer {
  public:
-  // `own` is the connection to rank 0 itself.
-  StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own);
+  // `root` is the connection to rank 0 itself.
+  StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket root);
   // Returns once all ranks have left, or, after a failure, have had it reported. If a rank failed before all were there, also waits some
   // seconds for later ones, which would wait for a rank 0 that is gone.
   ~StoreServer();

@@ -144,19 +144,19 @@ void measure(const Optimizer::State& state, int64_t begin, int64_t end, Measurem
 
 // Measures a shard of a grouped weight expert by expert; adds to its sums what all have together.
 void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements& measurements, Sums& sums) {
-  const auto together = std::make_shared<Sums>();
+  const auto whole = std::make_shared<Sums>();
   for (const ParameterShard::Chunk& chunk : state.shard.chunks()) {
     for (int64_t row = chunk.row; row < chunk.row + chunk.end - chunk.begin;) {
       const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), chunk.row + chunk.end - chunk.begin);
       const int64_t moved = chunk.begin - chunk.row;
-      measure(state, row + moved, end + moved, measurements, [&experts, together, expert](std::span<const double> parts) {
+      measure(state, row + moved, end + moved, measurements, [&experts, whole, expert](std::span<const double> parts) {
         experts.add(expert, parts);
-        together->add(parts);
+        whole->add(parts);
       });
       row = end;
     }
   }
-  measurements.then([&sums, together] { sums.add(*together); });
+  measurements.then([&sums, whole] { sums.add(*whole); });
 }
 
 // Operands that all ranks sharing a weight quantize alike are counted on the first.
@@ -178,14 +178,14 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     if (module.matrices > 1) grouped_weights.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
   }
   Measurements measurements;
-  const auto into = [](Sums& to) { return [&to](std::span<const double> parts) { to.add(parts); }; };
+  const auto taker = [](Sums& target) { return [&target](std::span<const double> parts) { target.add(parts); }; };
   for (const Optimizer::State& state : optimizer.states()) {
     const ParameterShard& shard = state.shard;
     if (!shard.of->quantized || shard.of->sharding.is_copy()) continue;
     Sums& all = sums[{&shard.of->leaf, OperandRole::weight}];
     const auto grouped = grouped_weights.find(&shard.of->leaf);
     if (grouped == grouped_weights.end()) {
-      measure(state, shard.begin, shard.end, measurements, into(all));
+      measure(state, shard.begin, shard.end, measurements, taker(all));
     } else {
       measure(state, grouped->second, measurements, all);
     }
@@ -195,7 +195,7 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
       if (!is_counted(operand, weights.at(operand.weight)->sharding)) return;
-      const Measurements::Take take = into(sums[{operand.weight, operand.role}]);
+      const Measurements::Take take = taker(sums[{operand.weight, operand.role}]);
       operand.error.defined() ? measurements.add_measured(operand.error, take)
                               : measurements.add(operand.x, operand.codes, operand.rows, take);
     });

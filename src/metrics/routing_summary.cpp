@@ -30,21 +30,21 @@ void add(std::span<const double> row, RouterFigures wanted, const MoeConfig& moe
 // exact in any order.
 void gather(const Communicator& ranks, std::vector<Figures>& layers) {
   if (ranks.size() == 1) return;
-  std::vector<double> own, all;
+  std::vector<double> sent, received;
   for (const Figures& layer : layers) {
-    own.insert(own.end(), layer.assignments.begin(), layer.assignments.end());
-    own.insert(own.end(), layer.losses.begin(), layer.losses.end());
+    sent.insert(sent.end(), layer.assignments.begin(), layer.assignments.end());
+    sent.insert(sent.end(), layer.losses.begin(), layer.losses.end());
   }
-  for (int r = 0; r < ranks.size(); ++r) all.insert(all.end(), own.begin(), own.end());
-  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(own.size() * sizeof(double)));
-  ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);
+  for (int r = 0; r < ranks.size(); ++r) received.insert(received.end(), sent.begin(), sent.end());
+  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(sent.size() * sizeof(double)));
+  ranks.all_gather(std::as_writable_bytes(std::span(received)), counts, Purpose::control);
   const std::ptrdiff_t losses = std::ssize(layers[0].losses);
   for (Figures& layer : layers) layer = {.assignments = std::vector<double>(layer.assignments.size())};
-  for (auto at = all.cbegin(); at != all.cend();) {
+  for (auto next = received.cbegin(); next != received.cend();) {
     for (Figures& layer : layers) {
-      for (double& sum : layer.assignments) sum += *at++;
-      layer.losses.insert(layer.losses.end(), at, at + losses);
-      at += losses;
+      for (double& sum : layer.assignments) sum += *next++;
+      layer.losses.insert(layer.losses.end(), next, next + losses);
+      next += losses;
     }
   }
 }

@@ -47,13 +47,13 @@ double busy_core_seconds() {
 class ForeignLoad {
  public:
   double share(const Communicator& host) const {
-    const double wall = monotonic_seconds() - wall_, own = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - own_;
-    const double ours = static_cast<double>(host.sum(std::llround(own * 1e6))) * 1e-6;
-    return std::max(0.0, busy_core_seconds() - busy_ - ours) / (wall * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
+    const double wall = monotonic_seconds() - wall_, ours = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - ours_;
+    const double host_ours = static_cast<double>(host.sum(std::llround(ours * 1e6))) * 1e-6;
+    return std::max(0.0, busy_core_seconds() - busy_ - host_ours) / (wall * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
   }
 
  private:
-  double wall_ = monotonic_seconds(), own_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
+  double wall_ = monotonic_seconds(), ours_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
 };
 
 // Units in which a workload's rate is reported.
@@ -83,8 +83,8 @@ std::string machine_text(const Backend& device) {
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
   std::sort(values.begin(), values.end());
-  const auto at = [&](double q) { return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))]; };
-  return {.median = at(0.5), .p10 = at(0.1), .p90 = at(0.9)};
+  const auto quantile = [&](double q) { return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))]; };
+  return {.median = quantile(0.5), .p10 = quantile(0.1), .p90 = quantile(0.9)};
 }
 
 Json percentiles(const Spread& spread, double scale) {
@@ -124,7 +124,7 @@ Harness::Harness(Backend& device, const BenchOptions& options, const Communicato
               git_revision().c_str(), machine_text(device_).c_str(), ranks.c_str(), threads_);
 }
 
-bool Harness::decided(bool own) const { return world_.all(static_cast<char>(own)).front() != 0; }
+bool Harness::decided(bool vote) const { return world_.all(static_cast<char>(vote)).front() != 0; }
 
 // Returns the seconds of one call, repeated until the slice is full. Where a device comes later than the host asks, waits are among twice
 // as many calls each time, so that they do not count for short ones.
@@ -228,10 +228,10 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line.add("disturbed", result.disturbed);
   line.add("device", {{"isa", machine_text(device_)}, {"threads", threads_}, {"ranks", world_.size()}});
   if (!device_.host_memory()) {
-    GemmCounts own = device_.gemm_counts();
-    for (size_t path = 0; path < own.size(); ++path) own[path] -= std::exchange(counted_[path], own[path]);
+    GemmCounts counts = device_.gemm_counts();
+    for (size_t path = 0; path < counts.size(); ++path) counts[path] -= std::exchange(counted_[path], counts[path]);
     line.add("gpus", find_gpus().text);
-    line.add("gemms", gemm_counts_text(own));
+    line.add("gemms", gemm_counts_text(counts));
   }
   json_.append(line.dump(-1, Json::Order::keys));
 }

@@ -85,7 +85,7 @@ class Harness {
  private:
   double timed(const std::function<void()>& run) const;
   double timed_in_a_row(const std::function<void()>& run, int calls) const;
-  bool decided(bool own) const;
+  bool decided(bool vote) const;
   double gemm_rate(Dtype dtype);
   double copy_rate();
   double ceiling_rate(const Workload& workload);

@@ -48,9 +48,9 @@ int64_t size_in(uint32_t word, const char* what) {
 }
 
 template <class T, size_t kCount>
-T choice(const std::array<T, kCount>& from, uint32_t word, size_t count, const char* what) {
+T choice(const std::array<T, kCount>& choices, uint32_t word, size_t count, const char* what) {
   expect(word < count, "header: ", what, " is ", word, ", expected less than ", count);
-  return from[word];
+  return choices[word];
 }
 
 // Cuts a payload into its sections, in order.

@@ -198,7 +198,7 @@ WorkerPlan plan_of(const LaunchArguments& arguments) {
   return plan;
 }
 
-std::string how(const Ending& ending) {
+std::string cause_text(const Ending& ending) {
   if (ending.signal == 0) return text("exit code ", ending.code);
   const char* const name = ::sigabbrev_np(ending.signal);
   return name != nullptr ? text("SIG", name) : text("signal ", ending.signal);
@@ -210,7 +210,7 @@ void say(const std::string& message) { UnblockedOutput(STDERR_FILENO).write(text
 void print_causes(const Attempt& attempt) {
   const Ending& first = attempt.failures.front();
   const bool logged = !first.log.empty();
-  std::string lines = text("rank ", first.rank, " failed first: ", how(first));
+  std::string lines = text("rank ", first.rank, " failed first: ", cause_text(first));
   if (!attempt.repeated.empty()) {
     const std::vector<int> ranks(attempt.repeated.begin(), attempt.repeated.end());
     lines += text("; an error above is also that of ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks, ", "));
@@ -226,7 +226,7 @@ void print_causes(const Attempt& attempt) {
   for (const Ending& failure : attempt.failures) {
     std::array<char, 32> seconds{};
     std::snprintf(seconds.data(), seconds.size(), "%.3f", failure.seconds);
-    add(std::to_string(failure.rank), host_name(), std::to_string(failure.pid), seconds.data(), how(failure), failure.log);
+    add(std::to_string(failure.rank), host_name(), std::to_string(failure.pid), seconds.data(), cause_text(failure), failure.log);
   }
   say(lines);
 }

@@ -42,13 +42,13 @@ int opened_log(const std::string& path) {
 
 }  // namespace
 
-WorkerStream::WorkerStream(int from, UnblockedOutput* to, std::string prefix, const std::string& log, ShownErrors& errors)
-    : from_(from), to_(to), log_(opened_log(log)), prefix_(std::move(prefix)), errors_(&errors) {}
+WorkerStream::WorkerStream(int pipe, UnblockedOutput* output, std::string prefix, const std::string& log, ShownErrors& errors)
+    : pipe_(pipe), output_(output), log_(opened_log(log)), prefix_(std::move(prefix)), errors_(&errors) {}
 
 WorkerStream::WorkerStream(WorkerStream&& other) noexcept
-    : from_(std::exchange(other.from_, -1)),
+    : pipe_(std::exchange(other.pipe_, -1)),
       rest_(other.rest_),
-      to_(other.to_),
+      output_(other.output_),
       log_(std::exchange(other.log_, -1)),
       log_error_(other.log_error_),
       prefix_(std::move(other.prefix_)),
@@ -58,31 +58,31 @@ WorkerStream::WorkerStream(WorkerStream&& other) noexcept
       held_(std::move(other.held_)) {}
 
 WorkerStream::~WorkerStream() {
-  if (from_ >= 0) ::close(from_);
+  if (pipe_ >= 0) ::close(pipe_);
   if (log_ >= 0) ::close(log_);
 }
 
 void WorkerStream::read() {
   std::array<char, kMostPending> block;
-  const ssize_t got = ::read(from_, block.data(), block.size());
+  const ssize_t got = ::read(pipe_, block.data(), block.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) return close();
   rest_ = std::max<int64_t>(0, rest_ - got);
   const std::string_view bytes(block.data(), static_cast<size_t>(got));
   write_log(bytes);
-  if (to_ != nullptr) pending_ += bytes;
+  if (output_ != nullptr) pending_ += bytes;
   show(false);
 }
 
 void WorkerStream::note_rest() {
   int bytes = 0;
-  if (from_ >= 0 && ::ioctl(from_, FIONREAD, &bytes) == 0) rest_ = bytes;
+  if (pipe_ >= 0 && ::ioctl(pipe_, FIONREAD, &bytes) == 0) rest_ = bytes;
 }
 
 void WorkerStream::close() {
   show(true);
   rest_ = 0;
-  if (from_ >= 0) ::close(std::exchange(from_, -1));
+  if (pipe_ >= 0) ::close(std::exchange(pipe_, -1));
 }
 
 // A full disk does not stop the launcher.
@@ -126,7 +126,7 @@ void WorkerStream::show(bool all) {
     out += prefix_ + pending_ + "\n";
     pending_.clear();
   }
-  if (to_ != nullptr && !out.empty()) to_->write(out);
+  if (output_ != nullptr && !out.empty()) output_->write(out);
 }
 
 namespace {
@@ -304,10 +304,10 @@ class Group {
     const std::string folder = log_folder(rank), prefix = text("[rank", rank, "]:");
     if (!folder.empty()) make_folders(folder);
     const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
-    const auto stream = [&](int from, int to) {
-      const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
-      const auto which = static_cast<size_t>(to - STDOUT_FILENO);
-      streams_.emplace_back(from, shown ? &shown_[which] : nullptr, prefix, folder.empty() ? "" : folder + kLogNames[which], errors_);
+    const auto stream = [&](int pipe, int target) {
+      const bool shown = visible && (folder.empty() || (plan_.shown & target) != 0);
+      const auto which = static_cast<size_t>(target - STDOUT_FILENO);
+      streams_.emplace_back(pipe, shown ? &shown_[which] : nullptr, prefix, folder.empty() ? "" : folder + kLogNames[which], errors_);
     };
     const auto [out, to_out] = new_pipe();
     stream(out, STDOUT_FILENO);
@@ -434,13 +434,13 @@ class Group {
       ::waitpid(info.si_pid, nullptr, 0);
     }
     std::vector<Ending> failed;
-    for (auto at = running_.begin(); at != running_.end();) {
-      const bool ended = !at->second.leads && (!at->second.members_go_on || ::kill(-at->first, 0) != 0);
+    for (auto next = running_.begin(); next != running_.end();) {
+      const bool ended = !next->second.leads && (!next->second.members_go_on || ::kill(-next->first, 0) != 0);
       if (ended) {
-        const Ending ending = ending_of(at->first, at->second);
+        const Ending ending = ending_of(next->first, next->second);
         if (ending.code != 0) failed.push_back(ending);
       }
-      at = ended ? running_.erase(at) : std::next(at);
+      next = ended ? running_.erase(next) : std::next(next);
     }
     if (failed.empty()) return;
     if (attempt_.failures.empty()) {

@@ -24,18 +24,18 @@ using ShownErrors = std::map<uint64_t, std::string>;
 // One stream of one worker. Lines longer than 64 KiB are cut, so that memory stays bounded.
 class WorkerStream {
  public:
-  // `from` is the reading end of a pipe and becomes this object's. Lines are shown on `to`, if there is one; `log` is a file, or "". An
+  // `pipe` is the reading end of one and becomes this object's. Lines are shown on `output`, if there is one; `log` is a file, or "". An
   // error, a line that begins with "error: " and the following ones with two spaces, is not shown again if another stream of `errors` has
   // shown it.
-  WorkerStream(int from, UnblockedOutput* to, std::string prefix, const std::string& log, ShownErrors& errors);
+  WorkerStream(int pipe, UnblockedOutput* output, std::string prefix, const std::string& log, ShownErrors& errors);
   WorkerStream(WorkerStream&& other) noexcept;
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
   ~WorkerStream();
 
   // Returns -1 while earlier lines wait for a reader; the worker waits as long.
-  int fd() const { return to_ != nullptr && to_->waiting() ? -1 : from_; }
-  bool open() const { return from_ >= 0; }
+  int fd() const { return output_ != nullptr && output_->waiting() ? -1 : pipe_; }
+  bool open() const { return pipe_ >= 0; }
   void read();       // reads all that is there; closes at the end
   void note_rest();  // notes the bytes that are in the pipe now: until they have been read, has_rest()
   bool has_rest() const { return rest_ > 0; }
@@ -48,9 +48,9 @@ class WorkerStream {
   void show(bool all);
   std::string shown(const std::string& line);
 
-  int from_;
+  int pipe_;
   int64_t rest_ = 0;  // bytes
-  UnblockedOutput* to_;
+  UnblockedOutput* output_;
   int log_, log_error_ = 0;
   std::string prefix_, pending_;
   ShownErrors* errors_;

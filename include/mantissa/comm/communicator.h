@@ -106,14 +106,14 @@ class Communicator {
 
   // Exchange small host values.
   template <class T>
-  std::vector<T> all(const T& own) const {  // values of all ranks, by rank
+  std::vector<T> all(const T& value) const {  // values of all ranks, by rank
     static_assert(std::is_trivially_copyable_v<T>);
-    std::vector<T> out(static_cast<size_t>(size()), own);
+    std::vector<T> out(static_cast<size_t>(size()), value);
     const std::vector<int64_t> counts(out.size(), sizeof(T));
     all_gather(Bytes(std::as_writable_bytes(std::span(out))), counts, Purpose::control);
     return out;
   }
-  int64_t sum(int64_t own) const;  // modulo 2^64
+  int64_t sum(int64_t value) const;  // modulo 2^64
 
   // Returns the group of ranks that give the same color, in their order.
   Communicator split(int color) const;

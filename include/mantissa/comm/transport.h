@@ -32,8 +32,8 @@ class Transport {
 
   // Begin to move bytes, which must stay in place until the request is done or canceled. tag < 2^48. If the length of a message is not that
   // of `bytes`, the wait for it throws Error(internal), naming both ranks.
-  virtual Request send(int to, uint64_t tag, std::span<const std::byte> bytes) = 0;
-  virtual Request receive(int from, uint64_t tag, std::span<std::byte> bytes) = 0;
+  virtual Request send(int peer, uint64_t tag, std::span<const std::byte> bytes) = 0;
+  virtual Request receive(int peer, uint64_t tag, std::span<std::byte> bytes) = 0;
 
   void wait(Request request);
   bool ready(Request request) { return done(request); }  // without waiting
@@ -41,7 +41,7 @@ class Transport {
   void wait_all();                                       // waits for everything begun since the last time
 
   // Moves what a rank sends to itself.
-  virtual void keep(std::span<const std::byte> from, std::span<std::byte> to);
+  virtual void keep(std::span<const std::byte> source, std::span<std::byte> target);
 
   // Gives up what has begun and makes the transport unusable. A canceled receive writes no more.
   virtual void cancel() noexcept = 0;
@@ -73,7 +73,7 @@ struct GroupTraffic {
 std::unique_ptr<Transport> dry_transport(int ranks, GroupTraffic& counted);
 
 // Publishes the address of this rank and returns those of all ranks, by rank.
-using AddressExchange = std::function<std::vector<std::string>(const std::string& own)>;
+using AddressExchange = std::function<std::vector<std::string>(const std::string& address)>;
 
 // In ucx_transport.cpp, or no_ucx.cpp. Connects ranks that are processes by shared memory within a host and by TCP or RDMA between hosts,
 // as UCX finds them (UCX_TLS and UCX_NET_DEVICES choose). Messages of UCX go to the log. Throws Error(environment) if this build has no UCX
