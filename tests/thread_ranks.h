@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mantissa/comm/communicator.h"
+#include "thread_transport.h"
 
 namespace mantissa::test {
 

@@ -1,5 +1,4 @@
-// Sends messages between the ranks of a job; collectives are built on it. It is implemented by threads of one process (tests) and by UCX
-// between processes.
+// Sends messages between the ranks of a job; collectives are built on it. UCX implements it between processes, and tests between threads.
 //
 // A message is matched by sender and tag; of several with the same two, the first sent is the first received. One thread at a time calls
 // send, receive, wait and cancel. Every wait sleeps after a short spin and polls the interrupt, so that a lost peer ends it.
@@ -59,9 +58,6 @@ class Transport {
   Interrupt interrupt_;
   std::atomic<bool> stopped_{false};
 };
-
-// In transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
-std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
 
 // Bytes that the ranks of a group send each other in collectives, as counted by one of them.
 struct GroupTraffic {
