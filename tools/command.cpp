@@ -10,14 +10,16 @@
 
 namespace mantissa::tools {
 
-std::vector<Option> config_options(ConfigSources& sources) {
-  return {{"CONFIG", &sources.file, "run configuration (JSON with comments)"},
-          {"--set", &sources.sets, "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
-          {"--set-file", &sources.set_files, "JSON file merged over the configuration; repeatable"}};
+std::vector<Option> config_options(ConfigSources& sources, const std::vector<Option>& further) {
+  std::vector<Option> options = {{"CONFIG", &sources.file, "run configuration (JSON with comments)"},
+                                 {"--set", &sources.sets, "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
+                                 {"--set-file", &sources.set_files, "JSON file merged over the configuration; repeatable"}};
+  options.insert(options.end(), further.begin(), further.end());
+  return options;
 }
 
-Option world_option(std::optional<int64_t>& world) {
-  return {"--world", &world, "ranks that the run is meant for; none are started (as many as parallel asks for)"};
+Option world_option(std::optional<int64_t>& world, const char* condition) {
+  return {"--world", &world, text(condition, "ranks that the run is meant for; none are started (as many as parallel asks for)")};
 }
 
 int64_t ranks_of(const std::optional<int64_t>& world) {

@@ -51,12 +51,12 @@ struct Command {
   bool many_ranks = false;                // else a world above 1 in the environment is a mistake
 };
 
-// CONFIG, --set and --set-file, which every command that reads a run configuration takes.
-std::vector<Option> config_options(ConfigSources& sources);
+// CONFIG, --set and --set-file, which every command that reads a run configuration takes, and its further options.
+std::vector<Option> config_options(ConfigSources& sources, const std::vector<Option>& further);
 
 // --world, for commands that look at a configuration without running it: how many ranks it is meant for. ranks_of() is 0 where it is not
 // given, which stands for what the configuration implies; it throws Error(usage) for a number that is none.
-Option world_option(std::optional<int64_t>& world);
+Option world_option(std::optional<int64_t>& world, const char* condition = "");
 int64_t ranks_of(const std::optional<int64_t>& world);
 
 // Returns "1 rank"; "8 ranks: data 4 x tensor 2, experts over 2 data ranks". For use after load_run_config().

@@ -12,8 +12,6 @@ Command config_command() {
     std::optional<int64_t> world;
   };
   const auto arguments = std::make_shared<Arguments>();
-  std::vector<Option> options = config_options(arguments->sources);
-  options.push_back(world_option(arguments->world));
   const auto check = [arguments] {
     const LoadedConfig loaded = load_run_config(arguments->sources, Inputs::must_exist, ranks_of(arguments->world));
     std::cout << effective_config(loaded.config, &loaded.report);
@@ -34,7 +32,7 @@ Command config_command() {
                           {.name = "check",
                            .summary = "check a configuration and print the effective one, each value with its origin",
                            .example = "mantissa config check configs/quickstart.json --set optimizer.lr=3e-4",
-                           .options = options,
+                           .options = config_options(arguments->sources, {world_option(arguments->world)}),
                            .run = check}}};
 }
 

@@ -193,19 +193,18 @@ ExitCode run_training(const TrainArguments& arguments) {
 
 Command train_command() {
   const auto arguments = std::make_shared<TrainArguments>();
-  std::vector<Option> options = config_options(arguments->sources);
-  options.push_back({"--resume", &arguments->resume,
-                     "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"});
-  options.push_back({"--dry-run", &arguments->dry_run,
-                     "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"});
-  options.push_back(world_option(arguments->world));
-  options.back().description.insert(0, "with --dry-run: ");
   return {.name = "train",
           .summary = "train a GPT",
           .example =
               "mantissa train configs/quickstart.json --set training.steps=200 --set logging.run_name=short\n"
               "mantissa train configs/quickstart.json --set precision.recipe=mxfp8 --set logging.run_name=mx",
-          .options = options,
+          .options = config_options(
+              arguments->sources,
+              {{"--resume", &arguments->resume,
+                "continue from the checkpoint that `latest` names, else the newest valid one; an error if there is none"},
+               {"--dry-run", &arguments->dry_run,
+                "check the configuration and what the run starts from, open the data, estimate memory and FLOPs; write nothing"},
+               world_option(arguments->world, "with --dry-run: ")}),
           .run = [arguments] { return run_training(*arguments); },
           .many_ranks = true};
 }

@@ -197,10 +197,11 @@ ExitCode bench_train(const BenchArguments& arguments) {
   return ExitCode::ok;
 }
 
-std::vector<Option> bench_options(BenchArguments& arguments) {
-  return {{"--time-budget", &arguments.bench.time_budget, "seconds; the report is complete in any case"},
-          {"--json", &arguments.bench.json, "append one JSON object a line to this file"}};
+Option time_budget_option(BenchOptions& bench) {
+  return {"--time-budget", &bench.time_budget, "seconds; the report is complete in any case"};
 }
+
+Option json_option(BenchOptions& bench) { return {"--json", &bench.json, "append one JSON object a line to this file"}; }
 
 Option against_option(std::vector<std::string>& against, const std::string& instead) {
   return {"--against", &against,
@@ -213,18 +214,13 @@ Option filter_option(std::string& filter) {
   return {"--filter", &filter, "only benches whose name, dtype and shape contain this, as in 'gemm.fprop bf16 256x768->2304'"};
 }
 
-using Bench = void (*)(Backend&, const BenchOptions&);
-
-Command device_bench(const std::string& name, const std::string& summary, Bench run) {
+Command device_bench(const std::string& name, const std::string& summary, void (*run)(Backend&, const BenchOptions&)) {
   const auto arguments = std::make_shared<BenchArguments>();
-  std::vector<Option> options = bench_options(*arguments);
-  options.push_back(filter_option(arguments->bench.filter));
-  options.push_back(device_option(arguments->device));
-  options.push_back(threads_option(arguments->threads));
   return {.name = name,
           .summary = summary,
           .example = "mantissa bench " + name + " --time-budget 60 --json results.jsonl",
-          .options = options,
+          .options = {time_budget_option(arguments->bench), json_option(arguments->bench), filter_option(arguments->bench.filter),
+                      device_option(arguments->device), threads_option(arguments->threads)},
           .run = [arguments, run] {
             use_threads(arguments->threads);
             const auto device = device_of(arguments->device);
@@ -238,9 +234,7 @@ Command comm_bench() {
   return {.name = "comm",
           .summary = "collectives of several ranks against a copy within each",
           .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
-          .options = {filter_option(arguments->bench.filter),
-                      {"--json", &arguments->bench.json, "append one JSON object a line to this file"},
-                      threads_option(arguments->threads)},
+          .options = {filter_option(arguments->bench.filter), json_option(arguments->bench), threads_option(arguments->threads)},
           .run =
               [arguments] {
                 const Launch launch = launch_from_environment();
@@ -259,14 +253,6 @@ Command comm_bench() {
 
 Command train_bench() {
   const auto arguments = std::make_shared<BenchArguments>();
-  std::vector<Option> options = config_options(arguments->config);
-  for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
-  options.push_back(against_option(arguments->against, "instead of the GEMM floor,"));
-  options.push_back(
-      {"--alone", &arguments->alone, "of several ranks on one host: likewise, one process with the threads of all takes turns"});
-  options.push_back({"--without-update", &arguments->without_update, "forward and backward of a step alone; for one process"});
-  options.push_back({"--subnormal", &arguments->subnormal,
-                     "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"});
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =
@@ -274,7 +260,15 @@ Command train_bench() {
               "--set training.global_batch_size=4\n"
               "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high\n"
               "mantissa launch --nproc-per-node 2 -- bench train configs/quickstart.json --alone",
-          .options = options,
+          .options = config_options(
+              arguments->config,
+              {time_budget_option(arguments->bench),
+               json_option(arguments->bench),
+               against_option(arguments->against, "instead of the GEMM floor,"),
+               {"--alone", &arguments->alone, "of several ranks on one host: likewise, one process with the threads of all takes turns"},
+               {"--without-update", &arguments->without_update, "forward and backward of a step alone; for one process"},
+               {"--subnormal", &arguments->subnormal,
+                "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"}}),
           .run = [arguments] { return bench_train(*arguments); },
           .many_ranks = true};
 }
@@ -292,17 +286,16 @@ ExitCode run_generate_bench(const BenchArguments& arguments) {
 
 Command generate_bench() {
   const auto arguments = std::make_shared<BenchArguments>();
-  std::vector<Option> options = config_options(arguments->config);
-  for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
-  options.push_back(against_option(arguments->against, "then"));
-  options.push_back({"--batch", &arguments->generation.batch, "prompts that are continued at once"});
-  options.push_back({"--new-tokens", &arguments->generation.new_tokens, "tokens of each"});
   return {.name = "generate",
           .summary = "generation from random weights against a parallel memory copy",
           .example =
               "mantissa bench generate configs/gpt2-124m.json\n"
               "mantissa bench generate configs/qwen3-0.6b.json --set precision.recipe=mxfp8 --against precision.recipe=high",
-          .options = options,
+          .options = config_options(arguments->config, {time_budget_option(arguments->bench),
+                                                        json_option(arguments->bench),
+                                                        against_option(arguments->against, "then"),
+                                                        {"--batch", &arguments->generation.batch, "prompts that are continued at once"},
+                                                        {"--new-tokens", &arguments->generation.new_tokens, "tokens of each"}}),
           .run = [arguments] { return run_generate_bench(*arguments); }};
 }
 
