@@ -52,13 +52,6 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
   return out;
 }
 
-std::vector<std::string> warnings_of(const ExplainArguments& arguments, const RunConfig& config, const PrecisionPlan& plan) {
-  std::vector<std::string> out = run_warnings(config, plan);
-  if (arguments.device.empty() && backend_name(config.training.device) == std::string("cuda") && find_gpus().architecture == 0)
-    out.emplace_back("there is no GPU here: GEMMs are those of sm_80; --device names another");
-  return out;
-}
-
 // Everything that explain reports of a run.
 struct Explanation {
   RunConfig config;
@@ -91,7 +84,9 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .time = step_time(config, plan, arguments.rates),
                   .gemm_device = gemm_device_of(arguments, config, plan),
                   .gemms = {},
-                  .warnings = warnings_of(arguments, config, plan)};
+                  .warnings = run_warnings(config, plan)};
+  if (arguments.device.empty() && out.device == "cuda" && find_gpus().architecture == 0)
+    out.warnings.emplace_back("there is no GPU here: GEMMs are those of sm_80; --device names another");
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
   return out;
 }
@@ -185,14 +180,6 @@ std::string share_text(const char* name, const std::optional<double>& all, const
   return text(" | ", name, ' ', seconds(*all), not_hidden ? text(", ", seconds(*not_hidden), " of it not behind ", behind) : "");
 }
 
-// Names the missing rate that would complete the report.
-std::string missing(const Rates& rates, int64_t ranks) {
-  std::string out;
-  if (!rates.flops) out += " | give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
-  if (!rates.link && ranks > 1) out += " | give --link, bytes/s of a rank, which bench comm measures";
-  return out;
-}
-
 std::string time_line(const Explanation& explained) {
   const int64_t ranks = explained.config.parallel.world();
   const auto& [compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = explained.time;
@@ -205,29 +192,21 @@ std::string time_line(const Explanation& explained) {
   if (ranks > 1) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
-  return line + missing(explained.rates, ranks);
-}
-
-std::string bytes_line(const StepBytes& bytes, const Amount& amount) {
-  const Traffic& sent = bytes.sent;
-  return text("bytes sent a step, all ranks | gradients ", amount(sent.gradients), " | parameters ", amount(sent.parameters),
-              " | activations ", amount(sent.activations), " | control ", amount(sent.control), " | other ", amount(sent.other), " | in ",
-              count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank");
-}
-
-// Lists the memory beside tensors, and the parts that only a GPU has.
-std::string rest_of_memory(const MemoryEstimate& memory, bool together, const Amount& amount) {
-  if (!memory.on_gpu()) return text(" | program ", amount(memory.program));
-  return text(" | inputs ", amount(memory.inputs), " | CUDA context ", amount(memory.cuda_context), " | cuBLASLt ", amount(memory.cublaslt),
-              together ? text(" | NCCL ", amount(memory.nccl)) : "");
+  if (!explained.rates.flops) line += " | give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
+  if (!explained.rates.link && ranks > 1) line += " | give --link, bytes/s of a rank, which bench comm measures";
+  return line;
 }
 
 std::string memory_line(const MemoryEstimate& memory, bool together, const Amount& amount) {
+  // Memory beside tensors, and the parts that only a GPU has.
+  const std::string rest = !memory.on_gpu()
+                               ? text(" | program ", amount(memory.program))
+                               : text(" | inputs ", amount(memory.inputs), " | CUDA context ", amount(memory.cuda_context), " | cuBLASLt ",
+                                      amount(memory.cublaslt), together ? text(" | NCCL ", amount(memory.nccl)) : "");
   return text(memory.on_gpu() ? "GPU memory" : "memory", together ? " of a rank | total " : " | total ", amount(memory.total()),
               " | masters ", amount(memory.masters), " | weights beside them ", amount(memory.values), " | gradients ",
               amount(memory.gradients), " | optimizer ", amount(memory.optimizer), " | activations ", amount(memory.activations),
-              " | workspace ", amount(memory.workspace), together ? text(" | exchange ", amount(memory.exchange)) : "",
-              rest_of_memory(memory, together, amount));
+              " | workspace ", amount(memory.workspace), together ? text(" | exchange ", amount(memory.exchange)) : "", rest);
 }
 
 std::string gather_line(const GatherBytes& gather) {
@@ -238,21 +217,6 @@ std::string gather_line(const GatherBytes& gather) {
   add(gather.codes, "parameter that is codes");
   add(gather.values, "parameter that is a value");
   return line;
-}
-
-std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
-  const int64_t ranks = config.parallel.tensor, rows = config.model.padded_vocab_size();
-  return text("parallel.tensor ", ranks, ": a rank holds ", amount(plan.bytes_on_rank(config.parallel.ranks())),
-              " of the weights | vocabulary ", *config.model.vocab_size, " in ", rows,
-              " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
-              " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank");
-}
-
-std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
-  const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
-  return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
-              amount(plan.bytes_on_rank(config.parallel.ranks())),
-              " of the weights | permuted tokens are dispatched to the ranks of their experts");
 }
 
 void print_text(const Explanation& explained, PlanTable form) {
@@ -278,10 +242,22 @@ void print_text(const Explanation& explained, PlanTable form) {
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
              plan.buffers() > 0 ? text(", and expert biases of ", plan.buffers(), " elements, which are not trained") : "",
              " | resident weights ", amount(plan.bytes()), ", ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
-  if (config.parallel.tensor > 1) print(tensor_line(config, plan, amount));
-  if (config.parallel.expert > 1) print(expert_line(config, plan, amount));
+  const std::string held = amount(plan.bytes_on_rank(config.parallel.ranks()));
+  if (const int64_t ranks = config.parallel.tensor; ranks > 1)
+    print(text("parallel.tensor ", ranks, ": a rank holds ", held, " of the weights | vocabulary ", *config.model.vocab_size, " in ",
+               config.model.padded_vocab_size(),
+               " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", config.model.padded_vocab_size() / ranks,
+               " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank"));
+  if (const int64_t ranks = config.parallel.expert; ranks > 1)
+    print(text("parallel.expert ", ranks, ": a rank holds ", config.model.moe->num_experts / ranks, " of the ",
+               config.model.moe->num_experts, " experts of a layer, and ", held,
+               " of the weights | permuted tokens are dispatched to the ranks of their experts"));
   print(memory_line(memory, together, amount));
-  if (together) print(bytes_line(bytes, amount));
+  const Traffic& sent = bytes.sent;
+  if (together)
+    print(text("bytes sent a step, all ranks | gradients ", amount(sent.gradients), " | parameters ", amount(sent.parameters),
+               " | activations ", amount(sent.activations), " | control ", amount(sent.control), " | other ", amount(sent.other), " | in ",
+               count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank"));
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(explained));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
@@ -291,17 +267,17 @@ void print_text(const Explanation& explained, PlanTable form) {
   print("plan " + plan.to_json().at("hash").string());
 }
 
-// Prints the GEMMs of a micro batch, which explain --device is asked for.
-void print_gemms(const Explanation& explained, PlanTable form) {
-  std::cout << "GEMMs on " << gemm_device_text(explained.gemm_device)
-            << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
-            << printable(gemm_table(explained.gemms, explained.gemm_device, form), "\n");
-}
-
 ExitCode explain(const ExplainArguments& arguments) {
   const Explanation all = explanation(arguments);
   const PlanTable form = arguments.wide ? PlanTable::wide : PlanTable::narrow;
-  arguments.json ? print_json(all) : arguments.device.empty() ? print_text(all, form) : print_gemms(all, form);
+  if (arguments.json) {
+    print_json(all);
+  } else if (arguments.device.empty()) {
+    print_text(all, form);
+  } else {
+    std::cout << "GEMMs on " << gemm_device_text(all.gemm_device) << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
+              << printable(gemm_table(all.gemms, all.gemm_device, form), "\n");
+  }
   return ExitCode::ok;
 }
 
