@@ -24,13 +24,10 @@
 namespace mantissa::tools {
 namespace {
 
-struct EvalArguments {
-  std::string checkpoint, device = "auto";
-  std::optional<std::string> data, chat_template, logprobs, dtype;
+struct EvalArguments : ModelArguments {
+  std::optional<std::string> data, chat_template, logprobs;
   std::vector<std::string> prompt_ids;
   std::optional<int64_t> iters, micro_batch_size, seq_len;
-  int threads = 0;
-  int64_t tensor = 1;
 };
 
 // Checked here, because the data's own message tells how to set a key, which eval does not take.
@@ -227,9 +224,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
   require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template && !arguments.seq_len),
           ExitCode::usage, "--prompt-ids stands for the data: --data, --chat-template, --seq-len and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
-  use_threads(arguments.threads);
-  const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
-  on_tensor_ranks(model, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
+  on_tensor_ranks(arguments, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 
@@ -240,8 +235,7 @@ Command eval_command() {
   return {.name = "eval",
           .summary = "loss of a checkpoint on validation data",
           .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000350 --data README.md",
-          .options = {{"CHECKPOINT", &arguments->checkpoint,
-                       "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one"},
+          .options = {checkpoint_option(arguments->checkpoint),
                       {"--data", &arguments->data, "file or glob to evaluate on; default: the validation data of the run"},
                       {"--chat-template", &arguments->chat_template,
                        "of JSONL of messages, as data.chat_template; default: that of the run", choice_names<ChatTemplate>()},

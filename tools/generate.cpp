@@ -21,12 +21,9 @@
 namespace mantissa::tools {
 namespace {
 
-struct GenerateArguments {
-  std::string checkpoint, device = "auto";
+struct GenerateArguments : ModelArguments {
   std::vector<std::string> prompts, prompt_ids;
-  std::optional<std::string> prompts_file, chat_file, chat_template, chat_date, dtype;
-  int threads = 0;
-  int64_t tensor = 1;
+  std::optional<std::string> prompts_file, chat_file, chat_template, chat_date;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
   std::optional<double> temperature, top_p;  // given ones; else those of the model, else those of `sampling`
   std::optional<int64_t> top_k;
@@ -271,9 +268,7 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_sampling(arguments);
   check_prompts(arguments);
-  use_threads(arguments.threads);
-  const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
-  on_tensor_ranks(model, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
+  on_tensor_ranks(arguments, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 
@@ -287,8 +282,7 @@ Command generate_command() {
       .example =
           "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
           "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
-      .options = {{"CHECKPOINT", &arguments->checkpoint,
-                   "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one"},
+      .options = {checkpoint_option(arguments->checkpoint),
                   {"--prompt", &arguments->prompts, "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
                   {"--prompts", &arguments->prompts_file, "file with a prompt in each line; -: standard input"},
                   {"--prompt-ids", &arguments->prompt_ids, "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},

@@ -372,11 +372,16 @@ void RankSession::run(const std::function<void()>& body) {
   store_->leave();
 }
 
+Option checkpoint_option(std::string& checkpoint) {
+  return {"CHECKPOINT", &checkpoint, "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one"};
+}
+
 Option tensor_option(int64_t& tensor) {
   return {"--tensor", &tensor, "ranks that share the model, each started by a launcher; default: 1"};
 }
 
-void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body) {
+void on_tensor_ranks(const ModelArguments& model, const std::function<void(const Mesh&)>& body) {
+  use_threads(model.threads);
   const int64_t tensor = model.tensor;
   const Launch launch = launch_from_environment();
   require(tensor > 1 || launch.world == 1, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch),
@@ -386,7 +391,7 @@ void on_tensor_ranks(const SharedModel& model, const std::function<void(const Me
           "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
   RunConfig config;  // config that ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
-  config.training.device = model.device;
+  config.training.device = device_choice(model.device);
   config.checkpoint.init_from = model.checkpoint;
   share_host(launch);
   RankSession session(launch, config);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/mesh.h"
@@ -40,16 +41,17 @@ class RankSession {
   Communicator world_;
 };
 
-// Adds --tensor, for a command whose ranks hold one model together.
-Option tensor_option(int64_t& tensor);
-// Settings of such a command that must be the same on all ranks.
-struct SharedModel {
-  std::string checkpoint;
+// Arguments of a command that computes with a saved model, which its ranks hold together.
+struct ModelArguments {
+  std::string checkpoint, device = "auto";
+  std::optional<std::string> dtype;
+  int threads = 0;
   int64_t tensor = 1;
-  DeviceChoice device = DeviceChoice::automatic;
 };
-// Runs body on each of so many ranks; one alone needs no launcher.
-void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body);
+Option checkpoint_option(std::string& checkpoint);
+Option tensor_option(int64_t& tensor);
+// Runs body on each of the tensor ranks, with its threads; one alone needs no launcher.
+void on_tensor_ranks(const ModelArguments& model, const std::function<void(const Mesh&)>& body);
 
 // Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank), and its GPU that of its number there.
 void share_host(const Launch& launch);
