@@ -1,29 +1,29 @@
-// `mantissa report` and the page it writes, from runs whose metrics are written here line by line.
+// `mantissa report` and the page it writes, from runs whose metrics are written here line by line. tests/tools/report_page.py sees what a
+// browser draws of it.
 #include "tools/report/report_page.h"
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "process.h"
+#include "files.h"
 #include "tool_commands.h"
-#include "tools/report/report_charts.h"
-#include "tools/report/svg.h"
 
 namespace mantissa::report_page_test {
 
 using namespace tools;
 
 using test::error_of;
-using test::ProcessResult;
 using test::read_file;
 using test::write_file;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using Parsed = nlohmann::json;
 
 const std::string kStart =
     R"({"type":"start","step":0,"steps":4,"resumed":"","parameters":7,"precision":"bf16, mxfp8","device":"cpu","threads":2,"time":1.5})"
@@ -39,8 +39,26 @@ std::string precision_line(int64_t step, const std::string& module, const std::s
               R"(,"clipped":0.25,"flushed":0.125,"amax":)", amax, R"(,"scales":{"126":3,"127":1}})", "\n");
 }
 
-void expect_parts(const std::string& page, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_THAT(page, HasSubstr(part));
+// Returns the runs in a page, as a browser reads them.
+Parsed runs_in(const std::string& page) {
+  const std::string opening = R"(<script type="application/json" id="metrics">)";
+  const size_t begin = page.find(opening);
+  require(begin != std::string::npos, "the page has no metrics");
+  const std::string rest = page.substr(begin + opening.size());
+  return Parsed::parse(rest.substr(0, rest.find("</script"))).at("runs");
+}
+
+// Returns [step, value] of each point.
+Parsed points_in(const Parsed& series) {
+  Parsed points = Parsed::array();
+  for (const Parsed& range : series.at("steps")) {
+    for (int64_t i = 0; i < range.at(2).get<int64_t>(); ++i) {
+      const int64_t step = range.at(0).get<int64_t>() + i * range.at(1).get<int64_t>();
+      points.push_back({step, series.at("values").at(points.size())});
+    }
+  }
+  EXPECT_EQ(points.size(), series.at("values").size());
+  return points;
 }
 
 class ReportPage : public ::testing::Test {
@@ -52,15 +70,8 @@ class ReportPage : public ::testing::Test {
     return read_run_metrics(folder_ / name);
   }
 
-  std::string page(const std::string& metrics, const std::string& config = "") { return report_page({run("a", metrics, config)}); }
-
-  // The number of drawings. The whole page must be well-formed XML, so that each drawing is.
-  int drawings(const std::string& page) {
-    write_file(folder_ / "page.html", page);
-    const char* program = "import sys, xml.dom.minidom as m; print(len(m.parse(sys.argv[1]).getElementsByTagName('svg')))";
-    const ProcessResult parsed = test::run_process({"python3", "-c", program, "page.html"}, folder_.path());
-    EXPECT_EQ(parsed.exit_code, 0) << parsed.errors;
-    return parsed.exit_code == 0 ? std::stoi(parsed.output) : -1;
+  Parsed shown(const std::string& metrics, const std::string& config = "") {
+    return runs_in(report_page({run("a", metrics, config)})).at(0);
   }
 
   test::TemporaryFolder folder_;
@@ -68,76 +79,103 @@ class ReportPage : public ::testing::Test {
 
 const std::string kStep = kStart + step_line(1, "3.5");
 
-TEST_F(ReportPage, ARunWithoutPrecisionStatisticsHasFourChartsAndSaysHowToGetMore) {
-  const std::string shown = page(kStep + step_line(2, "2.5") + R"({"type":"eval","step":2,"loss":2.75})" + "\n");
-  EXPECT_EQ(drawings(shown), 4);
-  expect_parts(shown, {"precision.report_interval turns them on", "<title>a validation, step 2: 2.75</title>",
-                       "<td>2 of 4</td><td>0</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>",
-                       "prefers-color-scheme: dark", "td.text { overflow-wrap: anywhere;"});
-  for (const char* outside : {"http", "<script", "<link", "<img", "url(", "@import", "@font-face"})
-    EXPECT_THAT(shown, Not(HasSubstr(outside)));
+TEST_F(ReportPage, HoldsTheMetricsOfARunAndNoMapsWithoutPrecisionStatistics) {
+  const Parsed held = shown(kStep + step_line(2, "2.5") + R"({"type":"eval","step":2,"loss":2.75})" + "\n");
+  EXPECT_EQ(held.at("name"), "a");
+  EXPECT_EQ(held.at("precision"), "bf16, mxfp8");
+  EXPECT_EQ(held.at("device"), "cpu, 2 threads");
+  for (const auto& [name, value] : {std::pair{"step", 2}, {"steps", 4}, {"tokens", 128}, {"parameters", 7}})
+    EXPECT_EQ(held.at(name), value) << name;
+  const Parsed& series = held.at("series");
+  EXPECT_EQ(points_in(series.at("loss")), Parsed::parse("[[1, 3.5], [2, 2.5]]"));
+  EXPECT_EQ(points_in(series.at("valid_loss")), Parsed::parse("[[2, 2.75]]"));
+  EXPECT_EQ(points_in(series.at("lr")), Parsed::parse("[[1, 0.001], [2, 0.001]]"));
+  EXPECT_EQ(points_in(series.at("grad_norm")), Parsed::parse("[[1, 1.0], [2, 0.5]]"));
+  EXPECT_EQ(points_in(series.at("tok_s")), Parsed::parse("[[1, 1234.5], [2, 1234.5]]"));
+  EXPECT_EQ(points_in(series.at("imbalance")), Parsed::array());
+  for (const char* const empty : {"restarts", "maps"}) EXPECT_EQ(held.at(empty), Parsed::array()) << empty;
+  for (const char* const none : {"ranks", "experts"}) EXPECT_TRUE(held.at(none).is_null()) << none;
+  EXPECT_EQ(held.at("config"), "");
 }
 
-TEST_F(ReportPage, TheBestValidationLossIsTheLeastThatIsANumber) {
-  std::string metrics = kStep;
-  for (const char* loss : {"null", "2.75", "2.25", "2.5"}) metrics += text(R"({"type":"eval","step":1,"loss":)", loss, "}\n");
-  EXPECT_THAT(page(metrics), HasSubstr("<td>3.5</td><td>2.5</td><td>2.25</td>"));
-  EXPECT_THAT(page(kStep + R"({"type":"eval","step":1,"loss":null})" + "\n"), HasSubstr("<td>-</td><td>1234.5</td>"));
+TEST_F(ReportPage, IsOneFileThatLoadsNothing) {
+  const std::string page = report_page({run("a", kStep)});
+  EXPECT_THAT(
+      page, HasSubstr(R"("Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'")"));
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
+  for (const char* const outside : {"{{", "<link", "<img", " src=", "@import", "@font-face", "import(", "fetch(", "https:"})
+    EXPECT_THAT(page, Not(HasSubstr(outside)));
 }
 
-TEST_F(ReportPage, RunsAreOverlaidEachInItsColorAndOnlySettingsThatDifferAreCompared) {
-  const RunMetrics a = run("a", kStep + step_line(2, "3"), R"({"optimizer": {"lr": 0.001, "beta1": 0.9}, "x": {}, "y": [], "z": null})"),
-                   b = run("b", kStep + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}, "x": null, "y": [1], "z": {}})");
-  const std::string page = report_page({a, b});
-  EXPECT_EQ(drawings(page), 4);
-  const std::string td = "</td><td class=\"text\">";
-  expect_parts(page, {"<span class=\"swatch run1\"></span>b</td>", "<title>b training</title>", "<path class=\"line run1\" d=\"M64 ",
-                      "optimizer.lr" + td + "0.001" + td + "0.002</td></tr>", "x" + td + "{}" + td + "null<", "y" + td + "[]</td>",
-                      "z" + td + "null" + td + "{}<"});
-  EXPECT_THAT(page, Not(HasSubstr(">optimizer.beta1</td>")));
+TEST_F(ReportPage, RunsComeInTheirOrderWithTheirSettingsByKey) {
+  const RunMetrics a = run("a", kStep, R"({"optimizer": {"lr": 0.001, "beta1": 0.9}, "x": {}, "seed": 18446744073709551615})"),
+                   b = run("b", kStep + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}, "x": null, "y": ["<"]})"),
+                   c = run("c", kStep);
+  const Parsed runs = runs_in(report_page({a, b, c}));
+  ASSERT_EQ(runs.size(), 3U);
+  EXPECT_EQ(runs[0].at("settings"),
+            Parsed({{"optimizer.lr", "0.001"}, {"optimizer.beta1", "0.9"}, {"x", "{}"}, {"seed", "18446744073709551615"}}));
+  EXPECT_EQ(runs[1].at("settings"), Parsed({{"optimizer.lr", "0.002"}, {"optimizer.beta1", "0.9"}, {"x", "null"}, {"y.0", "\"<\""}}));
+  EXPECT_EQ(runs[1].at("config"), b.config);
+  EXPECT_EQ(runs[2].at("settings"), Parsed::object());
+  EXPECT_EQ(points_in(runs[1].at("series").at("loss")), Parsed::parse("[[1, 3.5], [2, 2.0]]"));
 }
 
 TEST_F(ReportPage, RanksAreThoseOfTheConfiguration) {
-  const auto ranks = [&](const std::string& parallel) { return page(kStep, text(R"({"parallel": )", parallel, "}")); };
-  EXPECT_THAT(ranks(R"({"data": 4, "tensor": 2, "expert": 4})"), HasSubstr("<td>8</td><td class=\"text\">"));
-  EXPECT_THAT(ranks("{}"), HasSubstr("<td>1</td><td class=\"text\">"));
+  const auto ranks = [&](const std::string& parallel) { return shown(kStep, text(R"({"parallel": )", parallel, "}")).at("ranks"); };
+  EXPECT_EQ(ranks(R"({"data": 4, "tensor": 2, "expert": 4})"), 8);
+  EXPECT_EQ(ranks("{}"), 1);
   for (const char* const bad : {"9223372036854775807", "18446744073709551615", "0", "-1", "1.5", "\"2\"", "[2]"}) {
     const Error error = error_of([&] { ranks(text(R"({"data": 2, "tensor": )", bad, "}")); });
     EXPECT_EQ(error.code(), ExitCode::data) << bad;
     EXPECT_THAT(error.what(), ::testing::StartsWith("a/config.json: parallel.tensor")) << bad;
   }
+  EXPECT_EQ(error_of([&] { shown(kStep, "{"); }).code(), ExitCode::data);
 }
 
-TEST_F(ReportPage, NamesPromptsAndSettingsAreEscaped) {
-  const std::string name = "<b>&\"'\x01\xff";
-  const std::string sample = R"({"type":"sample","step":1,"prompt":"<i>","text":"a & b\u0000\u001b[31m</pre>"})"
-                             "\n";
-  const RunMetrics a = run(name, kStep + precision_line(1, "<m>", "30") + sample, R"({"x": "</pre><script>"})");
-  const std::string page = report_page({a});
-  EXPECT_EQ(drawings(page), 6);
-  expect_parts(page, {"&lt;b&gt;&amp;&quot;&#39;\xEF\xBF\xBD\xEF\xBF\xBD training</title>", "&lt;m&gt; input, step 1: 30 dB",
-                      "<pre><b>&lt;i&gt;</b>a &amp; b\xEF\xBF\xBD\xEF\xBF\xBD[31m&lt;/pre&gt;</pre>"});
-  EXPECT_THAT(page, Not(HasSubstr("<script")));
+TEST_F(ReportPage, NoTextOfARunEndsTheElementOrOpensAComment) {
+  const std::string name = "<b>&\"'\x01\xff", hostile = "</script><!-- <script>\u2028 {{report.js}} {{metrics}}";
+  const std::string sample = text(R"({"type":"sample","step":1,"prompt":"<i>","text":"a & b\u0000\u001b[31m)", hostile, "\"}\n");
+  const RunMetrics a = run(name, kStep + precision_line(1, "<m>", "30") + sample, text(R"({"x": ")", hostile, "\"}"));
+  const std::string page = report_page({a}), plain = report_page({run("a", kStep)});
+  EXPECT_EQ(std::count(page.begin(), page.end(), '<'), std::count(plain.begin(), plain.end(), '<'));
+  const Parsed held = runs_in(page).at(0);
+  EXPECT_EQ(held.at("name"), "<b>&\"'\x01\xEF\xBF\xBD");
+  EXPECT_EQ(held.at("maps").at(0).at("modules"), Parsed({"<m>"}));
+  EXPECT_EQ(held.at("samples").at("newest").at(0).at("prompt"), "<i>");
+  EXPECT_EQ(held.at("samples").at("newest").at(0).at("text"), std::string("a & b\0\x1b[31m", 11) + hostile);
+  EXPECT_EQ(held.at("settings").at("x"), "\"" + hostile + "\"");
 }
 
-TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
+TEST_F(ReportPage, AMapHasACellPerModuleAndReportWithItsFigures) {
   std::string grouped = precision_line(1, "layers.0.mlp.up", "20");
   grouped.insert(grouped.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");
   const RunMetrics a = run("a", kStep + grouped + precision_line(1, "output", "30") + precision_line(2, "layers.0.mlp.up", "null") +
                                     precision_line(2, "output", "null", "null"));
   EXPECT_FALSE(a.precision[1].worst_expert);
   EXPECT_THAT(a.precision[0].scales, ElementsAre(std::pair(126, 3), std::pair(127, 1)));
-  const std::string map = heat_map("a: input", a.precision, {20, 30});
-  expect_parts(map, {"layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5, scales 2^-1: 75%, 2^0: 25%, "
-                     "worst expert 3: 17.25 dB</title>",
-                     R"svg(x="180" y="0" width="360" height="15" fill="rgb(68,1,84)")svg",      // the least
-                     R"svg(x="180" y="16" width="360" height="15" fill="rgb(253,231,37)")svg",  // the most
-                     R"svg(x="540" y="0" width="360" height="15" fill="rgb(253,231,37)")svg",   // exact
-                     "layers.0.mlp.up input, step 2: exact", "output input, step 2: NaN or Inf"});
-  EXPECT_EQ(drawings(report_page({a})), 6);
+  const Parsed maps = runs_in(report_page({a})).at(0).at("maps");
+  ASSERT_EQ(maps.size(), 1U);
+  EXPECT_EQ(maps[0].at("role"), "input");
+  EXPECT_EQ(maps[0].at("modules"), Parsed({"layers.0.mlp.up", "output"}));
+  EXPECT_EQ(maps[0].at("steps"), 2);
+  EXPECT_EQ(maps[0].at("cells"), Parsed::parse(R"([[0, 1, 20, 0.25, 0.125, 3.5, [-1, 3, 0, 1], 3, 17.25],
+                                                   [1, 1, 30, 0.25, 0.125, 3.5, [-1, 3, 0, 1]],
+                                                   [0, 2, null, 0.25, 0.125, 3.5, [-1, 3, 0, 1]],
+                                                   [1, 2, null, 0.25, 0.125, null, [-1, 3, 0, 1]]])"));
 }
 
-TEST_F(ReportPage, TablesTheLoadOfExpertsOfEachLayer) {
+TEST_F(ReportPage, TooManyCellsLeaveOutStepsAndSayHowManyThereWere) {
+  std::string lines = kStep;
+  for (int step = 1; step <= 5; ++step) lines += precision_line(step, "a", "20") + precision_line(step, "b", "30");
+  const Parsed map = runs_in(report_page({run("a", lines)}, {.points = 100, .cells = 5})).at(0).at("maps").at(0);
+  std::vector<int64_t> steps;
+  for (const Parsed& cell : map.at("cells")) steps.push_back(cell.at(1));
+  EXPECT_THAT(steps, ElementsAre(1, 1, 3, 3, 5, 5));
+  EXPECT_EQ(map.at("steps"), 5);
+}
+
+TEST_F(ReportPage, HoldsTheLoadOfExpertsOfEachLayer) {
   const auto line = [](int64_t step, const std::string& imbalance, const std::string& load, const std::string& z) {
     std::string out = step_line(step, "3.5");
     const auto layer = [&](int number, const std::string& loads) {
@@ -151,32 +189,23 @@ TEST_F(ReportPage, TablesTheLoadOfExpertsOfEachLayer) {
                                     line(101, "1.25", "[15,25]", "2.5") + line(150, "1.5", "[5,15]", "null"));
   ASSERT_EQ(a.routing.size(), 3U) << "of the newest 100 steps";
   EXPECT_EQ(a.imbalance.size(), 4U);
-  const std::string page = report_page({a, run("dense", kStep)});
-  expect_parts(page, {"<h2>Experts</h2>\n<h3>a</h3>", "<th>load, largest over mean, step 150</th><th>the same of the steps from 51</th>",
-                      "<tr><td>1</td><td>1.5</td><td>1.4</td><td>1</td><td>12.5%</td><td>1.062</td><td>-</td></tr>",  // 70 of 100
-                      "<tr><td>3</td><td>1.5</td><td>1</td><td>0</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"});
-  EXPECT_THAT(page, Not(HasSubstr("<h3>dense</h3>")));
-  EXPECT_THAT(report_page({run("other", kStep)}), Not(HasSubstr("Experts</h2>")));
+  const Parsed runs = runs_in(report_page({a, run("dense", kStep)}));
+  EXPECT_EQ(runs[0].at("experts"), Parsed::parse(R"({"step": 150, "first": 51, "layers": [
+      {"layer": 1, "imbalance": 1.5, "dropped": 0.125, "balance_loss": 1.0625, "z_loss": null, "load": [30, 70]},
+      {"layer": 3, "imbalance": 1.5, "dropped": 0.125, "balance_loss": 1.0625, "z_loss": null, "load": [30, 30]}]})"));
+  EXPECT_EQ(points_in(runs[0].at("series").at("imbalance")), Parsed::parse("[[1, 2.0], [51, 1.75], [101, 1.25], [150, 1.5]]"));
+  EXPECT_TRUE(runs[1].at("experts").is_null());
 }
 
-TEST_F(ReportPage, AllHeatMapsHaveOneScaleOfThreeDecibelsOrMore) {
-  const RunMetrics fine = run("fine", kStep + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
-  const RunMetrics coarse = run("coarse", kStep + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
-  expect_parts(report_page({fine, coarse}), {">14 dB</text>", ">32 dB, or exact</text>", heat_map("fine: input", fine.precision, {14, 32}),
-                                             heat_map("coarse: input", coarse.precision, {14, 32})});
-  expect_parts(report_page({fine}), {heat_map("fine: input", fine.precision, {29, 32})});
-  expect_parts(report_page({fine, run("without", kStep)}), {heat_map("fine: input", fine.precision, {29, 32})});
-  const RunMetrics exact = run("exact", kStep + precision_line(1, "a", "null"));  // no cell has an error
-  expect_parts(report_page({exact}), {">0 dB</text>", ">3 dB, or exact</text>"});
-}
-
-TEST_F(ReportPage, TheSummaryHasRestartsAndStepsAreThoseSinceTheLastOne) {
+TEST_F(ReportPage, HoldsRestartsAndTheStepsSinceTheLastOne) {
   const auto start = [](int64_t step) { return std::regex_replace(kStart, std::regex("\"step\":0"), text("\"step\":", step)); };
-  const RunMetrics a = run("a", kStep + start(1) + start(1) + step_line(2, "3") + start(2) + start(2) + start(2)),
-                   b = run("b", kStep + start(1)), c = run("c", start(3));
+  const RunMetrics a = run("a", kStep + start(1) + start(1) + step_line(2, "3") + start(2) + start(2) + start(2)), c = run("c", start(3));
   EXPECT_THAT(a.starts, ElementsAre(0, 1, 1, 2, 2, 2));
-  expect_parts(report_page({a, b, c}), {"<th>restarts</th>", "<td>2 of 4</td><td>5, at steps ... 1, 2, 2, 2</td>",
-                                        "<td>1 of 4</td><td>1, at step 1</td>", "<td>3 of 4</td>"});
+  const Parsed runs = runs_in(report_page({a, c}));
+  EXPECT_EQ(runs[0].at("restarts"), Parsed({1, 1, 2, 2, 2}));
+  EXPECT_EQ(runs[0].at("step"), 2);
+  EXPECT_EQ(runs[1].at("restarts"), Parsed::array());
+  EXPECT_EQ(runs[1].at("step"), 3);
   const RunMetrics again = run("d", kStep + step_line(2, "9") + precision_line(2, "output", "30") + start(1) + step_line(2, "2.5"));
   ASSERT_EQ(again.loss.size(), 2U) << "steps done again count once";
   EXPECT_EQ(again.loss[1].value, 2.5);
@@ -193,96 +222,64 @@ TEST_F(ReportPage, StepsWithoutTargetsHaveNoPointOfTheLoss) {
   EXPECT_EQ(read.loss[2].step, 4);
   EXPECT_TRUE(std::isnan(read.loss[2].value));
   EXPECT_EQ(read.lr.size(), 4U);
-  expect_parts(page(kStep + step_line(2, "2.5") + step_line(3, "null")), {"<td>3 of 4</td><td>0</td><td>192</td><td>7</td><td>2.5</td>"});
+  const Parsed held = runs_in(report_page({read})).at(0);
+  EXPECT_EQ(points_in(held.at("series").at("loss")), Parsed::parse("[[1, 3.5], [2, 2.5], [4, null]]"));
+  EXPECT_EQ(held.at("step"), 4);
 }
 
-TEST_F(ReportPage, TheNewestTextIsTheFirstAndOpen) {
+TEST_F(ReportPage, HoldsTheNewestTextsTheNewestFirst) {
   std::string lines = kStep;
   for (int step = 1; step <= 14; ++step) lines += text(R"({"type":"sample","step":)", step, R"(,"prompt":"p","text":"t"})", "\n");
-  const std::string shown = page(lines);
-  EXPECT_THAT(shown, HasSubstr("the newest 12 of 14</p>\n<details open=\"open\"><summary>step 14</summary><pre><b>p</b>t</pre></details>\n"
-                               "<details><summary>step 13</summary>"));
-  EXPECT_THAT(shown, Not(HasSubstr("<summary>step 2</summary>")));
+  const Parsed samples = shown(lines).at("samples");
+  EXPECT_EQ(samples.at("count"), 14);
+  ASSERT_EQ(samples.at("newest").size(), 12U);
+  EXPECT_EQ(samples.at("newest").at(0), Parsed({{"step", 14}, {"prompt", "p"}, {"text", "t"}}));
+  EXPECT_EQ(samples.at("newest").at(11).at("step"), 3);
 }
 
-std::string chart_of(const Series& series, bool dots = false) {
-  return line_chart("loss", {{.label = "a", .run = 0, .dots = dots, .points = &series}});
+Parsed loss_held(const Series& loss, const PageLimits& limits = {}) {
+  RunMetrics run;
+  run.loss = loss;
+  return runs_in(report_page({run}, limits)).at(0).at("series").at("loss");
 }
 
-TEST(Charts, ValuesThatAreNotFiniteAreGapsAndALongSeriesKeepsItsSpike) {
-  const double nan = std::nan("");
-  EXPECT_THAT(chart_of({{1, 1.0}, {2, 2.0}, {3, nan}, {4, 2.0}, {5, 1.0}}), HasSubstr(R"(d="M64 226h0L205 10M487 10h0L628 226")"));
-  EXPECT_EQ(chart_of({{1, nan}}), "");
-  Series series;
-  for (int64_t i = 0; i < 100000; ++i) series.push_back({i, i == 77777 ? 50.0 : 1.0});
-  const std::string chart = chart_of(series);
-  EXPECT_LT(chart.size(), 40000U);
-  EXPECT_THAT(chart, HasSubstr(" 10L")) << "the top of the chart is reached";
+TEST(ReportSeries, ValuesThatAreNotFiniteAreNullAndOthersHaveSevenDigits) {
+  const Series loss = {{1, std::nan("")}, {2, HUGE_VAL},         {3, -HUGE_VAL},
+                       {4, 1.0 / 3.0},    {5, -1.23456789e-300}, {6, 1.7976931348623157e308}};
+  EXPECT_EQ(loss_held(loss).at("values"), Parsed::parse("[null, null, null, 0.3333333, -1.234568e-300, 1.797693e308]"));
 }
 
-// The estimate: a digit of the style sheet's 11 pixels is about 6.2 wide.
-void expect_labels_inside(const std::string& chart) {
-  const std::regex label(R"re(<text x="([^"]*)" y="[^"]*" text-anchor="(\w+)">([^<]*)</text>)re"), box(R"(viewBox="0 0 ([0-9]+) )");
-  std::smatch size;
-  ASSERT_TRUE(std::regex_search(chart, size, box));
-  int labels = 0;
-  for (std::sregex_iterator found(chart.begin(), chart.end(), label), end; found != end; ++found, ++labels) {
-    const std::string anchor = (*found)[2], content = (*found)[3];
-    const double width = 6.2 * static_cast<double>(content.size()), x = std::stod((*found)[1]);
-    const double left = x - (anchor == "end" ? width : anchor == "middle" ? width / 2 : 0.0);
-    EXPECT_GE(left, 0.0) << content;
-    EXPECT_LE(left + width, std::stod(size[1])) << content;
-  }
-  EXPECT_GT(labels, 4);
-}
-
-TEST(Charts, NoLabelIsCutOff) {
-  for (const int64_t last : {int64_t{10}, int64_t{20000}, int64_t{4000000}, int64_t{200000000}})
-    expect_labels_inside(chart_of({{1, 0.00012}, {last, 123456.0}}, true));
-}
-
-TEST(Charts, ExtremeStepsAndValuesHaveFiniteCoordinates) {
+TEST(ReportSeries, StepsOfOneStrideAreARange) {
+  const auto ranges = [](const std::vector<int64_t>& steps) {
+    Series loss;
+    for (const int64_t step : steps) loss.push_back({step, 1.0});
+    const Parsed held = loss_held(loss);
+    const Parsed points = points_in(held);
+    EXPECT_EQ(points.size(), steps.size());
+    for (size_t i = 0; i < points.size(); ++i) EXPECT_EQ(points[i][0], steps[i]);
+    return held.at("steps").size();
+  };
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
-  const auto is_finite = [](const std::string& drawn) { return drawn.find("nan") == drawn.npos && drawn.find("inf") == drawn.npos; };
-  for (const Series& series : {Series{{kLast - 1, 1.0}, {kLast, 2.0}},
-                               {{0, -1.7e308}, {1, 1.7e308}},
-                               {{0, -1e300}, {kLast, 1e300}},
-                               {{-kLast, 1.0}, {kLast, 1.0 + 1e-15}},
-                               {{5, 5e-324}, {6, 0.0}}})
-    EXPECT_TRUE(is_finite(chart_of(series, true)));
-  EXPECT_THAT(chart_of({{0, 1.0}, {1, 1.7e308}, {2, 2.0}}), HasSubstr("M628 10h0")) << "a gap";
-  const std::string map = heat_map("m",
-                                   {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
-                                    {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}},
-                                   {-1.7e308, 1.7e308});
-  EXPECT_THAT(map, HasSubstr("rgb(68,1,84)"));
-  EXPECT_THAT(map, Not(HasSubstr("rgb(-")));
-  EXPECT_TRUE(is_finite(map));
+  EXPECT_EQ(ranges({}), 0U);
+  EXPECT_EQ(ranges({1, 2, 3, 4}), 1U);
+  EXPECT_EQ(ranges({10, 20, 30, 31, 32, 40}), 3U);
+  EXPECT_EQ(ranges({5, 5, 5, 3, 1}), 3U);
+  EXPECT_EQ(ranges({-kLast - 1, 0, kLast - 1, kLast}), 3U);
 }
 
-TEST(Axes, RangeTooNarrowForTicksIsWidened) {
-  for (const double at : {1.0, -9.2e18, 1e300}) {
-    const Axis axis = axis_over(at, std::nextafter(at, HUGE_VAL), 8);
-    EXPECT_LT(axis.low, at);
-    EXPECT_GT(axis.high, at);
-    EXPECT_LE(axis.ticks.size(), 12U);
-    EXPECT_GE(axis.ticks.size(), 3U);
-  }
-}
-
-TEST(Axes, TicksAreOneTwoOrFiveTimesAPowerOfTenAndHoldTheRange) {
-  EXPECT_THAT(axis_over(0.0, 10.0, 5).ticks, ElementsAre(0, 2, 4, 6, 8, 10));
-  EXPECT_THAT(axis_over(-3.0, 41.0, 5).ticks, ElementsAre(-10, 0, 10, 20, 30, 40, 50));
-  const Axis axis = axis_over(1.21e-4, 5.9e-4, 5);
-  EXPECT_DOUBLE_EQ(axis.low, 1e-4);
-  EXPECT_DOUBLE_EQ(axis.high, 6e-4);
-  EXPECT_EQ(axis.ticks.size(), 6U);
-  for (const double same : {0.0, 3.0, -2e5}) {
-    const Axis flat = axis_over(same, same, 5);
-    EXPECT_LT(flat.low, same);
-    EXPECT_GT(flat.high, same);
-  }
-  EXPECT_EQ(number_text(6e-4), "0.0006");
+// A series of 10^5 steps, whose text is about a megabyte, is held whole.
+TEST(ReportSeries, AreThinnedOnlyInAPageThatWouldBeTooLargeAndKeepOutliersGapsAndEnds) {
+  Series series;
+  for (int64_t i = 0; i < 100'000; ++i) series.push_back({i, 1.0 + 1e-6 * static_cast<double>(i)});
+  series[33'333].value = std::nan("");
+  series[77'777].value = 50.0;
+  EXPECT_EQ(loss_held(series).at("values").size(), series.size());
+  const Parsed held = loss_held(series, {.points = 1000, .cells = 1});
+  EXPECT_EQ(held.at("points"), series.size());
+  const Parsed points = points_in(held);
+  EXPECT_LE(points.size(), 1000U);
+  for (const Parsed& kept : {Parsed({0, 1.0}), Parsed({33'333, nullptr}), Parsed({77'777, 50.0}), Parsed({99'999, 1.099999})})
+    EXPECT_EQ(std::count(points.begin(), points.end(), kept), 1) << kept;
 }
 
 TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumberButForATornLastOne) {
@@ -310,7 +307,9 @@ TEST_F(ReportPage, TheCommandWritesTheFileAndNothingForADamagedRun) {
   run("a", kStep);
   run("x/a", kStep);
   EXPECT_EQ(test::command_result({"report", "a/", "x/a", "--output", "out.html"}).output, "out.html: 2 runs\n");
-  EXPECT_THAT(read_file("out.html"), HasSubstr("mantissa report: a (a/) a (x/a)"));
+  const Parsed runs = runs_in(read_file("out.html"));
+  EXPECT_EQ(runs.at(0).at("name"), "a (a/)");
+  EXPECT_EQ(runs.at(1).at("name"), "a (x/a)");
   write_file("a/metrics.jsonl", "{}\n");
   EXPECT_EQ(test::command_result({"report", "a", "--output", "never.html"}).exit_code, 4);
   EXPECT_FALSE(std::filesystem::exists("never.html"));

@@ -1,5 +1,14 @@
-// One or several runs as one HTML file that needs nothing else: style and drawings are inline, there is no script, font or image, and it
-// reads on light and dark backgrounds alike.
+// One or several runs as one HTML file that needs nothing else: it holds their metrics as JSON, and the style and scripts that draw them.
+//
+// cmake/embed_page.cmake joins report.html with report.css, report_charts.js, report_maps.js and report.js. The element "metrics" of the
+// page holds {"runs": [...]}. Each run has these members; numbers have seven significant digits:
+//   name, precision, step, steps, restarts (their steps), tokens, parameters, ranks (null: unknown), device, config (text; "": none)
+//   series     by name: steps, as [first, stride, count] for each range of them; values (null: not finite); points (how many the run has)
+//   maps       one per role: modules; cells [module, step, dB or null, clipped, flushed, amax or null, scales], and behind these the worst
+//              expert and its dB; steps (how many the run has). Scales are exponents, each before its number of blocks
+//   experts    null, or step and first (steps of the newest and the oldest report) and layers, whose load is the sum over these reports
+//   samples    count, newest (step, prompt and text of each)
+//   settings   the configuration by dotted key, as JSON texts
 #pragma once
 
 #include <string>
@@ -9,9 +18,13 @@
 
 namespace mantissa::tools {
 
-// Returns the page: summary, loss (training and validation), learning rate, gradient norm and throughput of all runs overlaid; then by run
-// the precision error per module and step (where there are statistics), texts that were written, and configuration. Throws Error(data) for
-// a config.json that is no JSON.
-std::string report_page(const std::vector<RunMetrics>& runs);
+// Bounds a page to about 40 MB, which browsers draw in a few seconds.
+struct PageLimits {
+  size_t points = 2'000'000;  // in all series; beyond it long ones are thinned to extremes
+  size_t cells = 100'000;     // in all maps; beyond it every second, third, ... step is kept
+};
+
+// Throws Error(data) for a config.json that is no JSON, or whose ranks are none.
+std::string report_page(const std::vector<RunMetrics>& runs, const PageLimits& limits = {});
 
 }  // namespace mantissa::tools

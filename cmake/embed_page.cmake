@@ -1,0 +1,10 @@
+# Run by the build: writes PAGE, with the files of its folder that it names as {{name}} in their places, as a C++ string literal to OUT.
+file(READ ${PAGE} page)
+cmake_path(GET PAGE PARENT_PATH folder)
+string(REGEX MATCHALL "{{[a-z_]+[.][a-z]+}}" marks "${page}")
+foreach(mark ${marks})
+  string(REGEX REPLACE "[{}]" "" name ${mark})
+  file(READ ${folder}/${name} part)
+  string(REPLACE ${mark} "${part}" page "${page}")
+endforeach()
+file(WRITE ${OUT} "R\"page(${page})page\"\n")
