@@ -144,7 +144,7 @@ void ConfigReport::throw_if_failed() const {
   std::string all = text(errors_, " errors in the configuration:");
   for (const auto& [order, message] : messages_) all += "\n  " + message;
   std::string more = std::to_string(errors_ - messages_.size());
-  for (size_t at = more.size(); at > 3; at -= 3) more.insert(at - 3, ",");  // 39,950
+  for (size_t at = more.size(); at > 3; at -= 3) more.insert(at - 3, 1, ',');  // 39,950
   if (more != "0") all += "\n  ... and " + more + " more";
   fail(ExitCode::usage, all);
 }
