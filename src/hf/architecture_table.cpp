@@ -283,7 +283,7 @@ void read_windows(ArchitectureReader& reader) {
   if (sliding.empty()) return;
   if (!window && typed) keys.refuse("layer_types", "there is no sliding_window");
   if (!window) keys.refuse("sliding_window", "every second layer of gpt-oss has one, unless layer_types says otherwise");
-  reader.set("sliding_window", "sliding_window", *window);
+  reader.set("sliding_window", "sliding_window", window.value_or(0));
   if (std::cmp_less(sliding.size(), reader.layers())) reader.model.sliding_layers = sliding;
 }
 
