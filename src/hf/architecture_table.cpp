@@ -259,19 +259,20 @@ void write_rope(Architecture architecture, ModelConfig& model, Json& out) {
 void read_windows(ArchitectureReader& reader) {
   ArchitectureKeys& keys = reader.keys;
   const bool mixtral = reader.architecture == Architecture::mixtral, gpt_oss = reader.architecture == Architecture::gpt_oss;
-  std::optional<int64_t> window = keys.integer("sliding_window");  // none if all tokens are seen, or no layer says otherwise
-  if (!mixtral && !window && !keys.is_null("sliding_window")) window = gpt_oss ? 128 : 4096;
+  const std::optional<int64_t> stated = keys.integer("sliding_window");
+  const int64_t window = stated.value_or(gpt_oss ? 128 : 4096);
+  bool windowed = stated || (!mixtral && !keys.is_null("sliding_window"));  // else all tokens are seen, or no layer says otherwise
   if (!mixtral && !gpt_oss) {
     keys.require_not_null("use_sliding_window", FieldKind::boolean);
     const Json* const used = keys.stated("use_sliding_window", FieldKind::boolean);
-    if (used == nullptr || *used == false) window.reset();
+    if (used == nullptr || *used == false) windowed = false;
   }
   const bool later = reader.architecture == Architecture::qwen2 || reader.architecture == Architecture::qwen3;
-  if (later && window) keys.require_not_null("max_window_layers", FieldKind::integer);
+  if (later && windowed) keys.require_not_null("max_window_layers", FieldKind::integer);
   const int64_t first = keys.integer("max_window_layers").value_or(28);
   std::vector<int64_t> sliding;
   for (int64_t i = 0; i < reader.layers(); ++i) {
-    if (gpt_oss ? i % 2 == 0 : window && (!later || i >= first)) sliding.push_back(i);
+    if (gpt_oss ? i % 2 == 0 : windowed && (!later || i >= first)) sliding.push_back(i);
   }
   const bool typed = keys.has("layer_types");
   if (typed) {
@@ -281,9 +282,9 @@ void read_windows(ArchitectureReader& reader) {
     sliding = by_type;
   }
   if (sliding.empty()) return;
-  if (!window && typed) keys.refuse("layer_types", "there is no sliding_window");
-  if (!window) keys.refuse("sliding_window", "every second layer of gpt-oss has one, unless layer_types says otherwise");
-  reader.set("sliding_window", "sliding_window", window.value_or(0));
+  if (!windowed && typed) keys.refuse("layer_types", "there is no sliding_window");
+  if (!windowed) keys.refuse("sliding_window", "every second layer of gpt-oss has one, unless layer_types says otherwise");
+  reader.set("sliding_window", "sliding_window", window);
   if (std::cmp_less(sliding.size(), reader.layers())) reader.model.sliding_layers = sliding;
 }
 
