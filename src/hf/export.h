@@ -27,9 +27,9 @@ struct ExportedModel {
   std::string chat_template = {};    // outcome of take_chat_template()
 };
 
-// An export in the making: begin() by one process, then write() by each for a part of the tensors, in any order, into the same files, then
-// finish() by one, and difference() by each for a part again: a folder with a difference must not be published. Memory is a chunk of some
-// megabytes, or one matrix where the architecture keeps it transposed; no model is built.
+// An export in the making, by one process or several. One calls begin(); each calls write() for a part of the tensors, in any order, into
+// the same files; one calls finish(); each calls difference() for a part. A folder with a difference must not be published. Memory is a
+// chunk of some megabytes, or one matrix where the architecture keeps it transposed; no model is built.
 class ModelExport {
  public:
   // Opens the checkpoint that a path stands for (open_checkpoint), or a folder of Hugging Face's form. Throws Error(data) for damage.

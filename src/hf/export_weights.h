@@ -40,18 +40,18 @@ class ForwardWeights {
   // Returns the format of its codes; none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
   bool quantizes_inputs(const std::string& parameter) const;  // inputs of the GEMM with it
-  // Returns the narrowest type of an export that is right whatever the values: that of the module, of the file for a weight that was never
-  // trained, or bf16 where the weight is quantized, because its codes are made of values in bf16 and no element is finer than these. Codes
-  // of a folder may be finer.
+  // Returns the narrowest type that holds what forward reads, whatever the values. Of a quantized weight it is bf16: codes are made of bf16
+  // values, and decode to values that bf16 holds (codes of a folder may be finer). Else it is the module's compute dtype for a master, and
+  // the type in the file for a weight of a folder.
   Dtype dtype(const std::string& parameter) const;
-  // Returns true if forward rounds this weight to bf16 although exports keep it in fp32 unless told otherwise: products of codes and scales
-  // of a folder.
+  // Returns true for values of a folder that are products of codes and fp32 scales and that forward rounds to bf16. An export keeps those
+  // that bf16 does not hold in fp32, unless it is told to write bf16.
   bool rounds(const std::string& parameter) const;
 
   // Reads whole rows [begin, end) as fp32: exactly what the GEMMs read, except for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
-  // Return the rows as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where a block is
-  // larger. Readers of a file know no rule: where forward decodes -0 as +0, codes are +0.
+  // Return the codes of the rows, E2M1 two in a byte, and their scales: one for 32 values of a row, repeated where a block is larger. A
+  // file does not name the scale rule, so under flashinfer, where forward decodes -0 as +0, codes of -0 are written as +0.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);
   std::vector<std::byte> scales(const std::string& parameter, int64_t begin, int64_t end);
   // Returns the scales of whole tiles, one each.

@@ -37,8 +37,8 @@ std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const st
   return out;
 }
 
-// Says which bits an operand of this shape draws. Weights are numbered anew in each step, and rows of tokens, or of their assignments to
-// experts, through the whole run.
+// Returns the numbers that key the random bits of an operand of this shape. Numbers go on through the whole run: each step has its own for
+// the rows of a weight, and every token (with experts, every assignment of a token) has its own.
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
                        const RoundingPosition& at) {
   const ModelRanks& ranks = weight.sharding.ranks;
@@ -97,7 +97,7 @@ struct BothWays {
   }
 };
 
-// Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
+// For wgrad: codes have whole blocks of tokens, so the other operand, where it is values, gets as many rows by zeros at the end.
 Value padded(const Value& value, int64_t rows) {
   if (shape_of(value)[0] == rows) return value;
   const Tensor& tensor = std::get<Tensor>(value);
@@ -108,8 +108,8 @@ Value padded(const Value& value, int64_t rows) {
 
 }  // namespace
 
-// Forward passes that are repeated for backward draw the same bits, and are not observed again. Nor are tokens that are transformed
-// together with padding.
+// A forward pass that backward repeats (recompute) draws the same bits as before, and its operands are not observed a second time. An
+// operand whose transform mixes tokens with padding is not observed at all.
 Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) const {
   const bool is_first = role == OperandRole::output_grad || (role == OperandRole::input && gemm == GemmRole::fprop);
   const OperandChoice& choice = is_first ? operands_.gemm(gemm).first : operands_.gemm(gemm).second;
@@ -147,7 +147,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return out;
 }
 
-// Quantizes in one pass where both are codes. Shows the observer codes that are made here.
+// If dgrad and wgrad both read codes of the values, one pass makes both. The observer sees codes that are made here, not those that arrive
+// as codes: codes_of_tokens() showed them.
 LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool wants_rows) const {
   if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes)};
   const Tensor& values = std::get<Tensor>(dy);

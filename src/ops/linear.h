@@ -1,6 +1,6 @@
-// Runs the three GEMMs of a linear operation y = x W^T, each on the operands its recipe asks for. Blocks run along the contraction of each
-// GEMM: input and output gradient are rowwise in fprop and dgrad, columnwise in wgrad, which contracts over tokens. With a grouped weight
-// of experts these are grouped GEMMs over the permuted tokens of a dispatch, [R, ..] where others have [N, ..].
+// Runs the three GEMMs of a linear operation y = x W^T, each on the operands its recipe asks for. Blocks lie along the dimension over which
+// a GEMM sums: rowwise for the input in fprop and the output gradient in dgrad, columnwise for both in wgrad, which sums over tokens. With
+// a grouped weight of experts these are grouped GEMMs, and the rows are the permuted tokens of a dispatch: read [R, ..] for [N, ..] below.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace mantissa {
 struct LinearInput {
   Tensor high{};              // [N, in]; undefined if only codes are needed
   QuantizedTensor codes{};    // rowwise, rows padded to whole blocks; undefined where fprop reads high precision
-  QuantizedTensor columns{};  // columnwise from the values, if wgrad reads these and backward was announced
+  QuantizedTensor columns{};  // columnwise from the values, if the input was recorded and wgrad reads them (SavedAs::columns)
 };
 
 class LinearGemms {
@@ -24,7 +24,7 @@ class LinearGemms {
   LinearGemms(LinearWeight weight, const LinearOperands& operands, Dispatch groups = {})
       : weight_(std::move(weight)), operands_(operands), groups_(std::move(groups)) {}
 
-  // Returns the same for operands whose first row is this token of the micro batch, where they are a part of its rows.
+  // Returns a copy for a chunk of the micro batch's rows that begins at token `first`, so that padding is found (counted_rows()).
   LinearGemms from_token(int64_t first) const {
     LinearGemms out = *this;
     out.first_token_ = first;
@@ -32,8 +32,8 @@ class LinearGemms {
   }
 
   LinearInput input(const Tensor& x, bool recorded) const;  // recorded: backward will read it
-  // Gathers the input of all tokens from this rank's share, as codes if nothing else is read, to the same bits. Without sequence
-  // parallelism it is input().
+  // Under sequence parallelism, all-gathers the rows of x, of which each rank has a share. They travel as codes if nothing reads their
+  // values; fprop reads the same bits either way. Else it is input().
   LinearInput gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const;
   // Returns what backward needs of an input that was recorded.
   LinearInput kept(const LinearInput& input) const;
@@ -56,7 +56,8 @@ class LinearGemms {
   void multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const;
   void observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const;
   Value weight(GemmRole role) const;
-  // Returns an operand [N, C] that is no codes, in the compute dtype: as it is or simulated. Rows of zeros may follow.
+  // Returns an operand [N, C] that this GEMM reads as values, in the compute dtype: unchanged, or rounded to a simulated format. Rows of
+  // zeros are appended where a transform over rows needs whole blocks.
   Tensor read(GemmRole gemm, OperandRole role, const Tensor& high) const;
   OutputGradient output_gradient(const Value& dy, bool wants_rows) const;
   void wgrad(const LinearInput& x, const Value& dy) const;

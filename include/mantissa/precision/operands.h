@@ -39,8 +39,8 @@ struct GemmOperands {
 };
 GemmOperands choose_operands(const Recipe& recipe, GemmRole role);
 
-// Returns how the codes are quantized that the GEMM of this role is given for an operand; none: it is given values. For values DQ(Q(w)) of
-// a weight it is given the resident codes; such values of an input are made before the GEMM.
+// Returns the format of the codes that the kernel of this GEMM gets for an operand; none: it gets values. A `dequantized` weight arrives as
+// its resident codes, which the kernel decodes; a `dequantized` input of wgrad is decoded before, so the kernel gets values.
 Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role);
 
 // Form in which the input is kept for backward, if wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which

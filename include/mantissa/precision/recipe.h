@@ -26,8 +26,8 @@ struct GemmSet {
 enum class ColumnSource { rows, values };
 
 // Form in which dgrad and wgrad read the operands that fprop reads quantized (`backward_override` of Transformer Engine). quantized: as
-// `gemms` says. dequantized: the values of fprop's codes and of the fake-quantized weight. high_precision: the values before quantization,
-// which makes a difference for a fake-quantized weight only: for the rest, `gemms` says it.
+// `gemms` says. dequantized: the values of fprop's codes and of the fake-quantized weight. high_precision: the values before quantization.
+// It changes only what dgrad reads of a fake-quantized weight: other operands are in high precision once `gemms` lacks dgrad and wgrad.
 enum class BackwardOperands { quantized, dequantized, high_precision };
 
 // Operands that are values of formats without codes. Their blocks are written as for a contraction over columns.

@@ -154,8 +154,8 @@ constexpr auto subnormal_midpoints() {
   return out;
 }
 
-// Codes of bf16 bits at the scale of `shift`. Elements below the smallest normal one are counted out between midpoints, ties to even; the
-// rounding of normal ones never exceeds that count where it does not apply.
+// Codes of bf16 bits at the scale of `shift`: the larger of two results. `normal` rounds as a normal element; `subnormal` counts midpoints
+// of subnormal elements that the magnitude exceeds, ties to even. Each is right in its own range, and not above the other outside of it.
 template <class E>
 [[gnu::always_inline]] inline Words encode(Words bits, Words shift) {
   constexpr int kDrop = 7 - E::mantissa_bits;
@@ -238,8 +238,8 @@ template <class E>
   return decode<E>(kCodes, shift, foreign);
 }
 
-// block_scale() of bf16 amax bits below Inf. encode() subtracts its shift from magnitudes in 16 bits: the difference would reach the sign
-// if the largest scale code were below 127, which it is in no range.
+// block_scale() of bf16 amax bits below Inf. No range clamps scales to less than 127 (ScaleRange): else a magnitude minus its shift, in
+// encode(), could leave 15 bits and reach the sign.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);

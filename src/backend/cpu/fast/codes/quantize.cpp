@@ -19,8 +19,8 @@
 namespace mantissa::lanes {
 namespace {
 
-// Rows are read one after another, twice: for the largest magnitudes, and to encode with what they give. Walking down columns instead
-// throws lines out of a cache of few ways where rows are a power of two apart.
+// Two passes over the rows of a block, each row by row: the first finds the largest magnitudes, the second encodes with the scales that
+// follow from them. A pass down the columns would evict its own cache lines where rows are a power of two apart.
 
 // Rows [first, end) of `out`, whole blocks of them. x holds `given` of these rows; those beyond are zeros.
 struct RowBlock {
@@ -51,7 +51,8 @@ template <class E>
   }
 }
 
-// Turns the largest magnitudes of blocks, each of which has `each` spans, into shifts of the spans, in place, and writes the scales.
+// Computes the scales of blocks of `each` spans. `spans` comes with the largest magnitude of each span, and leaves with the exponent shift
+// by which its elements are encoded, the same for all spans of a block.
 template <class E>
 [[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
                                                     uint8_t* scales) {
@@ -71,8 +72,8 @@ template <class E>
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
-// Finds the largest magnitude of each span of a row of bf16, or of magnitudes. These are spans, not blocks, of a length known to the
-// compiler: in front of an inner loop over a block it would load the constants anew.
+// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block with a length that the compiler
+// knows: a loop over a block, whose length it does not know, would load all constants again in front.
 template <int64_t kSpan, class T>
 [[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
   for (int64_t c = 0; c < cols; c += kSpan) {
