@@ -13,8 +13,6 @@
 namespace mantissa {
 namespace {
 
-// Fill, Convert, RandomNormal, Add, AddBias, and the allocator behind every tensor.
-
 template <class T>
 void fill(const Fill& k) {
   T* out = k.out.device_data<T>();
