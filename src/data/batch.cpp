@@ -63,7 +63,7 @@ std::vector<std::string> expand_paths(const std::string& pattern, const std::str
 
 TokenDataset::TokenDataset(std::vector<TokenFile> files) : files_(std::make_shared<const std::vector<TokenFile>>(std::move(files))) {
   require(!files_->empty(), "a dataset has at least one file");
-  for (const TokenFile& file : *files_) end_ += file.tokens();
+  for (const TokenFile& file : *files_) ends_.push_back(end_ += file.tokens());
 }
 
 TokenDataset TokenDataset::part(int64_t begin, int64_t end) const {
@@ -86,11 +86,12 @@ bool TokenDataset::has_examples() const {
 
 void TokenDataset::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
   require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
-  int64_t first = begin_ + begin;  // in the file at hand
-  for (auto file = files_->begin(); count > 0; ++file) {
-    const int64_t piece = std::min(count, std::max<int64_t>(0, file->tokens() - first));
-    if (piece > 0) file->read(first, piece, out, marks);
-    first = std::max<int64_t>(0, first - file->tokens());
+  int64_t next = begin_ + begin;
+  for (auto file = static_cast<size_t>(std::ranges::upper_bound(ends_, next) - ends_.begin()); count > 0; ++file) {
+    const TokenFile& source = (*files_)[file];
+    const int64_t piece = std::min(count, ends_[file] - next);
+    if (piece > 0) source.read(next - (ends_[file] - source.tokens()), piece, out, marks);
+    next += piece;
     count -= piece;
     out += piece;
     if (marks != nullptr) marks += piece;

@@ -33,6 +33,7 @@ class TokenDataset {
 
  private:
   std::shared_ptr<const std::vector<TokenFile>> files_;
+  std::vector<int64_t> ends_;  // ends_[i]: tokens in files 0..i
   int64_t begin_ = 0, end_ = 0;
 };
 
