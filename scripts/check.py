@@ -32,7 +32,6 @@ def layer_ranks():
     return [[names] if isinstance(names, str) else list(names) for names in LAYERS]
 
 
-
 MAX_FILE_LINES = 600
 LONG_FILES = {"include/mantissa/backend/backend.h"}  # the table of contents
 MAX_FUNCTION_LINES = 60

@@ -50,9 +50,13 @@ function readSeries({steps, values, points}) {
   return {steps: places, values: Float64Array.from(values, value => value === null || Math.abs(value) > 1e300 ? NaN : value), points};
 }
 
-const runs = JSON.parse(by('metrics').textContent).runs;
-for (const run of runs) {
-  for (const [name, series] of Object.entries(run.series)) run.series[name] = readSeries(series);
+let runs = [];
+
+function readRuns() {
+  runs = JSON.parse(by('metrics').textContent).runs;
+  for (const run of runs) {
+    for (const [name, series] of Object.entries(run.series)) run.series[name] = readSeries(series);
+  }
 }
 
 // ---- the view
@@ -278,6 +282,7 @@ function makePage() {
 }
 
 try {
+  readRuns();
   makePage();
 } catch (error) {
   by('problem').hidden = false;

@@ -183,11 +183,12 @@ class Chart {
   stepOf(x) { return this.first + Math.min(1, Math.max(0, (x - LEFT) / (this.right - LEFT))) * (this.last - this.first); }
 
   drawAxes() {
-    for (const tick of this.y.ticks) {
-      const y = this.py(tick).toFixed(1);
+    const short = this.y.ticks.map(number), distinct = new Set(short).size === short.length;
+    for (const [i, tick] of this.y.ticks.entries()) {
+      const y = this.py(tick).toFixed(1), text = distinct ? short[i] : String(Number(tick.toPrecision(12)));
       this.svg.append(
           shape('line', {class: 'grid', x1: LEFT, x2: this.right, y1: y, y2: y}),
-          shape('text', {x: LEFT - 6, y: Number(y) + 4, 'text-anchor': 'end'}, number(tick)));
+          shape('text', {x: LEFT - 6, y: Number(y) + 4, 'text-anchor': 'end'}, text));
     }
     const room = 9 * String(Math.round(this.last)).length + 20, count = Math.max(1, Math.min(8, (this.right - LEFT) / room));
     for (const tick of multiples(Math.max(1, roundStep((this.last - this.first) / count)), this.first, this.last)) {
