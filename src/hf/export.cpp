@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr int kFormatVersion = 2;
 
-// The options of an export as far as they had an effect.
+// The options of an export in its mantissa.json; the convention is left out where it had no effect.
 struct ProvenOptions {
   ExportWeights weights = {};
   std::optional<Convention> convention = {};  // none: the weights are values, or in the form of gpt-oss
@@ -41,7 +41,7 @@ struct ProvenOptions {
   }
 };
 
-// Part of the file that is read. The rest is for people and other readers, and is covered by its hash.
+// The members of mantissa.json that mantissa reads. The others are for people and other programs; the hash `xxh64` covers them too.
 struct ExportProof {
   std::optional<ProvenCheckpoint> checkpoint;
   std::optional<ProvenOptions> options;      // none: of an earlier version
@@ -148,7 +148,8 @@ bool is_export_of(const fs::path& folder, const std::string& manifest, const Exp
 
 namespace {
 
-// Compares a tensor. One in bf16 may hold the values that forward rounds to it.
+// Returns the first difference between a tensor of the folder and what forward multiplies by. Where forward's values are rounded only as
+// it reads them (ForwardWeights::rounds()), a tensor of bf16 is compared with the rounded ones.
 std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights,
                                              const Progressed& progressed) {
   const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
@@ -194,7 +195,7 @@ std::string simulated_weights(const PrecisionPlan& plan) {
 struct ModelExport::Source {
   explicit Source(const ExportOptions& how) : options(how) {}
 
-  // Made where it is needed: a model that no architecture has can still be compared.
+  // Made on first use, because making it refuses a model that no architecture expresses, which can still be compared.
   const ExportedWeights& exported() {
     if (!made) made.emplace(*weights, model->config.model, options, folder);
     return *made;
@@ -328,7 +329,7 @@ std::optional<std::string> ModelExport::difference(HfWeights& written, int part,
 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
   ModelExport model(from, options, std::move(device));
-  const ExportedModel summary = model.summary();  // and all refusals
+  const ExportedModel summary = model.summary();  // throws all refusals, before anything is written
   PendingFolder pending(output);
   model.begin(pending.path());
   model.finish(pending.path(), model.write(pending.path(), 0, 1));

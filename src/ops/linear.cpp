@@ -25,11 +25,12 @@ namespace {
 // Returns how many matrices of weights the groups have here.
 int64_t matrices_of(const Dispatch& groups) { return groups.offsets.defined() ? groups.offsets.dim(0) - 1 : 1; }
 
-// Returns where the share of a rank lies among the elements of all ranks; empty: where it is here.
+// Returns the place of each element of a rank's share among the elements of all ranks; empty: one rank has all, so places are indices.
+// `parts` are the sizes of fused parts here (q, k and v; gate and up), each of which is shared by itself.
 std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
   std::vector<int64_t> out;
   if (ranks == 1) return out;
-  int64_t before = 0;  // in a fused part every rank has as many elements
+  int64_t before = 0;  // every rank has the same number of elements of a part
   for (const int64_t part : parts.empty() ? std::vector<int64_t>{size} : parts) {
     for (int64_t i = 0; i < part; ++i) out.push_back(before * ranks + part * rank + i);
     before += part;
@@ -37,8 +38,8 @@ std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const st
   return out;
 }
 
-// Returns the numbers that key the random bits of an operand of this shape. Numbers go on through the whole run: each step has its own for
-// the rows of a weight, and every token (with experts, every assignment of a token) has its own.
+// Returns the numbers from which the random bits of an operand of this shape are drawn. No number comes twice in a run: each step has its
+// own for the rows of a weight, and every token (with experts, every assignment of a token) has its own.
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
                        const RoundingPosition& at) {
   const ModelRanks& ranks = weight.sharding.ranks;
@@ -147,8 +148,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return out;
 }
 
-// If dgrad and wgrad both read codes of the values, one pass makes both. The observer sees codes that are made here, not those that arrive
-// as codes: codes_of_tokens() showed them.
+// If dgrad and wgrad both read codes of the values, one pass makes both. The observer sees codes that are made here. A gradient that
+// arrives as codes was shown by codes_of_tokens() before.
 LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool wants_rows) const {
   if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes)};
   const Tensor& values = std::get<Tensor>(dy);
@@ -188,8 +189,8 @@ LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
   return out;
 }
 
-// Shows the rows of a dispatch in the order of tokens, without padding; those that were dropped do not count. Columnwise codes, which span
-// rows of several tokens, are not shown.
+// Shows codes and their values to the observer. Rows of a dispatch are put in the order of tokens, without padding and without dropped
+// assignments; of a dispatch, columnwise codes are not shown, because their blocks span rows of several tokens.
 void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
   const auto show = [&](const Tensor& of, const QuantizedTensor& are, const Tensor& rows) {
     observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are, .rows = rows});
@@ -255,7 +256,7 @@ Value LinearGemms::weight(GemmRole role) const {
     case OperandSource::requantized: return columnwise(weight_.codes);
     case OperandSource::codes: return choice.how.columnwise() ? quantized(source_of(weight_.high), choice.how) : weight_.codes;
     case OperandSource::dequantized:
-    case OperandSource::fake_codes: return weight_.codes;  // dequantized they are DQ(Q(w)), to the bit
+    case OperandSource::fake_codes: return weight_.codes;  // the GEMM decodes them: to the bit the values that the operand is to have
   }
   fail(ExitCode::internal, "no such operand of ", gemm_name(role));
 }
@@ -323,6 +324,8 @@ Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, cons
   return gathered_columns(tp, y);
 }
 
+// `own` is the gradient of the result as this rank has it, `dy` that of all rows: under sequence parallelism the result of a row-parallel
+// layer is this rank's share of tokens. The bias is added to that share, so its gradient is of `own`.
 Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const LinearOperands& operands, const TensorParallel& tp) {
   const Tensor& value = x.value();
   const LinearGemms gemms(weight, operands);

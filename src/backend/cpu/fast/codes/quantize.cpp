@@ -19,10 +19,11 @@
 namespace mantissa::lanes {
 namespace {
 
-// Two passes over the rows of a block, each row by row: the first finds the largest magnitudes, the second encodes with the scales that
-// follow from them. A pass down the columns would evict its own cache lines where rows are a power of two apart.
+// A row block is all blocks side by side that share their rows. It is read twice, row by row: the first pass finds the largest magnitudes,
+// the second encodes with the scales that follow from them. A pass down the columns would evict its own cache lines where rows are a power
+// of two apart.
 
-// Rows [first, end) of `out`, whole blocks of them. x holds `given` of these rows; those beyond are zeros.
+// Rows [first, end) of `out`: one row block, or a single row of one. x holds the first `given` of these rows; those beyond are zeros.
 struct RowBlock {
   const bf16* x;
   int64_t given, first, end;
@@ -31,12 +32,12 @@ struct RowBlock {
   int64_t cols() const { return out.shape[1]; }
 };
 
-// Findings of the lanes about blocks: true if they cover all of them, and if one held NaN or Inf.
+// Findings of the lanes about some blocks. covered: they can encode all of them; nonfinite: one held NaN or Inf.
 struct Found {
   bool covered = true, nonfinite = false;
 };
 
-// Quantizes the blocks whose first rows are in [first, end), one by one.
+// Quantizes the blocks whose first rows are in [first, end), one by one, by the scalar codec.
 template <class E>
 [[gnu::noinline]] void quantize_blocks(const RowBlock& row_block, int64_t first, int64_t end) {
   const Quantization& how = row_block.out.how;
@@ -51,8 +52,8 @@ template <class E>
   }
 }
 
-// Computes the scales of blocks of `each` spans. `spans` comes with the largest magnitude of each span, and leaves with the exponent shift
-// by which its elements are encoded, the same for all spans of a block.
+// Computes the scales of `blocks` blocks of `each` spans. On entry `spans` has the largest magnitude of each span; on return it has the
+// exponent shift by which the span's elements are encoded, which is the same for all spans of a block.
 template <class E>
 [[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
                                                     uint8_t* scales) {
@@ -72,8 +73,8 @@ template <class E>
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
-// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block with a length that the compiler
-// knows: a loop over a block, whose length it does not know, would load all constants again in front.
+// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block, of a length that is known when
+// this is compiled. The length of a block is not, and a loop over each block would load all constants again before it begins.
 template <int64_t kSpan, class T>
 [[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
   for (int64_t c = 0; c < cols; c += kSpan) {
@@ -105,7 +106,7 @@ template <class E, int64_t kSpan>
   }
 }
 
-// Quantizes a row block of b x 1 blocks or tiles. `words` holds one for each column. Returns true if a value was not finite.
+// Quantizes a row block of b x 1 blocks or tiles. `words` has room for a word for each column. Returns true if a value was not finite.
 template <class E>
 [[gnu::always_inline]] inline bool quantize_columns(const RowBlock& row_block, int16_t* words) {
   const Quantization how = row_block.out.how;
@@ -186,7 +187,8 @@ bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
 void CpuBackend::execute(const Quantize& k) {
   const Quantization& how = k.out.how;
   const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
-  // The lanes take blocks of 32, 64, 96 ... and, of E2M1, which is fake-quantized in others as well, rows of 16, 48 ...
+  // The lanes take blocks of 32, 64, 96 ... and E2M1 blocks of 1 x 16, 1 x 48 ..., which only fake quantization has. The rest is for the
+  // reference.
   const bool pairs = height % kPair == 0 && cols % kPair == 0, groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0;
   if (k.x.dtype() != Dtype::bf16 || !(pairs || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
@@ -205,8 +207,8 @@ void CpuBackend::execute(const Quantize& k) {
 
 namespace {
 
-// Codes and scales of columns [first, first + width) of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie
-// within blocks; kColumnwise has a scale for each column.
+// Reads codes and scales of columns [first, first + width) of a matrix as bf16 bits, row by row. A span of kSpan columns lies within one
+// block, unless kColumnwise, where each column has its own scale.
 template <class E, int64_t kSpan, bool kColumnwise>
 class Reader {
  public:
@@ -353,8 +355,8 @@ template <class E>
   return k.x.how.columnwise() ? dequantize_to<E, kPair, true>(k, begin, end, words) : dequantize_to<E, kPair, false>(k, begin, end, words);
 }
 
-// Requantizes the rows of one block to columnwise codes, by way of their values, which are exact in bf16 where every group is regular.
-// `values` holds the block's rows.
+// Requantizes one row block to columnwise codes, by way of its values. bf16 holds them exactly if every group is regular; else the blocks
+// are quantized one by one from fp32. `values` has room for the rows.
 template <class E>
 [[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
@@ -376,7 +378,7 @@ template <class E>
   for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
 }
 
-// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantized in others as well, rows of 16, 64 ...
+// The lanes decode blocks of a power of two: 32, 64, 128 ..., and 1 x 16 of E2M1, which only fake quantization has.
 bool taken_by_lanes(const QuantizedTensor& x) {
   const Quantization& how = x.how;
   if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
