@@ -183,7 +183,7 @@ class Chart {
   stepOf(x) { return this.first + Math.min(1, Math.max(0, (x - LEFT) / (this.right - LEFT))) * (this.last - this.first); }
 
   drawAxes() {
-    const short = this.y.ticks.map(number), distinct = new Set(short).size === short.length;
+    const short = this.y.ticks.map(tick => number(tick)), distinct = new Set(short).size === short.length;
     for (const [i, tick] of this.y.ticks.entries()) {
       const y = this.py(tick).toFixed(1), text = distinct ? short[i] : String(Number(tick.toPrecision(12)));
       this.svg.append(
