@@ -12,6 +12,7 @@ sources=$(mktemp -d)
 trap 'rm -rf "$sources"' EXIT
 cp -r python/. LICENSE "$sources"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir dist "$sources"
-tar --sort=name --owner=0 --group=0 --mtime=@0 --transform 's,^tests/golden,mantissa-golden-vectors,; s,^LICENSE,mantissa-golden-vectors/LICENSE,' \
+tar --sort=name --owner=0 --group=0 --mtime=@0 --transform 's,^tests/golden,mantissa-golden-vectors,' \
+  --transform 's,^LICENSE,mantissa-golden-vectors/LICENSE,' \
   -czf dist/mantissa-golden-vectors.tar.gz LICENSE tests/golden/manifest.json tests/golden/worked_examples.json tests/golden/*.mxg tests/golden/*.mxm
 ls -l dist
