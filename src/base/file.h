@@ -1,6 +1,6 @@
 // Files and folders whose every system call is checked. Reads use pread, never a mapping: a file that shrinks while it is open gives an
 // error, not SIGBUS. A failed fsync is never retried: the kernel may have dropped the pages already, so the file has to be written anew.
-// What must survive a power cut goes through PendingFile.
+// Bytes that must survive a power cut go through PendingFile.
 //
 // Writing fails with Error(storage). Reading fails with Error(data), or with its kind ReadError if the system fails to read a file that may
 // be intact. Messages hold the path and the reason of the system.
