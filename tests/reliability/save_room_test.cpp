@@ -203,16 +203,48 @@ TEST_F(SmallDiskOfARun, OnlyCheckpointsThatMayGoAreReplaced) {
     all.insert(all.end(), more.begin(), more.end());
     return log_of([&] { EXPECT_NO_THROW(preview_run(config(name, all))); });
   };
-  const auto side_by_side = [](int64_t count) { return HasSubstr(text("checkpoint.dir: ", count, " checkpoints of ")); };
+  const auto side_by_side = [](int64_t count) { return HasSubstr(text("checkpoint.dir: ", count_text(count, "checkpoint"), " of ")); };
   EXPECT_THAT(
       warned("run", 3 * bytes, {"training.steps=7", "checkpoint.keep_latest=2", "checkpoint.keep_every=2", "checkpoint.resume=auto"}),
       side_by_side(3));
   EXPECT_THAT(warned("run", 2 * bytes, {"training.steps=9", "checkpoint.keep_latest=3", "checkpoint.resume=auto"}), side_by_side(2));
+  flip_byte(checkpoint("run", 2) + "/manifest.json", 5);  // one that is damaged is not counted, and stays
+  EXPECT_THAT(warned("run", 3 * bytes, {"training.steps=9", "checkpoint.keep_latest=3", "checkpoint.resume=auto"}), side_by_side(3));
   // In another folder, the steps before the checkpoint bring no saves, and there are none that go.
   EXPECT_THAT(warned("other", 2 * bytes, {"training.steps=5", old.substr(0, old.size() - 1) + "4"}), Not(HasSubstr("side by side")));
   EXPECT_THAT(warned("other", 3 * bytes, {"training.steps=9", old.substr(0, old.size() - 1) + "4"}), side_by_side(4));
-  EXPECT_THAT(warned("exports", 3 * bytes, {"training.steps=4", "checkpoint.keep_latest=2", "checkpoint.export={}"}),
-              HasSubstr("with their exports lie side by side"));
+}
+
+TEST_F(SmallDiskOfARun, AFinishedRunThatGoesOnElsewhereSavesOnceMore) {
+  run("run", {"training.steps=2", "schedule.warmup_steps=1"});
+  const int64_t bytes = CheckpointReader(checkpoint("run", 2)).bytes();
+  const std::vector<std::string> last = {"training.steps=2", "schedule.warmup_steps=1", "checkpoint.interval=1",
+                                         "checkpoint.resume=" + checkpoint("run", 2)};
+  const auto preview = [&](int64_t free, const std::string& more) {
+    free_now = [free] { return free; };
+    std::vector<std::string> all = last;
+    all.push_back(more);
+    return log_of([&] { preview_run(config("other", all)); });
+  };
+  EXPECT_EQ(error_of([&] { preview(room_for(bytes) - 1, "checkpoint.keep_latest=2"); }).code(), ExitCode::environment);
+  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.keep_latest=2"), Not(HasSubstr("side by side")));
+  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.export={}"), HasSubstr("checkpoint.dir: 1 checkpoint of "));
+}
+
+// Exports lie in the run folder, which need not be on the disk of the checkpoints.
+TEST_F(SmallDiskOfARun, ExportsCountOnTheDiskOfTheCheckpoints) {
+  run("first", {"training.steps=2", "schedule.warmup_steps=1"});
+  const int64_t bytes = CheckpointReader(checkpoint("first", 2)).bytes(), room = 3 * bytes + bytes / 10 + 1;
+  free_now = [room] { return room; };
+  const auto preview = [&](const std::string& run_folder) {
+    return log_of([&] {
+      preview_run(config("exports", {"training.steps=4", "schedule.warmup_steps=1", "checkpoint.interval=1", "checkpoint.keep_latest=2",
+                                     "checkpoint.export={}", "logging.dir=" + run_folder, "checkpoint.dir=" + (folder_ / "saved")}));
+    });
+  };
+  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("checkpoint.dir: 3 checkpoints of "));
+  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("with their exports lie side by side"));
+  EXPECT_THAT(preview("/proc/run"), Not(HasSubstr("side by side"))) << "another disk, on which a dry run makes nothing";
 }
 
 TEST_F(SmallDiskOfARun, ARequestToStopMakesItsSaveTheLastOne) {
