@@ -268,6 +268,19 @@ TEST_F(ExportsAskedFor, AResumedRunMakesThoseOfAsManyAsItKeeps) {
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002", "step-00000003"));
 }
 
+// A damaged checkpoint takes no place among them.
+TEST_F(ExportsAskedFor, AResumedRunMakesNoneOfADamagedCheckpoint) {
+  const LoadedConfig loaded = exporting();  // keeps two
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
+  test::flip_byte(checkpoint("run", 3) + "/manifest.json", 5);
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  exports.add_missing(of_run);
+  EXPECT_EQ(exports.pending(), 2U);
+  while (exports.pending() > 0) exports.advance(of_run);
+  EXPECT_EQ(exports.failures(), 0);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001", "step-00000002"));
+}
+
 TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
   const std::vector<ExportEvent> events = made(1, {{.path = checkpoint("run", 2), .hash = saved(3).hash}});
   ASSERT_EQ(events.size(), 1U);
