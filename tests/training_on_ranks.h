@@ -87,10 +87,16 @@ class TrainingOnRanks : public TrainingTest {
       EXPECT_TRUE(name == but || (other != found.end() && other->second == bytes)) << b << " and " << a << " differ in " << name;
     }
   }
-  // Losses, norms, validation losses and samples, to the last digit.
+  // Losses, norms, shares of padding, validation losses and samples, to the last digit.
   static void expect_same_course(const TrainedRun& a, const TrainedRun& b) {
+    const auto padding = [](const TrainedRun& of) {
+      std::vector<double> shares;
+      for (const StepEvent& step : of.steps) shares.push_back(step.padding);
+      return shares;
+    };
     EXPECT_TRUE(same_elements(b.losses, a.losses));
     EXPECT_TRUE(same_elements(b.norms, a.norms));
+    EXPECT_EQ(padding(b), padding(a));
     EXPECT_TRUE(same_elements(b.valid_losses, a.valid_losses));
     EXPECT_EQ(b.samples, a.samples);
   }

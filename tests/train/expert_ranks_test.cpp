@@ -62,6 +62,7 @@ TEST_P(ExpertRanks, HaveTheBitsOfOne) {
   EXPECT_EQ(routing_lines("alone").size(), 4U);
   const bool drops = std::ranges::any_of(alone.steps, [](const StepEvent& step) { return mean_dropped(step.routing) > 0.0; });
   EXPECT_EQ(drops, has("model.moe.capacity_factor=")) << "what is compared below would be 0";
+  EXPECT_EQ(alone.steps.front().padding > 0.0, GetParam().examples);
   if (has("model.moe.bias_update_rate=")) {
     EXPECT_NE(tensor("alone", 4, "buffer.layers.1.moe.expert_bias"), std::vector<float>(8, 0.0F));
   }
