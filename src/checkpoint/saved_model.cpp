@@ -19,9 +19,19 @@ namespace {
 ModelConfig completed(const ModelConfig& given) {
   ModelConfig model = with_derived(given);
   if (!model.moe) return model;
-  model.moe->softmax_after_topk = false;                              // norm_topk_prob says as much
+  model.moe->softmax_after_topk = false;                             // norm_topk_prob says as much
   if (model.moe->dense_layers.empty()) model.intermediate_size = 1;  // no layer has an MLP
   return model;
+}
+
+// Returns true if a model has no parameter that the other lacks or has in another shape.
+bool takes_weights_of(const ModelConfig& other, const ModelConfig& model) {
+  std::map<std::string, std::vector<int64_t>> there;
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(other))) there[parameter.name] = dimensions(parameter.shape);
+  return std::ranges::all_of(parameter_shapes(model_shape(model)), [&](const ParameterShape& parameter) {
+    const auto found = there.find(parameter.name);
+    return found != there.end() && found->second == dimensions(parameter.shape);
+  });
 }
 
 std::vector<int64_t> windows(const ModelConfig& model) {
@@ -86,8 +96,10 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
     else
       log_warning("checkpoint.allow_model_change: ", difference);
   }
-  require(refused.empty(), ExitCode::usage, source, " is of another model:\n  ", joined(refused, "\n  "),
-          "\nleave the section model out to take its model, or list in checkpoint.allow_model_change the keys that are meant to differ");
+  if (refused.empty()) return;
+  fail(ExitCode::usage, source, " is of another model:\n  ", joined(refused, "\n  "), "\nleave the section model out to take its model",
+       takes_weights_of(saved.model, current.model) ? ", or list in checkpoint.allow_model_change the keys that are meant to differ"
+                                                    : ": its weights do not fit this one");
 }
 
 std::vector<std::string> reconciled_weights(const TensorReader& weights, const PrecisionPlan& plan) {

@@ -11,6 +11,7 @@
 
 namespace mantissa::plan_change_test {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 // A run whose recipe "own" is this, in a model of one layer.
@@ -211,8 +212,23 @@ TEST(ModelChange, ARunMayStartFromAnotherModelWhereItsKeysAreListed) {
   };
   EXPECT_THAT(refusal(), HasSubstr("from is of another model:\n  model.max_position_embeddings: 8 in the checkpoint, 1024 here\n"));
   EXPECT_THAT(refusal(), ::testing::Not(HasSubstr("model.rope_theta")));
+  EXPECT_THAT(refusal(), EndsWith("\nleave the section model out to take its model: its weights do not fit this one"));
   current.checkpoint.allow_model_change.emplace_back("model.max_position_embeddings");
   EXPECT_EQ(refusal(), "");
+}
+
+// A model of fewer layers finds all of its weights.
+TEST(ModelChange, AListOfKeysIsProposedOnlyWhereTheWeightsFit) {
+  for (const auto& [fits, change] :
+       std::vector<std::pair<bool, void (*)(ModelConfig&)>>{{true, [](ModelConfig& m) { m.norm_eps = 1e-3; }},
+                                                            {true, [](ModelConfig& m) { m.num_layers = 1; }},
+                                                            {false, [](ModelConfig& m) { m.num_layers = 100; }},
+                                                            {false, [](ModelConfig& m) { m.hidden_size *= 2, m.norm_eps = 1e-3; }}}) {
+    RunConfig current;
+    change(current.model);
+    const Error error = test::error_of([&, &current = current] { require_initial_model({}, current, "from"); });
+    EXPECT_EQ(std::string(error.what()).find("or list in checkpoint.allow_model_change") != std::string::npos, fits) << error.what();
+  }
 }
 
 }  // namespace mantissa::plan_change_test
