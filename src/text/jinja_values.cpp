@@ -397,10 +397,7 @@ std::string printed(const JinjaValue& value, JinjaWork& work) {
   if (value.is_none()) return "None";
   if (const auto* const boolean = value.get<bool>()) return *boolean ? "True" : "False";
   if (const auto* const integer = value.get<int64_t>()) return std::to_string(*integer);
-  if (const auto* const number = value.get<double>()) {
-    const std::string digits = Json(*number).dump();
-    return digits.find_first_of(".en") == std::string::npos ? digits + ".0" : digits;
-  }
+  if (const auto* const number = value.get<double>()) return Json(*number).dump();
   refuse(kind_of(value), " is printed, which is not known here");
 }
 
