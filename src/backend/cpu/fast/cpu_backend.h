@@ -33,8 +33,6 @@ class CpuBackend final : public CpuReference {
   void execute(const SumRows& k) override;
   void execute(const EmbeddingForward& k) override;
   void execute(const EmbeddingBackward& k) override;
-  void execute(const RmsNormForward& k) override;
-  void execute(const RmsNormBackward& k) override;
   void execute(const LayerNormForward& k) override;
   void execute(const LayerNormBackward& k) override;
   void execute(const QkNormForward& k) override;

@@ -57,22 +57,23 @@ HeadLayout one_head(int64_t channels) { return {.heads = 1, .kv_heads = 0, .head
 
 }  // namespace
 
+// Each CPU backend has its own kernel for packed rows.
 void CpuReference::execute(const RmsNormForward& k) {
-  CpuReference::execute(QkNormForward{
+  execute(QkNormForward{
       .x = k.x, .q_weight = k.weight, .k_weight = {}, .y = k.y, .rstd = k.rstd, .layout = one_head(k.x.dim(1)), .eps = k.eps});
 }
 
 void CpuReference::execute(const RmsNormBackward& k) {
-  CpuReference::execute(QkNormBackward{.x = k.x,
-                                       .q_weight = k.weight,
-                                       .k_weight = {},
-                                       .rstd = k.rstd,
-                                       .dy = k.dy,
-                                       .dx = k.dx,
-                                       .dq_weight = k.dweight,
-                                       .dk_weight = {},
-                                       .layout = one_head(k.x.dim(1)),
-                                       .accumulate = k.accumulate});
+  execute(QkNormBackward{.x = k.x,
+                         .q_weight = k.weight,
+                         .k_weight = {},
+                         .rstd = k.rstd,
+                         .dy = k.dy,
+                         .dx = k.dx,
+                         .dq_weight = k.dweight,
+                         .dk_weight = {},
+                         .layout = one_head(k.x.dim(1)),
+                         .accumulate = k.accumulate});
 }
 
 void CpuReference::execute(const LayerNormForward& k) {

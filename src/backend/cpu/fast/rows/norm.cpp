@@ -197,9 +197,6 @@ template <class T>
   }
 }
 
-// Packed rows of one query head are the rows of RMS normalization; they have no k_weight.
-HeadLayout one_head(int64_t channels) { return {.heads = 1, .kv_heads = 0, .head_dim = channels}; }
-
 }  // namespace
 
 void CpuBackend::execute(const QkNormForward& k) {
@@ -221,24 +218,6 @@ void CpuBackend::execute(const QkNormBackward& k) {
   });
   sums.write(k.dq_weight, k.accumulate);
   if (k.dk_weight.defined()) sums.write(k.dk_weight, k.accumulate, k.layout.head_dim);
-}
-
-void CpuBackend::execute(const RmsNormForward& k) {
-  execute(QkNormForward{
-      .x = k.x, .q_weight = k.weight, .k_weight = {}, .y = k.y, .rstd = k.rstd, .layout = one_head(k.x.dim(1)), .eps = k.eps});
-}
-
-void CpuBackend::execute(const RmsNormBackward& k) {
-  execute(QkNormBackward{.x = k.x,
-                         .q_weight = k.weight,
-                         .k_weight = {},
-                         .rstd = k.rstd,
-                         .dy = k.dy,
-                         .dx = k.dx,
-                         .dq_weight = k.dweight,
-                         .dk_weight = {},
-                         .layout = one_head(k.x.dim(1)),
-                         .accumulate = k.accumulate});
 }
 
 namespace {
