@@ -95,31 +95,33 @@ void CudaBackend::multiply(const Groups& k) {
   const int64_t usual_rows = k.host ? k.host->usual_rows : 0;
   (kForWeights ? usual.k : usual.m) = usual_rows;
   const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual_rows);
-  // Returns whether product(a, b) multiplies both operands as values; those of codes with extreme scales are multiplied in fp32.
-  const auto multiply_by = [&](const GemmRoute& path, const auto& product) {
-    Scratch scratch = scratch_for(path);
-    const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
-    if (!product(a, b)) return false;
+  const auto multiply_extremes = [&](const Scratch& scratch) {  // in fp32
     if (scratch.flag.defined()) multiply_plainly(k, offsets, only_if_extreme(scratch));
+  };
+  const auto ask_library = [&] {
+    Scratch scratch = scratch_for(route);
+    const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
+    const std::vector<gpu::LibraryGemm> groups = library_groups(k, a, b);
+    if (!groups.empty()) {
+      gpu::LibraryGemm like = groups.front();  // a group that has the usual rows
+      like.m = usual.m, like.k = usual.k, like.alignment = alignment_of_rows({a, b, k.out});
+      const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+      const bool multiplied = asked([&] { return library_->multiply_groups(stream(), like, groups, memory); });
+      multiplied ? count_gemm(route.path) : report_refused(usual, route);
+      if (!multiplied) return false;
+    }
+    multiply_extremes(scratch);
     return true;
   };
-  const bool by_library = !is_ours(route) && multiply_by(route, [&](const Tensor& a, const Tensor& b) {
-    const std::vector<gpu::LibraryGemm> groups = library_groups(k, a, b);
-    if (groups.empty()) return true;
-    gpu::LibraryGemm like = groups.front();  // a group that has the usual rows
-    like.m = usual.m, like.k = usual.k, like.alignment = alignment_of_rows({a, b, k.out});
-    const auto memory = [this](int64_t bytes) { return allocate(bytes); };
-    const bool multiplied = asked([&] { return library_->multiply_groups(stream(), like, groups, memory); });
-    multiplied ? count_gemm(route.path) : report_refused(usual, route);
-    return multiplied;
-  });
-  if (!by_library) {
-    count_gemm(own.path);
-    const auto by_mma = [&](const Tensor& a, const Tensor& b) {
-      multiply_values(k, a, b, offsets);
-      return true;
-    };
-    if (own.path != GemmPath::mma || !multiply_by(own, by_mma)) multiply_plainly(k, offsets);
+  const bool by_library = !is_ours(route) && ask_library();
+  if (!by_library) count_gemm(own.path);
+  if (!by_library && own.path == GemmPath::mma) {
+    Scratch scratch = scratch_for(own);
+    const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
+    multiply_values(k, a, b, offsets);
+    multiply_extremes(scratch);
+  } else if (!by_library) {
+    multiply_plainly(k, offsets);
   }
   if constexpr (!kForWeights) clear_rows_of_no_group(k.out, offsets);
 }
