@@ -29,18 +29,17 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // ---- one step
 
-// Returns the share of a peak, in FLOP/s of all ranks.
-std::optional<double> utilization(const Run& run, const std::optional<double>& peak) {
-  if (!peak) return {};
-  return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() / *peak;
-}
-
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
   const Traffic sent = result.sent - std::exchange(run.sent, result.sent);  // by all ranks since the step before
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
   const double gpu_memory = static_cast<double>(run.device->allocator_stats().peak_in_use) * 0x1p-30;
+  const auto utilization = [&run](const std::optional<double>& peak) -> std::optional<double> {  // peak: FLOP/s of all ranks
+    if (!peak) return {};
+    return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() /
+           *peak;
+  };
   const StepEvent event{.step = run.state.step,
                         .steps = training.steps,
                         .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
@@ -48,8 +47,8 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .lr = lr,
                         .milliseconds = 1e3 * seconds,
                         .tokens_per_second = run.throughput.tokens_per_second(),
-                        .mfu = utilization(run, run.gpu_peak),
-                        .mfu_measured = utilization(run, run.gemm_rate),
+                        .mfu = utilization(run.gpu_peak),
+                        .mfu_measured = utilization(run.gemm_rate),
                         .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
                         .gpu_memory_gib = run.device->host_memory() ? std::nullopt : std::optional(gpu_memory),
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
@@ -75,54 +74,42 @@ void take_request(Run& run, Request request) {
 
 Request own_request(const Run& run) { return run.events.request ? run.events.request() : Request::none; }
 
-// Counts sequences of the run: the first of this rank in the step before which so many were trained on.
-int64_t first_of_rank(const Run& run, int64_t samples) { return samples + run.mesh.data.rank() * run.batches.sequences(); }
-
-// Prepares the batch of the next step while the device computes this one. A CPU has no time to spare for it.
-void prefetch(Run& run) {
-  if (run.device->host_memory() || run.state.step + 1 >= run.config.training.steps) return;
-  run.batches.prefetch(first_of_rank(run, run.state.samples + *run.config.training.global_batch_size));
-}
-
-// Runs the step, and measures what it quantizes if the config asks for that.
-StepResult measured_step(Run& run, StepBatch batch, double lr, std::optional<PrecisionSummary>& precision) {
-  const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
-  const bool measures = interval > 0 && number % interval == 0,
-             reports = measures || number % run.config.logging.interval == 0 || number == run.config.training.steps;
-  const auto step = [&] {
-    return training_step(run.model, run.optimizer, run.accumulator, batch.rows, run.config.training.micro_batch_size, lr,
-                         {.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
-                          .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
-                          .uploaded = std::move(batch.uploaded),
-                          .rounding = {.seed = run.config.training.seed,
-                                       .step = run.state.step,
-                                       .token = first_of_rank(run, run.state.samples) * batch.rows.length},
-                          .meanwhile = [&run] { prefetch(run); }});
-  };
-  if (!measures) return step();
-  StepResult result{};
-  const int64_t before = run.device->fp32_gemms();
-  const std::vector<PrecisionEvent> events =
-      measure_precision(run.model.parameters(), run.plan, run.optimizer, number, [&] { result = step(); });
-  for (const PrecisionEvent& event : events) {
-    if (run.metrics) run.metrics->write(event);
-  }
-  precision = summary_of(events);
-  if (precision) precision->fp32_gemms = run.device->fp32_gemms() - before;
-  return result;
-}
-
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
+  TrainState& state = run.state;
+  const int64_t number = state.step + 1, interval = run.config.precision.report_interval;
   const auto start = Clock::now();
   run.set_phase("step");
-  run.trace.begin_step(run.state.step + 1, [&run] { run.optimizer.shards().arrive(); });
-  StepBatch batch = run.batches.take(first_of_rank(run, run.state.samples));
-  const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
+  run.trace.begin_step(number, [&run] { run.optimizer.shards().arrive(); });
+  const int64_t first = state.samples + run.mesh.data.rank() * run.batches.sequences();  // number of this rank's first sequence
+  StepBatch batch = run.batches.take(first);
+  const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, state.step);
+  const bool measures = interval > 0 && number % interval == 0,
+             reports = measures || number % run.config.logging.interval == 0 || number == training.steps;
+  StepOptions options{.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
+                      .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
+                      .uploaded = std::move(batch.uploaded),
+                      .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length}};
+  if (!run.device->host_memory() && number < training.steps) {  // a CPU has no time to spare for the batch of the next step
+    options.meanwhile = [&run, next = first + *training.global_batch_size] { run.batches.prefetch(next); };
+  }
+  StepResult result{};
   std::optional<PrecisionSummary> precision;
-  const StepResult result = measured_step(run, std::move(batch), lr, precision);
-  TrainState& state = run.state;
-  ++state.step;
+  const auto step = [&] {
+    result = training_step(run.model, run.optimizer, run.accumulator, batch.rows, training.micro_batch_size, lr, std::move(options));
+  };
+  if (measures) {
+    const int64_t before = run.device->fp32_gemms();
+    const auto events = measure_precision(run.model.parameters(), run.plan, run.optimizer, number, step);
+    for (const PrecisionEvent& event : events) {
+      if (run.metrics) run.metrics->write(event);
+    }
+    precision = summary_of(events);
+    if (precision) precision->fp32_gemms = run.device->fp32_gemms() - before;
+  } else {
+    step();
+  }
+  state.step = number;
   take_request(run, static_cast<Request>(result.vote));
   state.samples += *training.global_batch_size;
   state.tokens += training.tokens_per_step();
