@@ -11,39 +11,25 @@
 #include "ops/quantization_observer.h"
 
 namespace mantissa {
-namespace {
-
-struct Range {
-  int64_t begin, end;
-};
-
-void require_in(Range range, ExitCode code, const char* name, const Batch& batch, const std::vector<int32_t>& values, int64_t i) {
-  const int64_t value = values[static_cast<size_t>(i)];
-  if (value >= range.begin && value < range.end) return;
-  fail(code, "batch: ", name, " [", i / batch.length, ", ", i % batch.length, "] is ", value, ", not in [", range.begin, ", ", range.end,
-       ')');
-}
-
-void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, int64_t end) {
-  const int64_t vocab = *model.vocab_size;
-  for (int64_t i = begin; i < end; ++i) {
-    require_in({0, vocab}, ExitCode::data, "token", batch, batch.tokens, i);
-    require_in({kNoTarget, vocab}, ExitCode::data, "target", batch, batch.targets, i);
-    require_in({0, std::min(batch.length, model.max_position_embeddings)}, ExitCode::internal, "position", batch, batch.positions, i);
-    require_in({0, i % batch.length + 1}, ExitCode::internal, "segment start", batch, batch.segment_starts, i);
-  }
-  for (int64_t row = begin / batch.length; row < end / batch.length && !batch.lengths.empty(); ++row) {
-    const int32_t length = batch.lengths[static_cast<size_t>(row)];
-    require(length >= 0 && length <= batch.length, "batch: sequence ", row, " has ", length, " tokens of ", batch.length);
-  }
-}
-
-}  // namespace
-
 DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count) {
   require(first >= 0 && count > 0 && first + count <= batch.sequences, "to_device: sequences ", first, " + ", count, " of ",
           batch.sequences);
-  check_indices(batch, model.config(), first * batch.length, (first + count) * batch.length);
+  const int64_t vocab = *model.config().vocab_size;
+  for (int64_t i = first * batch.length; i < (first + count) * batch.length; ++i) {
+    const auto require_in = [&](int64_t begin, int64_t end, ExitCode code, const char* name, const std::vector<int32_t>& values) {
+      const int64_t value = values[static_cast<size_t>(i)];
+      if (value >= begin && value < end) return;
+      fail(code, "batch: ", name, " [", i / batch.length, ", ", i % batch.length, "] is ", value, ", not in [", begin, ", ", end, ')');
+    };
+    require_in(0, vocab, ExitCode::data, "token", batch.tokens);
+    require_in(kNoTarget, vocab, ExitCode::data, "target", batch.targets);
+    require_in(0, std::min(batch.length, model.config().max_position_embeddings), ExitCode::internal, "position", batch.positions);
+    require_in(0, i % batch.length + 1, ExitCode::internal, "segment start", batch.segment_starts);
+  }
+  for (int64_t row = first; row < first + count && !batch.lengths.empty(); ++row) {
+    const int32_t length = batch.lengths[static_cast<size_t>(row)];
+    require(length >= 0 && length <= batch.length, "batch: sequence ", row, " has ", length, " tokens of ", batch.length);
+  }
   const auto upload = [&](const std::vector<int32_t>& values) {
     return from_host(model.device(), Dtype::i32, {count * batch.length}, values.data() + first * batch.length);
   };
