@@ -20,27 +20,21 @@ GradientAccumulator::GradientAccumulator(ParameterSet& parameters, Accumulation 
 }
 
 void GradientAccumulator::accumulate(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
-  how_ == Accumulation::tree ? tree(micro_batch, shards) : running(micro_batch, shards);
-  shards.send_rest();
-}
-
-void GradientAccumulator::running(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
-  parameters_.reset_gradients();
-  for (int64_t i = 0; i < micro_batches_; ++i) {
-    if (i + 1 == micro_batches_) shards.send_when_ready(parameters_.gradients(), nullptr);
-    take(micro_batch, i);
+  const auto take = [&](int64_t i) {
+    parameters_.device().run(Convert{.x = micro_batch(i), .out = losses_.slice(i, i + 1)});
+    // A buffer is overwritten by its first contribution, so without one it would hold the gradient of an earlier step.
+    for (const Parameter& parameter : parameters_.all()) require(parameter.leaf.written, parameter.name, " received no gradient");
+  };
+  if (how_ == Accumulation::running) {
+    parameters_.reset_gradients();
+    for (int64_t i = 0; i < micro_batches_; ++i) {
+      if (i + 1 == micro_batches_) shards.send_when_ready(parameters_.gradients(), nullptr);
+      take(i);
+    }
+    return shards.send_rest();
   }
-}
-
-void GradientAccumulator::take(const std::function<Tensor(int64_t)>& micro_batch, int64_t i) {
-  parameters_.device().run(Convert{.x = micro_batch(i), .out = losses_.slice(i, i + 1)});
-  // A buffer is overwritten by its first contribution, so without one it would hold the gradient of an earlier step.
-  for (const Parameter& parameter : parameters_.all()) require(parameter.leaf.written, parameter.name, " received no gradient");
-}
-
-// Counts in binary: after micro batch i there is one partial sum per set bit of i + 1. After the last there is one; its merges are made
-// bucket by bucket, as the gradients become ready.
-void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
+  // Counts in binary: after micro batch i there is one partial sum per set bit of i + 1. After the last there is one; its merges are made
+  // bucket by bucket, as the gradients become ready.
   size_t pending = 0;
   for (int64_t i = 0; i < micro_batches_; ++i) {
     const int merges = std::countr_one(static_cast<uint64_t>(i));
@@ -50,11 +44,12 @@ void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch
     if (last) {
       shards.send_when_ready(buffers_[0], [this, pending, merges](int64_t begin, int64_t end) { merge(pending, merges, begin, end); });
     }
-    take(micro_batch, i);
+    take(i);
     if (!last) merge(pending, merges, 0, buffers_[0].elements());
     pending -= static_cast<size_t>(merges);
   }
   parameters_.use_gradient_buffer(buffers_[0]);
+  shards.send_rest();
 }
 
 // Adds the last of `pending` partial sums to the one before, and so on, over a range of elements.

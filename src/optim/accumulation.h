@@ -28,9 +28,6 @@ class GradientAccumulator {
   static int64_t buffers(Accumulation how, int64_t micro_batches);
 
  private:
-  void take(const std::function<Tensor(int64_t)>& micro_batch, int64_t i);
-  void running(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards);
-  void tree(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards);
   void merge(size_t pending, int merges, int64_t begin, int64_t end) const;
 
   ParameterSet& parameters_;

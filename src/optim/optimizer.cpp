@@ -43,29 +43,6 @@ void Optimizer::store_masters() {
   shards_.gather();
 }
 
-// Updates bucket by bucket: a finished bucket is sent while the next is updated.
-void Optimizer::apply() {
-  size_t next = 0;
-  for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
-    for (; next < shards_.own_end(bucket); ++next) {
-      const State& state = states_[next];
-      const Tensor rounding = parameters_.rounding_target(state.shard);
-      parameters_.device().run(AdamW{.master = state.master,
-                                     .m = state.first_moment,
-                                     .v = state.second_moment,
-                                     .grad = state.shard.gradient(),
-                                     .step = step_,
-                                     .beta1 = config_.beta1,
-                                     .beta2 = config_.beta2,
-                                     .eps = config_.eps,
-                                     .weight_decay = state.shard.of->decays() ? config_.weight_decay : 0.0,
-                                     .value = rounding});
-      parameters_.quantize(state.shard, rounding);
-    }
-    shards_.gather(bucket);
-  }
-}
-
 UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   Backend& device = parameters_.device();
   shards_.reduce_gradients();
@@ -84,24 +61,36 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
     begin = end;
   }
   control_.decide(losses, parameters_.nonfinite(), step_, config_.grad_clip);
-  apply();
+  // A finished bucket is sent while the next is updated.
+  size_t next = 0;
+  for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
+    for (; next < shards_.own_end(bucket); ++next) {
+      const State& state = states_[next];
+      const Tensor rounding = parameters_.rounding_target(state.shard);
+      device.run(AdamW{.master = state.master,
+                       .m = state.first_moment,
+                       .v = state.second_moment,
+                       .grad = state.shard.gradient(),
+                       .step = step_,
+                       .beta1 = config_.beta1,
+                       .beta2 = config_.beta2,
+                       .eps = config_.eps,
+                       .weight_decay = state.shard.of->decays() ? config_.weight_decay : 0.0,
+                       .value = rounding});
+      parameters_.quantize(state.shard, rounding);
+    }
+    shards_.gather(bucket);
+  }
   if (losses.meanwhile) losses.meanwhile();
   UpdateResult result = control_.result(losses);
   if (!result.skipped) ++updates_;
   return result;
 }
 
-Optimizer::Nonfinite Optimizer::first_nonfinite_gradient() const {
-  return first_found([](const State& state) { return nonfinite_text(state.shard, state.shard.gradient()); });
-}
-
-Optimizer::Nonfinite Optimizer::first_nonfinite_weight() const {
-  return first_found([](const State& state) { return nonfinite_weight(state.shard, state.master); });
-}
-
-Optimizer::Nonfinite Optimizer::first_found(const std::function<std::string(const State&)>& search) const {
+Optimizer::Nonfinite Optimizer::first_nonfinite(Checked values) const {
   for (const State& state : states_) {
-    const std::string found = search(state);
+    const std::string found =
+        values == Checked::weights ? nonfinite_weight(state.shard, state.master) : nonfinite_text(state.shard, state.shard.gradient());
     if (found.empty()) continue;
     size_t parameter = 0;
     while (&parameters_.all()[parameter] != state.shard.of) ++parameter;

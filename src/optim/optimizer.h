@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -52,13 +51,10 @@ class Optimizer {
     size_t parameter = std::numeric_limits<size_t>::max();
     int64_t row = 0;
   };
-  Nonfinite first_nonfinite_gradient() const;
-  Nonfinite first_nonfinite_weight() const;
+  enum class Checked { gradients, weights };
+  Nonfinite first_nonfinite(Checked values) const;
 
  private:
-  Nonfinite first_found(const std::function<std::string(const State&)>& search) const;
-  void apply();
-
   ParameterSet& parameters_;
   Shards shards_;
   OptimizerConfig config_;

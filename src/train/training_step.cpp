@@ -101,9 +101,9 @@ namespace {
 // quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.
 std::string first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
   const Communicator& ranks = optimizer.shards().mesh().world;
-  const Optimizer::Nonfinite own = update.bad_weights            ? optimizer.first_nonfinite_weight()
+  const Optimizer::Nonfinite own = update.bad_weights            ? optimizer.first_nonfinite(Optimizer::Checked::weights)
                                    : !std::isfinite(update.loss) ? Optimizer::Nonfinite{.text = text("loss = ", update.loss)}
-                                                                 : optimizer.first_nonfinite_gradient();
+                                                                 : optimizer.first_nonfinite(Optimizer::Checked::gradients);
   if (ranks.size() == 1) return own.text;
   using Place = std::pair<size_t, int64_t>;
   struct Found {

@@ -149,14 +149,14 @@ TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
 TEST_F(OptimizerTest, WhatIsNotFiniteIsNamed) {
   Built gradients(fast()), weights(fast(), Dtype::bf16);
   gradients.set_gradients(1);
-  EXPECT_EQ(gradients.optimizer->first_nonfinite_gradient().text, "");
+  EXPECT_EQ(gradients.optimizer->first_nonfinite(Optimizer::Checked::gradients).text, "");
   test::set_value(gradients.set.all()[2].leaf.grad, 29, -HUGE_VAL);
   EXPECT_FALSE(std::isfinite(gradients.update(0.0).gradient_norm));
-  EXPECT_EQ(gradients.optimizer->first_nonfinite_gradient().text, "cube[1, 14] = -inf");
-  EXPECT_EQ(weights.optimizer->first_nonfinite_weight().text, "");
+  EXPECT_EQ(gradients.optimizer->first_nonfinite(Optimizer::Checked::gradients).text, "cube[1, 14] = -inf");
+  EXPECT_EQ(weights.optimizer->first_nonfinite(Optimizer::Checked::weights).text, "");
   test::set_value(weights.optimizer->states()[2].master, 29, double{std::numeric_limits<float>::max()});
   weights.optimizer->store_masters();
-  EXPECT_EQ(weights.optimizer->first_nonfinite_weight().text, "cube[1, 14] = inf");
+  EXPECT_EQ(weights.optimizer->first_nonfinite(Optimizer::Checked::weights).text, "cube[1, 14] = inf");
 }
 
 TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {

@@ -313,7 +313,7 @@ TEST(ShardsOfExperts, OrderWhatIsNotFiniteByItsRowInTheWhole) {
       if (state.shard.of->among_experts())
         device->run(Fill{.out = state.shard.gradient(), .value = std::numeric_limits<double>::infinity()});
     }
-    found[static_cast<size_t>(world.rank())] = optimizer.first_nonfinite_gradient();
+    found[static_cast<size_t>(world.rank())] = optimizer.first_nonfinite(Optimizer::Checked::gradients);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   std::vector<int> order = {0, 1, 2, 3};
