@@ -70,24 +70,21 @@ void Tape::backward(const Var& output, Tensor dy) {
   const bool from_one = !dy.defined();
   if (!from_one) gradients_[static_cast<size_t>(output.slot_)] = std::move(dy);
   for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
-    run(*node, from_one && node->output == output.slot_);
+    if (const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node->output)], {});
+        gradient.defined() || (from_one && node->output == output.slot_)) {
+      const std::vector<Tensor> contributions = node->backward(gradient);
+      require(contributions.size() == node->inputs.size(), node->op, ": backward returned ", contributions.size(), " gradients for ",
+              node->inputs.size(), " inputs");
+      for (size_t i = 0; i < contributions.size(); ++i) {
+        if (node->inputs[i] >= 0 && contributions[i].defined()) add_gradient(node->inputs[i], contributions[i]);
+      }
+    }
     node->backward = nullptr;
     for (Leaf* leaf : node->leaves) {  // a node that no gradient reaches has contributed, too
       if (--leaf->uses == 0 && leaf->ready) leaf->ready();
     }
   }
   nodes_.clear();
-}
-
-void Tape::run(Node& node, bool from_one) {
-  const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node.output)], {});
-  if (!gradient.defined() && !from_one) return;
-  const std::vector<Tensor> contributions = node.backward(gradient);
-  require(contributions.size() == node.inputs.size(), node.op, ": backward returned ", contributions.size(), " gradients for ",
-          node.inputs.size(), " inputs");
-  for (size_t i = 0; i < contributions.size(); ++i) {
-    if (node.inputs[i] >= 0 && contributions[i].defined()) add_gradient(node.inputs[i], contributions[i]);
-  }
 }
 
 bool recording(std::initializer_list<Var> inputs) {
@@ -99,7 +96,10 @@ Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape
   return current_tape->record(op, std::move(value), inputs, std::move(backward));
 }
 
-Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) { return Tape::with_rebuild(std::move(var), std::move(rebuild)); }
+Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) {
+  var.rebuild_ = std::move(rebuild);
+  return var;
+}
 
 Var recompute(const Var& x, std::function<Var(const Var&)> segment) {
   require(current_tape == nullptr || x.wants_gradient(),

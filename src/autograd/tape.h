@@ -51,6 +51,7 @@ class Var {
  private:
   friend class Tape;
   friend class Saved;
+  friend Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild);
   Tensor value_;
   Leaf* leaf_ = nullptr;
   int64_t slot_ = -1;                // activation gradient index on the tape that recorded it
@@ -92,12 +93,8 @@ class Tape {
   static bool in_backward();  // some backward() runs on this thread, so forward code that runs now is repeated
   size_t nodes() const { return nodes_.size(); }
 
-  // See the free functions record() and rebuilt_on_demand().
+  // See the free function record().
   Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward);
-  static Var with_rebuild(Var var, std::function<Tensor()> rebuild) {
-    var.rebuild_ = std::move(rebuild);
-    return var;
-  }
 
  private:
   struct Node {
@@ -107,7 +104,6 @@ class Tape {
     Backward backward;
     std::vector<Leaf*> leaves;
   };
-  void run(Node& node, bool from_one);
   void add_gradient(int64_t slot, const Tensor& gradient);
 
   std::vector<Node> nodes_;
