@@ -14,41 +14,6 @@ struct Figures {
   std::vector<double> losses = {};  // losses of one micro batch after the other
 };
 
-// Adds a row of RouterStatistics, whose assignments say how many tokens the micro batch had for experts.
-void add(std::span<const double> row, RouterFigures wanted, const MoeConfig& moe, Figures& figures) {
-  const std::span<const double> chosen = row.first(row.size() - kLosses), losses = row.last(kLosses);
-  const double tokens = std::accumulate(chosen.begin(), chosen.end(), 0.0) / static_cast<double>(moe.num_experts_per_tok);
-  const int64_t capacity = moe.capacity(static_cast<int64_t>(tokens));
-  for (size_t e = 0; e < chosen.size(); ++e) {
-    figures.assignments[e] += chosen[e];
-    if (capacity > 0) figures.assignments.back() += std::max(0.0, chosen[e] - static_cast<double>(capacity));
-  }
-  if (wanted == RouterFigures::counts_and_losses) figures.losses.insert(figures.losses.end(), losses.begin(), losses.end());
-}
-
-// Sums over all ranks in one exchange. Micro batches keep the order of one process, so their sums have its bits; sums of assignments are
-// exact in any order.
-void gather(const Communicator& ranks, std::vector<Figures>& layers) {
-  if (ranks.size() == 1) return;
-  std::vector<double> sent, received;
-  for (const Figures& layer : layers) {
-    sent.insert(sent.end(), layer.assignments.begin(), layer.assignments.end());
-    sent.insert(sent.end(), layer.losses.begin(), layer.losses.end());
-  }
-  for (int r = 0; r < ranks.size(); ++r) received.insert(received.end(), sent.begin(), sent.end());
-  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(sent.size() * sizeof(double)));
-  ranks.all_gather(std::as_writable_bytes(std::span(received)), counts, Purpose::control);
-  const std::ptrdiff_t losses = std::ssize(layers[0].losses);
-  for (Figures& layer : layers) layer = {.assignments = std::vector<double>(layer.assignments.size())};
-  for (auto next = received.cbegin(); next != received.cend();) {
-    for (Figures& layer : layers) {
-      for (double& sum : layer.assignments) sum += *next++;
-      layer.losses.insert(layer.losses.end(), next, next + losses);
-      next += losses;
-    }
-  }
-}
-
 LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, RouterFigures wanted) {
   LayerRouting out{.layer = layer};
   double all = 0.0, most = 0.0;
@@ -72,32 +37,56 @@ LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, Rou
   return out;
 }
 
-std::vector<int64_t> layers_with_experts(const ModelConfig& model) {
-  std::vector<int64_t> layers;
-  for (int64_t i = 0; i < model.num_layers; ++i) {
-    if (model.has_experts(i)) layers.push_back(i);
-  }
-  return layers;
-}
-
 }  // namespace
 
 int64_t routing_numbers(const RunConfig& config) {
-  const ModelConfig& model = config.model;
-  const int64_t layers = std::ssize(layers_with_experts(model));
-  return layers == 0 ? 0 : layers * (model.moe->num_experts + 1 + static_cast<int64_t>(kLosses) * *config.training.grad_accum);
+  const int64_t layers = config.model.expert_layers();
+  return layers == 0 ? 0 : layers * (config.model.moe->num_experts + 1 + static_cast<int64_t>(kLosses) * *config.training.grad_accum);
 }
 
 std::vector<LayerRouting> routing_summary(std::span<const double> rows, RouterFigures wanted, const RunConfig& config,
                                           const Communicator& ranks) {
   const ModelConfig& model = config.model;
   if (!model.moe) return {};
-  const auto experts = static_cast<size_t>(model.moe->num_experts);
-  const std::vector<int64_t> layers = layers_with_experts(model);
+  const MoeConfig& moe = *model.moe;
+  const auto experts = static_cast<size_t>(moe.num_experts);
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < model.num_layers; ++i) {
+    if (model.has_experts(i)) layers.push_back(i);
+  }
   std::vector<Figures> figures(layers.size(), Figures{.assignments = std::vector<double>(experts + 1)});
-  for (size_t i = 0, width = experts + kLosses; i < rows.size() / width; ++i)
-    add(rows.subspan(i * width, width), wanted, *model.moe, figures[i % layers.size()]);
-  gather(ranks, figures);
+  for (size_t i = 0, width = experts + kLosses; i < rows.size() / width; ++i) {  // rows of RouterStatistics
+    const std::span<const double> chosen = rows.subspan(i * width, experts), losses = rows.subspan(i * width + experts, kLosses);
+    Figures& layer = figures[i % layers.size()];
+    const double tokens = std::accumulate(chosen.begin(), chosen.end(), 0.0) / static_cast<double>(moe.num_experts_per_tok);
+    const int64_t capacity = moe.capacity(static_cast<int64_t>(tokens));  // by the tokens that the micro batch had for experts
+    for (size_t e = 0; e < experts; ++e) {
+      layer.assignments[e] += chosen[e];
+      if (capacity > 0) layer.assignments.back() += std::max(0.0, chosen[e] - static_cast<double>(capacity));
+    }
+    if (wanted == RouterFigures::counts_and_losses) layer.losses.insert(layer.losses.end(), losses.begin(), losses.end());
+  }
+  if (ranks.size() > 1) {
+    // Sums over all ranks in one exchange. Micro batches keep the order of one process, so their sums have its bits; sums of assignments
+    // are exact in any order.
+    std::vector<double> sent, received;
+    for (const Figures& layer : figures) {
+      sent.insert(sent.end(), layer.assignments.begin(), layer.assignments.end());
+      sent.insert(sent.end(), layer.losses.begin(), layer.losses.end());
+    }
+    for (int r = 0; r < ranks.size(); ++r) received.insert(received.end(), sent.begin(), sent.end());
+    const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(sent.size() * sizeof(double)));
+    ranks.all_gather(std::as_writable_bytes(std::span(received)), counts, Purpose::control);
+    const std::ptrdiff_t losses = std::ssize(figures[0].losses);
+    for (Figures& layer : figures) layer = {.assignments = std::vector<double>(experts + 1)};
+    for (auto next = received.cbegin(); next != received.cend();) {
+      for (Figures& layer : figures) {
+        for (double& sum : layer.assignments) sum += *next++;
+        layer.losses.insert(layer.losses.end(), next, next + losses);
+        next += losses;
+      }
+    }
+  }
   std::vector<LayerRouting> out;
   for (size_t i = 0; i < layers.size(); ++i) out.push_back(reported(figures[i], layers[i], experts, wanted));
   return out;

@@ -6,18 +6,6 @@
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
-namespace {
-
-void add(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterStatistics& statistics) {
-  const int64_t experts = logits.dim(1);
-  const Tensor row = statistics.next(logits.device(), experts);
-  logits.device().run(SumCounts{.counts = routing.counts, .out = row.slice(0, experts)});
-  if (statistics.wanted() == RouterFigures::counts) return;
-  const Tensor losses = row.slice(experts, row.dim(0));
-  logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
-}
-
-}  // namespace
 
 Tensor RouterStatistics::next(Backend& device, int64_t experts) {
   if (!figures_.defined() || passes_ == figures_.dim(0)) {
@@ -64,7 +52,16 @@ Var Moe::forward(const Var& x, const SequenceContext& context, int64_t capacity,
   Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   if (context.router_mask.defined()) logits = add(logits, Var(context.router_mask));
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
-  if (statistics && !Tape::in_backward()) add(logits.value(), chosen, routing.rule, *statistics);
+  if (statistics && !Tape::in_backward()) {
+    const Tensor& scored = logits.value();
+    const Tensor row = statistics->next(scored.device(), scored.dim(1));
+    scored.device().run(SumCounts{.counts = chosen.counts, .out = row.slice(0, scored.dim(1))});
+    if (statistics->wanted() == RouterFigures::counts_and_losses) {
+      const Tensor losses = row.slice(scored.dim(1), row.dim(0));
+      scored.device().run(
+          RouterLosses{.logits = scored, .scores = chosen.scores, .counts = chosen.counts, .out = losses, .rule = routing.rule});
+    }
+  }
   const int64_t multiple = FewRows::allowed(1) ? 1 : multiple_;  // generation has no gradients, which need whole blocks of tokens
   const Dispatch to = dispatched(chosen.experts, multiple, capacity);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
