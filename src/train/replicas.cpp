@@ -21,27 +21,21 @@ struct Compared {
   uint64_t hash;
 };
 
-// A tensor of a device is downloaded in pieces, so that the host needs no room for a whole parameter.
-void add(const Tensor& tensor, StreamHash& hash) {
-  for_each_piece(tensor, [&](std::span<const std::byte> piece) { hash.update(piece); });
+// Hashes these tensors together, without undefined ones. Those of a device are downloaded in pieces, so that the host needs no room for a
+// whole parameter.
+Compared compared(std::string name, int64_t begin, int64_t end, int owner, std::initializer_list<Tensor> tensors) {
+  StreamHash hash;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.defined()) for_each_piece(tensor, [&](std::span<const std::byte> piece) { hash.update(piece); });
+  }
+  return {.name = std::move(name), .begin = begin, .end = end, .owner = owner, .hash = hash.finish().value};
 }
 
 Compared weight(const ParameterShard& shard, int owner) {
-  StreamHash hash;
-  if (shard.of->value().defined()) add(shard.of_rows(shard.of->value()), hash);
-  if (shard.of->quantized) {
-    const QuantizedTensor codes = slice(shard.of->codes(), shard.begin, shard.end);
-    add(codes.codes, hash);
-    add(codes.scales, hash);
-  }
-  return {.name = shard.of->name, .begin = shard.begin, .end = shard.end, .owner = owner, .hash = hash.finish().value};
-}
-
-// Compares a tensor of a shard's state, under its name in a checkpoint.
-Compared state(const ParameterShard& shard, const char* of, const Tensor& tensor) {
-  StreamHash hash;
-  add(tensor, hash);
-  return {.name = of + shard.of->name, .begin = shard.begin, .end = shard.end, .owner = 0, .hash = hash.finish().value};
+  const Parameter& parameter = *shard.of;
+  const Tensor value = parameter.value().defined() ? shard.of_rows(parameter.value()) : Tensor();
+  const QuantizedTensor codes = parameter.quantized ? slice(parameter.codes(), shard.begin, shard.end) : QuantizedTensor();
+  return compared(parameter.name, shard.begin, shard.end, owner, {value, codes.codes, codes.scales});
 }
 
 // Returns "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
@@ -86,19 +80,16 @@ void require_same_replicas(const Optimizer& optimizer, const ParameterSet& param
   };
   if (mesh.expert.size() > 1) or_else(among_data_ranks(optimizer.shards(), true));
   std::vector<Compared> rows;
-  for (const Buffer& of : parameters.buffers()) {  // which all ranks hold alike
-    StreamHash hash;
-    add(of.value, hash);
-    rows.push_back({.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value});
-  }
+  // All ranks hold buffers alike.
+  for (const Buffer& of : parameters.buffers()) rows.push_back(compared(of.name, 0, of.shape[0], 0, {of.value}));
   if (!rows.empty()) or_else(difference(mesh.world, rows, [](int rank) { return rank; }));
   rows.clear();
   for (const Optimizer::State& of : optimizer.states()) {  // which tensor ranks hold alike; each checks its own shards
     if (mesh.tensor.size() == 1 || of.shard.of->sharding.split != Split::none) continue;
     rows.push_back(weight(of.shard, 0));
-    rows.push_back(state(of.shard, "master.", of.master));
-    rows.push_back(state(of.shard, "m.", of.first_moment));
-    rows.push_back(state(of.shard, "v.", of.second_moment));
+    // The state has the names of a checkpoint.
+    for (const auto& [prefix, tensor] : {std::pair{"master.", of.master}, {"m.", of.first_moment}, {"v.", of.second_moment}})
+      rows.push_back(compared(prefix + of.shard.of->name, of.shard.begin, of.shard.end, 0, {tensor}));
   }
   or_else(difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; }));
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
