@@ -10,43 +10,39 @@ namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-template <class Entry>
-void forget_after(std::vector<Entry>& entries, int64_t step) {
-  std::erase_if(entries, [step](const Entry& entry) { return entry.step > step; });
-}
-
-// A start at step s continues from a checkpoint of that step: what came after it is done again.
-void take_start(RunMetrics& run, const JsonReader& line) {
-  run.start = line.as<StartEvent>();
-  run.starts.push_back(run.start.step);
-  for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
-    forget_after(*series, run.start.step);
-  forget_after(run.precision, run.start.step);
-  forget_after(run.routing, run.start.step);
-  forget_after(run.samples, run.start.step);
-}
-
-void take_step(RunMetrics& run, const JsonReader& line) {
-  const auto event = line.as<StepEvent>();
-  // Without a loss, a step that was skipped had one that is not finite, and any other had no target.
-  if (event.loss || event.skipped) run.loss.push_back({event.step, event.loss.value_or(std::numeric_limits<double>::quiet_NaN())});
-  run.lr.push_back({event.step, event.lr});
-  run.gradient_norm.push_back({event.step, event.gradient_norm});
-  run.tokens_per_second.push_back({event.step, event.tokens_per_second});
-  run.tokens = event.tokens;
-  if (!line.value().contains("moe")) return;
-  std::vector<LayerRouting> layers;
-  for (const JsonReader& layer : line.at("moe").entries()) layers.push_back(layer.as<LayerRouting>());
-  if (layers.empty()) return;
-  run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
-  std::erase_if(run.routing, [&](const RoutingPoint& point) { return point.step <= event.step - kRoutingSteps; });
-  run.routing.push_back({event.step, std::move(layers)});
-}
 
 void take(RunMetrics& run, const JsonReader& line) {
   const auto type = line.at("type").as<std::string>();
-  if (type == "start") take_start(run, line);
-  if (type == "step") take_step(run, line);
+  if (type == "start") {  // a start at step s continues from a checkpoint of that step: what came after it is done again
+    run.start = line.as<StartEvent>();
+    run.starts.push_back(run.start.step);
+    const auto forget = [&run](auto& entries) {
+      std::erase_if(entries, [&run](const auto& entry) { return entry.step > run.start.step; });
+    };
+    for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
+      forget(*series);
+    forget(run.precision);
+    forget(run.routing);
+    forget(run.samples);
+  }
+  if (type == "step") {
+    const auto event = line.as<StepEvent>();
+    // Without a loss, a step that was skipped had one that is not finite, and any other had no target.
+    if (event.loss || event.skipped) run.loss.push_back({event.step, event.loss.value_or(std::numeric_limits<double>::quiet_NaN())});
+    run.lr.push_back({event.step, event.lr});
+    run.gradient_norm.push_back({event.step, event.gradient_norm});
+    run.tokens_per_second.push_back({event.step, event.tokens_per_second});
+    run.tokens = event.tokens;
+    std::vector<LayerRouting> layers;
+    if (line.value().contains("moe")) {
+      for (const JsonReader& layer : line.at("moe").entries()) layers.push_back(layer.as<LayerRouting>());
+    }
+    if (!layers.empty()) {
+      run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
+      std::erase_if(run.routing, [&](const RoutingPoint& point) { return point.step <= event.step - kRoutingSteps; });
+      run.routing.push_back({event.step, std::move(layers)});
+    }
+  }
   if (type == "eval") {
     const auto event = line.as<EvaluationEvent>();
     run.valid_loss.push_back({event.step, event.result.loss});
