@@ -73,13 +73,6 @@ class Sums {
   void add(const Sums& other) { add(other.parts_); }
   bool none() const { return parts_[Sum::elements] == 0.0; }
 
-  // Sums this rank's statistics, and then those of all, in their order.
-  Sums of_ranks(const Communicator& ranks) const {
-    Sums out;
-    for (const Sums& each : ranks.all(*this)) out.add(each);
-    return out;
-  }
-
   void write(PrecisionEvent& event) const {
     event.sqnr_db = decibels(parts_[Sum::signal], parts_[Sum::noise]);
     event.clipped = parts_[Sum::clipped] / parts_[Sum::elements];
@@ -159,13 +152,6 @@ void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements&
   measurements.then([&sums, whole] { sums.add(*whole); });
 }
 
-// Operands that all ranks sharing a weight quantize alike are counted on the first.
-bool is_counted(const QuantizedOperand& operand, const Sharding& sharding) {
-  const int rows = operand.role == OperandRole::input ? 1 : sharding.row_ranks(),
-            columns = operand.role == OperandRole::output_grad ? 1 : sharding.column_ranks();
-  return rows * columns > 1 || operand.own_tokens || sharding.ranks.tensor_rank == 0;
-}
-
 }  // namespace
 
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const PrecisionPlan& plan, const Optimizer& optimizer,
@@ -194,7 +180,11 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     std::map<const Leaf*, const Parameter*> weights;
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
-      if (!is_counted(operand, weights.at(operand.weight)->sharding)) return;
+      const Sharding& sharding = weights.at(operand.weight)->sharding;
+      const int rows = operand.role == OperandRole::input ? 1 : sharding.row_ranks(),
+                columns = operand.role == OperandRole::output_grad ? 1 : sharding.column_ranks();
+      // One that all ranks sharing the weight quantize alike is counted on the first.
+      if (rows * columns == 1 && !operand.own_tokens && sharding.ranks.tensor_rank != 0) return;
       const Measurements::Take take = taker(sums[{operand.weight, operand.role}]);
       operand.error.defined() ? measurements.add_measured(operand.error, take)
                               : measurements.add(operand.x, operand.codes, operand.rows, take);
@@ -207,7 +197,8 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.shape.rank() < 2) continue;  // no operand of a GEMM
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
-      const Sums all = sums[{&parameter.leaf, role}].of_ranks(world);
+      Sums all;
+      for (const Sums& each : world.all(sums[{&parameter.leaf, role}])) all.add(each);
       if (all.none()) continue;
       PrecisionEvent& event =
           events.emplace_back(PrecisionEvent{.step = step, .module = plan.module_of(parameter.name).module.path, .role = role_name(role)});

@@ -8,17 +8,6 @@
 namespace mantissa {
 namespace {
 
-// Returns rows [begin, end) of what fprop reads. Without a gather they are quantized here, where only a chunk of them exists. fprop reads x
-// and, if gradients are wanted, wgrad once more; it is quantized once.
-LinearInput chunk_input(const LinearInput& all, const LinearGemms& gemms, int64_t begin, int64_t end, bool recorded) {
-  if (!all.codes.defined()) return gemms.input(all.high.slice(begin, end), recorded);
-  const int64_t whole = std::min(all.codes.dim(0), round_up(end, all.codes.how.block()));
-  LinearInput out{.codes = slice(all.codes, begin, whole)};
-  if (all.columns.defined()) out.columns = slice(all.columns, begin, whole);
-  if (all.high.defined()) out.high = all.high.slice(begin, end);
-  return out;
-}
-
 // Computes the losses of rows of logits, whose columns the ranks may share: then each announces the sums of its own, [ranks, rows, 2], and
 // all know the loss.
 void loss_of_rows(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t vocab, const TensorParallel& tp, double scale,
@@ -63,7 +52,17 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);
     const LinearGemms part = gemms.from_token(begin);
-    const LinearInput chunk = chunk_input(input, part, begin, end, training);
+    // Rows of what fprop reads. Without a gather they are quantized here, where only a chunk of them exists. fprop reads x and, if
+    // gradients are wanted, wgrad once more; it is quantized once.
+    LinearInput chunk;
+    if (input.codes.defined()) {
+      const int64_t whole = std::min(input.codes.dim(0), round_up(end, input.codes.how.block()));
+      chunk.codes = slice(input.codes, begin, whole);
+      if (input.columns.defined()) chunk.columns = slice(input.columns, begin, whole);
+      if (input.high.defined()) chunk.high = input.high.slice(begin, end);
+    } else {
+      chunk = part.input(input.high.slice(begin, end), training);
+    }
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
     part.fprop(chunk, {}, logits);
     loss_of_rows(logits, targets.slice(begin, end), losses.slice(begin, end), options.vocab, tp, scale, training ? logits : Tensor());
