@@ -186,23 +186,20 @@ std::string replaced(const std::string& path, const std::vector<std::pair<std::s
   return out;
 }
 
-bool has_component(const std::filesystem::path& path, const std::string& name) {
-  return std::any_of(path.begin(), path.end(), [&](const std::filesystem::path& component) { return component == name; });
-}
-
-// Returns the file or the argument that states a value: "a.json" of "a.json:14:11".
-std::string source_of(const ConfigPlace& place) {
-  const bool is_argument = place.key_origin.empty();
-  const size_t line = place.origin.rfind(':', place.origin.rfind(':') - 1);
-  return is_argument ? place.origin : place.origin.substr(0, line);
-}
-
 // Refuses a name that is part of no folder: the run would be where another is, under a name that only looks like one of its own. A folder
 // that is stated later, as on the command line, stands for itself.
 void check_run_name(const RunConfig& config, const RunFolders& folders, ConfigReport& report) {
   const std::string& dir = config.logging.dir;
+  const auto has_name = [&](const std::filesystem::path& path) {
+    return std::any_of(path.begin(), path.end(), [&](const std::filesystem::path& component) { return component == folders.name; });
+  };
   const bool placed = dir.find("%n") != std::string::npos || config.checkpoint.dir.find("%n") != std::string::npos ||
-                      has_component(folders.run, folders.name) || has_component(folders.checkpoints, folders.name);
+                      has_name(folders.run) || has_name(folders.checkpoints);
+  const auto source_of = [](const ConfigPlace& place) {  // file or argument: "a.json" of "a.json:14:11"
+    const bool is_argument = place.key_origin.empty();
+    const size_t line = place.origin.rfind(':', place.origin.rfind(':') - 1);
+    return is_argument ? place.origin : place.origin.substr(0, line);
+  };
   const ConfigPlace of_name = report.place("logging.run_name"), of_dir = report.place("logging.dir");
   const bool stated_earlier = of_name.order < of_dir.order && source_of(of_name) != source_of(of_dir);
   if (!config.logging.run_name || !report.given("logging.run_name") || placed || stated_earlier) return;

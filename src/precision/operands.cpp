@@ -133,11 +133,6 @@ void check_format(const std::string& key, const Simulation& how, std::vector<Rec
   }
 }
 
-// An operand is read as codes, as values of one format, or in high precision.
-void check_excluded(const char* name, const Simulation& how, const Quantization& codes, std::vector<RecipeProblem>& problems) {
-  if (how && codes) problems.push_back({text("simulate.", name), text("excludes ", name, ": make one of them null")});
-}
-
 void check_transform(const Recipe& recipe, std::vector<RecipeProblem>& problems) {
   const SimulatedOperands& simulated = recipe.simulated;
   if (simulated.hadamard != 0 && simulated.hadamard != 16 && simulated.hadamard != 32) {
@@ -175,9 +170,13 @@ void check_simulated(const Recipe& recipe, std::vector<RecipeProblem>& problems)
   check_format("simulate.weight", simulated.weight, problems);
   check_format("simulate.input", simulated.input, problems);
   check_format("simulate.output_grad", simulated.output_grad, problems);
-  check_excluded("weight", simulated.weight, recipe.weight, problems);
-  check_excluded("input", simulated.input, recipe.input, problems);
-  check_excluded("output_grad", simulated.output_grad, recipe.output_grad, problems);
+  // An operand is read as codes, as values of one format, or in high precision.
+  const auto exclude = [&](const char* name, const Simulation& how, const Quantization& codes) {
+    if (how && codes) problems.push_back({text("simulate.", name), text("excludes ", name, ": make one of them null")});
+  };
+  exclude("weight", simulated.weight, recipe.weight);
+  exclude("input", simulated.input, recipe.input);
+  exclude("output_grad", simulated.output_grad, recipe.output_grad);
   if (simulated.weight && recipe.weight_fake_quant) {
     problems.push_back({"simulate.weight", "excludes weight_fake_quant: make one of them null"});
   }

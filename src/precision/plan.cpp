@@ -123,8 +123,6 @@ std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vec
   return idle;
 }
 
-bool is_mx_fp8(const Quantization& how) { return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32; }
-
 std::string key_of_recipe(const ModulePrecision& entry) { return entry.match.empty() ? entry.rule : entry.rule + ".recipe"; }
 
 class Resolver {
@@ -301,6 +299,9 @@ const char* stored_type_name(StoredType type) {
 
 std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output) {
   std::vector<std::string> problems;
+  const auto is_mx_fp8 = [](const Quantization& how) {
+    return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32;
+  };
   if (ambient.simulated.any()) {
     problems.push_back(text("excludes an ambient recipe with simulated operands, as \"", ambient.name, "\" has"));
   } else if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {

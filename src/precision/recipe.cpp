@@ -40,32 +40,19 @@ void check_fake_quant(const Quantization& how, Problems& problems) {
   }
 }
 
-std::string operand_names(const Recipe& recipe) {
-  std::vector<const char*> names;
-  const auto add = [&](const char* name, bool quantized) {
-    if (quantized) names.push_back(name);
-  };
-  add("weight", recipe.weight || recipe.simulated.weight);
-  add("input", recipe.input || recipe.simulated.input);
-  add("output_grad", recipe.output_grad || recipe.simulated.output_grad);
-  return joined(names);
-}
-
-void check_block_lengths(const Recipe& recipe, Problems& problems) {
-  const int64_t length = recipe.block();
-  for (const auto& [name, how] : {std::pair{"input", recipe.input}, {"output_grad", recipe.output_grad}}) {
-    if (!how || how.block() == length) continue;
-    problems.push_back({text(name, ".block"), text("has blocks of ", how.block(), " beside blocks of ", length,
-                                                   ": a recipe has one block length (weight_fake_quant aside)")});
-  }
-}
-
 void check_gemms(const Recipe& recipe, Problems& problems) {
   const bool any = recipe.quantizes_operands() || recipe.simulated.any();
   if (any && !recipe.gemms.any()) {
+    std::vector<const char*> names;
+    const auto add = [&](const char* name, bool quantized) {
+      if (quantized) names.push_back(name);
+    };
+    add("weight", recipe.weight || recipe.simulated.weight);
+    add("input", recipe.input || recipe.simulated.input);
+    add("output_grad", recipe.output_grad || recipe.simulated.output_grad);
     problems.push_back(
         {"gemms", text("is empty, so nothing would read the ", recipe.simulated.any() ? "quantized or simulated " : "quantized ",
-                       operand_names(recipe), ": list some of fprop, dgrad, wgrad, or make the operands null")});
+                       joined(names), ": list some of fprop, dgrad, wgrad, or make the operands null")});
   } else if (recipe.gemms.any() && !any) {
     problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized or simulated"});
   }
@@ -119,7 +106,13 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
   check_operand("input", recipe.input, false, problems);
   check_operand("output_grad", recipe.output_grad, false, problems);
   check_fake_quant(recipe.weight_fake_quant, problems);
-  if (problems.empty()) check_block_lengths(recipe, problems);
+  if (problems.empty()) {
+    for (const auto& [name, how] : {std::pair{"input", recipe.input}, {"output_grad", recipe.output_grad}}) {
+      if (!how || how.block() == recipe.block()) continue;
+      problems.push_back({text(name, ".block"), text("has blocks of ", how.block(), " beside blocks of ", recipe.block(),
+                                                     ": a recipe has one block length (weight_fake_quant aside)")});
+    }
+  }
   if (recipe.weight && recipe.weight_fake_quant)
     problems.push_back(
         {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});

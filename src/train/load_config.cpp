@@ -100,15 +100,6 @@ const ForeignNames kForeignNames = {
     {"score_after_choice", "model.moe.softmax_after_topk"},
 };
 
-void check_data(const std::string& path, const std::string& key, ConfigReport& report) {
-  if (report.failed(key)) return;
-  try {
-    expand_paths(path, key);
-  } catch (const Error& error) {
-    report.error(key, error.what());
-  }
-}
-
 // Reports a path under `key` that is not there. advice: for one of which not even the folder is there.
 void check_checkpoint(const std::string& path, const std::string& key, const char* what, const char* advice, ConfigReport& report) {
   std::error_code error;
@@ -129,9 +120,17 @@ bool holds_checkpoints(const std::filesystem::path& folder) {
 
 // Reports every input path that is needed and does not exist, with the pattern and what its folder holds.
 void check_inputs_exist(const RunConfig& config, Start start, ConfigReport& report) {
-  if (config.data.path) check_data(*config.data.path, "data.path", report);
+  const auto check_data = [&report](const std::string& path, const std::string& key) {
+    if (report.failed(key)) return;
+    try {
+      expand_paths(path, key);
+    } catch (const Error& error) {
+      report.error(key, error.what());
+    }
+  };
+  if (config.data.path) check_data(*config.data.path, "data.path");
   const auto check_sets = [&](const std::vector<WeightedPath>& sets, const char* key) {
-    for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
+    for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"));
   };
   check_sets(config.data.train, "data.train");
   check_sets(config.data.valid, "data.valid");
