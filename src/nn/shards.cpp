@@ -267,26 +267,22 @@ void Shards::send(Bucket& bucket) {
   bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
     for (const Gradients& range : bucket.exchanged)
       group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients, scratch_);
-    sum_partial(bucket, sums);
+    if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
+    // Tensor ranks sum partial gradients of their shards in one exchange, which all of them make, also those without a share.
+    int64_t elements = 0;
+    for (const auto& [begin, end] : bucket.partial) elements += end - begin;
+    const Tensor together = empty(sums.device(), sums.dtype(), {elements});
+    const auto each = [&](const auto& body) {
+      int64_t at = 0;
+      for (const auto& [begin, end] : bucket.partial) {
+        body(sums.slice(begin, end), together.slice(at, at + end - begin));
+        at += end - begin;
+      }
+    };
+    each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = gradient, .out = copy}); });
+    mesh_.tensor.sum(together, Purpose::gradients);
+    each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = copy, .out = gradient}); });
   });
-}
-
-// All ranks make this exchange together, also those without a share.
-void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
-  if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
-  int64_t elements = 0;
-  for (const auto& [begin, end] : bucket.partial) elements += end - begin;
-  const Tensor together = empty(sums.device(), sums.dtype(), {elements});
-  const auto each = [&](const auto& body) {
-    int64_t at = 0;
-    for (const auto& [begin, end] : bucket.partial) {
-      body(sums.slice(begin, end), together.slice(at, at + end - begin));
-      at += end - begin;
-    }
-  };
-  each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = gradient, .out = copy}); });
-  mesh_.tensor.sum(together, Purpose::gradients);
-  each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = copy, .out = gradient}); });
 }
 
 void Shards::send_rest() {

@@ -157,7 +157,6 @@ class Shards {
   size_t place(const Bucket& bucket, int data_rank) const;
   void listen(size_t bucket);
   void send(Bucket& bucket);
-  void sum_partial(const Bucket& bucket, const Tensor& sums) const;
   void arrive(Bucket& bucket);
   std::vector<ParameterShard> shards_between(const Boundary& begin, const Boundary& end) const;
   std::vector<int64_t> counts(const ArenaMap& arena, const Bucket& bucket) const;
