@@ -67,7 +67,7 @@ def known_config_key(key, schema):
 
 
 class CommandChecker:
-    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read", "awk"}
+    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "pip", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read", "awk"}
 
     def __init__(self, binary, findings):
         self.binary, self.findings, self.help = binary, findings, {}
