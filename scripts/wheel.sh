@@ -6,7 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 build_program() {
-  local prefix
   scripts/setup.sh
   scripts/setup.sh scripts/packages-test.txt  # patchelf
   . scripts/jobs.sh
@@ -19,7 +18,7 @@ build_program() {
 }
 
 build_codecs() {
-  local python=python3 sources
+  local python=python3
   "$python" -m pip --version >/dev/null 2>&1 || { echo "wheel: Python lacks pip; install it: apt-get install python3-pip" >&2; exit 3; }
   mkdir -p dist
   sources=$(mktemp -d)

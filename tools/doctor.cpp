@@ -17,6 +17,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/text.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/transport.h"
 #include "plan/plan_table.h"
 #include "tools/command.h"
 #include "train/replicas.h"
@@ -71,6 +72,7 @@ ExitCode doctor() {
     require(gemms_are_right("cuda"), ExitCode::environment, "a GEMM of the GPU differs from the reference");
     line("GEMMs of a GPU", gemm_device_text(make_backend("cuda")->gemm_device()));
   }
+  line("UCX", ucx_text());
   line("NCCL", find_nccl().text);
   line("devices", text("cpu, cpu_reference", gpus.usable ? ", cuda" : "", "; auto is ", backend_name(DeviceChoice::automatic)));
   struct statvfs disk {};

@@ -7,6 +7,8 @@ std::unique_ptr<Transport> ucx_transport(int, const AddressExchange&, Transport:
   fail(ExitCode::environment, "several ranks need UCX, which this build has not: install libucx-dev, configure and build again");
 }
 
+std::string ucx_text() { return "this build has none: ranks are refused"; }
+
 void restore_hangup() {}
 
 }  // namespace mantissa

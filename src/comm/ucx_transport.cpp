@@ -1,5 +1,6 @@
 // Uses UCX (ucp, version 1.13) with one worker, driven by the thread that waits. Endpoints have no error handling, which would exclude
 // shared memory; the interrupt of every wait detects a lost peer.
+#include <dlfcn.h>
 #include <poll.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
@@ -12,6 +13,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <set>
 #include <thread>
 
 #include "mantissa/base/error.h"
@@ -215,6 +218,21 @@ class UcxTransport final : public Transport {
 };
 
 }  // namespace
+
+std::string ucx_text() {
+  Dl_info where{};
+  require(::dladdr(reinterpret_cast<void*>(&ucp_get_version_string), &where) != 0, "UCX is not a shared library");
+  std::error_code error;  // no modules are no error
+  std::set<std::string> modules;
+  const std::filesystem::path file = std::filesystem::canonical(where.dli_fname, error);
+  for (const auto& entry : std::filesystem::directory_iterator(file.parent_path() / "ucx", error)) {
+    const std::string name = entry.path().filename().string();
+    if (const size_t end = name.find(".so"); name.starts_with("libuc") && end != std::string::npos) modules.insert(name.substr(3, end - 3));
+  }
+  std::string out = text(ucp_get_version_string(), " of ", where.dli_fname, modules.empty() ? ", no modules" : ", modules");
+  for (const std::string& module : modules) out += ' ' + module;
+  return out;
+}
 
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt) {
   require_shared_memory();

@@ -82,6 +82,7 @@ class ProgramWheel(unittest.TestCase):
         own = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(self.site / "mantissa/lib/ucx")}
         program = self.site / "mantissa/bin/mantissa"
         self.assertIn(str(self.site), run("ldd", program, env=own).stdout.split("libucp.so.0 =>")[1].split("\n")[0])
+        self.assertRegex(run(program, "doctor", env=own).stdout, r"UCX +1\.\d+\.\d+ of \S*/mantissa/lib/ucx/libucp\.so\.0, modules uct_cma\n")
         ranks = run(program, "launch", "--nproc-per-node", "2", "--", "train", "configs/quickstart.json", *short, cwd=self.data, env=own)
         self.assertEqual(ranks.returncode, 0, ranks.stdout + ranks.stderr)
         self.assertIn("step     2/2", ranks.stdout + ranks.stderr)

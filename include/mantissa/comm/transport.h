@@ -76,6 +76,10 @@ using AddressExchange = std::function<std::vector<std::string>(const std::string
 // or /dev/shm is full.
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt);
 
+// Version of UCX, the file that the loader took it from, and the modules beside it (for network cards, copies between processes), or why
+// this build has none.
+std::string ucx_text();
+
 // Restores the action for SIGHUP that the process was started with. UCX takes SIGHUP when it is loaded, to log all that it does from then
 // on, by a handler that may run on any thread and its stack. UCX_DEBUG_SIGNO can name another signal.
 void restore_hangup();
