@@ -13,18 +13,13 @@ namespace {
 
 // The numbers that a rank reports before its losses.
 struct Reported {
-  double flag, vote, seconds, gradients, parameters, activations, control, other;
+  double flag, vote, seconds;
+  Traffic sent;
 };
 using ReportedNumbers = std::array<double, kReportedNumbers>;
 
-void add(const Reported& said, StepReport& report) {
-  report.vote = std::max(report.vote, static_cast<int>(said.vote));
-  report.seconds.push_back(said.seconds);
-  report.sent.gradients += static_cast<int64_t>(said.gradients);
-  report.sent.parameters += static_cast<int64_t>(said.parameters);
-  report.sent.activations += static_cast<int64_t>(said.activations);
-  report.sent.control += static_cast<int64_t>(said.control);
-  report.sent.other += static_cast<int64_t>(said.other);
+Traffic operator+(const Traffic& a, const Traffic& b) {
+  return {a.gradients + b.gradients, a.parameters + b.parameters, a.activations + b.activations, a.control + b.control, a.other + b.other};
 }
 
 }  // namespace
@@ -80,17 +75,9 @@ void StepControl::exchange(const StepLosses& step, FinishGradients& finish) {
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
-  const Traffic sent = world.traffic();
-  own = std::ranges::copy(std::bit_cast<ReportedNumbers>(Reported{.flag = *flag,
-                                                                  .vote = static_cast<double>(step.vote),
-                                                                  .seconds = step.seconds ? step.seconds() : 0.0,
-                                                                  .gradients = static_cast<double>(sent.gradients),
-                                                                  .parameters = static_cast<double>(sent.parameters),
-                                                                  .activations = static_cast<double>(sent.activations),
-                                                                  .control = static_cast<double>(sent.control),
-                                                                  .other = static_cast<double>(sent.other)}),
-                          own)
-            .out;
+  const Reported report{
+      .flag = *flag, .vote = static_cast<double>(step.vote), .seconds = step.seconds ? step.seconds() : 0.0, .sent = world.traffic()};
+  own = std::ranges::copy(std::bit_cast<ReportedNumbers>(report), own).out;
   own = std::copy(own_losses, own_partials, own);
   own = std::ranges::copy(std::exchange(report_.assignments, std::vector<double>(static_cast<size_t>(assignments))), own).out;
   std::copy(own_partials, read.end(), own);
@@ -106,7 +93,9 @@ void StepControl::exchange(const StepLosses& step, FinishGradients& finish) {
     ReportedNumbers numbers{};
     std::copy(next, its_losses, numbers.begin());
     const auto said = std::bit_cast<Reported>(numbers);
-    add(said, report_);
+    report_.vote = std::max(report_.vote, static_cast<int>(said.vote));
+    report_.seconds.push_back(said.seconds);
+    report_.sent = report_.sent + said.sent;
     flags.push_back(said.flag != 0.0 ? 1 : 0);
     if (r % shards_.mesh().tensor.size() == 0) {  // the others have the same
       all_losses.insert(all_losses.end(), its_losses, its_assignments);

@@ -23,7 +23,7 @@ struct StepLosses {
   std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
 };
 
-// Layout of a rank's control message: kReportedNumbers doubles, then losses, expert assignments, partial norms.
+// Layout of a rank's control message, numbers of 8 bytes: kReportedNumbers of its report, then losses, expert assignments, partial norms.
 inline constexpr int64_t kReportedNumbers = 8;
 
 // Report of all ranks about a step, beside what decides it.
