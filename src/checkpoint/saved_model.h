@@ -110,7 +110,7 @@ std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader);
 // Returns a config as these tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
 RunConfig for_ranks(RunConfig config, const ModelRanks& ranks);
 
-// Returns the plan of the model as `use`, made of the saved config by for_ranks(), holds it. Compares the saved config with the tensors
+// Returns the plan of the model as `use`, made of the saved config by for_ranks(), computes it. Compares the saved config with the tensors
 // before anything of the size that it asks for is made: Error(data) where they do not fit.
 PrecisionPlan plan_for_tensors(const RunConfig& saved, const CheckpointReader& reader, const RunConfig& use);
 

@@ -335,11 +335,8 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
 PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
   const RunConfig& saved = reader.config();
   loaded.config = for_ranks(saved, mesh.ranks());
+  if (dtype) compute_in(*dtype, loaded.config.precision);
   PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
-  if (dtype) {
-    compute_in(*dtype, loaded.config.precision);
-    plan = resolve_plan(loaded.config);
-  }
   const std::vector<TokenizerFile> files = tokenizer_files(reader);
   loaded.tokenizer = saved_tokenizer(reader);
   if (!loaded.tokenizer) loaded.tokenizer = usable_tokenizer(files, reader.directory().string());
