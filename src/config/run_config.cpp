@@ -123,7 +123,8 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   divide_experts(config, report);
 }
 
-// The plan is resolved for its errors only, because the vocabulary may follow from the data.
+// The plan is resolved for its errors only, which are reported with all others before data is opened. The vocabulary may follow from the
+// data; and a plan that is kept beside the configuration would not follow a program that changes it.
 void resolve_precision(RunConfig& config, ConfigReport& report) {
   complete_recipes(config.precision, report);
   if (report.failed("model")) {
