@@ -19,7 +19,7 @@ std::vector<Option> config_options(ConfigSources& sources, const std::vector<Opt
 }
 
 Option world_option(std::optional<int64_t>& world, const char* condition) {
-  return {"--world", &world, text(condition, "ranks that the run is meant for; none are started (as many as parallel asks for)")};
+  return {"--world", &world, text(condition, "number of ranks to check the run for; none are started (as many as parallel needs)")};
 }
 
 int64_t ranks_of(const std::optional<int64_t>& world) {
@@ -48,8 +48,10 @@ void use_threads(int threads) {
 }
 
 Option dtype_option(std::optional<std::string>& dtype) {
-  return {
-      "--dtype", &dtype, "compute type of what is not quantized and of no recipe that names its own; default: as saved", {"bf16", "fp32"}};
+  return {"--dtype",
+          &dtype,
+          "compute type of operands that are not quantized, unless their recipe names one; default: as saved",
+          {"bf16", "fp32"}};
 }
 
 std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {

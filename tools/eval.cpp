@@ -238,10 +238,10 @@ Command eval_command() {
           .options = {checkpoint_option(arguments->checkpoint),
                       {"--data", &arguments->data, "file or glob to evaluate on; default: the validation data of the run"},
                       {"--chat-template", &arguments->chat_template,
-                       "of JSONL of messages, as data.chat_template; default: that of the run", choice_names<ChatTemplate>()},
+                       "template of JSONL with messages, as data.chat_template; default: that of the run", choice_names<ChatTemplate>()},
                       {"--seq-len", &arguments->seq_len,
-                       "tokens of a window; default: training.seq_len of the run, of a folder of Hugging Face 1024, or its "
-                       "positions if they are fewer"},
+                       "tokens of a window; default: training.seq_len of the run; of a Hugging Face folder 1024, or its positions "
+                       "if they are fewer"},
                       {"--iters", &arguments->iters, "micro batches; default: the whole validation data"},
                       {"--micro-batch-size", &arguments->micro_batch_size, "sequences at a time; default: as in training"},
                       {"--prompt-ids", &arguments->prompt_ids, "token ids to evaluate instead, as in 1,2,3; repeatable, a sequence each"},

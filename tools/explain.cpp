@@ -291,17 +291,17 @@ Command explain_command() {
               "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8\n"
               "mantissa explain configs/gpt2-124m.json --world 64 --flops 1e12 --link 3e9\n"
               "mantissa explain configs/gpt2-124m.json --device sm_90",
-          .options =
-              config_options(arguments->sources,
-                             {world_option(arguments->world),
-                              {"--flops", &arguments->rates.flops,
-                               "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm what it is at best"},
-                              {"--link", &arguments->rates.link,
-                               "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"},
-                              {"--device", &arguments->device,
-                               "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"},
-                              {"--wide", &arguments->wide, "also the operands of each module's GEMMs and the exported format; nothing cut"},
-                              {"--json", &arguments->json, "one JSON object, every module by itself"}}),
+          .options = config_options(
+              arguments->sources,
+              {world_option(arguments->world),
+               {"--flops", &arguments->rates.flops,
+                "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm its upper bound"},
+               {"--link", &arguments->rates.link,
+                "bytes/s that a rank sends while it receives at the same rate, for the time of a step; bench comm measures it"},
+               {"--device", &arguments->device,
+                "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"},
+               {"--wide", &arguments->wide, "also show the operands of each module's GEMMs and the exported format; cut nothing"},
+               {"--json", &arguments->json, "one JSON object, every module by itself"}}),
           .run = [arguments] { return explain(*arguments); }};
 }
 

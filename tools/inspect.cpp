@@ -200,9 +200,9 @@ Command inspect_command() {
                   {.name = "--diff",
                    .target = &arguments->diff,
                    .description =
-                       "name the tensors, and the weights and experts by their codes, that differ between two checkpoints, or the tensors "
-                       "of two exports (exit code 1)"},
-                  {"--format", &arguments->format, "of data files", choice_names<DataFormat>()},
+                       "list the tensors that differ between two checkpoints or two exports, and in checkpoints the weights and experts "
+                       "whose codes differ (exit code 1)"},
+                  {"--format", &arguments->format, "format of data files", choice_names<DataFormat>()},
                   {"--dtype", &arguments->dtype, "width of the ids of a raw nanoGPT file", choice_names<TokenDtype>()}},
       .run = [arguments] { return inspect(*arguments); }};
 }

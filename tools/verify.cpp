@@ -143,8 +143,8 @@ Command verify_command() {
           .options = {{"PATH", &arguments->path,
                        "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export"},
                       {"--against", &arguments->against,
-                       "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
-                       "alike; else exit code 1, or 4 if the export is damaged"},
+                       "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, with inputs quantized alike; "
+                       "else exit code 1, or 4 if the export is damaged"},
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }

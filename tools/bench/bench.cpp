@@ -205,9 +205,8 @@ Option json_option(BenchOptions& bench) { return {"--json", &bench.json, "append
 
 Option against_option(std::vector<std::string>& against, const std::string& instead) {
   return {"--against", &against,
-          "KEY=VALUE as for --set: " + instead +
-              " the same run with it takes turns, until the time budget is used up; "
-              "repeatable, all for the one other run"};
+          "KEY=VALUE as for --set: compare with the same run with this setting" + instead +
+              "; both take turns until the time budget is used up; repeatable: all are settings of that one run"};
 }
 
 Option filter_option(std::string& filter) {
@@ -264,11 +263,11 @@ Command train_bench() {
               arguments->config,
               {time_budget_option(arguments->bench),
                json_option(arguments->bench),
-               against_option(arguments->against, "instead of the GEMM floor,"),
-               {"--alone", &arguments->alone, "of several ranks on one host: likewise, one process with the threads of all takes turns"},
-               {"--without-update", &arguments->without_update, "forward and backward of a step alone; for one process"},
+               against_option(arguments->against, ", instead of the GEMM floor"),
+               {"--alone", &arguments->alone, "compare several ranks on one host with one process that has the threads of all"},
+               {"--without-update", &arguments->without_update, "only forward and backward of a step; for one process"},
                {"--subnormal", &arguments->subnormal,
-                "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"}}),
+                "train.subnormal: compare a run from weights that cause many subnormals with one from fresh weights"}}),
           .run = [arguments] { return bench_train(*arguments); },
           .many_ranks = true};
 }
@@ -293,7 +292,7 @@ Command generate_bench() {
               "mantissa bench generate configs/qwen3-0.6b.json --set precision.recipe=mxfp8 --against precision.recipe=high",
           .options = config_options(arguments->config, {time_budget_option(arguments->bench),
                                                         json_option(arguments->bench),
-                                                        against_option(arguments->against, "then"),
+                                                        against_option(arguments->against, ""),
                                                         {"--batch", &arguments->generation.batch, "prompts that are continued at once"},
                                                         {"--new-tokens", &arguments->generation.new_tokens, "tokens of each"}}),
           .run = [arguments] { return run_generate_bench(*arguments); }};

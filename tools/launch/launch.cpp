@@ -324,19 +324,19 @@ Command launch_command(std::vector<std::string> subcommands) {
       .options =
           {{"--nproc-per-node,--nproc_per_node", &a->workers, "ranks on this node: a number; gpu: its GPUs; cpu or auto: its cores"},
            {"--nnodes", &a->nodes, "nodes; this command runs on each of them"},
-           {"--node-rank,--node_rank", &a->node_rank, "which of the nodes this one is"},
+           {"--node-rank,--node_rank", &a->node_rank, "index of this node, from 0"},
            {"--master-addr,--master_addr", &a->address, "host of rank 0 (127.0.0.1)"},
            {"--master-port,--master_port", &a->port, "port of rank 0 (one node: a free one; else 29500)"},
            {"--standalone", &a->standalone, "one node, a free port"},
            {.name = "--max-restarts,--max_restarts",
             .target = &a->max_restarts,
             .description =
-                "restarts of all ranks after exit codes 6 and 70 and deaths by a signal; three without a new step are the last, and two "
-                "deaths in a row for want of memory"},
+                "how often all ranks are restarted after exit codes 6 and 70 and deaths by a signal; no more after three restarts without "
+                "a new step, or two deaths in a row by lack of memory"},
            {"--log-dir,--log_dir", &a->log_folder, "also write DIR/attempt_N/RANK/stdout.log and stderr.log"},
-           {"--tee", &a->tee, "with --log-dir, still shown: 0 nothing, 1 standard output, 2 standard error, 3 both (3)"},
+           {"--tee", &a->tee, "with --log-dir, what is also shown: 0 nothing, 1 standard output, 2 standard error, 3 both (3)"},
            {"--ranks-filter,--ranks_filter", &a->ranks, "ranks whose output is shown, as in 0,3 (all)"},
-           {"COMMAND", &a->command, "all words from here on, also behind a --; a subcommand of mantissa is run by this binary"}},
+           {"COMMAND", &a->command, "all words from here on, or after a --; this binary runs subcommands of mantissa itself"}},
       .run = [a] { return launch(*a); },
       .runs_command = true,
       .many_ranks = true};  // srun may start one on each node

@@ -56,8 +56,8 @@ struct ExportOptions {
   bool operator==(const ExportOptions&) const = default;
   void fields(auto& v) {
     v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantizes");
-    v("convention", convention, "of packed weights: how a server expects them; gpt-oss has a form of its own");
-    v("dtype", dtype, "of values; auto: the narrowest that holds each tensor exactly");
+    v("convention", convention, "layout of packed weights, by the servers that read it; gpt-oss has its own");
+    v("dtype", dtype, "type of dequantized values; auto: the narrowest that holds each tensor exactly");
   }
 };
 
@@ -110,7 +110,7 @@ struct ScheduleConfig {
   double min_lr_ratio = 0.1;
 
   void fields(auto& v) {
-    v("type", type, "course of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
+    v("type", type, "shape of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
     v("warmup_steps", warmup_steps, "linear rise from 0", limits::between(0, kMostSteps));
     v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::between(1, kMostSteps));
     v("min_lr_ratio", min_lr_ratio, "final learning rate / peak", limits::ratio);
@@ -120,7 +120,7 @@ struct ScheduleConfig {
 struct TraceConfig {
   std::vector<int64_t> steps = {2, 3};
 
-  void fields(auto& v) { v("steps", steps, "the first and the last step that are traced"); }
+  void fields(auto& v) { v("steps", steps, "first and last step to trace"); }
 };
 
 struct TrainingConfig {
@@ -154,16 +154,15 @@ struct TrainingConfig {
     v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum * parallel.data; null: derived",
       limits::between(1, 1 << 30));
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
-    v("seed", seed, "of initialization, data order and samples");
+    v("seed", seed, "random seed of initialization, data order and samples");
     v("device", device, kDeviceChoices);
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
-    v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
+    v("nonfinite_limit", nonfinite_limit, "stop after this many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
     v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
       limits::between(0, kMostSteps));
-    v("allow_memory_overcommit", allow_memory_overcommit,
-      "train although the tensors of the ranks on a host need more memory than is free there");
-    v("trace", trace, "a time line of compute, communication and waits of each rank, trace-rank00000.json in the run folder; null: none");
+    v("allow_memory_overcommit", allow_memory_overcommit, "start even if the ranks on a host need more memory than it has free");
+    v("trace", trace, "timeline of compute, communication and waits of each rank: trace-rank00000.json in the run folder; null: none");
   }
 };
 
@@ -188,16 +187,17 @@ struct ParallelConfig {
   }
 
   void fields(auto& v) {
-    v("backend", backend, "how ranks on CPUs talk: ucx (auto)");
-    v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
+    v("backend", backend, "transport between ranks on CPUs: ucx (auto)");
+    v("data", data, "data-parallel replicas, each with its share of the batch; -1: the started ranks / tensor",
       limits::between(-1, 1 << 16));
-    v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
-    v("expert", expert, "neighboring data ranks that share the experts of a layer, each with as many; divides data",
+    v("tensor", tensor, "tensor-parallel ranks that divide the linears, embedding, output projection and heads of each replica",
       limits::between(1, 1 << 16));
-    v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
+    v("expert", expert, "neighboring data ranks that divide the experts of each layer equally; must divide data",
+      limits::between(1, 1 << 16));
+    v("sequence_parallel", sequence_parallel, "tensor ranks also divide the tokens of norms and residuals");
     v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
-    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);
-    v("step_timeout_s", step_timeout_s, "longest step; null: five times the mean and at least 30, before 5 steps are measured 600",
+    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank without a heartbeat for this long is lost", kTimeout);
+    v("step_timeout_s", step_timeout_s, "longest step; null: 5 times the mean, but at least 30, and 600 until 5 steps are measured",
       kTimeout);
     v("section_timeout_s", section_timeout_s, "longest time without progress in start, evaluation, samples or a save", kTimeout);
   }
@@ -257,17 +257,17 @@ struct CheckpointConfig {
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");
     v("init_from", init_from,
-      "a checkpoint, or a folder of Hugging Face's form, whose weights start this run at step 0 with a new optimizer; its model and its "
-      "tokenizer are taken where none is given; excludes a path in resume",
+      "checkpoint or Hugging Face folder whose weights this run starts from, at step 0 with a new optimizer; its model and tokenizer are "
+      "used unless others are given; excludes a path in resume",
       limits::input_path);
-    v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
+    v("allow_recipe_change", allow_recipe_change, "resume even if modules compute in other formats than in the checkpoint");
     v("allow_model_change", allow_model_change,
-      "keys of section model, as model.rope_theta, that may differ from the model of init_from although they change what it computes");
+      "keys of section model, such as model.rope_theta, that may differ from init_from although they change what the model computes");
     v("allow_tokenizer_change", allow_tokenizer_change,
-      "start from a model of another tokenizer than data.tokenizer; its tokenizer and generation files are left behind");
+      "start from a model whose tokenizer is not data.tokenizer; its tokenizer and generation files are dropped");
     v("export", exported,
-      "a folder of Hugging Face's form beside every checkpoint of interval, of the end and of SIGUSR2: exports/step-* in the run folder; "
-      "null: none");
+      "export a Hugging Face folder, exports/step-* in the run folder, with every checkpoint that interval, the end of the run or "
+      "SIGUSR2 causes; null: no exports");
   }
 };
 

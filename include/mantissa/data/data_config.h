@@ -66,21 +66,21 @@ struct DataConfig {
     v("path", path, "short form for one file or glob: its tail is the validation part; excludes train and valid", limits::input_path);
     v("valid_fraction", valid_fraction, "with path: the last part of the tokens, kept for validation", limits::fraction);
     v("train", train, "training sets, mixed by weight");
-    v("valid", valid, "validation sets, reported apart and averaged by tokens");
-    v("format", format, "auto recognizes the file by magic number, sibling .idx, extension and content; what claims to be JSON is no text");
+    v("valid", valid, "validation sets, reported one by one and averaged by tokens");
+    v("format", format,
+      "auto recognizes a file by magic number, sibling .idx, extension and content; text that looks like JSON is not read as plain text");
     v("dtype", dtype, "width of the ids of a raw nanoGPT file");
     v("tokenizer", tokenizer,
-      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json, of a "
-      "folder "
-      "that holds one or of a run; null: that of the model from which the run starts or goes on, else token files only");
+      "for text, JSONL and samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json, of a folder that "
+      "has one, or of a run; null: the tokenizer of the model that the run starts from or resumes, else none, for token files only");
     v("chat_template", chat_template,
-      "how JSONL of messages becomes text, as the models of that name have it: chatml, qwen2.5, qwen3, llama3, harmony; null: no messages");
+      "renders JSONL with messages as text, as the models of that name do: chatml, qwen2.5, qwen3, llama3, harmony; null: no messages");
     v("chat_date", chat_date, "the date that the template tells the model; null: 26 Jul 2024 in llama3, none in harmony");
     v("append_eod", append_eod, "end each document and completion with the end token, once");
     v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");
-    v("reset_position_ids", reset_position_ids, "positions count from the start of the document; null: those of examples to fine-tune on");
-    v("document_mask", document_mask, "attention stops at document boundaries; null: at those of examples to fine-tune on");
+    v("reset_position_ids", reset_position_ids, "count positions from the start of the document; null: only in fine-tuning examples");
+    v("document_mask", document_mask, "attention stops at document boundaries; null: only at those of fine-tuning examples");
   }
 };
 

@@ -63,14 +63,16 @@ struct RopeScalingConfig {
     v("factor", factor, "how many times longer sequences get", Limits{.min = 1});
     v("original_max_position_embeddings", original_max_position_embeddings, "longest sequence of the first training",
       limits::between(1, 1 << 24));
-    v("low_freq_factor", low_freq_factor, "llama3: frequencies that turn fewer times within that sequence are divided; null: 1",
+    v("low_freq_factor", low_freq_factor,
+      "llama3: frequencies with fewer rotations than this in that sequence are divided by factor; null: 1", limits::positive);
+    v("high_freq_factor", high_freq_factor, "llama3: frequencies with more rotations are kept, those in between are blended; null: 4",
       limits::positive);
-    v("high_freq_factor", high_freq_factor, "llama3: those that turn more often stay, between them is a blend; null: 4", limits::positive);
-    v("beta_fast", beta_fast, "yarn: channels that turn more often within that sequence stay; null: 32", limits::positive);
-    v("beta_slow", beta_slow, "yarn: channels that turn fewer times are divided, between them is a blend; null: 1", limits::positive);
+    v("beta_fast", beta_fast, "yarn: channels with more rotations than this in that sequence are kept; null: 32", limits::positive);
+    v("beta_slow", beta_slow, "yarn: channels with fewer rotations are divided by factor, those in between are blended; null: 1",
+      limits::positive);
     v("truncate", truncate, "yarn: the blend begins and ends at whole channels; null: true");
     v("attention_factor", attention_factor,
-      "yarn: of cos and sin; null: m(1), or m(mscale) / m(mscale_all_dim), with m(s) = 0.1 * s * log(factor) + 1", limits::positive);
+      "yarn: factor of cos and sin; null: m(1), or m(mscale) / m(mscale_all_dim), with m(s) = 0.1 * s * log(factor) + 1", limits::positive);
     v("mscale", mscale, "yarn: see attention_factor", limits::positive);
     v("mscale_all_dim", mscale_all_dim, "yarn: see attention_factor", limits::positive);
   }
@@ -109,22 +111,23 @@ struct MoeConfig {
     v("num_experts", num_experts, "experts of a layer", limits::between(1, 65536));
     v("num_experts_per_tok", num_experts_per_tok, "experts that each token goes to", limits::between(1, 1024));
     v("intermediate_size", intermediate_size, "width inside an expert", limits::between(1, 1 << 22));
-    v("shared_intermediate_size", shared_intermediate_size, "width of an MLP beside the experts that every token goes to; 0: none",
+    v("shared_intermediate_size", shared_intermediate_size, "width of the shared expert, an MLP that every token goes to; 0: none",
       limits::between(0, 1 << 22));
-    v("dense_layers", dense_layers, "layers, counted from 0, that keep their MLP");
-    v("score", score, "of the router: softmax over the experts, or sigmoid of each");
-    v("softmax_after_topk", softmax_after_topk, "weights are softmax over the logits of the chosen experts only; needs score softmax");
+    v("dense_layers", dense_layers, "layers, counted from 0, that have a dense MLP instead of experts");
+    v("score", score, "score of the router: softmax over the experts, or sigmoid of each");
+    v("softmax_after_topk", softmax_after_topk,
+      "router weights are the softmax over the logits of the chosen experts only; needs score softmax");
     v("norm_topk_prob", norm_topk_prob,
-      "the weights of a token are divided by their sum; null: if it goes to several experts, because a single weight would always be 1");
-    v("routed_scaling_factor", routed_scaling_factor, "the weights are multiplied by this", limits::positive);
-    v("n_group", n_group, "groups of experts, of which only the best are chosen from", limits::between(1, 65536));
-    v("topk_group", topk_group, "groups that are kept", limits::between(1, 65536));
-    v("aux_loss_coef", aux_loss_coef, "of the load-balance loss of a micro batch", limits::between(0, 1000));
-    v("seq_aux_loss_coef", seq_aux_loss_coef, "of the load-balance loss of each sequence", limits::between(0, 1000));
-    v("z_loss_coef", z_loss_coef, "of the mean of log-sum-exp(logits)^2", limits::between(0, 1000));
+      "divide the router weights of a token by their sum; null: if num_experts_per_tok is above 1, as a single weight would always be 1");
+    v("routed_scaling_factor", routed_scaling_factor, "factor of the router weights", limits::positive);
+    v("n_group", n_group, "groups of experts; only experts of the best topk_group groups are chosen", limits::between(1, 65536));
+    v("topk_group", topk_group, "groups from which experts are chosen", limits::between(1, 65536));
+    v("aux_loss_coef", aux_loss_coef, "coefficient of the load-balance loss of a micro batch", limits::between(0, 1000));
+    v("seq_aux_loss_coef", seq_aux_loss_coef, "coefficient of the load-balance loss of each sequence", limits::between(0, 1000));
+    v("z_loss_coef", z_loss_coef, "coefficient of the router z-loss, the mean of log-sum-exp(logits)^2", limits::between(0, 1000));
     v("bias_update_rate", bias_update_rate,
-      "balances without a loss: after each step the bias of every expert, which is added to its score for the choice only, moves by this "
-      "against its load; 0: no biases; needs score sigmoid",
+      "loss-free balance: after each step the bias of every expert, which is added to its score for the choice only, moves by this against "
+      "its load; 0: no biases; needs score sigmoid",
       limits::between(0, 1000));
     v("capacity_factor", capacity_factor,
       "an expert takes ceil(tokens * num_experts_per_tok / num_experts * this) tokens of a micro batch and drops later ones, in training; "
@@ -200,16 +203,16 @@ struct ModelConfig {
     v("norm_bias", norm_bias, "bias in the norms; needs norm layer");
     v("position", position, "rope: rotary (rotate-half); learned: an embedding per position");
     v("rope_theta", rope_theta, "base of the rotary frequencies", limits::positive);
-    v("rope_scaling", rope_scaling, "of the rotary frequencies, for longer sequences; null: none");
+    v("rope_scaling", rope_scaling, "scaling of the rotary frequencies for longer sequences; null: none");
     v("activation", activation,
       "MLP: swiglu (gated SiLU), swiglu_clamped (that of gpt-oss, within swiglu_limit), gelu_tanh (tanh form), gelu_erf (exact form)");
-    v("swiglu_limit", swiglu_limit, "swiglu_clamped: bound of the gate from above and of what it lets through on both sides; null: 7",
-      limits::positive);
+    v("swiglu_limit", swiglu_limit, "swiglu_clamped: upper bound of the gate, and bound of the magnitude of up; null: 7", limits::positive);
     v("attention_bias", attention_bias, "biases of the attention linears: none, qkv, all (qkv and out)");
-    v("sliding_window", sliding_window, "a token sees only so many of the latest tokens, itself included; null: all before it",
+    v("sliding_window", sliding_window, "a token attends to this many of the latest tokens, itself included; null: to all before it",
       limits::between(1, 1 << 24));
     v("sliding_layers", sliding_layers, "layers, counted from 0, that have the window; empty: all; needs sliding_window");
-    v("attention_sinks", attention_sinks, "a learned score for each query head, without a key, that takes its share of the softmax");
+    v("attention_sinks", attention_sinks,
+      "a learned logit of each query head that takes its share of the softmax, without a key or a value");
     v("mlp_bias", mlp_bias, "biases of the MLP linears");
     v("qk_norm", qk_norm, "RMSNorm over each query and key head before the position encoding");
     v("tie_word_embeddings", tie_word_embeddings, "the output projection is the embedding");

@@ -44,11 +44,11 @@ struct QuantizationConfig {
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
       "for weight_fake_quant [1, n] with any even n");
     v("rule", rule,
-      "how a block's scale follows from its largest magnitude; flashinfer: weight_fake_quant in e2m1 only, and its rule if neither this "
-      "key nor the base has one");
+      "how a block's scale follows from its amax; flashinfer is for weight_fake_quant in e2m1 only, and its default if the base has "
+      "no rule");
     v("scale_range", scale_range,
-      "least and largest exponent of a scale, to which what the rule says is clamped; not for flashinfer. [-126, 125] is Transformer "
-      "Engine's clamp, [-22, 127] DeepSeek's of activations in e4m3");
+      "smallest and largest exponent of a scale; scales of the rule are clamped to them; not for flashinfer. [-126, 125] is the clamp of "
+      "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
   }
 };
 
@@ -63,8 +63,9 @@ struct SimulationConfig {
     v("format", format, "eXmY: X from 1 to 7 bits of exponent and Y from 0 to 7 of mantissa, in any combination");
     v("block", block, "rows and columns that share a scale: [1, n], along the contraction of each GEMM, or tiles");
     v("scale", scale, "e8m0: a power of two; e4m3: an E4M3 number for each block and an fp32 number for the tensor, as NVFP4");
-    v("rule", rule, "how an e8m0 scale follows from the largest magnitude; not flashinfer");
-    v("rounding", rounding, "of elements; stochastic in training, whose bits no layout changes, and to nearest elsewhere");
+    v("rule", rule, "how an e8m0 scale follows from the amax of its block; not flashinfer");
+    v("rounding", rounding,
+      "rounding of elements; stochastic is used in training, with the same bits in every layout, and nearest elsewhere");
   }
 };
 
@@ -79,7 +80,7 @@ struct SimulateConfig {
     v("input", input, "input operand of fprop and wgrad; null: not simulated");
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not simulated");
     v("hadamard", hadamard, "16 or 32: length of the blocks of the randomized Hadamard transform; 0: none");
-    v("hadamard_gemms", hadamard_gemms, "the GEMMs whose operands are both transformed, along the contraction, before they are rounded");
+    v("hadamard_gemms", hadamard_gemms, "GEMMs whose two operands are transformed along the contraction before they are rounded");
   }
 };
 
@@ -102,13 +103,13 @@ struct RecipeConfig {
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
     v("simulate", simulate, "operands in formats for research, as values; null: none");
-    v("gemms", gemms, "the GEMMs that take quantized operands");
+    v("gemms", gemms, "GEMMs that take quantized operands");
     v("columns", columns,
-      "codes along columns, of inputs for wgrad and of weights in blocks of one row for dgrad: shifted from the codes along rows, or "
-      "quantized from the values as in Transformer Engine");
+      "source of columnwise codes, of inputs for wgrad and of weights in blocks of one row for dgrad: rows: requantized from the rowwise "
+      "codes; values: quantized from the values, as in Transformer Engine");
     v("backward", backward,
-      "what dgrad and wgrad read of fprop's quantized operands: quantized: as gemms says; dequantized: the values of fprop's codes; "
-      "high_precision: the values before quantization, of a fake-quantized weight, too");
+      "what dgrad and wgrad read for fprop's quantized operands: quantized: as gemms says; dequantized: the values of fprop's codes; "
+      "high_precision: the values before quantization, also of a fake-quantized weight");
   }
 };
 
@@ -117,7 +118,7 @@ struct RuleConfig {
 
   void fields(auto& v) {
     v("match", match, "modules: anchored glob (* ? {a,b}, layers.{0,-1}), or re: and a regular expression");
-    v("recipe", recipe, "preset or own recipe");
+    v("recipe", recipe, "preset or custom recipe");
   }
 };
 
@@ -127,7 +128,7 @@ struct OutputProjectionConfig {
   bool enabled = false, fprop = true, dgrad = true, wgrad = true;
 
   void fields(auto& v) {
-    v("enabled", enabled, "quantize the output projection as the ambient recipe says");
+    v("enabled", enabled, "quantize the output projection by the ambient recipe");
     v("fprop", fprop, "its forward GEMM");
     v("dgrad", dgrad, "its input-gradient GEMM");
     v("wgrad", wgrad, "its weight-gradient GEMM");
@@ -153,15 +154,15 @@ struct PrecisionConfig {
 
   void fields(auto& v) {
     v("dtype", dtype, "compute type of activations and GEMM operands; master weights are fp32");
-    v("recipe", recipe, "ambient recipe: of every linear that no rule matches");
-    v("recipes", recipes, "own recipes by name");
-    v("rules", rules, "which modules take another recipe; the first that matches wins");
+    v("recipe", recipe, "ambient recipe, that of every linear that no rule matches");
+    v("recipes", recipes, "custom recipes by name");
+    v("rules", rules, "recipes of single modules; the first rule that matches wins");
     v("fp8_output_proj", fp8_output_proj, "MXFP8 output projection; a bool stands for {\"enabled\": it}");
-    v("fp8_param_gather", fp8_param_gather, "MXFP8 codes are the weights, and what is gathered; masters live in the optimizer only");
+    v("fp8_param_gather", fp8_param_gather, "keep and gather weights as MXFP8 codes only; masters are in the optimizer");
     v("quantized_dispatch", quantized_dispatch,
-      "tokens go to experts, and their gradients back, as codes where GEMMs there read codes; false: as values");
+      "dispatch tokens to experts, and their gradients back, as codes where the GEMMs there read codes; false: as values");
     v("native_products", native_products,
-      "auto: a GPU multiplies codes as codes where its tensor cores can; never: always as the values that they stand for, as a CPU does");
+      "auto: a GPU multiplies codes natively where its tensor cores can; never: it dequantizes them first, as a CPU does");
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };
