@@ -15,7 +15,7 @@ namespace {
 void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
   if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
   if (parallel.sequence_parallel && parallel.tensor == 1) {
-    report.error("parallel.sequence_parallel", "divides tokens among the ranks of parallel.tensor, which is 1");
+    report.error("parallel.sequence_parallel", "needs parallel.tensor above 1, because it divides tokens among those ranks");
   }
   if (report.failed("parallel")) return;
   if (parallel.data == -1) {
@@ -82,10 +82,10 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
   if (training.accumulation != Accumulation::tree || !training.grad_accum) return;
   if (!std::has_single_bit(static_cast<uint64_t>(*training.grad_accum))) {
     report.error("training.accumulation",
-                 text("tree needs a power of two of micro batches per step, got grad_accum ", *training.grad_accum));
+                 text("tree needs a power-of-two number of micro batches per step, got grad_accum ", *training.grad_accum));
   }
   if (!std::has_single_bit(static_cast<uint64_t>(replicas))) {
-    report.error("training.accumulation", text("tree needs a power of two of replicas, got parallel.data ", replicas));
+    report.error("training.accumulation", text("tree needs a power-of-two number of replicas, got parallel.data ", replicas));
   }
 }
 
@@ -93,7 +93,7 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
 void divide_experts(const RunConfig& config, ConfigReport& report) {
   const int64_t ranks = config.parallel.expert;
   if (ranks == 1) return;
-  if (!config.model.moe) return report.error("parallel.expert", "shares experts, and model.moe is null");
+  if (!config.model.moe) return report.error("parallel.expert", "divides experts among ranks, but model.moe is null");
   const MoeConfig& moe = *config.model.moe;
   if (moe.num_experts % ranks != 0)
     return report.error("parallel.expert", text(ranks, " does not divide model.moe.num_experts ", moe.num_experts));
@@ -101,7 +101,7 @@ void divide_experts(const RunConfig& config, ConfigReport& report) {
     const int64_t experts = moe.num_experts / ranks;
     if (experts * rows % 32 == 0) return;
     report.error("parallel.expert", text(count_text(experts, "expert"), " of a rank have ", experts * rows, " rows of experts.", what,
-                                         ", which is no multiple of 32; take fewer ranks"));
+                                         ", which is not a multiple of 32; use fewer ranks"));
   };
   check("gate_up", 2 * moe.intermediate_size);
   check("down", config.model.hidden_size);
@@ -141,8 +141,8 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (!config.model.vocab_size && !config.data.tokenizer && !report.failed("checkpoint.init_from")) {
     const bool model_known = report.given("model") || config.checkpoint.init_from;
     report.error("model.vocab_size",
-                 text("must be given: data.tokenizer is null, so there is no tokenizer to take it from; char or byte reads texts",
-                      model_known ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder"));
+                 text("must be given, because data.tokenizer is null; or set data.tokenizer to char or byte to train on texts",
+                      model_known ? "" : "; or take the model and the tokenizer of a folder with checkpoint.init_from"));
   }
   if (!config.model.vocab_size) return;
   const int64_t vocab = *config.model.vocab_size;
@@ -152,7 +152,7 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (config.data.uses_bytes() && vocab < Tokenizer::bytes().size()) {
     const bool taken = config.checkpoint.init_from && !report.given("model.vocab_size");
     report.error("model.vocab_size", text("the byte tokenizer has ", Tokenizer::bytes().size(), " ids, got ", vocab,
-                                          taken ? ", which is that of the model of checkpoint.init_from" : ""));
+                                          taken ? " from the model in checkpoint.init_from" : ""));
   }
 }
 
@@ -170,7 +170,7 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
   const ScheduleConfig& schedule = config.schedule;
   if (schedule.type == ScheduleType::wsd && schedule.decay_steps && schedule.warmup_steps + *schedule.decay_steps > config.training.steps) {
     report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
-                                              " are more than training.steps ", config.training.steps));
+                                              " exceed training.steps ", config.training.steps));
   }
   if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
@@ -204,8 +204,8 @@ void check_run_name(const RunConfig& config, const RunFolders& folders, ConfigRe
   const ConfigPlace of_name = report.place("logging.run_name"), of_dir = report.place("logging.dir");
   const bool stated_earlier = of_name.order < of_dir.order && source_of(of_name) != source_of(of_dir);
   if (!config.logging.run_name || !report.given("logging.run_name") || placed || stated_earlier) return;
-  report.error("logging.run_name", text('"', shortened(folders.name), "\" names nothing, because logging.dir \"", shortened(dir),
-                                        "\" has no %n: put %n where the name is to stand, or leave the name out"));
+  report.error("logging.run_name", text('"', shortened(folders.name), "\" is not used, because logging.dir \"", shortened(dir),
+                                        "\" has no %n: put %n where the name belongs, or leave the name out"));
 }
 
 void resolve_folders(RunConfig& config, ConfigReport& report, const std::string& file) {
@@ -236,7 +236,7 @@ void check_model_changes(const std::vector<std::string>& keys, ConfigReport& rep
     if (std::ranges::find(known, keys[i]) != known.end()) continue;
     const bool lacks_section = std::ranges::find(known, "model." + keys[i]) != known.end();
     report.error(text("checkpoint.allow_model_change.", i),
-                 text("\"", keys[i], "\" is no key of section model",
+                 text("\"", keys[i], "\" is not a key of section model",
                       lacks_section ? text("; write \"model.", keys[i], "\"") : did_you_mean(keys[i], known)));
   }
 }
@@ -292,7 +292,7 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
     resume = absolute_input_path(resume, "checkpoint.resume", report);
   }
   if (config.checkpoint.resumes_named() && config.checkpoint.init_from) {
-    report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
+    report.error("checkpoint.init_from", text("excludes checkpoint.resume ", resume, ", because it starts at step 0"));
   }
   check_model_changes(config.checkpoint.allow_model_change, report);
 }

@@ -4,7 +4,8 @@ namespace mantissa {
 
 void DataConfig::validate(ConfigReport& report) const {
   if (path && !(train.empty() && valid.empty())) {
-    report.error("data.path", "excludes data.train and data.valid; drop one of them, or pass --set data.train=[] --set data.valid=[]");
+    report.error("data.path",
+                 "excludes data.train and data.valid; remove path, or clear these with --set data.train=[] --set data.valid=[]");
   } else if (!path && train.empty()) {
     report.error("data", "must name what to train on: path (with valid_fraction), or train and valid");
   }
@@ -16,7 +17,7 @@ void DataConfig::validate(ConfigReport& report) const {
     report.error("data.tokenizer", "data.format text needs a tokenizer: byte, char or the path of a tokenizer.json");
   }
   if (append_eod && is_tokens) {
-    report.error("data.append_eod", text("is for text and JSONL; data.format ", choice_name(format), " holds tokens already"));
+    report.error("data.append_eod", text("applies to text and JSONL only; data.format ", choice_name(format), " holds tokens already"));
   } else if (append_eod && !eod_id && (uses_bytes() || uses_characters())) {
     report.error("data.append_eod", "needs data.eod_id: the byte and char tokenizers have no end token");
   }
@@ -25,12 +26,12 @@ void DataConfig::validate(ConfigReport& report) const {
   const bool may_have_end = tokenizer && !uses_bytes() && !uses_characters();
   if (raw_tokens && uses_boundaries && !eod_id && !may_have_end) {
     const char* const key = mask_eod_loss ? "data.mask_eod_loss" : masks_documents() ? "data.document_mask" : "data.reset_position_ids";
-    report.error(key, text("data.format ", choice_name(format), " marks no documents: needs data.eod_id"));
+    report.error(key, text("needs data.eod_id, because data.format ", choice_name(format), " does not mark documents"));
   }
   if (chat_template && format == DataFormat::text)  // ids it may have rendered
-    report.error("data.chat_template", "is for JSONL of messages, not for data.format text");
+    report.error("data.chat_template", "applies to JSONL with messages, not to data.format text");
   if (chat_date && !(chat_template && tells_date(*chat_template))) {
-    report.error("data.chat_date", "is for data.chat_template llama3 and harmony, which tell the model a date");
+    report.error("data.chat_date", "applies to data.chat_template llama3 and harmony only, which tell the model a date");
   }
 }
 

@@ -197,8 +197,8 @@ class Merger {
     size_t index = entries.size() + 1;
     if (is_index(name)) std::from_chars(name.data(), name.data() + name.size(), index);
     if (index > entries.size()) {
-      report_.source_error(text(printable(shown_key(key)), ": '", shortened(name), "' is no entry of a list with ", entries.size(),
-                                " (count from 0; the next number appends)   (--set ", shortened(source.text), ")"),
+      report_.source_error(text(printable(shown_key(key)), ": '", shortened(name), "' is not an entry of this list, which has ",
+                                entries.size(), " (they count from 0; the next number appends)   (--set ", shortened(source.text), ")"),
                            source.base);
       return nullptr;
     }

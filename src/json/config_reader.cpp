@@ -167,7 +167,7 @@ void resolve(const Field& field, const std::string& key, ConfigReport& report) {
   } else if (field.limits.input_path && !report.failed(key)) {
     const auto& path = std::get<std::string>(value);
     if (path.empty()) {
-      report.error(key, report.given(key) ? "must name a file, got an empty string" : "is missing: the file to read");
+      report.error(key, report.given(key) ? "must name a file, got an empty string" : "is missing; give the file to read");
     } else {
       field.set(absolute_input_path(path, key, report));
     }

@@ -112,7 +112,7 @@ class FieldReader {
     for (const auto& [name, entry] : value.members()) {
       const Step step{at, &name, 0};
       const std::optional<Field> member = field.add(name);
-      if (!member) fail(&step, "is no name of an entry");
+      if (!member) fail(&step, "is not a valid name of an entry");
       read(*member, entry, &step);
     }
   }

@@ -62,9 +62,9 @@ void check_plan(const PrecisionPlan& plan, const ModelConfig& config, const Back
   const ModelShape model = model_shape(config);
   require(model.modules.front().out > 0, "model.vocab_size is not known yet");
   const auto same = [](const ModuleShape& module, const ModulePrecision& entry) { return module == entry.module; };
-  require(std::ranges::equal(model.modules, plan.modules(), same), "the precision plan is of another model");
+  require(std::ranges::equal(model.modules, plan.modules(), same), "the precision plan was made for another model");
   const std::optional<RecipeProblem> problem = device.host_memory() ? std::nullopt : plan.needs_cpu();
-  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take the CPU as device, not ", device.name());
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": use the CPU as device, not ", device.name());
 }
 
 }  // namespace

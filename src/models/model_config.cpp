@@ -49,7 +49,7 @@ void ModelConfig::validate(const OptionError& report) const {
   if (swiglu_limit && activation != Activation::swiglu_clamped) report("model.swiglu_limit", "needs model.activation swiglu_clamped");
   if (rope_scaling) rope_scaling->validate(*this, report);
   if (moe) moe->validate(*this, report);
-  if (norm_bias && norm == Norm::rms) report("model.norm_bias", "RMSNorm has no bias: needs model.norm layer");
+  if (norm_bias && norm == Norm::rms) report("model.norm_bias", "needs model.norm layer, because RMSNorm has no bias");
 }
 
 void RopeScalingConfig::validate(const ModelConfig& model, const OptionError& report) const {
@@ -59,7 +59,7 @@ void RopeScalingConfig::validate(const ModelConfig& model, const OptionError& re
   };
   const bool yarn = type == RopeScaling::yarn;
   const auto only = [&](RopeScaling of, const char* key, bool given) {
-    refuse(given && type != of, key, text("is of model.rope_scaling.type ", choice_name(of), ", which is ", choice_name(type)));
+    refuse(given && type != of, key, text("needs model.rope_scaling.type ", choice_name(of), ", got ", choice_name(type)));
   };
   only(RopeScaling::llama3, "low_freq_factor", low_freq_factor.has_value());
   only(RopeScaling::llama3, "high_freq_factor", high_freq_factor.has_value());
@@ -74,8 +74,8 @@ void RopeScalingConfig::validate(const ModelConfig& model, const OptionError& re
   const double fast = beta_fast.value_or(32.0), slow = beta_slow.value_or(1.0);
   refuse(yarn && fast <= slow, "beta_fast", text("must be above beta_slow ", slow, ", got ", fast));
   refuse(yarn && mscale.has_value() != mscale_all_dim.has_value(), mscale ? "mscale" : "mscale_all_dim",
-         "needs mscale and mscale_all_dim together");
-  refuse(yarn && mscale && attention_factor, "mscale", "does nothing beside attention_factor");
+         "mscale and mscale_all_dim must be given together");
+  refuse(yarn && mscale && attention_factor, "mscale", "has no effect beside attention_factor: remove one of them");
   if (yarn && model.rope_theta <= 1.0) {
     report("model.rope_theta", text("must be above 1 for model.rope_scaling.type yarn, got ", model.rope_theta));
   }
@@ -133,7 +133,7 @@ void MoeConfig::validate(const ModelConfig& model, const OptionError& report) co
   refuse(static_cast<int64_t>(std::set(dense_layers.begin(), dense_layers.end()).size()) >= model.num_layers, "dense_layers",
          "names every layer: leave model.moe out");
   if (!model.gated()) report("model.activation", "experts need swiglu or swiglu_clamped");
-  if (model.mlp_bias) report("model.mlp_bias", "is of dense models; biases of experts are model.moe.expert_mlp_bias");
+  if (model.mlp_bias) report("model.mlp_bias", "applies to dense models; for experts use model.moe.expert_mlp_bias");
 }
 
 template const FieldType& detail::field_type<ModelConfig>();

@@ -14,7 +14,7 @@ GradientAccumulator::GradientAccumulator(ParameterSet& parameters, Accumulation 
     : parameters_(parameters), how_(how), micro_batches_(micro_batches), losses_(empty(parameters.device(), Dtype::f64, {micro_batches})) {
   if (how == Accumulation::running) return;
   require(std::has_single_bit(static_cast<uint64_t>(micro_batches)), ExitCode::usage,
-          "training.accumulation: tree needs a power of two of micro batches per step, got grad_accum ", micro_batches);
+          "training.accumulation: tree needs a power-of-two number of micro batches per step, got grad_accum ", micro_batches);
   buffers_.push_back(parameters.gradients());
   while (static_cast<int64_t>(buffers_.size()) < buffers(how, micro_batches)) buffers_.push_back(parameters.new_gradient_buffer());
 }

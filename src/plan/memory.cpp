@@ -188,7 +188,7 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
   std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
   for (const NamedPart& part : parts) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
   if (ranks > 1) out += text("\nor fewer ranks on one ", holder == Holder::host ? "host" : "GPU");
-  return out + "\ntraining.allow_memory_overcommit=true trains all the same";
+  return out + "\ntraining.allow_memory_overcommit=true starts the run anyway";
 }
 
 void require_room(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world, const std::vector<FreeMemory>& free,

@@ -129,7 +129,7 @@ void check_format(const std::string& key, const Simulation& how, std::vector<Rec
   }
   if (how.rule == ScaleRule::flashinfer) problems.push_back({key + ".rule", "must be rceil, floor, even or ceil"});
   if (how.scale == SimulatedScale::e4m3 && how.rule != ScaleRule::rceil) {
-    problems.push_back({key + ".rule", "is of scales in e8m0, and the scale is e4m3: leave it out"});
+    problems.push_back({key + ".rule", "applies to e8m0 scales only; remove it for scale e4m3"});
   }
 }
 
@@ -149,8 +149,9 @@ void check_transform(const Recipe& recipe, std::vector<RecipeProblem>& problems)
     const auto [first, second] = choose_operands(recipe, role);
     const bool both = first.source == OperandSource::simulated && second.source == OperandSource::simulated;
     if (!simulated.hadamard_gemms.holds(role) || both) continue;
-    problems.push_back({"simulate.hadamard_gemms",
-                        text("lists ", gemm_name(role), ", whose operands must both be simulated, so that their product stays as it was")});
+    problems.push_back(
+        {"simulate.hadamard_gemms",
+         text("lists ", gemm_name(role), ", of which both operands must be simulated: a transform of one alone would change the product")});
   }
 }
 

@@ -36,8 +36,8 @@ int64_t total(const std::vector<ModulePrecision>& modules, const auto& each) {
   return sum;
 }
 
-// A size of which a rank's share has no whole number of blocks, and what that is: "model.hidden_size 80" or "out 100 of part k", "is not a
-// multiple of 32, the block of recipe mxfp8".
+// A size of which a rank's share has no whole number of blocks, and what that is: "model.hidden_size 80" or "output size 100 of part k",
+// "is not a multiple of 32, the block of recipe mxfp8".
 struct UnfitSize {
   std::string size, reason;
 };
@@ -53,15 +53,15 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
     first = UnfitSize{key.empty() ? name : text(key, ' ', size),
                       ranks == 1 ? text("is not a multiple of ", block, ", the block of ", of)
                                  : text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
-                                        ", the block of ", of, ": take fewer ranks")};
+                                        ", the block of ", of, ": use fewer ranks")};
   };
   const auto check_in = [&](int64_t block, const std::string& of) {
-    check(module.in_key, module.in, text("in ", module.in), columns, block, of);
+    check(module.in_key, module.in, text("input size ", module.in), columns, block, of);
   };
   const auto check_out = [&](int64_t block, const std::string& of) {
     for (const ModulePart& part : module.parts)
-      check(part.out_key, part.out, text("out ", part.out, " of part ", part.name), rows, block, of);
-    check(module.out_key, module.out, text("out ", module.out), rows, block, of);
+      check(part.out_key, part.out, text("output size ", part.out, " of part ", part.name), rows, block, of);
+    check(module.out_key, module.out, text("output size ", module.out), rows, block, of);
   };
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string name = "recipe " + recipe.name;
@@ -103,9 +103,9 @@ std::optional<std::string> advice_on_dispatch(const std::vector<ModulePrecision>
     recipes.insert(text('"', entry.recipe.name, '"'));
   }
   if (paths.empty()) return {};
-  return text("precision.quantized_dispatch: during training rows of ",
+  return text("precision.quantized_dispatch: training dispatches rows of ",
               joined(paths, ", ", [](const auto& of) { return joined_path(of.second); }),
-              " travel as values (tokens, and of down output gradients), because columns of recipe ", joined(recipes), " come from values");
+              " as values (tokens, and for down output gradients), because recipe ", joined(recipes), " quantizes columns from values");
 }
 
 // Collects keys that were given and change nothing.
@@ -118,7 +118,7 @@ std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vec
     idle.emplace_back("precision.fp8_output_proj is not enabled, so its fprop, dgrad and wgrad do nothing");
   }
   if (!config.quantized_dispatch && std::ranges::none_of(modules, can_move_codes)) {
-    idle.emplace_back("precision.quantized_dispatch false changes no training: tokens would not travel to experts as codes anyhow");
+    idle.emplace_back("precision.quantized_dispatch false has no effect: tokens would not be dispatched to experts as codes anyway");
   }
   return idle;
 }
@@ -233,7 +233,7 @@ class Resolver {
       if (sizes.size() > 1) {
         const std::string each =
             joined(sizes, ", ", [](const auto& unfit) { return text(unfit.first, " (", names_of(unfit.second), ')'); });
-        report_.error(problem.key, text("modules do not fit their recipe: each of ", each, ' ', problem.reason,
+        report_.error(problem.key, text("modules do not fit their recipe: ", each, ": each ", problem.reason,
                                         "; change the sizes, or give the modules another recipe by a rule"));
         continue;
       }
@@ -266,7 +266,7 @@ class Resolver {
           fprop && dgrad ? text("columns", of, " makes codes for dgrad from values: set columns to rows, or give weight tiles")
                          : text("gemms", of, " lacks ", fprop ? "" : "fprop", fprop || dgrad ? "" : " and ", dgrad ? "" : "dgrad");
       return report_.error("precision.fp8_param_gather",
-                           text("makes the codes the weights, so fprop and dgrad must both read them; ", reader));
+                           text("keeps weights as codes only, so fprop and dgrad must both read codes; ", reader));
     }
     if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantized weight, and no recipe in use has one");
   }
@@ -412,9 +412,9 @@ int64_t PrecisionPlan::bytes_beside_masters() const {
 std::optional<RecipeProblem> PrecisionPlan::needs_cpu() const {
   const auto first = std::ranges::find_if(modules_, [](const ModulePrecision& entry) { return entry.recipe.simulated.any(); });
   if (first == modules_.end()) return {};
-  return RecipeProblem{
-      .key = key_of_recipe(*first),
-      .message = text("recipe \"", first->recipe.name, "\" of ", first->module.path, " simulates formats, which only CPUs do")};
+  return RecipeProblem{.key = key_of_recipe(*first),
+                       .message = text("recipe \"", first->recipe.name, "\" of ", first->module.path,
+                                       " simulates formats, which only the CPU backend supports")};
 }
 
 uint64_t PrecisionPlan::hash() const {

@@ -97,8 +97,8 @@ void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::
   });
   if (count == 0) return;
   warnings.push_back(text(count,
-                          " weights are quantized in rows of blocks, not tiles, and dgrad multiplies by codes requantized to columns, not ",
-                          "by those along rows"));
+                          " weights are quantized in rows of blocks, not tiles, so dgrad multiplies by codes requantized along columns, "
+                          "not by those of fprop"));
 }
 
 void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
@@ -109,8 +109,8 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
     high += entry.stores_only_codes() ? 0 : 1;
   }
   if (high < linears && high > 0) {
-    warnings.push_back(
-        text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantized weight and are gathered as they are"));
+    warnings.push_back(text("precision.fp8_param_gather: ", high, " of ", linears,
+                            " linears have no quantized weight and are gathered in high precision"));
   }
 }
 
@@ -145,7 +145,7 @@ void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vec
     const ModulePrecision* const up = std::exchange(first, entry.module.role == ModuleRole::mlp_output ? nullptr : &entry);
     if (!up || (up->recipe.weight == entry.recipe.weight && up->recipe.weight_fake_quant == entry.recipe.weight_fake_quant)) continue;
     warnings.push_back(text(up->module.path, " (", up->rule, ") and ", entry.module.path, " (", entry.rule,
-                            ") have different weight formats, but servers fuse them: a packed export will refuse"));
+                            ") have different weight formats, but servers fuse them: a packed export will refuse them"));
   }
 }
 
@@ -158,8 +158,9 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
     if (of_experts && entry.module.bias > 0 && codes_move) paths.push_back(entry.module.path);
   }
   if (paths.empty()) return;
-  warnings.push_back(text("model.moe.expert_mlp_bias: the gradient of the bias of ", joined_path(paths),
-                          " sums codes of the output gradient, as tokens travel with these: it is 2 to 4 % off that of unquantized ones"));
+  warnings.push_back(
+      text("model.moe.expert_mlp_bias: the gradient of the bias of ", joined_path(paths),
+           " is a sum of codes of the output gradient, which is dispatched as codes: it differs from a sum of values by 2 to 4 %"));
 }
 
 }  // namespace
@@ -172,7 +173,8 @@ std::optional<std::string> PrecisionPlan::gather_advice() const {
     if (entry.storage == StoredType::bf16) saved += 2 * entry.module.weight_elements();  // an fp32 weight is the master
   }
   if (saved == 0) return {};
-  return text("precision.fp8_param_gather is off: ", copies, " quantized weights are held and gathered in high precision, too; on, ", saved,
+  return text("precision.fp8_param_gather is off: ", copies,
+              " quantized weights are held and gathered in high precision, too; with it on, weights need ", saved,
               " bytes less beside the masters");
 }
 

@@ -11,7 +11,7 @@ std::string block_text(const Quantization& how) { return text('[', how.block_row
 
 void check_range(const std::string& key, const Quantization& how, Problems& problems) {
   if (how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}) return;
-  problems.push_back({key + ".scale_range", "must be [-127, 127]: flashinfer has the whole range"});
+  problems.push_back({key + ".scale_range", "must be [-127, 127]: flashinfer uses the whole range"});
 }
 
 void check_operand(const std::string& key, const Quantization& how, bool tiles_allowed, Problems& problems) {
@@ -64,7 +64,7 @@ void check_columns(const Recipe& recipe, Problems& problems) {
   const bool of_input = recipe.input && recipe.gemms.fprop && recipe.gemms.wgrad;
   if (recipe.columns == ColumnSource::rows || of_weight || of_input) return;
   problems.push_back({"columns",
-                      "changes nothing: it is for an input that fprop and wgrad read as codes, and for a weight in blocks of one row that "
+                      "has no effect: it applies to an input that fprop and wgrad read as codes, and to a weight in blocks of one row that "
                       "dgrad reads as codes; leave it out"});
 }
 
@@ -78,11 +78,11 @@ void check_backward(const Recipe& recipe, Problems& problems) {
                                    {"simulate.output_grad", static_cast<bool>(recipe.simulated.output_grad)}})
     if (given) problems.push_back({key, text("must be null beside backward ", name, ", under which gradients are not quantized")});
   if (dequantizes && of_codes && (recipe.simulated.weight || recipe.simulated.input))
-    problems.push_back({"backward", "dequantized is of codes, and fprop multiplies simulated operands, too: simulate none of them"});
+    problems.push_back({"backward", "dequantized needs codes, but fprop also multiplies simulated operands: simulate none of them"});
   if (dequantizes && !((recipe.weight || recipe.input) && of_codes))
-    problems.push_back({"backward", "dequantized changes nothing: fprop multiplies no codes"});
+    problems.push_back({"backward", "dequantized has no effect: fprop multiplies no codes"});
   if (!dequantizes && !recipe.weight_fake_quant && !of_codes)
-    problems.push_back({"backward", "high_precision changes nothing: fprop multiplies values before quantization"});
+    problems.push_back({"backward", "high_precision has no effect: fprop multiplies values before quantization"});
 }
 
 }  // namespace

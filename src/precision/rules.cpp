@@ -22,7 +22,7 @@ std::vector<PatternAlternative> expand_braces(const std::string& pattern, size_t
   const size_t open = pattern.find_first_of("{}", from);
   if (open == std::string::npos) return {{.written = pattern.substr(from), .glob = {}, .expression = {}, .choices = {}}};
   const size_t close = pattern.find_first_of("{}", open + 1);
-  require(pattern[open] == '{' && close != std::string::npos && pattern[close] == '}', ExitCode::usage, "has braces that do not pair");
+  require(pattern[open] == '{' && close != std::string::npos && pattern[close] == '}', ExitCode::usage, "has unbalanced braces");
   const std::vector<PatternAlternative> tails = expand_braces(pattern, close + 1);
   std::vector<PatternAlternative> all;
   for (size_t begin = open + 1; begin <= close;) {
@@ -32,7 +32,7 @@ std::vector<PatternAlternative> expand_braces(const std::string& pattern, size_t
       tail.choices.push_back(begin);
       all.push_back(std::move(tail));
     }
-    require(all.size() <= kMostAlternatives, ExitCode::usage, "stands for more than ", kMostAlternatives, " patterns");
+    require(all.size() <= kMostAlternatives, ExitCode::usage, "expands to more than ", kMostAlternatives, " patterns");
     begin = end + 1;
   }
   return all;
@@ -83,7 +83,8 @@ std::shared_ptr<const void> compile(const std::string& expression) {
   PCRE2_SIZE at = 0;
   pcre2_code* const code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                                          PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
-  require(code != nullptr, ExitCode::usage, "is no regular expression: ", pcre2_message(error), " at character ", at + 1, " after re:");
+  require(code != nullptr, ExitCode::usage, "is not a valid regular expression: ", pcre2_message(error), " at character ", at + 1,
+          " after re:");
   return std::shared_ptr<const void>(code, [](pcre2_code* owned) { pcre2_code_free(owned); });
 }
 
@@ -251,7 +252,7 @@ class Assignment {
       if (!matched) idle.push_back(&alternative);
     }
     if (names_output) {
-      problem(rule, [] { return "names the output projection, which no rule matches: precision.fp8_output_proj decides about it"; });
+      problem(rule, [] { return "names the output projection, to which rules do not apply: use precision.fp8_output_proj"; });
     } else if (idle.size() == pattern.alternatives().size()) {
       const auto passed = std::find_if(idle.begin(), idle.end(), [&](const auto* alternative) { return passes_over(*alternative); });
       problem(rule, [&] {
@@ -295,8 +296,8 @@ class Assignment {
   }
 
   static std::string how_to_reach(const PatternAlternative& alternative) {
-    return text("; embeddings, norms and the router take a rule whose last segment is written out",
-                alternative.expression ? ", without |" : "", ", as in \"layers.*.attn_norm\"");
+    return text("; to match embeddings, norms or the router, write out the last segment", alternative.expression ? ", without |" : "",
+                ", as in \"layers.*.attn_norm\"");
   }
 
   void take_modules(size_t rule, const Pattern& pattern) {

@@ -15,10 +15,11 @@
 namespace mantissa {
 namespace {
 
-constexpr const char* kZeroStage = "there is no stage of ZeRO to choose: with several data ranks it is 1";
+constexpr const char* kZeroStage = "the ZeRO stage cannot be chosen: with several data ranks it is 1";
 
-constexpr const char* kPacked = "examples to fine-tune on are always packed into rows of training.seq_len tokens, and none sees another";
-constexpr const char* kMasked = "of examples to fine-tune on only completions are trained, and what the assistant says";
+constexpr const char* kPacked =
+    "fine-tuning examples are always packed into rows of training.seq_len tokens and do not attend to each other";
+constexpr const char* kMasked = "in fine-tuning examples, only completions and messages of the assistant are trained on";
 
 // Keys of Megatron, torchtitan, DeepSpeed, TRL and axolotl (and of Hugging Face where they differ), as written or with dashes.
 const ForeignNames kForeignNames = {
@@ -110,7 +111,7 @@ void check_checkpoint(const std::string& path, const std::string& key, const cha
 
 void check_initial_model(const std::string& path, ConfigReport& report) {
   check_checkpoint(path, "checkpoint.init_from", "checkpoint or folder of a model",
-                   "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder", report);
+                   "; nothing is downloaded: fetch the model from Hugging Face first, and name its folder", report);
 }
 
 bool holds_checkpoints(const std::filesystem::path& folder) {
@@ -139,9 +140,9 @@ void check_inputs_exist(const RunConfig& config, Start start, ConfigReport& repo
     check_checkpoint(checkpoint.resume, "checkpoint.resume", "checkpoint", "", report);
   } else if (start == Start::resumed && !report.failed("checkpoint") && !report.failed("logging") && !holds_checkpoints(checkpoint.dir)) {
     std::error_code unknown;
-    report.error("checkpoint.resume", text("there is no checkpoint to go on from in ",
+    report.error("checkpoint.resume", text("there is no checkpoint to resume from in ",
                                            std::filesystem::absolute(checkpoint.dir, unknown).lexically_normal().string(),
-                                           "; name the folder of the run by logging.dir, or start it without --resume"));
+                                           "; give the folder of the run with logging.dir, or start the run without --resume"));
   }
   const bool continues = checkpoint.resume == "auto" && holds_checkpoints(checkpoint.dir);
   if (checkpoint.init_from && !continues) check_initial_model(*checkpoint.init_from, report);
@@ -161,7 +162,7 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
   const size_t first = std::string_view(begin.data(), static_cast<size_t>(read)).find_first_not_of(" \t\r\n");
   const bool json = first == std::string_view::npos || std::string_view("{[\"/\xEF").find(begin.at(first)) != std::string_view::npos;
   require(json, ExitCode::usage, file.string(),
-          ": is no configuration, which is JSON and begins with {; a text to train on is --set data.path=", file.string());
+          ": is not a configuration, which is JSON and begins with {; to train on a text, give it with --set data.path=", file.string());
 }
 
 constexpr const char* kResume = "checkpoint.resume";
@@ -234,8 +235,7 @@ void take_start(Start start, const std::string& own_file, const std::string& fil
   const bool named = loaded.config.checkpoint.resumes_named();
   if (loaded.restarted && (resume == "auto" || (named && !holds_checkpoints(run_folders(loaded.config, file).checkpoints)))) return;
   if (start == Start::resumed && named && !is_stated_in(own_file, kResume, report)) {
-    report.error(kResume,
-                 text("names ", resume, ", but --resume continues this run: leave out the one or the other (--set ", kResume, "=never)"));
+    report.error(kResume, text("names ", resume, ", but --resume continues this run: leave out one of them (--set ", kResume, "=never)"));
     return;
   }
   resume = "auto";
@@ -327,14 +327,14 @@ void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
     }
     if (found) {
       const int64_t ids = found->size(), most = loaded.config.model.vocab_size.value_or(ids);
-      require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+      require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, but the model has ", most);
       name = found->kind() == TokenizerKind::byte ? choice_name(TokenizerKind::byte) : origin.path;
     }
     tokenizer = std::move(name);
     if (tokenizer) loaded.report.derive("data.tokenizer");
   } catch (const Error& error) {
-    const std::string problem =
-        text("that of ", origin.key, " cannot be used: ", error.what(), "; name another, or set it to null to train on token files alone");
+    const std::string problem = text("the tokenizer of ", origin.key, " cannot be used: ", error.what(),
+                                     "; name another, or set it to null to train on token files only");
     if (origin.is_checkpoint() && error.code() != ExitCode::usage) fail(error.code(), "data.tokenizer: ", problem);
     loaded.report.error("data.tokenizer", problem);
   }

@@ -174,7 +174,7 @@ TEST(RunConfig, DerivesHeadsVocabularyNameAndFolders) {
 
 // Only a folder that is stated later stands for itself: a name on the command line asks for a folder of that name.
 TEST(RunConfig, ANameThatNoFolderHasIsRefused) {
-  const std::string message = R"(logging.run_name: "b" names nothing, because logging.dir "runs/a" has no %n)";
+  const std::string message = R"(logging.run_name: "b" is not used, because logging.dir "runs/a" has no %n)";
   const auto errors = [](const json& logging, const std::vector<std::string>& sets) {
     return resolved({{"logging", logging}}, sets).errors();
   };

@@ -71,7 +71,8 @@ TEST_F(FineParts, AreFusedOnOneRankAndRefusedOnTwo) {
   const Sets two = with(sets, {"parallel.tensor=2", "parallel.data=1", "model.num_key_value_heads=2"});
   const Error error = test::error_of([&] { config("two", two); });
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr("out 32 of part k cannot be divided among the 2 ranks of parallel.tensor in multiples of 32"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("output size 32 of part k cannot be divided among the 2 ranks of parallel.tensor in multiples of 32"));
 }
 
 TEST_F(FineParts, AreRefusedWhereHeadsOrBlocksCannotBeDivided) {

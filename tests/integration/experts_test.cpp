@@ -437,7 +437,7 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
       {{"model.moe.dense_layers=[0,0]"}, "names layer 0 twice"},
       {{"model.moe.dense_layers=[0,1]"}, "names every layer"},
       {{"model.activation=gelu_erf"}, "experts need swiglu"},
-      {{"model.mlp_bias=true"}, "biases of experts are model.moe.expert_mlp_bias"},
+      {{"model.mlp_bias=true"}, "for experts use model.moe.expert_mlp_bias"},
       {{"parallel.tensor=2", "parallel.data=1", "model.moe.intermediate_size=63"},
        "model.moe.intermediate_size 63 cannot be divided among 2 ranks"},
       {{"parallel.data=4", "parallel.expert=2"}, "2 does not divide model.moe.num_experts 5"},
@@ -445,7 +445,7 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
       {{"parallel.data=4", "parallel.expert=3"}, "3 does not divide parallel.data 4"},
       {{"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
         "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"},
-       "2 experts of a rank have 80 rows of experts.down, which is no multiple of 32"},
+       "2 experts of a rank have 80 rows of experts.down, which is not a multiple of 32"},
       {{"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}, "model.moe.intermediate_size 48 is not a multiple of 32"},
       {{"model.moe.score=softmax", "model.moe.bias_update_rate=1e-3"}, "model.moe.bias_update_rate: needs model.moe.score sigmoid"},
       {{"model.moe.score=sigmoid", "model.moe.bias_update_rate=-1e-3"}, "model.moe.bias_update_rate"}};

@@ -296,7 +296,7 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_EQ(explain(words("sm_91", {blocks})).exit_code, 2);
   const ProcessResult simulated = explain({"configs/gpt2-124m.json", "--device", "sm_90", "--set-file", "configs/recipes/nvfp4.json"});
   EXPECT_EQ(simulated.exit_code, 2);
-  EXPECT_THAT(simulated.errors, HasSubstr("simulates formats, which only CPUs do: take --device cpu"));
+  EXPECT_THAT(simulated.errors, HasSubstr("simulates formats, which only the CPU backend supports: use --device cpu"));
   EXPECT_EQ(explained_json(words("sm_100", {mxfp8})).at("quantized_gemms"), "native");
   const json emulated = explained_json(words("sm_90", {mxfp8}));
   EXPECT_EQ(emulated.at("quantized_gemms"), "emulated");
@@ -347,7 +347,7 @@ TEST(Explain, DeepSeekV4HasTilesOf128AndRoutedExpertsInFourBits) {
   const std::string shared = "model.moe.shared_intermediate_size=128";
   const Error narrow = test::error_of([&] { modules_under("deepseek_v4.json", {shared, "model.num_key_value_heads=2"}); });
   EXPECT_EQ(narrow.code(), ExitCode::usage);
-  EXPECT_THAT(narrow.what(), HasSubstr("out 64 of part k is not a multiple of 128, the block of recipe fp8_block"));
+  EXPECT_THAT(narrow.what(), HasSubstr("output size 64 of part k is not a multiple of 128, the block of recipe fp8_block"));
   size_t routed = 0, others = 0;
   for (const json& module : modules_under("deepseek_v4.json", {shared, "model.num_key_value_heads=4"})) {
     const std::string name = module["module"];

@@ -40,8 +40,9 @@ TEST_F(OwnDevice, IsRefusedAPlanWithSimulatedOperandsByItsKey) {
                                                   "simulate": {"input": {"format": "e3m2", "block": [1, 16]}}}})"});
   const Error error = test::error_of([&] { run(simulated, {}, {}, [] { return std::make_unique<test::ClosedDevice>(); }); });
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(),
-              ::testing::HasSubstr("precision.recipe: recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do"));
+  EXPECT_THAT(
+      error.what(),
+      ::testing::HasSubstr("precision.recipe: recipe \"own\" of layers.0.attn.qkv simulates formats, which only the CPU backend supports"));
 }
 
 // 150 TB of weights, gradients and moments.

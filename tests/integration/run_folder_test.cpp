@@ -77,7 +77,7 @@ TEST_F(RunFolder, ItsConfigStartsAnotherRunUnderAnotherNameOrInAnotherFolder) {
   EXPECT_EQ(test::read_file(folder_ / "runs/a/config.json"), before);
   const auto nothing = train({"runs/a/config.json", "--resume", "--set", "logging.dir=third"});
   EXPECT_EQ(nothing.exit_code, 2);
-  EXPECT_THAT(nothing.errors, HasSubstr("checkpoint.resume: there is no checkpoint to go on from in " + (folder_ / "third/checkpoints")));
+  EXPECT_THAT(nothing.errors, HasSubstr("checkpoint.resume: there is no checkpoint to resume from in " + (folder_ / "third/checkpoints")));
 }
 
 TEST_F(RunFolder, CheckpointsThatLieElsewhereAreFoundFromAnyDirectory) {
@@ -144,7 +144,7 @@ TEST_F(RunFolder, ARunThatBeganWithACheckpointOfAnotherGoesOnFromItsOwn) {
 }
 
 TEST_F(RunFolder, AResumeThatFindsNothingIsAnErrorThatNamesWhereItLooked) {
-  const std::string message = "checkpoint.resume: there is no checkpoint to go on from in " + (folder_ / "runs/a/checkpoints");
+  const std::string message = "checkpoint.resume: there is no checkpoint to resume from in " + (folder_ / "runs/a/checkpoints");
   for (const Words& words : {Words{"c.json", "--resume"}, {"c.json", "--resume", "--dry-run"}}) {
     const auto run = train(words);
     EXPECT_EQ(run.exit_code, 2);

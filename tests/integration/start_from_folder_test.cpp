@@ -131,7 +131,7 @@ TEST_F(StartFromFolder, WhatCannotBeReadIsRefused) {
   expect_refused("no generation", {}, ExitCode::data, "generation_config.json");
   export_to(trained("first", {}), "letters");
   expect_refused("letters", {{"data", {{"tokenizer", "byte"}}}}, ExitCode::usage,
-                 "the byte tokenizer has 256 ids, got 8, which is that of the model of checkpoint.init_from");
+                 "the byte tokenizer has 256 ids, got 8 from the model in checkpoint.init_from");
   expect_refused("letters", {{"checkpoint", {{"init_from", nullptr}, {"resume", path("letters")}}}, {"model", model_of("letters")}},
                  ExitCode::usage, "checkpoint.init_from");
   // One rank has the element; all name it.
@@ -244,7 +244,7 @@ TEST_F(StartFromFolder, AnotherModelThanTheCheckpointsIsRefusedByKey) {
   EXPECT_EQ(started({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).rope_theta, 500);
   EXPECT_EQ(started({"model.init_std=0.5", "model.max_position_embeddings=32", "model.logits_dtype=fp32"}).max_position_embeddings, 32);
   EXPECT_THAT(error_of([&] { started({R"(checkpoint.allow_model_change=["model.rope_teta"])"}); }).what(),
-              HasSubstr("\"model.rope_teta\" is no key of section model; did you mean 'model.rope_theta'?"));
+              HasSubstr("\"model.rope_teta\" is not a key of section model; did you mean 'model.rope_theta'?"));
   // Without a section "model" that of the checkpoint is taken.
   const LoadedConfig loaded = named("second", "runs/first");
   EXPECT_EQ(loaded.config.model.num_attention_heads, 3);

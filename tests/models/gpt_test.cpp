@@ -315,9 +315,10 @@ TEST_F(GptTest, ThePlanOfAnotherModelIsRefused) {
     return error_of([&] { Gpt(changed, reference(), plan, {}); });
   };
   EXPECT_EQ(change([](ModelConfig& c) { c.num_layers = 3; }).code(), ExitCode::internal);
-  EXPECT_STREQ(change([](ModelConfig& c) { c.intermediate_size = 12; }).what(), "the precision plan is of another model");
-  EXPECT_STREQ(change([](ModelConfig& c) { c.attention_bias = AttentionBias::qkv; }).what(), "the precision plan is of another model");
-  EXPECT_STREQ(change([](ModelConfig& c) { c.tie_word_embeddings = true; }).what(), "the precision plan is of another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.intermediate_size = 12; }).what(), "the precision plan was made for another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.attention_bias = AttentionBias::qkv; }).what(),
+               "the precision plan was made for another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.tie_word_embeddings = true; }).what(), "the precision plan was made for another model");
   EXPECT_STREQ(change([](ModelConfig& c) { c.vocab_size.reset(); }).what(), "model.vocab_size is not known yet");
 }
 

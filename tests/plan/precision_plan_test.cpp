@@ -211,9 +211,8 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
       R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})";
   expect_refusals(
       {{mxfp8,
-        {"precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is not a multiple of 32, the block of recipe "
-         "mxfp8; "
-         "change the size, or give it another recipe by a rule"},
+        {"precision.recipe: layers.*.attn.qkv does not fit its recipe: output size 24 of part k is not a multiple of 32, the block of "
+         "recipe mxfp8; change the size, or give it another recipe by a rule"},
         four_heads},
        {R"({"recipe": "mxfp8_weights"})",
         {"layers.*.mlp.gate_up does not fit its recipe: model.intermediate_size 100 is not a multiple of 32, the block of recipe "
@@ -224,15 +223,17 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
         narrow},
        {R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", {}, narrow},
        {R"({"recipe": "fp8_block"})",
-        {"precision.recipe: modules do not fit their recipe: each of model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, "
-         "layers.*.mlp.gate_up), model.intermediate_size 96 (layers.*.mlp.down) is not a multiple of 128, the block of recipe fp8_block; "
-         "change the sizes, or give the modules another recipe by a rule"},
+        {"precision.recipe: modules do not fit their recipe: model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, "
+         "layers.*.mlp.gate_up), model.intermediate_size 96 (layers.*.mlp.down): each is not a multiple of 128, the block of "
+         "recipe fp8_block; change the sizes, or give the modules another recipe by a rule"},
         {}},
        {two_high,
         {"precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up does not fit its recipe: "
          "model.hidden_size 80 is not a multiple of 32"},
         hidden},
-       {mxfp8, {"out 80 of part q", "in 80"}, [](ModelConfig& model) { model.num_attention_heads = 2, model.head_dim = 40; }},
+       {mxfp8,
+        {"output size 80 of part q", "input size 80"},
+        [](ModelConfig& model) { model.num_attention_heads = 2, model.head_dim = 40; }},
        {R"({"recipe": "mxfp8", "rules": [{"match": "*.down", "recipe": "high"}]})",
         {"model.intermediate_size 100"},
         [](ModelConfig& model) { model.intermediate_size = 100, model.activation = Activation::gelu_tanh; }},

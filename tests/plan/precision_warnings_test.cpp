@@ -66,7 +66,7 @@ PrecisionPlan plan_of_rows(const std::string& gemms, const std::string& switches
 const std::string kAllGemms = R"("fprop", "dgrad", "wgrad")", kGather = R"(, "fp8_param_gather": true)";
 
 TEST(PlanWarnings, TheWarningOfRowsIsOfWeightsThatDgradHasRequantized) {
-  const auto of_rows = Contains(HasSubstr("dgrad multiplies by codes requantized to columns"));
+  const auto of_rows = Contains(HasSubstr("dgrad multiplies by codes requantized along columns"));
   EXPECT_THAT(plan_of_rows(R"("fprop", "dgrad")", "").warnings(), of_rows);
   EXPECT_THAT(plan_of_rows(kAllGemms, kGather).warnings(), of_rows);
   EXPECT_THAT(plan_of_rows(R"("fprop", "wgrad")", "").warnings(), Not(of_rows));  // dgrad multiplies by values
@@ -129,13 +129,12 @@ RunConfig with_experts(const std::string& recipe, bool quantized_dispatch, int64
 
 TEST(PlanWarnings, TellWhereQuantizedDispatchDoesNothing) {
   const auto advice = [](const char* recipe, bool on) { return resolve_plan(with_experts(recipe, on)).dispatch_advice(); };
-  EXPECT_EQ(
-      advice("mxfp8_te", true).value_or(""),
-      "precision.quantized_dispatch: during training rows of layers.{0..1}.moe.experts.down, layers.{0..1}.moe.experts.gate_up travel "
-      "as values (tokens, and of down output gradients), because columns of recipe \"mxfp8_te\" come from values");
+  EXPECT_EQ(advice("mxfp8_te", true).value_or(""),
+            "precision.quantized_dispatch: training dispatches rows of layers.{0..1}.moe.experts.down, layers.{0..1}.moe.experts.gate_up "
+            "as values (tokens, and for down output gradients), because recipe \"mxfp8_te\" quantizes columns from values");
   for (const char* const none : {"mxfp8", "high", "mxfp4_qat"}) EXPECT_EQ(advice(none, true), std::nullopt) << none;
   EXPECT_EQ(advice("mxfp8_te", false), std::nullopt) << "nobody asks for it";
-  const auto idle = Contains(HasSubstr("precision.quantized_dispatch false changes no training"));
+  const auto idle = Contains(HasSubstr("precision.quantized_dispatch false has no effect"));
   for (const char* const none : {"mxfp8_te", "high", "mxfp4_qat"})
     EXPECT_THAT(resolve_plan(with_experts(none, false)).warnings(), idle) << none;
   for (const char* const moved : {"mxfp8", "fp8_block"})
@@ -150,8 +149,8 @@ TEST(RunWarnings, OfTokensThatTravelAsValuesAreOfRanksThatShareExperts) {
     return run_warnings(config, resolve_plan(config));
   };
   EXPECT_THAT(found("mxfp8_te", 1), IsEmpty());
-  EXPECT_THAT(found("mxfp8_te", 2), Contains(HasSubstr(" travel as values (tokens, and of down output gradients), because ")));
-  EXPECT_THAT(found("mxfp8", 2), Not(Contains(HasSubstr("travel as values"))));
+  EXPECT_THAT(found("mxfp8_te", 2), Contains(HasSubstr(" as values (tokens, and for down output gradients), because ")));
+  EXPECT_THAT(found("mxfp8", 2), Not(Contains(HasSubstr("training dispatches rows"))));
 }
 
 TEST(PlanWarnings, AGatherOfCodesIsAdvisedWhereItSavesBytes) {

@@ -336,7 +336,7 @@ TEST(MemoryCheck, NamesTheLargestPartsAndTheKeysThatHelp) {
   const auto refusal = [](const std::vector<std::string>& sets) { return refusals(config_of(gpt2(), {1, 1}, sets), {{1, 1000}}).front(); };
   EXPECT_THAT(
       refusal({"training.micro_batch_size=4096"}),
-      AllOf(HasSubstr("what makes them smaller:\nactivations "), HasSubstr("training.allow_memory_overcommit=true trains all the same"),
+      AllOf(HasSubstr("what makes them smaller:\nactivations "), HasSubstr("training.allow_memory_overcommit=true starts the run anyway"),
             HasSubstr(": training.recompute=full, training.micro_batch_size, training.seq_len\n")));
   EXPECT_THAT(refusal({"training.micro_batch_size=4096", "training.recompute=full"}), Not(HasSubstr("training.recompute=full,")));
   EXPECT_THAT(refusal({"model.hidden_size=4096"}),

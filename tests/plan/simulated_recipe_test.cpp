@@ -120,7 +120,7 @@ TEST(SimulatedRecipe, NeedsACpuByTheKeyOfItsRule) {
   const std::optional<RecipeProblem> problem = own(kNvfp4).plan.needs_cpu();
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->key, "precision.recipe");
-  EXPECT_THAT(problem->message, HasSubstr("recipe \"own\" of layers.0.attn.qkv simulates formats, which only CPUs do"));
+  EXPECT_THAT(problem->message, HasSubstr("recipe \"own\" of layers.0.attn.qkv simulates formats, which only the CPU backend supports"));
   EXPECT_FALSE(own("").plan.needs_cpu());
 }
 
@@ -146,7 +146,8 @@ TEST(SimulatedRecipe, WhatCannotBeIsRefusedWithItsKey) {
        "simulate.input.block: must be [1, n] or [rows, columns]"},
       {R"("simulate": {"input": {"format": "e3m2", "rule": "flashinfer"}})" + all,
        "simulate.input.rule: must be rceil, floor, even or ceil"},
-      {R"("simulate": {"input": {"format": "e3m2", "scale": "e4m3", "rule": "floor"}})" + all, "simulate.input.rule: is of scales in e8m0"},
+      {R"("simulate": {"input": {"format": "e3m2", "scale": "e4m3", "rule": "floor"}})" + all,
+       "simulate.input.rule: applies to e8m0 scales only"},
       {R"("simulate": {"input": {"format": "e3m2", "scale": "e5m2"}})" + all, "simulate.input.scale: must be one of e8m0, e4m3"},
       {R"("simulate": {"input": {"format": "e3m2", "rounding": "up"}})" + all,
        "simulate.input.rounding: must be one of nearest, stochastic"},
@@ -163,7 +164,7 @@ TEST(SimulatedRecipe, WhatCannotBeIsRefusedWithItsKey) {
       {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard_gemms": ["fprop"]})" + all,
        "simulate.hadamard_gemms: must be empty: simulate.hadamard is 0"},
       {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 16, "hadamard_gemms": ["fprop"]})" + all,
-       "simulate.hadamard_gemms: lists fprop, whose operands must both be simulated"},
+       "simulate.hadamard_gemms: lists fprop, of which both operands must be simulated"},
       {R"("simulate": {"weight": {"format": "e3m2"}, "hadamard": 16, "hadamard_gemms": ["fprop", "fprop"]})" + all,
        "simulate.hadamard_gemms: lists fprop twice"},
   };
@@ -182,10 +183,9 @@ TEST(SimulatedRecipe, SizesThatCutABlockAreRefused) {
     return own(R"("simulate": {)" + simulate + R"(}, "gemms": ["fprop", "dgrad", "wgrad"])", small_model(), tensor).errors();
   };
   const std::string rows = R"({"format": "e3m2", "block": [1, 40]})", tiles = R"({"format": "e3m2", "block": [64, 4]})";
-  EXPECT_THAT(
-      errors(R"("input": )" + rows),
-      HasSubstr("each of model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, layers.*.mlp.gate_up), model.intermediate_size "
-                "96 (layers.*.mlp.down) is not a multiple of 40, the block of simulate in recipe own"));
+  EXPECT_THAT(errors(R"("input": )" + rows),
+              HasSubstr("model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, layers.*.mlp.gate_up), model.intermediate_size "
+                        "96 (layers.*.mlp.down): each is not a multiple of 40, the block of simulate in recipe own"));
   EXPECT_THAT(errors(R"("output_grad": )" + rows), HasSubstr("is not a multiple of 40, the block of simulate in recipe own"));
   EXPECT_THAT(errors(R"("weight": )" + tiles), HasSubstr("model.intermediate_size 96 is not a multiple of 64"));
   EXPECT_EQ(errors(R"("input": )" + tiles), "") << "tiles of tokens and channels";

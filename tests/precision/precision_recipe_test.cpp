@@ -113,12 +113,12 @@ TEST(Recipe, ABackwardOfValuesRefusesWhatItWouldNotRead) {
   EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "dequantized", "output_grad": {"format": "e5m2"})"),
               HasSubstr("own.output_grad: must be null beside backward dequantized"));
   EXPECT_THAT(errors(R"("base": "mxfp8", "gemms": [], "weight": null, "input": null, "backward": "high_precision")"),
-              HasSubstr("own.backward: high_precision changes nothing"));
-  EXPECT_THAT(errors(R"("base": "mxfp4_qat", "backward": "dequantized")"), HasSubstr("own.backward: dequantized changes nothing"));
+              HasSubstr("own.backward: high_precision has no effect"));
+  EXPECT_THAT(errors(R"("base": "mxfp4_qat", "backward": "dequantized")"), HasSubstr("own.backward: dequantized has no effect"));
   for (const char* const operand : {"weight", "input"})
     EXPECT_THAT(errors(text(R"("base": "mxfp8", ")", operand, R"(": null, "backward": "dequantized", "simulate": {")", operand,
                             R"(": {"format": "e2m1"}})")),
-                HasSubstr("own.backward: dequantized is of codes, and fprop multiplies simulated operands, too"));
+                HasSubstr("own.backward: dequantized needs codes, but fprop also multiplies simulated operands"));
   EXPECT_THAT(errors(R"("base": "mxfp8", "backward": "high_precision", "simulate": {"output_grad": {"format": "e5m2"}})"),
               HasSubstr("own.simulate.output_grad: must be null beside backward high_precision"));
   EXPECT_EQ(errors(R"("base": "mxfp4_qat", "backward": "high_precision")"), "");
@@ -150,7 +150,7 @@ TEST(Recipe, ColumnsOfValuesNeedOperandsAlongColumns) {
   for (const char* const members :
        {R"("base": "mxfp8_weights")", R"("base": "high")", R"("base": "mxfp4_qat")", R"("base": "mxfp8", "gemms": ["fprop", "dgrad"])",
         R"("base": "mxfp8", "gemms": ["wgrad"])", R"("base": "mxfp8", "backward": "dequantized")"}) {
-    EXPECT_THAT(errors(members), HasSubstr("own.columns: changes nothing")) << members;
+    EXPECT_THAT(errors(members), HasSubstr("own.columns: has no effect")) << members;
   }
 }
 

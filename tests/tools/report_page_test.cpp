@@ -292,7 +292,7 @@ TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumberButForATornLastOne) {
                                       {R"({"type":"step","step":1.5})", "step: must be an integer, got 1.5"},
                                       {R"({"type":"step","step":9223372036854775808})", "step: must be in [-9223372036854775808, "},
                                       {R"({"type":"step","step":1,"loss":"low"})", "loss: must be a number or null, got \"low\""},
-                                      {precision + R"({"-1":1}})", "scales.-1: is no name of an entry"},
+                                      {precision + R"({"-1":1}})", "scales.-1: is not a valid name of an entry"},
                                       {precision + R"({"1":-9223372036854775808}})", "scales.1: must be "},
                                       {precision + R"({"1":9223372036854775808}})", "scales.1: must be "},
                                       {precision + R"({"1":1.5}})", "scales.1: must be "}}) {
