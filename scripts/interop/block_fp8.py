@@ -146,7 +146,7 @@ def imported(work, sizes, scale_dtype, powers, experts=0, scale_name="weight_sca
     tensors = make_folder(work / "in", config, scale_dtype, powers, scale_name)
     told = mantissa.run("export", work / "in", "--output", work / "plain")
     count = same_values(Folder(work / "in"), Folder(work / "plain"), more.get("expert_dtype") == "fp4")
-    require(("no powers of two" in told) == (not powers), "scales that are no powers of two:", told)
+    require(("not powers of two" in told) == (not powers), "scales that are not powers of two:", told)
     mantissa.log_probabilities(work / "in", [[1, 2, 3, 4]])
     as_codes = powers and sizes is WHOLE
     if not as_codes and not experts:

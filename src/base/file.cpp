@@ -152,7 +152,7 @@ void require_output_file(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const std::string temporary = path.string() + ".tmp";  // the name that PendingFile writes
   std::error_code error;
-  require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
+  require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" is not the name of a file to write");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
   // Other failures, as of a container that lacks the call, show when the file is written.
   const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);

@@ -15,7 +15,7 @@ OpenedLibrary open_library(std::span<const std::string> paths) {
     const char* const reason = dlerror();
     why += text(why.empty() ? "" : "; ", reason ? reason : path);
   }
-  return {.handle = nullptr, .text = text(why, "; LD_LIBRARY_PATH may name its folder")};
+  return {.handle = nullptr, .text = text(why, "; set LD_LIBRARY_PATH to the folder that has it")};
 }
 
 std::vector<std::string> nvidia_library_paths(const std::string& name, std::span<const char* const> variables) {

@@ -32,7 +32,7 @@ void add_tensor(CheckpointContent& content, const char* prefix, const ParameterS
 
 void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vector<int64_t>& needed, const CheckpointReader& reader) {
   require(saved.dtype == dtype && saved.shape == needed, ExitCode::usage, reader.directory().string(), ": ", saved.name, " is ",
-          saved.dtype, " ", shape_text(saved.shape), ", the model needs ", dtype, " ", shape_text(needed));
+          saved.dtype, " ", shape_text(saved.shape), ", but the model needs ", dtype, " ", shape_text(needed));
 }
 
 // Reads what belongs to a shard, "master.", "m." or "v." of its parameter, as read_shard() does.
@@ -59,10 +59,9 @@ void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
 bool has_expert_bias(const ModelConfig& model) { return model.moe && model.moe->has_expert_bias(); }
 
 void require_biases_kept(const CheckpointReader& reader, bool keeps) {
-  require(
-      keeps || !has_expert_bias(reader.config().model), ExitCode::usage, reader.directory().string(),
-      ": has expert biases, without which its routers choose other experts: set model.moe.bias_update_rate, which is 0 here (1e-30 keeps "
-      "them as they are)");
+  require(keeps || !has_expert_bias(reader.config().model), ExitCode::usage, reader.directory().string(),
+          ": has expert biases, but model.moe.bias_update_rate is 0 here, and without them its routers would choose other experts: set it; "
+          "1e-30 keeps the biases as they are");
 }
 
 // Requires the same settings that decide, beside the files, which tokens are trained on and in which order.
@@ -82,8 +81,8 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
   const auto weights = [](const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; };
   if (shares(saved.data) != shares(current.data))
     list.insert(list.begin(), Difference{"data.train", "weights " + weights(saved.data), weights(current.data)});
-  require(list.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:\n  ", joined(list, "\n  "),
-          "\ncheckpoint.init_from starts a new run with its weights");
+  require(list.empty(), ExitCode::usage, source, " was trained on other tokens, or in another order:\n  ", joined(list, "\n  "),
+          "\nto start a new run from its weights, use checkpoint.init_from");
 }
 
 LoadFor purpose_of_resume(const RunConfig& config) {
@@ -104,7 +103,7 @@ Resumable resumable(const CheckpointReader& reader, const RunConfig& config, con
   require_same_model(saved, config, folder);
   require_same_data(from_json<DataFingerprints>(manifest.fingerprints.dataset, source + ": fingerprints.dataset"), data.fingerprints);
   require_same_order(saved, config, folder);
-  require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with another tokenizer than data.tokenizer names");
+  require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with a tokenizer that differs from data.tokenizer");
   require_biases_kept(reader, has_expert_bias(config.model));
   auto state = from_json<TrainState>(manifest.state, source + ": state");
   state.step = manifest.step;
@@ -129,7 +128,7 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
   log_all(differences("data", saved.data, current.data));
   if (manifest.fingerprints.build != build_fingerprint()) {
     log_warning("the checkpoint was written by another build (", manifest.fingerprints.build, "; this one: ", build_fingerprint(),
-                "): the run continues, but not bit for bit as it would have");
+                "): the run continues, but its bits may differ from those of that build");
   }
 }
 
@@ -142,9 +141,9 @@ void require_same_batch(const RunConfig& saved, const LoadedConfig& current, con
       before.grad_accum != now.grad_accum)
     return;
   fail(ExitCode::usage, source, " was trained with a global batch of ", *before.global_batch_size, " on ",
-       count_text(saved.parallel.data, "data rank"), ", and ", current.config.parallel.data, " would make it ", *now.global_batch_size,
-       "; set training.global_batch_size to ", *before.global_batch_size,
-       " and training.grad_accum to null to go on with it, or training.global_batch_size to ", *now.global_batch_size, " to change it");
+       count_text(saved.parallel.data, "data rank"), ", but on ", count_text(current.config.parallel.data, "data rank"), " it would be ",
+       *now.global_batch_size, "; set training.global_batch_size to ", *before.global_batch_size,
+       " and training.grad_accum to null to keep it, or training.global_batch_size to ", *now.global_batch_size, " to change it");
 }
 
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
@@ -237,7 +236,7 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
     log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
-    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantization here keeps no state of its own");
+    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored, because quantization in mantissa has no state");
   }
   const std::vector<ParameterShard> own = optimizer ? optimizer->shards().own() : parameters.whole_shards();
   const std::string source = (reader.directory() / "manifest.json").string();
@@ -266,8 +265,8 @@ bool is_shared_folder(const Communicator& world, bool there, const std::filesyst
   const auto lost = std::ranges::find(all, 0);
   if (lost == all.end()) return true;
   fail_alike(world, ExitCode::environment,
-             text(key, ": rank ", lost - all.begin(), " does not find in ", folder.string(),
-                  " what rank 0 writes there: it is not shared between hosts"));
+             text(key, ": rank ", lost - all.begin(), " does not see in ", folder.string(),
+                  " what rank 0 writes there: the folder is not shared between hosts"));
 }
 
 void agree_on_reading(const Communicator& world, const std::function<void()>& body) {
@@ -319,7 +318,7 @@ void RanksTogether::require_same(const std::string& what, const std::string& own
   const auto mismatching = std::ranges::find_if(all, [&](const Hash64& hash) { return hash != all.front(); });
   if (mismatching == all.end()) return;
   await_all(world_);
-  throw CheckpointDamage(text("rank ", mismatching - all.begin(), " sees another ", what, " than rank 0"));
+  throw CheckpointDamage(text("rank ", mismatching - all.begin(), " does not see the same ", what, " as rank 0"));
 }
 
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,

@@ -187,7 +187,7 @@ void CheckpointDirectory::name_latest(const std::string& name, const std::string
   const fs::path latest = folder_ / "latest";
   std::error_code error;
   // No file can take the name of a folder, so no checkpoint could be saved again.
-  if (fs::is_directory(fs::symlink_status(latest, error))) set_aside(latest, latest, "is a folder, and must be a file");
+  if (fs::is_directory(fs::symlink_status(latest, error))) set_aside(latest, latest, "is a folder, but must be a file");
   write_file_atomically(latest, name + " " + hash + "\n");
 }
 
@@ -310,7 +310,7 @@ void CheckpointDirectory::make_room(const Manifest& manifest, AfterSave after) c
     }
     if (freed < missing) return;
     for (const fs::path& path : old) {
-      log_warning(path.string(), ": deleted, because the disk has no room for it and for the checkpoint of step ", manifest.step);
+      log_warning(path.string(), ": deleted, because the disk does not have room for it beside the checkpoint of step ", manifest.step);
       discard(path);
     }
   } catch (const Error& error) {
@@ -341,7 +341,7 @@ void CheckpointDirectory::delete_old() const {
         const bool kept = ++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0) || pinned_.contains(*step);
         if (!kept) discard(path);
       } catch (const CheckpointDamage& damage) {
-        log_warning("a damaged checkpoint is not counted: ", damage.what());
+        log_warning("checkpoint.keep_latest does not count a damaged checkpoint: ", damage.what());
       }
     }
   } catch (const Error& error) {

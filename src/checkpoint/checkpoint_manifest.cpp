@@ -33,8 +33,8 @@ class ManifestChecker {
     std::unordered_set<std::string_view> files, names;
     for (const Shard& shard : manifest_.shards) {
       check(is_plain_file_name(shard.file), "the name of shard ", files.size(), " is not a plain file name");
-      check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes,
-            " bytes");
+      check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunk_bytes must be 1 to ",
+            Manifest::kMaxChunkBytes, ", got ", shard.chunk_bytes);
       const int64_t chunks = ceil_div(shard.bytes, shard.chunk_bytes);
       check(shard.bytes >= 0 && std::cmp_equal(shard.hashes.size(), chunks), shard.file, ": ", shard.bytes, " bytes need ", chunks,
             " chunk hashes, found ", shard.hashes.size());
@@ -42,7 +42,7 @@ class ManifestChecker {
     }
     for (const ManifestTensor& tensor : manifest_.tensors) {
       check(!tensor.name.empty() && tensor.name.size() <= Manifest::kMaxNameBytes, "a tensor name has ", tensor.name.size(), " bytes");
-      check(is_utf8(tensor.name), "a tensor has a name that is no UTF-8");
+      check(is_utf8(tensor.name), "a tensor has a name that is not UTF-8");
       check(printable(tensor.name) == tensor.name, "a tensor has a name with control characters");
       check(tensor.name.find('[') == std::string::npos && tensor.name != "__metadata__", "no tensor may be called ", tensor.name);
       check(names.insert(tensor.name).second, "two tensors are called ", tensor.name);
@@ -80,7 +80,7 @@ class ManifestChecker {
   void check_piece(const ManifestTensor& tensor, const Piece& piece) {
     const auto& [start, size] = piece.box;
     check(start.size() == tensor.shape.size() && size.size() == tensor.shape.size(), tensor.name,
-          ": a piece has another rank than the tensor");
+          ": a piece has another number of dimensions than the tensor");
     for (size_t d = 0; d < size.size(); ++d)
       if (size[d] <= 0 || size[d] > tensor.shape[d] || start[d] < 0 || start[d] > tensor.shape[d] - size[d])
         fail(code_, source_, ": ", tensor.name, ": the piece at ", shape_text(start), " of size ", shape_text(size), " is not inside ",
@@ -220,15 +220,16 @@ std::string format_manifest(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view content, const std::string& source) {
   require(content.size() > kHashLine && content.back() == '\n' && content[content.size() - kHashLine - 1] == '\n', ExitCode::data, source,
-          ": is incomplete: it does not end with the line of its hash");
+          ": is incomplete: its last line is not its hash");
   const std::string_view body = content.substr(0, content.size() - kHashLine);
   require(Hash64::parse(manifest_hash(content)) == xxh64(body), ExitCode::data, source, ": is damaged: its hash is ", xxh64(body),
-          ", its last line says otherwise");
+          ", but its last line is ", printable(manifest_hash(content)));
   const Json root = parse_json(body, source);
   const JsonReader reader(root, source);
   const auto version = reader.at("format_version").as<int64_t>();
-  require(version == Manifest::kFormatVersion, ExitCode::data, source, ": format version ", version, ", this program reads version ",
-          Manifest::kFormatVersion, "; export it with the program that wrote it, and start from that by checkpoint.init_from");
+  require(version == Manifest::kFormatVersion, ExitCode::data, source, ": has format version ", version,
+          ", but this program reads version ", Manifest::kFormatVersion,
+          "; export it with the program that wrote it, and start from that export with checkpoint.init_from");
   Manifest manifest = reader.as<Manifest>({}, UnknownNames::refused);
   check_manifest(manifest, source, ExitCode::data);
   return manifest;

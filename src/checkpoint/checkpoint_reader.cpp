@@ -64,10 +64,10 @@ void CheckpointReader::check_shards() {
     const File file = File::open(directory_ / manifest_.shards[i].file);
     header_bytes_.push_back(static_cast<int64_t>(header.size()));
     const int64_t bytes = header_bytes_.back() + manifest_.shards[i].bytes;
-    require(file.size() == bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, the manifest says ", bytes);
+    require(file.size() == bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, but the manifest says ", bytes);
     found.resize(header.size());
     file.read_at(0, std::as_writable_bytes(std::span(found)));
-    require(found == header, ExitCode::data, file.path().string(), ": is damaged: its header is not that of the manifest");
+    require(found == header, ExitCode::data, file.path().string(), ": is damaged: its header does not match the manifest");
   }
 }
 
@@ -80,7 +80,7 @@ const RunConfig& CheckpointReader::config() const {
 
 const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   const auto found = index_.find(name);
-  require(found != index_.end(), ExitCode::usage, directory_.string(), ": has no tensor ", name, ": it was written by another model");
+  require(found != index_.end(), ExitCode::usage, directory_.string(), ": has no tensor ", name, ": it is a checkpoint of another model");
   return manifest_.tensors[found->second];
 }
 
@@ -153,7 +153,7 @@ void CheckpointReader::read_piece(const ManifestTensor& tensor, const Piece& pie
 void CheckpointReader::read(const std::string& name, const Box& box, std::span<std::byte> out) {
   const ManifestTensor& entry = tensor(name);
   require(box.start.size() == entry.shape.size() && box.size.size() == entry.shape.size(), name,
-          ": the box has another rank than the tensor");
+          ": the box has another number of dimensions than the tensor");
   for (size_t d = 0; d < entry.shape.size(); ++d)
     require(box.start[d] >= 0 && box.size[d] >= 0 && box.start[d] <= entry.shape[d] - box.size[d], name, ": the box at ",
             shape_text(box.start), " of size ", shape_text(box.size), " is not inside ", shape_text(entry.shape));
@@ -209,7 +209,7 @@ void TensorReader::read_fp32(const std::string& parameter, const Box& box, std::
   const WeightForm kept = form(parameter);
   if (kept.codes) return decode(parameter, kept, box, out);
   if (kept.dtype == Dtype::f32) return read(parameter, box, std::as_writable_bytes(out));
-  require(kept.dtype == Dtype::bf16, parameter, " of ", where(), " is ", kept.dtype);
+  require(kept.dtype == Dtype::bf16, parameter, " of ", where(), " is ", kept.dtype, ", expected fp32 or bf16");
   // Reads into the second half of the output, so that it can be widened from the front.
   const std::span<std::byte> narrow = std::as_writable_bytes(out).subspan(out.size() * sizeof(bf16));
   read(parameter, box, narrow);

@@ -40,7 +40,7 @@ std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::ve
       LoadedCheckpoint loaded = load_candidate(candidate, load, together);
       loaded.passed_over = passed_over;
       if (better && better->path != loaded.path && better->step)
-        log_warning(folder.string(), ": step ", loaded.step, " is taken instead of step ", *better->step);
+        log_warning(folder.string(), ": step ", loaded.step, " is loaded instead of step ", *better->step);
       return loaded;
     } catch (const CheckpointDamage& damage) {
       log_warning("checkpoint passed over: ", damage.what());
@@ -111,7 +111,7 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
   if (!candidate.problem.empty()) throw CheckpointDamage(candidate.problem);
   std::error_code error;
   const fs::file_type type = fs::status(candidate.path, error).type();
-  if (type == fs::file_type::none) throw CheckpointUnread(text(path, ": cannot be looked at: ", error.message()));
+  if (type == fs::file_type::none) throw CheckpointUnread(text(path, ": cannot be accessed: ", error.message()));
   if (type != fs::file_type::directory) throw CheckpointDamage(text(path, ": there is no such checkpoint folder"));
   CheckpointReader reader(candidate.path);
   const int64_t step = reader.manifest().step;

@@ -281,9 +281,9 @@ std::vector<std::string> allowed_plan_changes(const std::string& saved, const Pr
   }
   constexpr size_t kShown = 4;
   const std::span<const std::string> shown = std::span(refused).first(std::min(kShown, refused.size()));
-  require(refused.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:\n  ",
+  require(refused.empty(), ExitCode::usage, source, ": this run has other recipes than the checkpoint was trained with:\n  ",
           joined(shown, "\n  "), refused.size() > kShown ? text("\n  and ", refused.size() - kShown, " more") : "",
-          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
+          "\ncontinue with those of the checkpoint, or set checkpoint.allow_recipe_change to true to continue with those of this run");
   return allowed;
 }
 
@@ -314,12 +314,12 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
     const std::vector<size_t> experts = differing_experts(was, is);
     const Json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
                here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
-    const std::string message = text(source, ": plan.quantized: the codes of ", name,
-                                     experts.empty() ? "" : ", " + experts_text(experts) + ",",
-                                     " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(),
-                                     " from its master");
-    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantizes otherwise",
-            purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
+    const std::string message =
+        text(source, ": plan.quantized: the codes of ", name, experts.empty() ? "" : ", " + experts_text(experts) + ",",
+             " are not those that the checkpoint was written with: hash ", there.dump(), " there, ", here.dump(),
+             " when its master is quantized again");
+    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantizes differently",
+            purpose == LoadFor::resume ? "; to continue with the new codes, set checkpoint.allow_recipe_change to true" : "");
     log_warning(message);
   }
 }

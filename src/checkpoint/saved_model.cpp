@@ -97,8 +97,8 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
       log_warning("checkpoint.allow_model_change: ", difference);
   }
   if (refused.empty()) return;
-  fail(ExitCode::usage, source, " is of another model:\n  ", joined(refused, "\n  "), "\nleave the section model out to take its model",
-       takes_weights_of(saved.model, current.model) ? ", or list in checkpoint.allow_model_change the keys that are meant to differ"
+  fail(ExitCode::usage, source, " has another model:\n  ", joined(refused, "\n  "), "\nremove the section model to use that model",
+       takes_weights_of(saved.model, current.model) ? ", or list the keys that are meant to differ in checkpoint.allow_model_change"
                                                     : ": its weights do not fit this one");
 }
 
@@ -193,7 +193,7 @@ std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {
   const std::string name = (reader.directory() / "manifest.json").string() + " (tokenizer)";
   if (parse_json(described, name).get("type").string() != choice_name(TokenizerKind::bpe)) return Tokenizer::from_json(described, name);
   std::optional<Tokenizer> read = tokenizer_of(tokenizer_files(reader), reader.directory().string());
-  require(read && same_tokenizer(described, *read), ExitCode::data, name, ": is not that of the checkpoint's tokenizer.json");
+  require(read && same_tokenizer(described, *read), ExitCode::data, name, ": does not match the checkpoint's tokenizer.json");
   return read;
 }
 
@@ -229,7 +229,7 @@ std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader) {
     const std::string name = tensor.name.substr(kTokenizerFilePrefix.size());
     const bool known = std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
     require(known && tensor.dtype == Dtype::u8 && tensor.shape.size() == 1, ExitCode::data, reader.directory().string(), ": ", tensor.name,
-            " must be the bytes of a file that goes with a model");
+            " must be a u8 vector, the bytes of a tokenizer or generation file");
     std::string bytes(static_cast<size_t>(tensor.shape[0]), '\0');
     reader.read(tensor.name, std::as_writable_bytes(std::span(bytes)));
     files.push_back({.name = name, .bytes = std::move(bytes)});

@@ -89,7 +89,7 @@ class ListEntries {
         add_to_entry(c);
       } else if (kBlanks.find(c) == std::string_view::npos) {
         require(state_ == State::before && c == '[', ExitCode::data, path_, ", line ", here_.line, ", column ", here_.column,
-                ": stands behind the end of the list that the file is");
+                ": there is text after the end of the list");
         state_ = State::in_list;
         begins_ = {here_.line, here_.column + 1};
       }
@@ -99,7 +99,7 @@ class ListEntries {
   void finish() const {
     if (state_ == State::behind) return;
     if (!is_blank(entry_)) parsed();  // which tells more of an entry that breaks off
-    fail(ExitCode::data, path_, ": the list that the file begins with has no end");
+    fail(ExitCode::data, path_, ": the list that the file begins with is not closed");
   }
 
  private:
@@ -120,7 +120,7 @@ class ListEntries {
       if ((c == '}' || c == ']') && depth_ > 0) --depth_;
     }
     entry_ += c;
-    require(entry_.size() <= InputFile::kLongestLine, ExitCode::data, path_, ", line ", begins_.line, ": an entry of more than ",
+    require(entry_.size() <= InputFile::kLongestLine, ExitCode::data, path_, ", line ", begins_.line, ": an entry has more than ",
             InputFile::kLongestLine >> 20, " MiB");
   }
   void end_entry(bool last) {

@@ -23,8 +23,8 @@ LineForm form_of(const JsonReader& line) {
   const FormKey* found = nullptr;
   for (const FormKey& known : kFormKeys) {
     if (!line.value().contains(known.key)) continue;
-    line.require(found == nullptr, "has \"", found == nullptr ? "" : found->key, "\" and \"", known.key,
-                 "\", of which only one can be meant");
+    line.require(found == nullptr, "has both \"", found == nullptr ? "" : found->key, "\" and \"", known.key,
+                 "\", but may have only one of them");
     found = &known;
   }
   line.require(found != nullptr, "has none of the keys ",
@@ -111,20 +111,20 @@ ChatMessage read_message(const JsonReader& message, ChatTemplate which, bool fir
   refuse_tools(message, kToolKeys);
   for (const auto& [key, value] : message.value().members()) {
     const bool known = std::ranges::find(kKeys, key) != kKeys.end() || value.is_null() || (value.is_list() && value.size() == 0);
-    message.require(known, "has a key that is not known, \"", shortened(key), "\"; role, content, thinking and reasoning_content are read");
+    message.require(known, "has an unknown key \"", shortened(key), "\"; role, content, thinking and reasoning_content are known");
   }
   const JsonReader content = message.at("content");
   ChatMessage read{.role = *known_role, .content = content.as<std::string>()};
   const bool thinking = is_given(message, "thinking"), reasoning = is_given(message, "reasoning_content");
-  message.require(!thinking || !reasoning, "has thinking and reasoning_content, of which only one can be meant");
+  message.require(!thinking || !reasoning, "has both thinking and reasoning_content, but may have only one of them");
   if (thinking || reasoning) {
     const JsonReader given = message.at(thinking ? "thinking" : "reasoning_content");
-    given.require(read.role == ChatRole::assistant, "only the assistant has reasoning");
-    given.require(shows_thinking(which), "data.chat_template ", choice_name(which), " has no place for it");
+    given.require(read.role == ChatRole::assistant, "only messages of the assistant may have reasoning");
+    given.require(shows_thinking(which), "data.chat_template ", choice_name(which), " has no place for reasoning");
     read.thinking = given.as<std::string>();
   }
   content.require(which != ChatTemplate::harmony || read.content.find("<|channel|>") == std::string::npos,
-                  "holds <|channel|>; give the reasoning as thinking");
+                  "contains <|channel|>; give the reasoning in thinking");
   return read;
 }
 
@@ -151,7 +151,7 @@ Example encoded(std::span<const ChatPiece> pieces, const LineOptions& options, c
     if (!id) {
       fail(ExitCode::usage, "data.chat_template: ", choice_name(*options.chat_template), " needs the token ", piece.text, ", which the ",
            options.encoder->name,
-           " tokenizer lacks: take another template, or train a tokenizer with tokenize --train-vocab --chat-template");
+           " tokenizer lacks: use another template, or train a tokenizer with tokenize --train-vocab --chat-template");
     }
     require(*id < options.vocab_size, ExitCode::usage, "model.vocab_size: ", options.vocab_size, " leaves out the token ", piece.text,
             ", whose id is ", *id);
@@ -200,7 +200,7 @@ Json parse_line(std::string_view line, const std::string& name) {
   const bool is_object = line.substr(std::min(line.find_first_not_of(" \t"), line.size())).starts_with('{');
   const bool breaks_off = is_object && first.offset > line.find_last_not_of(" \t\r");
   fail(ExitCode::data, name, ", column ", place.substr(place.find(':') + 1), ": ", first.message,
-       breaks_off ? "; an object stands in one line, unless the file is a list of objects" : "");
+       breaks_off ? "; an object must be on one line, unless the file is a list of objects" : "");
 }
 
 std::vector<std::string> texts_of(const Json& object, const std::string& name) {
@@ -234,7 +234,7 @@ Example LineReader::read(const Json& object, const std::string& name) {
   const JsonReader reader(object, name);
   const LineForm form = form_of(reader);
   reader.require(!form_ || form == *form_, "has \"", key_of(form), "\", but the lines before have \"", key_of(form_.value_or(form)),
-                 "\"; all lines of a file have one form");
+                 "\"; all lines of a file must have one form");
   require(form_ || form != LineForm::tokens || !options_.appended, ExitCode::usage,
           "data.append_eod: applies to texts and completions, but ", name, " has \"tokens\", which are complete");
   form_ = form;

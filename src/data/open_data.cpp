@@ -90,16 +90,16 @@ class Opener {
     if (opened.has_examples()) {
       for (const TokenFile& file : opened.files()) {
         require(file.examples().examples > 0, ExitCode::usage, input.pattern, ": ", file.path(),
-                " has no examples to fine-tune on, but other files have; list them in data.train as sets of their own");
+                " has no fine-tuning examples, but other files have; list them in data.train as separate sets");
       }
       const char* const off = config_.document_mask == false ? "data.document_mask" : "data.reset_position_ids";
       require(config_.document_mask != false && config_.reset_position_ids != false, ExitCode::usage, off, ": ", input.pattern,
-              " has examples to fine-tune on, none of which may see another: leave it out, or set it to true");
+              " has fine-tuning examples, which must not attend to each other: leave it out, or set it to true");
     }
     const bool bounded = config_.mask_eod_loss || config_.resets_positions() || config_.masks_documents();
     require(!bounded || opened.has_documents(), ExitCode::usage,
             "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", input.pattern,
-            " does not say; set data.eod_id");
+            " does not mark it; set data.eod_id");
     return opened;
   }
 
@@ -108,7 +108,7 @@ class Opener {
   void require_same_characters(const TokenFile& file) {
     if (is_text(file.format()) || !data_.tokenizer || data_.tokenizer->kind() != TokenizerKind::character) return;
     const Characters beside = characters_beside(file.path());
-    require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": other characters than ",
+    require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": has other characters than ",
             characters_from_);
     characters_from_ = beside.file;
   }
@@ -124,8 +124,8 @@ int64_t split_of(const TokenDataset& files, double valid_fraction, int64_t seq_l
   const int64_t split = training_tokens(files.tokens(), valid_fraction);
   if (!files.has_examples()) return split;
   require(split >= seq_len, ExitCode::usage, "data.path: its examples fill ", count_text(files.tokens() / seq_len, "row"),
-          " of training.seq_len ", seq_len, ", too few to hold data.valid_fraction ", valid_fraction,
-          " of them out; give data.train and data.valid");
+          " of training.seq_len ", seq_len, ", too few to split off data.valid_fraction ", valid_fraction,
+          "; give data.train and data.valid");
   return split - split % seq_len;
 }
 
@@ -216,11 +216,11 @@ std::vector<std::string> repetition_warnings(const std::string& name, const Repe
   std::vector<std::string> warnings;
   const auto warn = [&](const char* token, const char* where, int64_t texts) {
     if (texts > 0)
-      warnings.push_back(text(name, ": the ", token, " token, which the tokenizer puts ", where, " each text, is also spelled in ",
-                              count_text(texts, "text"), ", so it is there twice"));
+      warnings.push_back(text(name, ": the ", token, " token, which the tokenizer puts ", where, " each text, is also written out in ",
+                              count_text(texts, "text"), ", so it appears twice there"));
   };
   warn("begin", "before", repeated.begins);
-  warn("end", "behind", repeated.ends);
+  warn("end", "after", repeated.ends);
   return warnings;
 }
 
@@ -231,7 +231,7 @@ std::vector<std::string> data_warnings(const DataConfig& config, const Data& dat
   const bool occurs_in_text = config.eod_id && data.tokenizer && *config.eod_id < data.tokenizer->size();
   const auto warn_if_idle = [&](const char* key, bool on) {
     if (!on || !one_text_each || occurs_in_text) return;
-    warnings.push_back(text(key, " does nothing: each data set is one text, which is one document",
+    warnings.push_back(text(key, " has no effect: each data set is one text, which is one document",
                             config.eod_id ? text(", and no character has the id data.eod_id ", *config.eod_id) : ""));
   };
   warn_if_idle("data.mask_eod_loss", config.mask_eod_loss);
@@ -245,8 +245,8 @@ std::vector<std::string> data_warnings(const DataConfig& config, const Data& dat
       for (std::string& warning : repetition_warnings(file.path(), file.repeated())) add(std::move(warning));
       const ExampleCounts& counts = file.examples();
       if (counts.cut_examples == 0) continue;
-      add(text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"), " longer than ", row_length,
-               ": the end is cut off, with ", counts.cut_targets, " of ", counts.targets + counts.cut_targets, " targets"));
+      add(text(file.path(), ": the ends of ", counts.cut_examples, " of ", count_text(counts.examples, "example"), ", beyond ", row_length,
+               ", are cut off, with ", counts.cut_targets, " of ", counts.targets + counts.cut_targets, " targets"));
     }
   }
   return warnings;

@@ -109,7 +109,7 @@ TokenLayout llmq_layout(const InputFile& file) {
 
 TokenLayout nanogpt_layout(const InputFile& file, ElementType type) {
   const int64_t width = element_bytes(type);
-  require(file.size() % width == 0, ExitCode::data, file.path(), ": ", file.size(), " bytes are no whole number of ", width,
+  require(file.size() % width == 0, ExitCode::data, file.path(), ": ", file.size(), " bytes are not a whole number of ", width,
           "-byte tokens (data.dtype)");
   return {.type = type, .tokens = file.size() / width};
 }
@@ -122,7 +122,8 @@ ElementType megatron_type(const InputFile& idx) {
     case 4: return ElementType::i32;
     case 5: return ElementType::i64;
     case 8: return ElementType::u16;
-    default: fail(ExitCode::data, idx.path(), ": dtype code ", int{code}, " is no integer type (1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16)");
+    default:
+      fail(ExitCode::data, idx.path(), ": dtype code ", int{code}, " is not an integer type (1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 8 u16)");
   }
 }
 
@@ -230,7 +231,7 @@ void check_options(const InputFile& file, DataFormat format, const TokenFileOpti
   require(!options.eod_id || (*options.eod_id >= 0 && *options.eod_id < options.vocab_size), ExitCode::usage,
           "data.eod_id: ", options.eod_id.value_or(0), " is not below the vocabulary size ", options.vocab_size);
   require(!options.append_eod || is_text(format), ExitCode::usage, "data.append_eod: applies to text and JSONL, but ", file.path(), " is ",
-          choice_name(format), ", which holds tokens already");
+          choice_name(format), ", which already holds tokens");
   require(!options.append_eod || options.eod_id, ExitCode::usage, "data.append_eod: needs data.eod_id (this tokenizer has no end token)");
   require(format != DataFormat::text || options.tokenizer != nullptr, ExitCode::usage, "data.tokenizer: ", file.path(),
           " is text and needs a tokenizer (byte, char or a tokenizer.json)");
@@ -286,8 +287,8 @@ DataFormat recognize_format(const InputFile& file, const Progressed& progressed)
   if (path.ends_with(".bin")) return file_exists(with_extension(path, ".idx")) ? DataFormat::megatron : DataFormat::nanogpt;
   if (claims_json(file)) return DataFormat::jsonl;
   if (const std::optional<int64_t> bad = first_bad_byte(file, progressed)) {
-    fail(ExitCode::data, path, ": neither a known token file nor UTF-8 text, which ends at byte ", *bad,
-         "; set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
+    fail(ExitCode::data, path, ": is neither a known token file nor UTF-8 text (byte ", *bad,
+         " is not); set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
   }
   return DataFormat::text;
 }

@@ -67,7 +67,7 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
   require(!ascending.empty(), ExitCode::data, "char tokenizer: no characters");
   for (size_t id = 0; id < ascending.size(); ++id) {
     require(is_unicode_scalar(ascending[id]) && (id == 0 || ascending[id - 1] < ascending[id]), ExitCode::data, "char tokenizer: entry ",
-            id, " (code ", static_cast<uint32_t>(ascending[id]), ") is no Unicode character or not in ascending order");
+            id, " (code ", static_cast<uint32_t>(ascending[id]), ") is not a Unicode character or not in ascending order");
   }
   Tokenizer tokenizer(TokenizerKind::character);
   tokenizer.id_of_.assign(ascending.back() + 1, -1);
@@ -120,8 +120,8 @@ Tokenizer Tokenizer::from_path(const std::string& path) {
   std::error_code unknown;
   const bool folder = std::filesystem::is_directory(path, unknown);
   const std::filesystem::path file = folder ? std::filesystem::path(path) / "tokenizer.json" : std::filesystem::path(path);
-  require(std::filesystem::is_regular_file(file, unknown), ExitCode::usage, "data.tokenizer: there is no ", file.string(),
-          "; it is byte, char, or the path of a tokenizer.json or of a folder that holds one");
+  require(std::filesystem::is_regular_file(file, unknown), ExitCode::usage, "data.tokenizer: there is no file ", file.string(),
+          "; give byte, char, or the path of a tokenizer.json or of a folder that has one");
   constexpr int64_t kLargest = 128 << 20;
   const std::filesystem::path config = file.parent_path() / "tokenizer_config.json";
   return bpe({.tokenizer = File::open_input(file).content(kLargest),

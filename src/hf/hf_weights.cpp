@@ -159,8 +159,8 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
 
 void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
   const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
-    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
-            shape_text(wanted));
+    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape),
+            ", but config.json makes it ", shape_text(wanted));
   };
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
@@ -172,17 +172,17 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   const bool block_fp8 = block_fp8_ && (tiles || four_bits);
   if (block_fp8) {
     require(!tensor.transposed, ExitCode::usage, where(), ": ", entry.name,
-            " is the experts of a layer in one tensor, which have no block FP8: mantissa reads these as blocks and scales of MXFP4");
+            " holds the experts of a layer in one tensor, which mantissa reads as blocks and scales of MXFP4, not as block FP8");
     require(tiles ? holds_tile_scales(scales->dtype) : scales->dtype == FileDtype::f8_e8m0, ExitCode::usage, where(), ": ", entry.name,
             " is ", entry.dtype, " with scales in ", scales->dtype,
-            "; of quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");
+            "; under quant_method fp8 mantissa reads F8_E4M3 with scales in F32, BF16 or F8_E8M0, and I8, which is E2M1, with F8_E8M0");
   }
   if (block_fp8 && tiles) {
     require_shape(entry, tensor.shape);
     return require_shape(*scales, {tiles_along(rows), tiles_along(columns)});
   }
-  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
-          kPackedBlock);
+  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns,
+          " columns, which are not whole blocks of ", kPackedBlock);
   const bool stacked = entry.name.ends_with("_blocks");
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
@@ -235,14 +235,14 @@ void HfWeights::find_tensors() {
     const Piece& first = pieces.front();
     for (const Piece& piece : pieces)  // tensors that are fused into one parameter (q, k, v) have one storage format
       require(piece.format() == first.format(), ExitCode::usage, where(), ": ", first.entry->name, " is ", first.entry->dtype, " and ",
-              piece.entry->name, " is ", piece.entry->dtype, ", but both are parts of ", name, ", which has one format");
+              piece.entry->name, " is ", piece.entry->dtype, ", but both are parts of ", name, ", which must have one format");
   }
 }
 
 void HfWeights::require_tied_output(const SafetensorsEntry& output) {
   const SafetensorsEntry& embedding = *pieces_of("embed.weight").front().entry;
   require(output.shape == embedding.shape && output.dtype == embedding.dtype, ExitCode::data, where(), ": ", output.name,
-          " is another tensor than the embeddings that config.json ties it to");
+          " does not have the shape and type of the embeddings, to which config.json ties it");
   std::vector<std::byte> a(kTieChunkBytes), b(kTieChunkBytes);
   for (int64_t at = 0; at < output.bytes(); at += static_cast<int64_t>(kTieChunkBytes)) {
     const auto count = static_cast<size_t>(std::min<int64_t>(output.bytes() - at, static_cast<int64_t>(kTieChunkBytes)));

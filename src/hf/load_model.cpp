@@ -101,8 +101,8 @@ std::optional<PackedConfig> HfWeights::packed_config() const {
     if (codes == pieces.end()) continue;
     if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(hf_file(folder_, kModeloptSideFile), side.string());
     fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
-         " with scales, but config.json has no quantization_config, and there is no ", kModeloptSideFile,
-         ", to say of which modules inputs are quantized: add the one that belongs to these weights");
+         " with scales, but there is neither a quantization_config in config.json nor a ", kModeloptSideFile,
+         ", which would say for which modules inputs are quantized: add the one that belongs to these weights");
   }
   return {};
 }
@@ -126,7 +126,7 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
       const std::string name = name_of(piece);
       const std::optional<PackedScheme> said = config.scheme(name);
       require(said == scheme, ExitCode::usage, config.where(), ": ", name_of(first), " is ", scheme_text(scheme), " and ", name, " is ",
-              scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+              scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which must have one scheme");
       require(said ? said->format == piece.format() : !piece.scales, ExitCode::usage, config.where(), ": ", name, " is ", scheme_text(said),
               ", but ", piece.entry->name, " is ", piece.entry->dtype, piece.scales ? " with scales" : " without scales");
     }
@@ -187,15 +187,15 @@ std::vector<std::string> HfWeights::weights_as_values() const {
       boundaries.push_back(text(boundary->entry->name, " in ", parameter));
   }
   if (!numbers.empty())
-    findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are no powers of two, the first ",
-                            numbers.front(), ": read as values; a recipe such as fp8_block quantizes them anew"));
+    findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are not powers of two (first: ",
+                            numbers.front(), "): read as values; a recipe such as fp8_block quantizes them again"));
   if (!others.empty())
     findings.push_back(
         text(where(), ": ", joined(others), ": read as values, because output projections and routers have no block FP8 here"));
   if (!boundaries.empty())
     findings.push_back(text(where(), ": ", count_text(boundaries.size(), "weight"),
-                            " whose tiles of 128x128 are not those of what they are a part of, or not whole, the first ",
-                            boundaries.front(), ": read as values"));
+                            " whose tiles of 128x128 are not whole, or are not tiles of the parameter that they are a part of (first: ",
+                            boundaries.front(), "): read as values"));
   return findings;
 }
 
@@ -209,13 +209,13 @@ std::vector<std::string> HfWeights::block_fp8_findings() const {
   }
   if (!high.empty())
     findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
-                            " whose inputs servers quantize in blocks of 128, and which are values "
-                            "here or no whole blocks, the first of ",
-                            high.front(), ": their inputs are not quantized"));
+                            " whose inputs servers quantize in blocks of 128, but which are values here or not whole blocks (first: ",
+                            high.front(), "): their inputs are not quantized here"));
   const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
-    findings.push_back(text(
-        where(), ": quantization_config.scale_fmt is not ue8m0, so servers scale inputs by any numbers, and mantissa by powers of two"));
+    findings.push_back(
+        text(where(),
+             ": quantization_config.scale_fmt is not ue8m0, so servers scale inputs by arbitrary numbers, but mantissa by powers of two"));
   return findings;
 }
 

@@ -73,10 +73,10 @@ Json block_fp8(const PackedModules& modules) {
   for (const auto& module : modules) {
     if (!module.second || !is_routed_expert(module.first)) continue;
     if (first == nullptr) first = &module;
-    require(
-        module.second->format == first->second->format, ExitCode::usage, first->first, " is ", format_name(first->second->format), " and ",
-        module.first, " is ", format_name(module.second->format),
-        ", but expert_dtype of the convention fp8 says one of all experts: give all one rule, or take the convention compressed-tensors");
+    require(module.second->format == first->second->format, ExitCode::usage, first->first, " is ", format_name(first->second->format),
+            " and ", module.first, " is ", format_name(module.second->format),
+            ", but the convention fp8 has one expert_dtype for all experts: give all experts one rule, or use the convention "
+            "compressed-tensors");
   }
   Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"},
                  {"fmt", "e4m3"},         {"weight_block_size", {kTile, kTile}},
@@ -114,10 +114,10 @@ std::string quantization_config(const PackedModules& modules, Convention convent
   if (convention == Convention::fp8) return block_fp8(modules).dump(-1, Json::Order::keys);
   for (const auto& [name, scheme] : modules) {  // all have E4M3 with inputs quantized by the server, the only scheme of these conventions
     if (!scheme) continue;
-    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which ", choice_name(convention),
-            " has no form for: take the convention compressed-tensors");
-    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which ", choice_name(convention),
-            " has no form for: take the convention compressed-tensors");
+    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which the convention ", choice_name(convention),
+            " does not have: use the convention compressed-tensors");
+    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which the convention ", choice_name(convention),
+            " does not have: use the convention compressed-tensors");
   }
   if (convention == Convention::modelopt)
     return Json{{"quant_method", "modelopt"},

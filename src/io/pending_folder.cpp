@@ -30,7 +30,6 @@ std::string read_record(int fd) {
   return out.substr(0, out.find('\n'));
 }
 
-
 bool of_this_host(const std::string& record) { return record.starts_with("host " + host_name() + ","); }
 
 void write_record(int fd, const std::filesystem::path& path, const std::string& job) {
@@ -132,7 +131,7 @@ std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
   if (lock_error(fd, LOCK_EX) != 0) return {};  // without a name by now, it guards nothing: no other ever gets the name
   const std::string owner = read_record(fd);
   if (owner.empty() || of_this_host(owner)) return file;
-  log_warning(path.string(), ": is of ", owner, "; if it no longer runs there, delete the file and what lies beside it");
+  log_warning(path.string(), ": belongs to ", owner, "; if that process no longer runs, delete the file and the folder beside it");
   return {};
 }
 
@@ -175,12 +174,12 @@ std::optional<std::string> pending_name(const std::string& lock) {
 
 // Returns the path of the folder. Throws Error(usage) as the constructor does.
 fs::path checked_target(const fs::path& target) {
-  require(!target.empty(), ExitCode::usage, "\"\" is no name for a folder");
+  require(!target.empty(), ExitCode::usage, "\"\" is not the name of a folder");
   const fs::path path = fs::absolute(target.has_filename() ? target : target.parent_path());
   require(path.filename().string().size() + kAround <= NAME_MAX, ExitCode::usage, target.string(), ": the name is longer than ",
           NAME_MAX - kAround, " bytes");
   std::error_code error;
-  require(!fs::exists(fs::symlink_status(path, error)), ExitCode::usage, target.string(), ": is there already; give a name that is free");
+  require(!fs::exists(fs::symlink_status(path, error)), ExitCode::usage, target.string(), ": exists already; give another name");
   require(fs::is_directory(path.parent_path(), error), ExitCode::usage, target.string(), ": there is no folder ",
           path.parent_path().string());
   return path;
@@ -222,7 +221,8 @@ PendingFolder::~PendingFolder() {
 
 void PendingFolder::publish() {
   sync_directory(temporary_);
-  require(rename_folder_to_new(temporary_, target_), ExitCode::storage, target_.string(), ": is there now; it was not before");
+  require(rename_folder_to_new(temporary_, target_), ExitCode::storage, target_.string(),
+          ": was created by another process in the meantime");
   published_ = true;
   sync_directory(target_.parent_path());
 }

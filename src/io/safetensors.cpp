@@ -19,7 +19,7 @@ UnchangedFiles::State UnchangedFiles::state_of(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     const int error = errno;
-    require(error == ENOENT || error == ENOTDIR, path_failure(error), path, ": cannot be looked at: ", system_message(error));
+    require(error == ENOENT || error == ENOTDIR, path_failure(error), path, ": cannot be accessed: ", system_message(error));
     return {};
   }
   return {static_cast<int64_t>(status.st_dev),
@@ -68,7 +68,7 @@ std::string shape_problem(FileDtype dtype, const std::vector<int64_t>& shape, in
     empty = empty || size == 0;
     if (size > 0 && __builtin_mul_overflow(bits, size, &bits)) return text("[", joined(shape), "] has more elements than can be counted");
   }
-  if (!empty && bits % 8 != 0) return text(bits, " bits are no whole number of bytes");
+  if (!empty && bits % 8 != 0) return text(bits, " bits are not a whole number of bytes");
   bytes = empty ? 0 : bits / 8;
   return "";
 }
@@ -96,7 +96,7 @@ class HeaderReader {
     const size_t last = text_.find_last_not_of(' ');
     require_at(last, text_[last] == '}', "the header must end with } and be padded with spaces only");
     const ParsedJson parsed = parse_strict_json(text_);
-    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is no JSON: ", parsed.problems.front().message);
+    if (!parsed.problems.empty()) fail_at(parsed.problems.front().offset, "the header is not JSON: ", parsed.problems.front().message);
     require_at(0, parsed.root.size() <= SafetensorsLimits::kTensors, "more than ", SafetensorsLimits::kTensors, " tensors");
     SafetensorsHeader header;
     for (const auto& [name, value] : parsed.root.members()) {
@@ -161,7 +161,7 @@ class HeaderReader {
     std::vector<int64_t> numbers;
     for (const Json& entry : list.entries()) {
       const Scalar number = entry.scalar();
-      require_at(entry.place, !std::holds_alternative<uint64_t>(number), whose, key, ": ", entry.dump(), " is beyond any file");
+      require_at(entry.place, !std::holds_alternative<uint64_t>(number), whose, key, ": ", entry.dump(), " is larger than any file");
       const auto* const whole = std::get_if<int64_t>(&number);
       require_at(entry.place, whole != nullptr && *whole >= 0, whose, key, " must hold whole numbers of 0 or more");
       numbers.push_back(*whole);
@@ -176,11 +176,11 @@ class HeaderReader {
     int64_t end = data_begin_;
     for (const SafetensorsEntry* const entry : order) {
       require(entry->begin == end, ExitCode::data, source_, ": byte ", std::min(entry->begin, end), ": ",
-              entry->begin > end ? "bytes of no tensor before" : "bytes of another tensor in", " tensor \"", shown(entry->name),
-              "\", whose bytes begin at ", entry->begin);
+              entry->begin > end ? "no tensor has the bytes before" : "another tensor has bytes of", " tensor \"", shown(entry->name),
+              "\", which begins at ", entry->begin);
       end = entry->end;
     }
-    require(end == data_begin_ + buffer_bytes_, ExitCode::data, source_, ": byte ", end, ": the tensors end here, the file has ",
+    require(end == data_begin_ + buffer_bytes_, ExitCode::data, source_, ": byte ", end, ": the tensors end here, but the file has ",
             data_begin_ + buffer_bytes_, " bytes");
   }
 
@@ -294,7 +294,7 @@ bool is_there(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
   require(!error || status.type() == fs::file_type::not_found, path_failure(error.value()), path.string(),
-          ": cannot be looked at: ", error.message());
+          ": cannot be accessed: ", error.message());
   return fs::exists(status);
 }
 
@@ -334,12 +334,12 @@ SafetensorsFolder::SafetensorsFolder(const fs::path& folder) {
     const auto mapped = weight_map.find(entry.name);
     require(mapped != weight_map.end(), ExitCode::data, file.native(), ": byte ", entry.begin, ": tensor \"", shortened(entry.name),
             "\" is not in the weight_map of ", source);
-    require(file.filename() == mapped->second, ExitCode::data, file.native(), ": byte ", entry.begin, ": tensor \"",
-            shortened(entry.name), "\" belongs into ", mapped->second, ", says the weight_map of ", source);
+    require(file.filename() == mapped->second, ExitCode::data, file.native(), ": byte ", entry.begin, ": tensor \"", shortened(entry.name),
+            "\" should be in ", mapped->second, " by the weight_map of ", source);
   }
   for (const auto& [name, file] : weight_map)
     require(find(name) != nullptr, ExitCode::data, source, ": weight_map has a tensor \"", printable(shortened(name)), "\", which ", file,
-            " has not");
+            " lacks");
 }
 
 void SafetensorsFolder::add_file(const fs::path& path) {

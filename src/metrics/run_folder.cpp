@@ -78,7 +78,7 @@ void AppendFile::cut_torn_line() {
     end = begin;
   }
   if (end == size_) return;
-  log_warning(path_.string(), ": the last line is torn; its ", size_ - end, " bytes are cut");
+  log_warning(path_.string(), ": the last line is incomplete; its ", size_ - end, " bytes are removed");
   if (::ftruncate(fd_, end) == 0) size_ = end;
 }
 

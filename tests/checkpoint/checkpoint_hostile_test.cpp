@@ -110,7 +110,7 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"has an unknown key \"extra\"", {"/extra", "1"}},
       {"has no \"samples\"", {"/samples"}},
       {"has no \"samples\"", {"/samples"}, {"/other", "1"}},
-      {"format version 1, this program reads version 2; export it with the program that wrote it", {"/format_version", "1"}},
+      {"has format version 1, but this program reads version 2; export it with the program that wrote it", {"/format_version", "1"}},
       {"format version 3", {"/format_version", "3"}},
       {"format_version: must be an integer", {"/format_version", "1.0"}},
       {"step: must be 0 or more, got -1", {"/step", "-1"}},
@@ -141,13 +141,13 @@ TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
       {"plain file name", {"/shards/0/file", R"("/etc/passwd")"}},
       {"plain file name", {"/shards/0/file", R"("")"}},
       {"No such file", {"/shards/0/file", R"("other.bin")"}},
-      {"bytes, the manifest says 40",
+      {"bytes, but the manifest says 40",
        {"/shards/0", R"({"file": "shard-00000.safetensors", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
        {"/tensors", "[]"}},
       {"shards[0].bytes: must be in [0, 9223372036854775807], got 18446744073709551615", {"/shards/0/bytes", "18446744073709551615"}},
       {"need 2199023255552 chunk hashes, found 1", {"/shards/0/bytes", "9223372036854775807"}},
-      {"chunks of 0 bytes", {"/shards/0/chunk_bytes", "0"}},
-      {"chunks of 67108865 bytes", {"/shards/0/chunk_bytes", "67108865"}},
+      {"chunk_bytes must be 1 to 67108864, got 0", {"/shards/0/chunk_bytes", "0"}},
+      {"chunk_bytes must be 1 to 67108864, got 67108865", {"/shards/0/chunk_bytes", "67108865"}},
       {"need 8000 chunk hashes", {"/shards/0/chunk_bytes", "1"}},
       {"found 0", {"/shards/0/xxh64", "[]"}},
       {"shards[0].xxh64[0]: must be 16 hex digits, got \"0123456789ABCDEF\"", {"/shards/0/xxh64/0", R"("0123456789ABCDEF")"}},
@@ -165,7 +165,7 @@ TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
       {"pieces[0].size[0]: must be 0 or more, got -100", {"/tensors/0/pieces/0/size", "[-100, -10]"}},
       {"start[0]: must be 0 or more, got -1", {"/tensors/0/pieces/0/start", "[-1, 0]"}},
       {"at most 5", {"/tensors/0/shape", "[1, 1, 1, 1, 1, 1000]"}},
-      {"another rank", {"/tensors/0/pieces/0/start", "[0]"}},
+      {"another number of dimensions", {"/tensors/0/pieces/0/start", "[0]"}},
       {"is not possible", {"/tensors/0/shape", "[1099511627776, 1099511627776]"}},
       {"too many bytes", {"/tensors/0/shape", "[9223372036854775807]"}},
       {"is not inside", {"/tensors/0/pieces/0/size", "[101, 10]"}},
@@ -233,7 +233,7 @@ TEST_F(HostileManifest, WhatWouldNotBeReadIsNotFormatted) {
     EXPECT_EQ(error.code(), ExitCode::internal);
     return std::string(error.what());
   };
-  EXPECT_THAT(problem([](Manifest& bad) { bad.tensors[0].name = "w\xff"; }), HasSubstr("no UTF-8"));
+  EXPECT_THAT(problem([](Manifest& bad) { bad.tensors[0].name = "w\xff"; }), HasSubstr("not UTF-8"));
   EXPECT_THAT(problem([](Manifest& bad) { bad.shards[0].file = "w\xff"; }), HasSubstr("plain file name"));
   EXPECT_THAT(problem([](Manifest& bad) { bad.shards[0].bytes += 1; }), HasSubstr("belong to no tensor"));
   EXPECT_THAT(problem([](Manifest& bad) { bad.state = "{"; }), HasSubstr("state"));

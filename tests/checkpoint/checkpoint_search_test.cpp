@@ -156,8 +156,8 @@ TEST_F(Candidates, TheFirstIsDamageWhenItOrLatestIs) {
   expect_damage("latest: is damaged", 3);
   write_latest(3, CheckpointReader(at(3)).hash());
   std::filesystem::resize_file(at(3) / "shard-00000.safetensors", 10);
-  expect_damage("has 10 bytes, the manifest says ", 2);
-  EXPECT_THAT(log(), HasSubstr("checkpoints: step 2 is taken instead of step 3"));
+  expect_damage("has 10 bytes, but the manifest says ", 2);
+  EXPECT_THAT(log(), HasSubstr("checkpoints: step 2 is loaded instead of step 3"));
   replace(3, 1);
   expect_damage("step-00000003: holds step 1", 2);
   std::filesystem::remove_all(at(3));
@@ -196,7 +196,7 @@ TEST_F(Candidates, TheListSaysWhatTheSearchWouldFind) {
   write_latest(3, "0123456789abcdef");
   std::filesystem::resize_file(at(2) / "shard-00000.safetensors", 7999);
   EXPECT_THAT(problem(0), HasSubstr("holds step 2"));
-  EXPECT_THAT(problem(1), HasSubstr("has 7999 bytes, the manifest says "));
+  EXPECT_THAT(problem(1), HasSubstr("has 7999 bytes, but the manifest says "));
   EXPECT_THAT(problem(2), HasSubstr("is not the version that `latest` names"));
 }
 

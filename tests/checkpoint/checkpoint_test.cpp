@@ -211,7 +211,7 @@ TEST_F(CheckpointTest, DamagedOnesAndThoseOfAnotherStepDoNotCountAmongTheKept) {
   EXPECT_TRUE(there(1));
   directory.save(State(4).content());
   EXPECT_FALSE(there(1));
-  EXPECT_THAT(log(), HasSubstr("a damaged checkpoint is not counted"));
+  EXPECT_THAT(log(), HasSubstr("checkpoint.keep_latest does not count a damaged checkpoint"));
   std::filesystem::remove_all(checkpoints() / "step-00000004");
   std::filesystem::copy(checkpoints() / "step-00000003", checkpoints() / "step-00000004");
   directory.save(State(5).content());

@@ -210,7 +210,7 @@ TEST(ModelChange, ARunMayStartFromAnotherModelWhereItsKeysAreListed) {
       return std::string(error.what());
     }
   };
-  EXPECT_THAT(refusal(), HasSubstr("from is of another model:\n  model.max_position_embeddings: 8 in the checkpoint, 1024 here\n"));
+  EXPECT_THAT(refusal(), HasSubstr("from has another model:\n  model.max_position_embeddings: 8 in the checkpoint, 1024 here\n"));
   EXPECT_THAT(refusal(), ::testing::Not(HasSubstr("model.rope_theta")));
   EXPECT_THAT(refusal(), EndsWith("\nleave the section model out to take its model: its weights do not fit this one"));
   current.checkpoint.allow_model_change.emplace_back("model.max_position_embeddings");

@@ -118,7 +118,7 @@ TEST_F(SearchTogetherTest, AVersionThatOneSeesOtherwiseIsPassedOver) {
       together.require_same("manifest", world.rank() == 2 ? "b" : "a");
       ADD_FAILURE() << "nothing thrown";
     } catch (const CheckpointDamage& damage) {
-      EXPECT_STREQ(damage.what(), "rank 2 sees another manifest than rank 0");
+      EXPECT_STREQ(damage.what(), "rank 2 does not see the same manifest as rank 0");
     }
   });
   EXPECT_THAT(errors, Each(IsEmpty()));

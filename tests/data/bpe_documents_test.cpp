@@ -111,11 +111,12 @@ TEST_F(BpeDocumentsTest, AreWarnedOfWhereTheySpellWhatTheTokenizerPutsAroundThem
     return data_warnings(given, open_data(given, {.seq_len = 6}));
   };
   const auto line = [](const std::string& text) { return "{\"text\":\"" + text + "\"}\n"; };
-  const std::string begins = "the begin token, which the tokenizer puts before each text, is also spelled in ",
-                    ends = "the end token, which the tokenizer puts behind each text, is also spelled in ";
+  const std::string begins = "the begin token, which the tokenizer puts before each text, is also written out in ",
+                    ends = "the end token, which the tokenizer puts after each text, is also written out in ";
   EXPECT_THAT(warnings(line("hello<s>") + line("he</s>ll") + line("")), IsEmpty()) << "elsewhere";
-  EXPECT_THAT(warnings(line("<s>hello") + line("ld") + line("<s>")), ElementsAre(HasSubstr("a.jsonl: " + begins + "2 texts, so it is")));
-  EXPECT_THAT(warnings(line("hello</s>") + line("ld")), ElementsAre(HasSubstr(ends + "1 text, so it is")));
+  EXPECT_THAT(warnings(line("<s>hello") + line("ld") + line("<s>")),
+              ElementsAre(HasSubstr("a.jsonl: " + begins + "2 texts, so it appears")));
+  EXPECT_THAT(warnings(line("hello</s>") + line("ld")), ElementsAre(HasSubstr(ends + "1 text, so it appears")));
   EXPECT_THAT(warnings(R"({"prompt":"<s>hello","completion":"ld</s>"})"), ElementsAre(HasSubstr(begins + "1"), HasSubstr(ends + "1")));
   const Tokenizer own = tokenizer(with_ends());
   EXPECT_TRUE(own.begins_twice(own.encode_prompt("<s>hello", {})));

@@ -211,7 +211,7 @@ TEST_F(OpenDataTest, DocumentOptionsThatFindOneTextAreWarnings) {
   const auto warnings = [&] { return data_warnings(config, open_data(config, {.seq_len = 4, .vocab_size = 300})); };
   EXPECT_THAT(warnings(), IsEmpty()) << "none is on";
   config.reset_position_ids = config.document_mask = true;
-  EXPECT_THAT(warnings(), ElementsAre(StartsWith("data.reset_position_ids does nothing"), StartsWith("data.document_mask does nothing")));
+  EXPECT_THAT(warnings(), ElementsAre(StartsWith("data.reset_position_ids has no effect"), StartsWith("data.document_mask has no effect")));
   config.reset_position_ids = false;
   config.eod_id = 256;
   EXPECT_THAT(warnings(), ElementsAre(HasSubstr("no character has the id data.eod_id 256")));

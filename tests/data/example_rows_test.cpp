@@ -123,7 +123,7 @@ TEST_F(ExampleRowsTest, TheEndOfALongOneIsCutOffCountedAndAWarning) {
   EXPECT_EQ(counts.cut_examples, 2);
   EXPECT_EQ(counts.cut_targets, 3 + 1);
   EXPECT_THAT(data_warnings(long_ones, data),
-              ElementsAre(HasSubstr("a.jsonl: 2 of 3 examples longer than training.seq_len: the end is cut off, with 4 of 16 targets")));
+              ElementsAre(HasSubstr("a.jsonl: the ends of 2 of 3 examples, beyond training.seq_len, are cut off, with 4 of 16 targets")));
   const DataConfig whole = config(line(2, 8));
   EXPECT_THAT(data_warnings(whole, open(whole, 8)), ::testing::IsEmpty());
 }
@@ -187,7 +187,7 @@ TEST_F(ExampleRowsTest, AreASetApartFromStreams) {
   config.train = {{.path = folder_ / "*.jsonl"}};
   const Error error = error_of(open);
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr("b.jsonl has no examples to fine-tune on, but other files have"));
+  EXPECT_THAT(error.what(), HasSubstr("b.jsonl has no fine-tuning examples, but other files have"));
 }
 
 TEST_F(ExampleRowsTest, AreReadBackToBackWithoutRows) {

@@ -52,22 +52,23 @@ std::vector<Hostile> broken_json() {
 
 std::vector<Hostile> no_form() {
   const std::string keys = R"(has none of the keys "text", "tokens", "completion", "messages")";
-  std::vector<Hostile> all = {{R"({})", ", line 1: " + keys},
-                              {R"({"prompt": "a"})", ", line 1: " + keys},
-                              {R"({"Messages": []})", ", line 1: " + keys},
-                              {R"({"mask": [1]})", ", line 1: " + keys},
-                              {R"({"instruction": "a", "output": "b"})", ", line 1: " + keys},
-                              {R"({"text": "a", "tokens": [1]})", R"(, line 1: has "text" and "tokens", of which only one can be meant)"},
-                              {R"({"completion": "a", "messages": []})", R"(, line 1: has "completion" and "messages", of which)"},
-                              {kTokens + "\n" + kPair, R"(, line 2: has "completion", but the lines before have "tokens")"},
-                              {kPair + "\n\n" + R"({"text": "a"})", R"(, line 3: has "text", but the lines before have "completion")"},
-                              {kPair + "\n{}", ", line 2: " + keys}};
+  std::vector<Hostile> all = {
+      {R"({})", ", line 1: " + keys},
+      {R"({"prompt": "a"})", ", line 1: " + keys},
+      {R"({"Messages": []})", ", line 1: " + keys},
+      {R"({"mask": [1]})", ", line 1: " + keys},
+      {R"({"instruction": "a", "output": "b"})", ", line 1: " + keys},
+      {R"({"text": "a", "tokens": [1]})", R"(, line 1: has both "text" and "tokens", but may have only one of them)"},
+      {R"({"completion": "a", "messages": []})", R"(, line 1: has both "completion" and "messages", but)"},
+      {kTokens + "\n" + kPair, R"(, line 2: has "completion", but the lines before have "tokens")"},
+      {kPair + "\n\n" + R"({"text": "a"})", R"(, line 3: has "text", but the lines before have "completion")"},
+      {kPair + "\n{}", ", line 2: " + keys}};
   for (const char* const line : {"1", "null", "true", "\"text\""}) all.push_back({line, ", line 1: must be an object, got "});
   return all;
 }
 
 std::vector<Hostile> wrong_lists() {
-  const std::string no_end = ": the list that the file begins with has no end";
+  const std::string no_end = ": the list that the file begins with is not closed";
   return {{"[", no_end},
           {"[ \n", no_end},
           {"[" + kPair, no_end},
@@ -76,8 +77,8 @@ std::vector<Hostile> wrong_lists() {
           {"[,]", ", line 1, column 2: an entry is missing"},
           {"[\n" + kPair + ",]", ", line 2, column 36: an entry is missing"},
           {"[" + kPair + ",," + kPair + "]", ", line 1, column 37: an entry is missing"},
-          {"[]x", ", line 1, column 3: stands behind the end of the list that the file is"},
-          {"[" + kPair + "]\n  [", ", line 2, column 3: stands behind the end"},
+          {"[]x", ", line 1, column 3: there is text after the end of the list"},
+          {"[" + kPair + "]\n  [", ", line 2, column 3: there is text after the end"},
           {"[" + kPair + "\n" + kPair + "]", ", line 2, column 1: "},
           {"[\n " + kPair + ",\n {\"prompt\": \"\xC3\xA9\" x}]", ", line 3, column 17: "},
           {"[" + kPair + "}]", ", line 1, column 36: "},
@@ -139,11 +140,12 @@ std::vector<Hostile> wrong_conversations() {
       {message(R"("content": "a")"), R"(, line 1: messages[1]: has no "role")"},
       {message(R"("role": "system", "content": "a")"), ", line 1: messages[1].role: a system message must be the first"},
       {message(R"("from": "gpt", "value": "a")"), R"(, line 1: messages[1]: has no "role")"},
-      {message(said + R"(, "name": "x")"), R"(, line 1: messages[1]: has a key that is not known, "name")"},
-      {message(said + R"(, "weight": 0)"), R"(, line 1: messages[1]: has a key that is not known, "weight")"},
-      {message(said + R"(, "thinking": "x", "reasoning_content": "y")"), ", line 1: messages[1]: has thinking and reasoning_content"},
-      {message(said + R"(, "thinking": "x")"), ", line 1: messages[1].thinking: data.chat_template chatml has no place for it"},
-      {message(R"("role": "user", "content": "a", "thinking": "x")"), ", line 1: messages[1].thinking: only the assistant has reasoning"},
+      {message(said + R"(, "name": "x")"), R"(, line 1: messages[1]: has an unknown key "name")"},
+      {message(said + R"(, "weight": 0)"), R"(, line 1: messages[1]: has an unknown key "weight")"},
+      {message(said + R"(, "thinking": "x", "reasoning_content": "y")"), ", line 1: messages[1]: has both thinking and reasoning_content"},
+      {message(said + R"(, "thinking": "x")"), ", line 1: messages[1].thinking: data.chat_template chatml has no place for reasoning"},
+      {message(R"("role": "user", "content": "a", "thinking": "x")"),
+       ", line 1: messages[1].thinking: only messages of the assistant may have reasoning"},
       {message(R"("role": "assistant", "content": null, "tool_calls": [{}])"), ", line 1: messages[1].tool_calls: tools are not rendered"},
       {message(said + R"(, "function_call": {"name": "f"})"), ", line 1: messages[1].function_call: tools are not rendered"},
       {line(answer, R"(, "tools": [{"name": "f"}])"), ", line 1: tools: tools are not rendered"},
@@ -194,7 +196,7 @@ TEST_F(HostileJsonl, IsRefusedWithFileLineKeyAndReason) {
 TEST_F(HostileJsonl, HasReasoningOnlyWhereATemplateShowsIt) {
   options_.chat_template = ChatTemplate::harmony;
   const std::string line = R"({"messages": [{"role": "assistant", "content": "<|channel|>final", "thinking": "x"}]})";
-  EXPECT_THAT(refusal(line, options_).what(), HasSubstr("messages[0].content: holds <|channel|>; give the reasoning as thinking"));
+  EXPECT_THAT(refusal(line, options_).what(), HasSubstr("messages[0].content: contains <|channel|>; give the reasoning in thinking"));
 }
 
 // A line is refused at 64 MiB, whatever the file has behind it.
@@ -211,7 +213,7 @@ TEST_F(HostileJsonl, TakesMemoryAndTimeOfItsLongestLine) {
   write_file(folder_ / "a.jsonl", "\n[");
   std::filesystem::resize_file(folder_ / "a.jsonl", 100 << 20);
   EXPECT_THAT(error_of([&] { TokenFile(folder_ / "a.jsonl", options_); }).what(),
-              HasSubstr("a.jsonl, line 2: an entry of more than 64 MiB"));
+              HasSubstr("a.jsonl, line 2: an entry has more than 64 MiB"));
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), test::kHangSeconds);
 }
 
@@ -273,7 +275,7 @@ TEST_F(HostileJsonl, WhatClaimsToBeJsonIsNeverReadAsText) {
   }
   options_.format = DataFormat::automatic;
   EXPECT_THAT(refusal("{}", options_).what(), HasSubstr("; data.format text trains on the JSON itself")) << "the way out";
-  EXPECT_THAT(refusal("{\n}", options_).what(), HasSubstr("; an object stands in one line, unless the file is a list of objects"));
+  EXPECT_THAT(refusal("{\n}", options_).what(), HasSubstr("; an object must be on one line, unless the file is a list of objects"));
   EXPECT_THAT(refusal("{x}", options_).what(), ::testing::Not(HasSubstr("one line")));
   for (const char* const text : {"{hello\n", "hello {\"text\":\"a\"}\n", "[a](b)", "{}", "[]", "{ \"a\" }", "[[\"a\": 1", "[1]", "\"a\": 1",
                                  "{'a': 1}", "{\"a", "{\"a\\", "[", "{", ""}) {
@@ -294,7 +296,7 @@ TEST_F(HostileJsonl, ABadByteOfATextHasItsPosition) {
     const Error error = error_of([&] { TokenFile(folder_ / "a.txt", options_); });
     EXPECT_EQ(error.code(), ExitCode::data);
     EXPECT_THAT(error.what(),
-                HasSubstr(text(folder_ / "a.txt", ": neither a known token file nor UTF-8 text, which ends at byte ", byte, ";")));
+                HasSubstr(text(folder_ / "a.txt", ": is neither a known token file nor UTF-8 text (byte ", byte, " is not);")));
   }
 }
 

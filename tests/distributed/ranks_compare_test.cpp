@@ -31,7 +31,7 @@ TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
       run(config("shared", sets), {}, world);
     });
   };
-  const auto refused = AllOf(StartsWith("3: checkpoint.dir: rank 2 does not find in "), HasSubstr("it is not shared between hosts"));
+  const auto refused = AllOf(StartsWith("3: checkpoint.dir: rank 2 does not see in "), HasSubstr("the folder is not shared between hosts"));
   EXPECT_THAT(on_ranks({}), Each(refused));
   EXPECT_THAT(on_ranks({"checkpoint.resume=auto"}), Each(refused));
   for (const auto& entry : std::filesystem::directory_iterator(run_folder("shared") + "/checkpoints")) {
@@ -68,8 +68,9 @@ TEST_F(RanksCompare, RefuseAnotherBatchThatOnlyTheirNumberMakes) {
     return sets;
   };
   EXPECT_THAT(run_on(4, with({"training.grad_accum=2"})),
-              Each(AllOf(StartsWith("2: "), HasSubstr("was trained with a global batch of 8 on 2 data ranks, and 4 would make it 16; set "
-                                                      "training.global_batch_size to 8 and training.grad_accum to null"))));
+              Each(AllOf(StartsWith("2: "),
+                         HasSubstr("was trained with a global batch of 8 on 2 data ranks, but on 4 data ranks it would be 16; set "
+                                   "training.global_batch_size to 8 and training.grad_accum to null"))));
   EXPECT_THAT(run_on(4, with({"training.grad_accum=2", "training.global_batch_size=16", "training.steps=11"})), Each(IsEmpty()))
       << "asked for";
   EXPECT_THAT(run_on(4, with({"training.grad_accum=null", "training.global_batch_size=8"})), Each(IsEmpty()));

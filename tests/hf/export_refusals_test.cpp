@@ -69,8 +69,8 @@ TEST_F(ExportRefusals, OfBlocksOf32) {
        {"layers.0.moe.experts.gate_up has recipe mxfp8 (precision.rules.0) and layers.0.moe.experts.down has mxfp4_qat (precision.rules.1)",
         {moe(96), R"(precision.rules=[{"match": "layers.*.moe.experts.gate_up", "recipe": "mxfp8"},
                                       {"match": "layers.*.moe.experts.down", "recipe": "mxfp4_qat"}])"}},
-       {"take the convention compressed-tensors", {"precision.recipe=mxfp8_weights"}, Convention::sglang},
-       {"take the convention compressed-tensors", {"precision.recipe=mxfp4_qat"}, Convention::modelopt}});
+       {"use the convention compressed-tensors", {"precision.recipe=mxfp8_weights"}, Convention::sglang},
+       {"use the convention compressed-tensors", {"precision.recipe=mxfp4_qat"}, Convention::modelopt}});
 }
 
 TEST_F(ExportRefusals, OfBlocksOf128) {

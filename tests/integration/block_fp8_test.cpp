@@ -25,9 +25,9 @@ TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
       const std::vector<std::string> findings = weights.block_fp8_findings();
       ASSERT_EQ(findings.size(), 2U);
       EXPECT_EQ(weights.weights_as_values(), std::vector{findings[0]});
-      EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, and which are values here or no whole "
-                                         "blocks, the first of layers.0.attn.out: their inputs are not quantized"));
-      EXPECT_THAT(findings[0], AllOf(HasSubstr("numbers: 8 weights with scales that are no powers of two, the first model.layers.0."),
+      EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, but which are values here or not whole "
+                                         "blocks (first: layers.0.attn.out): their inputs are not quantized"));
+      EXPECT_THAT(findings[0], AllOf(HasSubstr("numbers: 8 weights with scales that are not powers of two (first: model.layers.0."),
                                      HasSubstr("_proj.weight_scale_inv[0, 0] is "), HasSubstr("read as values")));
     }
   }
@@ -146,10 +146,12 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   const HfFolder folder = block_folder("boundaries", changed(kWhole, {{"num_key_value_heads", 1}}), FileDtype::f8_e8m0, power_of_two);
   expect_values_of_the_formula(folder, "boundaries", power_of_two);
   const HfWeights weights(path("boundaries"));
-  EXPECT_THAT(weights.block_fp8_findings(),
-              ElementsAre(AllOf(HasSubstr("2 weights whose tiles of 128x128 are not those of what they are a part of"),
-                                HasSubstr("the first model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight")),
-                          HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
+  EXPECT_THAT(
+      weights.block_fp8_findings(),
+      ElementsAre(
+          AllOf(HasSubstr("2 weights whose tiles of 128x128 are not whole, or are not tiles of the parameter that they are a part of"),
+                HasSubstr("(first: model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight)")),
+          HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
   EXPECT_FALSE(weights.form("layers.0.attn.qkv.weight").codes);
   EXPECT_TRUE(weights.form("layers.0.attn.out.weight").codes);
   pack(path("boundaries"), "packed");
@@ -170,7 +172,7 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
 TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
   block_folder("float", kWhole, FileDtype::f32, power_of_two, changed(kBlockFp8Config, {{"scale_fmt", "absent"}}));
   EXPECT_THAT(HfWeights(path("float")).block_fp8_findings(),
-              ElementsAre(HasSubstr("scale_fmt is not ue8m0, so servers scale inputs by any")));
+              ElementsAre(HasSubstr("scale_fmt is not ue8m0, so servers scale inputs by arbitrary")));
   const ProcessResult result = run_mantissa({"export", "float", "--output", "out"}, folder_.path());
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.errors + result.output, HasSubstr("scale_fmt is not ue8m0"));
@@ -185,7 +187,7 @@ TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
   const HfWeights weights(path("narrow"));
   EXPECT_THAT(weights.block_fp8_findings(),
               ElementsAre(AllOf(HasSubstr("4 weights whose inputs servers quantize in blocks of 128"),
-                                HasSubstr("no whole blocks, the first of layers.0.moe.experts.down: their inputs are not quantized"))));
+                                HasSubstr("not whole blocks (first: layers.0.moe.experts.down): their inputs are not quantized"))));
   EXPECT_THAT(weights.weights_as_values(), IsEmpty());
   const Recipe recipe = resolve_plan(weights.run_config()).of("layers.0.moe.experts.down").recipe;
   EXPECT_EQ(recipe.weight_fake_quant, packed_form(Format::e2m1));

@@ -150,7 +150,7 @@ TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
 
 TEST_F(CommandLine, WhatARunWillNotDoIsAWarning) {
   const std::string short_run = "schedule.warmup_steps 5: the run ends after 1 step", no_export = "the model cannot be exported: ",
-                    no_documents = "data.document_mask does nothing: each data set is one text", no_model = "has no section model";
+                    no_documents = "data.document_mask has no effect: each data set is one text", no_model = "has no section model";
   for (const char* const flag : {"--dry-run", "--set=checkpoint.resume=auto"}) {
     const auto warned = mantissa({"train", "run.json", flag, "--set", "model.activation=gelu_erf", "--set", "data.document_mask=true"});
     EXPECT_EQ(warned.exit_code, 0) << warned.errors;

@@ -48,7 +48,7 @@ TEST_F(DryRun, RefusesAFolderOrACheckpointToStartFromThatDoesNotFit) {
       more.insert(more.begin(), shape.begin(), shape.end());
       return more;
     };
-    expect_refused("next", with({"model.rope_theta=500"}), ExitCode::usage, "is of another model:\n  model.rope_theta");
+    expect_refused("next", with({"model.rope_theta=500"}), ExitCode::usage, "has another model:\n  model.rope_theta");
     const auto change = [&](const std::string& key, const std::string& value) {
       return with({"model." + key + "=" + value, R"(checkpoint.allow_model_change=["model.)" + key + "\"]"});
     };

@@ -173,8 +173,8 @@ TEST_F(ExpertReports, CodesThatDifferAreRefusedByTheNamesOfTheirExperts) {
   set_master("saved", 3, 5.0F);
   const auto expect_expert = [](const Error& error, const std::string& experts) {
     EXPECT_EQ(error.code(), ExitCode::data);
-    EXPECT_THAT(error.what(),
-                HasSubstr(text("the codes of ", kGroupedWeight, ", ", experts, ", are not those the checkpoint was written with: ")));
+    EXPECT_THAT(error.what(), HasSubstr(text("the codes of ", kGroupedWeight, ", ", experts,
+                                             ", are not those that the checkpoint was written with: hash ")));
     EXPECT_THAT(error.what(), Not(HasSubstr("by_expert"))) << "one expert's sums, not the lists";
   };
   expect_expert(error_of_verify("saved"), "expert 3");

@@ -84,7 +84,7 @@ TEST_F(Exports, TwoFoldersAreComparedTensorByTensor) {
   EXPECT_THAT(diff_folders(a, a), ::testing::IsEmpty());
   const Error error = test::error_of([&] { export_to(path("a"), "b"); });  // which is there
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr("is there already"));
+  EXPECT_THAT(error.what(), HasSubstr("exists already"));
 }
 
 // A char tokenizer becomes one without merges; a byte tokenizer's tokens are named as GPT-2's are.

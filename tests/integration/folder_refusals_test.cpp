@@ -45,13 +45,14 @@ TEST_F(FolderRefusals, TensorsOfValues) {
   const std::string wte = "transformer.wte.weight";
   expect_refused({{ExitCode::data, "lacks tensors of its model:\n  " + kUp, llama.without(kUp)},
                   {ExitCode::data, "no place for:\n  " + extra, llama.with(extra, {32})},
-                  {ExitCode::data, kNorm + " is [95], config.json makes it [96]", llama.with(kNorm, {95})},
+                  {ExitCode::data, kNorm + " is [95], but config.json makes it [96]", llama.with(kNorm, {95})},
                   {ExitCode::usage, kNorm + " is I32; mantissa reads F32, BF16, F16 and", llama.as(kNorm, FileDtype::i32, {96})},
-                  {ExitCode::data, kDown + " has 80 columns, no whole blocks of 32",
+                  {ExitCode::data, kDown + " has 80 columns, which are not whole blocks of 32",
                    llama.with(kDown + "_scale", {96, 1}).as(kDown + "_scale", FileDtype::u8, {96, 2})},
                   {ExitCode::data, path("bad") + ": " + k + "[0, 5] is NaN or Inf", llama.poison(k, 5)}});
-  expect_refused({{ExitCode::data, "lm_head.weight is another tensor than the embeddings", tied.with("lm_head.weight", {260, 96})},
-                  {ExitCode::data, "lm_head.weight differs from the embeddings", tied.with("lm_head.weight", {259, 96})}});
+  expect_refused(
+      {{ExitCode::data, "lm_head.weight does not have the shape and type of the embeddings", tied.with("lm_head.weight", {260, 96})},
+       {ExitCode::data, "lm_head.weight differs from the embeddings", tied.with("lm_head.weight", {259, 96})}});
   expect_refused({{ExitCode::data, "holds " + wte + " twice, with and without its prefix", gpt2.copy(wte, wte.substr(12))}});
   tied.copy(kEmbed, "lm_head.weight").write(path("same"));
   EXPECT_NO_THROW(require_usable(path("same")));
@@ -64,7 +65,7 @@ TEST_F(FolderRefusals, TensorsOfCodesInBlocksOf32) {
       {{ExitCode::usage, kDown + " is F8_E5M2 with scales in U8; mantissa reads", codes.as(kDown, FileDtype::f8_e5m2, {96, 160})},
        {ExitCode::usage, kDown + " is F8_E4M3 with scales in F8_E4M3;", codes.as(scale, FileDtype::f8_e4m3, {96, 5})},
        {ExitCode::usage, kDown + " is U8 with scales in U8;", codes.as(kDown, FileDtype::u8, {96, 160})},
-       {ExitCode::data, scale + " is [5, 96], config.json makes it [96, 5]", codes.as(scale, FileDtype::u8, {5, 96})},
+       {ExitCode::data, scale + " is [5, 96], but config.json makes it [96, 5]", codes.as(scale, FileDtype::u8, {5, 96})},
        {ExitCode::data, kDown + "[5, 32] is NaN or Inf", set(codes, scale, 5 * 5 + 1, 0xFF)},
        {ExitCode::data, kDown + "[5, 40] is NaN or Inf", set(codes, kDown, 5 * 160 + 40, 0x7F)},
        {ExitCode::data, kDown + "[5, 40] is NaN or Inf", set(codes, kDown, 5 * 160 + 40, 0xFF)}});
@@ -76,17 +77,17 @@ TEST_F(FolderRefusals, TensorsOfCodesInTiles) {
   const std::string scales = kDown + kScaleInv, place = "model.layers.1.mlp.down_proj.scale";  // [256, 384] in [2, 3] tiles
   const auto code = [&](const HfFolder& folder, size_t at, int value) { return set(folder, kDown, at, value); };
   std::vector<Damage> damages = {
-      {ExitCode::data, scales + " is [3, 2], config.json makes it [2, 3]", tiles.as(scales, FileDtype::f32, {3, 2})},
-      {ExitCode::data, scales + " is [6], config.json makes it [2, 3]", tiles.as(scales, FileDtype::f32, {6})},
+      {ExitCode::data, scales + " is [3, 2], but config.json makes it [2, 3]", tiles.as(scales, FileDtype::f32, {3, 2})},
+      {ExitCode::data, scales + " is [6], but config.json makes it [2, 3]", tiles.as(scales, FileDtype::f32, {6})},
       {ExitCode::data, scales + " is [2, 4]", tiles.put(scales, FileDtype::f32, {2, 4}, std::string(32, '\x01'))},
-      {ExitCode::usage, kDown + " is F8_E4M3 with scales in I32; of quant_method fp8 mantissa reads",
+      {ExitCode::usage, kDown + " is F8_E4M3 with scales in I32; under quant_method fp8 mantissa reads",
        tiles.as(scales, FileDtype::i32, {2, 3})},
       {ExitCode::usage, kDown + " is F8_E4M3 with scales in U8;", tiles.put(scales, FileDtype::u8, {2, 3}, std::string(6, '\x7f'))},
-      {ExitCode::data, kDown + " is [384, 256], config.json makes it [256, 384]", tiles.as(kDown, FileDtype::f8_e4m3, {384, 256})},
+      {ExitCode::data, kDown + " is [384, 256], but config.json makes it [256, 384]", tiles.as(kDown, FileDtype::f8_e4m3, {384, 256})},
       {ExitCode::usage, kDown + " is F8_E5M2 with scales in F32; mantissa reads", tiles.as(kDown, FileDtype::f8_e5m2, {256, 384})},
       {ExitCode::usage, kDown + " is F8_E4M3; mantissa reads", tiles.without(scales)},
       {ExitCode::data, "no place for:\n  " + place, tiles.put(place, FileDtype::f32, {2, 3}, tiles.bytes(scales))},
-      {ExitCode::usage, kDown + " is I8 with scales in F32; of quant_method fp8", tiles.as(kDown, FileDtype::i8, {256, 384})},
+      {ExitCode::usage, kDown + " is I8 with scales in F32; under quant_method fp8", tiles.as(kDown, FileDtype::i8, {256, 384})},
       {ExitCode::data, kDown + "[0, 7] is NaN or Inf", code(numbers, 7, 0x7F)}};
   for (const int nan : {0x7F, 0xFF}) damages.push_back({ExitCode::data, kDown + "[130, 5] is NaN or Inf", code(tiles, 130 * 384 + 5, nan)});
   for (const float bad : {0.0F, -0.25F, std::nanf(""), INFINITY}) {
@@ -99,18 +100,18 @@ TEST_F(FolderRefusals, TensorsOfCodesInTiles) {
 
 TEST_F(FolderRefusals, TensorsOfExperts) {
   const HfFolder experts = deepseek_folder("experts", 128);  // [128, 64] with scales [128, 4]
-  expect_refused({{ExitCode::usage, kExpert + ".weight is I8 with scales in U8; of quant_method fp8",
+  expect_refused({{ExitCode::usage, kExpert + ".weight is I8 with scales in U8; under quant_method fp8",
                    experts.as(kExpert + ".scale", FileDtype::u8, {128, 4})},
-                  {ExitCode::data, kExpert + ".scale is [4, 128], config.json makes it [128, 4]",
+                  {ExitCode::data, kExpert + ".scale is [4, 128], but config.json makes it [128, 4]",
                    experts.as(kExpert + ".scale", FileDtype::f8_e8m0, {4, 128})},
-                  {ExitCode::data, kExpert + ".weight is [64, 128], config.json makes it [128, 64]",
+                  {ExitCode::data, kExpert + ".weight is [64, 128], but config.json makes it [128, 64]",
                    experts.as(kExpert + ".weight", FileDtype::i8, {64, 128})}});
   // Experts of gpt-oss lie in one tensor, [experts, in, out], and no scales are of tiles there.
   const HfFolder stacked(path("stacked"), "gpt_oss", "BF16", {{"quantization_config", kBlockFp8Config}});
   const std::string all = "model.layers.0.mlp.experts.gate_up_proj";
   const std::vector<int64_t> shape = stacked.shape(all), scales = {test::tiles(shape[0] * shape[2]), test::tiles(shape[1])};
   expect_refused(
-      {{ExitCode::usage, all + " is the experts of a layer in one tensor, which have no block FP8",
+      {{ExitCode::usage, all + " holds the experts of a layer in one tensor, which mantissa reads as blocks and scales of MXFP4",
         stacked.put(all, FileDtype::f8_e4m3, shape, code_bytes_of(all, shape[0] * shape[1] * shape[2]))
             .put(all + "_scales", FileDtype::f32, scales, std::string(4 * static_cast<size_t>(scales[0] * scales[1]), '\x3f'))}});
 }
@@ -130,7 +131,7 @@ TEST_F(FolderRefusals, OfMillionsOfTensorsTheFirstThatAreMissingAreNamed) {
     EXPECT_THAT(folder_error(type).what(), HasSubstr("\n  and at least "));
     if (!gpt2)
       expect_error(written.contains("num_experts") ? "num_experts" : "num_local_experts", 65536,
-                   "is [3, 96], config.json makes it [65536, 96]");
+                   "is [3, 96], but config.json makes it [65536, 96]");
   }
 }
 
@@ -189,7 +190,8 @@ TEST_F(FolderRefusals, WhatQuantizationConfigSaysOfThem) {
 TEST_F(FolderRefusals, CodesNeedWhatSaysHowTheyAreMultiplied) {
   mx_folder("codes", kMxfp8Config, {}, "layers.0.");
   write_file(path("codes/config.json"), changed(json_in("codes/config.json"), {{"quantization_config", "absent"}}).dump());
-  EXPECT_THAT(folder_error("codes").what(), HasSubstr(".weight is F8_E4M3 with scales, but config.json has no quantization_config"));
+  EXPECT_THAT(folder_error("codes").what(),
+              HasSubstr(".weight is F8_E4M3 with scales, but there is neither a quantization_config in config.json"));
   EXPECT_EQ(folder_error("codes").code(), ExitCode::usage);
   const std::string side = path("codes/hf_quant_config.json");
   json said = json::parse(R"({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MXFP8", "group_size": 32,

@@ -67,7 +67,7 @@ TEST_P(Padding, IsNeverStored) {
   });
   const Error error = test::error_of([&] { run("next", sets(GetParam().least, {"checkpoint.init_from=" + (folder_ / "old")})); });
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr(", the model needs fp32 [8, 32]"));
+  EXPECT_THAT(error.what(), HasSubstr(", but the model needs fp32 [8, 32]"));
 }
 
 // Other tensors that have as many rows as the vocabulary and its padding.
@@ -80,7 +80,7 @@ TEST_F(OtherRows, AreNotTakenForPadding) {
   sets.insert(sets.end(), {"model.max_position_embeddings=8", "training.seq_len=8", "checkpoint.init_from=" + run_folder("positions"),
                            R"(checkpoint.allow_model_change=["model.max_position_embeddings"])"});
   EXPECT_THAT(test::error_of([&] { run("fewer", sets); }).what(),
-              HasSubstr("master.position.weight is fp32 [16, 32], the model needs fp32 [8, 32]"));
+              HasSubstr("master.position.weight is fp32 [16, 32], but the model needs fp32 [8, 32]"));
 }
 
 TEST_F(OtherRows, TheWidestPaddingIsNoReasonToRefuseACheckpoint) {

@@ -112,7 +112,7 @@ TEST_F(Plans, ARefusedResumeNamesAFewChangesAndWhatARecipeOfTheSameNameMeant) {
     EXPECT_FALSE(std::filesystem::exists(run_folder("second") + "/run.json")) << "nothing was begun";
     return std::string(error.what());
   };
-  EXPECT_THAT(message("high", {}), AllOf(HasSubstr("manifest.json: this run asks for other recipes than the checkpoint was trained with:\n"
+  EXPECT_THAT(message("high", {}), AllOf(HasSubstr("manifest.json: this run has other recipes than the checkpoint was trained with:\n"
                                                    "  layers.{0..1}.attn.qkv: own -> high\n  layers.{0..1}.attn.out: own -> high\n"),
                                          HasSubstr("set checkpoint.allow_recipe_change to true")));
   EXPECT_THAT(message("own", {own("[1,32]")}),

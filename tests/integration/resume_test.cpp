@@ -296,7 +296,7 @@ TEST_F(ResumeTest, AnotherDataOrderIsRefused) {
   run("fraction", {"training.steps=1"});
   EXPECT_THAT(refused("fraction", {"data.valid_fraction=0.2"}), HasSubstr("data.valid_fraction: 0.1 in the checkpoint, 0.2 here"));
   run("tokenizer", {"model.vocab_size=256", "training.steps=1"});
-  EXPECT_THAT(refused("tokenizer", {"model.vocab_size=256", "data.tokenizer=byte"}), HasSubstr("another tokenizer"));
+  EXPECT_THAT(refused("tokenizer", {"model.vocab_size=256", "data.tokenizer=byte"}), HasSubstr("a tokenizer that differs"));
   test::write_file(folder_ / "more.txt", test::second_order_text(5000));
   const auto mix = [&](double first, double weight) {
     return text(R"(data.train=[{"path": ")", folder_ / "text.txt", R"(", "weight": )", first, R"(}, {"path": ")", folder_ / "more.txt",

@@ -152,7 +152,7 @@ TEST_F(RunState, WeightsOfARunWithAnotherTokenizerAreRefused) {
   const std::string init = "checkpoint.init_from=" + run_folder("first");
   const Error error = error_of([&] { run("other", {init, "data.path=" + (folder_ / "shifted.txt")}); });
   EXPECT_EQ(error.code(), ExitCode::usage);
-  EXPECT_THAT(error.what(), HasSubstr("was trained with another tokenizer than data.tokenizer names"));
+  EXPECT_THAT(error.what(), HasSubstr("was trained with a tokenizer that differs from data.tokenizer"));
   EXPECT_FALSE(std::filesystem::exists(run_folder("other")));
 }
 

@@ -157,7 +157,7 @@ TEST_F(StartFromFolder, AnotherModelOrTokenizerIsRefusedByKey) {
   expect_refused("qwen", {{"checkpoint", {{"allow_tokenizer_change", false}}}}, ExitCode::usage, "checkpoint.allow_tokenizer_change");
   const json model = model_of("qwen");
   expect_refused("qwen", {{"model", test::changed(model, {{"rope_theta", 500}})}}, ExitCode::usage,
-                 "is of another model:\n  model.rope_theta");
+                 "has another model:\n  model.rope_theta");
   EXPECT_EQ(run(named("same", "qwen", {{"model", model}})).losses.size(), 1U);
   // Any key of the model may be listed, also one that changes shapes.
   for (const auto& [key, value] : std::vector<std::pair<std::string, int64_t>>{{"hidden_size", 64},
@@ -216,7 +216,7 @@ TEST_F(StartFromFolder, KeysOfTheCommandLineAreOverThoseOfTheFoldersModel) {
     const std::string key = "model." + change.substr(0, change.find('='));
     const Error error = error_of([&] { run(with({"model." + change})); });
     EXPECT_EQ(error.code(), ExitCode::usage) << change;
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("is of another model:\n"), HasSubstr("\n  " + key))) << change;
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("has another model:\n"), HasSubstr("\n  " + key))) << change;
   }
   EXPECT_EQ(with({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).config.model.rope_theta, 500);
   EXPECT_THAT(error_of([&] { with({"model.rope_teta=500"}); }).what(), HasSubstr("did you mean"));
@@ -239,7 +239,7 @@ TEST_F(StartFromFolder, AnotherModelThanTheCheckpointsIsRefusedByKey) {
        {"rope_theta=500", "norm_eps=1e-3", "activation=gelu_erf", "qk_norm=false", "tie_word_embeddings=true", "num_attention_heads=4"}) {
     const Error error = error_of([&] { started({"model." + change}); });
     EXPECT_EQ(error.code(), ExitCode::usage) << change;
-    EXPECT_THAT(error.what(), HasSubstr("is of another model:\n  model." + change.substr(0, change.find('='))));
+    EXPECT_THAT(error.what(), HasSubstr("has another model:\n  model." + change.substr(0, change.find('='))));
   }
   EXPECT_EQ(started({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).rope_theta, 500);
   EXPECT_EQ(started({"model.init_std=0.5", "model.max_position_embeddings=32", "model.logits_dtype=fp32"}).max_position_embeddings, 32);
@@ -305,7 +305,7 @@ TEST_F(StartFromFolder, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
   const std::string down = "layers.0.mlp.down.weight", file(kTokenizerFilePrefix);
   expect_error_renamed("master." + down, "others." + down, "there is no tensor master.layers.0.mlp.down.weight");
   expect_error_renamed("v." + down, "master.other", " parameters, but there are ");
-  expect_error_renamed(file + "tokenizer.json", file + "other", "other must be the bytes of a file that goes with a model");
+  expect_error_renamed(file + "tokenizer.json", file + "other", "other must be a u8 vector, the bytes of a tokenizer or generation file");
   expect_error(
       [](Manifest& manifest) {
         json config = json::parse(manifest.config);

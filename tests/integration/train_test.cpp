@@ -251,7 +251,7 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   std::vector<double> with, without;
   const std::string warned = logged("warned", folder_ / "foreign", with), silent = logged("silent", run_folder("seed"), without);
   EXPECT_EQ(with, without);
-  EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored: quantization here keeps no state of its own"));
+  EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored, because quantization in mantissa has no state"));
   EXPECT_THAT(warned, Not(HasSubstr("embed._extra_state")));
   EXPECT_THAT(silent, Not(HasSubstr("_extra_state")));
 }

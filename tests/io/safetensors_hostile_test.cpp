@@ -63,13 +63,13 @@ TEST_F(HostileSafetensors, SizesThatCannotBe) {
     refused("[9223372036854775807,2]", "[0,16]", "more elements than can be counted");
     refused("[4294967296,4294967296]", "[0,0]", "more elements than can be counted");
     refused("[0,9223372036854775807,9223372036854775807]", "[0,0]", "more elements than can be counted");
-    refused("[18446744073709551615]", "[0,16]", "beyond any file");
+    refused("[18446744073709551615]", "[0,16]", "larger than any file");
     refused("[-1]", "[0,16]", "whole numbers of 0 or more");
     refused("[1000]", "[0,16]", "hold 16");
     refused("[1,1,1,1,1,1,1,1,1]", "[0,16]", "more than 8 numbers");
   }
   for (const char* dtype : {"F4", "F6_E2M3", "F6_E3M2"})
-    expect_header_refused(tensor_text("a", dtype, "[3]", "[0,2]"), 2, "no whole number of bytes");
+    expect_header_refused(tensor_text("a", dtype, "[3]", "[0,2]"), 2, "not a whole number of bytes");
 }
 
 TEST_F(HostileSafetensors, OffsetsThatDoNotTileTheFile) {
@@ -83,11 +83,11 @@ TEST_F(HostileSafetensors, OffsetsThatDoNotTileTheFile) {
   for (const size_t more : {1U, 2U, 4096U}) expect_tensors_refused({{0, 4}, {4, 8}}, 8 + more, "the tensors end here");
   expect_tensors_refused({}, 1, "the tensors end here");
   expect_tensors_refused({{0, 4}, {4, 8}}, 7, "end beyond the file");
-  expect_tensors_refused({{1, 4}}, 4, "bytes of no tensor before");
-  expect_tensors_refused({{0, 4}, {5, 8}}, 8, "bytes of no tensor before");
+  expect_tensors_refused({{1, 4}}, 4, "no tensor has the bytes before");
+  expect_tensors_refused({{0, 4}, {5, 8}}, 8, "no tensor has the bytes before");
   for (const auto& offsets :
        std::vector<std::vector<std::pair<int, int>>>{{{0, 4}, {3, 8}}, {{0, 8}, {0, 8}}, {{0, 8}, {2, 4}}, {{0, 4}, {2, 2}, {4, 8}}})
-    expect_tensors_refused(offsets, 8, "bytes of another tensor in");
+    expect_tensors_refused(offsets, 8, "another tensor has bytes of");
   for (const char* offsets : {"[4,0]", "[9223372036854775807,0]"})
     expect_header_refused(tensor_text("a", "U8", "[4]", offsets), 4, "end before they begin");
   for (const char* offsets : {"[0,5]", "[4,8]", "[0,9223372036854775807]", "[9223372036854775807,9223372036854775807]"})
@@ -104,8 +104,8 @@ TEST_F(HostileSafetensors, HeadersThatAreNone) {
   for (const char* header : {"[]", "0", "null", " {}", "\xef\xbb\xbf{}", "\"{}\"", "{}\n", "{}\t ", "{}x", "{", "{}{}]"})
     expect_refused(safetensors_bytes_of(header), "the header must");
   for (const char* header : {"{}}", "{a:1}", "{} {}", "{/**/}", "{\"a\":1e400}"})
-    expect_refused(safetensors_bytes_of(header), "the header is no JSON");
-  expect_refused(safetensors_bytes_of(std::string("{ \0  }", 6)), "the header is no JSON: a zero byte");
+    expect_refused(safetensors_bytes_of(header), "the header is not JSON");
+  expect_refused(safetensors_bytes_of(std::string("{ \0  }", 6)), "the header is not JSON: a zero byte");
   for (const char* value : {"1", "-1", "1.5", "null", "true", "[]", "\"\""}) {
     expect_header_refused(text("\"a\":", value), 0, "\"a\" must be an object");
     expect_header_refused(text("\"__metadata__\":", value), 0, "\"__metadata__\" must be an object");
@@ -133,15 +133,15 @@ TEST_F(HostileSafetensors, KeysThatAreThereTwice) {
 
 TEST_F(HostileSafetensors, NamesAndTextsThatAreNoUtf8OrControlATerminal) {
   for (const char* bytes : {"\xff", "\xc0\x80", "\xe2\x82", "\n"}) {
-    expect_header_refused(tensor_text(bytes, "U8", "[0]", "[0,0]"), 0, "no JSON");
-    expect_header_refused(text("\"__metadata__\":{\"", bytes, "\":\"\"}"), 0, "no JSON");
-    expect_header_refused(text("\"__metadata__\":{\"\":\"", bytes, "\"}"), 0, "no JSON");
+    expect_header_refused(tensor_text(bytes, "U8", "[0]", "[0,0]"), 0, "not JSON");
+    expect_header_refused(text("\"__metadata__\":{\"", bytes, "\":\"\"}"), 0, "not JSON");
+    expect_header_refused(text("\"__metadata__\":{\"\":\"", bytes, "\"}"), 0, "not JSON");
   }
   for (const char* name : {"\\u0000", "a\\u0000b", "\\n", "\\u001b[2J", "\\u007f", "\\u0085"})
     expect_header_refused(tensor_text(name, "U8", "[0]", "[0,0]"), 0, "control characters");
   expect_header_refused(tensor_text("", "U8", "[0]", "[0,0]"), 0, "must not be empty");
   expect_header_refused(tensor_text(std::string(1025, 'n'), "U8", "[0]", "[0,0]"), 0, "a name of 1025 bytes");
-  expect_header_refused(tensor_text("\\ud800", "U8", "[0]", "[0,0]"), 0, "no JSON");
+  expect_header_refused(tensor_text("\\ud800", "U8", "[0]", "[0,0]"), 0, "not JSON");
 }
 
 TEST_F(HostileSafetensors, DepthIsRefusedWhereItBegins) {
@@ -163,7 +163,7 @@ TEST_F(HostileSafetensors, CrowdsOfTensorsTakeBoundedMemory) {
   };
   const std::string members = crowd(1'000'001, "\":0"), tensor = tensor_text("", "U8", "[]", "[0,1]").substr(1);
   expect_header_refused(members, 1, "more than 1000000 tensors");
-  expect_header_refused(crowd(100'000, tensor), 1, "bytes of another tensor in");
+  expect_header_refused(crowd(100'000, tensor), 1, "another tensor has bytes of");
   struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
   EXPECT_LE(usage.ru_maxrss, (48 * static_cast<int64_t>(members.size()) + (256 << 20)) / 1024);
@@ -216,13 +216,13 @@ TEST_F(HostileIndex, FilesThatAreNone) {
 TEST_F(HostileIndex, TensorsThatAreElsewhere) {
   const std::string second = "\"model-00002-of-00002.safetensors\"";
   expect_refused(index_with("\"model-00001-of-00002.safetensors\""),
-                 "weight_map has a tensor \"b\", which model-00001-of-00002.safetensors has not");
+                 "weight_map has a tensor \"b\", which model-00001-of-00002.safetensors lacks");
   expect_refused(index_with(second, ",\"c\":" + second), "weight_map has a tensor \"c\"");
   expect_refused(index_with(second, ",\"d\":\"other.safetensors\""), "tensor \"c\" is not in the weight_map");
   expect_refused(R"({"weight_map":{"b":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"}})",
-                 "says the weight_map");
+                 " by the weight_map of ");
   fs::copy(folder_ / "other.safetensors", folder_ / "twin.safetensors");
-  expect_refused(index_with(second, R"(,"c":"other.safetensors","d":"twin.safetensors")"), "belongs into other.safetensors");
+  expect_refused(index_with(second, R"(,"c":"other.safetensors","d":"twin.safetensors")"), "should be in other.safetensors");
 }
 
 TEST_F(HostileIndex, TextsThatAreNone) {

@@ -192,7 +192,7 @@ TEST_F(CheckpointFaults, FlippedBitsAndAnotherLengthOfAShardAreFound) {
     const auto position = static_cast<int64_t>(random_words({.seed = 9}, 0, i)[0] % (kTwoChunks * 8));
     expect_found(header + position, text("chunk ", position / kCheckpointChunkBytes, " "));
   }
-  for (int64_t position = 0; position < header; position += 3) expect_found(position, "is damaged: its header is not that of the manifest");
+  for (int64_t position = 0; position < header; position += 3) expect_found(position, "is damaged: its header does not match the manifest");
   CheckpointReader(path).verify();
   const auto expect_refused = [&](int64_t size) {
     fs::resize_file(shard, static_cast<uintmax_t>(size));

@@ -52,7 +52,7 @@ TEST_F(CheckpointReads, AnErrorThatStaysTakesTheStepBeforeAndNamesBoth) {
                        .path = "step-00000002/shard"};
   EXPECT_EQ(newest_under(stays), 1);
   EXPECT_THAT(log(), HasSubstr("checkpoint passed over: " + (checkpoints() / "step-00000002/shard-00000.safetensors").string()));
-  EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is taken instead of step 2"));
+  EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is loaded instead of step 2"));
   EXPECT_EQ(newest(), 2) << "nothing was changed";
 }
 

@@ -185,7 +185,7 @@ TEST_P(PendingFolders, WhatAppearedMeanwhileIsNotReplaced) {
       const Error error = error_of([&] { write(pending); });
       disarm_fault();
       EXPECT_EQ(error.code(), ExitCode::storage);
-      EXPECT_THAT(error.what(), HasSubstr("model-hf: is there now; it was not before"));
+      EXPECT_THAT(error.what(), HasSubstr("model-hf: was created by another process in the meantime"));
       EXPECT_FALSE(fs::exists(target() / "weights"));
     }
     EXPECT_THAT(names(), ElementsAre("model-hf"));

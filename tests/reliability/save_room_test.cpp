@@ -49,7 +49,7 @@ TEST_F(SmallDisk, ARunThatGoesOnGivesUpItsOldestButNeverHasLessThanTwo) {
   set_size(3 * kState + kState / 2);
   EXPECT_EQ(save(directory, 4), ExitCode::ok);
   EXPECT_THAT(steps(), ElementsAre("step-00000002", "step-00000003", "step-00000004"));
-  EXPECT_THAT(log(), HasSubstr("step-00000001: deleted, because the disk has no room for it and for the checkpoint of step 4"));
+  EXPECT_THAT(log(), HasSubstr("step-00000001: deleted, because the disk does not have room for it beside the checkpoint of step 4"));
   set_size(2 * kState + kState / 2);  // two must stay
   EXPECT_EQ(save(directory, 5), ExitCode::storage);
   EXPECT_THAT(steps(), ElementsAre("step-00000002", "step-00000003", "step-00000004"));

@@ -72,7 +72,7 @@ TEST_F(PromptTest, NothingIsPrintedIfTheLastOfManyIsRefused) {
 }
 
 TEST_F(PromptTest, ABeginTokenThatIsThereTwiceIsAWarning) {
-  const std::string says = ": the begin token, which the tokenizer puts before each text, is also spelled in 1 text";
+  const std::string says = ": the begin token, which the tokenizer puts before each text, is also written out in 1 text";
   EXPECT_THAT(generate({"--prompt", "<s>ab"}).log, HasSubstr("--prompt" + says));
   EXPECT_THAT(generate({"--prompt", "ab<s>"}).log, Not(HasSubstr(says)));
   EXPECT_THAT(generate({"--prompt-ids", "3,3,1"}).log, Not(HasSubstr(says))) << "ids are as they are";
@@ -99,11 +99,11 @@ TEST_F(PromptTest, EvaluatedDataHaveTheWarningsOfTraining) {
     return run.log;
   };
   EXPECT_THAT(told("{\"text\": \"<s>ab\"}\n{\"text\": \"abc\"}\n"),
-              HasSubstr("data.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 1 text"));
+              HasSubstr("data.jsonl: the begin token, which the tokenizer puts before each text, is also written out in 1 text"));
   EXPECT_THAT(told("{\"text\": \"abc\"}\n"), Not(HasSubstr("begin token")));
   const std::string example = R"({"tokens": [0, 1, 2, 0, 1, 2], "mask": [0, 1, 1, 1, 1, 1]})";
   EXPECT_THAT(told(example, {"--seq-len", "4"}),
-              HasSubstr("data.jsonl: 1 of 1 example longer than --seq-len: the end is cut off, with 2 of 5 targets"));
+              HasSubstr("data.jsonl: the ends of 1 of 1 example, beyond --seq-len, are cut off, with 2 of 5 targets"));
   EXPECT_THAT(told(example), Not(HasSubstr("cut off")));
 }
 

@@ -90,9 +90,9 @@ TEST_F(TokenizeTest, WarnsOfTokensThatAreThereTwice) {
   ::testing::internal::CaptureStderr();
   tokenize("--tokenizer own.json --output out --format examples twice.jsonl pairs.jsonl b.txt");
   const std::string said = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(said, HasSubstr("twice.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 2 texts"));
-  EXPECT_THAT(said, HasSubstr("twice.jsonl: the end token, which the tokenizer puts behind each text, is also spelled in 2 texts"));
-  EXPECT_THAT(said, HasSubstr("pairs.jsonl: the begin token, which the tokenizer puts before each text, is also spelled in 1 text,"));
+  EXPECT_THAT(said, HasSubstr("twice.jsonl: the begin token, which the tokenizer puts before each text, is also written out in 2 texts"));
+  EXPECT_THAT(said, HasSubstr("twice.jsonl: the end token, which the tokenizer puts after each text, is also written out in 2 texts"));
+  EXPECT_THAT(said, HasSubstr("pairs.jsonl: the begin token, which the tokenizer puts before each text, is also written out in 1 text,"));
   EXPECT_THAT(said, ::testing::Not(HasSubstr("b.txt")));
 }
 
