@@ -21,7 +21,7 @@ class Busy {
  public:
   explicit Busy(Session& session) : session_(session) {
     require(!session.busy.exchange(true, std::memory_order_acquire),
-            "a collective begins while another one of this process is under way: both belong into its CommQueue");
+            "a collective begins while another one of this process is running: submit both to its CommQueue");
   }
   ~Busy() { session_.busy.store(false, std::memory_order_release); }
   Busy(const Busy&) = delete;
@@ -34,7 +34,7 @@ class Busy {
 }  // namespace
 
 CommunicationMeter::CommunicationMeter() {
-  require(!meter, "a second meter of communication on a thread");
+  require(!meter, "this thread has a CommunicationMeter already");
   meter = this;
 }
 void CommunicationMeter::stop() {

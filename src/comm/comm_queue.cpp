@@ -35,7 +35,7 @@ CommQueue::CommQueue(Communicator world, Backend* device)
   if (device_) Session::watch(world_.group_->session, *device_);
   if (world_.size() == 1 || device_) return;
   std::function<void()>& before_call = world_.group_->session->before_call;
-  require(!before_call, "a second CommQueue of this process");
+  require(!before_call, "this process has a CommQueue already");
   before_call = [this] { drain(); };
   thread_ = std::thread([this] { loop(); });
 }
@@ -45,7 +45,7 @@ CommQueue::~CommQueue() {
   try {
     for (const auto& state : on_device_) device_->follow(state->mark);
   } catch (const Error& error) {  // the error of a device that has failed: nothing runs there any more, and whoever waits for it is told
-    log_warning("the lane of communication is left as it is: ", error.what());
+    log_warning("compute does not wait for the communication lane, because the device failed: ", error.what());
   }
   if (!thread_.joinable()) return;
   {

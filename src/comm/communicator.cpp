@@ -21,10 +21,10 @@ std::vector<int64_t> boundaries(const char* call, std::span<const int64_t> count
   require(counts.size() == static_cast<size_t>(ranks), call, ": ", counts.size(), " counts for ", ranks, " ranks");
   std::vector<int64_t> out{0};
   for (const int64_t c : counts) {
-    require(c >= 0, call, ": a count of ", c);
+    require(c >= 0, call, ": counts must not be negative, got ", c);
     out.push_back(out.back() + c);
   }
-  require(out.back() == count, call, ": counts of ", out.back(), " in all for ", count);
+  require(out.back() == count, call, ": the counts sum to ", out.back(), ", but there are ", count, " elements");
   return out;
 }
 
@@ -37,7 +37,8 @@ Bytes share(const Bytes& bytes, const std::vector<int64_t>& boundaries, int rank
 template <class Operand>
 Backend* device_of(const char* call, std::span<const Operand> parts, Bytes Operand::*bytes) {
   Backend* const device = parts.empty() ? nullptr : (parts.front().*bytes).device;
-  for (const Operand& part : parts) require((part.*bytes).device == device, call, ": bytes of several devices, or of one and the host");
+  for (const Operand& part : parts)
+    require((part.*bytes).device == device, call, ": the bytes are not all in the memory of one device, or all on the host");
   return device;
 }
 
@@ -61,7 +62,8 @@ void post_gather(Collective& collective, const RankGroup& group, const Bytes& by
 
 Bytes memory(const Tensor& tensor) {
   const Dtype dtype = tensor.dtype();
-  require(dtype == Dtype::f32 || dtype == Dtype::f64 || dtype == Dtype::bf16, "sum over ranks: a tensor of ", dtype);
+  require(dtype == Dtype::f32 || dtype == Dtype::f64 || dtype == Dtype::bf16, "sum over ranks: the tensor must be fp32, fp64 or bf16, got ",
+          dtype);
   return tensor;
 }
 
@@ -140,7 +142,7 @@ int64_t Communicator::calls() const { return group_ ? group_->session->calls.loa
 void Communicator::stop() const {
   if (!group_) return;
   group_->session->transport->stop();
-  group_->session->end(std::make_exception_ptr(Error(ExitCode::peer_lost, text("rank ", rank(), " gave up its communication"))));
+  group_->session->end(std::make_exception_ptr(Error(ExitCode::peer_lost, text("rank ", rank(), " aborted its communication"))));
 }
 
 void Communicator::all_gather(const Bytes& bytes, std::span<const int64_t> counts, Purpose purpose) const {
@@ -174,7 +176,7 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
     cuts.push_back({.in = boundaries("all_to_all: in", part.in_counts, size(), part.in.size),
                     .out = boundaries("all_to_all: out", part.out_counts, size(), part.out.size)});
     const int64_t kept = share(part.in, cuts.back().in, rank()).size, place = share(part.out, cuts.back().out, rank()).size;
-    require(kept == place, "all_to_all: rank ", rank(), " keeps ", kept, " bytes where ", place, " belong");
+    require(kept == place, "all_to_all: rank ", rank(), " sends itself ", kept, " bytes, but receives ", place, " from itself");
     std::ranges::transform(sent, part.in_counts, sent.begin(), std::plus{});
     std::ranges::transform(received, part.out_counts, received.begin(), std::plus{});
   }
@@ -188,7 +190,7 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
     return;
   }
   Backend* const device = device_of("all_to_all", parts, &Exchange::in);
-  require(device_of("all_to_all", parts, &Exchange::out) == device, "all_to_all: out lies elsewhere than in");
+  require(device_of("all_to_all", parts, &Exchange::out) == device, "all_to_all: in and out are not in the memory of the same device");
   const Collective::Call call{
       .header = {.operation = Operation::all_to_all}, .purpose = purpose, .device = device, .sent = sent, .received = received};
   Collective::run(*group_, call, [&](Collective& collective) {
@@ -218,15 +220,16 @@ void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> co
   const Bytes bytes = memory(tensor);  // its dtype is checked in a group of one, too
   if (!group_) return;
   const int64_t needed = counts[static_cast<size_t>(rank())] * (size() - 1);
-  require(!scratch.defined() || (scratch.dtype() == tensor.dtype() && scratch.elements() >= needed), "sum_scatter: scratch of ",
-          scratch.defined() ? scratch.elements() : 0, " elements where ", needed, " of ", tensor.dtype(), " are needed");
+  require(!scratch.defined() || (scratch.dtype() == tensor.dtype() && scratch.elements() >= needed), "sum_scatter: scratch is ",
+          scratch.defined() ? scratch.elements() : 0, " elements of ", scratch.defined() ? scratch.dtype() : tensor.dtype(), ", but ",
+          needed, " of ", tensor.dtype(), " are needed");
   const Header header{.count = tensor.elements(), .counts = hash_of(counts), .operation = Operation::sum_scatter, .dtype = tensor.dtype()};
   Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device},
                   [&](Collective& collective) { scatter(collective, *group_, tensor.view({tensor.elements()}), cuts, scratch); });
 }
 
 void Communicator::broadcast(const Bytes& bytes, int root, Purpose purpose) const {
-  require(root >= 0 && root < size(), "broadcast from rank ", root, " of ", size());
+  require(root >= 0 && root < size(), "broadcast: root must be below ", size(), ", got ", root);
   if (!group_) return;
   const Header header{.count = bytes.size, .root = static_cast<uint16_t>(root), .operation = Operation::broadcast};
   Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device}, [&](Collective& collective) {

@@ -12,7 +12,7 @@
 namespace mantissa {
 
 void Transport::heed_interrupt() const {
-  require(!stopped_, ExitCode::peer_lost, "rank ", rank(), " gave up its communication");
+  require(!stopped_, ExitCode::peer_lost, "rank ", rank(), " aborted its communication");
   if (interrupt_) interrupt_();
 }
 

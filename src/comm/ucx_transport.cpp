@@ -58,7 +58,7 @@ void require_shared_memory() {
 
 ucp_context_h make_context() {
   static const bool logging = (ucs_log_push_handler(write_ucx_log), true);
-  require(logging, "UCX has no log");
+  require(logging, "UCX did not take a log handler");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
@@ -90,12 +90,12 @@ class UcxTransport final : public Transport {
     check(ucp_worker_get_efd(worker_.get(), &wakeup_), "sleeping");
     ucp_address_t* found = nullptr;
     size_t length = 0;
-    check(ucp_worker_get_address(worker_.get(), &found, &length), "finding the own address");
+    check(ucp_worker_get_address(worker_.get(), &found, &length), "finding the address of this rank");
     const std::string address(reinterpret_cast<const char*>(found), length);
     ucp_worker_release_address(worker_.get(), found);
     addresses_ = exchange(address);
     const bool listed = rank_ >= 0 && rank_ < size() && addresses_[static_cast<size_t>(rank_)] == address;
-    require(listed && size() <= 1 << 16, "rank ", rank_, " is not where it should be among ", size(), " addresses");
+    require(listed && size() <= 1 << 16, "rank ", rank_, ": its address is not at its place in the ", size(), " gathered addresses");
     endpoints_.resize(addresses_.size());
   }
 
@@ -157,7 +157,7 @@ class UcxTransport final : public Transport {
     ucp_request_free(r.request);
     r.request = nullptr;
     const bool fits = status != UCS_ERR_MESSAGE_TRUNCATED && (status != UCS_OK || !r.receives || info.length == r.bytes);
-    require(fits, "rank ", r.peer, " sent another number of bytes than the ", r.bytes, " that rank ", rank_, " expected");
+    require(fits, "rank ", r.peer, " did not send the ", r.bytes, " bytes that rank ", rank_, " expected");
     require(status == UCS_OK, ExitCode::peer_lost, "rank ", rank_, ", ", r.receives ? "receiving from" : "sending to", " rank ", r.peer,
             ": ", ucs_status_string(status));
     return true;
@@ -184,7 +184,7 @@ class UcxTransport final : public Transport {
 
   Request begin(const Began& r) {
     const bool failed = UCS_PTR_IS_ERR(r.request);
-    require(!failed, ExitCode::peer_lost, "rank ", rank_, ", beginning with rank ", r.peer, ": ",
+    require(!failed, ExitCode::peer_lost, "rank ", rank_, ", starting a message with rank ", r.peer, ": ",
             failed ? ucs_status_string(UCS_PTR_STATUS(r.request)) : "");
     requests_.push_back(r);
     return requests_.size() - 1;
@@ -203,7 +203,7 @@ class UcxTransport final : public Transport {
       for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
         std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
     }
-    check(status, text("reaching rank ", peer).c_str());
+    check(status, text("connecting to rank ", peer).c_str());
     return found;
   }
 

@@ -21,7 +21,7 @@ void configure(const Socket& socket, double timeout_s) {
 }
 
 std::string_view Frame::take(size_t bytes) {
-  require(bytes <= fields_.size() - at_, ExitCode::peer_lost, "a frame of the store ends too early");
+  require(bytes <= fields_.size() - at_, ExitCode::peer_lost, "a frame of the store is too short");
   return std::string_view(fields_).substr(std::exchange(at_, at_ + bytes), bytes);
 }
 

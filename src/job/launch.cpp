@@ -240,7 +240,7 @@ bool outlive_launcher() {
 }
 
 std::string first_host(std::string_view variable, std::string_view list) {
-  const auto refuse = [&] { fail(ExitCode::usage, variable, "=", list, ": is no list of hosts"); };
+  const auto refuse = [&] { fail(ExitCode::usage, variable, "=", list, ": is not a list of hosts"); };
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ',';) {
     if (list[i] == '[') {  // its first number, the width of which counts
@@ -260,7 +260,9 @@ std::string first_host(std::string_view variable, std::string_view list) {
 }
 
 std::vector<int> tasks_per_node(std::string_view variable, std::string_view list) {
-  const auto refuse = [&] { fail(ExitCode::usage, variable, "=", list, ": is no list like 4(x2),2 of at most ", kMostRanks, " nodes"); };
+  const auto refuse = [&] {
+    fail(ExitCode::usage, variable, "=", list, ": must be a list such as 4(x2),2 of at most ", kMostRanks, " nodes");
+  };
   const auto count = [&](std::string_view digits) {
     const std::optional<int64_t> number = whole_number(digits);
     if (!number || *number < 1 || *number > kMostRanks) refuse();

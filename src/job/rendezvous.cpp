@@ -44,7 +44,7 @@ namespace {
 void fill_random(std::span<std::byte> out) {
   while (!out.empty()) {
     const ssize_t got = ::getrandom(out.data(), out.size(), 0);
-    require(got >= 0 || errno == EINTR, ExitCode::environment, "the system gives no random bytes: ", system_message(errno));
+    require(got >= 0 || errno == EINTR, ExitCode::environment, "the system has no random bytes: ", system_message(errno));
     out = out.subspan(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   }
 }
@@ -72,7 +72,7 @@ Mac hmac_sha256(std::string_view key, std::span<const std::byte> message) {
   const unsigned char* const made =
       ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(message.data()),
              message.size(), reinterpret_cast<unsigned char*>(out.data()), &length);
-  require(made != nullptr && length == out.size(), "libcrypto gave no HMAC-SHA256");
+  require(made != nullptr && length == out.size(), "libcrypto did not compute an HMAC-SHA256");
   return out;
 }
 
@@ -113,7 +113,7 @@ Socket opened_secret(const std::string& path, SecretSource kind) {
   require(static_cast<bool>(file), ExitCode::usage, path, ": cannot be opened: ", system_message(errno));
   struct stat status {};
   require(::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode), ExitCode::usage, path, ": is not a regular file");
-  require((status.st_mode & 077) == 0, ExitCode::usage, path, ": others may read this secret; chmod 600 it");
+  require((status.st_mode & 077) == 0, ExitCode::usage, path, ": other users can read this secret; run chmod 600 on it");
   const bool is_ours = status.st_uid == ::geteuid() || (kind == SecretSource::secret_file && ::geteuid() == 0);
   require(is_ours, ExitCode::usage, path, ": belongs to another user");
   return file;
@@ -172,8 +172,8 @@ fs::path rendezvous_folder(const std::string& chosen) {
   if (is_ours) return runtime->second;
   std::error_code problem;
   const fs::path temporary = fs::temp_directory_path(problem);
-  require(!problem, ExitCode::environment, "no temporary folder for what the ranks of this host publish: ", problem.message(),
-          "; TMPDIR has to name a folder");
+  require(!problem, ExitCode::environment, "there is no temporary folder for the rendezvous file: ", problem.message(),
+          "; set TMPDIR to a folder");
   return temporary;
 }
 
@@ -190,8 +190,8 @@ std::optional<std::string> job_secret(const Environment& environment) {
   } catch (const Error& error) {
     fail(error.code(), name, ": ", error.what());
   }
-  require(!secret.empty() && secret.size() < static_cast<size_t>(kMostSecretBytes), ExitCode::usage, name, ": a secret has 1 to ",
-          kMostSecretBytes - 1, " bytes, this one ", secret.size());
+  require(!secret.empty() && secret.size() < static_cast<size_t>(kMostSecretBytes), ExitCode::usage, name, ": a secret must have 1 to ",
+          kMostSecretBytes - 1, " bytes, got ", secret.size());
   if (secret.size() < 16)
     log_warning(name, ": the secret has ", secret.size(), " bytes and can be guessed; take 32 random bytes as hex digits");
   return secret;
@@ -419,12 +419,12 @@ class Caller {
     if (!refused) accepted_at_ = now;
     require(!options_.secret || now < accepted_at_ + kRefusedSeconds, ExitCode::usage, "rank ", launch_.rank, ": rank 0 at ",
             launch_.address, ":", launch_.port,
-            " refuses its secret: MANTISSA_SECRET or MANTISSA_SECRET_FILE must give all ranks the same, and ",
-            "the launcher one name of the job");
+            " refuses its secret: MANTISSA_SECRET or MANTISSA_SECRET_FILE must be the same for all ranks, and so must the job name of the "
+            "launcher");
   }
 
   bool authenticate(const Socket& socket, const std::string& secret, double until) {
-    problem_ = "what listens there does not prove the secret: another job, or another MANTISSA_SECRET";
+    problem_ = "the process that listens there does not know the secret: it belongs to another job, or has another MANTISSA_SECRET";
     const HelloBytes mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart),
                                        .rank = static_cast<uint32_t>(launch_.rank),
                                        .world = static_cast<uint32_t>(launch_.world)});

@@ -202,7 +202,7 @@ class Store::Client {
         write(now);
       }
     } catch (const std::exception& error) {
-      raise_loss(text("cannot be understood: ", error.what()));
+      raise_loss(text("sent an unreadable message: ", error.what()));
     }
     {
       const std::lock_guard lock(mutex_);
@@ -296,7 +296,7 @@ class Store::Client {
 };
 
 Store::Store(const Launch& launch, const StoreOptions& options) {
-  require(launch.world > 1, "a world of one has no store");
+  require(launch.world > 1, "one rank alone has no store");
   client_ = std::make_unique<Client>(launch, options);
   barrier(".start");
 }

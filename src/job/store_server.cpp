@@ -57,7 +57,7 @@ void StoreServer::serve() {
       }
     }
   } catch (const std::exception& error) {
-    log_error("the store of rank 0 fails: ", error.what());
+    log_error("the store of rank 0 failed: ", error.what());
   }
   for (Peer& peer : peers_) peer.connection.reset();  // whoever is still there takes rank 0 for lost
   listener_.socket = Socket();
@@ -150,15 +150,15 @@ void StoreServer::admit(Unauthenticated& waiting) {
   Connection connection(std::move(waiting.socket));
   std::string problem;
   if (hello.protocol != kStoreProtocol) {
-    problem = text("it speaks version ", hello.protocol, " of the protocol, rank 0 version ", kStoreProtocol);
+    problem = text("it has version ", hello.protocol, " of the protocol, but rank 0 has version ", kStoreProtocol);
   } else if (hello.attempt != static_cast<uint32_t>(launch_.restart)) {
-    problem = text("it belongs to restart ", hello.attempt, ", rank 0 to restart ", launch_.restart);
+    problem = text("it belongs to restart ", hello.attempt, ", but rank 0 to restart ", launch_.restart);
   } else if (hello.world != static_cast<uint32_t>(launch_.world)) {
-    problem = text("its world has ", hello.world, " ranks, that of rank 0 has ", launch_.world);
+    problem = text("its world has ", hello.world, " ranks, but that of rank 0 has ", launch_.world);
   } else if (hello.rank >= hello.world) {
     problem = text("there is no rank ", hello.rank, " among ", hello.world);
   } else if (hello.rank == 0 || peers_[hello.rank].joined) {
-    problem = text("rank ", hello.rank, " is there already");
+    problem = text("rank ", hello.rank, " has joined already");
   }
   if (!problem.empty()) {
     log_dropped(monotonic_now(), "it has the secret, but " + problem);
@@ -186,7 +186,7 @@ void StoreServer::listen_to(int rank) {
       handle(rank, *frame);
     }
   } catch (const Error& error) {
-    lose(rank, text("sent what cannot be read: ", error.what()));
+    lose(rank, text("sent an unreadable message: ", error.what()));
   }
   if (!open && connection) lose(rank, "closed its connection");
 }
@@ -294,7 +294,7 @@ void StoreServer::expire(double now) {
     const bool start = name == kStartBarrier;
     fail_job({.code = ExitCode::peer_lost,
               .rank = -1,
-              .message = text(start ? "not all ranks are there" : "not all ranks came to '" + name + "'", " within ", barrier.seconds, " s",
+              .message = text(start ? "not all ranks joined" : "not all ranks reached '" + name + "'", " within ", barrier.seconds, " s",
                               start ? " (parallel.init_timeout_s)" : "", "; missing: ", missing(barrier))});
   }
 }

@@ -108,7 +108,7 @@ TEST(CommQueue, AnExceptionThatUnwindsItsBlockEndsWhatIsUnderWay) {
     gone = true;
     work.wait();
   });
-  EXPECT_EQ(errors, (std::vector<std::string>{"6: rank 0 gave up its communication", ""}));
+  EXPECT_EQ(errors, (std::vector<std::string>{"6: rank 0 aborted its communication", ""}));
 }
 
 TEST(CommQueue, ACollectiveBesideItBeginsWhenItHasNoWork) {

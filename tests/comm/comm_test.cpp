@@ -224,7 +224,7 @@ TEST(LentScratch, ThatDoesNotHoldASumIsRefused) {
     return errors[2];
   };
   EXPECT_EQ(scatter(Dtype::f32, 60), "");
-  EXPECT_THAT(scatter(Dtype::f32, 59), HasSubstr("scratch of 59 elements where 60 of fp32 are needed"));
+  EXPECT_THAT(scatter(Dtype::f32, 59), HasSubstr("scratch is 59 elements of fp32, but 60 of fp32 are needed"));
   EXPECT_THAT(scatter(Dtype::bf16, 60), HasSubstr("needed"));
 }
 
@@ -300,7 +300,7 @@ TEST(Failure, StopEndsTheWaitOfAnotherThread) {
     stopper.join();
     world.barrier();
   });
-  EXPECT_EQ(errors[0], "6: rank 0 gave up its communication");
+  EXPECT_EQ(errors[0], "6: rank 0 aborted its communication");
 }
 
 TEST(Failure, ASecondCollectiveAtTheSameTimeIsRefused) {

@@ -426,7 +426,7 @@ TEST_F(LateLinks, AStopAndAWaitBesideAQueueEndThem) {
     EXPECT_GE(link_state_.given_up, 1);
     world.sum(filled(device, 1), Purpose::other);
   });
-  EXPECT_THAT(stopped, Each(HasSubstr("gave up its communication")));
+  EXPECT_THAT(stopped, Each(HasSubstr("aborted its communication")));
   const auto missed = errors([&](Backend& device, const Communicator& world) {
     const CommQueue queue(world, &device);
     lost_ = true;

@@ -53,7 +53,7 @@ class HostileHandshakes : public test::LaunchedTraining {
       if (i % 8 == 0) {
         RawConnection raw(port_);
         const std::string sent = raw.authenticate(hello, kSecret, job_);
-        ++(raw.receive(500).find("is there already") != std::string::npos ? seen.duplicates : seen.odd);
+        ++(raw.receive(500).find("has joined already") != std::string::npos ? seen.duplicates : seen.odd);
         ++(receive(sent).size() == 32 ? seen.replays : seen.odd);
       } else if (i % 8 == 4) {
         RawConnection raw(port_);

@@ -216,7 +216,7 @@ TEST_F(LaunchedTraining, AMissingTemporaryFolderIsNamed) {
        "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2", MANTISSA_BINARY, "train", "run.json"},
       folder_.path());
   EXPECT_EQ(run.exit_code, 3);
-  EXPECT_THAT(run.errors, HasSubstr("TMPDIR has to name a folder"));
+  EXPECT_THAT(run.errors, HasSubstr("set TMPDIR to a folder"));
 }
 
 TEST_F(LaunchedTraining, RequestToStopInTheRendezvousIsOneOfAll) {

@@ -62,7 +62,7 @@ Errors nobody_can_come_late(const StoreJob& job) {
     });
     expect_error(full[0], ExitCode::peer_lost, "rank 1 (");
     const Error alone = test::error_of([&] { Store store(job.launch(0, 2, "alone" + again), job.options(2, 0.1)); });
-    expect_error(alone, ExitCode::peer_lost, "not all ranks are there within 0.1 s");
+    expect_error(alone, ExitCode::peer_lost, "not all ranks joined within 0.1 s");
   });
 }
 

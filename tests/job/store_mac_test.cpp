@@ -64,13 +64,13 @@ TEST(JobToken, ComesFromTheEnvironmentOrAPrivateFile) {
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(), HasSubstr(because));
   };
-  refused({{"MANTISSA_SECRET", ""}}, "MANTISSA_SECRET: a secret has 1 to 4095 bytes");
+  refused({{"MANTISSA_SECRET", ""}}, "MANTISSA_SECRET: a secret must have 1 to 4095 bytes");
   refused({{"MANTISSA_SECRET", "a"}, {"MANTISSA_SECRET_FILE", path}}, "both set");
-  refused({{"MANTISSA_SECRET_FILE", long_path}}, "a secret has 1 to 4095 bytes");
+  refused({{"MANTISSA_SECRET_FILE", long_path}}, "a secret must have 1 to 4095 bytes");
   for (const std::string& other : {path + "x", folder.path().string()}) refused({{"MANTISSA_SECRET_FILE", other}}, "MANTISSA_SECRET_FILE");
   for (const mode_t mode : {0640U, 0604U, 0660U, 0644U, 0610U}) {
     ::chmod(path.c_str(), mode);
-    refused({{"MANTISSA_SECRET_FILE", path}}, "others may read this secret");
+    refused({{"MANTISSA_SECRET_FILE", path}}, "other users can read this secret");
   }
   ::chmod(path.c_str(), 0400);
   EXPECT_TRUE(job_secret({{"MANTISSA_SECRET_FILE", path}}));

@@ -51,13 +51,13 @@ void expect_that_nobody_gets_in(int port) {
   }
   EXPECT_LE(received_for(port, std::string(100000, 'G')).size(), 32U) << "dropped after 64 bytes";
   const std::vector<std::pair<Hello, std::string>> misplaced = {
-      {hello, "rank 1 is there already"},
-      {{.rank = 0, .world = 2}, "rank 0 is there already"},
+      {hello, "rank 1 has joined already"},
+      {{.rank = 0, .world = 2}, "rank 0 has joined already"},
       {{.rank = 2, .world = 2}, "there is no rank 2 among 2"},
       {{.rank = 0xffffffff, .world = 2}, "there is no rank"},
-      {{.rank = 1, .world = 3}, "its world has 3 ranks, that of rank 0 has 2"},
-      {{.attempt = 1, .rank = 1, .world = 2}, "it belongs to restart 1, rank 0 to restart 0"},
-      {{.protocol = 9, .rank = 1, .world = 2}, "it speaks version 9"}};
+      {{.rank = 1, .world = 3}, "its world has 3 ranks, but that of rank 0 has 2"},
+      {{.attempt = 1, .rank = 1, .world = 2}, "it belongs to restart 1, but rank 0 to restart 0"},
+      {{.protocol = 9, .rank = 1, .world = 2}, "it has version 9"}};
   for (const auto& [who, why] : misplaced) EXPECT_THAT(refusal(port, who), HasSubstr(why));
   std::vector<RawConnection> open;
   for (int i = 0; i < 1000; ++i) {
@@ -89,7 +89,7 @@ TEST(UnauthenticatedConnections, DoNothingToTwoRanksAtWork) {
     store.leave();
   });
   EXPECT_FALSE(errors[0] || errors[1]);
-  expect_error(errors[2], ExitCode::usage, "rank 0 refuses it: rank 1 is there already");
+  expect_error(errors[2], ExitCode::usage, "rank 0 refuses it: rank 1 has joined already");
 }
 
 // Rank 1 meets a rank 0 that answers and has another secret.
@@ -134,7 +134,7 @@ TEST(UnauthenticatedConnections, LiarsAreNotBelievedAndCostNoMemory) {
                                     {"fields missing", std::string("\2\0\0\0\x04\x01", 6)},
                                     {"a text longer than its frame", std::string("\5\0\0\0\x04\xff\xff\xff\xff", 9)}}) {
     cases.push_back({name, [frame](const StoreJob& job) { return meet_liar(job, frame); }, 1, ExitCode::peer_lost,
-                     "rank 1 \\(raw\\) sent what cannot be read"});
+                     "rank 1 \\(raw\\) sent an unreadable message"});
   }
   test::expect_at_once(cases);
 }

@@ -325,7 +325,7 @@ TEST_F(LostPeer, MayBeOneThatGivesUpTwiceOnAnyThread) {
     std::thread([&] { world.stop(), world.stop(); }).join();
     world.sum(x, Purpose::other);
   });
-  EXPECT_THAT(errors, Each(AllOf(StartsWith("6: "), HasSubstr("gave up its communication"))));
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("6: "), HasSubstr("aborted its communication"))));
 }
 
 // ---- a link by itself
@@ -363,7 +363,7 @@ TEST(NcclLinkAlone, FailsBehindGivingUp) {
     link.exchange({});
     link.exchange(messages);
   });
-  EXPECT_THAT(errors, ::testing::ElementsAre("6: rank 5: NCCL was given up", "6: rank 7: NCCL was given up"));
+  EXPECT_THAT(errors, ::testing::ElementsAre("6: rank 5: NCCL was aborted", "6: rank 7: NCCL was aborted"));
 }
 
 TEST(NcclLinkAlone, TakesTheGpuOfItsRank) {
@@ -470,7 +470,7 @@ TEST(NcclLinkAlone, EndsWhileItsMessagesHaveNotBegun) {
 TEST(NcclLibrary, RefusedCommunicatorsAreOfTheEnvironment) {
   simt::ThreadNccl nccl({.refusal = NcclResult::invalid_usage});
   const auto errors = errors_on_ranks(2, nccl.links(), [](Backend&, const Communicator&) {});
-  EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL does not connect: invalid usage"))));
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("3: rank "), HasSubstr("NCCL cannot connect: invalid usage"))));
 }
 
 TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {

@@ -201,9 +201,9 @@ class NcclLink final : public DeviceLink {
     if (!is_error(result)) return;
     const char* const latest = calls_.GetLastError(communicator_);
     const std::string more = latest && *latest ? text(": ", latest) : "";
-    fail(code_of(result, connected_), who(), connected_ ? "fails: " : "does not connect: ", calls_.GetErrorString(result), more);
+    fail(code_of(result, connected_), who(), connected_ ? "failed: " : "cannot connect: ", calls_.GetErrorString(result), more);
   }
-  void require_open() const { require(!all_->given_up, ExitCode::peer_lost, who(), "was given up"); }
+  void require_open() const { require(!all_->given_up, ExitCode::peer_lost, who(), "was aborted"); }
 
   // Waits for messages that have left a lane but may still be on their way: until all ranks have come here. After an error nobody comes.
   void close() noexcept {
@@ -252,7 +252,7 @@ NcclLibrary usable_library() {
   const std::string number = text(major, '.', version / 100 % (version < 10000 ? 10 : 100), '.', version % 100);
   if (major == NCCL_MAJOR && version >= NCCL_MAJOR * 10000 + kOldestMinor * 100) return {.calls = library.calls, .text = number};
   return {.calls = std::nullopt,
-          .text = text(library.text, " is version ", number, ", and ", NCCL_MAJOR, '.', kOldestMinor, " or a later ", NCCL_MAJOR,
+          .text = text(library.text, " is version ", number, ", but ", NCCL_MAJOR, '.', kOldestMinor, " or a later ", NCCL_MAJOR,
                        ".x is needed")};
 }
 
@@ -261,12 +261,12 @@ ncclUniqueId id_of_group(const NcclCalls& calls, const NcclOptions& options, con
   std::string bytes;
   if (group.rank == 0) {
     const ncclResult_t result = calls.GetUniqueId(&id);
-    require(!is_error(result), ExitCode::environment, "NCCL makes no id: ", calls.GetErrorString(result), ": ",
+    require(!is_error(result), ExitCode::environment, "NCCL cannot make an id: ", calls.GetErrorString(result), ": ",
             calls.GetLastError(nullptr));
     bytes.assign(std::begin(id.internal), std::end(id.internal));
   }
   bytes = options.share_id(text("NCCL ", Hash64{group.hash}), bytes);
-  require(bytes.size() == sizeof id.internal, "an id of NCCL with ", bytes.size(), " bytes");
+  require(bytes.size() == sizeof id.internal, "an id of NCCL must have ", sizeof id.internal, " bytes, got ", bytes.size());
   std::ranges::copy(bytes, std::begin(id.internal));
   return id;
 }
