@@ -36,7 +36,7 @@ class Renderer:
         try:
             return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=ask, **self.arguments)
         except Exception as error:  # an error of the template
-            raise BadLine(f"the template refuses it: {error}") from error
+            raise BadLine(f"the template raised an exception: {error}") from error
 
     def tokens_and_mask(self, messages, tools):
         if self.marked:

@@ -256,7 +256,8 @@ void BpeModel::merge_few(Cache& cache) const {
 // Keeps the pairs in a heap, and the symbols in a list: in time n log n.
 void BpeModel::merge_many(Cache& cache) const {
   std::vector<int32_t>& symbols = cache.symbols_;
-  require(std::in_range<int32_t>(symbols.size()), ExitCode::data, "a text of ", symbols.size(), " symbols, which the tokenizer never cuts");
+  require(std::in_range<int32_t>(symbols.size()), ExitCode::data, "a text has ", symbols.size(),
+          " symbols between two places where the tokenizer cuts");
   const auto count = static_cast<int32_t>(symbols.size());
   std::vector<int32_t>&next = cache.next_, &previous = cache.previous_;
   std::vector<uint64_t>& heap = cache.heap_;

@@ -107,7 +107,7 @@ AddedTokens AddedTokens::from(const JsonReader& json, const Normalizer& normaliz
   for (size_t i = 0; i < out.tokens_.size(); ++i) {
     const AddedToken& token = out.tokens_[i];
     json.require(out.by_id_.emplace(token.id, i).second, "two tokens have the id ", token.id);
-    json.require(out.by_content_.emplace(token.content, i).second, "\"", shortened(token.content), "\" is there twice");
+    json.require(out.by_content_.emplace(token.content, i).second, "\"", shortened(token.content), "\" is listed twice");
     if (token.normalized)
       out.after_.add(token, normalizer.apply(token.content));
     else
@@ -267,7 +267,7 @@ std::string TextDecoder::decode(std::vector<std::string> tokens) const {
   const size_t most = kMostDecoderGrowth * (concatenated(tokens).size() + 1);
   for (const Step& step : steps_) {
     step(tokens);
-    require(concatenated(tokens).size() <= most, ExitCode::data, "the decoder makes more than ", kMostDecoderGrowth, " bytes of one");
+    require(concatenated(tokens).size() <= most, ExitCode::data, "the decoder makes more than ", kMostDecoderGrowth, " bytes out of one");
   }
   return concatenated(tokens);
 }
@@ -316,7 +316,8 @@ BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& s
                  " in model.vocab");
     file.at("added_tokens")
         .require(known || token.id == next, "\"", shortened(token.content), "\" has the id ", token.id,
-                 ", but the package tokenizers numbers added tokens on, with ", next, " here; fill the gap with tokens that no text has");
+                 ", but the package tokenizers numbers added tokens without gaps, and the next id is ", next,
+                 "; fill the gap with tokens that no text has");
     next = std::max(next, int64_t{token.id} + 1);
   }
   out.decoder_ = TextDecoder::from(member_or_null(file, "decoder", source));
@@ -347,7 +348,7 @@ void BpeTokenizer::read_template(const JsonReader& json) {
     if (part.value().contains("Sequence")) {
       const auto id = part.at("Sequence").at("id").as<std::string>();
       part.at("Sequence").at("id").require(id == "A", "must be A, the text, got ", shortened(id), " (a single text has no second one)");
-      part.require(!after_sequence, "the text may be there once");
+      part.require(!after_sequence, "the text may appear only once");
       after_sequence = true;
       continue;
     }

@@ -58,7 +58,7 @@ class Rendering {
         case Kind::capture: return capture(node), Flow::on;
         case Kind::macro:
           // Keeps the node, since the tree outlives every value. A macro sees no names of a loop, which Jinja lets it do.
-          require(scopes_.size() == 2, ExitCode::data, "a macro within a loop, a macro or a set is not known here");
+          require(scopes_.size() == 2, ExitCode::data, "a macro within a loop, a macro or a set is not supported");
           scopes_.back()[node.name] = {JinjaFunction{.macro = &node}};
           return Flow::on;
         case Kind::leave: return Flow::leave;
@@ -105,7 +105,7 @@ class Rendering {
     if (node.name.empty()) return bind(node.names, std::move(value));
     const Value target = lookup(node.names[0]);
     auto* const space = target.shared<JinjaNamespace>();
-    require(space != nullptr, ExitCode::data, node.names[0], " is no namespace");
+    require(space != nullptr, ExitCode::data, node.names[0], " is not a namespace");
     set_member(space->members, node.name, std::move(value), work_);
   }
 
@@ -227,7 +227,7 @@ class Rendering {
   Value dictionary(const JinjaEntries& parts) {
     JinjaMembers members;
     for (size_t i = 0; i < parts.size(); i += 2) {
-      require(parts[i].string() != nullptr, ExitCode::data, "keys of an object are strings");
+      require(parts[i].string() != nullptr, ExitCode::data, "keys of an object must be strings");
       set_member(members, *parts[i].string(), parts[i + 1], work_);
     }
     return jinja_object(std::move(members), work_);
@@ -265,22 +265,22 @@ class Rendering {
       const Arguments with = arguments_of(node, evaluated(node, 1));
       return known->macro != nullptr ? call_macro(*known->macro, with) : call_given(callee.name, with);
     }
-    fail(ExitCode::data, "the function ", shortened(callee.name), " is not known here");
+    fail(ExitCode::data, "the function ", shortened(callee.name), " is not supported");
   }
 
   // Calls a function that every template has.
   Value call_given(const std::string& name, const Arguments& with) {
     if (name == "raise_exception") {
       const Value* const message = in_order(name, with, {"message"})[0];
-      fail(ExitCode::data, "the template refuses it: ", message != nullptr ? shortened(printed(*message, work_), 1000) : "");
+      fail(ExitCode::data, "the template raised an exception: ", message != nullptr ? shortened(printed(*message, work_), 1000) : "");
     }
     if (name == "range") return range(with);
     if (name == "namespace" || name == "dict") {
-      require(with.values.empty(), ExitCode::data, name, " of what has no name is not known here");
+      require(with.values.empty(), ExitCode::data, name, " with an argument without a name is not supported");
       const Value object = jinja_object(with.named, work_);
       return name == "dict" ? object : Value{std::make_shared<JinjaNamespace>(JinjaNamespace{with.named})};
     }
-    require(name == "strftime_now" && input_.strftime_now, ExitCode::data, "the function ", shortened(name), " is not known here");
+    require(name == "strftime_now" && input_.strftime_now, ExitCode::data, "the function ", shortened(name), " is not supported");
     return jinja_text(input_.strftime_now(printed(*in_order(name, with, {"format"}, 1)[0], work_)), work_);
   }
 

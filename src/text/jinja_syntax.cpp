@@ -36,7 +36,7 @@ class Lexer {
   std::vector<Token> tokens() {
     return at_line(line_, [&] {
       require(source_.size() <= kMostBytes, ExitCode::data, "the template has more than ", kMostBytes, " bytes");
-      require(is_utf8(source_), ExitCode::data, "the template is no UTF-8");
+      require(is_utf8(source_), ExitCode::data, "the template is not UTF-8");
       while (place_ < source_.size()) {
         const size_t mark = std::min(next_mark(), source_.size());
         add_text(source_.substr(place_, mark - place_), std::string_view(source_).substr(mark, 3));
@@ -87,7 +87,7 @@ class Lexer {
 
   void comment() {
     const size_t end = source_.find("#}", place_ + 2);
-    require(end != std::string::npos, ExitCode::data, "a comment has no end");
+    require(end != std::string::npos, ExitCode::data, "a comment is not closed");
     const char before = end > place_ + 2 ? source_[end - 1] : ' ';
     leave(end, before == '-', before != '+');
   }
@@ -100,7 +100,7 @@ class Lexer {
     std::string open;  // brackets
     for (;;) {
       move_to(place_ + python_spaces_before(std::string_view(source_).substr(place_)));
-      require(place_ < source_.size(), ExitCode::data, "a tag has no end");
+      require(place_ < source_.size(), ExitCode::data, "a tag is not closed");
       if (open.empty() && end_of_tag(block)) return;
       token(open);
     }
@@ -138,7 +138,7 @@ class Lexer {
     size_t place = place_ + 1;
     for (; place < source_.size() && source_[place] != quote; ++place)
       text += source_[place] == '\\' && place + 1 < source_.size() ? escaped(source_[++place]) : std::string(1, source_[place]);
-    require(place < source_.size(), ExitCode::data, "a string has no end");
+    require(place < source_.size(), ExitCode::data, "a string is not closed");
     add(Token::Kind::string, std::move(text));
     move_to(place + 1);
   }
@@ -147,7 +147,7 @@ class Lexer {
   static std::string escaped(char letter) {
     constexpr std::string_view kLetters = "ntr\\'\"\n", kRefused = "abfvxuUN01234567";
     constexpr std::array kMeanings = {"\n", "\t", "\r", "\\", "'", "\"", ""};
-    require(kRefused.find(letter) == std::string_view::npos, ExitCode::data, "the escape \\", std::string(1, letter), " is not known here");
+    require(kRefused.find(letter) == std::string_view::npos, ExitCode::data, "the escape \\", std::string(1, letter), " is not supported");
     const size_t known = kLetters.find(letter);
     return known != std::string_view::npos ? kMeanings[known] : std::string("\\") + letter;
   }
@@ -257,7 +257,7 @@ class Parser {
   JinjaNode statement() {
     const int line = now().line;
     if (is("break") || is("continue")) {
-      require(in_loop_, ExitCode::data, now().text, " is outside a loop");
+      require(in_loop_, ExitCode::data, now().text, " is not inside a loop");
       JinjaNode out = node(is("break") ? Kind::leave : Kind::next);
       take();
       expect_end();
@@ -274,7 +274,7 @@ class Parser {
 
   // The block marks what the model writes.
   JinjaNode generation() {
-    require(take_if("generation"), ExitCode::data, "the statement ", shortened(now().text), " is not known here");
+    require(take_if("generation"), ExitCode::data, "the statement ", shortened(now().text), " is not supported");
     expect_end();
     return block_until("endgeneration");
   }
@@ -438,7 +438,7 @@ class Parser {
           now().kind == Token::Kind::word && tokens_[place_ + 1].kind == Token::Kind::sign && tokens_[place_ + 1].text == "=";
       expect(named || call.names.empty(), "a named argument");
       if (named) {
-        expect(std::ranges::find(call.names, now().text) == call.names.end(), "an argument that is not there yet");
+        expect(std::ranges::find(call.names, now().text) == call.names.end(), "an argument with a new name");
         call.names.push_back(take().text);
         take();
       }
@@ -531,7 +531,7 @@ class Parser {
     double fraction = 0;
     const bool is_whole = text.find('.') == std::string::npos;
     const auto read = is_whole ? std::from_chars(text.data(), end, whole) : std::from_chars(text.data(), end, fraction);
-    require(read.ec == std::errc() && read.ptr == end, ExitCode::data, shortened(text), " is no number");
+    require(read.ec == std::errc() && read.ptr == end, ExitCode::data, shortened(text), " is not a number");
     const int line = take().line;
     return is_whole ? literal(line, {whole}) : literal(line, {fraction});
   }

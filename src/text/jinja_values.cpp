@@ -21,8 +21,8 @@ template <class... Parts>
 }
 
 const char* kind_of(const JinjaValue& value) {
-  constexpr std::array kNames = {"what is undefined", "none",   "a boolean", "an integer",  "a number",
-                                 "a string",          "a list", "an object", "a namespace", "a function"};
+  constexpr std::array kNames = {"an undefined value", "none",   "a boolean", "an integer",  "a number",
+                                 "a string",           "a list", "an object", "a namespace", "a function"};
   return kNames.at(value.content.index());
 }
 
@@ -48,7 +48,7 @@ bool is_given(const JinjaValue* argument) { return argument != nullptr && !argum
 
 // Returns the depth of what has this part, too.
 int depth_with(const JinjaValue& part, int depth) {
-  if (part.shared<JinjaNamespace>() != nullptr) refuse("a namespace in a list, an object or a namespace is not known here");
+  if (part.shared<JinjaNamespace>() != nullptr) refuse("a namespace in a list, an object or a namespace is not supported");
   if (part.depth >= kDeepestValue) refuse("lists and objects more than ", kDeepestValue, " levels deep");
   return std::max(depth, part.depth + 1);
 }
@@ -113,7 +113,7 @@ JinjaValue arithmetic(const std::string& name, const JinjaValue& left, const Jin
     out = *a % *b;
     if (out < 0) out += *b;  // Python rounds down
   } else {
-    refuse("the operator ", name, name == "%" ? " 0 or less" : "", " is not known here");
+    refuse("the operator ", name, name == "%" ? " 0 or less" : "", " is not supported");
   }
   if (beyond) refuse("an integer beyond 64 bits");
   return {out};
@@ -132,7 +132,7 @@ std::string_view trimmed(std::string_view text, const JinjaValue* what, bool lef
 // Implements upper, lower and capitalize. Letters beyond ASCII have cases of several characters, and that depend on those around them.
 std::string in_case(const std::string& name, std::string text) {
   if (std::ranges::any_of(text, [](char c) { return static_cast<uint8_t>(c) >= 0x80; }))
-    refuse(name, " of text beyond ASCII is not known here");
+    refuse(name, " of non-ASCII text is not supported");
   for (char& c : text) {
     const bool upper = name == "upper" || (name == "capitalize" && &c == text.data());
     if (upper && c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
@@ -168,7 +168,7 @@ JinjaValue text_split(std::string_view text, const Arguments& with, JinjaWork& w
   return jinja_list(std::move(out), work);
 }
 
-// Implements what is a filter and a method of strings alike; none: it is not that.
+// Implements filters that are also methods of strings; none if `name` is not one of them.
 std::optional<JinjaValue> text_result(const std::string& name, const std::string& text, const Arguments& with, JinjaWork& work) {
   if (name == "upper" || name == "lower" || name == "capitalize") return in_order(name, with, {}), jinja_text(in_case(name, text), work);
   if (name != "replace") return std::nullopt;
@@ -240,7 +240,7 @@ void write_json(const JinjaValue& value, std::optional<size_t> indent, size_t le
 // Takes the arguments that transformers gives this filter, which are not those of Jinja.
 JinjaValue json_text(const JinjaValue& value, const Arguments& with, JinjaWork& work) {
   const auto arguments = in_order("tojson", with, {"ensure_ascii", "indent"});
-  if (arguments[0] != nullptr && is_true(*arguments[0])) refuse("the argument ensure_ascii of tojson is not known here");
+  if (arguments[0] != nullptr && is_true(*arguments[0])) refuse("the argument ensure_ascii of tojson is not supported");
   std::optional<size_t> indent;
   if (is_given(arguments[1])) {
     const int64_t wanted = integer_of(*arguments[1]).value_or(-1);
@@ -262,14 +262,14 @@ std::string joined_text(const JinjaEntries& entries, const std::string& between,
 }
 
 JinjaValue attribute_named(const JinjaValue& value, const JinjaValue& name, const std::string& filter, JinjaWork& work) {
-  if (string_of(name, filter).find('.') != std::string::npos) refuse("the attribute ", shortened(*name.string()), " is not known here");
+  if (string_of(name, filter).find('.') != std::string::npos) refuse("the attribute ", shortened(*name.string()), " is not supported");
   return item_of(value, name, work);
 }
 
 // Implements select and reject, and their forms for an attribute.
 JinjaValue chosen(const std::string& name, const JinjaValue& value, const Arguments& with, JinjaWork& work) {
   const bool attribute = name.ends_with("attr"), wanted = name.starts_with("select");
-  if (!with.named.empty()) refuse("the argument ", shortened(with.named[0].first), " of ", name, " is not known here");
+  if (!with.named.empty()) refuse("the argument ", shortened(with.named[0].first), " of ", name, " is not supported");
   auto arguments =
       in_order(name, with, attribute ? std::vector<std::string>{"attribute", "", ""} : std::vector<std::string>{"", ""}, attribute ? 1 : 0);
   if (!attribute) arguments.insert(arguments.begin(), nullptr);
@@ -283,7 +283,7 @@ JinjaValue chosen(const std::string& name, const JinjaValue& value, const Argume
 }
 
 JinjaValue mapped(const JinjaValue& value, const Arguments& with, JinjaWork& work) {
-  if (!with.values.empty()) refuse("map without an attribute is not known here");
+  if (!with.values.empty()) refuse("map without an attribute is not supported");
   const JinjaValue* const name = in_order("map", with, {"attribute"}, 1)[0];
   JinjaEntries out = entries_of(value, work);
   for (JinjaValue& one : out) one = attribute_named(one, *name, "map", work);
@@ -398,7 +398,7 @@ std::string printed(const JinjaValue& value, JinjaWork& work) {
   if (const auto* const boolean = value.get<bool>()) return *boolean ? "True" : "False";
   if (const auto* const integer = value.get<int64_t>()) return std::to_string(*integer);
   if (const auto* const number = value.get<double>()) return Json(*number).dump();
-  refuse(kind_of(value), " is printed, which is not known here");
+  refuse("printing ", kind_of(value), " is not supported");
 }
 
 void set_member(JinjaMembers& members, const std::string& name, JinjaValue value, JinjaWork& work) {
@@ -479,7 +479,7 @@ JinjaValue item_of(const JinjaValue& value, const JinjaValue& index, JinjaWork& 
 JinjaValue attribute_of(const JinjaValue& value, const std::string& name, JinjaWork& work) {
   constexpr std::array<std::string_view, 4> kMethods = {"get", "items", "keys", "values"};
   if (value.members() != nullptr && std::ranges::find(kMethods, name) != kMethods.end())
-    refuse("the method ", name, " without a call is not known here");
+    refuse("the method ", name, " without a call is not supported");
   return item_of(value, jinja_text(name, work), work);
 }
 
@@ -487,7 +487,7 @@ JinjaValue slice_of(const JinjaValue& value, const JinjaEntries& bounds, JinjaWo
   if (value.string() == nullptr && value.entries() == nullptr) refuse("cannot take a slice of ", kind_of(value));
   const bool turned = integer_of(bounds[2]) == -1;
   if (!bounds[2].is_undefined() && !(turned && bounds[0].is_undefined() && bounds[1].is_undefined()))
-    refuse("a slice with a step other than [::-1] is not known here");
+    refuse("a slice with a step other than [::-1] is not supported");
   JinjaEntries out = entries_of(value, work);
   const auto size = std::ssize(out);
   const auto place = [&](const JinjaValue& given, int64_t otherwise) {
@@ -528,14 +528,14 @@ JinjaValue filtered(const std::string& name, const JinjaValue& value, const Jinj
   }
   if (name == "upper" || name == "lower" || name == "capitalize" || name == "replace")
     return *text_result(name, printed(value, work), arguments, work);
-  refuse("the filter ", shortened(name), " is not known here");
+  refuse("the filter ", shortened(name), " is not supported");
 }
 
 bool passes(const std::string& name, const JinjaValue& value, const JinjaValue* argument, JinjaWork& work) {
   if (const std::optional<bool> passed = argument == nullptr ? plain_test(name, value) : std::nullopt) return *passed;
   const bool equality = name == "equalto" || name == "eq" || name == "==", inequality = name == "ne" || name == "!=";
   if (argument == nullptr || (!equality && !inequality && name != "in"))
-    refuse("the test ", shortened(name), argument != nullptr ? " with 1 argument" : "", " is not known here");
+    refuse("the test ", shortened(name), argument != nullptr ? " with 1 argument" : "", " is not supported");
   return name == "in" ? contains(*argument, value, work) : equal(value, *argument, work) == equality;
 }
 

@@ -305,7 +305,7 @@ std::string Normalizer::apply(std::string_view text, size_t& of_first) const {
   for (const Step& step : steps_) {
     out = step(out, of_first);
     require(out.size() <= kMostGrowth * text.size() + kMostGrowth, ExitCode::data, "the normalizer makes more than ", kMostGrowth,
-            " bytes of one");
+            " bytes out of one");
   }
   return out;
 }

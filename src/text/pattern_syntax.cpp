@@ -37,7 +37,7 @@ class PatternTranslation {
 
   PatternParts take() {
     while (at_ < written_.size()) item();
-    refuse_unless(groups_.empty(), written_.size(), "a group that has no end");
+    refuse_unless(groups_.empty(), written_.size(), "a group that is not closed");
     return std::move(out_);
   }
 
@@ -47,7 +47,7 @@ class PatternTranslation {
     if (ok) return;
     const size_t end = std::min(std::max(at_, begin + 1), written_.size());
     fail(ExitCode::data, "\"", printable(written_.substr(begin, end - begin)), "\" at byte ", begin, " of the expression \"",
-         printable(shortened(std::string(written_))), "\": ", what, ", is not supported");
+         printable(shortened(std::string(written_))), "\" is not supported: ", what);
   }
   bool at_end() const { return at_ == written_.size(); }
   bool next_is(std::string_view text) const { return written_.substr(at_).starts_with(text); }
@@ -65,7 +65,7 @@ class PatternTranslation {
     const size_t begin = at_;
     if (accept("|") || accept(")")) {
       if (written_[begin] == ')') {
-        refuse_unless(!groups_.empty(), begin, "an end without a group");
+        refuse_unless(!groups_.empty(), begin, "a ) without a group");
         groups_.pop_back();
         put(")");
         quantifier();
@@ -90,7 +90,7 @@ class PatternTranslation {
       put(ignores ? "(?:" : text('(', *kind));
     } else {
       if (next_is("?") || next_is("*")) at_ += 2;
-      refuse_unless(at_ == begin + 1, begin, "a kind of group");
+      refuse_unless(at_ == begin + 1, begin, "an unknown kind of group");
       put("(?:");  // nothing asks for its capture
     }
     groups_.push_back(ignores_case() || ignores);
@@ -140,7 +140,7 @@ class PatternTranslation {
       case 'f': return {{'\f', '\f'}};
       default: break;
     }
-    refuse_unless(is_ascii(c) && !is_ascii_letter(c) && !is_ascii_digit(c), begin, "this escape");
+    refuse_unless(is_ascii(c) && !is_ascii_letter(c) && !is_ascii_digit(c), begin, "an unknown escape");
     const auto point = static_cast<char32_t>(c);
     return {{point, point}};
   }
@@ -152,7 +152,7 @@ class PatternTranslation {
     negated ^= accept("^");
     const std::optional<CodePoints> points = code_points_of(written_.substr(at_, end - at_));
     at_ = end + 1;
-    refuse_unless(points.has_value(), begin, "a property that is no general category");
+    refuse_unless(points.has_value(), begin, "a property that is not a general category");
     refuse_unless(!ignores_case(), begin, "a property in (?i:...)");
     return negated ? others(*points) : *points;
   }
@@ -165,10 +165,10 @@ class PatternTranslation {
       ++at_;
     const std::string digits(written_.substr(first, at_ - first));
     const bool whole = braced ? accept("}") && !digits.empty() : digits.size() == most;
-    refuse_unless(whole, begin, "a code point that is not whole");
+    refuse_unless(whole, begin, "a code point that is incomplete");
     const auto value = static_cast<char32_t>(std::stoul(digits, nullptr, 16));
     refuse_unless(value < kCodePoints && (value < 0xD800 || value > 0xDFFF) && (braced || kind == 'u' || value < 0x80), begin,
-                  "this code point");
+                  "a code point that is out of range");
     refuse_unless(!ignores_case(), begin, "a code point in (?i:...)");
     return {{value, value}};
   }
@@ -177,7 +177,7 @@ class PatternTranslation {
   CodePoints set(size_t begin) {
     ++at_;
     const bool negated = accept("^");
-    refuse_unless(!next_is("]"), begin, "a class that begins with its end");
+    refuse_unless(!next_is("]"), begin, "a class that begins with ]");
     CodePoints out;
     while (!accept("]")) {
       const size_t element = at_;
@@ -185,7 +185,8 @@ class PatternTranslation {
       if (next_is("-") && !next_is("-]")) {
         const size_t hyphen = at_++;
         const CodePoints last = is_one(points) ? member(begin) : CodePoints();
-        refuse_unless(is_one(last) && points[0].first <= last[0].first, is_one(points) ? element : hyphen, "this range");
+        refuse_unless(is_one(last) && points[0].first <= last[0].first, is_one(points) ? element : hyphen,
+                      "a range that is not from one character up to another");
         points[0].last = last[0].first;
       }
       out.insert(out.end(), points.begin(), points.end());
@@ -199,7 +200,7 @@ class PatternTranslation {
 
   // Reads a character or an escape of a class, or the end of a range.
   CodePoints member(size_t set) {
-    refuse_unless(!at_end(), set, "a class that has no end");
+    refuse_unless(!at_end(), set, "a class that is not closed");
     const size_t begin = at_;
     const char32_t c = next_character(written_, at_);
     if (c == '\\') return escape(begin);
@@ -219,7 +220,7 @@ class PatternTranslation {
       digits();
       const bool has_least = at_ > first;
       if (accept(",")) digits();
-      refuse_unless(has_least && at_ - first <= 9 && accept("}"), begin, "this brace");
+      refuse_unless(has_least && at_ - first <= 9 && accept("}"), begin, "a brace that is not {n}, {n,} or {n,m}");
       refuse_unless(!next_is("?") && !next_is("+"), begin, "a quantifier of a quantifier");
     } else if (accept("*") || accept("+") || accept("?")) {
       if (next_is("?") || next_is("+")) ++at_;

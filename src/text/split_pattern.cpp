@@ -58,7 +58,7 @@ std::string accepted(std::string_view written) {
 struct SplitPattern::Compiled {
   Compiled(const PatternParts& parts, const std::string& written) : classes(CharacterClasses::dividing(parts.sets())) {
     require(classes.has_value(), ExitCode::data, in_quotes(written),
-            ": an expression that tells more than 256 kinds of characters apart is not supported");
+            ": an expression that distinguishes more than 256 kinds of characters is not supported");
     std::vector<std::string> sets;
     for (const CodePoints& set : parts.sets()) append_bytes(classes->classes_of(set), sets.emplace_back());
     std::string expression;
@@ -66,7 +66,7 @@ struct SplitPattern::Compiled {
     int error = 0;
     PCRE2_SIZE at = 0;
     code = pcre2_compile(units(expression), expression.size(), PCRE2_NEVER_UTF, &error, &at, nullptr);
-    require(code != nullptr, ExitCode::data, in_quotes(written), " is no expression: ", reason_of(error));
+    require(code != nullptr, ExitCode::data, in_quotes(written), " is not a valid expression: ", reason_of(error));
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);  // where there is no JIT, the same matches are found more slowly
   }
   ~Compiled() { pcre2_code_free(code); }
@@ -83,12 +83,12 @@ SplitPattern SplitPattern::expression(std::string_view written) {
   out.compiled_ = std::make_shared<const Compiled>(pattern_parts(written), out.written_);
   uint32_t matches_nothing = 0;
   pcre2_pattern_info(out.compiled_->code, PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-  require(matches_nothing == 0, ExitCode::data, in_quotes(out.written_), ": an expression that matches nothing is not supported");
+  require(matches_nothing == 0, ExitCode::data, in_quotes(out.written_), ": an expression that matches the empty text is not supported");
   return out;
 }
 
 SplitPattern SplitPattern::literal(std::string_view text) {
-  require(!text.empty(), ExitCode::data, "an empty text splits nothing");
+  require(!text.empty(), ExitCode::data, "the text of a pattern must not be empty");
   SplitPattern out{accepted(text)};
   out.compiled_ = std::make_shared<const Compiled>(literal_parts(text), out.written_);
   return out;

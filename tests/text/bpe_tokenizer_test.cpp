@@ -269,10 +269,11 @@ TEST(BpeTokenizer, AddedTokensAreNumberedOnAsThePackageNumbersThem) {
   EXPECT_EQ(tokenizer({added_token("<a>", 18)}, 40).id_of("<a>"), 18) << "the vocabulary may leave ids out";
   EXPECT_EQ(tokenizer({added_token("zz", 40), added_token("<a>", 41)}, 40).id_of("<a>"), 41);
   const std::pair<Json::Entries, const char*> refused[] = {
-      {{added_token("<x>", 300)}, "\"<x>\" has the id 300, but the package tokenizers numbers added tokens on, with 17 here"},
-      {{added_token("<a>", 17), added_token("<x>", 19)}, "with 18 here"},
-      {{added_token("<x>", 18), added_token("<a>", 17)}, "with 17 here"},
-      {{added_token("<x>", 16)}, "with 17 here"}};
+      {{added_token("<x>", 300)},
+       "\"<x>\" has the id 300, but the package tokenizers numbers added tokens without gaps, and the next id is 17"},
+      {{added_token("<a>", 17), added_token("<x>", 19)}, "the next id is 18"},
+      {{added_token("<x>", 18), added_token("<a>", 17)}, "the next id is 17"},
+      {{added_token("<x>", 16)}, "the next id is 17"}};
   for (const auto& [tokens, says] : refused) {
     const Error error = test::error_of([&, &given = tokens] { tokenizer(given); });
     EXPECT_EQ(error.code(), ExitCode::data) << says;
