@@ -55,7 +55,7 @@ unpack() {
 need_library() {
   local report
   report=$("$home/mantissa" doctor)
-  grep -q 'with cuBLASLt' <<<"$report" || { echo "gpu: no cuBLASLt; LD_LIBRARY_PATH may name its folder" >&2; exit 77; }
+  grep -q 'with cuBLASLt' <<<"$report" || { echo "gpu: no cuBLASLt; set LD_LIBRARY_PATH to the folder that has it" >&2; exit 77; }
 }
 
 # Runs tests in processes beside each other, with two cores each.

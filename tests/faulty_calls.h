@@ -128,7 +128,7 @@ class FaultyCalls : public Backend {
   }
 
   // Messages in which kernels name several operands together.
-  static constexpr const char* kTogether[] = {"op(a) is ", "pairs need a power of two of losses, ", "the rule flashinfer takes "};
+  static constexpr const char* kTogether[] = {"op(a) is ", "pairs need a power of two of losses, ", "the rule flashinfer quantizes "};
 
   // An operand that is missing or shares memory must be named itself; for one of a wrong dtype or shape a later operand may be named, which
   // has to fit it.

@@ -103,7 +103,7 @@ Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) {
 
 Var recompute(const Var& x, std::function<Var(const Var&)> segment) {
   require(current_tape == nullptr || x.wants_gradient(),
-          "recompute: the input of a segment must want a gradient, or its parameters get none");
+          "recompute: the input of a segment must want a gradient, otherwise its parameters would get none");
   Tensor value;
   {
     const Tape::Scope paused(nullptr);

@@ -62,7 +62,7 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
 // "n is 50257, no multiple of 16"
 std::string ragged_size(const GemmForm& form) {
   for (const auto& [name, size, unit] : {std::tuple{'m', form.m, int64_t{16}}, {'n', form.n, 16}, {'k', form.k, form.a.how.block()}}) {
-    if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", no multiple of ", unit);
+    if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", not a multiple of ", unit);
   }
   return "";
 }
@@ -150,7 +150,8 @@ GemmDevice gemm_device(const std::string& name) {
   if (name == "cpu") return {};
   for (const int architecture : kArchitectures)
     if (name == text("sm_", architecture)) return {.architecture = architecture, .library = kSupposedLibrary};
-  fail(ExitCode::usage, "there is no device \"", name, "\"; there are cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120 and here");
+  fail(ExitCode::usage, "there is no device \"", name,
+       "\"; the devices are cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120 and here");
 }
 
 std::string gemm_library_text(int version) { return text("cuBLASLt ", version / 10000, '.', version / 100 % 100); }
@@ -194,11 +195,11 @@ std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const Gem
     case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";
     case GemmObstacle::sizes: return ragged_size(form);
-    case GemmObstacle::rows: return "rows of an operand are no multiple of 8 elements";
-    case GemmObstacle::alignment: return "codes do not begin at 16 bytes";
+    case GemmObstacle::rows: return "rows of an operand are not a multiple of 8 elements";
+    case GemmObstacle::alignment: return "codes are not aligned to 16 bytes";
     case GemmObstacle::grouped: return "groups of rows are multiplied as values";
-    case GemmObstacle::fp32_values: return "our kernel for groups multiplies bf16 on tensor cores";
-    case GemmObstacle::nothing: return "there is nothing to sum";
+    case GemmObstacle::fp32_values: return "mantissa's kernel for groups multiplies only bf16 on tensor cores";
+    case GemmObstacle::nothing: return "the contraction is empty";
   }
   return "unknown";
 }

@@ -9,11 +9,11 @@ namespace mantissa {
 namespace {
 
 void allowed(Contract& c, const Quantization& how, Dtype input) {
-  c.that(how.range.least <= 127 && how.range.most >= 127 && how.range.most < 255, "no range of scales is ", int{how.range.least}, " to ",
-         int{how.range.most});
-  c.that(how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}, "the rule flashinfer has the whole range of scales");
+  c.that(how.range.least <= 127 && how.range.most >= 127 && how.range.most < 255,
+         "the range of scales must contain 127 and end below 255, got ", int{how.range.least}, " to ", int{how.range.most});
+  c.that(how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}, "the rule flashinfer needs the whole range of scales");
   c.that(how.rule != ScaleRule::flashinfer || (how.format == Format::e2m1 && input == Dtype::bf16),
-         "the rule flashinfer takes bf16 to e2m1, not ", input, " to ", how);
+         "the rule flashinfer quantizes bf16 to e2m1, not ", input, " to ", how);
 }
 
 void matrix(Contract& c, const char* name, const Value& value, const char* spec) {
@@ -22,14 +22,15 @@ void matrix(Contract& c, const char* name, const Value& value, const char* spec)
 }
 
 void sequences(Contract& c) {
-  c.that(c.size('S') > 0 && c.size('N') % c.size('S') == 0, "counts is of ", c.size('S'), " sequences, of ", c.size('N'), " tokens");
+  c.that(c.size('S') > 0 && c.size('N') % c.size('S') == 0, "counts has ", c.size('S'), " sequences, which do not divide ", c.size('N'),
+         " tokens");
 }
 
 // [B] is a bias of C channels for each group.
 Contract& biases(Contract& c, const char* name, const Tensor& offsets) {
   const int64_t groups = c.size('P') - 1;
   return c.that(groups > 0 && c.size('B') == groups * c.size('C'), "offsets is ", offsets.shape(), ", ", name, " has ", c.size('B'),
-                " elements, of groups of ", c.size('C'));
+                " elements, in groups of ", c.size('C'));
 }
 
 // Requires an out of the dtype of the values that a and b stand for, or of that of their statistics.
@@ -146,27 +147,27 @@ Contract Simulate::contract() const {
   c.that(exponent > 0 && exponent <= FreeElement::kMostExponentBits && mantissa >= 0 && mantissa <= FreeElement::kMostMantissaBits,
          "elements are ", element_text(how.element));
   c.that(how.block_rows > 0 && how.block_cols > 0, "blocks are ", how.block_rows, 'x', how.block_cols);
-  c.that(how.rule != ScaleRule::flashinfer, "flashinfer is a rule of codes");
+  c.that(how.rule != ScaleRule::flashinfer, "the rule flashinfer is for codes only");
   c.that(how.contraction == 0 || how.contraction == 1, "a matrix has no dimension ", how.contraction);
   const int64_t length = how.hadamard, contracted = out.dim(how.contraction);
-  c.that(length == 0 || length == 16 || length == 32, "the Hadamard transform is of 16 or 32, not of ", length);
-  c.that(length == 0 || contracted % length == 0, "out is ", out.shape(), ", whose dimension ", how.contraction, " is no multiple of ",
+  c.that(length == 0 || length == 16 || length == 32, "the length of the Hadamard transform must be 16 or 32, got ", length);
+  c.that(length == 0 || contracted % length == 0, "out is ", out.shape(), ", whose dimension ", how.contraction, " is not a multiple of ",
          length);
   if (how.rounding == Rounding::stochastic) {
     const auto fits = [](const std::vector<int64_t>& places, int64_t size) { return places.empty() || std::ssize(places) == size; };
-    c.that(draws.columns > 0 && fits(draws.row_places, c.size('R')) && fits(draws.column_places, c.size('C')), "draws of ", out.shape(),
-           " have ", draws.columns, " columns, and places of ", draws.row_places.size(), " rows and ", draws.column_places.size(),
-           " columns");
+    c.that(draws.columns > 0 && fits(draws.row_places, c.size('R')) && fits(draws.column_places, c.size('C')), "draws for out, ",
+           out.shape(), ", have ", draws.columns, " columns, and places of ", draws.row_places.size(), " rows and ",
+           draws.column_places.size(), " columns");
   }
-  c.that(!rows.defined() || error.defined(), "rows are those of the error").input("rows", rows, "i32 [R]?");
+  c.that(!rows.defined() || error.defined(), "rows needs error").input("rows", rows, "i32 [R]?");
   return c.size('S', QuantizationError::size).output("error", error, "fp64 [S]?");
 }
 
 Contract& RoutingRule::check(Contract& c, int64_t experts) const {
   c.that(top_k > 0 && top_k <= experts, "top_k is ", top_k, " of ", experts, " experts");
   c.that(groups > 0 && experts % groups == 0 && groups_kept > 0 && groups_kept <= groups && groups_kept * (experts / groups) >= top_k,
-         "groups ", groups, ", of which ", groups_kept, " are kept, for ", top_k, " assignments of ", experts, " experts");
-  return c.that(!softmax_after_topk || score == RouterScore::softmax, "softmax_after_topk is of softmax");
+         "groups is ", groups, " and groups_kept ", groups_kept, ", which does not fit top_k ", top_k, " of ", experts, " experts");
+  return c.that(!softmax_after_topk || score == RouterScore::softmax, "softmax_after_topk needs score softmax");
 }
 
 Contract RouteForward::contract() const {
@@ -183,7 +184,7 @@ Contract RouteBackward::contract() const {
   Contract c("route backward");
   c.input("logits", logits, "stats [N, E]").input("scores", scores, "stats [N, E]").input("experts", experts, "i32 [N, K]");
   c.input("counts", counts, "i32 [S, E]").input("dweights", dweights, "stats [N, K]").output("dlogits", dlogits, "stats [N, E]");
-  rule.check(c, c.size('E')).that(rule.top_k == c.size('K'), "experts is ", experts.shape(), ", of ", rule.top_k, " assignments");
+  rule.check(c, c.size('E')).that(rule.top_k == c.size('K'), "experts is ", experts.shape(), ", but top_k is ", rule.top_k);
   sequences(c);
   return c;
 }
@@ -216,12 +217,13 @@ Contract ArrivalTable::contract() const {
   c.output("offsets", offsets, "i32 [P]").output("rows", rows, "i32 [A]").output("assignments", assignments, "i32 [R]");
   c.output("source_offsets", source_offsets, "i32 [Q]?");
   c.that(c.size('R') <= INT32_MAX, "assignments has ", c.size('R'), " rows, too many for indices of 32 bits");
-  return c.that(c.size('R') % multiple == 0 && c.size('R') >= c.size('A'), "assignments has ", c.size('R'), " rows, rows ", c.size('A'));
+  return c.that(c.size('R') % multiple == 0 && c.size('R') >= c.size('A'), "assignments has ", c.size('R'), " rows, but rows has ",
+                c.size('A'));
 }
 
 Contract Permute::contract() const {
   Contract c("permute");
-  c.that(x.index() == out.index(), "of x and out one is codes, one values");
+  c.that(x.index() == out.index(), "x and out must both be codes or both be values");
   if (const auto* codes = std::get_if<QuantizedTensor>(&x)) {
     const auto& to = std::get<QuantizedTensor>(out);
     c.input("x", *codes).output("out", to).that(codes->how.rowwise() && to.how == codes->how, "x is ", codes->how, ", out ", to.how);
@@ -237,9 +239,9 @@ namespace {
 Contract& known_groups(Contract& c, const HostGroups* host, int64_t rows) {
   if (!host) return c;
   const std::vector<int64_t>& offsets = host->offsets;
-  c.that(std::ssize(offsets) == c.size('P'), "the host knows ", offsets.size(), " offsets of ", c.size('P'));
+  c.that(std::ssize(offsets) == c.size('P'), "host has ", offsets.size(), " offsets, but offsets has ", c.size('P'));
   return c.that(std::ranges::is_sorted(offsets) && (offsets.empty() || (offsets.front() >= 0 && offsets.back() <= rows)),
-                "the host knows offsets that are no groups of ", rows, " rows");
+                "the offsets in host do not divide ", rows, " rows into groups");
 }
 
 }  // namespace
@@ -252,8 +254,8 @@ Contract GroupedGemm::contract() const {
   const Shape grouped = shape_of(b.value);
   const int64_t matrices = c.size('P') - 1, rows = matrices > 0 ? grouped[0] / matrices : 0,
                 block = b.quantized() ? b.quantized()->how.block_rows : 1;
-  c.that(!a.transposed && matrices > 0 && grouped[0] % matrices == 0 && rows % block == 0, "offsets is ", offsets.shape(), ", of ",
-         matrices, " matrices, b ", grouped);
+  c.that(!a.transposed && matrices > 0 && grouped[0] % matrices == 0 && rows % block == 0, "offsets is ", offsets.shape(), ", for ",
+         matrices, " matrices, but b is ", grouped);
   const int64_t depth = b.transposed ? grouped[1] : rows, cols = b.transposed ? rows : grouped[1];
   c.that(a.rows() == out.dim(0) && a.cols() == depth && out.dim(1) == cols, "out is ", out.shape(), ", a ", shape_of(a.value),
          ", op(b) of a group ", Shape{depth, cols});

@@ -44,7 +44,7 @@ CpuLevel detail::choose_cpu_level() {
 }
 
 void use_cpu_level(CpuLevel level) {
-  require(level <= highest_cpu_level(), "this CPU has no instructions of ", name(level));
+  require(level <= highest_cpu_level(), "this CPU lacks instructions of ", name(level));
   detail::cpu_level_in_use.store(static_cast<int>(level), std::memory_order_relaxed);
 }
 

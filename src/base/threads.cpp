@@ -243,7 +243,7 @@ void require_startable(int threads) {
   over = true;
   over.notify_all();
   require(refusal.empty(), ExitCode::environment, "thread ", started.size() + 2, " of ", threads + 1,
-          " of the library cannot be started: ", refusal, process_limit());
+          " of oneDNN cannot be started: ", refusal, process_limit());
 }
 
 }  // namespace

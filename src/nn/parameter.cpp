@@ -42,7 +42,7 @@ ParameterSpec sharded(ParameterSpec whole, const Sharding& by) {
   whole.shape = whole.shape.with_dim0(divided_evenly(whole.name, whole.shape[0] / experts, rows));
   if (columns > 1) whole.shape = {whole.shape[0], divided_evenly(whole.name, whole.shape[1], columns)};
   if (rows == 1) return whole;
-  require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
+  require(whole.padding == 0 || whole.parts.empty(), whole.name, ": a fused parameter cannot have padding");
   for (int64_t& part : whole.parts) part = divided_evenly(whole.name, part, rows);
   whole.stored_rows = stored;
   return as_of(std::move(whole), by.ranks.tensor_rank, by.ranks.expert_rank);

@@ -36,7 +36,7 @@ void loss_of_rows(const Tensor& logits, const Tensor& targets, const Tensor& los
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options,
                   const LinearOperands& operands, const TensorParallel& tp) {
   require(options.target_count > 0, "cross_entropy: no targets to average over");
-  require(tp.split != Split::row_parallel, "cross_entropy: only shares of rows of the weight have logits");
+  require(tp.split != Split::row_parallel, "cross_entropy: the weight must not be row-parallel");
   require_own_rows("cross_entropy", tp, x.value());
   const Tensor& value = x.value();
   const int64_t rows = targets.dim(0), columns = weight.shape()[0], grain = std::max<int64_t>(64, operands.block);

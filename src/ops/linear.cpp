@@ -156,7 +156,7 @@ LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool w
   const bool wants_columns = weight_.leaf != nullptr;
   const Tensor high = converted(values, compute());
   const OperandChoice &rows = operands_.dgrad.first, &columns = operands_.wgrad.first;
-  require(!operands_.takes_gradient_codes(), "output gradients that are requantized come as codes");
+  require(!operands_.takes_gradient_codes(), "requantized output gradients must come as codes");
   OutputGradient out{high, high};
   const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
     if (choice.is_codes()) return quantized(source_of(values), choice.how);
@@ -316,7 +316,7 @@ void LinearGemms::backward(const LinearInput& x, const Value& dy, const Tensor& 
 }
 
 Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const LinearOperands& operands, const TensorParallel& tp) {
-  require(tp.split != Split::row_parallel, "linear_fprop: only shares of rows of the weight are gathered");
+  require(tp.split != Split::row_parallel, "linear_fprop: the weight must not be row-parallel");
   require_own_rows("linear_fprop", tp, x);
   const LinearGemms gemms(weight, operands);
   Tensor y = empty(weight.device(), out, {by_tokens(tp) ? tp.tokens : x.dim(0), weight.shape()[0]});

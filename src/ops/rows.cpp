@@ -18,7 +18,7 @@ Var convert(const Var& x, Dtype dtype) {
 }
 
 Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
-  require(tp.split != Split::row_parallel, "embedding: a table is split by rows");
+  require(tp.split != Split::row_parallel, "embedding: the weight must not be row-parallel");
   require(!by_tokens(tp) || ids.elements() == tp.tokens, "embedding: ", ids.elements(), " ids of ", tp.tokens, " tokens");
   const Tensor& table = weight.value();
   TableRows part;

@@ -242,7 +242,7 @@ TEST_P(MoeKernels, RefuseIndicesOfNothing) {
   refuses(tiles, "grouped_gemm", {"offsets is [4], of 3 matrices, b [96, 32]"});
   Permute mixed = permute;
   mixed.x = codes({2, 32}, {Format::e4m3, 1, 32});
-  refuses(mixed, "permute", {"one is codes, one values"});
+  refuses(mixed, "permute", {"x and out must both be codes"});
 }
 
 // Groups of every awkward size, each padded to 32 rows, with experts that have none at the beginning, in the middle and at the end.

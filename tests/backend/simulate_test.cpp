@@ -448,7 +448,7 @@ TEST_F(Simulated, ErrorIsThatOfWhatIsRounded) {
   }
   const Tensor x = empty(fast(), Dtype::f32, {8, 32}), rows = empty(fast(), Dtype::i32, {8});
   EXPECT_THAT(error_of([&] { fast().run(Simulate{.x = x, .out = empty_like(x), .how = kNvfp4, .rows = rows}); }).what(),
-              ::testing::HasSubstr("rows are those of the error"));
+              ::testing::HasSubstr("rows needs error"));
 }
 
 // Errors are those of codes: clipped elements and scales, too.

@@ -257,12 +257,12 @@ TEST(SplitOperands, AreNamedWhereTheyDoNotFit) {
   const std::tuple<const char*, Split, Call> cases[] = {
       {"linear: 5 rows, but rank", column_parallel, [&](auto& d, auto& p) { linear(matrix(d, 5), matrix(d, 4), Var(), {}, p); }},
       {"linear: 4 rows of 5 tokens", row_parallel, [&](auto& d, auto& p) { linear(matrix(d, 4), matrix(d, 4), Var(), {}, p); }},
-      {"linear_fprop: only shares of rows", row_parallel,
+      {"linear_fprop: the weight must not be row-parallel", row_parallel,
        [&](auto& d, auto& p) { linear_fprop(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); }},
       {"gathered_tokens: 5 rows, but rank", column_parallel, [&](auto& d, auto& p) { gathered_tokens(matrix(d, 5), p); }},
       {"a share of 4 rows of 5 tokens", column_parallel, [&](auto& d, auto& p) { own_tokens(matrix(d, 4), p); }},
       {"4 ids of 5 tokens", column_parallel, [&](auto& d, auto& p) { embedding(ids(d, 4), matrix(d, 4), p); }},
-      {"split by rows", row_parallel, [&](auto& d, auto& p) { embedding(ids(d, 5), matrix(d, 4), p); }},
+      {"embedding: the weight must not be row-parallel", row_parallel, [&](auto& d, auto& p) { embedding(ids(d, 5), matrix(d, 4), p); }},
       {"cross_entropy: 5 rows, but rank", column_parallel,
        [&](auto& d, auto& p) { cross_entropy(matrix(d, 5), matrix(d, 4), ids(d, 5), options, {}, p); }}};
   for (const auto& [words, split, call] : cases) {

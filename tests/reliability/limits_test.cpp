@@ -145,7 +145,7 @@ TEST_F(ProcessLimit, HoldsForTheThreadsOfALibrary) {
   const auto run = bench("6");  // four of ours, three more of the library
   if (!run) GTEST_SKIP() << "no setpriv, or the program is out of reach for others";
   EXPECT_EQ(run->exit_code, 3) << run->errors;
-  EXPECT_THAT(run->errors, HasSubstr("thread 4 of 4 of the library cannot be started: "));
+  EXPECT_THAT(run->errors, HasSubstr("thread 4 of 4 of oneDNN cannot be started: "));
 }
 
 }  // namespace mantissa::limits_test

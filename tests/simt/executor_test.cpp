@@ -165,7 +165,7 @@ TEST(Executor, AWaitForALaunchThatFailedNamesTheLatestKernels) {
     device->synchronize();
     FAIL() << "nobody was told";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("this launch was to fail; the latest kernels that were asked for: fill, add"));
+    EXPECT_THAT(error.what(), HasSubstr("this launch was to fail; the latest kernels that were launched: fill, add"));
   }
 }
 
@@ -181,7 +181,7 @@ TEST(Executor, ALaunchBehindOneThatFailedNamesTheLatestKernels) {
   } catch (const Error& error) {
     told = error.what();
   }
-  EXPECT_THAT(told, HasSubstr("this launch was to fail; the latest kernels that were asked for: "));
+  EXPECT_THAT(told, HasSubstr("this launch was to fail; the latest kernels that were launched: "));
   EXPECT_THAT(told, HasSubstr("add"));
   EXPECT_EQ(told.find("the latest kernels"), told.rfind("the latest kernels"));
 }
@@ -221,7 +221,8 @@ TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
                 HasSubstr("cannot allocate 1152921504606846976 bytes for a tensor; 1000 bytes are in use, at most 1000 so far"));
     EXPECT_THAT(
         error.what(),
-        HasSubstr("; host executor has 8589934592 bytes, of which 8589934592 are free: in training a smaller training.micro_batch"));
+        HasSubstr(
+            "; host executor has 8589934592 bytes, of which 8589934592 are free; training needs less with a smaller training.micro_batch"));
   }
 }
 

@@ -18,9 +18,10 @@ constexpr int64_t kPieceBytes = int64_t{16} << 20;  // bytes of a copy that are 
 // Says how much memory the GPU has, and what needs less.
 std::string limits_of(const gpu::Facts& facts, int gpu) {
   const std::optional<Gpu> now = gpu::find_gpu(gpu);
-  return text("; ", facts.name, " has ", facts.memory, " bytes, of which ", now ? now->free : 0,
-              " are free: in training a smaller training.micro_batch_size, training.recompute selective or full, or more ranks in "
-              "parallel.tensor or parallel.expert need less, elsewhere smaller batches and shorter texts");
+  return text(
+      "; ", facts.name, " has ", facts.memory, " bytes, of which ", now ? now->free : 0,
+      " are free; training needs less with a smaller training.micro_batch_size, with training.recompute selective or full, or with more "
+      "ranks in parallel.tensor or parallel.expert; other commands need less with smaller batches and shorter texts");
 }
 
 // Device memory for the pool of a lane; the pool of the other lane takes from the same memory.
@@ -45,7 +46,7 @@ class PinnedMemory final : public MemorySource {
  public:
   std::byte* take(int64_t bytes) override { return gpu::take_staging(bytes); }
   void give_back(std::byte* block) noexcept override { gpu::give_staging(block); }
-  std::string limits() const override { return "; this is memory of the host that copies to and from the GPU go through"; }
+  std::string limits() const override { return "; this is pinned host memory, which copies to and from the GPU go through"; }
 };
 
 }  // namespace
@@ -65,7 +66,7 @@ CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu:
     each.memory = pools[lane];
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
     std::byte* const report = gpu::take_memory(sizeof(gpu::LaneReport));  // no pool has it: it is no memory of tensors
-    require(report != nullptr, ExitCode::environment, "out of memory: there is none for what kernels report", limits_of(facts_, gpu));
+    require(report != nullptr, ExitCode::environment, "out of memory for the errors that kernels report", limits_of(facts_, gpu));
     each.report = {reinterpret_cast<gpu::LaneReport*>(report), [report](gpu::LaneReport*) { gpu::give_memory(report); }};
     const gpu::LaneReport nothing{};
     copy_in(each, reinterpret_cast<const std::byte*>(&nothing), reinterpret_cast<std::byte*>(each.report.get()), sizeof nothing);
@@ -168,7 +169,7 @@ bool CudaBackend::has_come(const gpu::Event& event) const {
 
 void CudaBackend::fail_with_kernels(const Error& error) const {
   const std::vector<std::string> latest = kernel_log()->latest();
-  fail(error.code(), error.what(), latest.empty() ? "" : "; the latest kernels that were asked for: ", joined(latest));
+  fail(error.code(), error.what(), latest.empty() ? "" : "; the latest kernels that were launched: ", joined(latest));
 }
 
 // A spin of the host answers in microseconds, as most waits ask for; longer ones sleep between looks.
@@ -185,7 +186,7 @@ void CudaBackend::wait(const gpu::Event& event) const {
 }
 
 void CudaBackend::execute(const Simulate&) {
-  fail(ExitCode::internal, "cuda has no kernel that simulates formats; a model refuses it before");
+  fail(ExitCode::internal, "the CUDA backend has no kernel that simulates formats; models refuse it earlier");
 }
 
 // The CPU backend draws: no chip has the logarithm and the cosine of the C library to the bit.
@@ -221,7 +222,7 @@ int count_gpus() { return gpu::count_gpus(); }
 
 void* cuda_stream(Backend& device) {
   auto* const cuda = dynamic_cast<CudaBackend*>(&device);
-  require(cuda != nullptr, "a device of ", device.name(), " has no stream of CUDA");
+  require(cuda != nullptr, "the device ", device.name(), " has no CUDA stream");
   return gpu::handle_of(cuda->stream());
 }
 
@@ -229,7 +230,7 @@ CudaScratch::CudaScratch(int64_t bytes) {
   gpu::open_device(default_gpu());
   stream_ = gpu::make_stream();
   memory_ = gpu::take_memory(bytes);
-  require(memory_ != nullptr, ExitCode::environment, "out of memory of the GPU: ", bytes, " bytes are needed");
+  require(memory_ != nullptr, ExitCode::environment, "out of GPU memory: ", bytes, " bytes are needed");
 }
 CudaScratch::~CudaScratch() {
   gpu::drain(*stream_);

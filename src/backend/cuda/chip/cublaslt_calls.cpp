@@ -11,7 +11,7 @@
 namespace mantissa::gpu {
 
 std::optional<CublasLtCalls> load_cublaslt() {
-  const std::string slow = ": GEMMs take our kernels, which are many times slower";
+  const std::string slow = ": GEMMs run on mantissa's own kernels, which are many times slower";
   const OpenedLibrary library =
       open_library(nvidia_library_paths(text("libcublasLt.so.", CUBLAS_VER_MAJOR), std::array{"CUDA_HOME", "CUDA_PATH"}));
   if (library.handle == nullptr) {

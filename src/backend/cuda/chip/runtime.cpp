@@ -40,8 +40,8 @@ bool is_of_environment(cudaError_t status) {
 }
 
 void check(cudaError_t status, const char* what) {
-  require(status == cudaSuccess, is_of_environment(status) ? ExitCode::environment : ExitCode::internal, "CUDA: ", what, ": ",
-          cudaGetErrorString(status));
+  require(status == cudaSuccess, is_of_environment(status) ? ExitCode::environment : ExitCode::internal, "CUDA: ", what,
+          " failed: ", cudaGetErrorString(status));
 }
 
 constexpr int kOldest = 80;  // ten times the compute capability
@@ -51,14 +51,14 @@ int architecture_of(const cudaDeviceProp& facts) { return facts.major * 10 + fac
 // Returns why this build cannot run on a GPU, or nothing. One without machine code for it compiles PTX, which a driver older than the
 // toolkit does not know. One that was compiled fast would be many times as slow, without a word.
 std::string obstacle_of(const cudaDeviceProp& facts) {
-  if (architecture_of(facts) < kOldest) return "too old: 8.0 is needed";
+  if (architecture_of(facts) < kOldest) return "too old: compute capability 8.0 or later is needed";
   if (MANTISSA_CUDA_COMPILED_FAST) return "the kernels of this build are not optimized: build with -DMANTISSA_CUDA_FAST_COMPILE=OFF";
   const bool compiled = std::string_view(MANTISSA_CUDA_CODE).find(text("sm_", architecture_of(facts))) != std::string_view::npos;
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   if (compiled || driver >= runtime) return "";
-  return "no machine code for it, and its driver is older than the PTX: a newer driver is needed";
+  return "this build has no machine code for it, and its driver is older than the PTX: install a newer driver";
 }
 
 // Spans as ranges of NVTX, which profilers show beside the kernels; nobody else is told.
@@ -73,7 +73,7 @@ cudaEvent_t event_of(const Event& event) { return static_cast<cudaEvent_t>(const
 
 class Stream {
  public:
-  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "no stream"); }
+  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "creating a stream"); }
   ~Stream() { cudaStreamDestroy(handle_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -87,7 +87,7 @@ Gpus find_gpus() {
   int driver = 0, runtime = 0, count = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  if (driver == 0) return {.usable = false, .text = "no driver of NVIDIA is loaded (libcuda.so.1)"};
+  if (driver == 0) return {.usable = false, .text = "no NVIDIA driver is loaded (libcuda.so.1)"};
   std::string found = text("driver of CUDA ", version(driver), ", runtime ", version(runtime), ", code for ", MANTISSA_CUDA_CODE);
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) return {.usable = false, .text = text(found, ": ", cudaGetErrorString(status))};
@@ -128,11 +128,11 @@ Facts open_device(int index) {
   const int count = count_gpus();
   require(count > 0, ExitCode::environment, "no GPU can be used: ", find_gpus().text);
   require(index < count, ExitCode::environment, "there is no GPU for local rank ", index, ": this host has ", count,
-          "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
+          "; start at most that many ranks on it, or show it more GPUs with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
-  check(cudaGetDeviceProperties(&facts, index), "the device does not say what it is");
+  check(cudaGetDeviceProperties(&facts, index), "reading the properties of the device");
   require(obstacle_of(facts).empty(), ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
-  check(cudaSetDevice(index), "the device cannot be used");
+  check(cudaSetDevice(index), "selecting the device");
   set_span_hook(&kRanges);
   return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .architecture = architecture_of(facts)};
 }
@@ -156,32 +156,32 @@ std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return stream.handle(); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.handle()), "a copy to the device");
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.handle()), "copying to the device");
 }
 void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream.handle()), "a copy from the device");
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream.handle()), "copying from the device");
 }
 void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream.handle()), "a copy on the device");
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream.handle()), "copying on the device");
 }
 void discard(Stream&, std::byte*, int64_t) {}
 
 Event record(Stream& stream) {
   cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "no event");
+  check(cudaEventCreate(&event), "creating an event");
   const Event mark(event, cudaEventDestroy);
-  check(cudaEventRecord(event, stream.handle()), "a mark");
+  check(cudaEventRecord(event, stream.handle()), "recording an event");
   return mark;
 }
-void follow(Stream& stream, const Event& event) { check(cudaStreamWaitEvent(stream.handle(), event_of(event), 0), "a wait between lanes"); }
+void follow(Stream& stream, const Event& event) { check(cudaStreamWaitEvent(stream.handle(), event_of(event), 0), "waiting for an event"); }
 bool reached(const Event& event) {
   const cudaError_t status = cudaEventQuery(event_of(event));
-  if (status != cudaErrorNotReady) check(status, "a kernel or copy failed");
+  if (status != cudaErrorNotReady) check(status, "a kernel or a copy");
   return status == cudaSuccess;
 }
 double seconds(const Event& from, const Event& to) {
   float milliseconds = 0;
-  check(cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)), "the time between two marks");
+  check(cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)), "measuring the time between two events");
   return double{milliseconds} * 1e-3;
 }
 void drain(Stream& stream) noexcept { cudaStreamSynchronize(stream.handle()); }
@@ -194,20 +194,21 @@ void allow_shared(const void* kernel, size_t bytes) {
   static std::mutex mutex;
   static std::set<std::pair<int, const void*>> allowed;
   int device = 0;
-  check(cudaGetDevice(&device), "the device of a thread");
+  check(cudaGetDevice(&device), "reading the device of this thread");
   const std::lock_guard lock(mutex);
   if (allowed.contains({device, kernel})) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a launch");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "allowing a kernel more shared memory");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-        "the division of a cache");
+        "dividing the cache of a kernel");
   allowed.insert({device, kernel});
 }
 
 void launch(Stream& stream, const void* kernel, Grid grid, void** arguments) {
-  require(grid.blocks > 0 && grid.blocks <= 0x7fffffff, "a launch of ", grid.blocks, " blocks");
+  require(grid.blocks > 0 && grid.blocks <= 0x7fffffff, "a launch must have 1 to 2147483647 blocks, got ", grid.blocks);
   if (grid.shared > kSharedOfEveryKernel) allow_shared(kernel, grid.shared);
   check(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads), arguments, grid.shared, stream.handle()),
-        "a launch");
+        "launching a kernel");
 }
 
 }  // namespace mantissa::gpu

@@ -54,7 +54,7 @@ struct Chosen {
 
 class CublasLt final : public GemmLibrary {
  public:
-  explicit CublasLt(const CublasLtCalls& calls) : calls_(calls) { check(calls_.Create(&handle_), "the library"); }
+  explicit CublasLt(const CublasLtCalls& calls) : calls_(calls) { check(calls_.Create(&handle_), "creating a handle"); }
   ~CublasLt() override {
     chosen_.clear();
     calls_.Destroy(handle_);
@@ -120,12 +120,12 @@ class CublasLt final : public GemmLibrary {
 
   Owned<cublasLtMatrixLayout_t> layout(cudaDataType type, int64_t rows, int64_t row) {
     cublasLtMatrixLayout_t made = nullptr;
-    check(calls_.MatrixLayoutCreate(&made, type, static_cast<uint64_t>(row), static_cast<uint64_t>(rows), row), "a layout");
+    check(calls_.MatrixLayoutCreate(&made, type, static_cast<uint64_t>(row), static_cast<uint64_t>(rows), row), "creating a layout");
     return {made, calls_.MatrixLayoutDestroy};
   }
   void set_rows(Chosen& chosen, const LibraryGemm& g) {
     const auto set_one = [this](const Owned<cublasLtMatrixLayout_t>& matrix, int64_t rows) {
-      check(calls_.MatrixLayoutSetAttribute(matrix.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows), "the size of a layout");
+      check(calls_.MatrixLayoutSetAttribute(matrix.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows), "setting the size of a layout");
     };
     set_one(chosen.a, rows_of_b(g)), set_one(chosen.b, rows_of_a(g)), set_one(chosen.d, g.m);
   }
@@ -133,11 +133,11 @@ class CublasLt final : public GemmLibrary {
   static int64_t rows_of_b(const LibraryGemm& g) { return g.b.transposed ? g.n : g.k; }
 
   void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-    check(calls_.MatmulDescSetAttribute(desc, attribute, &value, sizeof value), "an attribute of a descriptor");
+    check(calls_.MatmulDescSetAttribute(desc, attribute, &value, sizeof value), "setting an attribute of a descriptor");
   }
   Owned<cublasLtMatmulDesc_t> describe(const LibraryGemm& g) {
     cublasLtMatmulDesc_t desc = nullptr;
-    check(calls_.MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a descriptor");
+    check(calls_.MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "creating a descriptor");
     Owned<cublasLtMatmulDesc_t> out(desc, calls_.MatmulDescDestroy);
     set(desc, CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(g.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
     set(desc, CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(g.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
@@ -162,10 +162,10 @@ class CublasLt final : public GemmLibrary {
 
   void ask(Chosen& chosen, const LibraryGemm& g, bool grouped) {
     cublasLtMatmulPreference_t made = nullptr;
-    check(calls_.MatmulPreferenceCreate(&made), "a preference");
+    check(calls_.MatmulPreferenceCreate(&made), "creating a preference");
     const Owned<cublasLtMatmulPreference_t> preference(made, calls_.MatmulPreferenceDestroy);
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-      check(calls_.MatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), "an attribute of a preference");
+      check(calls_.MatmulPreferenceSetAttribute(made, attribute, &value, sizeof value), "setting an attribute of a preference");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspace));
     const bool splits = !grouped && (g.a.transposed || g.k >= kLongSum);
@@ -177,7 +177,7 @@ class CublasLt final : public GemmLibrary {
     int found = 0;
     const cublasStatus_t status = calls_.MatmulAlgoGetHeuristic(handle_, chosen.desc.get(), chosen.a.get(), chosen.b.get(), chosen.d.get(),
                                                                 chosen.d.get(), made, 1, &chosen.result, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "the choice of an algorithm");
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "choosing an algorithm");
     chosen.found = status == CUBLAS_STATUS_SUCCESS && found > 0 && chosen.result.state == CUBLAS_STATUS_SUCCESS;
   }
 

@@ -225,7 +225,7 @@ void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
   any.m = 0;
   if (!refused_.insert(text(gemm_path_name(route.path), ' ', form_text(any))).second) return;
   log_warning("cuBLASLt has no algorithm for ", form_text(form), " by ", gemm_path_name(route.path), " on sm_", facts_.architecture,
-              is_native(route.path) ? ": codes are multiplied as values" : ": our kernel multiplies, which is slow");
+              is_native(route.path) ? ": codes are dequantized first" : ": mantissa's own kernel multiplies, which is slow");
 }
 
 // Returns an operand as the library reads it. `left`: it is a, whose contraction lies along its rows unless it is transposed.

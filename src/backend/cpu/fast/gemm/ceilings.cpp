@@ -77,7 +77,7 @@ GemmCeiling::GemmCeiling(Backend& device, Dtype dtype, int64_t rows) : device_(d
   const bool cpu = device.host_memory();
   const GemmDevice gemms = device.gemm_device();
   require(gemms.architecture == 0 || gemms.library > 0, ExitCode::environment,
-          "the ceiling of GEMMs on a GPU is that of cuBLASLt, which was not loaded: the log says why");
+          "the GEMM ceiling of a GPU is measured with cuBLASLt, which was not loaded: the log says why");
   const Dtype measured = !cpu || (dtype == Dtype::bf16 && onednn_has_bf16()) ? dtype : Dtype::f32;
   a_ = normal_matrix(device, measured, rows, 0);
   b_ = normal_matrix(device, measured, rows, 1);
