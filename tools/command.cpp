@@ -82,7 +82,7 @@ std::vector<int32_t> parse_token_ids(const std::string& option, const std::strin
       const char* const end = word.data() + word.size();
       const auto [stop, error] = std::from_chars(word.data(), end, id);
       require(error == std::errc() && stop == end && id >= 0, ExitCode::usage, option, ": \"", printable(shortened(word)),
-              "\" is no token id");
+              "\" is not a token id");
       require(id < vocab_size, ExitCode::usage, option, ": the token ", id, " is outside the vocabulary of ", vocab_size);
     }
     const bool none = ids.find_first_not_of(" ,") == std::string::npos;

@@ -39,7 +39,7 @@ void require_files(const DataConfig& config) {
     try {
       expand_paths(pattern);
     } catch (const Error& error) {
-      fail(error.code(), error.what(), "; name yours with --data FILE");
+      fail(error.code(), error.what(), "; give other data with --data FILE");
     }
   }
 }
@@ -60,9 +60,9 @@ void require_held_out(const EvalArguments& arguments, const LoadedModel& loaded,
   if (arguments.data || !run.data.path || !data.files.front().has_examples()) return;
   const bool other_rows = window_of(arguments, loaded) != run.training.seq_len;
   const bool other_text = arguments.chat_template && choice_of<ChatTemplate>(*arguments.chat_template) != run.data.chat_template;
-  require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template", ": of data.path ", *run.data.path,
-          ", the examples of the last rows of training.seq_len ", run.training.seq_len,
-          " are held out, and other rows would have some that the run was trained on; name what to evaluate on by --data");
+  require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template",
+          ": the run holds out the examples of the last rows of training.seq_len ", run.training.seq_len, " of data.path ", *run.data.path,
+          ", but other rows would contain examples that it was trained on; name the data to evaluate with --data");
 }
 
 Data validation_data(const DataConfig& config, const EvalArguments& arguments, const LoadedModel& loaded) {
@@ -75,7 +75,7 @@ Data validation_data(const DataConfig& config, const EvalArguments& arguments, c
           " has no validation data; give --data FILE");
   require_held_out(arguments, loaded, data);
   require(!arguments.chat_template || has_conversations(data), ExitCode::usage,
-          "--chat-template: renders \"messages\", which the data has not; leave it out, or name conversations by --data");
+          "--chat-template: renders \"messages\", which the data does not have; leave it out, or name conversations with --data");
   return data;
 }
 
@@ -176,9 +176,10 @@ Evaluation evaluate_prompts(const EvalArguments& arguments, const LoadedModel& l
   std::vector<Batch> batches;
   for (const std::string& ids : arguments.prompt_ids) {
     const std::vector<int32_t> sequence = parse_token_ids("--prompt-ids", ids, *model.vocab_size);
-    require(sequence.size() >= 2, ExitCode::usage, "--prompt-ids: one token has nothing to predict; give at least two");
-    require(std::cmp_less_equal(sequence.size(), model.max_position_embeddings + 1), ExitCode::usage, "--prompt-ids: ", sequence.size(),
-            " tokens, the model has ", model.max_position_embeddings, " positions");
+    require(sequence.size() >= 2, ExitCode::usage, "--prompt-ids: must have at least two tokens, because the first predicts the second");
+    require(std::cmp_less_equal(sequence.size(), model.max_position_embeddings + 1), ExitCode::usage, "--prompt-ids: must have at most ",
+            model.max_position_embeddings + 1, " tokens for the ", model.max_position_embeddings, " positions of the model, got ",
+            sequence.size());
     batches.push_back(batch_of(sequence));
   }
   Evaluation sums;
@@ -222,7 +223,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
        {std::pair{"--micro-batch-size", arguments.micro_batch_size}, {"--iters", arguments.iters}, {"--seq-len", arguments.seq_len}})
     require(value.value_or(1) > 0, ExitCode::usage, name, ": must be positive, got ", value.value_or(1));
   require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template && !arguments.seq_len),
-          ExitCode::usage, "--prompt-ids stands for the data: --data, --chat-template, --seq-len and --iters do not go with it");
+          ExitCode::usage, "--prompt-ids replaces the data and excludes --data, --chat-template, --seq-len and --iters");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
   on_tensor_ranks(arguments, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
   return ExitCode::ok;

@@ -86,7 +86,7 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .gemms = {},
                   .warnings = run_warnings(config, plan)};
   if (arguments.device.empty() && out.device == "cuda" && find_gpus().architecture == 0)
-    out.warnings.emplace_back("there is no GPU here: GEMMs are those of sm_80; --device names another");
+    out.warnings.emplace_back("there is no GPU here: GEMMs are shown as on sm_80; choose another with --device");
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
   return out;
 }
@@ -275,7 +275,8 @@ ExitCode explain(const ExplainArguments& arguments) {
   } else if (arguments.device.empty()) {
     print_text(all, form);
   } else {
-    std::cout << "GEMMs on " << gemm_device_text(all.gemm_device) << ", m x n x k of a micro batch; bound: of |error| / sum of |a b|\n\n"
+    std::cout << "GEMMs on " << gemm_device_text(all.gemm_device)
+              << ", m x n x k of a micro batch; bound: largest |error| / sum of |a b|\n\n"
               << printable(gemm_table(all.gemms, all.gemm_device, form), "\n");
   }
   return ExitCode::ok;

@@ -115,14 +115,15 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
         chat_template_warning(loaded, *which, arguments.chat_date ? arguments.chat_date : loaded.config.data.chat_date);
     if (!warning.empty() && first_rank) log_warning(warning);
   }
-  require(which.has_value(), ExitCode::usage, "--chat: ", path, " was not trained on conversations here; name its template with ",
-          "--chat-template: ", joined(choice_names<ChatTemplate>()));
+  require(which.has_value(), ExitCode::usage, "--chat: ", path,
+          " was trained without data.chat_template; name the template of its conversations with --chat-template: ",
+          joined(choice_names<ChatTemplate>()));
   for (const AddedToken& token : chat_tokens(*which))
     require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(*which),
             " needs the token ", token.content, ", which the tokenizer of ", path, " lacks");
   std::optional<std::string> date = arguments.chat_date;
   require(!date || tells_date(*which), ExitCode::usage,
-          "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
+          "--chat-date: applies to the templates llama3 and harmony only, which tell the model a date");
   require(!date || is_utf8(*date), ExitCode::usage, "--chat-date: is not UTF-8");
   if (!date) date = loaded.config.data.chat_date;
   return {
@@ -137,7 +138,7 @@ std::vector<Prompt> conversations(const GenerateArguments& arguments, const Load
   const auto read = [&](const Json& object, const std::string& name) {
     prompts.push_back({.name = name, .text = "", .tokens = read_chat_prompt(object, options, name)});
     require(std::ssize(prompts.back().tokens) < positions, ExitCode::usage, name, ": the conversation has ", prompts.back().tokens.size(),
-            " tokens, and the model has ", positions, " positions for it and the answer");
+            " tokens, but the model has ", positions, " positions for it and the answer");
   };
   if (*arguments.chat_file == kStandardInput)
     for_each_object(standard_input(InputFile::kLongestLine), file, read);
@@ -255,12 +256,12 @@ void check_prompts(const GenerateArguments& arguments) {
   require(!texts || !ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
   require(!file || !(texts || ids), ExitCode::usage, "--prompts and ", texts ? "--prompt" : "--prompt-ids", " exclude each other");
   require(!arguments.chat_file || !(texts || ids || file), ExitCode::usage,
-          "--chat stands for prompts: --prompt, --prompts and --prompt-ids ", "do not go with it");
+          "--chat replaces prompts and excludes --prompt, --prompts and --prompt-ids");
   require(arguments.chat_file || !(arguments.chat_template || arguments.chat_date), ExitCode::usage,
-          arguments.chat_template ? "--chat-template" : "--chat-date", ": goes with --chat");
+          arguments.chat_template ? "--chat-template" : "--chat-date", ": needs --chat");
   const bool reads = arguments.prompts_file == kStandardInput || arguments.chat_file == kStandardInput;
   require(!reads || arguments.tensor == 1, ExitCode::usage, arguments.chat_file ? "--chat" : "--prompts",
-          " -: standard input is that of one process, and --tensor asks for ", arguments.tensor, ": name a file");
+          " -: only one process can read standard input, but --tensor asks for ", arguments.tensor, ": name a file");
   for (const std::string& prompt : arguments.prompts) require(!prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
 }
 

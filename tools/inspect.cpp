@@ -177,7 +177,7 @@ ExitCode inspect(const InspectArguments& arguments) {
   if (arguments.diff) {
     require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
     const bool folder = is_hf_folder(arguments.paths[0]), other = is_hf_folder(arguments.paths[1]);
-    require(folder == other, ExitCode::usage, "inspect --diff: an export is compared with a checkpoint by verify --against");
+    require(folder == other, ExitCode::usage, "inspect --diff: to compare an export with a checkpoint, use verify --against");
     return folder ? show_folder_difference(arguments.paths[0], arguments.paths[1])
                   : show_difference(arguments.paths[0], arguments.paths[1]);
   }

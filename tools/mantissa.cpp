@@ -126,7 +126,7 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
 void check_values(const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     if (word == "--") return;
-    require(!word.starts_with("--") || word.find('=') != word.size() - 1, ExitCode::usage, word, ": there is no value behind the =");
+    require(!word.starts_with("--") || word.find('=') != word.size() - 1, ExitCode::usage, word, ": there is no value after the =");
   }
 }
 

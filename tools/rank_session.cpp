@@ -223,7 +223,7 @@ void report(Store& store, const Communicator& world, const std::string& why) {
                    "); its latest collectives: ", calls.empty() ? "none" : joined(calls, ", "),
                    kernels.empty() ? "" : text("; the latest kernels of its device: ", joined(kernels, ", ")),
                    "; the stack of its main thread:\n"));
-  if (!print_main_stack()) write_error(text(rank, ": the main thread does not say; it is stopped\n"));
+  if (!print_main_stack()) write_error(text(rank, ": no stack: the main thread does not answer, because it is stopped\n"));
 }
 
 // Runs when the main thread cannot.
@@ -238,7 +238,7 @@ void end_with_launcher() {
   if (!has_launcher()) return;
   const auto wait = [] {
     if (!outlive_launcher()) return;
-    log_error("the launcher of this rank is gone");
+    log_error("the launcher of this rank has ended");
     ::_exit(static_cast<int>(ExitCode::peer_lost));
   };
   try {
@@ -252,7 +252,7 @@ void end_with_launcher() {
 MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config, const Nccl& nccl, Store* store) {
   if (launch.rank == 0 && nccl.usable) log_info("messages between GPUs go over NCCL ", nccl.text);
   if (launch.rank == 0 && !nccl.usable)
-    log_warning("messages between GPUs go through the memory of hosts, which is many times slower: NCCL cannot be used: ", nccl.text);
+    log_warning("messages between GPUs go through host memory, which is many times slower, because NCCL cannot be used: ", nccl.text);
   if (!nccl.usable) return {};
   const auto share_id = [store](const std::string& name, const std::string& id) {
     if (id.empty()) return store->get(name);
@@ -384,8 +384,8 @@ void on_tensor_ranks(const ModelArguments& model, const std::function<void(const
   use_threads(model.threads);
   const int64_t tensor = model.tensor;
   const Launch launch = launch_from_environment();
-  require(tensor > 1 || launch.world == 1, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch),
-          "; --tensor ", launch.world, " lets these ranks share the model");
+  require(tensor > 1 || launch.world == 1, ExitCode::usage, "without --tensor this command runs as one process, and this is ",
+          describe(launch), "; --tensor ", launch.world, " lets these ranks share the model");
   require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
           launch.world > 1 ? text("this is ", describe(launch)) : "this is one process",
           "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");

@@ -46,7 +46,7 @@ DataFormat format_of(const TokenizeArguments& arguments, const InputFile& file) 
 std::string vocabulary_path(const TokenizeArguments& arguments) { return arguments.output + ".tokenizer.json"; }
 
 Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
-  require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: goes with --tokenizer char");
+  require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: needs --tokenizer char");
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
   if (arguments.tokenizer != "char") return Tokenizer::from_path(arguments.tokenizer);
   if (arguments.vocabulary) {
@@ -90,7 +90,7 @@ class DocumentWriter {
       const auto take = [&](const Example& example) {
         repeated.add(example.repeated);
         require(kKeepsMasks, ExitCode::usage, path,
-                ": has examples to fine-tune on, whose masks no file of Megatron or llm.c holds; take --format examples");
+                ": has fine-tuning examples, whose masks files of Megatron and llm.c cannot hold; use --format examples");
         add(example);
       };
       const LineForm form = read_jsonl(file, options_, {.texts = &encoder_, .example = take});
@@ -130,10 +130,10 @@ class DocumentWriter {
 
 // Returns the id that goes with each document; none without --append-eod.
 std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const Tokenizer& tokenizer) {
-  require(arguments.append_eod || !arguments.eod_id, ExitCode::usage, "--eod-id: goes with --append-eod");
+  require(arguments.append_eod || !arguments.eod_id, ExitCode::usage, "--eod-id: needs --append-eod");
   if (!arguments.append_eod) return std::nullopt;
   if (!arguments.eod_id) {
-    require(tokenizer.end_token().has_value(), ExitCode::usage, "--append-eod: needs --eod-id, as the tokenizer names no end token",
+    require(tokenizer.end_token().has_value(), ExitCode::usage, "--append-eod: needs --eod-id, because the tokenizer names no end token",
             tokenizer.files() == nullptr ? text("; the next free id is ", tokenizer.size()) : " in a tokenizer_config.json beside it");
     return tokenizer.end_token();
   }
@@ -161,8 +161,8 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
     DocumentWriter<Writer> documents(tokenizer, arguments, options, writer);
     for (const std::string& path : paths) documents.add_file(path);
     require(!arguments.chat_template || documents.has_conversations(), ExitCode::usage,
-            "--chat-template: renders \"messages\", which no input has; leave it out, or name conversations");
-    require(documents.documents() > 0, ExitCode::usage, "there is no text in the input");
+            "--chat-template: renders \"messages\", which no input has; leave it out, or give conversations");
+    require(documents.documents() > 0, ExitCode::usage, "the input has no text");
     const int64_t tokens = writer.finish();
     return text(printable(names), ": ", count_text(documents.documents(), "document"), ", ", count_text(tokens, "token"),
                 ", model.vocab_size ", vocab_size, '\n');
@@ -221,18 +221,18 @@ void require_new_files(const TokenizeArguments& arguments) {
     require_output_file(file);
     std::error_code error;
     require(!std::filesystem::exists(std::filesystem::symlink_status(file, error)), ExitCode::usage, file,
-            ": is there already; delete it, or give another --output");
+            ": exists already; delete it, or give another --output");
   }
 }
 
 void check_options(const TokenizeArguments& arguments) {
   const bool dated = arguments.chat_template && tells_date(*choice_of<ChatTemplate>(*arguments.chat_template));
   require(!arguments.chat_date || dated, ExitCode::usage,
-          "--chat-date: is for --chat-template llama3 and harmony, which tell the model a date");
+          "--chat-date: applies to --chat-template llama3 and harmony only, which tell the model a date");
   if (!arguments.train_vocab) return;
   const bool encodes = arguments.tokenizer != "byte" || arguments.format != "megatron" || arguments.vocabulary || arguments.chat_date ||
                        arguments.append_eod || arguments.eod_id;
-  require(!encodes, ExitCode::usage, "--train-vocab: writes a tokenizer, no tokens; options of tokens go without it");
+  require(!encodes, ExitCode::usage, "--train-vocab: writes a tokenizer and no tokens; leave out the options for tokens");
   const int64_t fewest = BpeTrainer::kFewestTokens + std::ssize(added_tokens(arguments)), most = 1 << 24;
   require(*arguments.train_vocab >= fewest && *arguments.train_vocab <= most, ExitCode::usage, "--train-vocab: must be from ", fewest,
           " to ", most, ", got ", *arguments.train_vocab);

@@ -144,8 +144,9 @@ void print_preview(const RunPreview& preview) {
 
 // Returns how many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.
 int64_t ranks(const TrainArguments& arguments, const Launch& launch) {
-  require(!arguments.world || arguments.dry_run, ExitCode::usage,
-          "--world says for how many ranks a dry run checks; to train, start them: mantissa launch --nproc-per-node N -- train ...");
+  require(
+      !arguments.world || arguments.dry_run, ExitCode::usage,
+      "--world needs --dry-run, whose number of ranks it is; to train, start the ranks: mantissa launch --nproc-per-node N -- train ...");
   const int64_t wanted = ranks_of(arguments.world);
   const bool launched = launch.launcher != Launch{}.launcher;
   if (!arguments.dry_run || launched) {

@@ -56,8 +56,9 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
     for (const auto& difference : list) std::cout << "  " << printable(text(difference)) << '\n';
     return true;
   };
-  if (differs("is of another model than", forward_differences(against.model(), folder.config().model))) return ExitCode::difference;
-  if (differs("has codes that a server multiplies otherwise than", export_scheme_differences(folder, weights))) return ExitCode::difference;
+  if (differs("has another model than", forward_differences(against.model(), folder.config().model))) return ExitCode::difference;
+  if (differs("has codes that a server multiplies differently than", export_scheme_differences(folder, weights)))
+    return ExitCode::difference;
   const std::optional<std::string> difference =
       with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return export_difference(folder, weights); });
   if (difference) {
@@ -129,7 +130,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
           ": there is no such folder");
-  require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
+  require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint, but ", arguments.path, " is not an export");
   return verify_checkpoint(arguments.path, *device);
 }
 

@@ -49,13 +49,13 @@ std::string reports_step(const std::string& step) {
 TEST_F(LaunchMemory, TwoDeathsInARowForWantOfItAreTheLast) {
   const std::string counted = text(kHide, kCount, "count 4; "), counts = text(kCount, "count $((5 + TORCHELASTIC_RESTART_COUNT)); ");
   const auto until = [](int attempt) { return text("[ $TORCHELASTIC_RESTART_COUNT = ", attempt, " ] && exit 0; "); };
-  const std::string perhaps = "before a new step, perhaps for want of memory";
+  const std::string perhaps = "before a new step, perhaps because memory ran out";
   const std::vector<Case> cases = {
       {counted,
        counts + reports_step("7") + "kill -9 $$",
        137,
-       {"the kernel's out-of-memory killer ended it", "restart 1 of 9",
-        "no restart: the kernel killed two attempts in a row for want of memory"},
+       {"the kernel's out-of-memory killer killed a rank", "restart 1 of 9",
+        "no restart: the kernel killed two attempts in a row because memory ran out"},
        "restart 2 of 9"},
       // A death between them, and one of another process.
       {counted, until(3) + kCount + "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || count $((5 + TORCHELASTIC_RESTART_COUNT)); kill -9 $$", 0, {}},
@@ -85,7 +85,7 @@ TEST_F(LaunchMemory, ADeathInAGroupBesideCountsBeforeANewStep) {
                                      folder_.path());
   if (run.exit_code == 77) GTEST_SKIP() << "no groups can be made here: " << run.errors;
   EXPECT_EQ(run.exit_code, 137) << run.errors;
-  EXPECT_THAT(run.errors, AllOf(HasSubstr("restart 1 of 9"), HasSubstr("before a new step, perhaps for want of memory"),
+  EXPECT_THAT(run.errors, AllOf(HasSubstr("restart 1 of 9"), HasSubstr("before a new step, perhaps because memory ran out"),
                                 Not(HasSubstr("restart 2 of 9"))));
 }
 

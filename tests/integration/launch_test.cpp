@@ -107,7 +107,7 @@ TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
          "exit 2",
          2,
          {},
-         {"^\\[rank2\\]:error: x\n", "; an error above is also that of rank 3\n"},
+         {"^\\[rank2\\]:error: x\n", "; rank 3 reported an error above, too\n"},
          "[rank3]:error",
          {"--nproc-per-node", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "node0"}},
     });
@@ -118,7 +118,7 @@ TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_EQ(run.errors.find("error: two mistakes"), run.errors.rfind("error: two mistakes")) << run.errors;
   EXPECT_THAT(run.errors, HasSubstr("[rank0]:  and where\n"));
-  EXPECT_THAT(run.errors, HasSubstr("; an error above is also that of ranks 1, 2\n"));
+  EXPECT_THAT(run.errors, HasSubstr("; ranks 1, 2 reported an error above, too\n"));
   for (const std::string rank : {"0", "1", "2"})
     EXPECT_EQ(test::read_file(folder_ / ("logs/attempt_0/" + rank + "/stderr.log")), "error: two mistakes\n  and where\n");
 }
@@ -130,7 +130,7 @@ TEST_F(LaunchTest, OnlyFailuresThatARestartMayHealGetOneUntilThreeBringNoStep) {
   };
   std::vector<Launched> all = {
       {"exit 6", 6, {}, {"restart 1 of 1"}, "", {"--max-restarts", "1"}},
-      {reports("12"), 6, {}, {"no restart: 3 brought no step after 12"}, "restart 4 of 9", {"--max-restarts", "9"}},
+      {reports("12"), 6, {}, {"no restart: 3 restarts in a row did not get beyond step 12"}, "restart 4 of 9", {"--max-restarts", "9"}},
       {reports("5 + int(os.environ[\"TORCHELASTIC_RESTART_COUNT\"])"), 6, {}, {"restart 6 of 6"}, "", {"--max-restarts", "6"}}};
   for (const int code : {1, 2, 3, 4, 5, 7, 42, 75})
     all.push_back({text("exit ", code), code, {}, {}, "restart 1", {"--max-restarts", "2"}});

@@ -242,7 +242,7 @@ TEST_F(Terminal, AFullDiskDoesNotStopALauncherWhichReportsWhatItLost) {
   EXPECT_EQ(run.exit_code, 0);
   EXPECT_EQ(run.errors,
             "mantissa launch: 1 line of output dropped: File too large\n"
-            "mantissa launch: logs/attempt_0/0/stdout.log: has not all of the output: File too large\n");
+            "mantissa launch: logs/attempt_0/0/stdout.log: does not have all of the output: File too large\n");
 }
 
 }  // namespace mantissa::terminal_test

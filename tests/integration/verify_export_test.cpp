@@ -118,7 +118,7 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   export_to(saved, "out");
   expect_verdict({out}, 0, out + ": intact: 25 tensors as exported");
   expect_verdict({out, "--against", run}, 0, out + ": 0 values differ in 25 tensors from what forward multiplies by in " + saved);
-  expect_verdict({run, "--against", run}, 2, "is no export");
+  expect_verdict({run, "--against", run}, 2, "is not an export");
   expect_verdict({"nowhere", "--against", run}, 2, "nowhere: there is no such folder");
   for (const char* const name : {"config.json", "model.safetensors"}) {
     std::filesystem::rename(path(text("out/", name)), path("away"));
@@ -216,7 +216,7 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
   EXPECT_THAT(differences_with("mxfp4-pack-quantized", quantized), AllOf(SizeIs(4), ::testing::Contains("layers.0.mlp.down: " + high)));
   EXPECT_THAT(differences_with("mxfp8-quantized", nullptr), AllOf(SizeIs(4), ::testing::Contains("layers.1.attn.out: " + low)));
   expect_verdict({"packed", "--against", run}, 1,
-                 "packed has codes that a server multiplies otherwise than " + saved + ":\n  layers.1.attn.out: " + low + "\n");
+                 "packed has codes that a server multiplies differently than " + saved + ":\n  layers.1.attn.out: " + low + "\n");
   // An output projection, whatever recipes compute with.
   const std::string output = trained("output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32",
                                                 R"(precision.rules=[{"match": "layers.*", "recipe": "high"}])"});

@@ -321,7 +321,7 @@ TEST(GpuMemory, IsWhatExplainPrints) {
   EXPECT_THAT(alone, AllOf(HasSubstr("\nGPU memory | total "), HasSubstr(" | CUDA context 536870912 B | cuBLASLt 67108864 B\n")));
   EXPECT_THAT(explained({"--wide", "--world", "2"}),
               AllOf(HasSubstr("\nGPU memory of a rank | total "), HasSubstr(" | cuBLASLt 67108864 B | NCCL 268435456 B\n")));
-  const bool supposed = alone.find("warning: there is no GPU here: GEMMs are those of sm_80") != std::string::npos;
+  const bool supposed = alone.find("warning: there is no GPU here: GEMMs are shown as on sm_80") != std::string::npos;
   EXPECT_EQ(supposed, find_gpus().architecture == 0) << alone;
 }
 

@@ -61,7 +61,7 @@ TEST(Chat, AModelAnswersWhatItLearnedAndStops) {
 
   const std::tuple<Words, std::string, const char*> mistakes[] = {
       {{"run", "--chat-template", "llama3"}, asked("Hi"), "--chat-template: llama3 needs the token <|begin_of_text|>, "},
-      {{"run", "--chat-date", "today"}, asked("Hi"), "--chat-date: is for"},
+      {{"run", "--chat-date", "today"}, asked("Hi"), "--chat-date: applies to"},
       {{"run"}, "\n \n", "ask.jsonl: has no conversation"},
       {{"run"}, asked(test::repeated("Hi ", 60)), "ask.jsonl, line 1: the conversation has "}};
   for (const auto& [words, lines, says] : mistakes) EXPECT_THAT(answer(words, lines, 2), HasSubstr(says));
@@ -72,7 +72,7 @@ TEST(Chat, AModelAnswersWhatItLearnedAndStops) {
   output({"export", "run", "--output", "export"});
   write_file("export/generation_config.json", R"({"eos_token_id": 0})");
   EXPECT_EQ(answer({"export", "--chat-template", "chatml"}, "\n" + asked("Hi") + " \n"), "Hello there.\n");
-  EXPECT_THAT(answer({"export"}, asked("Hi"), 2), HasSubstr("name its template with --chat-template: chatml, "));
+  EXPECT_THAT(answer({"export"}, asked("Hi"), 2), HasSubstr("name the template of its conversations with --chat-template: chatml, "));
   Json config = parse_json(test::read_file("export/config.json"), "config");
   config["eos_token_id"] = 0;
   write_file("export/config.json", config.dump());
@@ -348,8 +348,8 @@ TEST(Chat, ExamplesThatARunHoldsOutAreThoseOfItsOwnRows) {
   const std::string own = output({"eval", "run"});
   EXPECT_THAT(own, HasSubstr(" | seq_len 64\n"));
   EXPECT_EQ(output({"eval", "run", "--seq-len", "64", "--chat-template", "chatml"}), own);
-  EXPECT_THAT(output({"eval", "run", "--seq-len", "48"}, 2), HasSubstr("--seq-len: of data.path "));
-  EXPECT_THAT(output({"eval", "run", "--chat-template", "qwen2.5"}, 2), HasSubstr("--chat-template: of data.path "));
+  EXPECT_THAT(output({"eval", "run", "--seq-len", "48"}, 2), HasSubstr("--seq-len: the run holds out the examples"));
+  EXPECT_THAT(output({"eval", "run", "--chat-template", "qwen2.5"}, 2), HasSubstr("--chat-template: the run holds out the examples"));
   EXPECT_THAT(output({"eval", "run", "--seq-len", "48", "--data", "chats.jsonl"}), HasSubstr(" | seq_len 48\n"));
 }
 

@@ -55,7 +55,7 @@ TEST_F(TokenizeTest, CharacterVocabularyIsKeptAndCanBeUsedAgain) {
 TEST_F(TokenizeTest, FilesThatAreThereStay) {
   for (const std::string file : {"out.bin", "out.idx", "out.tokenizer.json"}) {
     write_file(file, "of something else");
-    EXPECT_THAT(tokenize("--tokenizer char --output out a.txt", 2), HasSubstr(file + ": is there already"));
+    EXPECT_THAT(tokenize("--tokenizer char --output out a.txt", 2), HasSubstr(file + ": exists already"));
     EXPECT_EQ(test::read_file(file), "of something else");
     std::filesystem::remove(file);
   }

@@ -124,7 +124,7 @@ class CommBench {
 
 void bench_comm(const Communicator& world, Backend& device, const BenchOptions& options) {
   require(world.size() > 1, ExitCode::usage,
-          "bench comm: one rank has nobody to talk to: mantissa launch --nproc-per-node 2 -- bench comm");
+          "bench comm: needs several ranks: start it with mantissa launch --nproc-per-node 2 -- bench comm");
   CommBench(world, device, options).run();
 }
 

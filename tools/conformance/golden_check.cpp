@@ -30,7 +30,7 @@ void expect(bool ok, const Parts&... parts) {
 }
 
 Header parse_header(std::string_view bytes, const char* magic) {
-  expect(bytes.size() >= kHeaderBytes, "header: ", bytes.size(), " bytes are no header of ", kHeaderBytes);
+  expect(bytes.size() >= kHeaderBytes, "header: must have ", kHeaderBytes, " bytes, but the file has ", bytes.size());
   Header words{};
   std::memcpy(words.data(), bytes.data(), kHeaderBytes);
   expect(bytes.substr(0, 4) == magic, "header: does not begin with ", magic);
@@ -49,7 +49,7 @@ int64_t size_in(uint32_t word, const char* what) {
 
 template <class T, size_t kCount>
 T choice(const std::array<T, kCount>& choices, uint32_t word, size_t count, const char* what) {
-  expect(word < count, "header: ", what, " is ", word, ", expected less than ", count);
+  expect(word < count, "header: ", what, " is ", word, ", expected below ", count);
   return choices[word];
 }
 
@@ -110,7 +110,7 @@ void check_counts(const Header& words, const GoldenQuantization& file) {
   expect(words[10] == codes_shape(shape, how).elements(), "header: ", words[10], " bytes of codes, expected ",
          codes_shape(shape, how).elements());
   const bool has_swizzled = (words[8] & kSwizzled) != 0;
-  expect(!has_swizzled || !how.tiles(), "header: tiles have no one swizzled layout");
+  expect(!has_swizzled || !how.tiles(), "header: tiles cannot have swizzled scales");
   const int64_t swizzled = !has_swizzled      ? 0
                            : how.columnwise() ? swizzled_bytes(file.columns, file.rows / 32)
                                               : swizzled_bytes(file.rows, file.columns / 32);

@@ -35,7 +35,7 @@ struct Example {
 double number(const std::string& digits, const std::string& where) {
   char* end = nullptr;
   const double value = std::strtod(digits.c_str(), &end);
-  require(!digits.empty() && *end == '\0', ExitCode::data, where, ": '", digits, "' is no number");
+  require(!digits.empty() && *end == '\0', ExitCode::data, where, ": '", digits, "' is not a number");
   return value;
 }
 

@@ -54,7 +54,7 @@ int number_in(const std::string& option, const std::string& value, int64_t least
 int worker_count(const std::string& value) {
   const int gpus = value == "gpu" ? count_gpus() : 0;
   require(value != "gpu" || gpus > 0, ExitCode::environment, "--nproc-per-node gpu: no GPU can be used: ", find_gpus().text,
-          "; say cpu or a number");
+          "; give cpu or a number");
   if (gpus > 0) return gpus;
   return value == "auto" || value == "cpu" ? num_threads() : number_in("--nproc-per-node", value, 1, kMostRanks);
 }
@@ -167,10 +167,10 @@ void check(const LaunchArguments& arguments) {
   require(arguments.nodes == 1 || arguments.address, ExitCode::usage, "--nnodes=", arguments.nodes,
           " needs --master-addr, the host of rank 0");
   require(!arguments.standalone || (arguments.nodes == 1 && !arguments.port && !arguments.address), ExitCode::usage,
-          "--standalone takes a free port of this host; leave out --nnodes, --master-addr and --master-port");
+          "--standalone uses a free port of this host; leave out --nnodes, --master-addr and --master-port");
   require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
           arguments.tee.value_or(0));
-  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
+  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee needs --log-dir, because it chooses what is shown beside a log");
 }
 
 WorkerPlan plan_of(const LaunchArguments& arguments) {
@@ -213,7 +213,7 @@ void print_causes(const Attempt& attempt) {
   std::string lines = text("rank ", first.rank, " failed first: ", cause_text(first));
   if (!attempt.repeated.empty()) {
     const std::vector<int> ranks(attempt.repeated.begin(), attempt.repeated.end());
-    lines += text("; an error above is also that of ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks, ", "));
+    lines += text("; ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks, ", "), " reported an error above, too");
   }
   const auto add = [&](const std::string& rank, const std::string& host, const std::string& pid, const std::string& seconds,
                        const std::string& ended, const std::string& log) {
@@ -250,12 +250,12 @@ class MemoryDeaths {
     reported_ = more || (kills && before_ && first.counted);
     const bool died = first.code == 128 + SIGKILL && (reported_ ? more : !stepped);
     in_a_row_ = died ? in_a_row_ + 1 : 0;
-    if (died && reported_) say("the kernel's out-of-memory killer ended it");
+    if (died && reported_) say("the kernel's out-of-memory killer killed a rank");
   }
   bool repeated() const { return in_a_row_ > 1; }
   std::string why() const {
-    return reported_ ? "the kernel killed two attempts in a row for want of memory"
-                     : "two attempts in a row were killed before a new step, perhaps for want of memory";
+    return reported_ ? "the kernel killed two attempts in a row because memory ran out"
+                     : "two attempts in a row were killed before a new step, perhaps because memory ran out";
   }
 
  private:
@@ -301,7 +301,7 @@ ExitCode launch(const LaunchArguments& arguments) {
     reports.clear();
     if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
     if (without_step >= kMostRestartsWithoutStep || deaths.repeated()) {
-      say("no restart: " + (deaths.repeated() ? deaths.why() : text(without_step, " brought no step after ", highest)));
+      say("no restart: " + (deaths.repeated() ? deaths.why() : text(without_step, " restarts in a row did not get beyond step ", highest)));
       return static_cast<ExitCode>(first.code);
     }
     const std::vector<int> waiting = signals.take();

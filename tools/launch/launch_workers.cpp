@@ -276,12 +276,12 @@ class Group {
     for (const UnblockedOutput& output : shown_) {
       if (output.dropped_lines() == 0 || output.error() == EPIPE) continue;  // whoever closes a pipe wants no more
       attempt_.losses.push_back(text(count_text(output.dropped_lines(), "line"),
-                                     " of output dropped: ", output.error() != 0 ? system_message(output.error()) : "nobody reads them"));
+                                     " of output dropped: ", output.error() != 0 ? system_message(output.error()) : "nobody read them"));
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (streams_[i].log_error() == 0) continue;
       attempt_.losses.push_back(
-          text(log_folder(rank_of(i)), kLogNames[i % 2], ": has not all of the output: ", system_message(streams_[i].log_error())));
+          text(log_folder(rank_of(i)), kLogNames[i % 2], ": does not have all of the output: ", system_message(streams_[i].log_error())));
     }
     return attempt_;
   }

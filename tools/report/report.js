@@ -184,7 +184,7 @@ function makeExperts() {
   by('experts').append(make('h2', {}, 'Experts'));
   for (const {name, experts} of having) {
     const heads = [
-      'layer', `load, largest over mean, step ${experts.step}`, `the same of the steps from ${experts.first}`, 'busiest expert in these',
+      'layer', `load, largest over mean, step ${experts.step}`, `from step ${experts.first} on`, 'busiest expert in these steps',
       'dropped', 'balance loss', 'z-loss'
     ];
     by('experts').append(make('h3', {}, name), table(heads, experts.layers.map(expertsRow)));
