@@ -25,7 +25,7 @@ void require_targets(const ValidationData& data, int64_t micro_batch_size, std::
       if (data.batch(set, window, 1).target_count > 0) return;
     }
   }
-  fail(ExitCode::usage, "evaluation: no target counts in the validation data");
+  fail(ExitCode::usage, "evaluation: all targets of the validation data are masked");
 }
 
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,

@@ -35,7 +35,7 @@ double rate_of_rank(const std::string& name, Dtype dtype) {
     return best;
   } catch (const Error& error) {
     if (error.code() != ExitCode::environment) throw;
-    log_warning("the rate of GEMMs, which mfu_meas refers to, was not measured: ", error.what());
+    log_warning("the GEMM rate, which mfu_meas refers to, was not measured: ", error.what());
     return 0.0;
   }
 }

@@ -58,8 +58,8 @@ std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequen
 
 void check_generation(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options) {
   const int64_t vocab = *model.config().vocab_size;
-  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
-          options.max_new_tokens);
+  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: max_new_tokens must be at most ", kMostNewTokens,
+          ", got ", options.max_new_tokens);
   for (const std::vector<int32_t>& prompt : prompts) {
     require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
     for (const int32_t id : prompt)
@@ -69,8 +69,8 @@ void check_generation(const Gpt& model, const std::vector<std::vector<int32_t>>&
 
 std::optional<std::string> context_warning(const std::string& name, std::span<const int32_t> prompt, int64_t positions) {
   if (std::ssize(prompt) <= positions) return std::nullopt;
-  return text(name, ": the prompt has ", count_text(prompt.size(), "token"), ", and the model ", positions, " positions: only the last ",
-              kept_tokens(positions), " are read");
+  return text(name, ": the prompt has ", count_text(prompt.size(), "token"), ", but the model has ", positions,
+              " positions: only the last ", kept_tokens(positions), " are read");
 }
 
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {

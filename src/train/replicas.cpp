@@ -49,9 +49,9 @@ std::string difference(const Communicator& group, const std::vector<Compared>& r
     for (size_t i = 0; i < count; ++i) {
       const Compared& of = rows[i];
       if (hashes[rank * count + i] == hashes[static_cast<size_t>(of.owner) * count + i]) continue;
-      return text("rank ", world_rank(static_cast<int>(rank)), " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1,
-                  ", than rank ", world_rank(of.owner),
-                  ", which owns them (training.replica_check_interval): its memory or the network changed them");
+      return text("rank ", world_rank(static_cast<int>(rank)), " differs from rank ", world_rank(of.owner), " in ", of.name, ", rows ",
+                  of.begin, " to ", of.end - 1,
+                  ", which that rank owns (training.replica_check_interval): memory or the network corrupted bytes");
     }
   }
   return "";
@@ -117,8 +117,8 @@ void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, 
   if (seconds.empty() || !metrics) return;
   for (const Straggler& straggler : stragglers.add(seconds)) {
     const StragglerEvent event{.step = step, .rank = straggler.rank, .section = "forward and backward", .ratio = straggler.ratio};
-    log_warning("step ", step, ": the others wait for rank ", event.rank, ", whose ", event.section, " ran below ", Stragglers::kSlow,
-                " of the median speed for ", Stragglers::kWindows * Stragglers::kWindowSteps, " steps; in the last ",
+    log_warning("step ", step, ": the others wait for rank ", event.rank, ", whose ", event.section, " ran at less than ",
+                Stragglers::kSlow, " of the median speed for ", Stragglers::kWindows * Stragglers::kWindowSteps, " steps; in the last ",
                 Stragglers::kWindowSteps, " at ", event.ratio);
     metrics->write(event);
   }
@@ -127,19 +127,19 @@ void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, 
 void require_equal_places(const Backend& device, const std::string& consequence) {
   const std::string unequal = device.unequal_places();
   require(unequal.empty(), ExitCode::environment, "matmuls on this CPU (", gemm_instruction_set(),
-          ") give equal operands other bits at other places or depths of a tile (", unequal, "): ", consequence,
+          ") do not give equal operands the same bits at all places and depths of a tile (", unequal, "): ", consequence,
           "; ONEDNN_MAX_CPU_ISA chooses other kernels (SSE41, AVX2, AVX512_CORE, AVX512_CORE_BF16), and mantissa doctor tells whether they "
           "pass");
 }
 
 void require_equal_places(const RunConfig& config, const Backend& device) {
-  const std::string broken = config.model.moe                ? "what an expert makes of a token would depend on the tokens beside it"
+  const std::string broken = config.model.moe                ? "the output of an expert for a token would depend on the tokens beside it"
                              : config.parallel.world() > 1   ? "results would depend on the number of ranks"
                              : config.model.pad_vocab_to > 1 ? "results would depend on the padding of the vocabulary"
                                                              : "";
   if (broken.empty()) return;  // nothing relies on equal places
   if (device.gemm_device().architecture > 0) {
-    log_info("matmuls: whether rows and columns have the same bits at every place is not measured on GPUs; otherwise ", broken);
+    log_info("matmuls: on a GPU it is not measured whether rows and columns have the same bits at every place; if they differ, ", broken);
     return;
   }
   require_equal_places(device, broken);

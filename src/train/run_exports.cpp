@@ -44,7 +44,7 @@ bool is_made(const RunConfig& config, int64_t step, const std::string& manifest)
   try {
     return is_export_of(folder, manifest, *config.checkpoint.exported);
   } catch (const Error& error) {
-    log_warning(folder.string(), ": is made again: ", error.what());
+    log_warning(folder.string(), ": is exported again: ", error.what());
     return false;
   }
 }
@@ -57,7 +57,7 @@ void delete_exports_without_checkpoint(const RunConfig& config) {
       if (std::ranges::find(saved, step) == saved.end()) discard(export_folder(config, step));
     }
   } catch (const Error& error) {
-    log_warning("exports of checkpoints that are gone were not deleted: ", error.what());
+    log_warning("exports of deleted checkpoints were not deleted: ", error.what());
   }
 }
 
@@ -90,7 +90,7 @@ class RunExports::Shard {
     folder_ = folder;
     start([=, this](const Progressed& progressed) {
       if (!model_) model_ = opened(order.checkpoint, options);
-      require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
+      require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before it was exported");
       hashes_ = model_->write(folder_, rank_, ranks_, progressed);
     });
   }
@@ -147,7 +147,7 @@ class RunExports::Shard {
         });
         state_ = ShardState::done;
       } catch (const Canceled&) {
-        fail_with("cut short");
+        fail_with("interrupted");
       } catch (const std::exception& error) {
         fail_with(error.what());
       }
@@ -171,7 +171,7 @@ RunExports::RunExports(const RunConfig& config, const Communicator& world, std::
     : config_(config), world_(world), made_(std::move(made)) {}
 
 RunExports::~RunExports() {
-  if (pending() > 0) log_warning("the export of step ", orders_.front().step, " was cut short; the run makes it when it is resumed");
+  if (pending() > 0) log_warning("the export of step ", orders_.front().step, " was interrupted; the run makes it when it is resumed");
 }
 
 void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints) {
@@ -243,7 +243,7 @@ void RunExports::end(const Order& order, const std::string& problem, std::option
   failures_ += problem.empty() ? 0 : 1;
   if (order.step >= newest_step_) failed_step_ = problem.empty() ? std::nullopt : std::optional(order.step);
   newest_step_ = std::max(newest_step_, order.step);
-  if (!problem.empty()) log_error("export of step ", order.step, " not made: ", problem);
+  if (!problem.empty()) log_error("the export of step ", order.step, " was not made: ", problem);
   if (checkpoints) {
     checkpoints->unpin(order.step);
     delete_exports_without_checkpoint(config_);

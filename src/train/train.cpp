@@ -128,7 +128,7 @@ void take_step(Run& run) {
   if (state.nonfinite_in_a_row < training.nonfinite_limit) return;
   fail_alike(run.mesh.world, ExitCode::numerical,
              text("stopped at step ", state.step, ": ", state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ",
-                  result.bad, "; lower optimizer.lr or look at the data"));
+                  result.bad, "; lower optimizer.lr, or check the data"));
 }
 
 // ---- between steps
@@ -220,7 +220,8 @@ SavedCheckpoint save_state(Run& run, AfterSave after) {
     return save();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage || after != AfterSave::run_ends || run.exports.pending() == 0) throw;
-    log_warning("checkpoint of step ", run.state.step, " not saved yet: ", error.what(), "; again once pending exports are made");
+    log_warning("the checkpoint of step ", run.state.step, " is not saved yet: ", error.what(),
+                "; the save is tried again after pending exports");
   }
   await_exports(run, 0);
   return save();
@@ -238,7 +239,7 @@ bool save(Run& run, AfterSave after) {
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     event.problem = error.what();
-    log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
+    log_error("the checkpoint of step ", run.state.step, " was not saved: ", error.what());
     ++run.failed_saves;
   }
   event.seconds = seconds_since(start);
@@ -260,7 +261,7 @@ bool after_step(Run& run) {
   try {
     state.pending_evaluation = state.pending_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
     state.pending_samples = state.pending_samples && run.config.eval.samples && !write_samples(run);
-    if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
+    if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " were interrupted; --resume does them first");
   } catch (const Error& error) {
     // The others are at another place, unless they have thrown alike.
     if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);

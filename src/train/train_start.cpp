@@ -124,7 +124,7 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   for (size_t i = 0; i + 1 < own.size(); ++i)
     if (!stays(checkpoint, own[i].step)) reclaimable += own[i].bytes;
   if (*free + reclaimable < room_for(one)) {
-    return text("checkpoint.dir: a checkpoint of this run needs ", room_for(one), " bytes, and ", *free, " are free in ", disk.string(),
+    return text("checkpoint.dir: a checkpoint of this run needs ", room_for(one), " bytes, but ", *free, " are free in ", disk.string(),
                 ": free some, or set checkpoint.dir to a larger disk");
   }
   const bool exports = checkpoint.exported && on_one_disk(disk, existing(config.logging.dir));
@@ -134,8 +134,8 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   const double wanted = static_cast<double>(most) * static_cast<double>(with_export) + 0.1 * static_cast<double>(one);
   if (static_cast<double>(*free) >= wanted) return "";
   log_warning(
-      "checkpoint.dir: ", count_text(most, "checkpoint"), " of ", with_export, " bytes", exports ? " with their exports" : "",
-      " lie side by side in this run, and ", *free, " bytes are free in ", disk.string(),
+      "checkpoint.dir: this run keeps up to ", count_text(most, "checkpoint"), " of ", with_export, " bytes",
+      exports ? " with their exports" : "", " at a time, but ", *free, " bytes are free in ", disk.string(),
       ": saves will fail or delete older ones first; free some, lower checkpoint.keep_latest, or set checkpoint.dir to a larger disk");
   return "";
 }
@@ -146,12 +146,11 @@ namespace {
 std::vector<TokenizerFile> kept_files(std::vector<TokenizerFile> files, const std::string& source, const StartParts& parts) {
   const RunConfig& config = parts.loaded.config;
   if (!parts.data.tokenizer || !has_other_tokenizer(files, *parts.data.tokenizer)) return files;
-  require(
-      config.checkpoint.allow_tokenizer_change, ExitCode::usage, source, " came with another tokenizer than data.tokenizer ",
-      *config.data.tokenizer,
-      ": the same ids are other pieces of text\ntokenize the data with the model's own and train on token files with data.tokenizer=null, "
-      "or set checkpoint.allow_tokenizer_change to true to teach the model these ids");
-  log_warning("checkpoint.allow_tokenizer_change: tokenizer and generation files of ", source, " are left behind");
+  require(config.checkpoint.allow_tokenizer_change, ExitCode::usage, source, " has a tokenizer that differs from data.tokenizer ",
+          *config.data.tokenizer,
+          ": the same ids stand for other texts\ntokenize the data with the model's own tokenizer and train on token files with "
+          "data.tokenizer=null, or set checkpoint.allow_tokenizer_change to true to teach the model these ids");
+  log_warning("checkpoint.allow_tokenizer_change: tokenizer and generation files of ", source, " are dropped");
   return {};
 }
 
@@ -174,7 +173,7 @@ void warn_of_template(const std::string& source, const std::optional<ChatTemplat
   const DataConfig& data = parts.loaded.config.data;
   if (parts.world.rank() > 0 || !data.chat_template || trained == data.chat_template) return;
   if (trained)
-    return log_warning(source, ": was trained with data.chat_template ", choice_name(*trained), ", and this run has ",
+    return log_warning(source, ": was trained with data.chat_template ", choice_name(*trained), ", but this run has ",
                        choice_name(*data.chat_template));
   const std::string difference = chat_template_difference(files, *data.chat_template, data.chat_date);
   if (!difference.empty()) log_warning(source, ": ", difference);
@@ -199,7 +198,7 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
       for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);
       const std::optional<MoeConfig>&there = weights.config().model.moe, &here = config.model.moe;
       if (there && here && there->aux_loss_coef != here->aux_loss_coef)
-        log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " by ", weights.where(), ", ", here->aux_loss_coef, " here");
+        log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " in ", weights.where(), ", ", here->aux_loss_coef, " here");
     }
     steps.load_folder(weights);
   });
@@ -220,8 +219,8 @@ void start_from_checkpoint(const StartParts& parts, const StartSteps& steps, con
       require_weights_fit(reader, config.model);
       if (has_other_tokenizer(reader, parts.data)) {
         require(config.checkpoint.allow_tokenizer_change, ExitCode::usage, source,
-                " was trained with another tokenizer than data.tokenizer names; checkpoint.allow_tokenizer_change takes its weights all "
-                "the same");
+                " was trained with a tokenizer that differs from data.tokenizer; to use its weights anyway, set "
+                "checkpoint.allow_tokenizer_change to true");
         log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
       }
       found.files = kept_files(tokenizer_files(reader), source, parts);
@@ -250,7 +249,7 @@ bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found)
     std::error_code missing;
     if (config.resumes_named()) {
       require(!is_hf_folder(config.resume), ExitCode::usage, config.resume,
-              ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
+              ": holds weights, but no state of a run to resume; to start a new run with them, use checkpoint.init_from");
       named = find_checkpoint(config.resume);
       own = std::filesystem::equivalent(named.folder, config.dir, missing);
     }
@@ -443,7 +442,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   if (run.events.started) run.events.started(event);
   if (run.loaded.tokenizer) log_info("data.tokenizer: that of the checkpoint in ", run.loaded.tokenizer->from);
   if (!run.loaded.report.given("model") && run.loaded.report.origin("model.hidden_size") == "default")
-    log_warning("the configuration has no section model: this is the default, of ", event.parameters, " parameters");
+    log_warning("the configuration has no section model: this run trains the default model, of ", event.parameters, " parameters");
   for (const std::string& warning : run_warnings(run.config, run.plan)) log_warning(warning);
   for (const std::string& warning : data_warnings(run.config.data, run.data)) log_warning(warning);
   for (const std::string& warning : prompt_warnings(run.config, run.data, run.prompts)) log_warning(warning);

@@ -260,7 +260,7 @@ TEST(Failures, ASlowRankIsReportedAndEndsNothing) {
   const auto metrics = [&] { return test::read_file(job.folder / "run/metrics.jsonl"); };
   ASSERT_TRUE(job.appears("checkpoints/step-00000120"));
   const auto reported = [&] {
-    return job.run->errors(0).find("the others wait for rank 1, whose forward and backward ran below 0.7") != -1UL;
+    return job.run->errors(0).find("the others wait for rank 1, whose forward and backward ran at less than 0.7") != -1UL;
   };
   const double began = RankProcesses::now();
   while (!reported() && !job.run->ended(1)) {

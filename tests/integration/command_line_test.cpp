@@ -166,7 +166,7 @@ TEST_F(CommandLine, WhatARunWillNotDoIsAWarning) {
   const LoadedConfig bare = load_run_config({.file = folder_ / "bare.json", .sets = {"logging.dir=" + run_folder("bare")}});
   EXPECT_EQ(test::error_of([&] { train(bare, {"test"}, events); }).code(), ExitCode::stopped);
   close_log();
-  EXPECT_THAT(test::read_file(folder_ / "log"), HasSubstr("the configuration " + no_model + ": this is the default, of "));
+  EXPECT_THAT(test::read_file(folder_ / "log"), HasSubstr("the configuration " + no_model + ": this run trains the default model, of "));
 }
 
 }  // namespace mantissa::command_line_test

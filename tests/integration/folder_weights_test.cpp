@@ -143,7 +143,7 @@ TEST_F(TokenizerOfAModel, IsRefusedBesideAnotherInTheData) {
   for (const char* model : {"bpe", "gpt2"}) {
     const Error error = test::error_of([&] { run("refused", from(model, {})); });
     EXPECT_EQ(error.code(), ExitCode::usage) << model;
-    EXPECT_THAT(error.what(), HasSubstr(path(model) + " came with another tokenizer than data.tokenizer byte"));
+    EXPECT_THAT(error.what(), HasSubstr(path(model) + " has a tokenizer that differs from data.tokenizer byte"));
     EXPECT_THAT(error.what(), HasSubstr("checkpoint.allow_tokenizer_change"));
     EXPECT_FALSE(std::filesystem::exists(run_folder("refused")));
   }

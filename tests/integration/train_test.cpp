@@ -216,7 +216,7 @@ TEST_F(TrainTest, ValidationDataWithoutATargetIsRefusedAtTheStart) {
       config("ends", {"data.path=null", R"(data.train=[{"path": ")" + folder_ / "text.txt" + R"("}])",
                       R"(data.valid=[{"path": ")" + folder_ / "ends.txt" + R"("}])", "data.eod_id=4", "data.mask_eod_loss=true"});
   EXPECT_EQ(error_of([&] { preview_run(ends); }).code(), ExitCode::usage);
-  EXPECT_THAT(error_of([&] { run(ends); }).what(), HasSubstr("no target counts"));
+  EXPECT_THAT(error_of([&] { run(ends); }).what(), HasSubstr("all targets of the validation data are masked"));
   EXPECT_FALSE(std::filesystem::exists(run_folder("ends")));
 }
 

@@ -136,7 +136,7 @@ TEST_F(Disk, ThatIsFullBeforeTheFirstStepIsOfTheEnvironment) {
        {std::pair{kFull, "disk/empty"}, {kFull, "disk/trained"}, {kWithoutInodes, "disk/new"}, {kWithoutInodes, "disk/run"}}) {
     const auto run = on_disk(full, train(folder, "%d/checkpoints", " --set checkpoint.resume=auto --set training.steps=2"));
     EXPECT_EQ(run.exit_code, 3) << folder << run.errors;
-    EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr(full == kFull ? " bytes, and 0 are free in " : "No space left on device")));
+    EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr(full == kFull ? " bytes, but 0 are free in " : "No space left on device")));
   }
 }
 

@@ -128,7 +128,7 @@ TEST_F(SmallDiskOfARun, IsToldWithBothNumbersBeforeTheFirstStep) {
   run("first", sets);
   const int64_t bytes = CheckpointReader(checkpoint("first", 4)).bytes(), needed = room_for(bytes);
   free_now = [&] { return needed - 1; };
-  const std::string what = text("checkpoint.dir: a checkpoint of this run needs ", needed, " bytes, and ", needed - 1, " are free in ");
+  const std::string what = text("checkpoint.dir: a checkpoint of this run needs ", needed, " bytes, but ", needed - 1, " are free in ");
   const Error refused = error_of([&] { run("second", sets); });
   EXPECT_EQ(refused.code(), ExitCode::environment);
   EXPECT_THAT(refused.what(), AllOf(HasSubstr(what), HasSubstr(folder_ / "runs: free some")));
@@ -139,10 +139,10 @@ TEST_F(SmallDiskOfARun, IsToldWithBothNumbersBeforeTheFirstStep) {
   free_now = [&] { return 3 * bytes; };
   EXPECT_THAT(
       log_of([&] { run("second", sets); }),
-      AllOf(HasSubstr(text("checkpoint.dir: 3 checkpoints of ", bytes, " bytes lie side by side in this run, and ", 3 * bytes, " bytes")),
+      AllOf(HasSubstr(text("checkpoint.dir: this run keeps up to 3 checkpoints of ", bytes, " bytes at a time, but ", 3 * bytes, " bytes")),
             HasSubstr("lower checkpoint.keep_latest")));
   free_now = [&] { return 3 * bytes + bytes / 10 + 1; };
-  EXPECT_THAT(log_of([&] { run("third", sets); }), Not(HasSubstr("side by side")));
+  EXPECT_THAT(log_of([&] { run("third", sets); }), Not(HasSubstr("at a time")));
 }
 
 // A checkpoint is kept until its export is there: for the last state the run waits for that.
@@ -162,7 +162,7 @@ TEST_F(SmallDiskOfARun, TheLastStateGetsThePlaceOfACheckpointWhoseExportIsPendin
                 EXPECT_EQ(summary.exit, ExitCode::ok);
                 EXPECT_EQ(summary.failed_saves, 0);
               }),
-              HasSubstr("checkpoint of step 3 not saved yet: "));
+              HasSubstr("checkpoint of step 3 is not saved yet: "));
   EXPECT_FALSE(fs::exists(checkpoint("second", 1)));
   EXPECT_TRUE(fs::exists(checkpoint("second", 3)));
   EXPECT_TRUE(fs::exists(run_folder("second") + "/exports/step-00000003"));
@@ -203,7 +203,9 @@ TEST_F(SmallDiskOfARun, OnlyCheckpointsThatMayGoAreReplaced) {
     all.insert(all.end(), more.begin(), more.end());
     return log_of([&] { EXPECT_NO_THROW(preview_run(config(name, all))); });
   };
-  const auto side_by_side = [](int64_t count) { return HasSubstr(text("checkpoint.dir: ", count_text(count, "checkpoint"), " of ")); };
+  const auto side_by_side = [](int64_t count) {
+    return HasSubstr(text("checkpoint.dir: this run keeps up to ", count, " checkpoints of "));
+  };
   EXPECT_THAT(
       warned("run", 3 * bytes, {"training.steps=7", "checkpoint.keep_latest=2", "checkpoint.keep_every=2", "checkpoint.resume=auto"}),
       side_by_side(3));
@@ -211,7 +213,7 @@ TEST_F(SmallDiskOfARun, OnlyCheckpointsThatMayGoAreReplaced) {
   flip_byte(checkpoint("run", 2) + "/manifest.json", 5);  // one that is damaged is not counted, and stays
   EXPECT_THAT(warned("run", 3 * bytes, {"training.steps=9", "checkpoint.keep_latest=3", "checkpoint.resume=auto"}), side_by_side(3));
   // In another folder, the steps before the checkpoint bring no saves, and there are none that go.
-  EXPECT_THAT(warned("other", 2 * bytes, {"training.steps=5", old.substr(0, old.size() - 1) + "4"}), Not(HasSubstr("side by side")));
+  EXPECT_THAT(warned("other", 2 * bytes, {"training.steps=5", old.substr(0, old.size() - 1) + "4"}), Not(HasSubstr("at a time")));
   EXPECT_THAT(warned("other", 3 * bytes, {"training.steps=9", old.substr(0, old.size() - 1) + "4"}), side_by_side(4));
 }
 
@@ -227,8 +229,8 @@ TEST_F(SmallDiskOfARun, AFinishedRunThatGoesOnElsewhereSavesOnceMore) {
     return log_of([&] { preview_run(config("other", all)); });
   };
   EXPECT_EQ(error_of([&] { preview(room_for(bytes) - 1, "checkpoint.keep_latest=2"); }).code(), ExitCode::environment);
-  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.keep_latest=2"), Not(HasSubstr("side by side")));
-  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.export={}"), HasSubstr("checkpoint.dir: 1 checkpoint of "));
+  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.keep_latest=2"), Not(HasSubstr("at a time")));
+  EXPECT_THAT(preview(room_for(bytes) + 1, "checkpoint.export={}"), HasSubstr("checkpoint.dir: this run keeps up to 1 checkpoint of "));
 }
 
 // Exports lie in the run folder, which need not be on the disk of the checkpoints.
@@ -242,9 +244,9 @@ TEST_F(SmallDiskOfARun, ExportsCountOnTheDiskOfTheCheckpoints) {
                                      "checkpoint.export={}", "logging.dir=" + run_folder, "checkpoint.dir=" + (folder_ / "saved")}));
     });
   };
-  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("checkpoint.dir: 3 checkpoints of "));
-  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("with their exports lie side by side"));
-  EXPECT_THAT(preview("/proc/run"), Not(HasSubstr("side by side"))) << "another disk, on which a dry run makes nothing";
+  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("checkpoint.dir: this run keeps up to 3 checkpoints of "));
+  EXPECT_THAT(preview(folder_ / "run"), HasSubstr("with their exports at a time"));
+  EXPECT_THAT(preview("/proc/run"), Not(HasSubstr("at a time"))) << "another disk, on which a dry run makes nothing";
 }
 
 TEST_F(SmallDiskOfARun, ARequestToStopMakesItsSaveTheLastOne) {

@@ -197,7 +197,7 @@ TEST_F(ChatFolder, AnotherTemplateThanTheModelsIsTold) {
                           "--output", "examples", "chats.jsonl", "--chat-template", "chatml"};
   EXPECT_THAT(told(tokenize), HasSubstr("export: its chat_template.jinja renders [{"));
   EXPECT_THAT(trained("qwen", {"checkpoint.init_from=run", "data.chat_template=qwen2.5"}),
-              HasSubstr("was trained with data.chat_template chatml, and this run has qwen2.5"));
+              HasSubstr("was trained with data.chat_template chatml, but this run has qwen2.5"));
   EXPECT_THAT(trained("same", {"checkpoint.init_from=run"}), Not(HasSubstr("was trained with")));
 }
 

@@ -85,7 +85,7 @@ TEST_F(PromptTest, APromptBeyondTheContextIsAWarning) {
   EXPECT_THAT(generate({"--prompt", fits}).log, IsEmpty());
   const Outcome cut = generate({"--prompt", fits + "b"});
   EXPECT_EQ(cut.exit_code, 0);
-  EXPECT_THAT(cut.log, HasSubstr("--prompt: the prompt has 17 tokens, and the model 16 positions: only the last 8 are read"));
+  EXPECT_THAT(cut.log, HasSubstr("--prompt: the prompt has 17 tokens, but the model has 16 positions: only the last 8 are read"));
   EXPECT_THAT(generate({"--prompt-ids", "1" + test::repeated(",1", 16)}).log, HasSubstr("--prompt-ids: the prompt has 17 tokens"));
 }
 

@@ -284,7 +284,7 @@ TEST_F(ExportsAskedFor, AResumedRunMakesNoneOfADamagedCheckpoint) {
 TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
   const std::vector<ExportEvent> events = made(1, {{.path = checkpoint("run", 2), .hash = saved(3).hash}});
   ASSERT_EQ(events.size(), 1U);
-  EXPECT_THAT(events[0].problem, HasSubstr("was replaced before its export was made"));
+  EXPECT_THAT(events[0].problem, HasSubstr("was replaced before it was exported"));
 }
 
 // A kill after a checkpoint was committed leaves it without an export.

@@ -47,21 +47,20 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
     });
     EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "), HasSubstr(message)))) << message;
   };
-  expect(1, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
-         [](ParameterSet& set) { test::flip_bit(set.all()[0].value(), 3); });
-  expect(2, "rank 2 has other bytes of bf16.weight, rows 32 to 63, than rank 1,",
+  expect(1, "rank 1 differs from rank 0 in fp32.weight, rows 0 to 31,", [](ParameterSet& set) { test::flip_bit(set.all()[0].value(), 3); });
+  expect(2, "rank 2 differs from rank 1 in bf16.weight, rows 32 to 63,",
          [](ParameterSet& set) { test::flip_bit(set.all()[1].value(), 32 * 5 * 2); });
-  expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
+  expect(0, "rank 0 differs from rank 2 in copy.weight, rows 64 to 95,",
          [](ParameterSet& set) { test::flip_bit(set.all()[2].value(), 96 * 64 * 2 - 1); });
-  expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
+  expect(0, "rank 0 differs from rank 2 in copy.weight, rows 64 to 95,",
          [](ParameterSet& set) { test::flip_bit(set.all()[2].codes().codes, 96 * 64 - 1); });
-  expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
+  expect(0, "rank 0 differs from rank 1 in codes.weight, rows 32 to 63,",
          [](ParameterSet& set) { test::flip_bit(set.all()[3].codes().codes, 40 * 64); });
-  expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
+  expect(0, "rank 0 differs from rank 1 in codes.weight, rows 32 to 63,",
          [](ParameterSet& set) { test::flip_bit(set.all()[3].codes().scales, 2); });
-  expect(0, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
+  expect(0, "rank 1 differs from rank 0 in fp32.weight, rows 0 to 31,",
          [](ParameterSet& set) { test::flip_bit(set.all()[0].value(), 0); });  // the owner is right
-  expect(2, "rank 2 has other bytes of expert_bias, rows 0 to 6, than rank 0,",
+  expect(2, "rank 2 differs from rank 0 in expert_bias, rows 0 to 6,",
          [](ParameterSet& set) { test::flip_bit(set.buffers()[0].value, 27); });
 }
 
@@ -90,11 +89,11 @@ TEST(Replicas, OfTensorRanksAreComparedWhereTheyHoldTheSame) {
   const auto norms = compare_four([](int rank, ParameterSet& set, Optimizer&) {
     if (rank == 1 || rank == 3) test::flip_bit(set.all()[0].value(), 3);  // both replicas: only the tensor ranks differ
   });
-  EXPECT_THAT(norms, Each(HasSubstr("rank 1 has other bytes of norm.weight, rows 0 to 31, than rank 0,")));
+  EXPECT_THAT(norms, Each(HasSubstr("rank 1 differs from rank 0 in norm.weight, rows 0 to 31,")));
   const auto rows = compare_four([](int rank, ParameterSet& set, Optimizer&) {
     if (rank == 3) test::flip_bit(set.all()[1].value(), 3);
   });
-  EXPECT_THAT(rows, Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
+  EXPECT_THAT(rows, Each(HasSubstr("rank 3 differs from rank 1 in up.weight, rows 0 to 31,")));
 }
 
 // Each of the two data ranks has 32 of the norm's 64 masters: rank 3 those that rank 2 has.
@@ -105,8 +104,8 @@ TEST(Replicas, OfTensorRanksHaveTheSameMastersAndMomentsToTheBit) {
     const auto errors = compare_four([&](int rank, ParameterSet&, Optimizer& optimizer) {
       if (rank == 3) test::flip_bit(optimizer.states().front().*member, 32 * 4 - 1);
     });
-    EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "),
-                                   HasSubstr(text("rank 3 has other bytes of ", name, "norm.weight, rows 32 to 63, than rank 2,")))));
+    EXPECT_THAT(errors,
+                Each(AllOf(StartsWith("5: "), HasSubstr(text("rank 3 differs from rank 2 in ", name, "norm.weight, rows 32 to 63,")))));
   }
   const auto apart = compare_four([](int rank, ParameterSet&, Optimizer& optimizer) {
     if (rank == 3) test::flip_bit(optimizer.states().back().first_moment, 0);  // a matrix that nobody else has
@@ -134,7 +133,7 @@ TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
     });
   };
   EXPECT_THAT(compare_experts(-1), Each(IsEmpty()));
-  EXPECT_THAT(compare_experts(3), Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
+  EXPECT_THAT(compare_experts(3), Each(HasSubstr("rank 3 differs from rank 1 in up.weight, rows 0 to 31,")));
 }
 
 }  // namespace mantissa::replicas_test

@@ -155,7 +155,7 @@ TEST_F(RunTokenizerTest, OfAResumeIsThatOfTheRunWhichIsNamed) {
   };
   const Error other = test::error_of([&] { resumed(run_folder("other"), "2"); });
   EXPECT_EQ(other.code(), ExitCode::usage);
-  EXPECT_THAT(other.what(), HasSubstr("another tokenizer than data.tokenizer"));
+  EXPECT_THAT(other.what(), HasSubstr("a tokenizer that differs from data.tokenizer"));
   const Error none = test::error_of([&] { resumed(folder_ / "runs/furst", "2"); });
   EXPECT_EQ(none.code(), ExitCode::usage);
   EXPECT_THAT(none.what(), HasSubstr("data.tokenizer: there is no "));
