@@ -47,7 +47,7 @@ struct Command {
   std::vector<Option> options = {};
   std::vector<Command> subcommands = {};  // with these, run stays empty and one of them must be given
   std::function<ExitCode()> run = {};     // may throw Error: the message goes to standard error and its code becomes the exit code
-  bool runs_command = false;              // the first word that is no option of it begins another command
+  bool runs_command = false;              // its first word that is not an option begins another command
   bool many_ranks = false;                // else a world above 1 in the environment is a mistake
 };
 

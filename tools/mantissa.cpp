@@ -143,7 +143,7 @@ void set_command_apart(const Command& command, std::vector<std::string>& words) 
   if (next < words.size()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(next), "--");
 }
 
-// The first word that is an option of nobody, with the nearest that is one; "" if there is none.
+// Describes the first word that is not an option of any command, with the nearest option; "" if there is none.
 std::string unknown_option(const std::vector<Command>& commands, const std::vector<std::string>& words) {
   std::vector<std::string> known = {"--help"};
   const std::vector<Command>* level = &commands;

@@ -150,7 +150,7 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   LineOptions options{.encoder = encoder_of(tokenizer), .vocab_size = vocab_size, .chat_template = {}, .chat_date = arguments.chat_date};
   if (arguments.chat_template) {
     options.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
-    // Examples teach a model their template: one of its own that renders otherwise is told.
+    // Examples teach a model their template, so a template of its own that renders differently causes a warning.
     if (tokenizer.kind() == TokenizerKind::bpe) {
       const std::string difference =
           chat_template_difference(files_beside_tokenizer(arguments.tokenizer), *options.chat_template, arguments.chat_date);

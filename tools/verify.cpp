@@ -74,7 +74,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   return ExitCode::ok;
 }
 
-// Throws Error(data) for a folder whose own mantissa.json tells that it is damaged.
+// Throws Error(data) for a folder that does not match its own mantissa.json.
 void require_undamaged(const std::filesystem::path& folder) {
   std::error_code error;
   if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);

@@ -13,7 +13,7 @@ namespace mantissa {
 class GemmCeiling {
  public:
   static int64_t usual_rows(const Backend& device);  // 2048 on a CPU, 8192 on a GPU
-  // Throws Error(environment) on a GPU without cuBLASLt: our kernels are no ceiling.
+  // Throws Error(environment) on a GPU without cuBLASLt, because our own kernels are below the ceiling.
   GemmCeiling(Backend& device, Dtype dtype, int64_t rows);
   Dtype dtype() const { return a_.dtype(); }
   double flops() const;  // FLOPs of one run

@@ -95,7 +95,7 @@ struct Resumable {
   std::vector<std::string> plan_changes;
 };
 
-// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer.
+// Requires that the checkpoint has the same model, data, order of tokens and tokenizer as this run.
 Resumable resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data) {
   const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
   const RunConfig& saved = reader.config();

@@ -296,7 +296,7 @@ void CheckpointDirectory::unpin(int64_t step) {
   delete_old();
 }
 
-// Throws nothing: the save asks for the room once more, and tells what is missing.
+// Does not throw: the save checks the room again and reports how much is missing.
 void CheckpointDirectory::make_room(const Manifest& manifest, AfterSave after) const {
   const int64_t needed = room_for(manifest.bytes()), missing = needed - free_bytes(folder_).value_or(needed);
   if (missing <= 0) return;

@@ -110,7 +110,7 @@ class TensorReader {
   virtual void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                           std::span<std::byte> scales) = 0;
 
-  // Throws Error(data) unless all that was read until now is of one state of its files; a checkpoint's hashes say that at once.
+  // Throws Error(data) if the files changed between two reads. Checkpoints need no such check, because every read verifies hashes.
   virtual void require_unchanged() {}
 
   // Reads values in fp32, which is exact.

@@ -259,7 +259,7 @@ std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes)
 std::vector<std::string> allowed_plan_changes(const std::string& saved, const PrecisionPlan& plan, const std::string& source,
                                               LoadFor purpose) {
   const std::map<std::string, Json> before = modules_by_path(parse_json(saved, source), source);
-  struct Change {  // that several layers have alike, for one line
+  struct Change {  // one line for all layers with the same change
     std::string what;
     std::vector<std::string> paths;
   };

@@ -73,8 +73,8 @@ struct Session {
   void look();  // LinkRanks::look
   // Throws what ended communication meanwhile: a lost peer, other calls of a neighbor, a message that failed. Waits for a device call it.
   void check();
-  // Ends communication: all links give up, and later calls throw. The first reason stays. Links may take long, so it is called without the
-  // lock, and whoever needs that does not wait for them.
+  // Ends communication: all links are aborted, and later calls throw. The first reason stays. Aborts may take long, so call it without the
+  // lock, for which other threads would wait.
   void end(std::exception_ptr why) noexcept;
   void rethrow();  // the error that ended communication, if any
   // Makes waits for the device call check().

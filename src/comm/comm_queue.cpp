@@ -44,7 +44,7 @@ CommQueue::~CommQueue() {
   if (std::uncaught_exceptions() > unwinding_) world_.stop();
   try {
     for (const auto& state : on_device_) device_->follow(state->mark);
-  } catch (const Error& error) {  // the error of a device that has failed: nothing runs there any more, and whoever waits for it is told
+  } catch (const Error& error) {  // the device has failed: nothing runs there any more, and the next wait for it throws
     log_warning("compute does not wait for the communication lane, because the device failed: ", error.what());
   }
   if (!thread_.joinable()) return;

@@ -36,7 +36,8 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
 
 std::string of_replicas(int64_t replicas) { return replicas > 1 ? text(" * ", replicas) : ""; }
 
-// Derives the third of micro_batch_size * grad_accum * replicas = global_batch_size from any two; a value that nobody stated yields.
+// Derives the third of micro_batch_size * grad_accum * replicas = global_batch_size from any two; a stated value takes precedence over a
+// default.
 void resolve_batch(TrainingConfig& training, int64_t replicas, ConfigReport& report) {
   const bool global_stated = training.global_batch_size && (report.given("training.global_batch_size") ||
                                                             training.global_batch_size != TrainingConfig{}.global_batch_size);

@@ -98,7 +98,7 @@ class ListEntries {
   }
   void finish() const {
     if (state_ == State::behind) return;
-    if (!is_blank(entry_)) parsed();  // which tells more of an entry that breaks off
+    if (!is_blank(entry_)) parsed();  // throws a more precise error for an incomplete entry
     fail(ExitCode::data, path_, ": the list that the file begins with is not closed");
   }
 

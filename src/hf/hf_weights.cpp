@@ -130,7 +130,7 @@ void HfWeights::require_unchanged() {
   files_.require_unchanged();
 }
 
-// Takes what holds a tensor of the model from those that nobody has taken; false if it is not there.
+// Moves the entries that hold a tensor of the model out of `unused`; returns false if the folder lacks them.
 bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   const auto take = [&](const std::string& name) -> const SafetensorsEntry* {
     const auto found = unused.find(name);

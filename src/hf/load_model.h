@@ -38,8 +38,8 @@ struct LoadedModel {
 LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {},
                        std::optional<Dtype> dtype = {});
 
-// Returns a warning where a model knows conversations otherwise than this template renders them: a run that was trained with another, or a
-// folder with another of its own (chat_template_difference()); "": none.
+// Returns a warning if the model was trained with another chat template, or its folder has one that renders conversations differently
+// (chat_template_difference()); "" if neither.
 std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which, const std::optional<std::string>& date);
 
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.

@@ -59,7 +59,7 @@ void StoreServer::serve() {
   } catch (const std::exception& error) {
     log_error("the store of rank 0 failed: ", error.what());
   }
-  for (Peer& peer : peers_) peer.connection.reset();  // whoever is still there takes rank 0 for lost
+  for (Peer& peer : peers_) peer.connection.reset();  // ranks that are still connected report rank 0 as lost
   listener_.socket = Socket();
 }
 

@@ -135,7 +135,7 @@ void measure(const Optimizer::State& state, int64_t begin, int64_t end, Measurem
   measurements.add(rounded.view(codes.shape), codes, {}, std::move(take));
 }
 
-// Measures a shard of a grouped weight expert by expert; adds to its sums what all have together.
+// Measures a shard of a grouped weight expert by expert; adds the total of all experts to `sums`.
 void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements& measurements, Sums& sums) {
   const auto whole = std::make_shared<Sums>();
   for (const ParameterShard::Chunk& chunk : state.shard.chunks()) {

@@ -46,8 +46,8 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .expert_gradients = options.expert_gradients};
 }
 
-// Refuses a plan that is of another model or cannot be computed. The config refuses the same; this checks a config object, or a recipe,
-// that was changed afterwards, and a GPU that is not named there but was found, or asked for by a command.
+// Refuses a plan that was made for another model, or that the device cannot compute. The config refuses the same; this also covers a config
+// or recipe that was changed afterwards, and a GPU that was found, or that a command asked for.
 void check_plan(const PrecisionPlan& plan, const ModelConfig& config, const Backend& device, int64_t tensor) {
   const ModulePrecision* const output = plan.find("output");
   if (output && output->recipe.quantizes()) {

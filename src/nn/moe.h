@@ -48,9 +48,9 @@ class Moe {
   Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh = {});
   // Maps [N, hidden] to [N, hidden], of this rank's share of the tokens. Each expert takes `capacity` tokens, 0: all, and none takes
   // padding, which no figure and no auxiliary loss of the router counts. Adds the figures of the router to the statistics, if given, but
-  // not those of a forward pass that backward repeats. Ranks that share tokens each route all of them, because scores of sequences,
-  // capacity and groups are of all tokens; a router costs little beside the experts. All ranks that share the experts call it together,
-  // forward and backward.
+  // not those of a forward pass that backward repeats. Ranks that share tokens each route all of them, because losses of sequences,
+  // capacity and groups depend on all tokens, and a router is cheap compared with the experts. All ranks that share the experts call it
+  // together, forward and backward.
   Var forward(const Var& x, const SequenceContext& context, int64_t capacity, RouterStatistics* statistics) const;
   // Joins the collectives of forward() with zero tokens. x [0, hidden].
   void join_collectives(const Tensor& x) const;

@@ -64,7 +64,7 @@ class Layout {
   struct Share {
     int64_t gradients = 0, gathered = 0;
     int64_t partial = 0;  // part of the gradients, without gaps, that tensor ranks sum
-    int64_t masters = 0;  // masters that are no values
+    int64_t masters = 0;  // masters kept apart from the values
     int64_t moments = 0;  // both
     int64_t norm_blocks = 0;
   };

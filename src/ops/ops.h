@@ -85,7 +85,7 @@ struct LinearWeight {
 enum class Keep { value, nothing };
 
 // Looks up rows of weight [V, C] by ids [N] i32: [N, C]. Column-parallel, weight has V rows of V * size, from V * rank on, and the outputs
-// are summed over the group, which is exact. With sequence parallelism ids are of all tokens and the result is this rank's share.
+// are summed over the group, which is exact. With sequence parallelism ids has all tokens, and the result is this rank's share of them.
 Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp = {});
 
 Var add(const Var& a, const Var& b);
@@ -219,7 +219,7 @@ struct LossOptions {
 // [Vp, C] and targets [N] i32 (negative: ignored) give one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1, so
 // backward must start here. Chunks are whole multiples of 64 rows, or of a block, even if one of them has more elements than
 // chunk_elements. Column-parallel, weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same
-// bits on every rank; x is whole or, with sequence parallelism, this rank's share, while targets are of all tokens. The ranks exchange two
+// bits on every rank; x is whole or, with sequence parallelism, this rank's share, while targets has all tokens. The ranks exchange two
 // numbers a row.
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options,
                   const LinearOperands& operands = {}, const TensorParallel& tp = {});

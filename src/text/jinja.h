@@ -17,8 +17,8 @@ struct JinjaInput {
   std::function<std::string(const std::string& format)> strftime_now = {};  // the function of this name; none: it is not defined
 };
 
-// Throws Error(data) that begins with "line 3: " if the source is no template, for what is not known here or cannot be computed, for the
-// message of raise_exception(), and beyond the limits.
+// Throws Error(data) that begins with "line 3: " if the source is not a template, uses what is not supported, cannot be computed, calls
+// raise_exception(), or exceeds the limits.
 std::string render_jinja(std::string_view source, const JinjaInput& input);
 
 // Returns the text, a view into it, without the white space at its ends that str.strip() of Python, the filter trim, takes away.

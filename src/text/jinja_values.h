@@ -77,7 +77,7 @@ JinjaValue jinja_text(std::string text, JinjaWork& work);
 JinjaValue jinja_list(JinjaEntries entries, JinjaWork& work);
 JinjaValue jinja_object(JinjaMembers members, JinjaWork& work);
 
-// All throw Error(data), without a line, for what cannot be done with these values or is not known here.
+// All throw Error(data), without a line, for operations that these values do not have or that are not supported.
 bool is_true(const JinjaValue& value);
 std::string printed(const JinjaValue& value, JinjaWork& work);
 void set_member(JinjaMembers& members, const std::string& name, JinjaValue value, JinjaWork& work);

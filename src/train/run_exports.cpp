@@ -135,7 +135,7 @@ class RunExports::Shard {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
 
  private:
-  // Runs a stage of the export in a thread. Its body calls what it is given after each chunk, which ends a thread that nobody waits for.
+  // Runs a stage of the export in a thread. Its body calls its argument after each chunk, which throws Canceled once the thread is to stop.
   void start(std::function<void(const Progressed&)> body) {
     state_ = ShardState::working;
     thread_ = std::jthread([this, body = std::move(body)](const std::stop_token& stop) {

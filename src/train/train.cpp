@@ -263,7 +263,7 @@ bool after_step(Run& run) {
     state.pending_samples = state.pending_samples && run.config.eval.samples && !write_samples(run);
     if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " were interrupted; --resume does them first");
   } catch (const Error& error) {
-    // The others are at another place, unless they have thrown alike.
+    // Ranks save together, which they can only if all have thrown the same error.
     if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);
     throw;
   }

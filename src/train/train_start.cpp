@@ -154,7 +154,7 @@ std::vector<TokenizerFile> kept_files(std::vector<TokenizerFile> files, const st
   return {};
 }
 
-// A tokenizer.json goes along with what is trained on its ids, in the place of one that gives the same.
+// Keeps the run's own tokenizer.json with the model, in place of an equivalent one that the model came with.
 void keep_own_tokenizer(const std::optional<Tokenizer>& tokenizer, std::vector<TokenizerFile>& files) {
   if (!tokenizer || tokenizer->files() == nullptr) return;
   for (TokenizerFile& own : files_of(*tokenizer)) {

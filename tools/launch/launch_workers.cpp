@@ -448,7 +448,7 @@ class Group {
       for (auto& [pid, worker] : running_) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
     }
     attempt_.failures.insert(attempt_.failures.end(), failed.begin(), failed.end());
-    for (const pid_t stopped : stopped_groups()) {  // they heed SIGTERM when they go on, and nobody knows when that is
+    for (const pid_t stopped : stopped_groups()) {  // a stopped process handles SIGTERM only when it continues, which may be never
       const auto found = running_.find(stopped);
       if (found != running_.end()) found->second.kill_at = 0;
     }

@@ -65,7 +65,7 @@ CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu:
     each.stream = gpu::make_stream();
     each.memory = pools[lane];
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
-    std::byte* const report = gpu::take_memory(sizeof(gpu::LaneReport));  // no pool has it: it is no memory of tensors
+    std::byte* const report = gpu::take_memory(sizeof(gpu::LaneReport));  // from no pool, because those count the memory of tensors
     require(report != nullptr, ExitCode::environment, "out of memory for the errors that kernels report", limits_of(facts_, gpu));
     each.report = {reinterpret_cast<gpu::LaneReport*>(report), [report](gpu::LaneReport*) { gpu::give_memory(report); }};
     const gpu::LaneReport nothing{};

@@ -1,6 +1,5 @@
-// Calls of NCCL do not block, but those that end a communicator: what a call has begun is under way until its communicator says otherwise,
-// which is asked for between looks at the other ranks. A lock keeps communicators from going while a thread uses them; nobody waits under
-// it.
+// Calls of NCCL do not block, except for those that end a communicator: waits poll the state of the communicator, and between two polls
+// look at the other ranks. A lock keeps communicators alive while a thread uses them; no thread waits while it holds the lock.
 #include "comm/nccl_link.h"
 
 #include <algorithm>
@@ -42,7 +41,7 @@ struct Communicators {
   std::mutex mutex;  // guards the following, and calls for communicators but those that end them
   bool given_up = false;
   std::vector<ncclComm_t> open;
-  std::mutex ending;  // whoever gives up as the second returns when the first has aborted all, too
+  std::mutex ending;  // makes a second give_up() return only after the first has aborted all
 
   void give_up() noexcept {
     const std::lock_guard alone(ending);

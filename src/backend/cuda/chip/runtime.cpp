@@ -61,7 +61,7 @@ std::string obstacle_of(const cudaDeviceProp& facts) {
   return "this build has no machine code for it, and its driver is older than the PTX: install a newer driver";
 }
 
-// Spans as ranges of NVTX, which profilers show beside the kernels; nobody else is told.
+// Marks spans as NVTX ranges, which profilers show beside the kernels.
 constexpr SpanHook kRanges{.begin = [](const char* name) { nvtxRangePushA(name); }, .end = [] { nvtxRangePop(); }};
 
 // Writes 13000 as 13.0.
@@ -140,7 +140,7 @@ Facts open_device(int index) {
 std::byte* take_memory(int64_t bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) return static_cast<std::byte*>(memory);
-  static_cast<void>(cudaGetLastError());  // forgotten: it is told with the size
+  static_cast<void>(cudaGetLastError());  // clears the error: the allocator throws one that names the size
   return nullptr;
 }
 void give_memory(std::byte* memory) noexcept { cudaFree(memory); }
