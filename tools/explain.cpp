@@ -47,7 +47,7 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
     out = {.architecture = found > 0 ? found : 80, .library = kSupposedLibrary};
   }
   const std::optional<RecipeProblem> problem = out.architecture > 0 ? plan.needs_cpu() : std::nullopt;
-  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": take --device cpu");
+  if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": use --device cpu");
   out.native = config.precision.native_products == NativeProducts::automatic;
   return out;
 }

@@ -239,7 +239,7 @@ TEST_P(MoeKernels, RefuseIndicesOfNothing) {
   tiles.a = {f32({96, 32})}, tiles.b = {codes({96, 32}, {Format::e4m3, 32, 32})}, tiles.out = f32({96, 32});
   accepts(tiles);
   tiles.b = {codes({96, 32}, {Format::e4m3, 96, 32})};
-  refuses(tiles, "grouped_gemm", {"offsets is [4], of 3 matrices, b [96, 32]"});
+  refuses(tiles, "grouped_gemm", {"offsets is [4], for 3 matrices, but b is [96, 32]"});
   Permute mixed = permute;
   mixed.x = codes({2, 32}, {Format::e4m3, 1, 32});
   refuses(mixed, "permute", {"x and out must both be codes"});

@@ -191,7 +191,7 @@ TEST_F(StartFromFolder, TheLossOfRoutersIsAddedOnlyWhereTheFolderAsksForIt) {
   close_log();
   const std::string said = test::read_file(path("log"));
   EXPECT_THAT(said, HasSubstr("asked/config.json: router_aux_loss_coef = 0.9 is model.moe.aux_loss_coef 0.9 in each layer"));
-  EXPECT_THAT(said, HasSubstr("model.moe.aux_loss_coef: 0.9 by " + path("asked") + ", 0.5 here"));
+  EXPECT_THAT(said, HasSubstr("model.moe.aux_loss_coef: 0.9 in " + path("asked") + ", 0.5 here"));
 }
 
 // A key of the command line is one of the folder's model, and no section of its own, which would need all others.

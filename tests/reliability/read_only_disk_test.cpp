@@ -149,7 +149,7 @@ TEST_F(Disk, ThatIsFullAtTheEndKeepsTheLastState) {
   EXPECT_THAT(run.output, AllOf(HasSubstr("| 3 saves failed\n"), HasSubstr("code 0\nLOCK\nlatest\nstep-00000010\nstep-00000030\n"),
                                 HasSubstr("intact: step 30")))
       << run.errors;
-  EXPECT_THAT(run.errors, AllOf(HasSubstr("checkpoint.dir: 4 checkpoints of "), HasSubstr("step-00000005: deleted, because the disk")));
+  EXPECT_THAT(run.errors, AllOf(HasSubstr("checkpoint.dir: this run keeps up to 4 checkpoints of "), HasSubstr("step-00000005: deleted, because the disk")));
 }
 
 }  // namespace mantissa::read_only_disk_test

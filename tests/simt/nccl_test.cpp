@@ -294,7 +294,7 @@ TEST_F(LostPeer, IsNamedAsNcclNamesIt) {
   });
   EXPECT_EQ(errors[0], "");
   EXPECT_EQ(errors[1],
-            "6: rank 1: NCCL fails: remote process exited or there was a network error: socketProgress: Connection closed by remote peer");
+            "6: rank 1: NCCL failed: remote process exited or there was a network error: socketProgress: Connection closed by remote peer");
 }
 
 TEST_F(LostPeer, EndsCallsBehindAnError) {
@@ -306,7 +306,7 @@ TEST_F(LostPeer, EndsCallsBehindAnError) {
     }
     world.barrier();
   });
-  EXPECT_THAT(errors[1], AllOf(StartsWith("6: rank 1: NCCL fails: unhandled system error"), HasSubstr("a connection broke")));
+  EXPECT_THAT(errors[1], AllOf(StartsWith("6: rank 1: NCCL failed: unhandled system error"), HasSubstr("a connection broke")));
 }
 
 TEST_F(LostPeer, IsNotWaitedForByALinkThatAnErrorCloses) {
@@ -386,7 +386,7 @@ TEST(NcclLinkAlone, LeavesNoGroupOpenBehindAnError) {
     EXPECT_THROW(link.exchange(messages), Error);
     link.exchange(messages);
   });
-  EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error"));
+  EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL failed: unhandled system error"));
 }
 
 TEST(NcclLinkAlone, ReportsTheFirstErrorOfAGroup) {
@@ -399,7 +399,7 @@ TEST(NcclLinkAlone, ReportsTheFirstErrorOfAGroup) {
       const std::array all{message, DeviceMessage{.peer = second, .receives = true, .bytes = message.bytes}};
       link.exchange(all);
     });
-    EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL fails: unhandled system error")) << second;
+    EXPECT_THAT(errors[0], StartsWith("6: rank 5: NCCL failed: unhandled system error")) << second;
   }
 }
 
@@ -449,7 +449,7 @@ TEST(NcclLinkAlone, LogsWhyItWasNotClosed) {
   EXPECT_THAT(slow, Each(IsEmpty()));
   const std::string log = test::read_file(folder / "log.txt");
   for (const char* rank : {"rank 0", "rank 1"}) {
-    EXPECT_THAT(log, HasSubstr(text(rank, ": NCCL is aborted, not closed: ", rank, ": NCCL fails: unhandled system error")));
+    EXPECT_THAT(log, HasSubstr(text(rank, ": NCCL is aborted, not closed: ", rank, ": NCCL failed: unhandled system error")));
   }
   EXPECT_THAT(log, HasSubstr("rank 0: NCCL is aborted, not closed: rank 0: NCCL has not ended its messages in 0.2 s"));
 }
@@ -482,7 +482,7 @@ TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {
   EXPECT_TRUE(found(22809).usable);
   EXPECT_TRUE(found(22200).usable);
   const auto refusal = [](const char* version) {
-    return text("NCCL over threads is version ", version, ", and 2.22 or a later 2.x is needed");
+    return text("NCCL over threads is version ", version, ", but 2.22 or a later 2.x is needed");
   };
   for (const auto& [version, name] : {std::pair(2804, "2.8.4"), std::pair(22105, "2.21.5"), std::pair(30102, "3.1.2")}) {
     EXPECT_FALSE(found(version).usable);

@@ -206,7 +206,7 @@ TEST_F(ExportsOfRuns, AFailureIsThatOfASave) {
   const TrainedRun failed = run_on({1, 2, false}, "gone", sets);
   close_log();
   const std::string log = test::read_file(folder_ / "log.txt");
-  EXPECT_THAT(log, HasSubstr("export of step 2 not made: "));
+  EXPECT_THAT(log, HasSubstr("the export of step 2 was not made: "));
   EXPECT_THAT(log, ::testing::Not(HasSubstr("checkpoint of step"))) << "which was saved, also where no path is known";
   EXPECT_EQ(failed.losses.size(), 4U);
   EXPECT_EQ(failed.summary.failed_saves, 2);

@@ -173,7 +173,7 @@ TEST_F(RunTokenizerTest, PromptsOfSamplesThatBeginTwiceOrAreCutAreToldBefore) {
   const Data data = open_run_data(loaded, {});
   EXPECT_THAT(prompt_warnings(loaded.config, data, encode_prompts(loaded.config.eval, data)),
               ::testing::ElementsAre(HasSubstr("eval.samples.prompts.0: the begin token"),
-                                     HasSubstr("eval.samples.prompts.2: the prompt has 17 tokens, and the model 16 positions")));
+                                     HasSubstr("eval.samples.prompts.2: the prompt has 17 tokens, but the model has 16 positions")));
 }
 
 }  // namespace mantissa::run_tokenizer_test
