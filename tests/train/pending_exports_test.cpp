@@ -229,6 +229,17 @@ TEST_F(ExportsAskedFor, DeleteWhatAKilledProcessLeftOfOthers) {
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002"));
 }
 
+// The next one may need its room.
+TEST_F(ExportsAskedFor, AnExportWithoutCheckpointGoesBeforeTheNextIsMade) {
+  made(1, {saved(1)});
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
+  std::filesystem::remove_all(checkpoint("run", 1));
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  exports.add(saved(2), of_run);
+  EXPECT_FALSE(exports_of(run_folder("run")).contains("step-00000001"));
+}
+
 // A disk that is gone for a moment looks like a folder without checkpoints.
 TEST_F(ExportsAskedFor, StayWhereNoCheckpointIsSeen) {
   made(1, {saved(1), saved(2), saved(3)});

@@ -3,6 +3,7 @@
 
 #include "checkpoint_testing.h"
 #include "exports_of_runs.h"
+#include "hang.h"
 #include "hf/load_model.h"
 #include "hf_folders.h"
 #include "io/pending_folder.h"
@@ -160,6 +161,44 @@ TEST_F(ExportsOfRuns, ASaveWaitsUntilOneExportIsPending) {
   EXPECT_GE(most, 2U);
   EXPECT_LE(most, 3U) << "the two newest, of which the older may wait for its export, and that whose export is being made";
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000008", "step-00000009"));
+}
+
+TEST_F(ExportsOfRuns, AreMadeWhileTheRunTrains) {
+  const auto began = std::chrono::steady_clock::now();
+  int calls = 0;
+  bool made = false;
+  const auto request = [&] {
+    if (++calls == 3) return Request::save;  // after step 2
+    made = made || exports_of(run_folder("run")).contains("step-00000002");
+    const bool hangs = std::chrono::steady_clock::now() - began > test::kHang;
+    return made || hangs ? Request::save_and_stop : Request::none;
+  };
+  run_on(kAlone, "run", {"checkpoint.export={}", "training.steps=1000000"}, request);
+  EXPECT_TRUE(made);
+}
+
+// A watchdog ends a run that reports no progress.
+TEST_F(ExportsOfRuns, AreProgressOfTheRunThatWaitsForThem) {
+  bool saved = false;
+  int reports = 0;
+  TrainEvents events;
+  events.saved = [&](const SaveEvent&) { saved = true; };
+  events.set_phase = [&](int64_t, const char* section) { reports += saved && section == std::string_view("save") ? 1 : 0; };
+  train(config("run", sets(kAlone, {"checkpoint.export={}"})), {"test"}, events);
+  EXPECT_GT(reports, 0);
+}
+
+// All ranks write into the run folder; without exports only rank 0 does.
+TEST_F(ExportsOfRuns, NeedARunFolderThatAllRanksSee) {
+  const auto errors = [&](const std::vector<std::string>& more) {
+    return test::run_ranks(2, [&](const Communicator& world) {
+      std::vector<std::string> all = sets({2, 1, false}, more);
+      all.push_back("checkpoint.dir=" + (folder_ / text("saved", more.size())));
+      run(config(text("rank", world.rank(), "of", more.size()), all), {}, world);
+    });
+  };
+  EXPECT_THAT(errors({}), ::testing::Each(IsEmpty()));
+  EXPECT_THAT(errors({"checkpoint.export={}"}), ::testing::Each(HasSubstr("3: logging.dir: rank 1 does not see in ")));
 }
 
 // Leftovers are those of a process that was killed, and an export of another state of this step. A run that goes on without exports is the
