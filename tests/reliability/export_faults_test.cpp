@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "checkpoint_testing.h"
+#include "hang.h"
 #include "io/pending_folder.h"
+#include "mantissa/base/log.h"
 #include "process.h"
 #include "reliability/fault_injection.h"
 #include "train/run_exports.h"
@@ -194,6 +196,44 @@ TEST_F(ExportFaults, OneThatIsLetGoEndsAtItsNextTensor) {
   disarm_fault();
   EXPECT_LT(reads(), whole / 2);
   EXPECT_FALSE(made_->there(2));
+}
+
+class StoppedRun : public TrainingTest {
+ protected:
+  ~StoppedRun() override { disarm_fault(); }
+};
+
+// A launcher gives it 30 s. The thread of the export is held at its first tensor until the run lets go of it.
+TEST_F(StoppedRun, LeavesAnExportThatIsNotMadeWithinItsGrace) {
+  using Clock = std::chrono::steady_clock;
+  open_log({.console = false, .file = folder_ / "log.txt"});
+  const auto let_go = [&] { return read_file(folder_ / "log.txt").find("was cut short") != std::string::npos; };
+  std::optional<Clock::time_point> stopped;
+  const auto seconds = [&] { return stopped ? std::chrono::duration<double>(Clock::now() - *stopped).count() : 0.0; };
+  std::atomic<bool> held = false;
+  const auto hold = [&, of_the_run = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() != of_the_run && !held.exchange(true)) {
+      while (!let_go() && seconds() < 35.0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    fault_state.armed = true;
+  };
+  const auto request = [&, calls = 0]() mutable {
+    if (++calls == 2) {  // the export of step 1 has begun
+      EXPECT_TRUE(eventually([&] { return held.load(); }));
+      stopped = Clock::now();
+    }
+    return stopped ? Request::save_and_stop : Request::none;
+  };
+  const LoadedConfig loaded =
+      config("run", FinishedRun::sets({"checkpoint.interval=1", "checkpoint.export={}", "training.steps=9", "logging.interval=100"}));
+  arm_fault({.kind = Fault::other, .at = 1, .times = 1'000'000, .only = "pread", .action = hold});
+  const TrainSummary summary = run(loaded, request).summary;
+  EXPECT_GE(seconds(), 20.0);
+  EXPECT_LT(seconds(), 30.0);
+  close_log();
+  EXPECT_EQ(summary.exit, ExitCode::stopped);
+  EXPECT_EQ(summary.steps, 1);
+  EXPECT_FALSE(fs::exists(run_folder("run") + "/exports/step-00000001"));
 }
 
 }  // namespace mantissa::test::export_faults_test
