@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/attention/attention_operands.h"
-#include "backend/cuda/gemm/tile_product.h"
+#include "backend/cuda/gemm/gemm_operand.h"
 #include "backend/cuda/rows/reduce.h"
 
 namespace mantissa::gpu {
@@ -99,15 +99,7 @@ __device__ inline int64_t first_of(const Mask& mask, Range queries) {
 // Writes rounded sums to rows and channels of a range.
 template <class T>
 __device__ inline void write_rows(const Sums& sums, HeadRows<T> to, Range rows, Range channels) {
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < kEach; ++i) {
-    const int64_t row = rows.first + first_row() + i;
-    MANTISSA_UNROLL
-    for (unsigned j = 0; j < kEach; ++j) {
-      const int64_t channel = channels.first + first_col() + j;
-      if (row < rows.end && channel < channels.end) to.first[row * to.stride + channel] = rounded<T>(sums.at[i][j]);
-    }
-  }
+  GemmTarget<T>{to.first, to.stride, false}.write(sums, rows, channels);
 }
 
 }  // namespace mantissa::gpu
