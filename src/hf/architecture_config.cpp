@@ -280,6 +280,23 @@ std::string ArchitectureReader::message_of(const std::string& option, const std:
 namespace {
 
 constexpr const char* kExpertDtype = "expert_dtype";
+constexpr const char* kMlxQuantization = "quantization";  // keys of mlx-lm
+constexpr const char* kMlxActivations = "quantize_activations";
+
+// Returns mlx-lm's own keys; "": there are none. mlx-lm writes them into quantization_config, too, and reads that only where they are
+// absent.
+std::string mlx_quantization_of(ArchitectureKeys& keys) {
+  const Json* const activations = keys.stated(kMlxActivations, FieldKind::boolean);
+  if (!keys.has(kMlxQuantization)) {
+    if (activations != nullptr && *activations == true) keys.refuse(kMlxActivations, text("there is no ", kMlxQuantization));
+    return {};
+  }
+  const Json& quantization = keys.value(kMlxQuantization);
+  if (!quantization.is_object()) keys.wrong(kMlxQuantization, "an object");
+  Json out = {{kMlxQuantization, quantization}};
+  if (activations != nullptr) out.add(kMlxActivations, *activations);
+  return out.dump();
+}
 
 // DeepSeek-V4 says beside quantization_config how its routed experts are packed.
 std::string quantization_of(ArchitectureKeys& keys, bool experts) {
@@ -317,7 +334,8 @@ ArchitectureConfig read_architecture_config(std::string_view content, const std:
   out.says_dtype = keys.has("dtype") || keys.has("torch_dtype");
   ArchitectureReader reader(keys, out.architecture);
   reader.read(architecture_table(out.architecture), keys);
-  out.quantization = quantization_of(keys, reader.model.moe.has_value());
+  out.quantization = mlx_quantization_of(keys);
+  if (out.quantization.empty()) out.quantization = quantization_of(keys, reader.model.moe.has_value());
   keys.require_all_known();
   reader.require_valid();
   out.model = reader.model;
@@ -359,6 +377,11 @@ std::string architecture_config(const ModelConfig& model, Dtype dtype, const Spe
   out.add("torch_dtype", dtype == Dtype::bf16 ? "bfloat16" : "float32");
   if (!quantization.empty()) {
     Json described = parse_json(quantization, "quantization_config", ExitCode::internal);
+    if (described.contains(kMlxQuantization)) {
+      for (const char* const key : {kMlxQuantization, kMlxActivations})
+        if (described.contains(key)) out.add(key, described.at(key));
+      return out.dump(2, Json::Order::keys) + "\n";
+    }
     if (const Json expert_dtype = described.get(kExpertDtype); !expert_dtype.is_null()) {
       described.members().erase(kExpertDtype);
       out.add(kExpertDtype, expert_dtype);

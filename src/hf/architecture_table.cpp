@@ -377,7 +377,9 @@ struct TensorName {
   unsigned architectures;
   const char* module;
   const char* name;
+  std::optional<ExportFormat> format = {};  // none: all
 };
+constexpr ExportFormat kHf = ExportFormat::hf, kMlx = ExportFormat::mlx;
 constexpr TensorName kNames[] = {
     {kRms, "attn_norm", "input_layernorm"},
     {kRms, "attn.qkv", "self_attn.q_proj"},
@@ -392,15 +394,23 @@ constexpr TensorName kNames[] = {
     {kRms, "mlp.gate_up", "mlp.up_proj"},
     {kRms, "mlp.down", "mlp.down_proj"},
     {kRms & ~(kMixtral | kGptOss), "moe.router", "mlp.gate"},
-    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.gate_proj"},
-    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.up_proj"},
-    {kRms & ~(kMixtral | kGptOss), "moe.experts.down", "mlp.experts.*.down_proj"},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.gate_proj", kHf},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.experts.*.up_proj", kHf},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.down", "mlp.experts.*.down_proj", kHf},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.switch_mlp.gate_proj", kMlx},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.gate_up", "mlp.switch_mlp.up_proj", kMlx},
+    {kRms & ~(kMixtral | kGptOss), "moe.experts.down", "mlp.switch_mlp.down_proj", kMlx},
     {kMixtral, "moe.router", "block_sparse_moe.gate"},
-    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w1"},
-    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w3"},
-    {kMixtral, "moe.experts.down", "block_sparse_moe.experts.*.w2"},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w1", kHf},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.experts.*.w3", kHf},
+    {kMixtral, "moe.experts.down", "block_sparse_moe.experts.*.w2", kHf},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.switch_mlp.gate_proj", kMlx},
+    {kMixtral, "moe.experts.gate_up", "block_sparse_moe.switch_mlp.up_proj", kMlx},
+    {kMixtral, "moe.experts.down", "block_sparse_moe.switch_mlp.down_proj", kMlx},
     {kGptOss, "moe.router", "mlp.router"},
-    {kGptOss, "moe.experts.gate_up", "mlp.experts.gate_up_proj"},
+    {kGptOss, "moe.experts.gate_up", "mlp.experts.gate_up_proj", kHf},
+    {kGptOss, "moe.experts.gate_up", "mlp.experts.gate_proj", kMlx},
+    {kGptOss, "moe.experts.gate_up", "mlp.experts.up_proj", kMlx},
     {kGptOss, "moe.experts.down", "mlp.experts.down_proj"},
     {kGpt2, "attn_norm", "ln_1"},
     {kGpt2, "attn.qkv", "attn.c_attn"},
@@ -410,12 +420,18 @@ constexpr TensorName kNames[] = {
     {kGpt2, "mlp.down", "mlp.c_proj"},
 };
 
+// mlx-lm transposes matrices of GPT-2 whose names begin with "h.", as in old files, but no "model.h.".
+std::string base_prefix(Architecture architecture, ExportFormat format) {
+  return architecture == Architecture::gpt2 && format == ExportFormat::hf ? "transformer." : "model.";
+}
+
 // Names modules that belong to no layer.
-std::string outer_name(Architecture architecture, const std::string& module) {
+std::string outer_name(Architecture architecture, ExportFormat format, const std::string& module) {
   const bool gpt2 = architecture == Architecture::gpt2;
-  if (module == "embed") return gpt2 ? "transformer.wte" : "model.embed_tokens";
-  if (module == "position") return "transformer.wpe";
-  if (module == "final_norm") return gpt2 ? "transformer.ln_f" : "model.norm";
+  const std::string base = base_prefix(architecture, format);
+  if (module == "embed") return base + (gpt2 ? "wte" : "embed_tokens");
+  if (module == "position") return base + "wpe";
+  if (module == "final_norm") return base + (gpt2 ? "ln_f" : "norm");
   require(module == "output", "no architecture has the module ", module);
   return "lm_head";
 }
@@ -423,21 +439,24 @@ std::string outer_name(Architecture architecture, const std::string& module) {
 // Makes the tensors of one module.
 class Tensors {
  public:
-  Tensors(Architecture architecture, const ModuleShape& module, size_t most, std::vector<ArchitectureTensor>& out)
-      : architecture_(architecture), module_(module), most_(most), out_(out) {}
+  Tensors(Architecture architecture, ExportFormat format, const ModuleShape& module, size_t most, std::vector<ArchitectureTensor>& out)
+      : architecture_(architecture), format_(format), module_(module), most_(most), out_(out) {}
 
   void add() {
     if (full()) return;
     const std::string layers = "layers.";
-    if (!module_.path.starts_with(layers)) return add_part(outer_name(architecture_, module_.path), 0, module_.rows() - module_.padding);
+    if (!module_.path.starts_with(layers))
+      return add_part(outer_name(architecture_, format_, module_.path), 0, module_.rows() - module_.padding);
     const size_t dot = module_.path.find('.', layers.size());
     const std::string layer = module_.path.substr(layers.size(), dot - layers.size());
-    const std::string prefix = (architecture_ == Architecture::gpt2 ? "transformer.h." : "model.layers.") + layer + ".";
+    const std::string prefix = base_prefix(architecture_, format_) + (architecture_ == Architecture::gpt2 ? "h." : "layers.") + layer + ".";
     const std::string module = module_.path.substr(dot + 1);
     std::vector<std::string> names;
     for (const TensorName& one : kNames)
-      if ((one.architectures & bit(architecture_)) != 0 && module == one.module) names.push_back(prefix + one.name);
+      if ((one.architectures & bit(architecture_)) != 0 && module == one.module && one.format.value_or(format_) == format_)
+        names.push_back(prefix + one.name);
     require(!names.empty(), "no architecture has the module ", module);
+    if (format_ == ExportFormat::mlx && module_.experts) return add_stacked(names);
     if (architecture_ == Architecture::gpt_oss && module_.experts) return add_grouped(names[0]);
     for (int64_t expert = 0; expert < module_.matrices && !full(); ++expert) {
       int64_t row = expert * module_.out;
@@ -455,7 +474,7 @@ class Tensors {
 
   void add_part(const std::string& name, int64_t row, int64_t rows) {
     const std::vector<RowRun> runs = {{.file_row = 0, .row = row, .rows = rows}};
-    const bool conv = architecture_ == Architecture::gpt2 && module_.kind == ModuleKind::linear;
+    const bool conv = architecture_ == Architecture::gpt2 && format_ == ExportFormat::hf && module_.kind == ModuleKind::linear;
     std::vector<int64_t> shape = {rows};
     if (module_.in > 0) shape = conv ? std::vector{module_.in, rows} : std::vector{rows, module_.in};
     const bool plain = module_.kind == ModuleKind::sinks;  // a parameter of the layer itself
@@ -490,7 +509,31 @@ class Tensors {
           {.name = name + "_bias", .shape = {experts, out}, .parameter = module_.path + ".bias", .runs = runs, .matrices = experts});
   }
 
+  // All experts are in one tensor of each part, [E, out, in].
+  void add_stacked(const std::vector<std::string>& names) {
+    const int64_t experts = module_.matrices, out = module_.out;
+    int64_t first = 0;  // row of the part in a matrix of the parameter
+    for (size_t i = 0; i < names.size(); ++i) {
+      const int64_t rows = names.size() == 1 ? out : module_.parts[i].out;
+      std::vector<RowRun> runs;
+      for (int64_t e = 0; e < experts && names.size() > 1; ++e)
+        runs.push_back({.file_row = e * rows, .row = e * out + first, .rows = rows});
+      if (names.size() == 1) runs = {{.file_row = 0, .row = 0, .rows = experts * out}};
+      out_.push_back({.name = names[i] + ".weight",
+                      .shape = {experts, rows, module_.in},
+                      .parameter = module_.path + ".weight",
+                      .runs = runs,
+                      .matrices = experts,
+                      .width = module_.in});
+      if (module_.bias > 0)
+        out_.push_back(
+            {.name = names[i] + ".bias", .shape = {experts, rows}, .parameter = module_.path + ".bias", .runs = runs, .matrices = experts});
+      first += rows;
+    }
+  }
+
   Architecture architecture_;
+  ExportFormat format_;
   const ModuleShape& module_;
   size_t most_;
   std::vector<ArchitectureTensor>& out_;
@@ -514,15 +557,16 @@ std::string element_name(const ArchitectureTensor& tensor, int64_t file_row, int
   return text(tensor.name, "[", joined(index), "]");
 }
 
-std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, size_t most) {
+std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, ExportFormat format,
+                                                           size_t most) {
   std::vector<ArchitectureTensor> tensors;
-  for (const ModuleShape& module : model_shape(model).modules) Tensors(architecture, module, most, tensors).add();
+  for (const ModuleShape& module : model_shape(model).modules) Tensors(architecture, format, module, most, tensors).add();
   tensors.resize(std::min(most, tensors.size()));  // a matrix is added with all its parts
   return tensors;
 }
 
-std::vector<ArchitectureTensor> architecture_tensors(Architecture architecture, const ModelConfig& model) {
-  std::vector<ArchitectureTensor> tensors = first_architecture_tensors(architecture, model, kMostArchitectureTensors + 1);
+std::vector<ArchitectureTensor> architecture_tensors(Architecture architecture, const ModelConfig& model, ExportFormat format) {
+  std::vector<ArchitectureTensor> tensors = first_architecture_tensors(architecture, model, format, kMostArchitectureTensors + 1);
   require(tensors.size() <= kMostArchitectureTensors, ExitCode::usage, "the model has more than ", kMostArchitectureTensors, " tensors");
   return tensors;
 }
@@ -532,8 +576,8 @@ bool is_architecture_buffer(Architecture architecture, const std::string& name) 
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-std::string with_base_prefix(Architecture architecture, const std::string& name) {
-  const std::string prefix = architecture == Architecture::gpt2 ? "transformer." : "model.";
+std::string with_base_prefix(Architecture architecture, const std::string& name, ExportFormat format) {
+  const std::string prefix = base_prefix(architecture, format);
   return name.starts_with(prefix) || name.starts_with("lm_head.") ? name : prefix + name;
 }
 

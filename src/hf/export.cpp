@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint_search.h"
 #include "checkpoint/saved_model.h"
 #include "hf/export_files.h"
+#include "hf/mlx.h"
 #include "hf/tile_scales.h"
 #include "io/pending_folder.h"
 #include "io/safetensors.h"
@@ -30,11 +31,13 @@ constexpr int kFormatVersion = 2;
 
 // The options of an export in its mantissa.json; the convention is left out where it had no effect.
 struct ProvenOptions {
+  ExportFormat format = {};  // hf is not written
   ExportWeights weights = {};
   std::optional<Convention> convention = {};  // none: the weights are values, or in the form of gpt-oss
   ExportDtype dtype = {};
 
   void fields(auto& v) {
+    v("format", format, limits::later);
     v("weights", weights);
     v("convention", convention);
     v("dtype", dtype);
@@ -94,11 +97,12 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
     entries.entries().push_back(std::move(entry));
   }
   if (checkpoint) from = {{"step", checkpoint->step}, {"manifest", checkpoint->manifest}};
-  ProvenOptions proven{.weights = options.weights, .dtype = options.dtype};
+  ProvenOptions proven{.format = options.format, .weights = options.weights, .dtype = options.dtype};
   if (has_convention) proven.convention = options.convention;
-  Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},
-                {"checkpoint", std::move(from)},    {"options", parse_json(json_text(proven), "options", ExitCode::internal)},
-                {"files", std::move(hashes)},       {"tensors", std::move(entries)}};
+  Json stated = parse_json(json_text(proven), "options", ExitCode::internal);
+  if (options.format == ExportFormat::hf) stated.members().erase("format");
+  Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},      {"checkpoint", std::move(from)},
+                {"options", std::move(stated)},     {"files", std::move(hashes)}, {"tensors", std::move(entries)}};
   proof["xxh64"] = proof_hash(proof);
   write_new_file(folder / kProofFile, proof.dump(1) + "\n");
 }
@@ -122,8 +126,10 @@ int64_t verify_export(const fs::path& folder) {
   }
   for (const SafetensorsEntry& entry : files.entries())
     require(named.contains(entry.name), ExitCode::data, where, ": holds ", entry.name, ", which ", kProofFile, " does not name");
+  const bool mlx = proof.options && proof.options->format == ExportFormat::mlx;
+  const char* const format = mlx ? choice_name(ExportFormat::mlx) : "pt";
   for (const fs::path& file : files.files())
-    require(SafetensorsFile(file).metadata() == SafetensorsMetadata{{"format", "pt"}}, ExitCode::data, file.string(),
+    require(SafetensorsFile(file).metadata() == SafetensorsMetadata{{"format", format}}, ExitCode::data, file.string(),
             ": is not what was exported: its __metadata__ differs");
   require(proof.xxh64 == proof_hash(whole), ExitCode::data, source, ": is not what was exported: its hash of itself differs");
   for (const ProvenTensor& tensor : proof.tensors) {
@@ -142,8 +148,9 @@ bool is_export_of(const fs::path& folder, const std::string& manifest, const Exp
   const Json whole = read_proof(folder);
   const auto proof = JsonReader(whole, (folder / kProofFile).string()).as<ExportProof>();
   const std::optional<ProvenOptions>& made = proof.options;
-  return proof.checkpoint && proof.checkpoint->manifest == manifest && made && made->weights == options.weights &&
-         made->convention.value_or(options.convention) == options.convention && made->dtype == options.dtype;
+  return proof.checkpoint && proof.checkpoint->manifest == manifest && made && made->format == options.format &&
+         made->weights == options.weights && made->convention.value_or(options.convention) == options.convention &&
+         made->dtype == options.dtype;
 }
 
 namespace {
@@ -248,6 +255,7 @@ std::vector<std::string> ModelExport::warnings() const {
   std::vector<std::string> warnings = source_->findings;
   std::ranges::move(export_warnings(model(), own_tokenizer(source_->files, source_->tokenizer)), std::back_inserter(warnings));
   if (std::string rounded = simulated_weights(); !rounded.empty()) warnings.push_back(std::move(rounded));
+  std::ranges::copy(source_->exported().differences(), std::back_inserter(warnings));
   return warnings;
 }
 
@@ -304,6 +312,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
                    .bytes = architecture_config(model(), exported.common_dtype(), beside.special, quantization, beside.router_loss)});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
+  if (!exported.differences().empty()) files.push_back({.name = kMlxReadme, .bytes = mlx_readme(exported.differences())});
   for (const TokenizerFile& file : files) write_new_file(folder / file.name, file.bytes);
   std::vector<ProvenTensor> tensors;
   for (size_t i = 0; i < hashes.size(); ++i) {
@@ -312,13 +321,14 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   }
   std::optional<ProvenCheckpoint> checkpoint;
   if (source_->checkpoint) checkpoint = {.step = source_->checkpoint->manifest().step, .manifest = manifest()};
-  const bool has_convention = !quantization.empty() && exported.architecture() != Architecture::gpt_oss;
+  const bool hf = source_->options.format == ExportFormat::hf;
+  const bool has_convention = hf && !quantization.empty() && exported.architecture() != Architecture::gpt_oss;
   write_export_proof(folder, checkpoint, source_->options, has_convention, files, tensors);
 }
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
   std::optional<std::string> difference = export_difference(written, weights(), part, parts, progressed);
-  if (!difference && part == 0) {
+  if (!difference && part == 0 && !source_->options.allow_different) {
     const std::vector<std::string> schemes = export_scheme_differences(written, weights());
     if (!schemes.empty()) difference = schemes.front();
   }
@@ -377,7 +387,7 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
     warnings.emplace_back("model.moe.capacity_factor: training dropped assignments, a server drops none, as eval does");
   if (model.moe && !model.moe->dense_layers.empty())
     warnings.emplace_back(
-        "model.moe.dense_layers: layers without experts among others are read by transformers and vLLM only, not by llama.cpp");
+        "model.moe.dense_layers: layers without experts among others are read by transformers, vLLM and mlx-lm only, not by llama.cpp");
   if (tokenizer)
     warnings.emplace_back(
         "tokenizer.json: llama.cpp knows tokenizers by their pieces of a certain text, and refuses this one, which has no merges");

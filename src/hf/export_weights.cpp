@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "hf/hf_weights.h"
+#include "hf/mlx.h"
 #include "hf/tile_scales.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/formats/bf16.h"
@@ -179,11 +180,19 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
     : types_(types),
       options_(options),
       architecture_(architecture_of(model)),
-      tensors_(architecture_tensors(architecture_, model)),
+      tensors_(architecture_tensors(architecture_, model, options.format)),
       folder_(folder) {
   require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
+  require(!of_mlx() || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
+          choice_name(options.convention), " is of the format hf, and this is mlx: drop it");
+  require(of_mlx() || !options.allow_different, ExitCode::usage, "allow_different is of the format mlx, and this is hf: drop it");
+  if (of_mlx()) differences_ = mlx_differences(architecture_, model);
   if (options.weights == ExportWeights::packed) find_modules();
+  require(differences_.empty() || options.allow_different, ExitCode::usage,
+          "mlx-lm computes this model otherwise than training, or cannot load it:\n  ", joined(differences_, "\n  "),
+          "\ntrain it without these, take the format hf, or export it all the same with --allow-different "
+          "(checkpoint.export.allow_different)");
   for (const ArchitectureTensor& tensor : tensors_) {
     const auto module = modules_.find(module_name(tensor));
     if (module != modules_.end() && module->second && tensor.parameter.ends_with(".weight")) {
@@ -199,7 +208,7 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
     files.push_back(item.file);
     by_name.emplace(item.file.name, item);
   }
-  layout_.emplace(std::move(files));
+  layout_.emplace(std::move(files), of_mlx() ? SafetensorsMetadata{{"format", choice_name(options.format)}} : SafetensorsMetadata());
   items_.clear();
   for (const SafetensorsTensor& tensor : layout_->tensors()) items_.push_back(by_name.at(tensor.name));
 }
@@ -208,12 +217,18 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
 // programs read.
 void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
   const Format format = types_.quantized(tensor.parameter).format;
-  const PackedNames names = packed_names(tensor.name, format, options_.convention);
+  const PackedNames names = packed_names(tensor.name, format, options_.convention, options_.format);
   const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8;
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
   SafetensorsTensor codes{names.codes, !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8,
                           {rows, narrow ? columns / 2 : columns}};
   SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, {rows, blocks}};
+  if (of_mlx()) {
+    codes.dtype = FileDtype::u32;
+    codes.shape = scales.shape = tensor.shape;
+    codes.shape.back() = columns / (narrow ? 8 : 4);
+    scales.shape.back() = blocks;
+  }
   if (is_grouped(tensor)) {
     codes.shape = {tensor.matrices, each, blocks, kPackedBlock / 2};
     scales.shape = {tensor.matrices, each, blocks};
@@ -242,7 +257,8 @@ void ExportedWeights::find_modules() {
     const ModulePrecision& module = types_.module_of(tensor.parameter);
     const ModuleKind kind = module.module.kind;
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
-    if (!linear || !tensor.parameter.ends_with(".weight")) continue;
+    const bool embedding = of_mlx() && kind == ModuleKind::embedding;  // which mlx-lm may have as codes
+    if (!(linear || embedding) || !tensor.parameter.ends_with(".weight")) continue;
     const SimulatedOperands& simulated = module.recipe.simulated;
     require(!module.recipe.gemms.fprop || !(simulated.weight || simulated.input), ExitCode::usage, "packed weights: ", module.module.path,
             " (recipe ", module.recipe.name, ") is trained on simulated operands, which have no codes: take dequantized weights");
@@ -255,9 +271,34 @@ void ExportedWeights::find_modules() {
   }
   require(packs_any(), ExitCode::usage,
           "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
+  if (of_mlx()) return settle_mlx_inputs();
   if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // a server has it, also where it is the embedding
   require_one_scheme_per_layer();
   quantization();  // throws for what the convention lacks
+}
+
+// With quantize_activations mlx-lm quantizes the inputs of all linears that are codes, to MXFP8 by rceil in blocks of 32, and must find
+// MXFP8 weights without biases there; those of experts it never does.
+void ExportedWeights::settle_mlx_inputs() {
+  std::vector<std::string> quantizing;  // modules, in training
+  bool as_trained = true;               // with quantize_activations
+  for (const ArchitectureTensor& tensor : tensors_) {
+    const auto scheme = modules_.find(module_name(tensor));
+    if (!tensor.parameter.ends_with(".weight") || scheme == modules_.end() || !scheme->second) continue;
+    const ModulePrecision& module = types_.module_of(tensor.parameter);
+    const Quantization& input = module.recipe.input;
+    const bool inputs = scheme->second->inputs, experts = module.module.experts;
+    const bool alike = inputs && scheme->second->format == Format::e4m3 && module.module.bias == 0 && as_servers_quantize(input) &&
+                       input.block_cols == kPackedBlock;
+    as_trained = as_trained && (experts ? !inputs : alike);
+    if (inputs && (quantizing.empty() || quantizing.back() != module.module.path)) quantizing.push_back(module.module.path);
+  }
+  if (as_trained || quantizing.empty()) return;
+  for (auto& [name, scheme] : modules_)
+    if (scheme) scheme->inputs = false;
+  differences_.push_back(text("precision: inputs of ", count_text(quantizing.size(), "module"), ", the first of ", quantizing.front(),
+                              ", are quantized in training, and mlx-lm reads them in high precision: it quantizes those of all packed "
+                              "linears or of none, to MXFP8 by rceil, beside MXFP8 weights without biases, and never those of experts"));
 }
 
 void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) const {
@@ -271,6 +312,7 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
   require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
           ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
+  if (of_mlx()) return;
   if (architecture_ == Architecture::gpt_oss) {
     require(is_grouped(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
             ": of gpt-oss only experts are packed, in E2M1, with inputs in high precision: take dequantized weights");
@@ -309,6 +351,7 @@ void ExportedWeights::require_one_scheme_per_layer() const {
 
 std::string ExportedWeights::quantization() const {
   if (!packs_any()) return "";
+  if (of_mlx()) return mlx_quantization(modules_);
   if (architecture_ == Architecture::gpt_oss) {
     for (const auto& [name, scheme] : modules_) {
       require(scheme || !is_routed_expert(name), ExitCode::usage, name,

@@ -121,7 +121,10 @@ class ExportedWeights {
   const SafetensorsLayout& layout() const { return *layout_; }
   Dtype common_dtype() const;                                // for config.json: bf16 if any matrix is
   const PackedModules& modules() const { return modules_; }  // linears by name
-  std::string quantization() const;                          // "": nothing is packed
+  std::string quantization() const;                          // as ArchitectureConfig has it; "": nothing is packed
+  // Names what programs of the format do otherwise than training, or cannot load, where that is allowed: mlx_differences(), and inputs that
+  // are quantized in training alone.
+  const std::vector<std::string>& differences() const { return differences_; }
 
   // Calls put with the bytes of a tensor of the layout, in order.
   using Put = std::function<void(std::span<const std::byte>)>;
@@ -136,9 +139,11 @@ class ExportedWeights {
     SafetensorsTensor file;
   };
 
+  bool of_mlx() const { return options_.format == ExportFormat::mlx; }
   bool has_tiles(const ArchitectureTensor& tensor) const;
   void add_packed(const ArchitectureTensor& tensor);
   void find_modules();
+  void settle_mlx_inputs();
   void require_expressible(const ArchitectureTensor& tensor) const;
   void require_one_scheme_per_layer() const;
   Dtype values_dtype(const ArchitectureTensor& tensor) const;
@@ -152,6 +157,7 @@ class ExportedWeights {
   std::vector<ArchitectureTensor> tensors_;
   HfWeights* folder_;  // null: a checkpoint
   PackedModules modules_;
+  std::vector<std::string> differences_;
   std::vector<Item> items_;  // as the layout has them
   std::optional<SafetensorsLayout> layout_;
 };

@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kMostTextBytes = 100'000'000;
 constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
+constexpr int64_t kE2m1InU32 = 8, kE4m3InU32 = 4;  // codes
 
 int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
 
@@ -41,10 +42,21 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
+std::vector<int64_t> shape_with(std::vector<int64_t> shape, int64_t last) {
+  shape.back() = last;
+  return shape;
+}
+
 ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   const std::string source = (folder / "config.json").string();
   seen.look_at(source);
   return read_architecture_config(hf_file(folder, "config.json"), source);
+}
+
+bool is_of_mlx(const SafetensorsFolder& files, const ArchitectureConfig& config) {
+  const auto format = files.metadata().find("format");
+  const bool named = format != files.metadata().end() && format->second == choice_name(ExportFormat::mlx);
+  return named || (!config.quantization.empty() && parse_json(config.quantization, "quantization").contains("quantization"));
 }
 
 // Values of the 256 codes of E4M3.
@@ -102,7 +114,8 @@ HfWeights::HfWeights(const fs::path& folder)
     : folder_(folder),
       config_(config_in(folder, seen_)),
       block_fp8_(!config_.quantization.empty() && PackedConfig(config_.quantization, (folder / "config.json").string()).block_fp8()),
-      files_(folder) {
+      files_(folder),
+      format_(is_of_mlx(files_, config_) ? ExportFormat::mlx : ExportFormat::hf) {
   find_tensors();
   if (config_.says_dtype) return;
   bool bf16 = false, other = false;  // among values; there may be codes beside them
@@ -138,9 +151,9 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   };
   const SafetensorsEntry* scales = nullptr;
   const bool stacked = tensor.transposed && !tensor.name.ends_with(".weight");
-  const bool may_be_codes = stacked || (tensor.name.ends_with(".weight") && tensor.shape.size() == 2 && !tensor.transposed);
+  const bool may_be_codes = stacked || (tensor.name.ends_with(".weight") && tensor.shape.size() >= 2 && !tensor.transposed);
   for (const Convention convention : {Convention::compressed_tensors, Convention::sglang}) {
-    if (may_be_codes && !scales) scales = take(packed_names(tensor.name, Format::e4m3, convention).scales);
+    if (may_be_codes && !scales) scales = take(packed_names(tensor.name, Format::e4m3, convention, format_).scales);
   }
   if (may_be_codes && !scales && block_fp8_ && !stacked) {
     scales = take(tensor.name.substr(0, tensor.name.rfind('.')) + ".scale");  // as DeepSeek-V4 names it
@@ -168,6 +181,15 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
     return require_shape(entry, tensor.shape);
   }
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  if (format_ == ExportFormat::mlx) {
+    require(entry.dtype == FileDtype::u32 && scales->dtype == FileDtype::u8, ExitCode::usage, where(), ": ", entry.name, " is ",
+            entry.dtype, " with scales in ", scales->dtype, "; of mlx-lm mantissa reads U32 with scales in U8, which are MXFP8 and MXFP4");
+    require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
+            kPackedBlock);
+    const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
+    require_shape(entry, shape_with(tensor.shape, columns / (four ? kE2m1InU32 : kE4m3InU32)));
+    return require_shape(*scales, shape_with(tensor.shape, blocks));
+  }
   const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
   const bool block_fp8 = block_fp8_ && (tiles || four_bits);
   if (block_fp8) {
@@ -199,6 +221,7 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
 
 Format HfWeights::Piece::format() const {
   if (!scales) return Format::none;
+  if (entry->dtype == FileDtype::u32) return entry->shape.back() == tensor->columns() / kE4m3InU32 ? Format::e4m3 : Format::e2m1;
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
 
@@ -208,13 +231,13 @@ bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && ten
 void HfWeights::find_tensors() {
   // A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
   const size_t held = files_.entries().size(), spare = held + 100;
-  tensors_ = first_architecture_tensors(config_.architecture, config_.model, std::min(spare, kMostArchitectureTensors) + 1);
+  tensors_ = first_architecture_tensors(config_.architecture, config_.model, format_, std::min(spare, kMostArchitectureTensors) + 1);
   require(tensors_.size() <= kMostArchitectureTensors, ExitCode::usage, (folder_ / "config.json").string(), ": the model has more than ",
           kMostArchitectureTensors, " tensors, and the folder holds ", held);
   Unused unused;
   for (const SafetensorsEntry& entry : files_.entries()) {
     if (is_architecture_buffer(config_.architecture, entry.name)) continue;
-    const std::string name = with_base_prefix(config_.architecture, entry.name);
+    const std::string name = with_base_prefix(config_.architecture, entry.name, format_);
     require(unused.emplace(name, &entry).second, ExitCode::data, where(), ": holds ", name, " twice, with and without its prefix");
   }
   std::vector<std::string> missing, left;
@@ -261,8 +284,9 @@ const std::vector<HfWeights::Piece>& HfWeights::pieces_of(const std::string& par
 
 const HfWeights::Piece& HfWeights::piece_of(const ArchitectureTensor& tensor) const {
   const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
-  const auto piece = std::ranges::lower_bound(pieces, tensor.runs.front().row, {}, [](const Piece& one) { return one.run.row; });
-  require(piece != pieces.end() && piece->tensor->name == tensor.name, where(), ": no tensor ", tensor.name);
+  const int64_t row = tensor.runs.front().row;
+  const auto piece = std::ranges::find_if(pieces, [&](const Piece& one) { return row < one.run.row + one.run.rows; });
+  require(piece != pieces.end(), where(), ": no tensor ", tensor.name);
   return *piece;
 }
 
@@ -274,7 +298,12 @@ std::string HfWeights::element(const std::string& parameter, int64_t row, int64_
 }
 
 Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
-  return piece_of(tensor).entry->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+  const auto overlap = [](const RowRun& a, const RowRun& b) { return a.row < b.row + b.rows && b.row < a.row + a.rows; };
+  const auto is_wide_part = [&](const Piece& piece) {
+    return piece.entry->dtype != FileDtype::bf16 &&
+           std::ranges::any_of(tensor.runs, [&](const RowRun& run) { return overlap(run, piece.run); });
+  };
+  return std::ranges::any_of(pieces_of(tensor.parameter), is_wide_part) ? Dtype::f32 : Dtype::bf16;
 }
 
 std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {

@@ -48,6 +48,7 @@ class HfWeights : public TensorReader {
   // sequences of at most 1,024 tokens. Where config.json names no dtype, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
+  ExportFormat format() const { return format_; }  // mlx: by the metadata of its files, or by its "quantization"
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
   // Returns where block FP8 of the folder is not computed as a server does it: weights that are read as values, and how inputs are rounded.
@@ -66,7 +67,8 @@ class HfWeights : public TensorReader {
   std::string fingerprint();
   // Throws Error(data) unless everything read from the folder until now belongs to one state of its files.
   void require_unchanged() override;
-  // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.
+  // Returns the dtype in which files hold the rows of a tensor, which may be of another format: F32 unless all are BF16. F16 counts as F32,
+  // which it becomes.
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
 
   std::string where() const override { return folder_.string(); }
@@ -95,7 +97,7 @@ class HfWeights : public TensorReader {
   std::map<std::string, PackedScheme> computed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
-  const Piece& piece_of(const ArchitectureTensor& tensor) const;  // the first
+  const Piece& piece_of(const ArchitectureTensor& tensor) const;  // the one with its first row; the tensor may be of another format
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
@@ -107,6 +109,7 @@ class HfWeights : public TensorReader {
   ArchitectureConfig config_;
   bool block_fp8_ = false;  // by quantization_config
   SafetensorsFolder files_;
+  ExportFormat format_;
   std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
   std::vector<ArchitectureTensor> tensors_;
   std::map<std::string, std::vector<Piece>> pieces_;  // by parameter, in the order of its rows

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mantissa/config/run_config.h"
 #include "mantissa/models/model_config.h"
 #include "mantissa/tensor/tensor.h"
 
@@ -22,9 +23,11 @@ const char* architecture_class(Architecture architecture);  // its class: "Qwen3
 struct ArchitectureConfig {
   Architecture architecture = Architecture::qwen3;
   ModelConfig model = {};
-  Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
-  bool says_dtype = false;        // else dtype is f32, and the tensors of the files have to say
-  std::string quantization = {};  // the JSON text of quantization_config, with expert_dtype as its member; "": none
+  Dtype dtype = Dtype::f32;  // torch_dtype or dtype; float16, which nothing here computes in, is fp32
+  bool says_dtype = false;   // else dtype is f32, and the tensors of the files have to say
+  // The JSON text of quantization_config, with expert_dtype as its member, or of an object with the keys "quantization" and
+  // "quantize_activations", which are mlx-lm's; "": none.
+  std::string quantization = {};
   // Keys that change training alone and are no options here, or have another meaning, each with what becomes of it: "attn_pdrop = 0.1 ...".
   std::vector<std::string> training_keys = {};
 };
@@ -66,6 +69,7 @@ struct RowRun {
 
 // A tensor as an architecture names and lays it out: it holds rows of one parameter. A vector has rows of one element. transposed: its
 // matrices are [in, out], as GPT-2's Conv1D and the experts of gpt-oss, whose gate and up alternate; rows are still those of [out, in].
+// mlx-lm transposes nothing and stacks the experts of each linear of a layer, [E, out, in].
 struct ArchitectureTensor {
   std::string name;            // "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // in the file
@@ -85,17 +89,19 @@ struct ArchitectureTensor {
 // file.
 std::string element_name(const ArchitectureTensor& tensor, int64_t file_row, int64_t column);
 
-// Returns all tensors of a model, in the order of its parameters and their rows, which they tile. vocab_size must be set. Throws
-// Error(usage) if there are more than kMostArchitectureTensors: a config of a few bytes can ask for thousands of layers with thousands of
-// experts.
+// Returns all tensors of a model as the format names them, in the order of its parameters and their rows, which they tile. vocab_size must
+// be set. Throws Error(usage) if there are more than kMostArchitectureTensors: a config of a few bytes can ask for thousands of layers with
+// thousands of experts.
 inline constexpr size_t kMostArchitectureTensors = 1'000'000;
-std::vector<ArchitectureTensor> architecture_tensors(Architecture architecture, const ModelConfig& model);
+std::vector<ArchitectureTensor> architecture_tensors(Architecture architecture, const ModelConfig& model,
+                                                     ExportFormat format = ExportFormat::hf);
 // Stops at `most` tensors, without work for the others.
-std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, size_t most);
+std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, ExportFormat format,
+                                                           size_t most);
 
 // Returns whether older versions of an architecture saved a tensor of this name that nothing reads.
 bool is_architecture_buffer(Architecture architecture, const std::string& name);
 // Adds the prefix of the base model ("transformer.", "model."), which some files lack.
-std::string with_base_prefix(Architecture architecture, const std::string& name);
+std::string with_base_prefix(Architecture architecture, const std::string& name, ExportFormat format = ExportFormat::hf);
 
 }  // namespace mantissa

@@ -295,8 +295,47 @@ void PackedConfig::keep_list(const Keys& keys, const std::string& key, const std
   if (!names.empty()) lists_.push_back({.where = keys.where + key, .entries = names, .whole_names = whole_names});
 }
 
+// Reads the format of codes in mlx-lm's "quantization", or of a module in it.
+Format PackedConfig::read_mlx_mode(Keys& keys) {
+  require(keys.has("mode"), ExitCode::usage, keys.where, "mode is missing: mlx-lm takes affine, which is not MX");
+  keys.only("mode", {"mxfp8", "mxfp4"});
+  const bool narrow = keys.word("mode", "") == "mxfp4";
+  for (const char* const name : {"group_size", "bits"}) keys.require_present(name);
+  keys.only("group_size", {kPackedBlock});
+  keys.only("bits", {narrow ? 4 : 8});
+  return narrow ? Format::e2m1 : Format::e4m3;
+}
+
+// Other members than those of the mode are modules: true, false, or a mode of their own. A module without an entry is codes if the file has
+// scales of it.
+void PackedConfig::read_mlx(const Json& config, const std::string& source) {
+  constexpr const char* kKey = "quantization";
+  const Json& quantization = config.at(kKey);
+  where_ = text(source, ": ", kKey);
+  names_modules_ = false;
+  mlx_ = true;
+  const bool inputs = config.get("quantize_activations") == Json(true);
+  Keys keys(quantization, source, kKey);
+  one_ = PackedScheme{.format = read_mlx_mode(keys), .inputs = inputs};
+  for (const auto& [module, value] : quantization.members()) {
+    if (module == "group_size" || module == "bits" || module == "mode" || value == Json(true)) continue;
+    if (value == Json(false)) {
+      ignored_.insert(module);
+      continue;
+    }
+    if (!value.is_object()) keys.wrong(module, "true, false or an object");
+    Keys own(value, source, text(kKey, ".", module));
+    targets_.emplace(module, PackedScheme{.format = read_mlx_mode(own), .inputs = inputs});
+    own.require_all_known();
+  }
+}
+
 PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {
   const Json config = parse_json(content, source);
+  if (config.get("quantization").is_object()) {
+    read_mlx(config, source);
+    return;
+  }
   Keys keys(config, source, key);
   const std::string method = keys.word("quant_method", "");
   method == "compressed-tensors" ? read_compressed_tensors(keys) : read_one_scheme(keys, method);
@@ -326,8 +365,10 @@ std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) cons
       std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); }))
     return {};
   if (routed_ && is_routed_expert(module)) return routed_;
-  if (one_) return one_;
-  if (const auto named = targets_.find(module); named != targets_.end()) return named->second;
+  const auto named = targets_.find(module);
+  std::optional<PackedScheme> found = named != targets_.end() ? named->second : one_;
+  if (found && mlx_ && is_stacked_experts(module)) found->inputs = false;
+  if (found) return found;
   for (const auto& [expression, scheme] : expressions_) {
     if (expression.matches(module)) return scheme;
   }

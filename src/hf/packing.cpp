@@ -102,7 +102,8 @@ bool as_servers_quantize(const Quantization& input, int64_t block) {
   return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && any_scale;
 }
 
-PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
+PackedNames packed_names(const std::string& weight, Format format, Convention convention, ExportFormat folder) {
+  if (folder == ExportFormat::mlx) return {.codes = weight, .scales = weight.substr(0, weight.rfind('.')) + ".scales"};
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
   if (convention == Convention::fp8) return {.codes = weight, .scales = weight + "_scale_inv"};
   return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,

@@ -4,6 +4,7 @@
 //   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
 //   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
 //   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
+//   mlx-lm              X.weight U32 [out, in / 8] of E2M1 or [out, in / 4] of E4M3, X.scales U8; also for all experts at once (mlx.h)
 //   fp8                 X.weight F8_E4M3, X.weight_scale_inv [ceil(out / 128), ceil(in / 128)], which is multiplied with, too, as in
 //                       DeepSeek-V3 and Qwen3-FP8: F32, BF16 or F8_E8M0; routed experts also, as in DeepSeek-V4 with expert_dtype fp4,
 //                       X.weight I8 [out, in / 2] with E2M1 codes, X.weight_scale_inv F8_E8M0 [out, in / 32]. DeepSeek-V4 says X.scale
@@ -70,11 +71,15 @@ bool as_servers_quantize(const Quantization& input, int64_t block = kPackedBlock
 struct PackedNames {
   std::string codes, scales;
 };
-// Returns the names for a tensor "X.weight", or, of gpt-oss, "X".
-PackedNames packed_names(const std::string& weight, Format format, Convention convention);
+// Returns the names for a tensor "X.weight", or, of gpt-oss, "X"; in a folder of mlx-lm whatever the convention.
+PackedNames packed_names(const std::string& weight, Format format, Convention convention, ExportFormat folder = ExportFormat::hf);
 inline constexpr std::string_view kOfExperts = ".experts.";  // in names of files
 // Returns whether a tensor or linear of a file is of an expert that tokens are routed to.
 inline bool is_routed_expert(std::string_view name) { return name.find(kOfExperts) != std::string_view::npos; }
+// Returns whether a tensor or linear of mlx-lm holds the experts of a layer; it never quantizes their inputs.
+inline bool is_stacked_experts(std::string_view name) {
+  return is_routed_expert(name) || name.find(".switch_mlp.") != std::string_view::npos;
+}
 
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
 using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
@@ -86,7 +91,8 @@ std::string mxfp4_config();
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
-// Reads a quantization_config: how a server multiplies by each linear, by name. Throws Error(usage) that names the key for a
+// Reads a quantization_config, or what mlx-lm has in its place (ArchitectureConfig::quantization): how a server multiplies by each linear,
+// by name. Throws Error(usage) that names the key for a
 // quantization_config that mantissa does not understand, Error(data) for an invalid one. In packed_config.cpp.
 class PackedConfig {
  public:
@@ -110,6 +116,8 @@ class PackedConfig {
     bool matches(const std::string& module) const;
   };
   class Keys;
+  static Format read_mlx_mode(Keys& keys);
+  void read_mlx(const Json& config, const std::string& source);
   void read_one_scheme(Keys& keys, const std::string& method);
   void read_modelopt(Keys& keys);
   void read_block_fp8(Keys& keys);
@@ -119,11 +127,11 @@ class PackedConfig {
   void keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names);
 
   std::string where_;
-  bool names_modules_ = true, block_fp8_ = false, input_scales_are_powers_ = false;
+  bool names_modules_ = true, block_fp8_ = false, input_scales_are_powers_ = false, mlx_ = false;
   std::vector<IgnoreList> lists_;
   std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
   std::optional<PackedScheme> routed_;                            // scheme of routed experts in fp8, where they have another
-  std::map<std::string, PackedScheme> targets_;                   // by name, or class
+  std::map<std::string, PackedScheme> targets_;                   // by name, or class; they go before one_
   std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
   std::set<std::string> ignored_, ignored_ends_;                  // as targets_; by the end of their names
   std::vector<Expression> ignored_expressions_;

@@ -56,6 +56,7 @@ constexpr std::array<DtypeInfo, kFileDtypes> kDtypes = {{
 
 constexpr size_t kLengthBytes = 8;  // before the header
 constexpr std::string_view kMetadataKey = "__metadata__";
+constexpr const char* kFormatKey = "format";  // in metadata
 
 // Says why there is no such tensor; "" if there is, and then `bytes` is its size.
 std::string shape_problem(FileDtype dtype, const std::vector<int64_t>& shape, int64_t& bytes) {
@@ -218,11 +219,10 @@ SafetensorsHeader parse_safetensors_header(std::string_view content, int64_t fil
 
 std::string format_safetensors_header(std::span<const SafetensorsTensor> tensors, const SafetensorsMetadata& metadata) {
   std::string out(kLengthBytes, '\0');
-  out += R"({"__metadata__":{"format":"pt")";
-  for (const auto& [key, value] : metadata) {
-    require(key != "format", "safetensors metadata: \"format\" is written by itself");
-    out += "," + quoted(key) + ":" + quoted(value);
-  }
+  SafetensorsMetadata others = metadata;
+  const auto format = others.extract(kFormatKey);
+  out += R"({"__metadata__":{"format":)" + quoted(format.empty() ? "pt" : format.mapped());
+  for (const auto& [key, value] : others) out += "," + quoted(key) + ":" + quoted(value);
   out += "}";
   int64_t end = 0;
   for (const SafetensorsTensor& tensor : tensors) {
@@ -346,6 +346,7 @@ void SafetensorsFolder::add_file(const fs::path& path) {
   seen_.look_at(path);
   SafetensorsFile file(path);
   seen_.look_at(path);
+  if (files_.empty()) metadata_ = file.metadata();
   std::vector<SafetensorsEntry>& added = file.header_.entries;
   require(entries_.size() + added.size() <= SafetensorsLimits::kTensors, ExitCode::data, path.string(),
           ": with the files before it more than ", SafetensorsLimits::kTensors, " tensors");

@@ -152,7 +152,8 @@ class SafetensorsFolder {
 
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // by name
   const std::vector<std::filesystem::path>& files() const { return files_; }
-  const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
+  const SafetensorsMetadata& metadata() const { return metadata_; }  // that of the first file
+  const SafetensorsEntry* find(std::string_view name) const;         // null if there is none
   // Throws Error(data) for a file that is not the one whose header was read.
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out);
   // Requires that everything read so far belongs to one state of all files. Throws Error(data) that names one that was changed or replaced.
@@ -162,6 +163,7 @@ class SafetensorsFolder {
   void add_file(const std::filesystem::path& path);
 
   std::vector<std::filesystem::path> files_;
+  SafetensorsMetadata metadata_;
   UnchangedFiles seen_;
   std::vector<SafetensorsEntry> entries_;
   File open_;  // files_[open_file_]
@@ -177,8 +179,8 @@ class SafetensorsLayout {
  public:
   static constexpr int64_t kShardBytes = 5'000'000'000;
 
-  // A shard is full when the next tensor would take its tensors above `shard_bytes`. `metadata` goes into every file, after "format": "pt".
-  // Throws Error(internal) for names and shapes that no reader takes.
+  // A shard is full when the next tensor would take its tensors above `shard_bytes`. `metadata` goes into every file, after its
+  // "format", "pt" unless it says otherwise. Throws Error(internal) for names and shapes that no reader takes.
   explicit SafetensorsLayout(std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata = {},
                              int64_t shard_bytes = kShardBytes);
 

@@ -193,32 +193,40 @@ TEST(ArchitectureTable, PublishedFilesAreRead) {
 
 // Rows of all tensors of a parameter are its rows, once each. Of gate and up of gpt-oss, which stand one below the other here, the file has
 // the rows in turn.
-TEST(ArchitectureTable, TensorsTileTheParameters) {
-  for (const char* type : test::kArchitectureTypes) {
-    const ModelConfig model = read(config_of(type)).model;
-    const std::vector<ArchitectureTensor> tensors = architecture_tensors(architecture_of(model), model);
-    std::set<std::string> names;
-    for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
-      std::vector<int> seen(static_cast<size_t>(parameter.shape[0]));
-      for (const ArchitectureTensor& tensor : tensors) {
-        if (tensor.parameter != parameter.name) continue;
-        EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
-        EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
-        for (const RowRun& run : tensor.runs) {
-          const int64_t twice = model.moe ? 2 * model.moe->intermediate_size : 0;
-          if (tensor.runs.size() > 1) {
-            EXPECT_EQ(run.step, 2) << tensor.name;
-            EXPECT_EQ(run.file_row, run.row / twice * twice + run.row % twice / (twice / 2)) << tensor.name;
-          }
-          for (int64_t row = 0; row < run.rows; ++row) {
-            ++seen.at(static_cast<size_t>(run.row + row));
-            EXPECT_LT(run.file_row + row * run.step, tensor.rows());
-          }
+void expect_tiles(const ModelConfig& model, ExportFormat format) {
+  const std::vector<ArchitectureTensor> tensors = architecture_tensors(architecture_of(model), model, format);
+  std::set<std::string> names;
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
+    std::vector<int> seen(static_cast<size_t>(parameter.shape[0]));
+    for (const ArchitectureTensor& tensor : tensors) {
+      if (tensor.parameter != parameter.name) continue;
+      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
+      for (const RowRun& run : tensor.runs) {
+        const int64_t twice = model.moe ? 2 * model.moe->intermediate_size : 0;
+        if (tensor.runs.size() > 1 && format == ExportFormat::hf) {
+          EXPECT_EQ(run.step, 2) << tensor.name;
+          EXPECT_EQ(run.file_row, run.row / twice * twice + run.row % twice / (twice / 2)) << tensor.name;
+        } else if (tensor.runs.size() > 1) {  // experts one below the other: of each, gate or up
+          const int64_t first = tensor.name.find(".up_proj.") != std::string::npos ? twice / 2 : 0;
+          EXPECT_EQ(run.row, run.file_row / (twice / 2) * twice + first) << tensor.name;
+          EXPECT_EQ(run.step, 1) << tensor.name;
+        }
+        for (int64_t row = 0; row < run.rows; ++row) {
+          ++seen.at(static_cast<size_t>(run.row + row));
+          EXPECT_LT(run.file_row + row * run.step, tensor.rows());
         }
       }
-      EXPECT_THAT(seen, ::testing::Each(1)) << parameter.name;
     }
-    EXPECT_EQ(names.size(), tensors.size());
+    EXPECT_THAT(seen, ::testing::Each(1)) << parameter.name;
+  }
+  EXPECT_EQ(names.size(), tensors.size());
+}
+
+TEST(ArchitectureTable, TensorsTileTheParameters) {
+  for (const char* type : test::kArchitectureTypes) {
+    SCOPED_TRACE(type);
+    for (const ExportFormat format : {ExportFormat::hf, ExportFormat::mlx}) expect_tiles(read(config_of(type)).model, format);
   }
 }
 
@@ -231,6 +239,7 @@ TEST(ArchitectureTable, BuffersAndPrefixesAreThoseOfOlderFiles) {
   EXPECT_FALSE(is_architecture_buffer(Architecture::gpt2, "transformer.h.0.attn.c_attn.bias"));
   EXPECT_EQ(with_base_prefix(Architecture::gpt2, "h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
   EXPECT_EQ(with_base_prefix(Architecture::llama, "norm.weight"), "model.norm.weight");
+  EXPECT_EQ(with_base_prefix(Architecture::gpt2, "h.0.ln_1.weight", ExportFormat::mlx), "model.h.0.ln_1.weight");
   for (const char* whole : {"lm_head.weight", "model.norm.weight"}) EXPECT_EQ(with_base_prefix(Architecture::llama, whole), whole);
 }
 

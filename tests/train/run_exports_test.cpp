@@ -47,6 +47,7 @@ struct Setting {
   const char* name;
   std::vector<std::string> sets;
   std::vector<TensorLayout> layouts = kLayouts;
+  ExportFormat format = ExportFormat::hf;
 };
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
@@ -62,8 +63,10 @@ TEST_P(FromRanks, TheFilesAreThoseOfTheCheckpoint) {
     SCOPED_TRACE(name);
     std::vector<std::string> more = GetParam().sets;
     more.push_back(text("checkpoint.export.weights=", choice_name(weights)));
+    more.push_back(text("checkpoint.export.format=", choice_name(GetParam().format)));
     EXPECT_EQ(run_on(layout, name, more).summary.failed_saves, 0);
-    expect_same_files(files_of(exported(name, 2)), files_from(checkpoint(name, 2), name + " again", {.weights = weights}));
+    expect_same_files(files_of(exported(name, 2)),
+                      files_from(checkpoint(name, 2), name + " again", {.format = GetParam().format, .weights = weights}));
     expect_live_values(checkpoint(name, 2), exported(name, 2));
   }
 }
@@ -94,7 +97,13 @@ INSTANTIATE_TEST_SUITE_P(
                 {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.moe.num_experts=4", "model.moe.num_experts_per_tok=2",
                  "model.moe.intermediate_size=64", "model.moe.dense_layers=[1]", "model.qk_norm=true",
                  R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"},
-                {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}}}),
+                {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}}},
+        Setting{"mlx",
+                {"precision.recipe=mxfp8", "model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
+                 "model.moe.dense_layers=[1]", "model.qk_norm=true",
+                 R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat"}])"},
+                {kAlone, {2, 2, false, 2}},
+                ExportFormat::mlx}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // Exports of kept checkpoints alone and no longer. A stop waits for an export that has begun and begins no other; one that comes with the

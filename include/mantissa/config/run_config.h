@@ -41,7 +41,11 @@ constexpr auto choices(ExportWeights) {
   return std::array{Choice{"dequantized", ExportWeights::dequantized}, Choice{"packed", ExportWeights::packed}};
 }
 
-// Form in which a server expects codes and scales (hf/packing.h).
+// Names, layouts and keys of a folder: those of transformers, or of mlx-lm (hf/mlx.h).
+enum class ExportFormat { hf, mlx };
+constexpr auto choices(ExportFormat) { return std::array{Choice{"hf", ExportFormat::hf}, Choice{"mlx", ExportFormat::mlx}}; }
+
+// Form in which a server expects codes and scales in a folder of transformers (hf/packing.h).
 enum class Convention { compressed_tensors, sglang, modelopt, fp8 };
 constexpr auto choices(Convention) {
   return std::array{Choice{"compressed-tensors", Convention::compressed_tensors}, Choice{"sglang", Convention::sglang},
@@ -49,15 +53,19 @@ constexpr auto choices(Convention) {
 }
 
 struct ExportOptions {
+  ExportFormat format = ExportFormat::hf;
   ExportWeights weights = ExportWeights::dequantized;
   Convention convention = Convention::compressed_tensors;
   ExportDtype dtype = ExportDtype::automatic;  // dtype of values
+  bool allow_different = false;                // else a model that programs of the format compute otherwise is refused
 
   bool operator==(const ExportOptions&) const = default;
   void fields(auto& v) {
+    v("format", format, "hf: a folder for transformers and its servers; mlx: one for mlx-lm");
     v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantizes");
-    v("convention", convention, "layout of packed weights, by the servers that read it; gpt-oss has its own");
+    v("convention", convention, "layout of packed weights in the format hf, by the servers that read it; gpt-oss has its own");
     v("dtype", dtype, "type of dequantized values; auto: the narrowest that holds each tensor exactly");
+    v("allow_different", allow_different, "export to mlx also what mlx-lm computes otherwise; README.md of the folder says what");
   }
 };
 

@@ -1,0 +1,110 @@
+#include "hf/mlx.h"
+
+#include <algorithm>
+
+#include "mantissa/base/text.h"
+#include "mantissa/json/json.h"
+#include "models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+struct MlxDifference {
+  const char* option;  // that of section "model"
+  bool (*differs)(Architecture architecture, const ModelConfig& model);
+  const char* what;  // mlx-lm does
+};
+
+bool has_windows(const ModelConfig& model, bool wanted) {
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    if ((model.window(layer) > 0) == wanted) return true;
+  return false;
+}
+
+bool heads_fill_width(const ModelConfig& model) { return model.head_size() * model.num_attention_heads == model.hidden_size; }
+
+constexpr MlxDifference kMlxDifferences[] = {
+    {"swiglu_limit", [](Architecture of, const ModelConfig& model) { return of == Architecture::gpt_oss && model.glu_limit() != 7.0; },
+     "clamps at 7"},
+    {"rope_scaling.attention_factor",
+     [](Architecture, const ModelConfig& model) { return model.rope_scaling && model.rope_scaling->attention_factor; },
+     "takes that of factor, mscale and mscale_all_dim"},
+    {"rope_scaling.truncate",
+     [](Architecture, const ModelConfig& model) {
+       return model.rope_scaling && model.rope_scaling->type == RopeScaling::yarn && !model.rope_scaling->truncate.value_or(true);
+     },
+     "begins and ends the blend at whole channels"},
+    {"rope_scaling",
+     [](Architecture of, const ModelConfig& model) {
+       return (of == Architecture::qwen3_moe || of == Architecture::mixtral) && model.rope_scaling;
+     },
+     "does not scale rotations of this architecture"},
+    {"sliding_window", [](Architecture of, const ModelConfig& model) { return of != Architecture::gpt_oss && has_windows(model, true); },
+     "has no windows in this architecture: every token sees all before it"},
+    {"sliding_layers",
+     [](Architecture of, const ModelConfig& model) {
+       return of == Architecture::gpt_oss && (!has_windows(model, true) || !has_windows(model, false));
+     },
+     "cannot load a gpt-oss without layers of both kinds, with a window and without"},
+    {"head_dim",
+     [](Architecture of, const ModelConfig& model) {
+       return (of == Architecture::qwen2 || of == Architecture::mixtral) && !heads_fill_width(model);
+     },
+     "takes hidden_size / num_attention_heads in this architecture, and cannot load others"},
+    {"attention_bias",
+     [](Architecture of, const ModelConfig& model) {
+       return (of == Architecture::qwen3 || of == Architecture::qwen3_moe) && model.attention_bias != AttentionBias::none;
+     },
+     "has no biases of attention in this architecture, and cannot load them"},
+    {"activation",
+     [](Architecture of, const ModelConfig& model) { return of == Architecture::gpt2 && model.activation != Activation::gelu_tanh; },
+     "computes gelu_tanh"},
+    {"intermediate_size",
+     [](Architecture of, const ModelConfig& model) { return of == Architecture::gpt2 && model.intermediate_size != 4 * model.hidden_size; },
+     "takes 4 * hidden_size in GPT-2, and cannot load others"},
+    {"tie_word_embeddings",
+     [](Architecture of, const ModelConfig& model) { return of == Architecture::gpt2 && !model.tie_word_embeddings; },
+     "ties those of GPT-2, and cannot load an output projection"},
+    {"tie_word_embeddings",
+     [](Architecture of, const ModelConfig& model) { return of == Architecture::gpt_oss && model.tie_word_embeddings; },
+     "ties none of gpt-oss, and cannot load it without an output projection"},
+};
+
+Json mlx_mode(Format format) {
+  const bool narrow = format == Format::e2m1;
+  return {{"group_size", kPackedBlock}, {"bits", narrow ? 4 : 8}, {"mode", narrow ? "mxfp4" : "mxfp8"}};
+}
+
+}  // namespace
+
+std::vector<std::string> mlx_differences(Architecture architecture, const ModelConfig& model) {
+  std::vector<std::string> found;
+  for (const MlxDifference& one : kMlxDifferences)
+    if (one.differs(architecture, model)) found.push_back(text("model.", one.option, ": mlx-lm ", one.what));
+  return found;
+}
+
+std::string mlx_quantization(const PackedModules& modules) {
+  const auto count = [&](Format format) {
+    return std::ranges::count_if(modules, [&](const auto& module) { return module.second && module.second->format == format; });
+  };
+  const Format common = count(Format::e2m1) > count(Format::e4m3) ? Format::e2m1 : Format::e4m3;
+  Json quantization = mlx_mode(common);
+  for (const auto& [name, scheme] : modules) {
+    if (!scheme) {
+      quantization.add(name, false);
+    } else if (scheme->format != common) {
+      quantization.add(name, mlx_mode(scheme->format));
+    }
+  }
+  Json keys = {{"quantization", std::move(quantization)}};
+  if (std::ranges::any_of(modules, [](const auto& module) { return module.second && module.second->inputs; }))
+    keys.add("quantize_activations", true);
+  return keys.dump(-1, Json::Order::keys);
+}
+
+std::string mlx_readme(const std::vector<std::string>& differences) {
+  return text("mlx-lm computes this model otherwise than it was trained, or cannot load it:\n\n- ", joined(differences, "\n- "), "\n");
+}
+
+}  // namespace mantissa

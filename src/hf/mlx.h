@@ -1,0 +1,31 @@
+// Folders for mlx-lm, where they are not those of transformers. Names and layouts are a column of the table of architectures. Here is what
+// config.json says of codes, and what mlx-lm computes otherwise. Bytes are those of packed weights of transformers:
+//
+//   X.weight  U32 [out, in / 8] of E2M1, [out, in / 4] of E4M3: the codes of a row, first in the lowest bits
+//   X.scales  U8 [out, in / 32], E8M0
+//
+// with [E, out, ...] for the experts of a layer. Values are X.weight, never transposed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hf/hugging_face.h"
+#include "hf/packing.h"
+
+namespace mantissa {
+
+// Names options of a model with which mlx-lm 0.32.2 computes otherwise, mostly without a word, or which it cannot load, each with what it
+// does: "model.swiglu_limit: mlx-lm clamps at 7".
+std::vector<std::string> mlx_differences(Architecture architecture, const ModelConfig& model);
+
+// Returns the keys of config.json that say which modules are codes, as ArchitectureConfig::quantization: "quantization", with the format of
+// most modules and an entry for each other one, false for high precision, and "quantize_activations" where inputs are quantized, which must
+// be those of all modules or of none.
+std::string mlx_quantization(const PackedModules& modules);
+
+// Returns README.md of a folder that was exported in spite of differences.
+inline constexpr const char* kMlxReadme = "README.md";
+std::string mlx_readme(const std::vector<std::string>& differences);
+
+}  // namespace mantissa

@@ -1,0 +1,276 @@
+// A model, exported for mlx-lm in every form that its recipe has: the codes of a folder for other servers and the values of forward, which
+// are read back; and models that mlx-lm computes otherwise.
+#include "checkpoint/checkpoint_manifest.h"
+#include "exports.h"
+
+namespace mantissa::mlx_export_test {
+
+using test::error_of;
+using test::HfFolder;
+using test::logits_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Sets = std::vector<std::string>;
+
+struct Case {
+  const char* name;
+  Sets sets;
+  Sets tensors = {};      // some of the packed folder; none: no recipe quantizes
+  std::string keys = "";  // some of its "quantization"
+  bool packed_hf = true;  // there is a packed folder for other servers with the same codes
+};
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+
+const std::string kExperts = R"("num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96)",
+                  kFourBitExperts = R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])",
+                  kWeights = "precision.recipe=mxfp8_weights";
+const Sets kMixtral = {"model.qk_norm=false", "model.num_attention_heads=2", "model.moe={" + kExperts + "}"},
+           kQwenExperts = {"model.moe={" + kExperts + R"(, "dense_layers": [1]})"},
+           kGptOss = {"model.qk_norm=false",
+                      "model.attention_bias=all",
+                      "model.attention_sinks=true",
+                      "model.activation=swiglu_clamped",
+                      "model.sliding_window=8",
+                      "model.sliding_layers=[0]",
+                      "model.tie_word_embeddings=false",
+                      "model.moe={" + kExperts + R"(, "router_bias": true, "expert_mlp_bias": true})"},
+           kGpt2 = {"model.norm=layer",
+                    "model.norm_bias=true",
+                    "model.position=learned",
+                    "model.activation=gelu_tanh",
+                    "model.attention_bias=all",
+                    "model.mlp_bias=true",
+                    "model.qk_norm=false",
+                    "model.num_attention_heads=2",
+                    "model.num_key_value_heads=2",
+                    "model.intermediate_size=256",
+                    "model.tie_word_embeddings=true"};
+
+Sets with(Sets sets, const Sets& more) {
+  sets.insert(sets.end(), more.begin(), more.end());
+  return sets;
+}
+
+class MlxExport : public test::ExportTest {
+ protected:
+  static constexpr ExportOptions kPacked{.format = ExportFormat::mlx, .weights = ExportWeights::packed};
+  static constexpr ExportOptions kValues{.format = ExportFormat::mlx};
+
+  static ExportOptions allowed(ExportOptions options) {
+    options.allow_different = true;
+    return options;
+  }
+  void expect_faithful(const std::string& name, const std::string& saved, const ExportOptions& options) const {
+    EXPECT_EQ(difference(name, saved), std::nullopt);
+    EXPECT_EQ(verify_export(path(name)), std::ssize(HfFolder(path(name)).names()));
+    EXPECT_EQ(SafetensorsFolder(std::filesystem::path(path(name))).metadata(), (SafetensorsMetadata{{"format", "mlx"}}));
+    EXPECT_EQ(HfWeights(path(name)).format(), ExportFormat::mlx);
+    EXPECT_EQ(json_in(name + "/mantissa.json")["options"]["format"], "mlx");
+    EXPECT_FALSE(std::filesystem::exists(path(name + "/README.md")));
+    export_to(path(name), name + " again", options);
+    EXPECT_TRUE(all_bytes(name) == all_bytes(name + " again")) << name;
+    EXPECT_EQ(test::read_file(path(name + "/config.json")), test::read_file(path(name + " again/config.json")));
+  }
+  // Every codes and scales of a folder for other servers stand, byte by byte, somewhere in one for mlx-lm: in a tensor of their own, or as
+  // one of its experts.
+  void expect_same_codes(const std::string& hf, const std::string& mlx) const {
+    const std::map<std::string, std::string> here = all_bytes(mlx);
+    int compared = 0;
+    for (const auto& [name, bytes] : all_bytes(hf)) {
+      const bool scales = name.ends_with("_scale") || name.ends_with("_scales");
+      const FileDtype dtype = HfFolder(path(hf)).dtype(name);
+      if ((!scales && dtype != FileDtype::u8 && dtype != FileDtype::f8_e4m3) || name.find("gate_up_proj") != std::string::npos) continue;
+      const auto holds = [&part = bytes](const auto& tensor) { return tensor.second.find(part) != std::string::npos; };
+      EXPECT_TRUE(std::ranges::any_of(here, holds)) << name;
+      ++compared;
+    }
+    EXPECT_GT(compared, 0);
+  }
+  // A run is told before it starts.
+  std::string run_refusal(const std::string& saved, const ExportOptions& options) const {
+    RunConfig config = CheckpointReader(saved).config();
+    config.checkpoint.exported = options;
+    ConfigReport report;
+    check_export(config, report);
+    return report.failed("checkpoint") ? error_of([&] { report.throw_if_failed(); }).what() : "";
+  }
+};
+
+class MlxForms : public MlxExport, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(MlxForms, HaveTheValuesOfForwardAndEveryByteAgain) {
+  const Case& one = GetParam();
+  const std::string saved = trained("run", one.sets);
+  export_to(saved, "values", kValues);
+  expect_faithful("values", saved, kValues);
+  export_to(saved, "hf");
+  EXPECT_EQ(difference("values", path("hf")), std::nullopt);
+  export_to(path("values"), "hf again");
+  EXPECT_TRUE(all_bytes("hf") == all_bytes("hf again")) << "by way of mlx-lm";
+  export_to(path("hf"), "values of hf", kValues);
+  EXPECT_TRUE(all_bytes("values") == all_bytes("values of hf")) << "of a folder of transformers";
+  EXPECT_EQ(run_refusal(saved, kValues), "");
+  if (one.tensors.empty()) {
+    EXPECT_THAT(error_of([&] { export_to(saved, "packed", kPacked); }).what(), HasSubstr("nothing to pack"));
+    return;
+  }
+  export_to(saved, "packed", kPacked);
+  expect_faithful("packed", saved, kPacked);
+  EXPECT_EQ(run_refusal(saved, kPacked), "");
+  EXPECT_EQ(logits_of(path("packed")), logits_of(saved));
+  const HfFolder packed(path("packed"));
+  Sets tensors;
+  for (const std::string& tensor : packed.names())
+    tensors.push_back(text(tensor, ' ', packed.dtype(tensor), ' ', shape_text(packed.shape(tensor))));
+  EXPECT_THAT(tensors, ::testing::IsSupersetOf(one.tensors));
+  const nlohmann::json config = json_in("packed/config.json"), wanted = nlohmann::json::parse(one.keys);
+  for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config["quantization"].value(key, nlohmann::json()), value) << key;
+  if (one.packed_hf) {
+    pack_to(saved, "packed hf");
+    expect_same_codes("packed hf", "packed");
+    export_to(path("packed hf"), "packed again of hf", kPacked);
+    EXPECT_TRUE(all_bytes("packed") == all_bytes("packed again of hf"));
+  }
+  // A scale that differs is a difference with the name of its weight.
+  const std::set<std::string> names = packed.names();
+  const auto scale = std::ranges::find_if(names, [](const std::string& tensor) { return tensor.ends_with(".scales"); });
+  packed.flip(*scale, packed.bytes(*scale).size() - 1, 1).write(path("packed"));
+  EXPECT_THAT(difference("packed", saved).value_or(""), HasSubstr(scale->substr(0, scale->rfind('.')) + ".weight["));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , MlxForms,
+    ::testing::Values(
+        Case{"high", {"precision.recipe=high"}},
+        Case{"four_bits_tied",
+             {"precision.recipe=mxfp4_qat", "model.tie_word_embeddings=true"},
+             {"model.layers.0.mlp.down_proj.weight U32 [64, 12]", "model.layers.0.mlp.down_proj.scales U8 [64, 3]"},
+             R"({"bits": 4, "group_size": 32, "mode": "mxfp4", "model.embed_tokens": false})"},
+        Case{"tiles_of_32",
+             {kWeights, "model.tie_word_embeddings=false"},
+             {"model.layers.1.self_attn.q_proj.weight U32 [96, 16]", "model.layers.1.self_attn.q_proj.scales U8 [96, 2]"},
+             R"({"bits": 8, "group_size": 32, "mode": "mxfp8", "lm_head": false})"},
+        Case{"rows",
+             {"precision.recipe=own", R"(precision.recipes={"own": {"base": "mxfp8_weights", "weight": {"block": [1, 32]}}})"},
+             {"model.layers.1.self_attn.q_proj.weight U32 [96, 16]"},
+             R"({"mode": "mxfp8"})"},
+        Case{"mixed",
+             {kWeights,
+              R"(precision.rules=[{"match": "layers.0.mlp.*", "recipe": "mxfp4_qat"}, {"match": "layers.1.attn.*", "recipe": "high"}])"},
+             {"model.layers.0.mlp.up_proj.weight U32 [96, 8]", "model.layers.1.self_attn.q_proj.weight BF16 [96, 64]"},
+             R"({"mode": "mxfp8", "model.layers.0.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+                 "model.layers.1.self_attn.q_proj": false, "model.layers.1.mlp.up_proj": null})"},
+        Case{"qwen2",
+             {kWeights, "model.qk_norm=false", "model.attention_bias=qkv", "model.num_attention_heads=2"},
+             {"model.layers.0.self_attn.k_proj.bias BF16 [32]"},
+             R"({"mode": "mxfp8"})"},
+        Case{"experts",
+             with(kQwenExperts, {kWeights, kFourBitExperts}),
+             {"model.layers.0.mlp.switch_mlp.gate_proj.weight U32 [3, 96, 8]",
+              "model.layers.0.mlp.switch_mlp.gate_proj.scales U8 [3, 96, 2]",
+              "model.layers.0.mlp.switch_mlp.down_proj.weight U32 [3, 64, 12]", "model.layers.1.mlp.down_proj.weight U32 [64, 24]"},
+             R"({"model.layers.0.mlp.gate": false})"},
+        Case{"mixtral",
+             with(kMixtral, {kWeights}),
+             {"model.layers.1.block_sparse_moe.switch_mlp.up_proj.weight U32 [3, 96, 16]"},
+             R"({"model.layers.0.block_sparse_moe.gate": false})"},
+        Case{"gpt_oss",
+             with(kGptOss, {kFourBitExperts}),
+             {"model.layers.1.mlp.experts.gate_proj.weight U32 [3, 96, 8]", "model.layers.1.mlp.experts.down_proj.scales U8 [3, 64, 3]",
+              "model.layers.1.mlp.experts.up_proj.bias BF16 [3, 96]"},
+             R"({"mode": "mxfp4", "model.layers.0.self_attn.q_proj": false, "model.layers.0.mlp.router": false})"},
+        Case{"gpt_oss_all_linears",
+             with(kGptOss, {kWeights}),
+             {"model.layers.1.mlp.experts.gate_proj.weight U32 [3, 96, 16]", "model.layers.1.self_attn.o_proj.weight U32 [64, 24]"},
+             R"({"mode": "mxfp8"})",
+             false},
+        Case{"gpt2",
+             with(kGpt2, {kWeights}),
+             {"model.h.1.attn.c_attn.weight U32 [192, 16]", "model.h.1.mlp.c_proj.scales U8 [64, 8]", "model.wpe.weight BF16 [16, 64]"},
+             R"({"mode": "mxfp8", "model.wte": false})",
+             false},
+        Case{"inputs", {"precision.recipe=mxfp8"}, {"model.layers.1.self_attn.q_proj.weight U32 [96, 16]"}, R"({"mode": "mxfp8"})"},
+        Case{"projection",
+             {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32", "model.tie_word_embeddings=false"},
+             {"lm_head.scales U8 [8, 2]"},
+             R"({"mode": "mxfp8", "lm_head": null})"}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+class MlxRefusals : public MlxExport {
+ protected:
+  // The folder that is made all the same holds the values of forward, and says what is different.
+  void expect_refused(const std::string& name, const Sets& sets, const ExportOptions& options, const std::string& what) const {
+    SCOPED_TRACE(name);
+    const std::string saved = trained(name, sets);
+    const Error error = error_of([&] { export_to(saved, name + " mlx", options); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(what), HasSubstr("--allow-different")));
+    EXPECT_FALSE(std::filesystem::exists(path(name + " mlx")));
+    EXPECT_THAT(run_refusal(saved, options), HasSubstr(what));
+    EXPECT_EQ(run_refusal(saved, allowed(options)), "");
+    export_to(saved, name + " mlx", allowed(options));
+    EXPECT_EQ(difference(name + " mlx", saved), std::nullopt);
+    EXPECT_GT(verify_export(path(name + " mlx")), 0);
+    EXPECT_THAT(test::read_file(path(name + " mlx/README.md")), HasSubstr("\n- " + what));
+  }
+};
+
+TEST_F(MlxRefusals, AModelThatMlxComputesOtherwiseIsExportedWhereThatIsAllowed) {
+  expect_refused("windows", {"model.sliding_window=8"}, kValues, "model.sliding_window: ");
+  expect_refused("heads", with(kMixtral, {"model.num_attention_heads=3"}), kValues, "model.head_dim: ");
+  expect_refused("biases", {"model.attention_bias=all", "precision.recipe=mxfp4_qat"}, kPacked, "model.attention_bias: ");
+  expect_refused("clamp", with(kGptOss, {"model.swiglu_limit=1.5"}), kValues, "model.swiglu_limit: mlx-lm clamps at 7");
+}
+
+// Then verify tells it, too, as of all folders.
+TEST_F(MlxRefusals, InputsThatMlxReadsInHighPrecisionAreToldByModule) {
+  expect_refused("four bits", {"precision.recipe=mxfp4_qat_mxfp8_act"}, kPacked,
+                 "precision: inputs of 8 modules, the first of layers.0.attn.qkv, are quantized in training");
+  expect_refused("experts", with(kMixtral, {"precision.recipe=mxfp8"}), kPacked, "precision: inputs of ");
+  expect_refused("with biases",
+                 {"model.qk_norm=false", "model.attention_bias=qkv", "model.num_attention_heads=2", "precision.recipe=mxfp8"}, kPacked,
+                 "precision: inputs of ");
+  expect_refused("blocks of 128",
+                 {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=2", "model.num_key_value_heads=2",
+                  "model.head_dim=64", "precision.recipe=fp8_block"},
+                 kPacked, "precision: inputs of 8 modules");
+  EXPECT_FALSE(json_in("experts mlx/config.json").contains("quantize_activations"));
+  ModelExport against(checkpoint("experts", 1), {}, make_backend("cpu"));
+  EXPECT_THAT(export_scheme_differences(HfWeights(path("experts mlx")), against.weights()), Not(IsEmpty()));
+  export_to(trained("plain", {"precision.recipe=mxfp8"}), "plain mlx", kPacked);
+  EXPECT_EQ(json_in("plain mlx/config.json")["quantize_activations"], true);
+  // Experts whose inputs training reads in high precision are as mlx-lm computes them.
+  const std::string both = trained("both", with(kQwenExperts, {"precision.recipe=mxfp8", kFourBitExperts}));
+  export_to(both, "both mlx", kPacked);
+  EXPECT_EQ(json_in("both mlx/config.json")["quantize_activations"], true);
+  EXPECT_THAT(export_scheme_differences(HfWeights(path("both mlx")), ModelExport(both, {}, make_backend("cpu")).weights()), IsEmpty());
+}
+
+TEST_F(MlxRefusals, OptionsOfOneFormatAreNoneOfTheOther) {
+  const std::string saved = trained("run", {"precision.recipe=mxfp8"});
+  ExportOptions convention = kPacked;
+  convention.convention = Convention::sglang;
+  EXPECT_THAT(error_of([&] { export_to(saved, "out", convention); }).what(), HasSubstr("convention sglang is of the format hf"));
+  EXPECT_THAT(error_of([&] { export_to(saved, "out", {.allow_different = true}); }).what(),
+              HasSubstr("allow_different is of the format mlx"));
+}
+
+// Codes of mlx-lm in other types and shapes are told by tensor.
+TEST_F(MlxRefusals, AFolderWhoseCodesAreNoneOfMlxIsRefused) {
+  export_to(trained("run", {kWeights}), "out", kPacked);
+  const HfFolder good(path("out"));
+  const std::string weight = "model.layers.0.mlp.down_proj.weight", scales = "model.layers.0.mlp.down_proj.scales";
+  const auto expect_problem = [&](const HfFolder& changed, const std::string& what) {
+    changed.write(path("out"));
+    EXPECT_THAT(folder_error("out").what(), HasSubstr(what));
+  };
+  expect_problem(good.as(weight, FileDtype::f8_e4m3, {64, 96}), weight + " is F8_E4M3 with scales in U8; of mlx-lm mantissa reads U32");
+  expect_problem(good.as(weight, FileDtype::u32, {96, 16}), weight + " is [96, 16], but config.json makes it [64, 12]");
+  expect_problem(good.as(scales, FileDtype::u8, {96, 2}), scales + " is [96, 2], but config.json makes it [64, 3]");
+  expect_problem(good.without(scales), weight + " is U32");
+}
+
+}  // namespace mantissa::mlx_export_test
