@@ -6,6 +6,7 @@
 #include "checkpoint/saved_model.h"
 #include "hf/export.h"
 #include "hf/hf_weights.h"
+#include "hf/mlx.h"
 #include "hf/tile_scales.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
@@ -46,6 +47,25 @@ void report_tiles(HfWeights& folder) {
   }
 }
 
+// Throws Error(data) for a folder that does not match its own mantissa.json.
+void require_undamaged(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);
+}
+
+// Says whether values that are equal are so by equal codes and scales.
+void report_codes(const std::string& path, HfWeights& folder, ForwardWeights& weights) {
+  const auto [tensors, difference] = compare_codes(folder, weights);
+  if (tensors == 0) return;
+  std::cout << printable(path) << ": codes and scales of " << count_text(tensors, "tensor") << " are ";
+  if (!difference) {
+    std::cout << "those of forward, bit for bit\n";
+  } else {
+    std::cout << "others than those of forward for the same values, the first at " << printable(*difference) << '\n';
+    require_undamaged(path);
+  }
+}
+
 ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) {
   HfWeights folder(arguments.path);
   ForwardWeights& weights = against.weights();
@@ -69,15 +89,15 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor") << " from "
             << (simulated.empty() ? "what forward multiplies by" : "the weights") << " in " << where << '\n';
   if (!simulated.empty()) log_warning(where + ": " + simulated);
+  report_codes(arguments.path, folder, weights);
+  if (folder.format() == ExportFormat::mlx) {
+    const Dtype trained = weights.module_of("embed.weight").recipe.compute;
+    std::cout << printable(arguments.path) << ": "
+              << mlx_rounding(folder.config().architecture, folder.type_in_file("embed.weight"), trained) << '\n';
+  }
   report_tiles(folder);
   warn_of_ignore_list(folder);
   return ExitCode::ok;
-}
-
-// Throws Error(data) for a folder that does not match its own mantissa.json.
-void require_undamaged(const std::filesystem::path& folder) {
-  std::error_code error;
-  if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);
 }
 
 // A folder in which something differs, or cannot be read, may be damaged: that has the same exit code with and without --against. An error

@@ -411,6 +411,32 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
   return differences;
 }
 
+CodeComparison compare_codes(HfWeights& folder, ForwardWeights& weights) {
+  CodeComparison out;
+  std::vector<std::byte> codes, scales;
+  for (const ArchitectureTensor& tensor : folder.tensors()) {
+    const WeightForm form = folder.form(tensor.parameter);
+    if (!form.codes || form.codes.block_cols != kPackedBlock || form.codes.format != weights.quantized(tensor.parameter).format) continue;
+    ++out.tensors;
+    for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+      if (out.difference) return;
+      codes.resize(static_cast<size_t>((end - begin) * code_bytes(form)));
+      scales.resize(static_cast<size_t>((end - begin) * scale_bytes(form)));
+      folder.read_codes(tensor.parameter, begin, end, codes, scales);
+      const auto first_other = [&](const std::vector<std::byte>& here, const std::vector<std::byte>& there, int64_t row_bytes) {
+        const auto at = std::ranges::mismatch(here, there).in1 - here.begin();
+        if (out.difference || at == std::ssize(here)) return;
+        const int64_t row = run.file_row + (begin - run.row + at / row_bytes) * run.step,
+                      column = at % row_bytes * form.columns / row_bytes;
+        out.difference = element_name(tensor, row, column);
+      };
+      first_other(scales, weights.scales(tensor.parameter, begin, end), scale_bytes(form));
+      first_other(codes, weights.codes(tensor.parameter, begin, end), code_bytes(form));
+    });
+  }
+  return out;
+}
+
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part, int parts,
                                              const Progressed& progressed) {
   int64_t all = 0, before = 0;

@@ -95,6 +95,13 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part = 0, int parts = 1,
                                              const Progressed& progressed = {});
 
+// Compares codes and their scales in blocks of 32 with those that an export would hold: two pairs of them may have one value.
+struct CodeComparison {
+  int64_t tensors = 0;                         // compared
+  std::optional<std::string> difference = {};  // the first element whose code or scale is another
+};
+CodeComparison compare_codes(HfWeights& folder, ForwardWeights& weights);
+
 inline constexpr const char* kProofFile = "mantissa.json";
 
 // Compares names, types, shapes and the hashes of the bytes of all tensors, and the hashes of the files beside them, with the folder's

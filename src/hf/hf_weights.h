@@ -70,6 +70,8 @@ class HfWeights : public TensorReader {
   // Returns the dtype in which files hold the rows of a tensor, which may be of another format: F32 unless all are BF16. F16 counts as F32,
   // which it becomes.
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
+  // Returns the type in which files hold the first rows of a parameter.
+  FileDtype type_in_file(const std::string& parameter) const { return pieces_of(parameter).front().entry->dtype; }
 
   std::string where() const override { return folder_.string(); }
   bool has(const std::string& parameter) const override { return pieces_.contains(parameter); }

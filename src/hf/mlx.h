@@ -12,6 +12,7 @@
 
 #include "hf/hugging_face.h"
 #include "hf/packing.h"
+#include "io/safetensors.h"
 
 namespace mantissa {
 
@@ -23,6 +24,10 @@ std::vector<std::string> mlx_differences(Architecture architecture, const ModelC
 // most modules and an entry for each other one, false for high precision, and "quantize_activations" where inputs are quantized, which must
 // be those of all modules or of none.
 std::string mlx_quantization(const PackedModules& modules);
+
+// Says what mlx-lm rounds that training did not. embedding: the type of the embeddings in the folder, which is that of mlx-lm's
+// activations; trained: that of training's.
+std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained);
 
 // Returns README.md of a folder that was exported in spite of differences.
 inline constexpr const char* kMlxReadme = "README.md";

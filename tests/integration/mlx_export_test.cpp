@@ -2,6 +2,7 @@
 // are read back; and models that mlx-lm computes otherwise.
 #include "checkpoint/checkpoint_manifest.h"
 #include "exports.h"
+#include "process.h"
 
 namespace mantissa::mlx_export_test {
 
@@ -271,6 +272,109 @@ TEST_F(MlxRefusals, AFolderWhoseCodesAreNoneOfMlxIsRefused) {
   expect_problem(good.as(weight, FileDtype::u32, {96, 16}), weight + " is [96, 16], but config.json makes it [64, 12]");
   expect_problem(good.as(scales, FileDtype::u8, {96, 2}), scales + " is [96, 2], but config.json makes it [64, 3]");
   expect_problem(good.without(scales), weight + " is U32");
+}
+
+using Tensors = std::map<std::string, std::string>;  // bytes by name
+
+void swap_rows(std::string& tensor, size_t rows, size_t a, size_t b) {
+  const auto width = static_cast<std::ptrdiff_t>(tensor.size() / rows);
+  const auto row = [&](size_t r) { return tensor.begin() + static_cast<std::ptrdiff_t>(r) * width; };
+  std::swap_ranges(row(a), row(a) + width, row(b));
+}
+
+class MlxVerify : public MlxExport {
+ protected:
+  void expect_verdict(const std::string& name, int code, const std::vector<std::string>& lines, bool against = true) const {
+    std::vector<std::string> arguments = {"verify", path(name)};
+    if (against) arguments.insert(arguments.end(), {"--against", run_folder("run")});
+    const test::ProcessResult result = test::run_mantissa(arguments, folder_.path());
+    EXPECT_EQ(result.exit_code, code) << result.output << result.errors;
+    for (const std::string& line : lines) EXPECT_THAT(result.output + result.errors, HasSubstr(line));
+  }
+  // Changes bytes in a copy of the folder "out". It is damaged by its hashes, and without them another model than the run.
+  void plant(const std::string& fault, const std::function<void(Tensors&)>& change) const {
+    SCOPED_TRACE(fault);
+    std::filesystem::copy(path("out"), path(fault));
+    const std::string file = path(fault + "/model.safetensors");
+    Tensors tensors = all_bytes(fault);
+    change(tensors);
+    std::string whole = test::read_file(file);
+    const std::string before = whole;
+    const SafetensorsFile layout(file);
+    for (const SafetensorsEntry& entry : layout.entries()) std::ranges::copy(tensors.at(entry.name), whole.begin() + entry.begin);
+    ASSERT_NE(whole, before);
+    test::write_file(file, whole);
+    expect_verdict(fault, 4, {" is not what was exported: its hash differs"}, false);
+    expect_verdict(fault, 4, {" is not what was exported: its hash differs"});
+    std::filesystem::remove(path(fault + "/mantissa.json"));
+  }
+  void expect_noticed(const std::string& fault, const std::string& tensor, const std::function<void(Tensors&)>& change) const {
+    plant(fault, change);
+    expect_verdict(fault, 1, {tensor + "[", ", forward multiplies by "});
+  }
+};
+
+TEST_F(MlxVerify, NoticesCodesScalesAndExpertsOutOfPlace) {
+  export_to(trained("run", with(kQwenExperts, {kWeights, kFourBitExperts})), "out", kPacked);
+  expect_verdict("out", 0,
+                 {": 0 values differ in ", ": codes and scales of 14 tensors are those of forward, bit for bit\n",
+                  "mlx-lm computes in bf16 as training did, and rounds everywhere to bf16 what training keeps in fp32"});
+  const std::string experts = "model.layers.0.mlp.switch_mlp.", attention = "model.layers.1.self_attn.";
+  expect_noticed("nibbles", experts + "up_proj.weight", [&](Tensors& tensors) {
+    for (char& both : tensors.at(experts + "up_proj.weight"))
+      both = static_cast<char>((static_cast<uint8_t>(both) << 4U) | (static_cast<uint8_t>(both) >> 4U));
+  });
+  expect_noticed("words", attention + "q_proj.weight", [&](Tensors& tensors) {
+    std::string& codes = tensors.at(attention + "q_proj.weight");
+    for (auto word = codes.begin(); word != codes.end(); word += 4) std::reverse(word, word + 4);
+  });
+  expect_noticed("neighbors", experts + "down_proj.weight", [&](Tensors& tensors) {
+    std::string& scales = tensors.at(experts + "down_proj.scales");
+    std::ranges::rotate(scales, scales.begin() + 1);
+  });
+  expect_noticed("experts", experts + "gate_proj.weight", [&](Tensors& tensors) {
+    for (const char* const part : {"weight", "scales"}) swap_rows(tensors.at(experts + "gate_proj." + part), 3, 0, 2);
+  });
+  expect_noticed("gate and up", experts + "gate_proj.weight", [&](Tensors& tensors) {
+    for (const char* const part : {"weight", "scales"})
+      tensors.at(experts + "gate_proj." + part).swap(tensors.at(experts + "up_proj." + part));
+  });
+  // As llama.cpp has them: halves of a head become neighbors.
+  expect_noticed("permutation", attention + "k_proj.weight", [&](Tensors& tensors) {
+    for (const char* const part : {"weight", "scales"}) {
+      std::string& rows = tensors.at(attention + "k_proj." + part);
+      const std::string halves = rows;
+      const size_t width = rows.size() / 32;
+      for (size_t row = 0; row < 32; ++row) rows.replace(row * width, width, halves, (row % 2 * 16 + row / 2) * width, width);
+    }
+  });
+}
+
+TEST_F(MlxVerify, NoticesAMatrixThatIsTransposed) {
+  export_to(trained("run", with(kGpt2, {kWeights})), "out", kValues);
+  expect_noticed("transposed", "model.h.1.attn.c_proj.weight", [&](Tensors& tensors) {
+    std::string& values = tensors.at("model.h.1.attn.c_proj.weight");
+    const std::string rows = values;
+    transpose(std::as_bytes(std::span(rows)), 64, 64, std::as_writable_bytes(std::span(values)));
+  });
+}
+
+// Half the code under twice the scale is the same value.
+TEST_F(MlxVerify, TellsOtherCodesOfTheSameValues) {
+  export_to(trained("run", {kWeights}), "out", kPacked);
+  const std::string module = "model.layers.0.self_attn.q_proj";
+  plant("halves", [&](Tensors& tensors) {
+    for (size_t i = 0; i < 32; ++i) {
+      char& code = tensors.at(module + ".weight")[i];
+      const int magnitude = static_cast<uint8_t>(code) & 0x7F;
+      ASSERT_TRUE(magnitude == 0 || magnitude >= 16);
+      if (magnitude > 0) code = static_cast<char>(code - 8);  // one less in the exponent
+    }
+    ++tensors.at(module + ".scales")[0];
+  });
+  expect_verdict(
+      "halves", 0,
+      {": 0 values differ in ", " are others than those of forward for the same values, the first at " + module + ".weight[0, 0]\n"});
 }
 
 }  // namespace mantissa::mlx_export_test
