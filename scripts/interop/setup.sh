@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy and transformers from PyPI. Tests
-# labeled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop.
+# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy, transformers and mlx-lm from PyPI.
+# Tests labeled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [ $# = 0 ] || [ "$*" = 4 ] || { echo "interop: usage: setup.sh [4]" >&2; exit 2; }
