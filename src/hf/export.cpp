@@ -12,7 +12,6 @@
 #include "checkpoint/checkpoint_search.h"
 #include "checkpoint/saved_model.h"
 #include "hf/export_files.h"
-#include "hf/mlx.h"
 #include "hf/tile_scales.h"
 #include "io/pending_folder.h"
 #include "io/safetensors.h"
@@ -153,43 +152,6 @@ bool is_export_of(const fs::path& folder, const std::string& manifest, const Exp
          made->dtype == options.dtype;
 }
 
-namespace {
-
-// Returns the first difference between a tensor of the folder and what forward multiplies by. Where forward's values are rounded only as
-// it reads them (ForwardWeights::rounds()), a tensor of bf16 is compared with the rounded ones.
-std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights,
-                                             const Progressed& progressed) {
-  const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
-  const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
-  std::optional<std::string> found;
-  std::vector<float> there, here;
-  for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
-    if (found) return;
-    const int64_t columns = tensor.columns();
-    there.resize(static_cast<size_t>((end - begin) * columns));
-    here.resize(there.size());
-    Box box{.start = {begin}, .size = {end - begin}};
-    if (tensor.shape.size() > 1) box = {.start = {begin, 0}, .size = {end - begin, columns}};
-    folder.read_fp32(tensor.parameter, box, there);
-    weights.read(tensor.parameter, begin, end, here);
-    if (progressed) progressed();
-    const auto element = [&](size_t i) {
-      const auto index = static_cast<int64_t>(i);
-      return element_name(tensor, run.file_row + (begin - run.row + index / columns) * run.step, index % columns);
-    };
-    for (size_t i = 0; i < here.size() && !found; ++i) {
-      if (!std::isfinite(there[i])) fail(ExitCode::data, folder.where(), ": ", element(i), " is ", there[i]);
-      if (narrow) here[i] = to_float(to_bf16(here[i]));
-      if (std::bit_cast<uint32_t>(there[i]) == std::bit_cast<uint32_t>(here[i])) continue;
-      if (zeros_alike && there[i] == 0.0F && here[i] == 0.0F) continue;
-      found = text(element(i), " is ", there[i], ", forward multiplies by ", here[i]);
-    }
-  });
-  return found;
-}
-
-}  // namespace
-
 std::string simulated_weights(const PrecisionPlan& plan) {
   const auto rounds = [](const ModulePrecision& module) { return module.recipe.simulated.weight && module.recipe.gemms.fprop; };
   const auto first = std::ranges::find_if(plan.modules(), rounds);
@@ -207,7 +169,6 @@ struct ModelExport::Source {
     if (!made) made.emplace(*weights, model->config.model, options, folder);
     return *made;
   }
-  ExportFiles files_beside() const { return export_files(model->config.data, files, tokenizer); }
 
   ExportOptions options;
   std::optional<SavedModel> model;
@@ -268,7 +229,7 @@ ExportedModel ModelExport::summary() const {
                     .bytes = layout.bytes(),
                     .simulated = !simulated_weights().empty()};
   if (source_->checkpoint) out.step = source_->checkpoint->manifest().step;
-  out.chat_template = source_->files_beside().chat_template;
+  out.chat_template = export_files(source_->model->config.data, source_->files, source_->tokenizer).chat_template;
   return out;
 }
 
@@ -305,14 +266,18 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   const ExportedWeights& exported = source_->exported();
   require(hashes.size() == exported.layout().tensors().size(), ExitCode::internal, folder.string(), ": ", hashes.size(), " hashes of ",
           exported.layout().tensors().size(), " tensors");
-  ExportFiles beside = source_->files_beside();
+  ExportFiles beside = export_files(source_->model->config.data, source_->files, source_->tokenizer);
   std::vector<TokenizerFile>& files = beside.files;
   const std::string quantization = exported.quantization();
-  files.push_back({.name = "config.json",
-                   .bytes = architecture_config(model(), exported.common_dtype(), beside.special, quantization, beside.router_loss)});
+  const auto is_narrow_matrix = [](const SafetensorsTensor& file) { return file.shape.size() > 1 && file.dtype != FileDtype::f32; };
+  const Dtype dtype = std::ranges::any_of(exported.layout().tensors(), is_narrow_matrix) ? Dtype::bf16 : Dtype::f32;
+  files.push_back({.name = "config.json", .bytes = architecture_config(model(), dtype, beside.special, quantization, beside.router_loss)});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
-  if (!exported.differences().empty()) files.push_back({.name = kMlxReadme, .bytes = mlx_readme(exported.differences())});
+  if (!exported.differences().empty())
+    files.push_back({.name = "README.md",
+                     .bytes = text("mlx-lm computes this model otherwise than it was trained, or cannot load it:\n\n- ",
+                                   joined(exported.differences(), "\n- "), "\n")});
   for (const TokenizerFile& file : files) write_new_file(folder / file.name, file.bytes);
   std::vector<ProvenTensor> tensors;
   for (size_t i = 0; i < hashes.size(); ++i) {
@@ -437,15 +402,41 @@ CodeComparison compare_codes(HfWeights& folder, ForwardWeights& weights) {
   return out;
 }
 
+// Where forward's values are rounded only as it reads them (ForwardWeights::rounds()), a tensor of bf16 is compared with the rounded ones.
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part, int parts,
                                              const Progressed& progressed) {
   int64_t all = 0, before = 0;
   for (const ArchitectureTensor& tensor : folder.tensors()) all += tensor.rows() * tensor.columns();
+  std::optional<std::string> found;
+  std::vector<float> there, here;
   for (const ArchitectureTensor& tensor : folder.tensors()) {
-    const int64_t elements = tensor.rows() * tensor.columns(), middle = before + elements / 2;
+    const int64_t columns = tensor.columns(), elements = tensor.rows() * columns, middle = before + elements / 2;
     before += elements;
     if (middle * parts / all != part) continue;
-    if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights, progressed)) return difference;
+    const bool narrow = folder.file_dtype(tensor) == Dtype::bf16 && weights.rounds(tensor.parameter);
+    const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
+    for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+      if (found) return;
+      there.resize(static_cast<size_t>((end - begin) * columns));
+      here.resize(there.size());
+      Box box{.start = {begin}, .size = {end - begin}};
+      if (tensor.shape.size() > 1) box = {.start = {begin, 0}, .size = {end - begin, columns}};
+      folder.read_fp32(tensor.parameter, box, there);
+      weights.read(tensor.parameter, begin, end, here);
+      if (progressed) progressed();
+      const auto element = [&](size_t i) {
+        const auto index = static_cast<int64_t>(i);
+        return element_name(tensor, run.file_row + (begin - run.row + index / columns) * run.step, index % columns);
+      };
+      for (size_t i = 0; i < here.size() && !found; ++i) {
+        if (!std::isfinite(there[i])) fail(ExitCode::data, folder.where(), ": ", element(i), " is ", there[i]);
+        if (narrow) here[i] = to_float(to_bf16(here[i]));
+        if (std::bit_cast<uint32_t>(there[i]) == std::bit_cast<uint32_t>(here[i])) continue;
+        if (zeros_alike && there[i] == 0.0F && here[i] == 0.0F) continue;
+        found = text(element(i), " is ", there[i], ", forward multiplies by ", here[i]);
+      }
+    });
+    if (found) return found;
   }
   return {};
 }

@@ -133,13 +133,6 @@ std::string rendered(const Conversation& conversation, const FolderTemplate& by,
   return render_jinja(by.text, {.variables = variables, .strftime_now = [today](const std::string&) { return today; }});
 }
 
-// A part of the text around the byte, in quotation marks.
-std::string around(const std::string& text, size_t byte) {
-  size_t begin = byte > kShownCharacters / 2 ? byte - kShownCharacters / 2 : 0;
-  while (begin > 0 && begin < text.size() && continues_character(text[begin])) --begin;
-  return Json((begin > 0 ? "..." : "") + shortened(std::string_view(text).substr(begin), 2 * kShownCharacters)).dump();
-}
-
 }  // namespace
 
 std::optional<FolderTemplate> folder_template(const std::vector<TokenizerFile>& files) {
@@ -182,8 +175,13 @@ std::string chat_template_difference(const std::vector<TokenizerFile>& files, Ch
     if (there == here) continue;
     const auto [first, other] = std::ranges::mismatch(there, here);
     const auto at = static_cast<size_t>(first - there.begin());
-    return text("its ", own->file, " renders ", messages, conversation.asks ? " and the begin of an answer" : "", " as ", around(there, at),
-                ", data.chat_template ", choice_name(which), " as ", around(here, at));
+    const auto around = [at](const std::string& whole) {  // the place, in quotation marks
+      size_t begin = at > kShownCharacters / 2 ? at - kShownCharacters / 2 : 0;
+      while (begin > 0 && begin < whole.size() && continues_character(whole[begin])) --begin;
+      return Json((begin > 0 ? "..." : "") + shortened(std::string_view(whole).substr(begin), 2 * kShownCharacters)).dump();
+    };
+    return text("its ", own->file, " renders ", messages, conversation.asks ? " and the begin of an answer" : "", " as ", around(there),
+                ", data.chat_template ", choice_name(which), " as ", around(here));
   }
   return "";
 }

@@ -135,13 +135,6 @@ std::string module_name(const ArchitectureTensor& tensor) {
   return is_grouped(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-// Returns the part of a run whose rows lie between two rows of the file; it may have none.
-RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
-  const auto at = [&](int64_t file_row) { return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows); };
-  const int64_t first = file_begin <= run.file_row ? 0 : at(file_begin), last = file_end <= run.file_row ? 0 : at(file_end);
-  return {.file_row = run.file_row + first * run.step, .row = run.row + first, .rows = last - first, .step = run.step};
-}
-
 // Returns true if bf16 holds all values of a tensor that is codes. Looks at values only where their scales leave it open.
 bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
   // bf16 holds multiples of 2^-133, and E4M3 codes are multiples of 2^-9: so it holds all codes with this scale, 2^-124, or a larger one.
@@ -218,7 +211,7 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
 void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
   const Format format = types_.quantized(tensor.parameter).format;
   const PackedNames names = packed_names(tensor.name, format, options_.convention, options_.format);
-  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8;
+  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8, tiles = fp8 && !narrow;
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
   SafetensorsTensor codes{names.codes, !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8,
                           {rows, narrow ? columns / 2 : columns}};
@@ -233,7 +226,7 @@ void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
     codes.shape = {tensor.matrices, each, blocks, kPackedBlock / 2};
     scales.shape = {tensor.matrices, each, blocks};
   }
-  if (has_tiles(tensor)) {
+  if (tiles) {
     const std::optional<FileDtype> kept = folder_ ? folder_->tile_scales_dtype(tensor) : std::nullopt;
     const bool e2m1 =
         std::ranges::any_of(modules_, [](const auto& module) { return module.second && module.second->format == Format::e2m1; });
@@ -241,15 +234,7 @@ void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
     scales.shape = {tiles_along(rows), tiles_along(columns)};
   }
   items_.push_back({.tensor = &tensor, .role = Role::codes, .file = std::move(codes)});
-  items_.push_back({.tensor = &tensor, .role = Role::scales, .file = std::move(scales)});
-}
-
-bool ExportedWeights::has_tiles(const ArchitectureTensor& tensor) const {
-  return options_.convention == Convention::fp8 && types_.quantized(tensor.parameter).format == Format::e4m3;
-}
-
-bool ExportedWeights::packs_any() const {
-  return std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
+  items_.push_back({.tensor = &tensor, .role = tiles ? Role::tile_scales : Role::scales, .file = std::move(scales)});
 }
 
 void ExportedWeights::find_modules() {
@@ -269,7 +254,8 @@ void ExportedWeights::find_modules() {
     scheme = PackedScheme{.format = how.format, .inputs = types_.quantizes_inputs(tensor.parameter)};
     require_expressible(tensor);
   }
-  require(packs_any(), ExitCode::usage,
+  const bool packs_any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
+  require(packs_any, ExitCode::usage,
           "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
   if (of_mlx()) return settle_mlx_inputs();
   if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // a server has it, also where it is the embedding
@@ -350,7 +336,7 @@ void ExportedWeights::require_one_scheme_per_layer() const {
 }
 
 std::string ExportedWeights::quantization() const {
-  if (!packs_any()) return "";
+  if (modules_.empty()) return "";
   if (of_mlx()) return mlx_quantization(modules_);
   if (architecture_ == Architecture::gpt_oss) {
     for (const auto& [name, scheme] : modules_) {
@@ -359,15 +345,9 @@ std::string ExportedWeights::quantization() const {
     }
     require(options_.convention == Convention::compressed_tensors, ExitCode::usage, "convention ", choice_name(options_.convention),
             ": gpt-oss has a form of its own, blocks and scales: drop the convention");
-    return mxfp4_config();
+    return kMxfp4Config;
   }
   return quantization_config(modules_, options_.convention);
-}
-
-Dtype ExportedWeights::common_dtype() const {
-  const bool narrow =
-      std::ranges::any_of(items_, [](const Item& item) { return item.file.shape.size() > 1 && item.file.dtype != FileDtype::f32; });
-  return narrow ? Dtype::bf16 : Dtype::f32;
 }
 
 // Returns, under auto, the narrowest type that holds the tensor exactly; a tensor that is codes in a folder is looked at.
@@ -392,24 +372,25 @@ ProvenTensor ExportedWeights::description(size_t tensor) const {
           .how = types_.quantized(item.tensor->parameter)};
 }
 
-void ExportedWeights::write(size_t tensor, ForwardWeights& weights, const Put& put) const {
-  const Item& item = items_.at(tensor);
-  if (!item.tensor->in_order()) return write_by_matrix(item, weights, put);
-  for_chunks(*item.tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
-    put(rows_of(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights));
-  });
-}
-
-// Puts rows into the order of the file, one matrix at a time.
-void ExportedWeights::write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const {
+// Rows that are in another order than the parameter's are put into that of the file one matrix at a time.
+void ExportedWeights::write(size_t number, ForwardWeights& weights, const Put& put) const {
+  const Item& item = items_.at(number);
   const ArchitectureTensor& tensor = *item.tensor;
+  if (tensor.in_order())
+    return for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+      put(rows_of(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights));
+    });
   const int64_t each = tensor.rows() / tensor.matrices;
   const bool turns = item.role == Role::values && tensor.transposed;
   std::vector<std::byte> matrix, turned;
   for (int64_t first = 0; first < tensor.rows(); first += each) {
     for (const RowRun& run : tensor.runs) {
-      const RowRun part = between(run, first, first + each);
-      if (part.rows == 0) continue;
+      const auto rows_before = [&](int64_t file_row) {
+        return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows);
+      };
+      const int64_t skipped = rows_before(first), count = rows_before(first + each) - skipped;
+      if (count == 0) continue;
+      const RowRun part{.file_row = run.file_row + skipped * run.step, .row = run.row + skipped, .rows = count, .step = run.step};
       const std::vector<std::byte> rows = rows_of(item, part, weights);
       const size_t width = rows.size() / static_cast<size_t>(part.rows);
       matrix.resize(static_cast<size_t>(each) * width);
@@ -455,7 +436,7 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
     return out;
   }
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
-  const bool tiles = has_tiles(tensor);
+  const bool tiles = item.role == Role::tile_scales;
   std::vector<std::byte> scales = tiles ? weights.tile_scales(tensor.parameter, begin, end) : weights.scales(tensor.parameter, begin, end);
   require(std::ranges::find(scales, std::byte{kScaleNan}) == scales.end(), ExitCode::data, weights.where(), ": a block of ", tensor.name,
           " between rows ", run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");

@@ -119,7 +119,6 @@ class ExportedWeights {
 
   Architecture architecture() const { return architecture_; }
   const SafetensorsLayout& layout() const { return *layout_; }
-  Dtype common_dtype() const;                                // for config.json: bf16 if any matrix is
   const PackedModules& modules() const { return modules_; }  // linears by name
   std::string quantization() const;                          // as ArchitectureConfig has it; "": nothing is packed
   // Names what programs of the format do otherwise than training, or cannot load, where that is allowed: mlx_differences(), and inputs that
@@ -128,11 +127,11 @@ class ExportedWeights {
 
   // Calls put with the bytes of a tensor of the layout, in order.
   using Put = std::function<void(std::span<const std::byte>)>;
-  void write(size_t tensor, ForwardWeights& weights, const Put& put) const;
+  void write(size_t number, ForwardWeights& weights, const Put& put) const;
   ProvenTensor description(size_t tensor) const;  // its source, without its hash
 
  private:
-  enum class Role { values, codes, scales };
+  enum class Role { values, codes, scales, tile_scales };
   struct Item {
     const ArchitectureTensor* tensor;
     Role role;
@@ -140,16 +139,13 @@ class ExportedWeights {
   };
 
   bool of_mlx() const { return options_.format == ExportFormat::mlx; }
-  bool has_tiles(const ArchitectureTensor& tensor) const;
   void add_packed(const ArchitectureTensor& tensor);
   void find_modules();
   void settle_mlx_inputs();
   void require_expressible(const ArchitectureTensor& tensor) const;
   void require_one_scheme_per_layer() const;
   Dtype values_dtype(const ArchitectureTensor& tensor) const;
-  void write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const;
   std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
-  bool packs_any() const;
 
   const ForwardWeights& types_;
   ExportOptions options_;

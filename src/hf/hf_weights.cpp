@@ -42,33 +42,10 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
-std::vector<int64_t> shape_with(std::vector<int64_t> shape, int64_t last) {
-  shape.back() = last;
-  return shape;
-}
-
 ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   const std::string source = (folder / "config.json").string();
   seen.look_at(source);
   return read_architecture_config(hf_file(folder, "config.json"), source);
-}
-
-bool is_of_mlx(const SafetensorsFolder& files, const ArchitectureConfig& config) {
-  const auto format = files.metadata().find("format");
-  const bool named = format != files.metadata().end() && format->second == choice_name(ExportFormat::mlx);
-  return named || (!config.quantization.empty() && parse_json(config.quantization, "quantization").contains("quantization"));
-}
-
-// Values of the 256 codes of E4M3.
-const std::array<float, 256>& e4m3_values() {
-  static const std::array<float, 256> values = [] {
-    constexpr uint8_t kScaleOfOne = 127;
-    std::array<float, 256> all;
-    for (unsigned code = 0; code < all.size(); ++code)
-      all[code] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(code), kScaleOfOne));
-    return all;
-  }();
-  return values;
 }
 
 }  // namespace
@@ -114,8 +91,11 @@ HfWeights::HfWeights(const fs::path& folder)
     : folder_(folder),
       config_(config_in(folder, seen_)),
       block_fp8_(!config_.quantization.empty() && PackedConfig(config_.quantization, (folder / "config.json").string()).block_fp8()),
-      files_(folder),
-      format_(is_of_mlx(files_, config_) ? ExportFormat::mlx : ExportFormat::hf) {
+      files_(folder) {
+  const auto written_for = files_.metadata().find("format");
+  const bool named = written_for != files_.metadata().end() && written_for->second == choice_name(ExportFormat::mlx);
+  const bool has_key = !config_.quantization.empty() && parse_json(config_.quantization, "quantization").contains("quantization");
+  if (named || has_key) format_ = ExportFormat::mlx;
   find_tensors();
   if (config_.says_dtype) return;
   bool bf16 = false, other = false;  // among values; there may be codes beside them
@@ -187,8 +167,11 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
     require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
             kPackedBlock);
     const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
-    require_shape(entry, shape_with(tensor.shape, columns / (four ? kE2m1InU32 : kE4m3InU32)));
-    return require_shape(*scales, shape_with(tensor.shape, blocks));
+    std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
+    codes.back() = columns / (four ? kE2m1InU32 : kE4m3InU32);
+    of_scales.back() = blocks;
+    require_shape(entry, codes);
+    return require_shape(*scales, of_scales);
   }
   const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
   const bool block_fp8 = block_fp8_ && (tiles || four_bits);
@@ -282,14 +265,6 @@ const std::vector<HfWeights::Piece>& HfWeights::pieces_of(const std::string& par
   return found->second;
 }
 
-const HfWeights::Piece& HfWeights::piece_of(const ArchitectureTensor& tensor) const {
-  const std::vector<Piece>& pieces = pieces_of(tensor.parameter);
-  const int64_t row = tensor.runs.front().row;
-  const auto piece = std::ranges::find_if(pieces, [&](const Piece& one) { return row < one.run.row + one.run.rows; });
-  require(piece != pieces.end(), where(), ": no tensor ", tensor.name);
-  return *piece;
-}
-
 std::string HfWeights::element(const std::string& parameter, int64_t row, int64_t column) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);  // in the order of their rows
   const auto piece = std::ranges::find_if(pieces, [&](const Piece& next) { return row < next.run.row + next.run.rows; });
@@ -307,8 +282,9 @@ Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
 }
 
 std::optional<FileDtype> HfWeights::tile_scales_dtype(const ArchitectureTensor& tensor) const {
-  const Piece& piece = piece_of(tensor);
-  return piece.tiles ? std::optional(piece.scales->dtype) : std::nullopt;
+  for (const Piece& piece : pieces_of(tensor.parameter))  // the one with its first row
+    if (tensor.runs.front().row < piece.run.row + piece.run.rows) return piece.tiles ? std::optional(piece.scales->dtype) : std::nullopt;
+  return {};
 }
 
 WeightForm HfWeights::form(const std::string& parameter) const {
@@ -407,6 +383,13 @@ void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::s
 
 // Multiplies codes by the scales of their tiles, rounded once to fp32.
 void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  static const std::array<float, 256> e4m3_values = [] {
+    constexpr uint8_t kScaleOfOne = 127;
+    std::array<float, 256> all;
+    for (unsigned code = 0; code < all.size(); ++code)
+      all[code] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(code), kScaleOfOne));
+    return all;
+  }();
   const int64_t columns = piece.tensor->columns();
   std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
   read_file_rows(piece, *piece.entry, columns, begin, end, codes);
@@ -414,7 +397,7 @@ void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::
     const int64_t file_row = piece.run.file_row + (row - piece.run.row) * piece.run.step;
     for (int64_t column = 0; column < columns; ++column) {
       const auto at = static_cast<size_t>((row - begin) * columns + column);
-      const float value = e4m3_values()[std::to_integer<uint8_t>(codes[at])] * piece.tiles->at(file_row, column);
+      const float value = e4m3_values[std::to_integer<uint8_t>(codes[at])] * piece.tiles->at(file_row, column);
       std::memcpy(out.data() + at * sizeof value, &value, sizeof value);
     }
   }

@@ -55,7 +55,8 @@ class HfWeights : public TensorReader {
   std::vector<std::string> block_fp8_findings() const;
   // Returns the findings that also hold for a run with recipes of its own: which weights are read as values, and why.
   std::vector<std::string> weights_as_values() const;
-  // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales.
+  // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales. The tensor may be of another
+  // format.
   std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
   // Returns what servers that read the list of unquantized modules in other ways would make of the modules (packing.h).
   std::vector<std::string> ignore_list_findings() const;
@@ -99,7 +100,6 @@ class HfWeights : public TensorReader {
   std::map<std::string, PackedScheme> computed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
-  const Piece& piece_of(const ArchitectureTensor& tensor) const;  // the one with its first row; the tensor may be of another format
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
@@ -111,7 +111,7 @@ class HfWeights : public TensorReader {
   ArchitectureConfig config_;
   bool block_fp8_ = false;  // by quantization_config
   SafetensorsFolder files_;
-  ExportFormat format_;
+  ExportFormat format_ = ExportFormat::hf;
   std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
   std::vector<ArchitectureTensor> tensors_;
   std::map<std::string, std::vector<Piece>> pieces_;  // by parameter, in the order of its rows

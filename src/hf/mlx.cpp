@@ -70,11 +70,6 @@ constexpr MlxDifference kMlxDifferences[] = {
      "ties none of gpt-oss, and cannot load it without an output projection"},
 };
 
-Json mlx_mode(Format format) {
-  const bool narrow = format == Format::e2m1;
-  return {{"group_size", kPackedBlock}, {"bits", narrow ? 4 : 8}, {"mode", narrow ? "mxfp4" : "mxfp8"}};
-}
-
 }  // namespace
 
 std::vector<std::string> mlx_differences(Architecture architecture, const ModelConfig& model) {
@@ -88,13 +83,17 @@ std::string mlx_quantization(const PackedModules& modules) {
   const auto count = [&](Format format) {
     return std::ranges::count_if(modules, [&](const auto& module) { return module.second && module.second->format == format; });
   };
+  const auto mode = [](Format format) {
+    const bool narrow = format == Format::e2m1;
+    return Json{{"group_size", kPackedBlock}, {"bits", narrow ? 4 : 8}, {"mode", narrow ? "mxfp4" : "mxfp8"}};
+  };
   const Format common = count(Format::e2m1) > count(Format::e4m3) ? Format::e2m1 : Format::e4m3;
-  Json quantization = mlx_mode(common);
+  Json quantization = mode(common);
   for (const auto& [name, scheme] : modules) {
     if (!scheme) {
       quantization.add(name, false);
     } else if (scheme->format != common) {
-      quantization.add(name, mlx_mode(scheme->format));
+      quantization.add(name, mode(scheme->format));
     }
   }
   Json keys = {{"quantization", std::move(quantization)}};
@@ -114,10 +113,6 @@ std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype t
     return text("mlx-lm rounds activations to ", narrow, " ", where, ", which training did not");
   return text("mlx-lm computes in bf16 as training did, and rounds ", where,
               " to bf16 what training keeps in fp32 within an operation: SiLU before it is multiplied, a product before its bias is added");
-}
-
-std::string mlx_readme(const std::vector<std::string>& differences) {
-  return text("mlx-lm computes this model otherwise than it was trained, or cannot load it:\n\n- ", joined(differences, "\n- "), "\n");
 }
 
 }  // namespace mantissa

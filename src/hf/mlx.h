@@ -29,8 +29,4 @@ std::string mlx_quantization(const PackedModules& modules);
 // activations; trained: that of training's.
 std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained);
 
-// Returns README.md of a folder that was exported in spite of differences.
-inline constexpr const char* kMlxReadme = "README.md";
-std::string mlx_readme(const std::vector<std::string>& differences);
-
 }  // namespace mantissa

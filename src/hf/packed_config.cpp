@@ -10,8 +10,6 @@
 namespace mantissa {
 namespace {
 
-bool is_expression(const std::string& entry) { return entry.starts_with("re:") || entry.find_first_of("*?") != std::string::npos; }
-
 // Returns the names under which a server may ask for a linear.
 std::vector<std::string> server_names(const std::string& linear) {
   if (const size_t experts = linear.find(kOfExperts); experts != std::string::npos)
@@ -23,37 +21,36 @@ std::vector<std::string> server_names(const std::string& linear) {
   return {linear};
 }
 
-bool is_between_dots(const std::string& entry, const std::string& name) {
-  for (size_t at = name.find(entry); at != std::string::npos; at = name.find(entry, at + 1)) {
-    const size_t end = at + entry.size();
-    if ((at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) return true;
-  }
-  return false;
-}
-
-bool is_whole(const std::string& entry, const std::string& name) { return name == entry; }
-bool is_beginning(const std::string& entry, const std::string& name) { return name.starts_with(entry); }
-bool is_part(const std::string& entry, const std::string& name) { return name.find(entry) != std::string::npos; }
-
 struct Reading {
   bool (*matches)(const std::string& entry, const std::string& name);
   const char* what;
 };
 // Readings, the strictest first: each takes at least what those before it take, except beginnings, which are no parts between dots.
-constexpr std::array kReadings = {Reading{is_whole, "whole names"}, Reading{is_between_dots, "parts between dots"},
-                                  Reading{is_beginning, "beginnings of names"}, Reading{is_part, "parts of names"}};
-
-bool takes(const Reading& reading, const std::string& entry, const std::string& linear) {
-  return std::ranges::any_of(server_names(linear), [&](const std::string& name) { return reading.matches(entry, name); });
-}
+constexpr std::array kReadings = {
+    Reading{[](const std::string& entry, const std::string& name) { return name == entry; }, "whole names"},
+    Reading{[](const std::string& entry, const std::string& name) {
+              for (size_t at = name.find(entry); at != std::string::npos; at = name.find(entry, at + 1)) {
+                const size_t end = at + entry.size();
+                if ((at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.')) return true;
+              }
+              return false;
+            },
+            "parts between dots"},
+    Reading{[](const std::string& entry, const std::string& name) { return name.starts_with(entry); }, "beginnings of names"},
+    Reading{[](const std::string& entry, const std::string& name) { return name.find(entry) != std::string::npos; }, "parts of names"}};
 
 }  // namespace
 
 std::vector<std::string> ignore_list_findings(const IgnoreList& list, const std::vector<FileLinear>& linears,
                                               const std::vector<std::string>& modules) {
+  const auto takes = [](const Reading& reading, const std::string& entry, const std::string& linear) {
+    return std::ranges::any_of(server_names(linear), [&](const std::string& name) { return reading.matches(entry, name); });
+  };
   std::vector<std::string> findings;
   std::vector<std::string> plain;
-  std::ranges::copy_if(list.entries, std::back_inserter(plain), [](const std::string& entry) { return !is_expression(entry); });
+  std::ranges::copy_if(list.entries, std::back_inserter(plain), [](const std::string& entry) {
+    return !entry.starts_with("re:") && entry.find_first_of("*?") == std::string::npos;  // else an expression
+  });
   for (const std::string& entry : plain) {
     for (size_t i = 0; i < kReadings.size(); ++i) {
       std::vector<std::string> found;  // codes that the entry names in this reading and in none before it
@@ -87,8 +84,6 @@ namespace {
 constexpr std::string_view kExpression = "re:";
 // Class names that torch has for all linears of these architectures, and for their base.
 constexpr std::array kClasses = {"Linear", "Module"};
-
-bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 // Adds the place of an expression to its errors.
 template <class Body>
@@ -242,27 +237,24 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
     keys.only("weight_block_size", {Json{1, kPackedBlock}});
     return read_ignored_layers(keys);
   }
-  if (method == "fp8") return read_block_fp8(keys);
+  if (method == "fp8") {  // in blocks; without them other programs have one scale for a whole tensor
+    keys.only("activation_scheme", {"dynamic"});
+    keys.only("fmt", {"e4m3"});
+    require(keys.has("weight_block_size"), ExitCode::usage, keys.where,
+            "weight_block_size is missing: a scale is then that of a whole tensor, and mantissa reads fp8 in blocks of [128,128] only");
+    keys.only("weight_block_size", {Json{kTile, kTile}});
+    keys.only("scale_fmt", {"ue8m0", "float"});
+    keys.only("expert_dtype", {"fp8", "fp4"});
+    block_fp8_ = true;
+    input_scales_are_powers_ = keys.word("scale_fmt", "float") == "ue8m0";
+    one_->block = kTile;
+    if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = true, .block = kTile};
+    return read_ignored_layers(keys);
+  }
   require(
       method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
       "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, fp8 in blocks of 128, and modelopt with quant_algo MXFP8");
   read_modelopt(keys);
-}
-
-// Reads block FP8. Without blocks other programs have one scale for a whole tensor.
-void PackedConfig::read_block_fp8(Keys& keys) {
-  keys.only("activation_scheme", {"dynamic"});
-  keys.only("fmt", {"e4m3"});
-  require(keys.has("weight_block_size"), ExitCode::usage, keys.where,
-          "weight_block_size is missing: a scale is then that of a whole tensor, and mantissa reads fp8 in blocks of [128,128] only");
-  keys.only("weight_block_size", {Json{kTile, kTile}});
-  keys.only("scale_fmt", {"ue8m0", "float"});
-  keys.only("expert_dtype", {"fp8", "fp4"});
-  block_fp8_ = true;
-  input_scales_are_powers_ = keys.word("scale_fmt", "float") == "ue8m0";
-  one_ = PackedScheme{.format = Format::e4m3, .inputs = true, .block = kTile};
-  if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = true, .block = kTile};
-  read_ignored_layers(keys);
 }
 
 void PackedConfig::read_ignored_layers(Keys& keys) {
@@ -284,8 +276,8 @@ void PackedConfig::read_modelopt(Keys& keys) {
       const std::string where = keys.where_of(key, name);
       require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
       std::string whole;  // as Python's fnmatch: * and ? for the whole name
-      for (const char c : name)
-        whole += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
+      const auto is_word = [](char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+      for (const char c : name) whole += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
       ignored_expressions_.push_back({.where = where, .pattern = expression_of(whole + "$", "", where)});
     }
   }
@@ -293,17 +285,6 @@ void PackedConfig::read_modelopt(Keys& keys) {
 
 void PackedConfig::keep_list(const Keys& keys, const std::string& key, const std::vector<std::string>& names, bool whole_names) {
   if (!names.empty()) lists_.push_back({.where = keys.where + key, .entries = names, .whole_names = whole_names});
-}
-
-// Reads the format of codes in mlx-lm's "quantization", or of a module in it.
-Format PackedConfig::read_mlx_mode(Keys& keys) {
-  require(keys.has("mode"), ExitCode::usage, keys.where, "mode is missing: mlx-lm takes affine, which is not MX");
-  keys.only("mode", {"mxfp8", "mxfp4"});
-  const bool narrow = keys.word("mode", "") == "mxfp4";
-  for (const char* const name : {"group_size", "bits"}) keys.require_present(name);
-  keys.only("group_size", {kPackedBlock});
-  keys.only("bits", {narrow ? 4 : 8});
-  return narrow ? Format::e2m1 : Format::e4m3;
 }
 
 // Other members than those of the mode are modules: true, false, or a mode of their own. A module without an entry is codes if the file has
@@ -315,8 +296,17 @@ void PackedConfig::read_mlx(const Json& config, const std::string& source) {
   names_modules_ = false;
   mlx_ = true;
   const bool inputs = config.get("quantize_activations") == Json(true);
+  const auto read_mode = [](Keys& keys) {
+    require(keys.has("mode"), ExitCode::usage, keys.where, "mode is missing: mlx-lm takes affine, which is not MX");
+    keys.only("mode", {"mxfp8", "mxfp4"});
+    const bool narrow = keys.word("mode", "") == "mxfp4";
+    for (const char* const name : {"group_size", "bits"}) keys.require_present(name);
+    keys.only("group_size", {kPackedBlock});
+    keys.only("bits", {narrow ? 4 : 8});
+    return narrow ? Format::e2m1 : Format::e4m3;
+  };
   Keys keys(quantization, source, kKey);
-  one_ = PackedScheme{.format = read_mlx_mode(keys), .inputs = inputs};
+  one_ = PackedScheme{.format = read_mode(keys), .inputs = inputs};
   for (const auto& [module, value] : quantization.members()) {
     if (module == "group_size" || module == "bits" || module == "mode" || value == Json(true)) continue;
     if (value == Json(false)) {
@@ -325,7 +315,7 @@ void PackedConfig::read_mlx(const Json& config, const std::string& source) {
     }
     if (!value.is_object()) keys.wrong(module, "true, false or an object");
     Keys own(value, source, text(kKey, ".", module));
-    targets_.emplace(module, PackedScheme{.format = read_mlx_mode(own), .inputs = inputs});
+    targets_.emplace(module, PackedScheme{.format = read_mode(own), .inputs = inputs});
     own.require_all_known();
   }
 }
@@ -367,7 +357,8 @@ std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) cons
   if (routed_ && is_routed_expert(module)) return routed_;
   const auto named = targets_.find(module);
   std::optional<PackedScheme> found = named != targets_.end() ? named->second : one_;
-  if (found && mlx_ && is_stacked_experts(module)) found->inputs = false;
+  if (found && mlx_ && (is_routed_expert(module) || module.find(".switch_mlp.") != std::string::npos))
+    found->inputs = false;  // mlx-lm never quantizes those of experts
   if (found) return found;
   for (const auto& [expression, scheme] : expressions_) {
     if (expression.matches(module)) return scheme;

@@ -10,11 +10,6 @@
 namespace mantissa {
 namespace {
 
-Json operand(int bits, bool dynamic) {
-  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
-          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
-}
-
 // Lists modules by name; experts of a layer, of which there may be thousands, by one expression.
 std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
   std::vector<std::string> targets;
@@ -53,6 +48,10 @@ Json compressed_tensors(const PackedModules& modules) {
   std::vector<std::string> not_packed;
   for (const auto& [name, scheme] : modules) (scheme ? schemes[*scheme] : not_packed).push_back(name);
   const auto form = [](const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; };
+  const auto operand = [](int bits, bool dynamic) {
+    return Json{{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
+                {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
+  };
   Json groups = Json::Members();
   for (const auto& [scheme, names] : schemes) {
     const int bits = scheme.format == Format::e4m3 ? 8 : 4;
@@ -130,12 +129,6 @@ std::string quantization_config(const PackedModules& modules, Convention convent
   return Json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
               {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
               {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_not_packed(modules)}}
-      .dump(-1, Json::Order::keys);
-}
-
-std::string mxfp4_config() {
-  return Json{{"quant_method", "mxfp4"},
-              {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}
       .dump(-1, Json::Order::keys);
 }
 

@@ -76,24 +76,22 @@ PackedNames packed_names(const std::string& weight, Format format, Convention co
 inline constexpr std::string_view kOfExperts = ".experts.";  // in names of files
 // Returns whether a tensor or linear of a file is of an expert that tokens are routed to.
 inline bool is_routed_expert(std::string_view name) { return name.find(kOfExperts) != std::string_view::npos; }
-// Returns whether a tensor or linear of mlx-lm holds the experts of a layer; it never quantizes their inputs.
-inline bool is_stacked_experts(std::string_view name) {
-  return is_routed_expert(name) || name.find(".switch_mlp.") != std::string_view::npos;
-}
 
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
 using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 
 // Throws Error(usage) for what the convention lacks: E2M1, or inputs that are quantized in some modules only.
 std::string quantization_config(const PackedModules& modules, Convention convention);
-// Returns the quantization_config of gpt-oss, where only experts are codes.
-std::string mxfp4_config();
+// The quantization_config of gpt-oss, where only experts are codes.
+inline constexpr const char* kMxfp4Config =
+    R"({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+        "lm_head"]})";
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
 // Reads a quantization_config, or what mlx-lm has in its place (ArchitectureConfig::quantization): how a server multiplies by each linear,
-// by name. Throws Error(usage) that names the key for a
-// quantization_config that mantissa does not understand, Error(data) for an invalid one. In packed_config.cpp.
+// by name. Throws Error(usage) that names the key for one that mantissa does not understand, Error(data) for an invalid one. In
+// packed_config.cpp.
 class PackedConfig {
  public:
   // key names the object in its file.
@@ -103,7 +101,7 @@ class PackedConfig {
 
   // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
-  bool names_modules() const { return names_modules_; }                          // else scheme() is that of whatever is codes
+  bool names_modules() const { return names_modules_; }                          // else scheme() is that of a linear if it is codes
   bool block_fp8() const { return block_fp8_; }                                  // the form of the convention fp8
   bool scales_of_inputs_are_powers() const { return input_scales_are_powers_; }  // for fp8; else they are any fp32 numbers
   const std::string& where() const { return where_; }                            // file and key, for messages
@@ -116,11 +114,9 @@ class PackedConfig {
     bool matches(const std::string& module) const;
   };
   class Keys;
-  static Format read_mlx_mode(Keys& keys);
   void read_mlx(const Json& config, const std::string& source);
   void read_one_scheme(Keys& keys, const std::string& method);
   void read_modelopt(Keys& keys);
-  void read_block_fp8(Keys& keys);
   void read_ignored_layers(Keys& keys);
   void read_compressed_tensors(Keys& keys);
   void read_not_converted(Keys& keys, const std::string& key);

@@ -49,7 +49,7 @@ TEST(Packing, OneSchemeIsThatOfAllLinearsButThoseThatAreIgnored) {
   EXPECT_EQ(json::parse(modelopt_side_file(modules)), json::parse(R"({"producer": {"name": "mantissa"}, "quantization":
       {"quant_algo": "MXFP8", "group_size": 32, "kv_cache_quant_algo": null,
        "exclude_modules": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.experts*"]}})"));
-  EXPECT_EQ(json::parse(mxfp4_config()), json::parse(R"({"quant_method": "mxfp4", "modules_to_not_convert":
+  EXPECT_EQ(json::parse(kMxfp4Config), json::parse(R"({"quant_method": "mxfp4", "modules_to_not_convert":
       ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]})"));
 }
 
