@@ -349,7 +349,8 @@ int64_t export_bytes(const ModelConfig& model, const PrecisionPlan& plan, const 
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
   std::vector<std::string> warnings;
   if (model.moe && model.moe->capacity_factor)
-    warnings.emplace_back("model.moe.capacity_factor: training dropped assignments, a server drops none, as eval does");
+    warnings.emplace_back(
+        "model.moe.capacity_factor: training drops assignments beyond the capacity of an expert, but servers and eval drop none");
   if (model.moe && !model.moe->dense_layers.empty())
     warnings.emplace_back(
         "model.moe.dense_layers: layers without experts among others are read by transformers, vLLM and mlx-lm only, not by llama.cpp");

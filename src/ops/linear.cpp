@@ -25,8 +25,8 @@ namespace {
 // Returns how many matrices of weights the groups have here.
 int64_t matrices_of(const Dispatch& groups) { return groups.offsets.defined() ? groups.offsets.dim(0) - 1 : 1; }
 
-// Returns the place of each element of a rank's share among the elements of all ranks; empty: one rank has all, so places are indices.
-// `parts` are the sizes of fused parts here (q, k and v; gate and up), each of which is shared by itself.
+// Returns, for each row or column of a rank's share, its index among those of all `ranks`; empty for one rank, where both are equal.
+// `parts` are this rank's sizes of fused parts (q, k and v; gate and up), each of which is divided among the ranks by itself.
 std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const std::vector<int64_t>& parts) {
   std::vector<int64_t> out;
   if (ranks == 1) return out;
@@ -324,8 +324,8 @@ Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, cons
   return gathered_columns(tp, y);
 }
 
-// `own` is the gradient of the result as this rank has it, `dy` that of all rows: under sequence parallelism the result of a row-parallel
-// layer is this rank's share of tokens. The bias is added to that share, so its gradient is of `own`.
+// `own` is the gradient of the rows that this rank returned, `dy` that of all rows. They differ in a row-parallel layer under sequence
+// parallelism, which returns this rank's share of tokens. The bias was added to that share, so its gradient is the sum of `own`.
 Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const LinearOperands& operands, const TensorParallel& tp) {
   const Tensor& value = x.value();
   const LinearGemms gemms(weight, operands);

@@ -209,8 +209,8 @@ AfterSave after_save(const Run& run) {
   return run.stop_seen || run.state.step >= run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;
 }
 
-// Saves the state. Checkpoints whose exports are pending are kept, also where the last state of a run has no room without theirs: then it
-// waits for the exports.
+// Saves the state. A checkpoint whose export is pending is never deleted to make room. If the disk does not take the save that ends a run,
+// the run waits for pending exports, after which their checkpoints may be deleted, and saves once more.
 SavedCheckpoint save_state(Run& run, AfterSave after) {
   const auto set_phase = [&run] { run.set_phase("save"); };
   const auto save = [&] {

@@ -135,8 +135,8 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, StepOptions options) {
-  // Targets and padding of all ranks. An exchange would wait for the weights of the step before, which forward can do without at first;
-  // data whose targets all count have no padding.
+  // Targets and padding of all ranks. An exchange here would first wait for all weights that the step before still sends, while forward can
+  // begin with the first of them. It is not needed for data whose targets all count: they have no padding, either.
   struct Counts {
     int64_t targets = 0, padding = 0;
   } counts;

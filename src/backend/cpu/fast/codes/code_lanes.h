@@ -155,7 +155,8 @@ constexpr auto subnormal_midpoints() {
 }
 
 // Codes of bf16 bits at the scale of `shift`: the larger of two results. `normal` rounds as a normal element; `subnormal` counts midpoints
-// of subnormal elements that the magnitude exceeds, ties to even. Each is right in its own range, and not above the other outside of it.
+// of subnormal elements that the magnitude exceeds, ties to even. Each is the code in its own range, and no larger than the other result
+// outside of it.
 template <class E>
 [[gnu::always_inline]] inline Words encode(Words bits, Words shift) {
   constexpr int kDrop = 7 - E::mantissa_bits;
@@ -238,8 +239,8 @@ template <class E>
   return decode<E>(kCodes, shift, foreign);
 }
 
-// block_scale() of bf16 amax bits below Inf. No range clamps scales to less than 127 (ScaleRange): else a magnitude minus its shift, in
-// encode(), could leave 15 bits and reach the sign.
+// block_scale() for the bf16 bits of a finite amax. It relies on range.most >= 127, which ScaleRange promises: with a lower one, encode()
+// would subtract a negative shift from a large magnitude, and the difference could reach the sign bit.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);
