@@ -115,8 +115,7 @@ int64_t verify_export(const fs::path& folder) {
     require(is_plain_file_name(name), ExitCode::data, source, ": files: ", Json(name).shown(), " is no name of a file");
     std::error_code error;
     require(fs::exists(folder / name, error), ExitCode::data, where, ": lacks ", name, ", which ", kProofFile, " names");
-    require(xxh64(hf_file(folder, name)).text() == hash, ExitCode::data, where, ": ", name,
-            " is not what was exported: its hash differs");
+    require(xxh64(hf_file(folder, name)).text() == hash, ExitCode::data, where, ": ", name, " is not what was exported: its hash differs");
   }
   std::set<std::string_view> named;
   for (const ProvenTensor& tensor : proof.tensors) {

@@ -213,7 +213,10 @@ void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
   const PackedNames names = packed_names(tensor.name, format, options_.convention, options_.format);
   const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8, tiles = fp8 && !narrow;
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
-  SafetensorsTensor codes{names.codes, !narrow ? FileDtype::f8_e4m3 : fp8 ? FileDtype::i8 : FileDtype::u8,
+  SafetensorsTensor codes{names.codes,
+                          !narrow ? FileDtype::f8_e4m3
+                          : fp8   ? FileDtype::i8
+                                  : FileDtype::u8,
                           {rows, narrow ? columns / 2 : columns}};
   SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, {rows, blocks}};
   if (of_mlx()) {
