@@ -164,8 +164,8 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   if (format_ == ExportFormat::mlx) {
     require(entry.dtype == FileDtype::u32 && scales->dtype == FileDtype::u8, ExitCode::usage, where(), ": ", entry.name, " is ",
             entry.dtype, " with scales in ", scales->dtype, "; of mlx-lm mantissa reads U32 with scales in U8, which are MXFP8 and MXFP4");
-    require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
-            kPackedBlock);
+    require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns,
+            " columns, which are not whole blocks of ", kPackedBlock);
     const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
     std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
     codes.back() = columns / (four ? kE2m1InU32 : kE4m3InU32);
