@@ -106,7 +106,6 @@ Version: {version}
 Summary: Trainer for GPT and mixture-of-experts models in MXFP8 and MXFP4, whose exports are the weights that training multiplied by
 License: Apache-2.0
 Requires-Python: >=3.9
-Requires-Dist: mantissa-formats=={version}
 Provides-Extra: cuda
 Requires-Dist: nvidia-cublas<14,>=13; extra == 'cuda'
 Requires-Dist: nvidia-nccl-cu13; extra == 'cuda'
@@ -145,7 +144,8 @@ def main():
     name = f"mantissa-{version}"
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        tag = f"py3-none-manylinux_2_{newest_glibc(stage(args.prefix, root, name))}_x86_64"
+        binaries = stage(args.prefix, root, name)
+        tag = f"py3-none-manylinux_2_{newest_glibc(binaries)}_x86_64"
         write_metadata(root / f"{name}.dist-info", version, tag)
         args.dist.mkdir(parents=True, exist_ok=True)
         wheel = args.dist / f"{name}-{tag}.whl"
