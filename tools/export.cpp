@@ -24,9 +24,10 @@ ExitCode run_export(const ExportArguments& arguments) {
                         .weights = choice_of<ExportWeights>(arguments.weights).value(),
                         .dtype = choice_of<ExportDtype>(arguments.dtype).value(),
                         .allow_different = arguments.allow_different};
+  require(!options.allow_different || options.format == ExportFormat::mlx, ExitCode::usage, "--allow-different needs --format mlx, got ",
+          arguments.format, ": drop it");
   if (arguments.convention) {
-    require(options.format == ExportFormat::hf, ExitCode::usage, "--convention is of --format hf, and this is ", arguments.format,
-            ": drop it");
+    require(options.format == ExportFormat::hf, ExitCode::usage, "--convention needs --format hf, got ", arguments.format, ": drop it");
     require(options.weights == ExportWeights::packed, ExitCode::usage,
             "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
     options.convention = choice_of<Convention>(*arguments.convention).value();
@@ -68,7 +69,7 @@ Command export_command() {
                    "that of its file",
                    choice_names<ExportDtype>()},
                   {"--allow-different", &arguments->allow_different,
-                   "of the format mlx: export also a model that mlx-lm computes otherwise or cannot load; README.md says how"},
+                   "with --format mlx, also export a model that mlx-lm computes otherwise or cannot load; README.md says how"},
                   device_option(arguments->device)},
       .run = [arguments] { return run_export(*arguments); }};
 }

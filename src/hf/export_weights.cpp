@@ -178,8 +178,8 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
   require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
   require(!of_mlx() || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
-          choice_name(options.convention), " is of the format hf, and this is mlx: drop it");
-  require(of_mlx() || !options.allow_different, ExitCode::usage, "allow_different is of the format mlx, and this is hf: drop it");
+          choice_name(options.convention), " needs the format hf, got mlx: drop it");
+  require(of_mlx() || !options.allow_different, ExitCode::usage, "allow_different needs the format mlx, got hf: drop it");
   if (of_mlx()) differences_ = mlx_differences(architecture_, model);
   if (options.weights == ExportWeights::packed) find_modules();
   require(differences_.empty() || options.allow_different, ExitCode::usage,

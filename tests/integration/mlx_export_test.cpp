@@ -254,9 +254,9 @@ TEST_F(MlxRefusals, OptionsOfOneFormatAreNoneOfTheOther) {
   const std::string saved = trained("run", {"precision.recipe=mxfp8"});
   ExportOptions convention = kPacked;
   convention.convention = Convention::sglang;
-  EXPECT_THAT(error_of([&] { export_to(saved, "out", convention); }).what(), HasSubstr("convention sglang is of the format hf"));
+  EXPECT_THAT(error_of([&] { export_to(saved, "out", convention); }).what(), HasSubstr("convention sglang needs the format hf"));
   EXPECT_THAT(error_of([&] { export_to(saved, "out", {.allow_different = true}); }).what(),
-              HasSubstr("allow_different is of the format mlx"));
+              HasSubstr("allow_different needs the format mlx"));
 }
 
 // Codes of mlx-lm in other types and shapes are told by tensor.
