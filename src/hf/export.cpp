@@ -292,7 +292,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
   std::optional<std::string> difference = export_difference(written, weights(), part, parts, progressed);
-  if (!difference && part == 0 && !source_->options.allow_different) {
+  if (!difference && part == 0 && source_->exported().differences().empty()) {
     const std::vector<std::string> schemes = export_scheme_differences(written, weights());
     if (!schemes.empty()) difference = schemes.front();
   }
