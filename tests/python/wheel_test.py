@@ -17,6 +17,9 @@ for needed, there in (("patchelf (package patchelf)", shutil.which("patchelf")),
     if not there:
         print(f"SKIPPED: no {needed}")
         sys.exit(77)
+if 'VERSION_CODENAME=bookworm' not in Path("/etc/os-release").read_text():
+    print("SKIPPED: wheels are made on Debian 12, whose libraries scripts/program_wheel.py lists")
+    sys.exit(77)
 
 
 def run(*command, **settings):
