@@ -61,7 +61,7 @@ void report_codes(const std::string& path, HfWeights& folder, ForwardWeights& we
   if (!difference) {
     std::cout << "those of forward, bit for bit\n";
   } else {
-    std::cout << "others than those of forward for the same values, the first at " << printable(*difference) << '\n';
+    std::cout << "not all those of forward, although the values are; the first that differs is " << printable(*difference) << '\n';
     require_undamaged(path);
   }
 }

@@ -372,9 +372,9 @@ TEST_F(MlxVerify, TellsOtherCodesOfTheSameValues) {
     }
     ++tensors.at(module + ".scales")[0];
   });
-  expect_verdict(
-      "halves", 0,
-      {": 0 values differ in ", " are others than those of forward for the same values, the first at " + module + ".weight[0, 0]\n"});
+  expect_verdict("halves", 0,
+                 {": 0 values differ in ",
+                  " are not all those of forward, although the values are; the first that differs is " + module + ".weight[0, 0]\n"});
 }
 
 }  // namespace mantissa::mlx_export_test
