@@ -372,14 +372,17 @@ namespace {
 
 // Defines names and layouts of the tensors of an architecture.
 
-// Name after "model.layers.0." or "transformer.h.0." of a module, or of each of its parts in the order of their rows; * is an expert.
+constexpr unsigned bit(ExportFormat format) { return 1U << static_cast<unsigned>(format); }
+constexpr unsigned kHf = bit(ExportFormat::hf), kMlx = bit(ExportFormat::mlx), kGguf = bit(ExportFormat::gguf), kFolders = kHf | kMlx;
+
+// Name after "model.layers.0.", "transformer.h.0." or "blk.0." of a module, or of each of its parts in the order of their rows; * is an
+// expert.
 struct TensorName {
   unsigned architectures;
   const char* module;
   const char* name;
-  std::optional<ExportFormat> format = {};  // none: all
+  unsigned formats = kFolders;
 };
-constexpr ExportFormat kHf = ExportFormat::hf, kMlx = ExportFormat::mlx;
 constexpr TensorName kNames[] = {
     {kRms, "attn_norm", "input_layernorm"},
     {kRms, "attn.qkv", "self_attn.q_proj"},
@@ -418,17 +421,45 @@ constexpr TensorName kNames[] = {
     {kGpt2, "mlp_norm", "ln_2"},
     {kGpt2, "mlp.up", "mlp.c_fc"},
     {kGpt2, "mlp.down", "mlp.c_proj"},
+    {kAll, "attn_norm", "attn_norm", kGguf},
+    {kRms, "attn.qkv", "attn_q", kGguf},
+    {kRms, "attn.qkv", "attn_k", kGguf},
+    {kRms, "attn.qkv", "attn_v", kGguf},
+    {kGpt2, "attn.qkv", "attn_qkv", kGguf},
+    {kAll, "attn.out", "attn_output", kGguf},
+    {kRms, "attn.q_norm", "attn_q_norm", kGguf},
+    {kRms, "attn.k_norm", "attn_k_norm", kGguf},
+    {kRms, "attn.sinks", "attn_sinks", kGguf},
+    {kAll & ~kGptOss, "mlp_norm", "ffn_norm", kGguf},
+    {kGptOss, "mlp_norm", "post_attention_norm", kGguf},
+    {kRms, "mlp.gate_up", "ffn_gate", kGguf},
+    {kRms, "mlp.gate_up", "ffn_up", kGguf},
+    {kGpt2, "mlp.up", "ffn_up", kGguf},
+    {kAll, "mlp.down", "ffn_down", kGguf},
+    {kRms, "moe.router", "ffn_gate_inp", kGguf},
+    {kRms, "moe.experts.gate_up", "ffn_gate_exps", kGguf},
+    {kRms, "moe.experts.gate_up", "ffn_up_exps", kGguf},
+    {kRms, "moe.experts.down", "ffn_down_exps", kGguf},
 };
 
 // mlx-lm transposes matrices of GPT-2 whose names begin with "h.", as in old files, but no "model.h.".
 std::string base_prefix(Architecture architecture, ExportFormat format) {
+  if (format == ExportFormat::gguf) return "";
   return architecture == Architecture::gpt2 && format == ExportFormat::hf ? "transformer." : "model.";
 }
+
+constexpr std::pair<std::string_view, const char*> kGgufOuterNames[] = {
+    {"embed", "token_embd"}, {"position", "position_embd"}, {"final_norm", "output_norm"}, {"output", "output"}};
 
 // Names modules that belong to no layer.
 std::string outer_name(Architecture architecture, ExportFormat format, const std::string& module) {
   const bool gpt2 = architecture == Architecture::gpt2;
   const std::string base = base_prefix(architecture, format);
+  if (format == ExportFormat::gguf) {
+    const auto found = std::ranges::find(kGgufOuterNames, module, &std::pair<std::string_view, const char*>::first);
+    require(found != std::end(kGgufOuterNames), "no GGUF file has the module ", module);
+    return found->second;
+  }
   if (module == "embed") return base + (gpt2 ? "wte" : "embed_tokens");
   if (module == "position") return base + "wpe";
   if (module == "final_norm") return base + (gpt2 ? "ln_f" : "norm");
@@ -439,8 +470,9 @@ std::string outer_name(Architecture architecture, ExportFormat format, const std
 // Makes the tensors of one module.
 class Tensors {
  public:
-  Tensors(Architecture architecture, ExportFormat format, const ModuleShape& module, size_t most, std::vector<ArchitectureTensor>& out)
-      : architecture_(architecture), format_(format), module_(module), most_(most), out_(out) {}
+  Tensors(Architecture architecture, ExportFormat format, const ModelConfig& model, const ModuleShape& module, size_t most,
+          std::vector<ArchitectureTensor>& out)
+      : architecture_(architecture), format_(format), head_(model.head_size()), module_(module), most_(most), out_(out) {}
 
   void add() {
     if (full()) return;
@@ -449,14 +481,15 @@ class Tensors {
       return add_part(outer_name(architecture_, format_, module_.path), 0, module_.rows() - module_.padding);
     const size_t dot = module_.path.find('.', layers.size());
     const std::string layer = module_.path.substr(layers.size(), dot - layers.size());
-    const std::string prefix = base_prefix(architecture_, format_) + (architecture_ == Architecture::gpt2 ? "h." : "layers.") + layer + ".";
+    const char* const block = format_ == ExportFormat::gguf ? "blk." : architecture_ == Architecture::gpt2 ? "h." : "layers.";
+    const std::string prefix = base_prefix(architecture_, format_) + block + layer + ".";
     const std::string module = module_.path.substr(dot + 1);
     std::vector<std::string> names;
     for (const TensorName& one : kNames)
-      if ((one.architectures & bit(architecture_)) != 0 && module == one.module && one.format.value_or(format_) == format_)
+      if ((one.architectures & bit(architecture_)) != 0 && module == one.module && (one.formats & bit(format_)) != 0)
         names.push_back(prefix + one.name);
     require(!names.empty(), "no architecture has the module ", module);
-    if (format_ == ExportFormat::mlx && module_.experts) return add_stacked(names);
+    if (format_ != ExportFormat::hf && module_.experts) return add_stacked(names);
     if (architecture_ == Architecture::gpt_oss && module_.experts) return add_grouped(names[0]);
     for (int64_t expert = 0; expert < module_.matrices && !full(); ++expert) {
       int64_t row = expert * module_.out;
@@ -473,12 +506,14 @@ class Tensors {
   bool full() const { return out_.size() >= most_; }
 
   void add_part(const std::string& name, int64_t row, int64_t rows) {
-    const std::vector<RowRun> runs = {{.file_row = 0, .row = row, .rows = rows}};
+    const bool turned = format_ == ExportFormat::gguf && (architecture_ == Architecture::llama || architecture_ == Architecture::mixtral) &&
+                        (name.ends_with(".attn_q") || name.ends_with(".attn_k"));
+    const std::vector<RowRun> runs = turned ? turned_heads(row, rows) : std::vector<RowRun>{{.file_row = 0, .row = row, .rows = rows}};
     const bool conv = architecture_ == Architecture::gpt2 && format_ == ExportFormat::hf && module_.kind == ModuleKind::linear;
     std::vector<int64_t> shape = {rows};
     if (module_.in > 0) shape = conv ? std::vector{module_.in, rows} : std::vector{rows, module_.in};
     const bool plain = module_.kind == ModuleKind::sinks;  // a parameter of the layer itself
-    out_.push_back({.name = name + (plain ? "" : ".weight"),
+    out_.push_back({.name = name + (plain && format_ != ExportFormat::gguf ? "" : ".weight"),
                     .shape = shape,
                     .parameter = module_.path + (plain ? "" : ".weight"),
                     .runs = runs,
@@ -486,6 +521,17 @@ class Tensors {
                     .width = std::max<int64_t>(1, module_.in)});
     if (module_.bias == 0) return;
     out_.push_back({.name = name + ".bias", .shape = {rows}, .parameter = module_.path + ".bias", .runs = runs});
+  }
+
+  // ggml rotates neighbors in the architecture llama: of each head, row j of the first half is at 2j, and row j of the second at 2j + 1.
+  std::vector<RowRun> turned_heads(int64_t row, int64_t rows) const {
+    const int64_t half = head_ / 2;
+    std::vector<RowRun> runs;
+    for (int64_t head = 0; head < rows; head += head_) {
+      runs.push_back({.file_row = head, .row = row + head, .rows = half, .step = 2});
+      runs.push_back({.file_row = head + 1, .row = row + head + half, .rows = half, .step = 2});
+    }
+    return runs;
   }
 
   // All experts are in one tensor, [E, in, out]; of gate and up the even columns are gate.
@@ -534,6 +580,7 @@ class Tensors {
 
   Architecture architecture_;
   ExportFormat format_;
+  int64_t head_;  // rows of a head
   const ModuleShape& module_;
   size_t most_;
   std::vector<ArchitectureTensor>& out_;
@@ -560,7 +607,7 @@ std::string element_name(const ArchitectureTensor& tensor, int64_t file_row, int
 std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, ExportFormat format,
                                                            size_t most) {
   std::vector<ArchitectureTensor> tensors;
-  for (const ModuleShape& module : model_shape(model).modules) Tensors(architecture, format, module, most, tensors).add();
+  for (const ModuleShape& module : model_shape(model).modules) Tensors(architecture, format, model, module, most, tensors).add();
   tensors.resize(std::min(most, tensors.size()));  // a matrix is added with all its parts
   return tensors;
 }

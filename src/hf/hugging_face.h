@@ -69,7 +69,8 @@ struct RowRun {
 
 // A tensor as an architecture names and lays it out: it holds rows of one parameter. A vector has rows of one element. transposed: its
 // matrices are [in, out], as GPT-2's Conv1D and the experts of gpt-oss, whose gate and up alternate; rows are still those of [out, in].
-// mlx-lm transposes nothing and stacks the experts of each linear of a layer, [E, out, in].
+// mlx-lm and GGUF transpose nothing and stack the experts of each linear of a layer, [E, out, in]; GGUF has the rows of q and k of Llama and
+// Mixtral in the order of pairs that rotate together.
 struct ArchitectureTensor {
   std::string name;            // "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // in the file

@@ -41,8 +41,8 @@ constexpr auto choices(ExportWeights) {
   return std::array{Choice{"dequantized", ExportWeights::dequantized}, Choice{"packed", ExportWeights::packed}};
 }
 
-// Names, layouts and keys of a folder: those of transformers, or of mlx-lm (hf/mlx.h).
-enum class ExportFormat { hf, mlx };
+// Names, layouts and keys of a folder: those of transformers, or of mlx-lm (hf/mlx.h). gguf: of a file that ggml reads (io/gguf_file.h).
+enum class ExportFormat { hf, mlx, gguf };
 constexpr auto choices(ExportFormat) { return std::array{Choice{"hf", ExportFormat::hf}, Choice{"mlx", ExportFormat::mlx}}; }
 
 // Form in which a server expects codes and scales in a folder of transformers (hf/packing.h).
