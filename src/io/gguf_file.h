@@ -79,6 +79,7 @@ std::string readable_ggml_types();
 // gguf_key() puts it in.
 namespace gguf {
 inline constexpr const char* kArchitecture = "general.architecture";  // string
+inline constexpr const char* kType = "general.type";                  // string: "model"
 inline constexpr const char* kName = "general.name";                  // string
 inline constexpr const char* kAlignment = "general.alignment";        // u32
 inline constexpr const char* kFileType = "general.file_type";         // u32, llama_ftype: that of most tensors
@@ -100,6 +101,7 @@ inline constexpr const char* kValueLength = "ARCH.attention.value_length";      
 inline constexpr const char* kNormRmsEpsilon = "ARCH.attention.layer_norm_rms_epsilon";    // f32
 inline constexpr const char* kNormEpsilon = "ARCH.attention.layer_norm_epsilon";           // f32; gpt2
 inline constexpr const char* kSlidingWindow = "ARCH.attention.sliding_window";             // u32; gpt-oss
+inline constexpr const char* kSlidingWindowPattern = "ARCH.attention.sliding_window_pattern";  // u32; 2: every second layer
 inline constexpr const char* kRopeDimensions = "ARCH.rope.dimension_count";                // u32
 inline constexpr const char* kRopeBase = "ARCH.rope.freq_base";                            // f32
 inline constexpr const char* kRopeScalingType = "ARCH.rope.scaling.type";                  // string: none, linear, yarn
