@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "checkpoint/checkpoint_search.h"
-#include "checkpoint/saved_model.h"
 #include "hf/export_files.h"
 #include "hf/tile_scales.h"
 #include "io/pending_folder.h"
@@ -159,9 +158,35 @@ std::string simulated_weights(const PrecisionPlan& plan) {
               ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
 }
 
-// The model to export, with what lies beside its weights.
-struct ModelExport::Source {
-  explicit Source(const ExportOptions& how) : options(how) {}
+ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device) {
+  if (is_hf_folder(from)) {
+    auto opened = std::make_unique<HfWeights>(from);
+    const RunConfig config = opened->run_config();
+    model = SavedModel{.config = config, .plan = resolve_plan(config)};
+    files = tokenizer_files(*opened);
+    findings = opened->block_fp8_findings();
+    folder = opened.get();
+    reader = std::move(opened);
+  } else {
+    CheckpointReader& opened = checkpoint.emplace(open_checkpoint(from));
+    model = saved_model(opened);
+    files = tokenizer_files(opened);
+    tokenizer = saved_tokenizer(opened);
+    reader = std::make_unique<CheckpointWeights>(opened);
+  }
+  weights.emplace(*reader, model->plan, std::move(device));
+}
+
+ExportFiles ExportSource::files_beside() const { return export_files(model->config.data, files, tokenizer); }
+
+std::optional<ProvenCheckpoint> ExportSource::proven() const {
+  if (!checkpoint) return {};
+  return ProvenCheckpoint{.step = checkpoint->manifest().step, .manifest = checkpoint->hash()};
+}
+
+struct ModelExport::Source : ExportSource {
+  Source(const fs::path& from, const ExportOptions& how, std::unique_ptr<Backend> device)
+      : ExportSource(from, std::move(device)), options(how) {}
 
   // Made on first use, because making it refuses a model that no architecture expresses, which can still be compared.
   const ExportedWeights& exported() {
@@ -170,37 +195,11 @@ struct ModelExport::Source {
   }
 
   ExportOptions options;
-  std::optional<SavedModel> model;
-  std::vector<TokenizerFile> files;
-  std::optional<Tokenizer> tokenizer;
-  std::optional<CheckpointReader> checkpoint;  // else a folder
-  HfWeights* folder = nullptr;
-  std::unique_ptr<TensorReader> reader;
-  std::vector<std::string> findings;  // about a folder
-  std::optional<ForwardWeights> weights;
   std::optional<ExportedWeights> made;
 };
 
 ModelExport::ModelExport(const fs::path& from, const ExportOptions& options, std::unique_ptr<Backend> device)
-    : source_(std::make_unique<Source>(options)) {
-  Source& source = *source_;
-  if (is_hf_folder(from)) {
-    auto folder = std::make_unique<HfWeights>(from);
-    const RunConfig config = folder->run_config();
-    source.model = SavedModel{.config = config, .plan = resolve_plan(config)};
-    source.files = tokenizer_files(*folder);
-    source.findings = folder->block_fp8_findings();
-    source.folder = folder.get();
-    source.reader = std::move(folder);
-  } else {
-    CheckpointReader& reader = source.checkpoint.emplace(open_checkpoint(from));
-    source.model = saved_model(reader);
-    source.files = tokenizer_files(reader);
-    source.tokenizer = saved_tokenizer(reader);
-    source.reader = std::make_unique<CheckpointWeights>(reader);
-  }
-  source.weights.emplace(*source.reader, source.model->plan, std::move(device));
-}
+    : source_(std::make_unique<Source>(from, options, std::move(device))) {}
 ModelExport::~ModelExport() = default;
 
 const ModelConfig& ModelExport::model() const { return source_->model->config.model; }
@@ -283,11 +282,9 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
     tensors.push_back(exported.description(i));
     tensors.back().xxh64 = hashes[i].text();
   }
-  std::optional<ProvenCheckpoint> checkpoint;
-  if (source_->checkpoint) checkpoint = {.step = source_->checkpoint->manifest().step, .manifest = manifest()};
   const bool hf = source_->options.format == ExportFormat::hf;
   const bool has_convention = hf && !quantization.empty() && exported.architecture() != Architecture::gpt_oss;
-  write_export_proof(folder, checkpoint, source_->options, has_convention, files, tensors);
+  write_export_proof(folder, source_->proven(), source_->options, has_convention, files, tensors);
 }
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {

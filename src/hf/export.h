@@ -11,7 +11,10 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/saved_model.h"
 #include "data/tokenizer.h"
+#include "hf/export_files.h"
 #include "hf/export_weights.h"
 #include "hf/hf_weights.h"
 #include "hf/hugging_face.h"
@@ -25,6 +28,24 @@ struct ExportedModel {
   std::optional<int64_t> step = {};  // step of the checkpoint; none: it came from a folder
   bool simulated = false;            // forward rounds some weights further (ModelExport::simulated_weights())
   std::string chat_template = {};    // outcome of take_chat_template()
+};
+
+// A model to export, with what lies beside its weights. Throws as ModelExport does.
+struct ExportSource {
+  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device);
+  ExportSource(const ExportSource&) = delete;  // its parts refer to each other
+  ExportSource& operator=(const ExportSource&) = delete;
+  ExportFiles files_beside() const;
+  std::optional<ProvenCheckpoint> proven() const;  // none: a folder
+
+  std::optional<SavedModel> model;
+  std::vector<TokenizerFile> files;
+  std::optional<Tokenizer> tokenizer;
+  std::optional<CheckpointReader> checkpoint;  // else a folder
+  HfWeights* folder = nullptr;
+  std::unique_ptr<TensorReader> reader;
+  std::vector<std::string> findings;  // about a folder
+  std::optional<ForwardWeights> weights;
 };
 
 // An export in the making, by one process or several. One calls begin(); each calls write() for a part of the tensors, in any order, into

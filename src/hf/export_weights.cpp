@@ -161,6 +161,12 @@ bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
 
 }  // namespace
 
+RowRun rows_between(const RowRun& run, int64_t file_begin, int64_t file_end) {
+  const auto at = [&](int64_t file_row) { return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows); };
+  const int64_t first = file_begin <= run.file_row ? 0 : at(file_begin), last = file_end <= run.file_row ? 0 : at(file_end);
+  return {.file_row = run.file_row + first * run.step, .row = run.row + first, .rows = last - first, .step = run.step};
+}
+
 // Chunks begin at multiples of 128 rows of the run.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body) {
   const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, tensor.columns()) / kTile) * kTile;
@@ -355,15 +361,19 @@ std::string ExportedWeights::quantization() const {
 
 // Returns, under auto, the narrowest type that holds the tensor exactly; a tensor that is codes in a folder is looked at.
 Dtype ExportedWeights::values_dtype(const ArchitectureTensor& tensor) const {
-  if (options_.dtype == ExportDtype::fp32) return Dtype::f32;
-  const bool router = types_.module_of(tensor.parameter).module.kind == ModuleKind::router;  // computes in fp32
-  if (options_.dtype == ExportDtype::bf16 && !router) return Dtype::bf16;
-  if (folder_) {
-    const WeightForm form = folder_->form(tensor.parameter);
-    if (folder_->file_dtype(tensor) != form.dtype) return Dtype::bf16;  // although its parameter is kept in fp32
-    if (form.codes || form.products) return bf16_holds(*folder_, tensor) ? Dtype::bf16 : Dtype::f32;
+  return dtype_of_values(tensor, types_, options_.dtype, folder_);
+}
+
+Dtype dtype_of_values(const ArchitectureTensor& tensor, const ForwardWeights& types, ExportDtype asked, HfWeights* folder) {
+  if (asked == ExportDtype::fp32) return Dtype::f32;
+  const bool router = types.module_of(tensor.parameter).module.kind == ModuleKind::router;  // computes in fp32
+  if (asked == ExportDtype::bf16 && !router) return Dtype::bf16;
+  if (folder != nullptr) {
+    const WeightForm form = folder->form(tensor.parameter);
+    if (folder->file_dtype(tensor) != form.dtype) return Dtype::bf16;  // although its parameter is kept in fp32
+    if (form.codes || form.products) return bf16_holds(*folder, tensor) ? Dtype::bf16 : Dtype::f32;
   }
-  return types_.dtype(tensor.parameter);
+  return types.dtype(tensor.parameter);
 }
 
 ProvenTensor ExportedWeights::description(size_t tensor) const {
@@ -388,12 +398,8 @@ void ExportedWeights::write(size_t number, ForwardWeights& weights, const Put& p
   std::vector<std::byte> matrix, turned;
   for (int64_t first = 0; first < tensor.rows(); first += each) {
     for (const RowRun& run : tensor.runs) {
-      const auto rows_before = [&](int64_t file_row) {
-        return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows);
-      };
-      const int64_t skipped = rows_before(first), count = rows_before(first + each) - skipped;
-      if (count == 0) continue;
-      const RowRun part{.file_row = run.file_row + skipped * run.step, .row = run.row + skipped, .rows = count, .step = run.step};
+      const RowRun part = rows_between(run, first, first + each);
+      if (part.rows == 0) continue;
       const std::vector<std::byte> rows = rows_of(item, part, weights);
       const size_t width = rows.size() / static_cast<size_t>(part.rows);
       matrix.resize(static_cast<size_t>(each) * width);
@@ -409,34 +415,38 @@ void ExportedWeights::write(size_t number, ForwardWeights& weights, const Put& p
   }
 }
 
+std::vector<std::byte> value_rows(const ArchitectureTensor& tensor, const RowRun& run, Dtype dtype, ForwardWeights& weights,
+                                  const char* others) {
+  std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
+  weights.read(tensor.parameter, run.row, run.row + run.rows, values);
+  const bool wide = dtype == Dtype::f32, rounds = weights.rounds(tensor.parameter);
+  std::vector<std::byte> out(values.size() * (wide ? sizeof(float) : sizeof(bf16)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float value = values[i];
+    const auto at = [&] {  // asked for where there is an error only: it costs more than all else
+      const int64_t index = static_cast<int64_t>(i), columns = tensor.columns();
+      return text(weights.where(), ": ", element_name(tensor, run.file_row + index / columns * run.step, index % columns));
+    };
+    if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
+    if (wide) {
+      std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+      continue;
+    }
+    const bf16 narrow = to_bf16(value);
+    if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value))
+      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ", others);
+    std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
+  }
+  return out;
+}
+
 // Returns rows in the form that the file has.
 std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const {
   const ArchitectureTensor& tensor = *item.tensor;
   const int64_t begin = run.row, end = run.row + run.rows;
   if (item.role == Role::values) {
-    std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
-    weights.read(tensor.parameter, begin, end, values);
-    const bool wide = item.file.dtype == FileDtype::f32, rounds = types_.rounds(tensor.parameter);
-    std::vector<std::byte> out(values.size() * (wide ? sizeof(float) : sizeof(bf16)));
-    for (size_t i = 0; i < values.size(); ++i) {
-      const float value = values[i];
-      const auto at = [&] {  // asked for where there is an error only: it costs more than all else
-        const int64_t index = static_cast<int64_t>(i), columns = tensor.columns();
-        return text(weights.where(), ": ", element_name(tensor, run.file_row + index / columns * run.step, index % columns));
-      };
-      if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
-      if (wide) {
-        std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
-        continue;
-      }
-      const bf16 narrow = to_bf16(value);
-      if (!rounds && std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
-        const char* const others = options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32";
-        fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ", others);
-      }
-      std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
-    }
-    return out;
+    const Dtype dtype = item.file.dtype == FileDtype::f32 ? Dtype::f32 : Dtype::bf16;
+    return value_rows(tensor, run, dtype, weights, options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
   }
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
   const bool tiles = item.role == Role::tile_scales;

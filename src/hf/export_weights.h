@@ -110,6 +110,18 @@ void write_export_proof(const std::filesystem::path& folder, const std::optional
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
 
+// Returns the part of a run whose rows lie between two rows of the file; it may have none.
+RowRun rows_between(const RowRun& run, int64_t file_begin, int64_t file_end);
+
+// Returns the type of a tensor's values: that asked for, but for routers; under auto the narrowest that holds the tensor exactly, where one
+// that is codes in a folder is looked at. folder: null for a checkpoint.
+Dtype dtype_of_values(const ArchitectureTensor& tensor, const ForwardWeights& types, ExportDtype asked, HfWeights* folder);
+
+// Returns the values of a run of rows, in fp32 or bf16. Throws Error(data) for one that is NaN or Inf, Error(usage) for one that bf16 does
+// not hold, both by its place in the file; `others` names the types to take then.
+std::vector<std::byte> value_rows(const ArchitectureTensor& tensor, const RowRun& run, Dtype dtype, ForwardWeights& weights,
+                                  const char* others);
+
 // The tensors of an export, each in the type and the form that its files have.
 class ExportedWeights {
  public:
