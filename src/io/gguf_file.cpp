@@ -233,7 +233,7 @@ class GgufHeader::Parser {
   void read_tensor() {
     whose_ = "";
     const int64_t position = at_;
-    GgufTensor tensor{.name = name("tensor", GgufLimits::kNameBytes)};
+    GgufTensor tensor{.name = name("tensor", GgufLimits::kNameBytes), .shape = {}};
     whose_ = text("tensor \"", shown(tensor.name), "\": ");
     const auto rank = take<uint32_t>();
     require_at(position, rank <= GgufLimits::kRank, whose_, rank, " dimensions, at most ", GgufLimits::kRank, " are accepted");
