@@ -48,7 +48,6 @@ PRIVATE = {f"{layer}/{name}.h" for layer, names in {
     "hf": "architecture_table export_weights packing",
     "job": "frames rendezvous store_server",
     "json": "config_merge",
-    "models": "rope_table",
     "ops": "exchange experts linear",
     "optim": "step_control",
     "plan": "dry_pass",

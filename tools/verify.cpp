@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint_search.h"
 #include "checkpoint/saved_model.h"
 #include "hf/export.h"
+#include "hf/gguf_export.h"
 #include "hf/hf_weights.h"
 #include "hf/mlx.h"
 #include "hf/tile_scales.h"
@@ -128,6 +129,36 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
   return ExitCode::ok;
 }
 
+ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  ExportSource source(*arguments.against, std::move(device));
+  GgufFile file(arguments.path);
+  const std::string where = printable(source.weights->where()), path = printable(arguments.path);
+  const std::optional<std::string> difference =
+      with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return gguf_difference(file, source); });
+  if (difference) {
+    std::cout << path << ": " << printable(*difference) << " (" << where << ")\n";
+    return ExitCode::difference;
+  }
+  const std::string rounded = simulated_weights(source.model->plan);
+  std::cout << path << ": 0 values differ in " << count_text(file.header().tensors().size(), "tensor") << " from "
+            << (rounded.empty() ? "what forward multiplies by" : "the weights") << " in " << where << '\n';
+  for (const std::string& line : gguf_roundings(file, source)) std::cout << path << ": " << line << '\n';
+  if (!rounded.empty()) log_warning(where + ": " + rounded);
+  return ExitCode::ok;
+}
+
+// A file that differs may be damaged, which its hashes tell if it has some.
+ExitCode verify_gguf_file(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  if (!arguments.against) {
+    const int64_t tensors = verify_gguf(arguments.path);
+    std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
+    return ExitCode::ok;
+  }
+  const ExitCode verdict = compare_gguf(arguments, std::move(device));
+  if (verdict == ExitCode::difference && has_gguf_hashes(arguments.path)) verify_gguf(arguments.path);
+  return verdict;
+}
+
 ExitCode verify_checkpoint(const std::string& path, Backend& device) {
   CheckpointReader reader = open_checkpoint(path);
   const int64_t quantized = with_read_progress(bytes_to_verify(reader), [&] {
@@ -147,6 +178,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   std::unique_ptr<Backend> device = device_of(arguments.device);
   std::error_code error;
   const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / kProofFile, error);
+  if (is_gguf_file(arguments.path)) return verify_gguf_file(arguments, std::move(device));
   if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
           ": there is no such folder");

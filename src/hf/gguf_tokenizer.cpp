@@ -1,0 +1,241 @@
+#include "hf/gguf_tokenizer.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "json/json_fields.h"
+#include "mantissa/base/text.h"
+#include "mantissa/json/json.h"
+#include "text/bpe_model.h"
+#include "text/bpe_tokenizer.h"
+
+namespace mantissa {
+namespace {
+
+constexpr const char *kTokenizerJson = "tokenizer.json", *kNoVocabulary = "no_vocab";
+
+// An expression of a Split, and what llama.cpp makes of a text by the name.
+struct SplitName {
+  const char *name, *expression;
+  bool whole_words = false;  // a piece that is a token is that token, whatever merges make of it
+  bool close = false;        // its classes of characters are others outside of ASCII
+};
+constexpr const char* kGpt2Split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr SplitName kSplitNames[] = {
+    {.name = "llama-bpe",
+     .expression = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     .whole_words = true},
+    {.name = "qwen2",
+     .expression = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {.name = "gpt-2", .expression = kGpt2Split},
+    {.name = "gpt-4o",
+     .expression = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+                   R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+                   R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     .close = true},
+    {.name = "tekken",
+     .expression = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
+                   R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
+                   R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     .whole_words = true,
+     .close = true},
+};
+constexpr SplitName kDigitsSplit = {.name = "smollm", .expression = ""};  // digits one by one, then as gpt-2
+
+const SplitName* split_name_by(const Json& expression) {
+  const auto found = std::ranges::find_if(kSplitNames, [&](const SplitName& one) { return expression == Json(one.expression); });
+  return found == std::end(kSplitNames) ? nullptr : &*found;
+}
+
+// Returns the name for a pretokenizer: ByteLevel, alone or after one other step; null: llama.cpp has none.
+const SplitName* split_name_of(const Json& pretokenizer) {
+  const bool sequence = pretokenizer.get("type") == "Sequence";
+  const Json::Entries steps = sequence ? pretokenizer.get("pretokenizers").entries() : Json::Entries{pretokenizer};
+  if (steps.empty() || steps.size() > 2) return nullptr;
+  const Json &last = steps.back(), &first = steps.front();
+  if (last.get("type") != "ByteLevel" || last.get("add_prefix_space") != Json(false)) return nullptr;
+  const bool splits = last.get("use_regex") != Json(false);
+  if (steps.size() == 1) return splits ? split_name_by(kGpt2Split) : nullptr;
+  if (first.get("type") == "Digits") return splits && first.get("individual_digits") == Json(true) ? &kDigitsSplit : nullptr;
+  const bool inverted = first.get("invert") == Json(true);
+  const bool keeps = first.get("behavior") == (inverted ? "Removed" : "Isolated");  // these expressions match all of a text
+  return first.get("type") == "Split" && keeps && !splits ? split_name_by(first.get("pattern").get("Regex")) : nullptr;
+}
+
+// Returns what llama.cpp cannot read at all.
+std::vector<std::string> unreadable_parts(const Json& root) {
+  const Json &model = root.get("model"), &normalizer = root.get("normalizer");
+  const auto part = [](const char* name, const std::string& what) { return text(kTokenizerJson, ": ", name, ": ", what); };
+  std::vector<std::string> found;
+  if (!model.get("type").is_null() && model.get("type") != "BPE")
+    found.push_back(part("model.type", model.get("type").shown() + ": llama.cpp reads byte pairs (BPE) here"));
+  if (model.get("merges").size() == 0) found.push_back(part("model.merges", "is empty, and llama.cpp wants some"));
+  if (split_name_of(root.get("pre_tokenizer")) == nullptr)
+    found.push_back(part("pre_tokenizer", root.get("pre_tokenizer").shown() + ": llama.cpp has no name for this way to cut texts"));
+  if (!normalizer.is_null() && normalizer.get("type") != "NFC")
+    found.push_back(part("normalizer", normalizer.shown() + ": llama.cpp normalizes nothing"));
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto letter = static_cast<char>(byte);
+    if (model.get("vocab").contains(letters_of_bytes({&letter, 1}))) continue;
+    found.push_back(part("model.vocab", text("has no token for byte ", byte, ", and llama.cpp wants one for each")));
+    break;
+  }
+  return found;
+}
+
+// Makes the tables of a tokenizer that llama.cpp can read.
+class TokenizerTables {
+ public:
+  TokenizerTables(const ExportFiles& files, const std::string& file, const Json& root, int64_t vocab_size)
+      : files_(files),
+        tokenizer_(BpeTokenizer::from_json(file, kTokenizerJson)),
+        root_(root),
+        split_(*split_name_of(root.get("pre_tokenizer"))),
+        tokens_(static_cast<size_t>(vocab_size)) {}
+
+  GgufRemarks add(GgufKeys& keys) {
+    find_tokens();
+    keys.add_string(gguf::kTokenizerModel, "gpt2");
+    keys.add_string(gguf::kTokenizerPre, split_.name);
+    keys.add_strings(gguf::kTokens, tokens_);
+    keys.add_i32s(gguf::kTokenTypes, types_);
+    keys.add_strings(gguf::kMerges, merges());
+    add_special_tokens(keys);
+    if (const std::optional<FolderTemplate> chat = folder_template(files_.files)) keys.add_string(gguf::kChatTemplate, chat->text);
+    compare_words();
+    if (!root_.get("normalizer").is_null()) differs("normalizer", "NFC: llama.cpp normalizes nothing, so texts that are not in NFC differ");
+    if (split_.close)
+      remarks_.notes.push_back(text(kTokenizerJson, ": pre_tokenizer: llama.cpp takes other classes of characters outside of ASCII for ",
+                                    split_.name, ", so that such texts may have other ids"));
+    return std::move(remarks_);
+  }
+
+ private:
+  void differs(const char* part, const std::string& what) { remarks_.differences.push_back(text(kTokenizerJson, ": ", part, ": ", what)); }
+
+  void put(int64_t id, const std::string& token, GgufTokenType type) {
+    require(id >= 0 && id < std::ssize(tokens_), ExitCode::usage, kTokenizerJson, ": the token ", Json(token).shown(), " has the id ", id,
+            ", and model.vocab_size is ", tokens_.size(), ": a GGUF file has as many tokens as the model");
+    tokens_[static_cast<size_t>(id)] = token;
+    types_[static_cast<size_t>(id)] = static_cast<int32_t>(type);
+  }
+
+  // Ids without a token, up to the size of the model, get texts that are none: llama.cpp wants all to be different.
+  void find_tokens() {
+    types_.assign(tokens_.size(), static_cast<int32_t>(GgufTokenType::unused));
+    for (const auto& [token, id] : root_.get("model").get("vocab").members())
+      put(JsonReader(id, kTokenizerJson, "model.vocab").as<int64_t>(), token, GgufTokenType::normal);
+    for (const Json& entry : root_.get("added_tokens").entries()) {
+      const auto token = JsonReader(entry, kTokenizerJson, "added_tokens").as<AddedToken>();
+      put(token.id, token.content, token.special ? GgufTokenType::control : GgufTokenType::user_defined);
+      if (token.single_word || token.lstrip || token.rstrip)
+        differs("added_tokens",
+                text(Json(token.content).shown(), ": llama.cpp looks at nothing beside a token (single_word, lstrip, rstrip)"));
+    }
+    const std::set<std::string> known(tokens_.begin(), tokens_.end());
+    for (size_t id = 0; id < tokens_.size(); ++id) {
+      if (types_[id] != static_cast<int32_t>(GgufTokenType::unused)) continue;
+      tokens_[id] = text("[PAD", id, ']');
+      while (known.contains(tokens_[id])) tokens_[id] += ']';
+    }
+  }
+
+  std::vector<std::string> merges() const {
+    std::vector<std::string> out;
+    for (const Json& merge : root_.get("model").get("merges").entries())
+      out.push_back(merge.is_list() ? text(merge.at(0).string(), ' ', merge.at(1).string()) : merge.string());
+    return out;
+  }
+
+  // llama.cpp ignores merges for pieces that are tokens, or does not, by the name of the split.
+  void compare_words() {
+    Json model = root_.get("model");
+    const bool ignores = model.get("ignore_merges") == Json(true);
+    if (ignores == split_.whole_words) return;
+    model["ignore_merges"] = false;
+    const BpeModel merging = BpeModel::from(JsonReader(model, kTokenizerJson, "model"), true);
+    BpeModel::Cache cache;
+    for (size_t id = 0; id < tokens_.size(); ++id) {
+      const std::optional<std::string> bytes = bytes_of_letters(tokens_[id]);
+      if (types_[id] != static_cast<int32_t>(GgufTokenType::normal) || !bytes) continue;
+      std::vector<int32_t> ids;
+      merging.encode(*bytes, cache, ids);
+      if (ids == std::vector{static_cast<int32_t>(id)}) continue;
+      return differs("model.ignore_merges", text("llama.cpp ", split_.whole_words ? "takes " : "does not take ", Json(tokens_[id]).shown(),
+                                                 " as one token, which merges make several of"));
+    }
+  }
+
+  std::optional<int64_t> token_named(const char* role) const {
+    const auto file = std::ranges::find(files_.files, "tokenizer_config.json", &TokenizerFile::name);
+    if (file == files_.files.end()) return {};
+    const Json config = parse_json(file->bytes, file->name);
+    const Json& token = config.get(role);
+    if (token.is_null()) return {};
+    const auto found = std::ranges::find(tokens_, token.is_object() ? token.get("content").string() : token.string());
+    return found == tokens_.end() ? std::nullopt : std::optional<int64_t>(found - tokens_.begin());
+  }
+
+  std::vector<int64_t> end_tokens() const {
+    std::vector<int64_t> ends;
+    for (const TokenizerFile& file : files_.files)
+      if (file.name == "generation_config.json") ends = read_special_tokens(file.bytes, file.name).end;
+    if (ends.empty()) ends = files_.special.end;
+    std::erase_if(ends, [&](int64_t id) { return id < 0 || id >= std::ssize(tokens_); });
+    return ends;
+  }
+
+  // Without a first end token, llama.cpp ends texts at the token of id 11.
+  void add_special_tokens(GgufKeys& keys) {
+    const auto before = tokenizer_.before_text(), after = tokenizer_.after_text();
+    const std::vector<int64_t> ends = end_tokens();
+    constexpr std::array kEnds = {gguf::kEosToken, gguf::kEotToken, gguf::kEomToken};
+    for (size_t i = 0; i < std::min(ends.size(), kEnds.size()); ++i) keys.add_u32(kEnds[i], ends[i]);
+    if (ends.empty()) differs("end tokens", "none is known (eos_token_id of generation_config.json): llama.cpp ends texts at token 11");
+    if (ends.size() > kEnds.size()) differs("end tokens", text("there are ", ends.size(), ", and llama.cpp knows the first three"));
+    std::optional<int64_t> begin = token_named("bos_token");
+    if (!before.empty()) begin = before[0];
+    if (!begin && !files_.special.begin.empty()) begin = files_.special.begin[0];
+    if (!begin && !ends.empty()) begin = ends[0];
+    if (begin && *begin < std::ssize(tokens_)) keys.add_u32(gguf::kBosToken, *begin);
+    if (!files_.special.pad.empty() && files_.special.pad[0] >= 0 && files_.special.pad[0] < std::ssize(tokens_))
+      keys.add_u32(gguf::kPaddingToken, files_.special.pad[0]);
+    keys.add_bool(gguf::kAddBos, !before.empty());
+    keys.add_bool(gguf::kAddEos, !after.empty());
+    if (before.size() > 1 || after.size() > 1 || (after.size() == 1 && (ends.empty() || after[0] != ends[0])))
+      differs("post_processor", "llama.cpp puts one token before a text, and the first end token behind it");
+  }
+
+  const ExportFiles& files_;
+  const BpeTokenizer tokenizer_;
+  const Json& root_;
+  const SplitName& split_;
+  std::vector<std::string> tokens_;
+  std::vector<int32_t> types_;
+  GgufRemarks remarks_;
+};
+
+}  // namespace
+
+GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, GgufKeys& keys) {
+  const auto file = std::ranges::find(files.files, kTokenizerJson, &TokenizerFile::name);
+  GgufRemarks remarks;
+  if (file == files.files.end()) {
+    for (const TokenizerFile& other : files.files)
+      if (other.name == "tokenizer.model" || other.name == "vocab.json")
+        remarks.differences.push_back(text(other.name, ": is not read, and there is no ", kTokenizerJson));
+    if (remarks.differences.empty()) remarks.notes.emplace_back("tokenizer: the model has none, so that llama.cpp takes token ids alone");
+    keys.add_string(gguf::kTokenizerModel, kNoVocabulary);
+    return remarks;
+  }
+  const Json root = parse_json(file->bytes, file->name);
+  remarks.differences = unreadable_parts(root);
+  if (remarks.differences.empty()) return TokenizerTables(files, file->bytes, root, vocab_size).add(keys);
+  keys.add_string(gguf::kTokenizerModel, kNoVocabulary);
+  return remarks;
+}
+
+}  // namespace mantissa
