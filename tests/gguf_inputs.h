@@ -1,6 +1,9 @@
 // GGUF files, written byte by byte, right or wrong; and what a converter makes of a folder of Hugging Face's form.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -30,8 +33,12 @@ inline std::string gguf_key(const std::string& key, GgufType type, const std::st
 }
 inline std::string gguf_u32(const std::string& key, uint32_t value) { return gguf_key(key, GgufType::u32, le(value)); }
 inline std::string gguf_f32(const std::string& key, float value) { return gguf_key(key, GgufType::f32, le(value)); }
-inline std::string gguf_bool(const std::string& key, bool value) { return gguf_key(key, GgufType::boolean, le(static_cast<uint8_t>(value))); }
-inline std::string gguf_text(const std::string& key, const std::string& value) { return gguf_key(key, GgufType::string, gguf_string(value)); }
+inline std::string gguf_bool(const std::string& key, bool value) {
+  return gguf_key(key, GgufType::boolean, le(static_cast<uint8_t>(value)));
+}
+inline std::string gguf_text(const std::string& key, const std::string& value) {
+  return gguf_key(key, GgufType::string, gguf_string(value));
+}
 inline std::string gguf_texts(const std::string& key, const std::vector<std::string>& values) {
   std::string all = le(static_cast<uint32_t>(GgufType::string)) + le(static_cast<uint64_t>(values.size()));
   for (const std::string& value : values) all += gguf_string(value);
@@ -57,8 +64,8 @@ struct GgufParts {
   size_t alignment = 32;
 };
 inline std::string gguf_bytes(const GgufParts& parts) {
-  std::string out = "GGUF" + le(parts.version) + le(parts.tensor_count.value_or(parts.infos.size())) +
-                    le(parts.key_count.value_or(parts.keys.size()));
+  std::string out =
+      "GGUF" + le(parts.version) + le(parts.tensor_count.value_or(parts.infos.size())) + le(parts.key_count.value_or(parts.keys.size()));
   for (const std::string& key : parts.keys) out += key;
   for (const std::string& info : parts.infos) out += info;
   if (!parts.data.empty()) out.resize((out.size() + parts.alignment - 1) / parts.alignment * parts.alignment);
@@ -76,7 +83,8 @@ inline std::string gguf_bytes(const std::vector<std::string>& keys, const GgufTe
   GgufParts parts{.keys = keys};
   for (const auto& [name, tensor] : tensors) {
     parts.data.resize((parts.data.size() + parts.alignment - 1) / parts.alignment * parts.alignment);
-    parts.infos.push_back(gguf_info(name, {tensor.shape.rbegin(), tensor.shape.rend()}, static_cast<uint32_t>(tensor.type), parts.data.size()));
+    parts.infos.push_back(
+        gguf_info(name, {tensor.shape.rbegin(), tensor.shape.rend()}, static_cast<uint32_t>(tensor.type), parts.data.size()));
     parts.data += tensor.bytes;
   }
   return gguf_bytes(parts);
@@ -100,8 +108,10 @@ inline Encoded encoded(GgmlType type, const std::vector<float>& values) {
     for (const float value : values) {
       const auto wide = std::bit_cast<uint32_t>(value);
       const auto exponent = static_cast<int>(wide >> 23 & 0xFF) - 112;
-      const auto half = static_cast<uint16_t>(
-          type == GgmlType::bf16 ? wide >> 16 : exponent < 1 ? 0 : (wide >> 16 & 0x8000) | static_cast<uint32_t>(exponent) << 10 | (wide >> 13 & 0x3FF));
+      const auto half =
+          static_cast<uint16_t>(type == GgmlType::bf16 ? wide >> 16
+                                : exponent < 1         ? 0
+                                               : (wide >> 16 & 0x8000) | static_cast<uint32_t>(exponent) << 10 | (wide >> 13 & 0x3FF));
       add(half, std::bit_cast<float>(type == GgmlType::bf16 ? static_cast<uint32_t>(half) << 16 : fp32_bits_from_fp16_bits(half)));
     }
   }
@@ -110,7 +120,7 @@ inline Encoded encoded(GgmlType type, const std::vector<float>& values) {
     for (size_t i = 0; i < 32; ++i) most = std::max(most, std::abs(values[at + i]));
     int exponent = 0;
     std::frexp(most, &exponent);        // most < 2^exponent
-    exponent = std::max(exponent, -7);  // of a scale in fp16
+    exponent = std::max(exponent, -7);  // least of a scale in fp16
     std::vector<float> block;
     if (type == GgmlType::q8_0) {
       const float d = std::ldexp(1.0F, exponent - 7);
@@ -150,7 +160,8 @@ struct GgufWords {
     }
     for (const char* const merged : {"th", "the", "12", "Ġthe"}) tokens.emplace_back(merged);
     types.assign(tokens.size(), 1);
-    for (const auto& [token, type] : std::vector<std::pair<const char*, int>>{{"<|end|>", 3}, {"<tool>", 4}, {"[PAD]", 5}, {"<|turn|>", 3}}) {
+    for (const auto& [token, type] :
+         std::vector<std::pair<const char*, int>>{{"<|end|>", 3}, {"<tool>", 4}, {"[PAD]", 5}, {"<|turn|>", 3}}) {
       tokens.emplace_back(token);
       types.push_back(type);
     }
@@ -165,9 +176,10 @@ struct GgufWords {
   }
   GgufWords with(const std::string& pre, const std::string& model = "gpt2") const {
     GgufWords out = *this;
-    out.keys = {gguf_text("tokenizer.ggml.model", model), gguf_text("tokenizer.ggml.pre", pre), gguf_texts("tokenizer.ggml.tokens", tokens),
-                gguf_i32s("tokenizer.ggml.token_type", types), gguf_texts("tokenizer.ggml.merges", merges),
-                gguf_u32("tokenizer.ggml.eos_token_id", kEnd), gguf_u32("tokenizer.ggml.bos_token_id", kTurn)};
+    out.keys = {gguf_text("tokenizer.ggml.model", model),      gguf_text("tokenizer.ggml.pre", pre),
+                gguf_texts("tokenizer.ggml.tokens", tokens),   gguf_i32s("tokenizer.ggml.token_type", types),
+                gguf_texts("tokenizer.ggml.merges", merges),   gguf_u32("tokenizer.ggml.eos_token_id", kEnd),
+                gguf_u32("tokenizer.ggml.bos_token_id", kTurn)};
     return out;
   }
 };
@@ -222,7 +234,7 @@ class ConvertedFolder {
     rounded_[name] = as.values;
   }
 
-  static Values transposed(const Values& from) {  // of each matrix
+  static Values transposed(const Values& from) {  // each matrix
     const size_t rank = from.shape.size();
     const auto rows = static_cast<size_t>(from.shape[rank - 2]), columns = static_cast<size_t>(from.shape[rank - 1]);
     Values out = from;
@@ -238,7 +250,8 @@ class ConvertedFolder {
     Values out = from;
     for (size_t row = 0; row < rows; ++row) {
       const size_t of = row / head, half = row % head / (head / 2), j = row % (head / 2), to = of * head + 2 * j + half;
-      std::copy_n(from.values.begin() + static_cast<ptrdiff_t>(row * columns), columns, out.values.begin() + static_cast<ptrdiff_t>(to * columns));
+      std::copy_n(from.values.begin() + static_cast<ptrdiff_t>(row * columns), columns,
+                  out.values.begin() + static_cast<ptrdiff_t>(to * columns));
     }
     return out;
   }
@@ -256,7 +269,7 @@ class ConvertedFolder {
     for (const char* const base : {"model.", "transformer."})
       if (name.starts_with(base)) name = name.substr(std::strlen(base));
     static const std::map<std::string, std::string> kOuter = {
-        {"embed_tokens.weight", "token_embd.weight"}, {"wte.weight", "token_embd.weight"},  {"wpe.weight", "position_embd.weight"},
+        {"embed_tokens.weight", "token_embd.weight"}, {"wte.weight", "token_embd.weight"},   {"wpe.weight", "position_embd.weight"},
         {"norm.weight", "output_norm.weight"},        {"ln_f.weight", "output_norm.weight"}, {"ln_f.bias", "output_norm.bias"},
         {"lm_head.weight", "output.weight"}};
     if (const auto outer = kOuter.find(name); outer != kOuter.end()) return put(outer->second, tensor);
@@ -265,21 +278,33 @@ class ConvertedFolder {
     if (type_ == "gpt_oss" && part.starts_with("mlp.experts.")) return add_gpt_oss_experts(block, part.substr(12), tensor);
     if (const size_t experts = part.find(".experts."); experts != std::string::npos) {
       const std::string rest = part.substr(experts + 9), linear = rest.substr(rest.find('.') + 1);
-      static const std::map<std::string, std::string> kLinears = {{"gate_proj.weight", "gate"}, {"w1.weight", "gate"}, {"up_proj.weight", "up"},
-                                                                  {"w3.weight", "up"},          {"down_proj.weight", "down"}, {"w2.weight", "down"}};
+      static const std::map<std::string, std::string> kLinears = {{"gate_proj.weight", "gate"}, {"w1.weight", "gate"},
+                                                                  {"up_proj.weight", "up"},     {"w3.weight", "up"},
+                                                                  {"down_proj.weight", "down"}, {"w2.weight", "down"}};
       stacks_[block + "ffn_" + kLinears.at(linear) + "_exps.weight"][std::stoul(rest)] = tensor;
       return;
     }
     if (part == "self_attn.sinks") return put(block + "attn_sinks.weight", tensor);
     const std::string stem = part.substr(0, part.rfind('.'));
-    static const std::map<std::string, std::string> kParts = {
-        {"input_layernorm", "attn_norm"}, {"self_attn.q_proj", "attn_q"},      {"self_attn.k_proj", "attn_k"},
-        {"self_attn.v_proj", "attn_v"},   {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-        {"self_attn.k_norm", "attn_k_norm"}, {"mlp.gate_proj", "ffn_gate"},    {"mlp.up_proj", "ffn_up"},
-        {"mlp.down_proj", "ffn_down"},    {"mlp.gate", "ffn_gate_inp"},        {"mlp.router", "ffn_gate_inp"},
-        {"block_sparse_moe.gate", "ffn_gate_inp"}, {"ln_1", "attn_norm"},      {"ln_2", "ffn_norm"},
-        {"attn.c_attn", "attn_qkv"},      {"attn.c_proj", "attn_output"},      {"mlp.c_fc", "ffn_up"},
-        {"mlp.c_proj", "ffn_down"}};
+    static const std::map<std::string, std::string> kParts = {{"input_layernorm", "attn_norm"},
+                                                              {"self_attn.q_proj", "attn_q"},
+                                                              {"self_attn.k_proj", "attn_k"},
+                                                              {"self_attn.v_proj", "attn_v"},
+                                                              {"self_attn.o_proj", "attn_output"},
+                                                              {"self_attn.q_norm", "attn_q_norm"},
+                                                              {"self_attn.k_norm", "attn_k_norm"},
+                                                              {"mlp.gate_proj", "ffn_gate"},
+                                                              {"mlp.up_proj", "ffn_up"},
+                                                              {"mlp.down_proj", "ffn_down"},
+                                                              {"mlp.gate", "ffn_gate_inp"},
+                                                              {"mlp.router", "ffn_gate_inp"},
+                                                              {"block_sparse_moe.gate", "ffn_gate_inp"},
+                                                              {"ln_1", "attn_norm"},
+                                                              {"ln_2", "ffn_norm"},
+                                                              {"attn.c_attn", "attn_qkv"},
+                                                              {"attn.c_proj", "attn_output"},
+                                                              {"mlp.c_fc", "ffn_up"},
+                                                              {"mlp.c_proj", "ffn_down"}};
     const char* const second_norm = type_ == "gpt_oss" ? "post_attention_norm" : "ffn_norm";
     const std::string own = stem == "post_attention_layernorm" ? second_norm : kParts.at(stem);
     const bool conv = type_ == "gpt2" && tensor.shape.size() == 2, pairs = type_ == "llama" || type_ == "mixtral";

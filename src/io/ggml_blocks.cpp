@@ -11,10 +11,10 @@
 namespace mantissa {
 namespace {
 
-constexpr int kHalf = 16;   // elements in the low nibbles of a block of 32
-constexpr int kPart = 32;   // elements of a part of a K block
-constexpr int kParts = 8;   // of a K block
-constexpr int kScales = 12; // bytes of scales and minima of Q4_K and Q5_K
+constexpr int kHalf = 16;    // elements in the low nibbles of a block of 32
+constexpr int kPart = 32;    // elements of a part of a K block
+constexpr int kParts = 8;    // parts of a K block
+constexpr int kScales = 12;  // bytes of scales and minima of Q4_K and Q5_K
 
 float fp16_at(const uint8_t* from) {
   uint16_t half = 0;

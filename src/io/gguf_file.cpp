@@ -21,27 +21,25 @@ constexpr std::array<const char*, kGgufTypes> kTypeNames = {"u8",   "i8",     "u
                                                             "bool", "string", "array", "u64", "i64", "f64"};
 constexpr std::array<int64_t, kGgufTypes> kTypeBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // 0: it says how many
 
-constexpr std::array kReadable = {
-    GgmlTypeInfo{GgmlType::f32, "F32", 1, 4},       GgmlTypeInfo{GgmlType::f16, "F16", 1, 2},
-    GgmlTypeInfo{GgmlType::bf16, "BF16", 1, 2},     GgmlTypeInfo{GgmlType::q4_0, "Q4_0", 32, 18},
-    GgmlTypeInfo{GgmlType::q4_1, "Q4_1", 32, 20},   GgmlTypeInfo{GgmlType::q5_0, "Q5_0", 32, 22},
-    GgmlTypeInfo{GgmlType::q5_1, "Q5_1", 32, 24},   GgmlTypeInfo{GgmlType::q8_0, "Q8_0", 32, 34},
-    GgmlTypeInfo{GgmlType::q4_k, "Q4_K", 256, 144}, GgmlTypeInfo{GgmlType::q5_k, "Q5_K", 256, 176},
-    GgmlTypeInfo{GgmlType::q6_k, "Q6_K", 256, 210}, GgmlTypeInfo{GgmlType::mxfp4, "MXFP4", 32, 17}};
+constexpr std::array kReadable = {GgmlTypeInfo{GgmlType::f32, "F32", 1, 4},       GgmlTypeInfo{GgmlType::f16, "F16", 1, 2},
+                                  GgmlTypeInfo{GgmlType::bf16, "BF16", 1, 2},     GgmlTypeInfo{GgmlType::q4_0, "Q4_0", 32, 18},
+                                  GgmlTypeInfo{GgmlType::q4_1, "Q4_1", 32, 20},   GgmlTypeInfo{GgmlType::q5_0, "Q5_0", 32, 22},
+                                  GgmlTypeInfo{GgmlType::q5_1, "Q5_1", 32, 24},   GgmlTypeInfo{GgmlType::q8_0, "Q8_0", 32, 34},
+                                  GgmlTypeInfo{GgmlType::q4_k, "Q4_K", 256, 144}, GgmlTypeInfo{GgmlType::q5_k, "Q5_K", 256, 176},
+                                  GgmlTypeInfo{GgmlType::q6_k, "Q6_K", 256, 210}, GgmlTypeInfo{GgmlType::mxfp4, "MXFP4", 32, 17}};
 
 // Types that ggml has besides.
 constexpr std::pair<uint32_t, const char*> kOthers[] = {
-    {9, "Q8_1"},    {10, "Q2_K"},    {11, "Q3_K"},  {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
-    {20, "IQ4_NL"}, {21, "IQ3_S"},   {22, "IQ2_S"}, {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},    {26, "I32"},     {27, "I64"},
-    {28, "F64"},    {29, "IQ1_M"},   {34, "TQ1_0"}, {35, "TQ2_0"},  {40, "NVFP4"},   {41, "Q1_0"}};
+    {9, "Q8_1"},    {10, "Q2_K"},  {11, "Q3_K"},  {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
+    {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},    {26, "I32"},     {27, "I64"},
+    {28, "F64"},    {29, "IQ1_M"}, {34, "TQ1_0"}, {35, "TQ2_0"},  {40, "NVFP4"},   {41, "Q1_0"}};
 
 constexpr int64_t kLeastTensorInfo = 8 + 4 + 4 + 8, kLeastKeyValue = 8 + 4 + 1;  // bytes
 
 std::string shown(std::string_view name) { return printable(shortened(name)); }
 
 bool is_integer(GgufType type) {
-  return type != GgufType::f32 && type != GgufType::f64 && type != GgufType::boolean && type != GgufType::string &&
-         type != GgufType::array;
+  return type != GgufType::f32 && type != GgufType::f64 && type != GgufType::boolean && type != GgufType::string && type != GgufType::array;
 }
 
 template <class T>
@@ -112,8 +110,8 @@ class GgufHeader::Parser {
                "is no GGUF file: it does not begin with ", kGgufMagic);
     out_.version_ = take<uint32_t>();
     require_at(4, (out_.version_ & 0xffffU) != 0, "is in the byte order of big-endian machines, which mantissa does not read");
-    require_at(4, out_.version_ >= kOldestGgufVersion && out_.version_ <= kGgufVersion, "version ", out_.version_, " of GGUF; mantissa reads ",
-               kOldestGgufVersion, " and ", kGgufVersion);
+    require_at(4, out_.version_ >= kOldestGgufVersion && out_.version_ <= kGgufVersion, "version ", out_.version_,
+               " of GGUF; mantissa reads ", kOldestGgufVersion, " and ", kGgufVersion);
     const auto tensors = take<uint64_t>(), keys = take<uint64_t>();
     require_count(8, tensors, "tensors", kLeastTensorInfo, GgufLimits::kTensors);
     require_count(16, keys, "key-values", kLeastKeyValue, GgufLimits::kKeys);
@@ -254,15 +252,15 @@ class GgufHeader::Parser {
     }
     tensor.type = known->type;
     const int64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
-    require_at(position, row % known->block == 0, whose_, "rows of ", row, " elements are no whole blocks of ", known->name, ", which have ",
-               known->block);
-    require_at(position, !__builtin_mul_overflow(elements / known->block, known->bytes, &tensor.bytes) && tensor.bytes <= file_bytes_, whose_,
-               elements, " elements of ", known->name, " in a file of ", file_bytes_, " bytes");
+    require_at(position, row % known->block == 0, whose_, "rows of ", row, " elements are no whole blocks of ", known->name,
+               ", which have ", known->block);
+    require_at(position, !__builtin_mul_overflow(elements / known->block, known->bytes, &tensor.bytes) && tensor.bytes <= file_bytes_,
+               whose_, elements, " elements of ", known->name, " in a file of ", file_bytes_, " bytes");
     const auto offset = take<uint64_t>();
     require_at(position, offset % static_cast<uint64_t>(out_.alignment_) == 0, whose_, "its data begin at ", offset,
                ", no multiple of the alignment ", out_.alignment_);
-    require_at(position, std::cmp_equal(offset, data_), whose_, "its data begin at ", offset, ", and those of the tensors before it end at ",
-               data_);
+    require_at(position, std::cmp_equal(offset, data_), whose_, "its data begin at ", offset,
+               ", and those of the tensors before it end at ", data_);
     tensor.begin = data_;
     end_ = data_ + tensor.bytes;
     data_ = round_up(end_, out_.alignment_);
@@ -291,7 +289,7 @@ class GgufHeader::Parser {
   int64_t file_bytes_;
   const ReadMore& read_more_;
   int64_t at_ = 0;
-  int64_t data_ = 0, end_ = 0;  // of the tensors so far, in the data: with the padding of the last, and without
+  int64_t data_ = 0, end_ = 0;  // ends of the tensors so far, in the data: with the padding of the last, and without
   std::string whose_;           // "key "...": ", for messages
 };
 

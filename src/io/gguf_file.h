@@ -7,7 +7,8 @@
 //   keys     key-value    string key; u32 GgufType; the value
 //   tensors  tensor info  string name; u32 n <= 4; u64 sizes[n], the innermost first; u32 GgmlType; u64 offset in the data
 //   padding               zeros up to a multiple of the alignment: key general.alignment, a u32 and a power of two; else 32
-//   data                  the tensors in the order of their infos, each padded to a multiple of the alignment; the padding of the last may be
+//   data                  the tensors in the order of their infos, each padded to a multiple of the alignment; the padding of the last may
+//   be
 //                         missing
 //
 //   string   u64 bytes, then so many bytes of UTF-8, without a zero at the end
@@ -67,7 +68,7 @@ struct GgmlTypeInfo {
   GgmlType type;
   const char* name;  // "Q4_K", as ggml has it
   int64_t block;     // elements
-  int64_t bytes;     // of a block
+  int64_t bytes;     // bytes of a block
 };
 const GgmlTypeInfo& ggml_type_info(GgmlType type);
 // Returns the name of a type that ggml knows, also of those that mantissa cannot decode; null: ggml has no such type.
@@ -86,45 +87,45 @@ inline constexpr const char* kFileType = "general.file_type";         // u32, ll
 inline constexpr const char* kQuantizationVersion = "general.quantization_version";
 inline constexpr uint32_t kQuantizationVersionNow = 2;
 
-inline constexpr const char* kVocabulary = "ARCH.vocab_size";                              // u32
-inline constexpr const char* kContextLength = "ARCH.context_length";                       // u32
-inline constexpr const char* kEmbeddingLength = "ARCH.embedding_length";                   // u32
-inline constexpr const char* kBlockCount = "ARCH.block_count";                             // u32
-inline constexpr const char* kFeedForwardLength = "ARCH.feed_forward_length";              // u32; of llama with experts: one expert's
-inline constexpr const char* kExpertFeedForwardLength = "ARCH.expert_feed_forward_length"; // u32; qwen3moe, gpt-oss
-inline constexpr const char* kExpertCount = "ARCH.expert_count";                           // u32
-inline constexpr const char* kExpertUsedCount = "ARCH.expert_used_count";                  // u32
-inline constexpr const char* kHeadCount = "ARCH.attention.head_count";                     // u32
-inline constexpr const char* kKvHeadCount = "ARCH.attention.head_count_kv";                // u32
-inline constexpr const char* kKeyLength = "ARCH.attention.key_length";                     // u32, head_dim
-inline constexpr const char* kValueLength = "ARCH.attention.value_length";                 // u32, the same
-inline constexpr const char* kNormRmsEpsilon = "ARCH.attention.layer_norm_rms_epsilon";    // f32
-inline constexpr const char* kNormEpsilon = "ARCH.attention.layer_norm_epsilon";           // f32; gpt2
-inline constexpr const char* kSlidingWindow = "ARCH.attention.sliding_window";             // u32; gpt-oss
-inline constexpr const char* kSlidingWindowPattern = "ARCH.attention.sliding_window_pattern";  // u32; 2: every second layer
-inline constexpr const char* kRopeDimensions = "ARCH.rope.dimension_count";                // u32
-inline constexpr const char* kRopeBase = "ARCH.rope.freq_base";                            // f32
-inline constexpr const char* kRopeScalingType = "ARCH.rope.scaling.type";                  // string: none, linear, yarn
-inline constexpr const char* kRopeScalingFactor = "ARCH.rope.scaling.factor";              // f32
-inline constexpr const char* kRopeOriginalLength = "ARCH.rope.scaling.original_context_length";      // u32
-inline constexpr const char* kYarnExtFactor = "ARCH.rope.scaling.yarn_ext_factor";                   // f32
-inline constexpr const char* kYarnAttentionFactor = "ARCH.rope.scaling.yarn_attn_factor";            // f32
-inline constexpr const char* kYarnBetaFast = "ARCH.rope.scaling.yarn_beta_fast";                     // f32
-inline constexpr const char* kYarnBetaSlow = "ARCH.rope.scaling.yarn_beta_slow";                     // f32
-inline constexpr const char* kYarnLogMultiplier = "ARCH.rope.scaling.yarn_log_multiplier";           // f32
+inline constexpr const char* kVocabulary = "ARCH.vocab_size";                                    // u32
+inline constexpr const char* kContextLength = "ARCH.context_length";                             // u32
+inline constexpr const char* kEmbeddingLength = "ARCH.embedding_length";                         // u32
+inline constexpr const char* kBlockCount = "ARCH.block_count";                                   // u32
+inline constexpr const char* kFeedForwardLength = "ARCH.feed_forward_length";                    // u32; of llama with experts: one expert's
+inline constexpr const char* kExpertFeedForwardLength = "ARCH.expert_feed_forward_length";       // u32; qwen3moe, gpt-oss
+inline constexpr const char* kExpertCount = "ARCH.expert_count";                                 // u32
+inline constexpr const char* kExpertUsedCount = "ARCH.expert_used_count";                        // u32
+inline constexpr const char* kHeadCount = "ARCH.attention.head_count";                           // u32
+inline constexpr const char* kKvHeadCount = "ARCH.attention.head_count_kv";                      // u32
+inline constexpr const char* kKeyLength = "ARCH.attention.key_length";                           // u32, head_dim
+inline constexpr const char* kValueLength = "ARCH.attention.value_length";                       // u32, the same
+inline constexpr const char* kNormRmsEpsilon = "ARCH.attention.layer_norm_rms_epsilon";          // f32
+inline constexpr const char* kNormEpsilon = "ARCH.attention.layer_norm_epsilon";                 // f32; gpt2
+inline constexpr const char* kSlidingWindow = "ARCH.attention.sliding_window";                   // u32; gpt-oss
+inline constexpr const char* kSlidingWindowPattern = "ARCH.attention.sliding_window_pattern";    // u32; 2: every second layer
+inline constexpr const char* kRopeDimensions = "ARCH.rope.dimension_count";                      // u32
+inline constexpr const char* kRopeBase = "ARCH.rope.freq_base";                                  // f32
+inline constexpr const char* kRopeScalingType = "ARCH.rope.scaling.type";                        // string: none, linear, yarn
+inline constexpr const char* kRopeScalingFactor = "ARCH.rope.scaling.factor";                    // f32
+inline constexpr const char* kRopeOriginalLength = "ARCH.rope.scaling.original_context_length";  // u32
+inline constexpr const char* kYarnExtFactor = "ARCH.rope.scaling.yarn_ext_factor";               // f32
+inline constexpr const char* kYarnAttentionFactor = "ARCH.rope.scaling.yarn_attn_factor";        // f32
+inline constexpr const char* kYarnBetaFast = "ARCH.rope.scaling.yarn_beta_fast";                 // f32
+inline constexpr const char* kYarnBetaSlow = "ARCH.rope.scaling.yarn_beta_slow";                 // f32
+inline constexpr const char* kYarnLogMultiplier = "ARCH.rope.scaling.yarn_log_multiplier";       // f32
 
-inline constexpr const char* kTokenizerModel = "tokenizer.ggml.model";  // string: "gpt2" is byte pairs over bytes
-inline constexpr const char* kTokenizerPre = "tokenizer.ggml.pre";      // string: which expression splits texts ("qwen2", "smollm")
-inline constexpr const char* kTokens = "tokenizer.ggml.tokens";         // strings by id, in the characters that stand for bytes
-inline constexpr const char* kTokenTypes = "tokenizer.ggml.token_type"; // i32 by id: GgufTokenType
-inline constexpr const char* kMerges = "tokenizer.ggml.merges";         // strings "left right", the first merged first
-inline constexpr const char* kBosToken = "tokenizer.ggml.bos_token_id"; // u32
-inline constexpr const char* kEosToken = "tokenizer.ggml.eos_token_id"; // u32
-inline constexpr const char* kEotToken = "tokenizer.ggml.eot_token_id"; // u32: end of a turn
-inline constexpr const char* kUnknownToken = "tokenizer.ggml.unknown_token_id";  // u32
-inline constexpr const char* kPaddingToken = "tokenizer.ggml.padding_token_id";  // u32
-inline constexpr const char* kAddBos = "tokenizer.ggml.add_bos_token";           // bool
-inline constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";           // bool
+inline constexpr const char* kTokenizerModel = "tokenizer.ggml.model";   // string: "gpt2" is byte pairs over bytes
+inline constexpr const char* kTokenizerPre = "tokenizer.ggml.pre";       // string: which expression splits texts ("qwen2", "smollm")
+inline constexpr const char* kTokens = "tokenizer.ggml.tokens";          // strings by id, in the characters that stand for bytes
+inline constexpr const char* kTokenTypes = "tokenizer.ggml.token_type";  // i32 by id: GgufTokenType
+inline constexpr const char* kMerges = "tokenizer.ggml.merges";          // strings "left right", the first merged first
+inline constexpr const char* kBosToken = "tokenizer.ggml.bos_token_id";  // u32
+inline constexpr const char* kEosToken = "tokenizer.ggml.eos_token_id";  // u32
+inline constexpr const char* kEotToken = "tokenizer.ggml.eot_token_id";  // u32: end of a turn
+inline constexpr const char* kUnknownToken = "tokenizer.ggml.unknown_token_id";    // u32
+inline constexpr const char* kPaddingToken = "tokenizer.ggml.padding_token_id";    // u32
+inline constexpr const char* kAddBos = "tokenizer.ggml.add_bos_token";             // bool
+inline constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";             // bool
 inline constexpr const char* kAddSpacePrefix = "tokenizer.ggml.add_space_prefix";  // bool
 inline constexpr const char* kChatTemplate = "tokenizer.chat_template";            // string
 
@@ -147,8 +148,8 @@ struct GgufValue {
 struct GgufTensor {
   std::string name;
   GgmlType type = GgmlType::f32;
-  std::vector<int64_t> shape;  // the outermost first: [out, in]
-  int64_t begin = 0;           // in the file
+  std::vector<int64_t> shape = {};  // the outermost first: [out, in]
+  int64_t begin = 0;                // in the file
   int64_t bytes = 0;
 
   int64_t elements() const;
@@ -171,14 +172,14 @@ class GgufHeader {
 
   uint32_t version() const { return version_; }
   int64_t alignment() const { return alignment_; }
-  const std::vector<GgufTensor>& tensors() const { return tensors_; }  // in the order of the file
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }                   // in the order of the file
   const std::vector<std::pair<std::string, GgufValue>>& keys() const { return keys_; }  // by key
   std::string_view front() const { return front_; }
   const std::string& source() const { return source_; }
 
   // Values of keys; none: there is no such key. A value of another type is Error(data) that names the key.
   const GgufValue* find(std::string_view key) const;
-  std::optional<int64_t> integer(std::string_view key) const;  // of any integer type
+  std::optional<int64_t> integer(std::string_view key) const;  // any integer type
   // An f32 is the double of its shortest decimal: 1e-05 for the f32 next to it.
   std::optional<double> number(std::string_view key) const;
   std::optional<bool> boolean(std::string_view key) const;
