@@ -71,6 +71,15 @@ enum class KeyKind {
   topic
 };
 
+// Sets of architectures.
+namespace architectures {
+constexpr unsigned bit(Architecture architecture) { return 1U << static_cast<unsigned>(architecture); }
+inline constexpr unsigned kLlama = bit(Architecture::llama), kQwen2 = bit(Architecture::qwen2), kQwen3Dense = bit(Architecture::qwen3),
+                          kQwen3Moe = bit(Architecture::qwen3_moe), kMixtral = bit(Architecture::mixtral), kGpt2 = bit(Architecture::gpt2),
+                          kGptOss = bit(Architecture::gpt_oss), kQwen3 = kQwen3Dense | kQwen3Moe, kQwen = kQwen2 | kQwen3,
+                          kExperts = kQwen3Moe | kMixtral | kGptOss, kRms = kLlama | kQwen | kMixtral | kGptOss, kAll = kRms | kGpt2;
+}  // namespace architectures
+
 class ArchitectureReader;
 using ReadTopic = void(ArchitectureReader& reader);
 using WriteTopic = void(Architecture architecture, ModelConfig& model, Json& out);

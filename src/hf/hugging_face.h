@@ -1,6 +1,6 @@
 // Models as transformers of Hugging Face describes and names them: config.json, and the tensors of model.safetensors, of the architectures
-// that the options of ModelConfig can express. In architecture_config.cpp (with hf/architecture_table.h) and
-// architecture_table.cpp.
+// that the options of ModelConfig can express. In architecture_config.cpp (with hf/architecture_table.h),
+// architecture_table.cpp and architecture_tensors.cpp.
 #pragma once
 
 #include <cstdint>
@@ -69,8 +69,8 @@ struct RowRun {
 
 // A tensor as an architecture names and lays it out: it holds rows of one parameter. A vector has rows of one element. transposed: its
 // matrices are [in, out], as GPT-2's Conv1D and the experts of gpt-oss, whose gate and up alternate; rows are still those of [out, in].
-// mlx-lm and GGUF transpose nothing and stack the experts of each linear of a layer, [E, out, in]; GGUF has the rows of q and k of Llama and
-// Mixtral in the order of pairs that rotate together.
+// mlx-lm and GGUF transpose nothing and stack the experts of each linear of a layer, [E, out, in]; GGUF has the rows of q and k of Llama
+// and Mixtral in the order of pairs that rotate together.
 struct ArchitectureTensor {
   std::string name;            // "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // in the file

@@ -204,11 +204,16 @@ void expect_tiles(const ModelConfig& model, ExportFormat format) {
       EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
       for (const RowRun& run : tensor.runs) {
         const int64_t twice = model.moe ? 2 * model.moe->intermediate_size : 0;
-        if (tensor.runs.size() > 1 && format == ExportFormat::hf) {
+        if (tensor.runs.size() > 1 && tensor.name.find(".attn_") != std::string::npos) {  // pairs of a head one below the other
+          const int64_t head = model.head_size();
+          EXPECT_EQ(run.step, 2) << tensor.name;
+          EXPECT_EQ(run.file_row % head, (run.row - tensor.runs.front().row) % head / (head / 2)) << tensor.name;
+        } else if (tensor.runs.size() > 1 && format == ExportFormat::hf) {
           EXPECT_EQ(run.step, 2) << tensor.name;
           EXPECT_EQ(run.file_row, run.row / twice * twice + run.row % twice / (twice / 2)) << tensor.name;
         } else if (tensor.runs.size() > 1) {  // experts one below the other: of each, gate or up
-          const int64_t first = tensor.name.find(".up_proj.") != std::string::npos ? twice / 2 : 0;
+          const bool up = tensor.name.find(".up_proj.") != std::string::npos || tensor.name.find("ffn_up_exps") != std::string::npos;
+          const int64_t first = up ? twice / 2 : 0;
           EXPECT_EQ(run.row, run.file_row / (twice / 2) * twice + first) << tensor.name;
           EXPECT_EQ(run.step, 1) << tensor.name;
         }
@@ -226,7 +231,8 @@ void expect_tiles(const ModelConfig& model, ExportFormat format) {
 TEST(ArchitectureTable, TensorsTileTheParameters) {
   for (const char* type : test::kArchitectureTypes) {
     SCOPED_TRACE(type);
-    for (const ExportFormat format : {ExportFormat::hf, ExportFormat::mlx}) expect_tiles(read(config_of(type)).model, format);
+    for (const ExportFormat format : {ExportFormat::hf, ExportFormat::mlx, ExportFormat::gguf})
+      expect_tiles(read(config_of(type)).model, format);
   }
 }
 
