@@ -401,7 +401,7 @@ TEST_F(GgufExport, RotationsOfLlama3AreATensorAndOfYarnKeys) {
   const GgufTensor& factors = scaled.header().tensors().back();
   EXPECT_EQ(factors.name, "rope_freqs.weight");
   EXPECT_EQ(decoded(factors.type, bytes_of(scaled, factors)).back(), 8.0F);
-  change("llama3", factors.name, "bad", [](std::string& bytes) { bytes.back() ^= 1; });
+  change("llama3", factors.name, "bad", [](std::string& bytes) { bytes.back() = static_cast<char>(bytes.back() ^ 1); });
   EXPECT_THAT(found_difference("bad", llama3), HasSubstr("rope_freqs.weight is not the model's"));
   const std::string yarn = trained_on_words(
       "yarn", with(kLlama, {R"(model.rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 8})"}));

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "files.h"
 #include "testing.h"
 
 namespace mantissa::gguf_writer_test {
