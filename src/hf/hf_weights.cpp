@@ -12,9 +12,6 @@
 namespace mantissa {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr int64_t kMostTextBytes = 100'000'000;
 constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
 constexpr int64_t kE2m1InU32 = 8, kE4m3InU32 = 4;  // codes
@@ -42,10 +39,10 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
-ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
-  const std::string source = (folder / "config.json").string();
-  seen.look_at(source);
-  return read_architecture_config(hf_file(folder, "config.json"), source);
+ExportFormat format_of(ModelFiles& files, const ArchitectureConfig& config) {
+  if (const std::optional<ExportFormat> format = files.format()) return *format;
+  const bool mlx = !config.quantization.empty() && parse_json(config.quantization, "quantization").contains("quantization");
+  return mlx ? ExportFormat::mlx : ExportFormat::hf;
 }
 
 }  // namespace
@@ -56,10 +53,10 @@ std::string HfWeights::fingerprint() {
   const auto add = [&](const std::string& line) { hash.update(std::as_bytes(std::span(line))); };
   add(file("config.json").value_or(""));
   std::vector<std::byte> sample;
-  for (const SafetensorsEntry& entry : files_.entries()) {
+  for (const SafetensorsEntry& entry : files_->entries()) {
     add(text(entry.name, ' ', entry.dtype, " [", joined(entry.shape), "] ", entry.file, ' ', entry.begin));
     sample.resize(static_cast<size_t>(std::min(entry.bytes(), kSample)));
-    files_.read(entry, 0, sample);
+    files_->read(entry, 0, sample);
     hash.update(sample);
   }
   return hash.finish().text();
@@ -78,24 +75,13 @@ std::vector<TokenizerFile> tokenizer_files(HfWeights& weights) {
   return files;
 }
 
-bool is_hf_folder(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / "config.json", error) && !fs::exists(folder / "manifest.json", error) &&
-         (fs::exists(folder / "model.safetensors", error) || fs::exists(folder / "model.safetensors.index.json", error));
-}
-
-std::string hf_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
-
 // Checks quantization_config before tensors; otherwise those that it renames would be reported as missing.
-HfWeights::HfWeights(const fs::path& folder)
+HfWeights::HfWeights(const std::filesystem::path& folder)
     : folder_(folder),
-      config_(config_in(folder, seen_)),
-      block_fp8_(!config_.quantization.empty() && PackedConfig(config_.quantization, (folder / "config.json").string()).block_fp8()),
-      files_(folder) {
-  const auto written_for = files_.metadata().find("format");
-  const bool named = written_for != files_.metadata().end() && written_for->second == choice_name(ExportFormat::mlx);
-  const bool has_key = !config_.quantization.empty() && parse_json(config_.quantization, "quantization").contains("quantization");
-  if (named || has_key) format_ = ExportFormat::mlx;
+      files_(open_model_files(folder)),
+      config_(read_architecture_config(files_->config(), files_->config_source())),
+      block_fp8_(!config_.quantization.empty() && PackedConfig(config_.quantization, files_->config_source()).block_fp8()),
+      format_(format_of(*files_, config_)) {
   find_tensors();
   if (config_.says_dtype) return;
   bool bf16 = false, other = false;  // among values; there may be codes beside them
@@ -108,20 +94,6 @@ HfWeights::HfWeights(const fs::path& folder)
   config_.dtype = bf16 && !other ? Dtype::bf16 : Dtype::f32;
 }
 HfWeights::~HfWeights() = default;
-
-std::optional<std::string> HfWeights::file(const std::string& name) {
-  seen_.look_at(folder_ / name);
-  std::error_code error;
-  if (!fs::exists(folder_ / name, error)) return {};
-  std::string content = hf_file(folder_, name);
-  seen_.look_at(folder_ / name);
-  return content;
-}
-
-void HfWeights::require_unchanged() {
-  seen_.require_unchanged();
-  files_.require_unchanged();
-}
 
 // Moves the entries that hold a tensor of the model out of `unused`; returns false if the folder lacks them.
 bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
@@ -143,8 +115,11 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   if (!entry) return false;
   require_form(tensor, *entry, scales);
   const TileScales* tiles = nullptr;
-  if (scales && block_fp8_ && entry->dtype == FileDtype::f8_e4m3)
-    tiles = (tile_scales_[scales] = std::make_unique<TileScales>(read_tile_scales(files_, *scales, where()))).get();
+  if (scales && block_fp8_ && entry->dtype == FileDtype::f8_e4m3) {
+    std::vector<std::byte> bytes(static_cast<size_t>(scales->bytes()));
+    files_->read(*scales, 0, bytes);
+    tiles = (tile_scales_[scales] = std::make_unique<TileScales>(read_tile_scales(bytes, *scales, where()))).get();
+  }
   for (const RowRun& run : tensor.runs)
     pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .tiles = tiles, .run = run});
   return true;
@@ -213,12 +188,12 @@ bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && ten
 
 void HfWeights::find_tensors() {
   // A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
-  const size_t held = files_.entries().size(), spare = held + 100;
+  const size_t held = files_->entries().size(), spare = held + 100;
   tensors_ = first_architecture_tensors(config_.architecture, config_.model, format_, std::min(spare, kMostArchitectureTensors) + 1);
-  require(tensors_.size() <= kMostArchitectureTensors, ExitCode::usage, (folder_ / "config.json").string(), ": the model has more than ",
+  require(tensors_.size() <= kMostArchitectureTensors, ExitCode::usage, files_->config_source(), ": the model has more than ",
           kMostArchitectureTensors, " tensors, and the folder holds ", held);
   Unused unused;
-  for (const SafetensorsEntry& entry : files_.entries()) {
+  for (const SafetensorsEntry& entry : files_->entries()) {
     if (is_architecture_buffer(config_.architecture, entry.name)) continue;
     const std::string name = with_base_prefix(config_.architecture, entry.name, format_);
     require(unused.emplace(name, &entry).second, ExitCode::data, where(), ": holds ", name, " twice, with and without its prefix");
@@ -252,8 +227,8 @@ void HfWeights::require_tied_output(const SafetensorsEntry& output) {
   std::vector<std::byte> a(kTieChunkBytes), b(kTieChunkBytes);
   for (int64_t at = 0; at < output.bytes(); at += static_cast<int64_t>(kTieChunkBytes)) {
     const auto count = static_cast<size_t>(std::min<int64_t>(output.bytes() - at, static_cast<int64_t>(kTieChunkBytes)));
-    files_.read(output, at, std::span(a).first(count));
-    files_.read(embedding, at, std::span(b).first(count));
+    files_->read(output, at, std::span(a).first(count));
+    files_->read(embedding, at, std::span(b).first(count));
     require(std::memcmp(a.data(), b.data(), count) == 0, ExitCode::data, where(), ": ", output.name,
             " differs from the embeddings, but config.json ties them: set tie_word_embeddings to false");
   }
@@ -354,9 +329,9 @@ void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry
                                std::span<std::byte> out) {
   const RowRun& run = piece.run;
   const int64_t first = run.file_row + (begin - run.row) * run.step;
-  if (run.step == 1) return files_.read(entry, first * row_bytes, out);
+  if (run.step == 1) return files_->read(entry, first * row_bytes, out);
   std::vector<std::byte> all(static_cast<size_t>(((end - begin - 1) * run.step + 1) * row_bytes));
-  files_.read(entry, first * row_bytes, all);
+  files_->read(entry, first * row_bytes, all);
   for (int64_t row = 0; row < end - begin; ++row)
     std::memcpy(out.data() + row * row_bytes, all.data() + row * run.step * row_bytes, static_cast<size_t>(row_bytes));
 }
@@ -407,7 +382,7 @@ std::span<const std::byte> HfWeights::turned_matrix(const Piece& piece, int64_t 
   if (turned_ == piece.entry && turned_matrix_ == matrix) return turned_bytes_;
   const int64_t rows = piece.tensor->columns(), columns = piece.tensor->rows() / piece.tensor->matrices;
   std::vector<std::byte> stored(static_cast<size_t>(rows * columns * value_bytes(piece.entry->dtype)));
-  files_.read(*piece.entry, matrix * static_cast<int64_t>(stored.size()), stored);
+  files_->read(*piece.entry, matrix * static_cast<int64_t>(stored.size()), stored);
   turned_bytes_.resize(stored.size());
   transpose(stored, rows, columns, turned_bytes_);
   turned_ = piece.entry;

@@ -1,5 +1,5 @@
-// The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are in
-// load_model.cpp.
+// The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are
+// in load_model.cpp.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "hf/hugging_face.h"
+#include "hf/model_files.h"
 #include "hf/packing.h"
 #include "io/safetensors.h"
 #include "mantissa/config/run_config.h"
@@ -35,9 +36,10 @@ inline void transpose(std::span<const std::byte> from, int64_t rows, int64_t col
 
 struct TileScales;
 
-// A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
-// than those of an output projection beside tied embeddings, which must be equal to them, and the scales of block FP8. Throws Error(data)
-// for tensors that are missing, or that the model has no place for, Error(usage) for a model or a type that mantissa lacks.
+// A folder with config.json and model.safetensors, or its shards. Opening it checks
+// every name, shape and type, but reads no values other than those of an output projection beside tied embeddings, which must be equal to
+// them, and the scales of block FP8. Throws Error(data) for tensors that are missing, or that the model has no place for, Error(usage) for
+// a model or a type that mantissa lacks.
 class HfWeights : public TensorReader {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
@@ -63,11 +65,12 @@ class HfWeights : public TensorReader {
   // Names an element of a parameter by its place in the tensor of transformers: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
-  std::optional<std::string> file(const std::string& name);
+  std::optional<std::string> file(const std::string& name) { return files_->file(name); }
+  std::string config_source() const { return files_->config_source(); }  // file of the config, for messages
   // Returns a hash of config.json, of the tensors' names, types, shapes and places, and of the first bytes of each: ranks compare it.
   std::string fingerprint();
   // Throws Error(data) unless everything read from the folder until now belongs to one state of its files.
-  void require_unchanged() override;
+  void require_unchanged() override { files_->require_unchanged(); }
   // Returns the dtype in which files hold the rows of a tensor, which may be of another format: F32 unless all are BF16. F16 counts as F32,
   // which it becomes.
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
@@ -107,11 +110,10 @@ class HfWeights : public TensorReader {
   std::span<const std::byte> turned_matrix(const Piece& piece, int64_t matrix);
 
   std::filesystem::path folder_;
-  UnchangedFiles seen_;  // beside the weights
+  std::unique_ptr<ModelFiles> files_;
   ArchitectureConfig config_;
   bool block_fp8_ = false;  // by quantization_config
-  SafetensorsFolder files_;
-  ExportFormat format_ = ExportFormat::hf;
+  ExportFormat format_;
   std::map<const SafetensorsEntry*, std::unique_ptr<TileScales>> tile_scales_;
   std::vector<ArchitectureTensor> tensors_;
   std::map<std::string, std::vector<Piece>> pieces_;  // by parameter, in the order of its rows
@@ -123,11 +125,5 @@ class HfWeights : public TensorReader {
 // Reads the files that go with a model (kTokenizerFiles). Throws Error(usage) or Error(data) for a config.json or generation_config.json
 // whose special tokens an export, eval or generate could not read.
 std::vector<TokenizerFile> tokenizer_files(HfWeights& weights);
-
-// Returns whether a folder given by a user is of Hugging Face's form.
-bool is_hf_folder(const std::filesystem::path& folder);
-
-// Returns the text of a file in a model's folder. Throws Error(usage) if there is none.
-std::string hf_file(const std::filesystem::path& folder, const std::string& name);
 
 }  // namespace mantissa

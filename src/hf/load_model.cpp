@@ -93,13 +93,12 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 
 // Returns the quantization_config, which must be there if there are codes: these alone do not say how a server quantizes their inputs.
 std::optional<PackedConfig> HfWeights::packed_config() const {
-  const std::filesystem::path side = folder_ / kModeloptSideFile;
-  if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
-  std::error_code error;
+  if (!config_.quantization.empty()) return PackedConfig(config_.quantization, files_->config_source());
   for (const auto& [parameter, pieces] : pieces_) {
     const auto codes = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.scales != nullptr; });
     if (codes == pieces.end()) continue;
-    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(hf_file(folder_, kModeloptSideFile), side.string());
+    const std::optional<std::string> side = files_->file(kModeloptSideFile);
+    if (side) return PackedConfig::of_modelopt(*side, (folder_ / kModeloptSideFile).string());
     fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
          " with scales, but there is neither a quantization_config in config.json nor a ", kModeloptSideFile,
          ", which would say for which modules inputs are quantized: add the one that belongs to these weights");

@@ -16,9 +16,7 @@ std::optional<uint8_t> e8m0_of_scale(float scale) {
   return code == kScaleNan ? std::nullopt : std::optional(code);
 }
 
-TileScales read_tile_scales(SafetensorsFolder& files, const SafetensorsEntry& entry, const std::string& where) {
-  std::vector<std::byte> bytes(static_cast<size_t>(entry.bytes()));
-  files.read(entry, 0, bytes);
+TileScales read_tile_scales(std::span<const std::byte> bytes, const SafetensorsEntry& entry, const std::string& where) {
   TileScales scales{.values = {}, .columns = entry.shape.back()};
   const auto width = static_cast<size_t>(file_dtype_bits(entry.dtype)) / 8;
   for (size_t i = 0; i < bytes.size() / width; ++i) {

@@ -29,8 +29,9 @@ struct TileScales {
   float at(int64_t row, int64_t column) const { return values[static_cast<size_t>(row / kTile * columns + column / kTile)]; }
 };
 
-// Reads a matrix of scales. Throws Error(data) that names `where` and the first that is NaN, Inf, zero or negative.
-TileScales read_tile_scales(SafetensorsFolder& files, const SafetensorsEntry& entry, const std::string& where);
+// Reads a matrix of scales from the bytes of its tensor. Throws Error(data) that names `where` and the first that is NaN, Inf, zero or
+// negative.
+TileScales read_tile_scales(std::span<const std::byte> bytes, const SafetensorsEntry& entry, const std::string& where);
 
 // Returns the E8M0 code of a scale, none if it is no power of two that E8M0 has; and codes as a file of this type holds them.
 std::optional<uint8_t> e8m0_of_scale(float scale);

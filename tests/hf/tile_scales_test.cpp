@@ -50,8 +50,8 @@ class ScalesInAFile : public ::testing::Test {
     SafetensorsWriter writer(folder_.path(), layout, 0, 1);
     writer.write(std::as_bytes(std::span(bytes)));
     writer.finish();
-    SafetensorsFolder files(folder_.path());
-    return read_tile_scales(files, *files.find("s"), "FOLDER");
+    const SafetensorsFolder files(folder_.path());
+    return read_tile_scales(std::as_bytes(std::span(bytes)), *files.find("s"), "FOLDER");
   }
   static std::string bytes_of(const std::vector<float>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
