@@ -86,8 +86,8 @@ Command export_command() {
           "mantissa export runs/quickstart --output quickstart-hf\nmantissa export runs/mx --output mx-hf --weights packed\n"
           "mantissa export runs/mx --output mx-mlx --format mlx --weights packed",
       .options = {{"MODEL", &arguments->model,
-                   "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or a folder in "
-                   "Hugging Face's form"},
+                   "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; a folder in Hugging "
+                   "Face's form; or a GGUF file"},
                   {.name = "--output",
                    .target = &arguments->output,
                    .description = "a folder, or of the format gguf a file, that is not there yet",

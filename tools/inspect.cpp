@@ -12,6 +12,7 @@
 #include "data/batch.h"
 #include "data/token_writer.h"
 #include "hf/hf_weights.h"
+#include "io/gguf_file.h"
 #include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
 #include "mantissa/metrics/events.h"
@@ -81,6 +82,24 @@ void show_hf_folder(const std::string& path) {
   std::cout << "headers and sizes are right; `mantissa verify` reads the contents of what `mantissa export` wrote\n";
 }
 
+void show_gguf(const std::string& path) {
+  const GgufFile file(path);
+  const GgufHeader& header = file.header();
+  int64_t bytes = 0;
+  for (const GgufTensor& tensor : header.tensors()) bytes += tensor.bytes;
+  const auto architecture = header.string(gguf::kArchitecture);
+  std::cout << printable(path) << ": a model in GGUF, version " << header.version() << '\n'
+            << "architecture  " << (architecture ? printable(*architecture) : "not named in its keys") << '\n'
+            << "size          " << bytes_text(bytes) << " of tensors\n"
+            << "keys          " << header.keys().size() << '\n'
+            << count_text(header.tensors().size(), "tensor") << '\n';
+  for (const GgufTensor& tensor : header.tensors()) {
+    show_tensor(tensor.name, ggml_type_info(tensor.type).name, tensor.shape);
+    std::cout << '\n';
+  }
+  std::cout << "keys, tensor infos and sizes are right; `mantissa verify` reads the contents\n";
+}
+
 struct TokenStatistics {
   int32_t least = std::numeric_limits<int32_t>::max(), most = -1;
   int64_t documents = 0;
@@ -135,7 +154,8 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
 void show(const std::string& path, const InspectArguments& arguments) {
   if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
   std::error_code unknown;
-  if (is_hf_folder(path)) return show_hf_folder(path);
+  if (is_gguf_file(path)) return show_gguf(path);
+  if (is_published_model(path)) return show_hf_folder(path);
   if (fs::is_directory(path, unknown)) {
     const NamedCheckpoint named = find_checkpoint(path);
     return named.name.empty() ? show_list(named.folder, arguments.paths.size() > 1) : show_checkpoint(open_checkpoint(path));
@@ -176,7 +196,9 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
 ExitCode inspect(const InspectArguments& arguments) {
   if (arguments.diff) {
     require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
-    const bool folder = is_hf_folder(arguments.paths[0]), other = is_hf_folder(arguments.paths[1]);
+    const bool gguf = is_gguf_file(arguments.paths[0]) || is_gguf_file(arguments.paths[1]);
+    require(!gguf, ExitCode::usage, "inspect --diff: to compare a GGUF file with another model, use verify --against");
+    const bool folder = is_published_model(arguments.paths[0]), other = is_published_model(arguments.paths[1]);
     require(folder == other, ExitCode::usage, "inspect --diff: to compare an export with a checkpoint, use verify --against");
     return folder ? show_folder_difference(arguments.paths[0], arguments.paths[1])
                   : show_difference(arguments.paths[0], arguments.paths[1]);
@@ -196,7 +218,7 @@ Command inspect_command() {
           "mantissa inspect runs/quickstart/checkpoints\n"
           "mantissa inspect --diff runs/quickstart/checkpoints/step-00000350 runs/quickstart/checkpoints/step-00000700",
       .options = {{"PATH", &arguments->paths,
-                   "run folder, folder of checkpoints, checkpoint, export, or data file, glob or Megatron prefix"},
+                   "run folder, folder of checkpoints, checkpoint, export, GGUF file, or data file, glob or Megatron prefix"},
                   {.name = "--diff",
                    .target = &arguments->diff,
                    .description =

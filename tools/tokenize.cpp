@@ -15,6 +15,7 @@
 #include "data/open_data.h"
 #include "data/token_writer.h"
 #include "hf/export_files.h"
+#include "hf/gguf_reader.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
 #include "text/bpe_trainer.h"
@@ -48,7 +49,7 @@ std::string vocabulary_path(const TokenizeArguments& arguments) { return argumen
 Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: needs --tokenizer char");
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
-  if (arguments.tokenizer != "char") return Tokenizer::from_path(arguments.tokenizer);
+  if (arguments.tokenizer != "char") return tokenizer_at(arguments.tokenizer);
   if (arguments.vocabulary) {
     return Tokenizer::from_json(File::open_input(*arguments.vocabulary).content(kLargestVocabularyFile), *arguments.vocabulary);
   }
@@ -268,7 +269,7 @@ Command tokenize_command() {
             .description = "PREFIX of the files to write; with --train-vocab, the file",
             .required = true},
            {"--tokenizer", &arguments->tokenizer,
-            "byte: 256 ids; char: one id per character; or a tokenizer.json, or a folder that holds one"},
+            "byte: 256 ids; char: one id per character; or a tokenizer.json, a folder that holds one, or a GGUF file"},
            {"--train-vocab", &arguments->train_vocab, "train a tokenizer.json with this many tokens (byte-level BPE) on FILES instead"},
            {"--vocabulary", &arguments->vocabulary, "char: the PREFIX.tokenizer.json of an earlier run instead of the characters of FILES"},
            {"--format",

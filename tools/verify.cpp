@@ -6,6 +6,7 @@
 #include "checkpoint/saved_model.h"
 #include "hf/export.h"
 #include "hf/gguf_export.h"
+#include "hf/gguf_reader.h"
 #include "hf/hf_weights.h"
 #include "hf/mlx.h"
 #include "hf/tile_scales.h"
@@ -147,15 +148,25 @@ ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend>
   return ExitCode::ok;
 }
 
-// A file that differs may be damaged, which its hashes tell if it has some.
+// Files of other programs have no hashes, and are compared as folders are: they may have other types and keys than an export has.
+ExitCode verify_other_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  if (arguments.against) return verify_folder_against(arguments, std::move(device));
+  const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return read_all_of_gguf(arguments.path); });
+  std::cout << printable(arguments.path) << ": " << count_text(tensors, "tensor")
+            << " of its model, all values finite; there are no hashes to compare\n";
+  return ExitCode::ok;
+}
+
+// A file that differs may be damaged, which its hashes tell.
 ExitCode verify_gguf_file(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
+  if (!has_gguf_hashes(arguments.path)) return verify_other_gguf(arguments, std::move(device));
   if (!arguments.against) {
     const int64_t tensors = verify_gguf(arguments.path);
     std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
     return ExitCode::ok;
   }
   const ExitCode verdict = compare_gguf(arguments, std::move(device));
-  if (verdict == ExitCode::difference && has_gguf_hashes(arguments.path)) verify_gguf(arguments.path);
+  if (verdict == ExitCode::difference) verify_gguf(arguments.path);
   return verdict;
 }
 
@@ -179,7 +190,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   std::error_code error;
   const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / kProofFile, error);
   if (is_gguf_file(arguments.path)) return verify_gguf_file(arguments, std::move(device));
-  if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
+  if (exported || is_published_model(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
           ": there is no such folder");
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint, but ", arguments.path, " is not an export");
@@ -194,7 +205,7 @@ Command verify_command() {
           .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
           .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
           .options = {{"PATH", &arguments->path,
-                       "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export"},
+                       "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; an export; or a GGUF file"},
                       {"--against", &arguments->against,
                        "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, with inputs quantized alike; "
                        "else exit code 1, or 4 if the export is damaged"},

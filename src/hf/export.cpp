@@ -159,7 +159,7 @@ std::string simulated_weights(const PrecisionPlan& plan) {
 }
 
 ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device) {
-  if (is_hf_folder(from)) {
+  if (is_published_model(from)) {
     auto opened = std::make_unique<HfWeights>(from);
     const RunConfig config = opened->run_config();
     model = SavedModel{.config = config, .plan = resolve_plan(config)};

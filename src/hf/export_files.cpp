@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 
+#include "hf/gguf_reader.h"
 #include "hf/hf_weights.h"
 #include "json/json_fields.h"
 #include "mantissa/json/json.h"
@@ -152,6 +153,12 @@ std::vector<TokenizerFile> files_beside_tokenizer(const std::filesystem::path& t
   std::error_code unknown;
   const std::filesystem::path folder = std::filesystem::is_directory(tokenizer, unknown) ? tokenizer : tokenizer.parent_path();
   std::vector<TokenizerFile> files;
+  if (is_gguf_file(tokenizer)) {
+    GgufModelFiles model(tokenizer);
+    for (const char* const name : {kTemplateFile, kTokenizerConfig})
+      if (std::optional<std::string> content = model.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
+    return files;
+  }
   for (const char* const name : {kTemplateFile, kTokenizerConfig, kOlderFile})
     if (std::filesystem::is_regular_file(folder / name, unknown)) files.push_back({.name = name, .bytes = hf_file(folder, name)});
   return files;

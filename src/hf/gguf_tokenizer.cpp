@@ -15,54 +15,32 @@
 namespace mantissa {
 namespace {
 
-constexpr const char *kTokenizerJson = "tokenizer.json", *kNoVocabulary = "no_vocab";
+constexpr const char* kTokenizerJson = "tokenizer.json";
 
-// An expression of a Split, and what llama.cpp makes of a text by the name.
-struct SplitName {
-  const char *name, *expression;
-  bool whole_words = false;  // a piece that is a token is that token, whatever merges make of it
-  bool close = false;        // its classes of characters are others outside of ASCII
-};
 constexpr const char* kGpt2Split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr SplitName kSplitNames[] = {
-    {.name = "llama-bpe",
-     .expression = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-     .whole_words = true},
-    {.name = "qwen2",
-     .expression = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-    {.name = "gpt-2", .expression = kGpt2Split},
-    {.name = "gpt-4o",
-     .expression = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-                   R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-                   R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-     .close = true},
-    {.name = "tekken",
-     .expression = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
-                   R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|)"
-                   R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-     .whole_words = true,
-     .close = true},
-};
-constexpr SplitName kDigitsSplit = {.name = "smollm", .expression = ""};  // digits one by one, then as gpt-2
 
-const SplitName* split_name_by(const Json& expression) {
-  const auto found = std::ranges::find_if(kSplitNames, [&](const SplitName& one) { return expression == Json(one.expression); });
-  return found == std::end(kSplitNames) ? nullptr : &*found;
+const GgufSplit* split_by(const Json& expression) {
+  const auto found = std::ranges::find_if(kGgufSplits, [&](const GgufSplit& one) {
+    return !one.digits && expression == Json(one.expression != nullptr ? one.expression : kGpt2Split);
+  });
+  return found == kGgufSplits.end() ? nullptr : &*found;
 }
 
+const GgufSplit* digits_split() { return &*std::ranges::find(kGgufSplits, true, &GgufSplit::digits); }
+
 // Returns the name for a pretokenizer: ByteLevel, alone or after one other step; null: llama.cpp has none.
-const SplitName* split_name_of(const Json& pretokenizer) {
+const GgufSplit* split_of(const Json& pretokenizer) {
   const bool sequence = pretokenizer.get("type") == "Sequence";
   const Json::Entries steps = sequence ? pretokenizer.get("pretokenizers").entries() : Json::Entries{pretokenizer};
   if (steps.empty() || steps.size() > 2) return nullptr;
   const Json &last = steps.back(), &first = steps.front();
   if (last.get("type") != "ByteLevel" || last.get("add_prefix_space") != Json(false)) return nullptr;
   const bool splits = last.get("use_regex") != Json(false);
-  if (steps.size() == 1) return splits ? split_name_by(kGpt2Split) : nullptr;
-  if (first.get("type") == "Digits") return splits && first.get("individual_digits") == Json(true) ? &kDigitsSplit : nullptr;
+  if (steps.size() == 1) return splits ? split_by(kGpt2Split) : nullptr;
+  if (first.get("type") == "Digits") return splits && first.get("individual_digits") == Json(true) ? digits_split() : nullptr;
   const bool inverted = first.get("invert") == Json(true);
   const bool keeps = first.get("behavior") == (inverted ? "Removed" : "Isolated");  // these expressions match all of a text
-  return first.get("type") == "Split" && keeps && !splits ? split_name_by(first.get("pattern").get("Regex")) : nullptr;
+  return first.get("type") == "Split" && keeps && !splits ? split_by(first.get("pattern").get("Regex")) : nullptr;
 }
 
 // Returns what llama.cpp cannot read at all.
@@ -73,7 +51,7 @@ std::vector<std::string> unreadable_parts(const Json& root) {
   if (!model.get("type").is_null() && model.get("type") != "BPE")
     found.push_back(part("model.type", model.get("type").shown() + ": llama.cpp reads byte pairs (BPE) here"));
   if (model.get("merges").size() == 0) found.push_back(part("model.merges", "is empty, and llama.cpp wants some"));
-  if (split_name_of(root.get("pre_tokenizer")) == nullptr)
+  if (split_of(root.get("pre_tokenizer")) == nullptr)
     found.push_back(part("pre_tokenizer", root.get("pre_tokenizer").shown() + ": llama.cpp has no name for this way to cut texts"));
   if (!normalizer.is_null() && normalizer.get("type") != "NFC")
     found.push_back(part("normalizer", normalizer.shown() + ": llama.cpp normalizes nothing"));
@@ -93,7 +71,7 @@ class TokenizerTables {
       : files_(files),
         tokenizer_(BpeTokenizer::from_json(file, kTokenizerJson)),
         root_(root),
-        split_(*split_name_of(root.get("pre_tokenizer"))),
+        split_(*split_of(root.get("pre_tokenizer"))),
         tokens_(static_cast<size_t>(vocab_size)) {}
 
   GgufRemarks add(GgufKeys& keys) {
@@ -212,7 +190,7 @@ class TokenizerTables {
   const ExportFiles& files_;
   const BpeTokenizer tokenizer_;
   const Json& root_;
-  const SplitName& split_;
+  const GgufSplit& split_;
   std::vector<std::string> tokens_;
   std::vector<int32_t> types_;
   GgufRemarks remarks_;
@@ -228,13 +206,13 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
       if (other.name == "tokenizer.model" || other.name == "vocab.json")
         remarks.differences.push_back(text(other.name, ": is not read, and there is no ", kTokenizerJson));
     if (remarks.differences.empty()) remarks.notes.emplace_back("tokenizer: the model has none, so that llama.cpp takes token ids alone");
-    keys.add_string(gguf::kTokenizerModel, kNoVocabulary);
+    keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
     return remarks;
   }
   const Json root = parse_json(file->bytes, file->name);
   remarks.differences = unreadable_parts(root);
   if (remarks.differences.empty()) return TokenizerTables(files, file->bytes, root, vocab_size).add(keys);
-  keys.add_string(gguf::kTokenizerModel, kNoVocabulary);
+  keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
   return remarks;
 }
 

@@ -39,6 +39,11 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
+// Norms, biases and routers are F32 in every GGUF file, also of a model that is BF16.
+bool ggml_wants_f32(const ArchitectureTensor& tensor) {
+  return tensor.shape.size() < 2 || !tensor.parameter.ends_with(".weight") || tensor.parameter.find(".router.") != std::string::npos;
+}
+
 ExportFormat format_of(ModelFiles& files, const ArchitectureConfig& config) {
   if (const std::optional<ExportFormat> format = files.format()) return *format;
   const bool mlx = !config.quantization.empty() && parse_json(config.quantization, "quantization").contains("quantization");
@@ -87,6 +92,7 @@ HfWeights::HfWeights(const std::filesystem::path& folder)
   bool bf16 = false, other = false;  // among values; there may be codes beside them
   for (const auto& [name, pieces] : pieces_) {
     for (const Piece& piece : pieces) {
+      if (format_ == ExportFormat::gguf && ggml_wants_f32(*piece.tensor)) continue;
       bf16 = bf16 || piece.entry->dtype == FileDtype::bf16;
       other = other || piece.entry->dtype == FileDtype::f32 || piece.entry->dtype == FileDtype::f16;
     }
@@ -127,8 +133,8 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
 
 void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
   const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
-    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape),
-            ", but config.json makes it ", shape_text(wanted));
+    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", but ",
+            format_ == ExportFormat::gguf ? "its keys make" : "config.json makes", " it ", shape_text(wanted));
   };
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
@@ -136,17 +142,25 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
     return require_shape(entry, tensor.shape);
   }
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  const auto require_columns = [&](int64_t of_codes) {  // other sizes are those of the tensor
+    std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
+    codes.back() = of_codes;
+    of_scales.back() = blocks;
+    require_shape(entry, codes);
+    require_shape(*scales, of_scales);
+  };
   if (format_ == ExportFormat::mlx) {
     require(entry.dtype == FileDtype::u32 && scales->dtype == FileDtype::u8, ExitCode::usage, where(), ": ", entry.name, " is ",
             entry.dtype, " with scales in ", scales->dtype, "; of mlx-lm mantissa reads U32 with scales in U8, which are MXFP8 and MXFP4");
     require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns,
             " columns, which are not whole blocks of ", kPackedBlock);
     const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
-    std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
-    codes.back() = columns / (four ? kE2m1InU32 : kE4m3InU32);
-    of_scales.back() = blocks;
-    require_shape(entry, codes);
-    return require_shape(*scales, of_scales);
+    return require_columns(columns / (four ? kE2m1InU32 : kE4m3InU32));
+  }
+  if (format_ == ExportFormat::gguf) {
+    require(entry.dtype == FileDtype::u8, ExitCode::data, where(), ": has tensors \"", entry.name, "\" and \"", scales->name,
+            "\", but the first is ", entry.dtype, ", which has no scales");
+    return require_columns(columns / 2);
   }
   const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
   const bool block_fp8 = block_fp8_ && (tiles || four_bits);
@@ -204,7 +218,7 @@ void HfWeights::find_tensors() {
   }
   require(missing.empty(), ExitCode::data, where(), ": lacks tensors of its model:\n  ",
           names_text(missing, tensors_.size() > spare ? "at least " : ""));
-  const auto output = unused.find("lm_head.weight");
+  const auto output = unused.find(format_ == ExportFormat::gguf ? "output.weight" : "lm_head.weight");
   if (config_.model.tie_word_embeddings && output != unused.end()) {
     require_tied_output(*output->second);
     unused.erase(output);

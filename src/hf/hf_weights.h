@@ -1,4 +1,4 @@
-// The weights of a folder of Hugging Face's form, which may be codes. run_config() and the functions about modules are
+// The weights of a folder of Hugging Face's form, or of a GGUF file, which may be codes. run_config() and the functions about modules are
 // in load_model.cpp.
 #pragma once
 
@@ -36,7 +36,7 @@ inline void transpose(std::span<const std::byte> from, int64_t rows, int64_t col
 
 struct TileScales;
 
-// A folder with config.json and model.safetensors, or its shards. Opening it checks
+// A folder with config.json and model.safetensors, or its shards, or a GGUF file, of which all that follows holds, too. Opening it checks
 // every name, shape and type, but reads no values other than those of an output projection beside tied embeddings, which must be equal to
 // them, and the scales of block FP8. Throws Error(data) for tensors that are missing, or that the model has no place for, Error(usage) for
 // a model or a type that mantissa lacks.
@@ -50,7 +50,7 @@ class HfWeights : public TensorReader {
   // sequences of at most 1,024 tokens. Where config.json names no dtype, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
-  ExportFormat format() const { return format_; }  // mlx: by the metadata of its files, or by its "quantization"
+  ExportFormat format() const { return format_; }  // mlx: by the metadata of its files, or by its "quantization"; gguf: a file
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
   // Returns where block FP8 of the folder is not computed as a server does it: weights that are read as values, and how inputs are rounded.

@@ -378,7 +378,7 @@ void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimiz
 
 bool starts_from_folder(const Communicator& ranks, const fs::path& path) {
   // Rank 0 decides, so that all ranks read alike, or fail together.
-  return ranks.all(static_cast<uint8_t>(is_hf_folder(path))).front() != 0;
+  return ranks.all(static_cast<uint8_t>(is_published_model(path))).front() != 0;
 }
 
 std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which, const std::optional<std::string>& date) {
@@ -389,7 +389,7 @@ std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which,
   return difference.empty() ? "" : text(loaded.path.string(), ": ", difference);
 }
 
-RunConfig config_of_model(const fs::path& path) { return is_hf_folder(path) ? HfWeights(path).run_config() : config_saved_at(path); }
+RunConfig config_of_model(const fs::path& path) { return is_published_model(path) ? HfWeights(path).run_config() : config_saved_at(path); }
 
 LoadedModel load_model(const fs::path& path, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
   if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, std::move(device), mesh, dtype);

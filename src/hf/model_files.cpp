@@ -1,6 +1,8 @@
 #include "hf/model_files.h"
 
 #include "base/file.h"
+#include "hf/gguf_reader.h"
+#include "io/gguf_file.h"
 
 namespace mantissa {
 namespace {
@@ -48,12 +50,16 @@ class FolderFiles : public ModelFiles {
 
 }  // namespace
 
-std::unique_ptr<ModelFiles> open_model_files(const fs::path& path) { return std::make_unique<FolderFiles>(path); }
+std::unique_ptr<ModelFiles> open_model_files(const fs::path& path) {
+  if (is_gguf_file(path)) return std::make_unique<GgufModelFiles>(path);
+  return std::make_unique<FolderFiles>(path);
+}
 
-bool is_hf_folder(const fs::path& path) {
+bool is_published_model(const fs::path& path) {
   std::error_code error;
-  return fs::exists(path / "config.json", error) && !fs::exists(path / "manifest.json", error) &&
-         (fs::exists(path / "model.safetensors", error) || fs::exists(path / "model.safetensors.index.json", error));
+  const bool folder = fs::exists(path / "config.json", error) && !fs::exists(path / "manifest.json", error) &&
+                      (fs::exists(path / "model.safetensors", error) || fs::exists(path / "model.safetensors.index.json", error));
+  return folder || is_gguf_file(path);
 }
 
 std::string hf_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }

@@ -1,4 +1,5 @@
-// The files of a model that another program wrote: a folder of Hugging Face's form or of mlx-lm.
+// The files of a model that another program wrote: a folder of Hugging Face's form or of mlx-lm, or one GGUF file, which is read as if it
+// were such a folder (gguf_reader.h).
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ class ModelFiles {
 
 std::unique_ptr<ModelFiles> open_model_files(const std::filesystem::path& path);
 
-// Returns whether a folder given by a user is of Hugging Face's form.
-bool is_hf_folder(const std::filesystem::path& path);
+// Returns whether a path given by a user is a folder of Hugging Face's form or a GGUF file.
+bool is_published_model(const std::filesystem::path& path);
 
 // Returns the text of a file in a model's folder. Throws Error(usage) if there is none.
 std::string hf_file(const std::filesystem::path& folder, const std::string& name);

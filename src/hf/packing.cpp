@@ -102,6 +102,7 @@ bool as_servers_quantize(const Quantization& input, int64_t block) {
 }
 
 PackedNames packed_names(const std::string& weight, Format format, Convention convention, ExportFormat folder) {
+  if (folder == ExportFormat::gguf) return {.codes = weight, .scales = weight + " (scales)"};
   if (folder == ExportFormat::mlx) return {.codes = weight, .scales = weight.substr(0, weight.rfind('.')) + ".scales"};
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
   if (convention == Convention::fp8) return {.codes = weight, .scales = weight + "_scale_inv"};

@@ -23,8 +23,7 @@ TileScales read_tile_scales(std::span<const std::byte> bytes, const SafetensorsE
     uint32_t word = 0;
     std::memcpy(&word, bytes.data() + i * width, width);
     const uint32_t bits = entry.dtype == FileDtype::bf16 ? word << 16 : word;
-    const float scale =
-        std::bit_cast<float>(entry.dtype == FileDtype::f8_e8m0 ? fp32_bits_of_e8m0(static_cast<uint8_t>(word)) : bits);
+    const float scale = std::bit_cast<float>(entry.dtype == FileDtype::f8_e8m0 ? fp32_bits_of_e8m0(static_cast<uint8_t>(word)) : bits);
     const auto index = static_cast<int64_t>(i);
     const auto named = [&] { return text(entry.name, '[', index / scales.columns, ", ", index % scales.columns, "] is ", scale); };
     require(std::isfinite(scale) && scale > 0.0F, ExitCode::data, where, ": ", named(), ": a scale must be positive and finite");

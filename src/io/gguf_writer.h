@@ -12,10 +12,8 @@ namespace mantissa {
 
 // Keys that are written beside those of io/gguf_file.h.
 namespace gguf {
-inline constexpr const char* kRopeAttentionFactor = "ARCH.rope.scaling.attn_factor";  // f32: cos and sin are this times those of yarn
-inline constexpr const char* kEomToken = "tokenizer.ggml.eom_token_id";               // u32: end of a message, the third end token
-inline constexpr const char* kExtraNames = "general.tensor_extra.name";               // strings: tensors of which the next key says:
-inline constexpr const char* kFourBitInputs = "general.tensor_extra.prec_a4";         // bools: inputs may be rounded to 4 bits
+inline constexpr const char* kExtraNames = "general.tensor_extra.name";        // strings: tensors of which the next key says:
+inline constexpr const char* kFourBitInputs = "general.tensor_extra.prec_a4";  // bools: inputs may be rounded to 4 bits
 }  // namespace gguf
 
 // Keys and values in the order in which they were added.

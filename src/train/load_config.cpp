@@ -9,6 +9,7 @@
 #include "checkpoint/saved_model.h"
 #include "data/batch.h"
 #include "hf/export.h"
+#include "hf/gguf_reader.h"
 #include "hf/load_model.h"
 #include "mantissa/base/text.h"
 
@@ -250,7 +251,7 @@ struct Origin {
   std::optional<RunConfig> read_config = {};
   std::optional<std::optional<Tokenizer>> read_tokenizer = {};
 
-  bool is_checkpoint() const { return !path.empty() && !is_hf_folder(path); }
+  bool is_checkpoint() const { return !path.empty() && !is_published_model(path); }
   const RunConfig& config() {
     if (!read_config) read_config = config_of_model(path);
     return *read_config;
@@ -303,9 +304,10 @@ void take_saved_model(Origin& origin, LoadedConfig& loaded) {
   }
 }
 
-// Returns whether Tokenizer::from_path() finds a file there.
+// Returns whether Tokenizer::from_path() finds a file there that is one.
 bool has_tokenizer_file(const std::filesystem::path& path) {
   std::error_code missing;
+  if (is_gguf_file(path)) return false;
   return std::filesystem::is_regular_file(path, missing) || std::filesystem::is_regular_file(path / "tokenizer.json", missing);
 }
 
@@ -322,12 +324,13 @@ void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
       name = origin.config().data.tokenizer;
     } else if (origin.is_checkpoint()) {
       found = origin.saved_tokenizer();
-    } else if (has_tokenizer_file(origin.path)) {
-      found = Tokenizer::from_path(origin.path);
+    } else if (has_tokenizer_file(origin.path) || (is_gguf_file(origin.path) && has_gguf_tokenizer(GgufFile(origin.path).header()))) {
+      found = tokenizer_at(origin.path);
     }
     if (found) {
       const int64_t ids = found->size(), most = loaded.config.model.vocab_size.value_or(ids);
-      require(ids <= most, ExitCode::data, origin.path, "/tokenizer.json: has ", ids, " ids, but the model has ", most);
+      require(ids <= most, ExitCode::data, origin.path, is_gguf_file(origin.path) ? ": its tokenizer" : "/tokenizer.json:", " has ", ids,
+              " ids, but the model has ", most);
       name = found->kind() == TokenizerKind::byte ? choice_name(TokenizerKind::byte) : origin.path;
     }
     tokenizer = std::move(name);
@@ -341,15 +344,20 @@ void take_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
 }
 
 // Reads a tokenizer that lies in no file of its own: that of the checkpoint from which the run goes on, if data.tokenizer is what that was
-// trained with, which may be gone; else of the run that data.tokenizer names, which the checkpoint must fit.
+// trained with, which may be gone; else of the run, or of the GGUF file, that data.tokenizer names, which the checkpoint must fit.
 void read_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   RunConfig& config = loaded.config;
   const std::optional<std::string>& path = config.data.tokenizer;
   if (!path || config.data.uses_bytes() || config.data.uses_characters() || !loaded.report.ok() || has_tokenizer_file(*path)) return;
   const std::string from = origin.continues && origin.config().data.tokenizer == path ? origin.path : *path;
   std::error_code missing;
-  if (!std::filesystem::exists(from, missing) || checkpoint_candidates(find_checkpoint(from)).empty()) return;
-  std::optional<Tokenizer> tokenizer = from == origin.path ? origin.saved_tokenizer() : tokenizer_saved_at(from);
+  std::optional<Tokenizer> tokenizer;
+  if (is_gguf_file(from)) {
+    tokenizer = tokenizer_at(from);
+  } else {
+    if (!std::filesystem::exists(from, missing) || checkpoint_candidates(find_checkpoint(from)).empty()) return;
+    tokenizer = from == origin.path ? origin.saved_tokenizer() : tokenizer_saved_at(from);
+  }
   if (!tokenizer) return;
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = config.model.vocab_size.value_or(tokenizer->size());

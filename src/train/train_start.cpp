@@ -16,6 +16,7 @@
 #include "hf/export.h"
 #include "hf/export_files.h"
 #include "hf/load_model.h"
+#include "io/gguf_file.h"
 #include "io/pending_folder.h"
 #include "json/json_fields.h"
 #include "mantissa/base/log.h"
@@ -195,7 +196,7 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
     }
     warn_of_template(folder, {}, parts, found.files);
     if (is_rank0) {  // keys of training that are not taken, or as what, and the coefficient that a run has instead
-      for (const std::string& line : weights.config().training_keys) log_warning(weights.where(), "/config.json: ", line);
+      for (const std::string& line : weights.config().training_keys) log_warning(weights.config_source(), ": ", line);
       const std::optional<MoeConfig>&there = weights.config().model.moe, &here = config.model.moe;
       if (there && here && there->aux_loss_coef != here->aux_loss_coef)
         log_info("model.moe.aux_loss_coef: ", there->aux_loss_coef, " in ", weights.where(), ", ", here->aux_loss_coef, " here");
@@ -248,7 +249,7 @@ bool resume(const StartParts& parts, const StartSteps& steps, StartPoint& found)
   agree(parts.world, [&] {
     std::error_code missing;
     if (config.resumes_named()) {
-      require(!is_hf_folder(config.resume), ExitCode::usage, config.resume,
+      require(!is_published_model(config.resume), ExitCode::usage, config.resume,
               ": holds weights, but no state of a run to resume; to start a new run with them, use checkpoint.init_from");
       named = find_checkpoint(config.resume);
       own = std::filesystem::equivalent(named.folder, config.dir, missing);
@@ -440,7 +441,8 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .device = run.device->name(),
                          .threads = num_threads()};
   if (run.events.started) run.events.started(event);
-  if (run.loaded.tokenizer) log_info("data.tokenizer: that of the checkpoint in ", run.loaded.tokenizer->from);
+  if (const auto& own = run.loaded.tokenizer)
+    log_info("data.tokenizer: that of ", is_gguf_file(own->from) ? "" : "the checkpoint in ", own->from);
   if (!run.loaded.report.given("model") && run.loaded.report.origin("model.hidden_size") == "default")
     log_warning("the configuration has no section model: this run trains the default model, of ", event.parameters, " parameters");
   for (const std::string& warning : run_warnings(run.config, run.plan)) log_warning(warning);

@@ -245,7 +245,7 @@ TEST_F(FolderRefusals, AListThatServersReadOtherwiseIsTold) {
 // Better before training than when its export, or the first text from it, needs them. Evaluation does not.
 TEST_F(FolderRefusals, FilesOfTokensThatCannotBeRead) {
   const HfFolder folder(path("model"), "llama", "F32");
-  EXPECT_TRUE(is_hf_folder(path("model")));
+  EXPECT_TRUE(is_published_model(path("model")));
   for (const char* const bad : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, 2.5]})", R"({"eos_token_id")"}) {
     write_file(path("model/generation_config.json"), bad);
     EXPECT_EQ(folder_error("model").code(), ExitCode::data) << bad;
@@ -267,7 +267,7 @@ TEST_F(FolderRefusals, FilesOfTokensThatCannotBeRead) {
   EXPECT_EQ(folder_error("model").code(), ExitCode::data);
   EXPECT_THAT(folder_error("model").what(), HasSubstr(path("model/config.json") + ": bos_token_id: must be a token id"));
   write_file(path("model/manifest.json"), "{}");  // config.json lies beside the weights of other programs as well
-  EXPECT_FALSE(is_hf_folder(path("model")));
+  EXPECT_FALSE(is_published_model(path("model")));
 }
 
 }  // namespace mantissa::test::folder_refusals_test

@@ -4,6 +4,8 @@
 #include "checkpoint/saved_model.h"
 #include "checkpoint_shards.h"
 #include "exports.h"
+#include "gguf_inputs.h"
+#include "hf/gguf_reader.h"
 #include "mantissa/base/log.h"
 #include "mantissa/train/load_config.h"
 #include "training_on_ranks.h"
@@ -98,6 +100,53 @@ TEST_F(StartFromFolder, RanksHaveTheBitsOfTheValues) {
   export_to(saved, "values");
   for (const char* group : {"data", "tensor"})
     expect_same("codes", "values", {{"precision", {{"dtype", "bf16"}, {"recipe", "mxfp8"}}}, {"parallel", {{group, 2}}}});
+}
+
+TEST_F(StartFromFolder, AGgufFileHasTheBitsOfItsFolder) {
+  for (const std::string architecture : test::kArchitectureTypes) {
+    HfFolder(path(architecture), architecture, "F32");
+    test::ConvertedFolder(path(architecture)).write(path(architecture + ".gguf"));
+    expect_same(architecture + ".gguf", architecture);
+  }
+  expect_same("llama.gguf", "llama", {{"parallel", {{"tensor", 2}}}});
+  const auto four_bits = [](const std::string& name, const std::vector<int64_t>& shape) {
+    return shape.size() > 1 && name.ends_with(".weight") && name.starts_with("blk.") ? GgmlType::mxfp4 : GgmlType::f32;
+  };
+  for (const std::string architecture : {"llama", "gpt_oss"}) {
+    const test::ConvertedFolder codes(path(architecture), four_bits);
+    codes.write(path(architecture + " codes.gguf"));
+    codes.write_values(path(architecture + " values.gguf"));
+    for (const char* recipe : {"mxfp4_qat", "high"})
+      expect_same(architecture + " codes.gguf", architecture + " values.gguf", {{"precision", {{"dtype", "bf16"}, {"recipe", recipe}}}});
+  }
+}
+
+// The tokenizer is the file's, also of a run that goes on, which needs the file no more.
+TEST_F(StartFromFolder, TheTokenizerOfAGgufFileIsTakenAlong) {
+  HfFolder(path("model"), "qwen3", "F32", {{"vocab_size", 264}});
+  test::ConvertedFolder file(path("model"));
+  const test::GgufWords words = test::GgufWords().with("qwen2");
+  file.keys.insert(file.keys.end(), words.keys.begin(), words.keys.end());
+  file.write(path("words.gguf"));
+  const json own = {{"data", {{"tokenizer", nullptr}}}, {"checkpoint", {{"allow_tokenizer_change", false}}}};
+  const LoadedConfig first = named("first", "words.gguf", own);
+  EXPECT_EQ(first.config.data.tokenizer, path("words.gguf"));
+  EXPECT_EQ(run(first).losses.size(), 1U);
+  const std::optional<Tokenizer> saved = tokenizer_saved_at(checkpoint("first", 1));
+  ASSERT_TRUE(saved.has_value());
+  EXPECT_EQ(saved->encode("the"), tokenizer_at(path("words.gguf")).encode("the"));
+  EXPECT_EQ(saved->encode("the").size(), 1U);
+  json more = own;
+  more.merge_patch({{"model", model_of("words.gguf")}, {"checkpoint", {{"resume", "auto"}}}, {"training", {{"steps", 2}}}});
+  std::filesystem::remove(path("words.gguf"));
+  more["data"]["tokenizer"] = path("words.gguf");
+  more["checkpoint"]["init_from"] = nullptr;
+  EXPECT_EQ(run(named("first", "words.gguf", more)).losses.size(), 1U);
+  std::erase_if(file.keys, [](const std::string& key) { return key.starts_with(test::gguf_string("tokenizer.ggml.pre")); });
+  file.write(path("unsplit.gguf"));
+  EXPECT_THAT(error_of([&] { named("second", "unsplit.gguf", own); }).what(),
+              AllOf(HasSubstr("data.tokenizer: the tokenizer of checkpoint.init_from cannot be used: "),
+                    HasSubstr("tokenizer.ggml.pre\" is missing")));
 }
 
 TEST_F(StartFromFolder, TakesTheModelOfTheFolderAndKeepsItsFiles) {

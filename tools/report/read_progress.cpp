@@ -133,16 +133,18 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
 
 // Counts the weights twice, to write and to compare, and twice what was written: its bytes and its values.
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options) {
-  const int64_t read = is_hf_folder(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
+  const int64_t read = is_published_model(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
   return 2 * (read + ModelExport(from, options, make_backend("cpu")).summary().bytes);  // the export computes nothing here
 }
 
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {
-  return bytes_of_folder(folder) + (is_hf_folder(against) ? bytes_of_folder(against) : chunk_bytes(open_checkpoint(against), is_weight));
+  return bytes_of_folder(folder) +
+         (is_published_model(against) ? bytes_of_folder(against) : chunk_bytes(open_checkpoint(against), is_weight));
 }
 
 int64_t bytes_of_folder(const std::filesystem::path& folder) {
   std::error_code error;
+  if (std::filesystem::is_regular_file(folder, error)) return size_of(folder);
   int64_t bytes = 0;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
     bytes += size_of(entry->path());

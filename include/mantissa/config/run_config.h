@@ -265,8 +265,8 @@ struct CheckpointConfig {
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");
     v("init_from", init_from,
-      "checkpoint or Hugging Face folder whose weights this run starts from, at step 0 with a new optimizer; its model and tokenizer are "
-      "used unless others are given; excludes a path in resume",
+      "checkpoint, Hugging Face folder or GGUF file whose weights this run starts from, at step 0 with a new optimizer; its model and "
+      "tokenizer are used unless others are given; excludes a path in resume",
       limits::input_path);
     v("allow_recipe_change", allow_recipe_change, "resume even if modules compute in other formats than in the checkpoint");
     v("allow_model_change", allow_model_change,
