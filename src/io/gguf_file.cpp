@@ -391,7 +391,8 @@ GgufHeader header_of(const File& file) {
   constexpr int64_t kFirst = 1 << 20;
   const int64_t size = file.size();
   const auto read_more = [&](std::string& front, int64_t needed) {
-    const int64_t have = std::ssize(front), wanted = std::min(size, std::max({needed, 2 * have, kFirst}));
+    const int64_t have = std::ssize(front),
+                  wanted = std::min(size, std::max({needed, std::min(2 * have, GgufLimits::kFrontBytes), kFirst}));
     front.resize(static_cast<size_t>(wanted));
     file.read_at(have, std::as_writable_bytes(std::span(front)).subspan(static_cast<size_t>(have)));
   };

@@ -158,7 +158,7 @@ struct GgufTensor {
 };
 
 struct GgufLimits {
-  static constexpr int64_t kFrontBytes = 1'000'000'000;  // before the data
+  static constexpr int64_t kFrontBytes = 128 << 20;  // before the data; a vocabulary of 256,000 tokens takes 15 MB
   static constexpr size_t kRank = 4;
   static constexpr int64_t kNameBytes = 1024, kKeyBytes = 65'535;
   static constexpr size_t kTensors = SafetensorsLimits::kTensors, kKeys = 100'000;

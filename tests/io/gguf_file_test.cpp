@@ -157,6 +157,10 @@ TEST(GgufFile, CountsBeyondTheFile) {
     list.infos = {le(count) + "name"};
     EXPECT_THAT(refusal(gguf_bytes(list)), HasSubstr(count == 1000 ? "1000 bytes are to follow" : "the name of a tensor has"));
   }
+  // A sparse file may be as large, and is not read.
+  parts.keys = {gguf_key("k", GgufType::array, le(uint32_t{0}) + le(uint64_t{1} << 28))};
+  EXPECT_THAT(error_of([&] { GgufHeader header(gguf_bytes(parts), int64_t{1} << 30, "FILE"); }).what(),
+              HasSubstr("key \"k\": the keys and tensor infos have more than 134217728 bytes"));
 }
 
 TEST(GgufFile, KeysThatAreNone) {
