@@ -22,5 +22,5 @@ cmake --build --preset fuzz --parallel "$jobs"
 for corpus in "${targets[@]}"; do
   name=${corpus##*/} kept=build/fuzz/kept/${corpus##*/}
   mkdir -p "$kept"
-  "build/fuzz/bin/fuzz_$name" "$kept" "$corpus" -dict=tests/fuzz/json.dict -artifact_prefix="$kept-" -max_len=1024 -max_total_time=60 "$@"
+  "build/fuzz/bin/fuzz_$name" "$kept" "$corpus" -dict=tests/fuzz/json.dict -artifact_prefix="$kept-" -max_len=4096 -max_total_time=60 "$@"
 done

@@ -16,27 +16,6 @@
 namespace mantissa::fuzz {
 namespace {
 
-// One scratch file for the process, in memory: a million trials must not wear out a disk.
-class Scratch {
- public:
-  Scratch() {
-    std::string name =
-        (std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string()) + "/mantissa-fuzz-XXXXXX";
-    promise(::mkdtemp(name.data()) != nullptr, "a temporary folder");
-    path = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string file(const char* name, std::string_view content) const {
-    const std::string full = (path / name).string();
-    std::ofstream(full, std::ios::binary | std::ios::trunc).write(content.data(), static_cast<std::streamsize>(content.size()));
-    return full;
-  }
-  std::filesystem::path path;
-};
-
 void read_tokens(const TokenFile& file, int64_t vocab_size) {
   const int64_t count = std::min<int64_t>(file.tokens(), 1 << 16);
   std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -58,6 +37,22 @@ MemoryFile::MemoryFile(std::string_view content) : fd_(::memfd_create("fuzz", MF
   }
 }
 MemoryFile::~MemoryFile() { ::close(fd_); }
+
+ScratchFolder::ScratchFolder() {
+  std::string name =
+      (std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string()) + "/mantissa-fuzz-XXXXXX";
+  promise(::mkdtemp(name.data()) != nullptr, "a temporary folder");
+  path = name;
+}
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+std::string ScratchFolder::file(const char* name, std::string_view content) const {
+  const std::string full = (path / name).string();
+  std::ofstream(full, std::ios::binary | std::ios::trunc).write(content.data(), static_cast<std::streamsize>(content.size()));
+  return full;
+}
 
 bool manifest(std::string_view input) {
   std::string content(input);
@@ -89,7 +84,7 @@ bool manifest(std::string_view input) {
 }
 
 bool token_file(std::string_view input) {
-  static const Scratch scratch;
+  static const ScratchFolder scratch;
   static constexpr DataFormat formats[] = {DataFormat::automatic, DataFormat::text, DataFormat::jsonl, DataFormat::megatron,
                                            DataFormat::nanogpt,   DataFormat::llmc, DataFormat::llmq};
   static const Tokenizer bytes = Tokenizer::bytes();

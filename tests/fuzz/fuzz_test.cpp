@@ -50,7 +50,9 @@ bool may_end_anywhere(const std::string& target) { return target == "examples" |
 // counts. 0: a beginning may be one.
 size_t indivisible_bytes(const std::string& target, const std::string& name, const std::string& input) {
   if (may_end_anywhere(target)) return 0;
-  if (target == "safetensors_file" || name == "good-llmc" || name == "good-llmq" || name == "good-megatron") return input.size();
+  if (target == "safetensors_file" || target == "gguf_file" || target == "mlx_folder" || name == "good-llmc" || name == "good-llmq" ||
+      name == "good-megatron")
+    return input.size();
   const size_t last = input.find_last_not_of(" \n");
   return target != "token_file" && (input[last] == '}' || input[last] == ']') ? last + 1 : 0;
 }

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,6 +32,8 @@ bool examples(std::string_view input);       // a byte: the chat template, wheth
 bool chat_template(std::string_view input);  // the language of chat_template.jinja
 bool hugging_face_config(std::string_view input);
 bool quantization_config(std::string_view input);  // the object of that name in config.json
+bool gguf_file(std::string_view input);
+bool mlx_folder(std::string_view input);  // config.json of a folder for mlx-lm; a zero; model.safetensors
 
 struct Named {
   const char* name;
@@ -48,7 +51,9 @@ inline constexpr Named kTargets[] = {{"safetensors_header", safetensors_header},
                                      {"examples", examples},
                                      {"chat_template", chat_template},
                                      {"hugging_face_config", hugging_face_config},
-                                     {"quantization_config", quantization_config}};
+                                     {"quantization_config", quantization_config},
+                                     {"gguf_file", gguf_file},
+                                     {"mlx_folder", mlx_folder}};
 
 inline void promise(bool kept, const char* what) {
   if (!kept) throw std::logic_error(what);
@@ -88,6 +93,17 @@ class MemoryFile {
  private:
   int fd_;
   std::string path_;
+};
+
+// One scratch folder for the process, in memory: a million trials must not wear out a disk.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::string file(const char* name, std::string_view content) const;  // writes it; returns its path
+  std::filesystem::path path;
 };
 
 }  // namespace mantissa::fuzz
