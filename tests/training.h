@@ -15,6 +15,13 @@
 
 namespace mantissa::test {
 
+// Options of a run as --set takes them, and some more of them.
+using Sets = std::vector<std::string>;
+inline Sets with(Sets sets, const Sets& more) {
+  sets.insert(sets.end(), more.begin(), more.end());
+  return sets;
+}
+
 // Letters a-h. Nine in ten follow from the two before them, the tenth is drawn: the last letter alone tells nothing about the next.
 inline std::string second_order_text(int64_t length) {
   std::string text = "ab";

@@ -23,12 +23,6 @@ struct TensorLayout {
   std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : "", expert > 1 ? text("ep", expert) : ""); }
 };
 
-using Sets = std::vector<std::string>;
-inline Sets with(Sets sets, const Sets& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
-}
-
 class TrainingOnRanks : public TrainingTest {
  protected:
   // Settings by which the sequences of a step are taken one by one, in the order of sums that any number of data ranks has.

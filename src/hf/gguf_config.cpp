@@ -19,6 +19,8 @@ constexpr std::array kGgufArchitectures = {Architecture::llama,     Architecture
 
 constexpr double kDefaultRopeBase = 1e4;  // that of llama.cpp
 
+constexpr const char* kTruncateDifference = "model.rope_scaling.truncate:";
+
 // Keys that change nothing that the model computes.
 constexpr std::array kIgnored = {gguf::kVocabulary, "ARCH.rope.scaling.finetuned", "ARCH.tensor_data_layout"};
 
@@ -164,7 +166,7 @@ Json llama3_scaling(ModelKeys& keys, const GgufHeader& header, const std::vector
 
 // llama.cpp multiplies cos and sin by 1 + 0.1 ln factor and these two factors, and transformers by attention_factor, which is 1 + 0.1 ln
 // factor unless it is stated. Below 0 stands for what is usual.
-Json yarn_scaling(ModelKeys& keys, bool gpt_oss) {
+Json yarn_scaling(ModelKeys& keys, const GgufHeader& header, bool gpt_oss) {
   const double factor = keys.needed_number(gguf::kRopeScalingFactor);
   Json out = {{"rope_type", "yarn"},
               {"factor", factor},
@@ -172,7 +174,9 @@ Json yarn_scaling(ModelKeys& keys, bool gpt_oss) {
   const auto fast = keys.number(gguf::kYarnBetaFast), slow = keys.number(gguf::kYarnBetaSlow);
   if (fast || gpt_oss) out.add("beta_fast", fast.value_or(32.0));
   if (slow || gpt_oss) out.add("beta_slow", slow.value_or(1.0));
-  if (gpt_oss) out.add("truncate", false);  // as its folder has it; there is no key
+  // There is no key. An export of mantissa notes false as a difference; of files of others, gpt-oss has it in its published folder.
+  const bool whole_channels = !gguf_difference_noted(header, kTruncateDifference).value_or(gpt_oss);
+  if (gpt_oss || !whole_channels) out.add("truncate", whole_channels);
   keys.only(gguf::kYarnExtFactor, {1.0, -1.0}, "mantissa has yarn as its paper defines it");
   keys.only(gguf::kYarnLogMultiplier, {0.0}, "mantissa has yarn as its paper defines it");
   double attention = keys.number(gguf::kRopeAttentionFactor).value_or(1.0);
@@ -191,7 +195,7 @@ void add_rope(ModelKeys& keys, const GgufHeader& header, const GgufTensorFacts& 
   Json scaling;
   if (type == "yarn") {
     if (!facts.rope_factors.empty()) keys.refuse(gguf::kRopeScalingType, "is yarn, and rope_freqs.weight scales, too");
-    scaling = yarn_scaling(keys, gpt_oss);
+    scaling = yarn_scaling(keys, header, gpt_oss);
   } else if (type == "linear") {
     keys.only(gguf::kRopeScalingFactor, {0.0, 1.0}, "a linear scaling of positions, and mantissa knows yarn and that of Llama 3");
   } else if (type != "none") {
@@ -273,6 +277,14 @@ void add_gpt2(ModelKeys& keys, Json& out) {
   for (const char* const key : {gguf::kKeyLength, gguf::kValueLength}) keys.only(key, {head}, "heads of GPT-2 divide its channels");
 }
 
+// Keys do not hold what an export with --allow-different has otherwise than llama.cpp, such as windows of llama.
+void require_keys_hold_all(const GgufHeader& header) {
+  for (const std::string_view noted : header.strings(gguf::kDifferences).value_or(std::vector<std::string_view>()))
+    require(!noted.starts_with("model.") || noted.starts_with(kTruncateDifference), ExitCode::usage, header.source(),
+            ": was exported with --allow-different, and its keys do not hold what the model has otherwise than llama.cpp:\n  ",
+            printable(shortened(noted)), "\nread the model that it was exported from");
+}
+
 int64_t vocabulary_of(const GgufHeader& header) {
   const auto found = std::ranges::find(header.tensors(), "token_embd.weight", &GgufTensor::name);
   require(found != header.tensors().end() && found->shape.size() == 2, ExitCode::data, header.source(),
@@ -282,7 +294,14 @@ int64_t vocabulary_of(const GgufHeader& header) {
 
 }  // namespace
 
+std::optional<bool> gguf_difference_noted(const GgufHeader& header, std::string_view what) {
+  if (header.find(gguf::kVersionOfWriter) == nullptr) return {};
+  const auto noted = header.strings(gguf::kDifferences).value_or(std::vector<std::string_view>());
+  return std::ranges::any_of(noted, [&](std::string_view one) { return one.starts_with(what); });
+}
+
 std::string gguf_config(const GgufHeader& header, const GgufTensorFacts& facts) {
+  require_keys_hold_all(header);
   const std::optional<std::string_view> name = header.string(gguf::kArchitecture);
   require(name.has_value(), ExitCode::data, header.source(), ": has no key \"", gguf::kArchitecture, '"');
   const auto known =

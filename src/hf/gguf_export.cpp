@@ -108,12 +108,12 @@ void GgufContent::add_keys(const ExportSource& source) {
   GgufRemarks tokenizer = add_gguf_tokenizer(source.files_beside(), *config.model.vocab_size, keys_);
   std::ranges::move(tokenizer.differences, std::back_inserter(remarks_.differences));
   remarks_.notes = std::move(tokenizer.notes);
-  keys_.add_string("mantissa.version", version());
+  keys_.add_string(gguf::kVersionOfWriter, version());
   if (const std::optional<ProvenCheckpoint> checkpoint = source.proven()) {
     keys_.add_u32("mantissa.step", checkpoint->step);
     keys_.add_string("mantissa.manifest", checkpoint->manifest);
   }
-  if (!remarks_.differences.empty()) keys_.add_strings("mantissa.differences", remarks_.differences);
+  if (!remarks_.differences.empty()) keys_.add_strings(gguf::kDifferences, remarks_.differences);
 }
 
 void GgufContent::add_item(const ArchitectureTensor& tensor, const ExportSource& source) {

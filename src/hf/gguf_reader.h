@@ -61,6 +61,10 @@ struct GgufTensorFacts {
 // for keys of the architecture that it does not know; Error(data) for keys that are missing or wrong. In gguf_config.cpp.
 std::string gguf_config(const GgufHeader& header, const GgufTensorFacts& facts);
 
+// Returns whether the program that wrote an export of mantissa noted a difference of llama.cpp that begins so ("model.KEY:"); none: the
+// file is another program's.
+std::optional<bool> gguf_difference_noted(const GgufHeader& header, std::string_view what);
+
 // Returns whether there is a tokenizer, in whatever form. In gguf_vocabulary.cpp, as are the next four.
 bool has_gguf_tokenizer(const GgufHeader& header);
 

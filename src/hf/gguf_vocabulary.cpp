@@ -59,7 +59,7 @@ class GgufTokenizer {
                                 .added_tokens = std::move(added),
                                 .pre_tokenizer = pretokenizer_of(how_),
                                 .decoder = byte_level_part()});
-    if (how_.nfc) file["normalizer"] = {{"type", "NFC"}};
+    if (gguf_difference_noted(header_, "tokenizer.json: normalizer:").value_or(how_.nfc)) file["normalizer"] = {{"type", "NFC"}};
     if (how_.whole_words) file["model"].add("ignore_merges", true);
     file["post_processor"] = post_processor();
     return file.dump(1, Json::Order::keys) + "\n";

@@ -132,6 +132,9 @@ inline constexpr const char* kAddSpacePrefix = "tokenizer.ggml.add_space_prefix"
 inline constexpr const char* kChatTemplate = "tokenizer.chat_template";            // string
 
 inline constexpr const char* kSplitCount = "split.count";  // u16: files that the model is divided into
+
+inline constexpr const char* kVersionOfWriter = "mantissa.version";  // string; its presence marks an export of mantissa
+inline constexpr const char* kDifferences = "mantissa.differences";  // strings "model.KEY: ...": what llama.cpp computes otherwise
 }  // namespace gguf
 
 enum class GgufTokenType : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };

@@ -223,6 +223,12 @@ TEST(GgufTokenizers, EncodeAsTheTokenizersOfTheirFolders) {
   EXPECT_THAT(tokenizer_of(unmerged.with("gpt-2")).encode("x the"), ElementsAre('x', ' ', Words::kThe));
   EXPECT_EQ(ids("qwen2", "e\xcc\x81"), ids("qwen2", "\xc3\xa9")) << "normalized";
   EXPECT_NE(ids("gpt-2", "e\xcc\x81"), ids("gpt-2", "\xc3\xa9"));
+  const std::string own = gguf_text("mantissa.version", "1"),
+                    noted = gguf_texts("mantissa.differences", {"tokenizer.json: normalizer: NFC: llama.cpp normalizes nothing"});
+  const auto normalizes = [](const Tokenizer& one) { return one.encode("e\xcc\x81") == one.encode("\xc3\xa9"); };
+  EXPECT_FALSE(normalizes(tokenizer_of(words.with("qwen2"), {own}))) << "an export notes it";
+  EXPECT_TRUE(normalizes(tokenizer_of(words.with("qwen2"), {own, noted})));
+  EXPECT_TRUE(normalizes(tokenizer_of(words.with("gpt-2"), {own, noted})));
 }
 
 TEST(GgufTokenizers, PutTheTokensAroundATextThatTheirKeysSay) {

@@ -8,10 +8,10 @@ namespace mantissa::export_round_trip_test {
 using test::error_of;
 using test::HfFolder;
 using test::logits_of;
+using test::Sets;
+using test::with;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-using Sets = std::vector<std::string>;
 
 struct Case {
   const char *name, *architecture;
@@ -51,11 +51,6 @@ const Sets kDeepSeekV4 = {
     R"(precision.recipes={"routed": {"base": "fp8_block", "weight": null, "weight_fake_quant": {"format": "e2m1", "block": [1, 32]}}})",
     R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "routed"}])",
     R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 128, "dense_layers": [0]})"};
-
-Sets with(Sets sets, const Sets& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
-}
 
 // Widths and ties that the case leaves open are drawn.
 Sets drawn(const Case& one) {

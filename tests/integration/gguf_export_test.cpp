@@ -3,6 +3,8 @@
 #include "hf/gguf_export.h"
 
 #include "exports.h"
+#include "hf/gguf_reader.h"
+#include "model_options.h"
 #include "process.h"
 #include "text/bpe_trainer.h"
 
@@ -10,40 +12,19 @@ namespace mantissa::gguf_export_test {
 
 using test::error_of;
 using test::HfFolder;
+using test::kExperts;
+using test::kFourBitExperts;
+using test::kGpt2;
+using test::kGptOss;
+using test::Sets;
+using test::with;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using std::string_literals::operator""s;
 
-using Sets = std::vector<std::string>;
-
-const std::string kExperts = R"("num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96)",
-                  kFourBitExperts = R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])";
 const Sets kLlama = {"model.qk_norm=false", "model.num_attention_heads=2"},
            kQwen2 = {"model.qk_norm=false", "model.attention_bias=qkv", "model.num_attention_heads=2"},
-           kMixtral = {"model.qk_norm=false", "model.moe={" + kExperts + "}"}, kQwenExperts = {"model.moe={" + kExperts + "}"},
-           kGptOss = {"model.qk_norm=false",
-                      "model.attention_bias=all",
-                      "model.attention_sinks=true",
-                      "model.activation=swiglu_clamped",
-                      "model.sliding_window=8",
-                      "model.sliding_layers=[0]",
-                      "model.tie_word_embeddings=false",
-                      "model.moe={" + kExperts + R"(, "router_bias": true, "expert_mlp_bias": true})"},
-           kGpt2 = {"model.norm=layer",
-                    "model.norm_bias=true",
-                    "model.position=learned",
-                    "model.activation=gelu_tanh",
-                    "model.attention_bias=all",
-                    "model.mlp_bias=true",
-                    "model.qk_norm=false",
-                    "model.num_attention_heads=2",
-                    "model.num_key_value_heads=2",
-                    "model.intermediate_size=128",
-                    "model.tie_word_embeddings=true"};
-
-Sets with(Sets sets, const Sets& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
-}
+           kMixtral = {"model.qk_norm=false", "model.moe={" + kExperts + "}"}, kQwenExperts = {"model.moe={" + kExperts + "}"};
 
 // The values of a tensor by the definition of its type.
 std::vector<float> decoded(GgmlType type, const std::string& bytes) {
@@ -248,6 +229,9 @@ TEST_P(GgufForms, HoldTheValuesOfAFolderForTransformers) {
   EXPECT_EQ(found_difference("values", path("hf")), "") << "of a folder";
   to_gguf(saved, "again");
   EXPECT_TRUE(test::read_file(file("values")) == test::read_file(file("again")));
+  EXPECT_THAT(forward_differences(config_of_model(path("hf")).model, config_of_model(file("values")).model), ::testing::IsEmpty());
+  EXPECT_TRUE(test::logits_of(file("values")) == test::logits_of(path("hf"))) << "as the file is read back";
+  EXPECT_EQ(tokenizer_at(file("values")).encode("The 12 words\n"), Tokenizer::from_path(path("hf")).encode("The 12 words\n"));
   to_gguf(saved, "wide", {.dtype = ExportDtype::fp32});
   const GgufFile wide(file("wide"));
   for (const GgufTensor& tensor : wide.header().tensors()) EXPECT_EQ(tensor.type, GgmlType::f32) << tensor.name;
@@ -261,6 +245,7 @@ TEST_P(GgufForms, HoldTheValuesOfAFolderForTransformers) {
   EXPECT_EQ(verify_gguf(file("packed")), done.tensors);
   EXPECT_EQ(found_difference("packed", saved), "");
   expect_values("packed", expected);
+  EXPECT_TRUE(test::logits_of(file("packed")) == test::logits_of(path("hf"))) << "as the packed file is read back";
   const GgufFile packed(file("packed"));
   Sets tensors;
   int64_t codes = 0;
@@ -313,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"gpt2",
              "gpt2",
              with(kGpt2, {"precision.recipe=mxfp4_qat"}),
-             {"blk.0.attn_qkv.weight MXFP4 [192, 64]", "position_embd.weight BF16 [16, 64]", "blk.1.ffn_down.weight MXFP4 [64, 128]"}}),
+             {"blk.0.attn_qkv.weight MXFP4 [192, 64]", "position_embd.weight BF16 [16, 64]", "blk.1.ffn_down.weight MXFP4 [64, 256]"}}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // One thing is wrong in each file.
@@ -358,7 +343,6 @@ TEST_F(GgufExport, AFileInWhichOneThingIsWrongIsTold) {
 TEST_F(GgufExport, KeysThatAreNotTheModelsAreTold) {
   const std::string saved = trained_on_words("run", with(kLlama, {"precision.recipe=mxfp4_qat"}));
   to_gguf(saved, "good", kPacked);
-  using std::string_literals::operator""s;
   const auto expect_told = [&](const std::string& part, const std::string& by, const std::string& what) {
     replace("good", "bad", part, by);
     EXPECT_THAT(found_difference("bad", saved), HasSubstr(what));
@@ -408,6 +392,40 @@ TEST_F(GgufExport, RotationsOfLlama3AreATensorAndOfYarnKeys) {
   to_gguf(yarn, "yarn");
   EXPECT_EQ(GgufFile(file("yarn")).header().string("llama.rope.scaling.type"), "yarn");
   EXPECT_THAT(found_difference("yarn", llama3), HasSubstr("rope.scaling"));
+  for (const std::string& name : {"llama3"s, "yarn"s}) {
+    export_to(path(name + ".gguf"), name + " again");
+    export_to(name == "yarn" ? yarn : llama3, name + " hf");
+    EXPECT_EQ(json_in(name + " again/config.json")["rope_scaling"], json_in(name + " hf/config.json")["rope_scaling"]);
+  }
+}
+
+// ggml wants F32 there, also of a folder that has them in BF16.
+TEST_F(GgufExport, RoutersAreF32WhateverTypeTheyHad) {
+  const HfFolder folder(path("model"), "mixtral", "BF16");
+  ASSERT_EQ(folder.dtype("model.layers.0.block_sparse_moe.gate.weight"), FileDtype::bf16);
+  to_gguf(path("model"), "model", {.allow_different = true});  // there is no tokenizer
+  std::map<std::string, GgmlType> types;
+  const GgufFile written(file("model"));
+  for (const GgufTensor& tensor : written.header().tensors()) types.emplace(tensor.name, tensor.type);
+  EXPECT_EQ(types.at("blk.0.ffn_gate_inp.weight"), GgmlType::f32);
+  EXPECT_EQ(types.at("blk.0.attn_q.weight"), GgmlType::bf16);
+}
+
+// A model that llama.cpp computes otherwise comes back as it was trained where the file tells it, and is refused where it cannot.
+TEST_F(GgufExport, DifferencesAreReadBackOrRefused) {
+  const auto truncate = [&](const std::string& name, bool whole) {
+    const std::string scaling =
+        text(R"(model.rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 8, "truncate": )",
+             whole ? "true" : "false", '}');
+    to_gguf(trained_on_words(name, with(kGptOss, {scaling})), name, {.allow_different = !whole});
+    return config_of_model(file(name)).model.rope_scaling.value().truncate;
+  };
+  EXPECT_EQ(truncate("whole", true), true);
+  EXPECT_EQ(truncate("parts", false), false);
+  to_gguf(trained_on_words("windows", {"model.sliding_window=8"}), "windows", {.allow_different = true});
+  const Error error = error_of([&] { config_of_model(file("windows")); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("--allow-different"), HasSubstr("model.sliding_window")));
 }
 
 // The commands, and the exit codes of a file that is right, of another model, and damaged.

@@ -2,19 +2,24 @@
 // are read back; and models that mlx-lm computes otherwise.
 #include "checkpoint/checkpoint_manifest.h"
 #include "exports.h"
+#include "model_options.h"
 #include "process.h"
 
 namespace mantissa::mlx_export_test {
 
 using test::error_of;
 using test::HfFolder;
+using test::kExperts;
+using test::kFourBitExperts;
+using test::kGpt2;
+using test::kGptOss;
 using test::logits_of;
+using test::Sets;
+using test::with;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-using Sets = std::vector<std::string>;
 
 struct Case {
   const char* name;
@@ -25,35 +30,9 @@ struct Case {
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
-const std::string kExperts = R"("num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96)",
-                  kFourBitExperts = R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])",
-                  kWeights = "precision.recipe=mxfp8_weights";
+const std::string kWeights = "precision.recipe=mxfp8_weights";
 const Sets kMixtral = {"model.qk_norm=false", "model.num_attention_heads=2", "model.moe={" + kExperts + "}"},
-           kQwenExperts = {"model.moe={" + kExperts + R"(, "dense_layers": [1]})"},
-           kGptOss = {"model.qk_norm=false",
-                      "model.attention_bias=all",
-                      "model.attention_sinks=true",
-                      "model.activation=swiglu_clamped",
-                      "model.sliding_window=8",
-                      "model.sliding_layers=[0]",
-                      "model.tie_word_embeddings=false",
-                      "model.moe={" + kExperts + R"(, "router_bias": true, "expert_mlp_bias": true})"},
-           kGpt2 = {"model.norm=layer",
-                    "model.norm_bias=true",
-                    "model.position=learned",
-                    "model.activation=gelu_tanh",
-                    "model.attention_bias=all",
-                    "model.mlp_bias=true",
-                    "model.qk_norm=false",
-                    "model.num_attention_heads=2",
-                    "model.num_key_value_heads=2",
-                    "model.intermediate_size=256",
-                    "model.tie_word_embeddings=true"};
-
-Sets with(Sets sets, const Sets& more) {
-  sets.insert(sets.end(), more.begin(), more.end());
-  return sets;
-}
+           kQwenExperts = {"model.moe={" + kExperts + R"(, "dense_layers": [1]})"};
 
 class MlxExport : public test::ExportTest {
  protected:
