@@ -83,8 +83,9 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
     return ExitCode::difference;
   const std::optional<std::string> difference =
       with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return export_difference(folder, weights); });
-  if (difference) {
-    std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << where << ")\n";
+  const std::optional<std::string> first = difference ? difference : against.tokenizer_difference(folder);
+  if (first) {
+    std::cout << printable(arguments.path) << ": " << printable(*first) << " (" << where << ")\n";
     return ExitCode::difference;
   }
   const std::string simulated = against.simulated_weights();

@@ -298,6 +298,15 @@ std::optional<std::string> ModelExport::difference(HfWeights& written, int part,
   return text("what was written is not what was to be: ", *difference);
 }
 
+std::optional<std::string> ModelExport::tokenizer_difference(HfWeights& folder) const {
+  constexpr const char* kName = "tokenizer.json";
+  const ExportFiles expected = export_files(source_->model->config.data, source_->files, source_->tokenizer);
+  const auto own = std::ranges::find(expected.files, kName, &TokenizerFile::name);
+  const std::optional<std::string> found = folder.file(kName);
+  if (own == expected.files.end() || !found) return {};
+  return mantissa::tokenizer_difference(*found, own->bytes, (fs::path(folder.where()) / kName).string());
+}
+
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
   ModelExport model(from, options, std::move(device));
   const ExportedModel summary = model.summary();  // throws all refusals, before anything is written

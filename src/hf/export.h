@@ -79,6 +79,9 @@ class ModelExport {
   // Error(data) for a source that changed.
   std::optional<std::string> difference(HfWeights& written, int part, int parts, const Progressed& progressed = {});
 
+  // Returns how the tokenizer.json of a folder differs from that of an export; none: it has the same ids, or one of the two has none.
+  std::optional<std::string> tokenizer_difference(HfWeights& folder) const;
+
   const ModelConfig& model() const;
   ForwardWeights& weights();
 

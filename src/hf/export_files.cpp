@@ -277,6 +277,22 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
          (differs("added_tokens") || model_differs("ignore_merges") || model_differs("byte_fallback") || model_differs("unk_token"));
 }
 
+std::optional<std::string> tokenizer_difference(const std::string& found, const std::string& expected, const std::string& where) {
+  if (found == expected) return {};
+  const Json here = parse_json(found, where), there = parse_json(expected, "tokenizer.json of the model");
+  const Json &model = here.get("model"), &model_there = there.get("model"), &vocab = model.get("vocab");
+  for (const auto& [token, id] : model_there.get("vocab").members()) {
+    const Json* const given = vocab.find(token);
+    if (given == nullptr) return text("tokenizer.json: lacks the token ", Json(token).shown());
+    if (*given != id) return text("tokenizer.json: ", Json(token).shown(), " has the id ", given->shown(), ", not ", id.shown());
+  }
+  for (const char* const name : {"vocab", "merges", "ignore_merges", "byte_fallback", "unk_token"})
+    if (model.get(name) != model_there.get(name)) return text("tokenizer.json: model.", name, " differs");
+  for (const char* const name : {"added_tokens", "normalizer", "pre_tokenizer", "post_processor"})
+    if (here.get(name) != there.get(name)) return text("tokenizer.json: ", name, " differs");
+  return {};
+}
+
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
   return std::ranges::any_of(files, is_of_tokenizer) ? std::nullopt : tokenizer;
 }

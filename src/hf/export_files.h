@@ -65,6 +65,10 @@ ExportFiles export_files(const DataConfig& data, const std::vector<TokenizerFile
 // Returns true if these are the files of another tokenizer. A tokenizer that mantissa exported is known again by its vocabulary.
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);
 
+// Returns the first difference of two files tokenizer.json that changes which ids a text has: "tokenizer.json: \"the\" has the id 7, not
+// 6". Throws Error(data) for a text that is no JSON, with the name of its file.
+std::optional<std::string> tokenizer_difference(const std::string& found, const std::string& expected, const std::string& where);
+
 // Returns the tokenizer of a run; none if that of the model it started from goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 

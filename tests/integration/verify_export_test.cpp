@@ -102,6 +102,30 @@ TEST_F(Verify, OneDamageHasOneCode) {
   expect_verdict({"whole", "--against", run}, 1, "[0, 0] is ");
 }
 
+// Without its mantissa.json, a folder is told by what it holds.
+TEST_F(Verify, ATokenWithAnotherIdIsTold) {
+  const std::string saved = mixed("run");
+  export_to(saved, "out");
+  const json tokenizer = json_in("out/tokenizer.json");
+  std::filesystem::remove(path("out/mantissa.json"));
+  expect_verdict({"out", "--against", run_folder("run")}, 0, "0 values differ");
+  const auto expect_told = [&](const json& changed, const std::string& what) {
+    write_file(path("out/tokenizer.json"), changed.dump());
+    expect_verdict({"out", "--against", run_folder("run")}, 1, "out: tokenizer.json: " + what);
+  };
+  expect_told(changed(tokenizer, {{"normalizer", {{"type", "NFC"}}}}), "normalizer differs");
+  json shifted = tokenizer;
+  json& vocab = shifted["model"]["vocab"];
+  const size_t size = vocab.size();
+  for (json& id : vocab) id = (id.get<size_t>() + 1) % size;
+  expect_told(shifted, "\"");
+  json more = tokenizer;
+  more["model"]["vocab"]["one two"] = size;
+  expect_told(more, "model.vocab differs");
+  write_file(path("out/tokenizer.json"), tokenizer.dump(3));
+  expect_verdict({"out", "--against", run_folder("run")}, 0, "0 values differ");
+}
+
 // An error of the other side is told before the export is read, and is none of the export.
 TEST_F(Verify, AnErrorOfTheCheckpointIsToldWhateverTheExportIs) {
   const std::string saved = mixed("run"), out = path("out");
