@@ -34,8 +34,9 @@ void require_whole(const std::filesystem::path& folder) {
           ": lacks model.safetensors");
 }
 
-void warn_of_ignore_list(const HfWeights& folder) {
+void warn_of_servers(const HfWeights& folder) {
   for (const std::string& finding : folder.ignore_list_findings()) log_warning(finding);
+  if (const std::optional<std::string> rounding = folder.vllm_rounding()) log_warning(*rounding);
 }
 
 void report_tiles(HfWeights& folder) {
@@ -99,7 +100,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
               << mlx_rounding(folder.config().architecture, folder.type_in_file("embed.weight"), trained) << '\n';
   }
   report_tiles(folder);
-  warn_of_ignore_list(folder);
+  warn_of_servers(folder);
   return ExitCode::ok;
 }
 
@@ -127,7 +128,7 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
   HfWeights folder(arguments.path);
   report_tiles(folder);
-  warn_of_ignore_list(folder);
+  warn_of_servers(folder);
   return ExitCode::ok;
 }
 

@@ -319,6 +319,7 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   pending.publish();
   for (const std::string& warning : model.warnings()) log_warning(warning);
   for (const std::string& finding : written.ignore_list_findings()) log_warning(finding);
+  if (std::optional<std::string> rounding = written.vllm_rounding()) log_warning(*rounding);
   return summary;
 }
 

@@ -62,6 +62,8 @@ class HfWeights : public TensorReader {
   std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
   // Returns what servers that read the list of unquantized modules in other ways would make of the modules (packing.h).
   std::vector<std::string> ignore_list_findings() const;
+  // Says which inputs vLLM rounds to 4 bits, although nothing in the folder asks for it, and how to keep it from that; none: no inputs.
+  std::optional<std::string> vllm_rounding() const;
   // Names an element of a parameter by its place in the tensor of transformers: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.

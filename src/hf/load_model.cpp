@@ -154,6 +154,19 @@ std::vector<std::string> HfWeights::ignore_list_findings() const {
   return findings;
 }
 
+// compressed-tensors alone has codes of 4 bits in linears that are no routed experts, whose kernels are others.
+std::optional<std::string> HfWeights::vllm_rounding() const {
+  if (format_ != ExportFormat::hf) return {};
+  const std::map<std::string, PackedScheme> packed = packed_modules();
+  const auto linears = std::ranges::count_if(packed, [](const auto& module) {
+    return module.second.format == Format::e2m1 && !module.second.inputs && !is_routed_expert(module.first);
+  });
+  if (linears == 0) return {};
+  return text("vLLM up to 0.32 rounds inputs of ", count_text(linears, "MXFP4 module"),
+              " to 4 bits on SM100, as training did not (vllm-project/vllm#56770): serve with --linear-backend marlin, or set "
+              "VLLM_DISABLED_KERNELS=FlashInferMxFp4LinearKernel");
+}
+
 // Returns the modules whose recipes compute with codes; the rest is read as values.
 std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
   std::map<std::string, PackedScheme> packed = packed_modules();

@@ -126,6 +126,34 @@ TEST_F(Verify, ATokenWithAnotherIdIsTold) {
   expect_verdict({"out", "--against", run_folder("run")}, 0, "0 values differ");
 }
 
+// Only linears outside of experts have the kernel.
+TEST_F(Verify, InputsThatVllmRoundsToFourBitsAreTold) {
+  const std::string told =
+      "vLLM up to 0.32 rounds inputs of 2 MXFP4 modules to 4 bits on SM100, as training did not (vllm-project/vllm#56770): serve with "
+      "--linear-backend marlin, or set VLLM_DISABLED_KERNELS=FlashInferMxFp4LinearKernel";
+  const auto warnings_of = [&](const std::vector<std::string>& arguments) {
+    const ProcessResult result = run_mantissa(arguments, folder_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.errors + result.output;
+  };
+  const auto exported = [&](const std::string& run, const std::string& out, const std::vector<std::string>& options) {
+    std::vector<std::string> arguments = {"export", run, "--output", out};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return warnings_of(arguments);
+  };
+  const std::string two = trained("two", {R"(precision.rules=[{"match": "layers.0.mlp.*", "recipe": "mxfp4_qat"}])"});
+  EXPECT_THAT(exported(two, "codes", {"--weights", "packed"}), HasSubstr(told));
+  EXPECT_THAT(warnings_of({"verify", "codes"}), HasSubstr(told));
+  EXPECT_THAT(warnings_of({"verify", "codes", "--against", two}), HasSubstr(told));
+  EXPECT_THAT(exported(two, "values", {}), Not(HasSubstr("vLLM")));
+  EXPECT_THAT(exported(two, "mlx", {"--weights", "packed", "--format", "mlx"}), Not(HasSubstr("vLLM")));
+  const std::string inputs = trained("inputs", {"precision.recipe=mxfp4_qat_mxfp8_act"});
+  EXPECT_THAT(exported(inputs, "of inputs", {"--weights", "packed"}), Not(HasSubstr("vLLM")));
+  const std::string experts = trained("experts", {R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})",
+                                                  R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])"});
+  EXPECT_THAT(exported(experts, "of experts", {"--weights", "packed"}), Not(HasSubstr("vLLM")));
+}
+
 // An error of the other side is told before the export is read, and is none of the export.
 TEST_F(Verify, AnErrorOfTheCheckpointIsToldWhateverTheExportIs) {
   const std::string saved = mixed("run"), out = path("out");
