@@ -27,6 +27,12 @@ def run_cases(label, cases):
     return failed
 
 
+def table(rows, columns, cell):
+    """Markdown with cell(row, column) for each."""
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    return "\n".join(lines + [f"| {row} | " + " | ".join(cell(row, column) for column in columns) + " |" for row in rows])
+
+
 def first_step(checkpoint):
     """Gradients and tokens of the only step of a run, as one_step() has them."""
     moments = {name.removeprefix("m."): checkpoint.read(name) for name in checkpoint.tensors if name.startswith("m.")}

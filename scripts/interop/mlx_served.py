@@ -6,10 +6,14 @@
 A model of each architecture is trained for some steps on a text, exported in each form and loaded by mlx_lm. Every module dequantizes to the
 dequantized export, bit for bit but for the sign of zeros; in fp32, log-probabilities are those of `mantissa eval` and the likeliest text
 that of `mantissa generate`. A model that export refuses by an option is exported all the same, to see that mlx_lm computes it otherwise or
-cannot load it. Prints a line per case, and exits with 1 if one fails, with 77 where mlx_lm is not installed.
+cannot load it. Faults are planted in a folder, to see who notices. Prints a line per case and a table, and exits with 1 if one fails, with
+77 where mlx_lm is not installed.
 """
 import argparse
 import json
+import re
+import shutil
+import struct
 import sys
 
 import numpy as np
@@ -22,7 +26,7 @@ except ImportError as missing:
     print(f"SKIPPED: {missing}; scripts/interop/setup.sh installs it")
     sys.exit(77)
 
-from mantissa_program import Failed, Mantissa, run_cases
+from mantissa_program import Failed, Mantissa, run_cases, table
 from mx_numpy import Folder
 
 LOG_PROBABILITY = 5e-5
@@ -229,6 +233,124 @@ def refusal(mantissa, family, changes, option):
     return f"refused by model.{option}; mlx_lm differs by {gap:.1e}"
 
 
+class Planted:
+    """A folder whose tensors may be changed."""
+
+    def __init__(self, folder):
+        self.file = folder / "model.safetensors"
+        self.bytes = np.fromfile(self.file, np.uint8)
+        self.first = 8 + struct.unpack("<Q", self.bytes[:8].tobytes())[0]
+        self.header = json.loads(self.bytes[8 : self.first].tobytes())
+
+    def tensor(self, name):
+        """Its bytes, a row for each of the tensor's."""
+        entry = self.header[name]
+        begin, end = (self.first + offset for offset in entry["data_offsets"])
+        return self.bytes[begin:end].reshape(*entry["shape"][:-1], -1)
+
+    def close(self):
+        self.bytes.tofile(self.file)
+
+
+def exchange_nibbles(folder):
+    codes = folder.tensor("model.layers.0.self_attn.q_proj.weight")
+    codes[:] = codes << 4 | codes >> 4
+
+
+def take_scale_of_neighbor(folder):
+    scales = folder.tensor("model.layers.0.self_attn.q_proj.scales").reshape(-1)
+    at = int(np.flatnonzero(scales[1:] != scales[:-1])[0])
+    scales[at] = scales[at + 1]
+
+
+def exchange_experts(folder):
+    for part in ("weight", "scales"):
+        experts = folder.tensor(f"model.layers.1.mlp.switch_mlp.down_proj.{part}")
+        experts[[0, 1]] = experts[[1, 0]]
+
+
+def turn_rows(folder):
+    """Rows of q as llama.cpp has them."""
+    for part in ("weight", "scales"):
+        rows = folder.tensor(f"model.layers.0.self_attn.q_proj.{part}")
+        rows[:] = rows.reshape(-1, 2, 16, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape).copy()
+
+
+def shift_tokens(folder):
+    file = folder.file.parent / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token: (id + 1) % len(vocab) for token, id in vocab.items()}
+    file.write_text(json.dumps(tokenizer))
+
+
+PLANTS = {  # and how mlx_lm shows it: by its weights, by its log-probabilities, by its text
+    "nibbles exchanged": (exchange_nibbles, {"weights", "log-probabilities"}),
+    "one scale of a neighbor": (take_scale_of_neighbor, {"weights", "log-probabilities"}),
+    "two experts exchanged": (exchange_experts, {"weights", "log-probabilities"}),
+    "rows of q in llama.cpp's order": (turn_rows, {"weights", "log-probabilities"}),
+    "tokens shifted by one": (shift_tokens, {"text"}),
+}
+
+
+def symptoms(mantissa, folder, values, expected):
+    """By what mlx_lm shows that a folder is none of the model."""
+    model, tokenizer = loaded(folder)
+    shown = set()
+    try:
+        same_weights(weights_of(model)[0], values, "packed")
+    except Failed:
+        shown.add("weights")
+    model.set_dtype(mx.float32)
+    if not gaps(model, expected).max() <= LOG_PROBABILITY:
+        shown.add("log-probabilities")
+    text = mlx_lm.generate(model, tokenizer, prompt=PROMPT, max_tokens=NEW_TOKENS)
+    told = mantissa.run("generate", mantissa.work / "hf", "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS, "--temperature", 0, "--dtype", "fp32")
+    if not told.strip().endswith((PROMPT + text).strip()):
+        shown.add("text")
+    return shown
+
+
+def plants(mantissa):
+    checkpoint, work, lines = trained(mantissa, "qwen3_moe", MXFP4, {}), mantissa.work, []
+    for name, options in (("hf", ()), ("values", ("--format", "mlx")), ("good", ("--format", "mlx", "--weights", "packed"))):
+        mantissa.run("export", checkpoint, "--output", work / name, *options)
+    values, expected = Folder(work / "values"), mantissa.log_probabilities(work / "hf", prompts(), "--dtype", "fp32")
+    if symptoms(mantissa, work / "good", values, expected):
+        raise Failed("a folder without a fault shows one")
+    for number, (fault, (plant, wanted)) in enumerate(PLANTS.items()):
+        bad = work / f"bad{number}"
+        shutil.copytree(work / "good", bad)
+        folder = Planted(bad)
+        plant(folder)
+        folder.close()
+        mantissa.run("verify", bad, exit_code=4)
+        (bad / "mantissa.json").unlink()  # so that only the contents can tell
+        told = mantissa.run("verify", bad, "--against", checkpoint, exit_code=1)
+        shown = symptoms(mantissa, bad, values, expected)
+        if not shown >= wanted:
+            raise Failed(f"{fault}: shown by {sorted(shown)}")
+        said = told.strip().splitlines()[-1].partition(": ")[2].partition(f" ({work}")[0]
+        lines.append(f"  {fault} | verify: {said} | mlx_lm: {', '.join(sorted(shown))}")
+    return f"{len(PLANTS)} faults noticed by verify with and without --against\n" + "\n".join(lines)
+
+
+def results(found):
+    """The largest error of log-probabilities in fp32 by family and form, or what is refused."""
+    refused = {(family, "tied"): option for family, changes, option in REFUSED if changes == TIED}
+
+    def cell(family, form):
+        if (family, form) in refused:
+            return f"refused: `{refused[family, form]}`"
+        if form == "experts" and "moe" not in FAMILIES[family]:
+            return "no experts"
+        told = found.get(f"{family}, {form}", "not run")
+        number = re.match(r"(\S+), \d+ greedy", told)
+        return number[1] if number else told
+
+    return table(FAMILIES, FORMS, cell)
+
+
 def all_cases():
     for family, model in FAMILIES.items():
         for name, (precision, changes) in FORMS.items():
@@ -240,6 +362,7 @@ def all_cases():
     for name, family, precision, changes in OTHERS:
         yield f"{family}, {name}", lambda work, one=(family, True, precision, changes): form(work, *one)
     yield "qwen3, MXFP8 inputs", inputs
+    yield "plants", plants
     for one in REFUSED:
         yield f"{one[0]}, {json.dumps(one[1])}", lambda work, one=one: refusal(work, *one)
 
@@ -250,8 +373,18 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name begins so")
     args = parser.parse_args()
     mx.set_default_device(mx.cpu)
-    cases = [(name, lambda work, check=check: check(Mantissa(args.mantissa, work))) for name, check in all_cases() if name.startswith(args.only)]
-    sys.exit(run_cases(f"mlx_lm {mlx_lm.__version__} mlx {mx.__version__}", cases))
+    found = {}
+
+    def told(name, check, work):
+        found[name] = "FAILED"
+        found[name] = check(Mantissa(args.mantissa, work))
+        return found[name]
+
+    cases = [(name, lambda work, name=name, check=check: told(name, check, work)) for name, check in all_cases() if name.startswith(args.only)]
+    failed = run_cases(f"mlx_lm {mlx_lm.__version__} mlx {mx.__version__}", cases)
+    if not args.only:
+        print(results(found))
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
