@@ -1,96 +1,93 @@
 """The cases of llama_served.py: models that are trained, exported, and read by the package gguf and by llama.cpp."""
-import json
 import re
-import subprocess
-from pathlib import Path
 
 import gguf
 import numpy as np
 
-from mantissa_program import Failed, Mantissa, run_cases
+from llama_cpp import Llama
+from mantissa_program import Failed, table
+from mlx_served import log_probabilities
 from mx_numpy import Folder
+from rounded_inputs import GeluTable, rounded_model
 
-ROOT = Path(__file__).resolve().parents[2]
+from mantissa_formats import dequantize, from_ggml  # isort: skip (mx_numpy says where it is)
+
 VOCABULARY, LENGTH, HEAD = 96, 64, 32
-F32, MXFP4, GELU, TIE = 5e-5, 0.5, 2e-3, 0.1  # log-probabilities of llama.cpp: in fp32; with inputs in Q8_0; with a GELU in fp16; of a tie
+# Log-probabilities of llama.cpp are within F32 of those that the same rounding of inputs gives. Their errors against eval are within MOST times those of
+# the rounding on average, and LARGEST times the largest one of some hundred tokens.
+F32, MOST, LARGEST = 5e-5, 1.1, 1.5
+GELU = 2e-3  # GPT-2, whose GELU llama.cpp takes from a table in fp16
+TIE = 0.1  # two tokens so near to each other may both be the likeliest
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "max_position_embeddings": 256, "norm_eps": 1e-5, "init_std": 0.1, "head_dim": HEAD}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-MODELS = {
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+FAMILIES = {
     "llama": {"qk_norm": False},
-    "llama biases": {"qk_norm": False, "mlp_bias": True, "attention_bias": "all", "tie_word_embeddings": True},
-    "llama llama3": {"qk_norm": False, "rope_scaling": LLAMA3},
-    "llama yarn": {"qk_norm": False, "rope_scaling": YARN},
-    "llama yarn, attention_factor": {"qk_norm": False, "rope_scaling": {**YARN, "attention_factor": 1.4}},
-    "qwen2": {"qk_norm": False, "attention_bias": "qkv", "num_attention_heads": 2},
+    "qwen2": {"qk_norm": False, "attention_bias": "qkv", **TWO_HEADS},
     "qwen3": {},
-    "qwen3 tied yarn": {"tie_word_embeddings": True, "rope_scaling": YARN},
     "qwen3_moe": {"moe": EXPERTS},
-    "mixtral": {"qk_norm": False, "moe": EXPERTS},
-    "mixtral llama3": {"qk_norm": False, "moe": EXPERTS, "rope_scaling": LLAMA3},
+    "mixtral": {"qk_norm": False, "moe": EXPERTS, **TWO_HEADS},
     "gpt_oss": {"qk_norm": False, "attention_bias": "all", "attention_sinks": True, "activation": "swiglu_clamped", "sliding_window": 16, "sliding_layers": [0],
                 "moe": {**EXPERTS, "intermediate_size": 96, "router_bias": True, "expert_mlp_bias": True}},
     "gpt2": {"qk_norm": False, "norm": "layer", "norm_bias": True, "position": "learned", "activation": "gelu_tanh", "attention_bias": "all", "mlp_bias": True,
-             "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128, "tie_word_embeddings": True},
+             "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 256, "tie_word_embeddings": True},
 }
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
                  "mixtral": gguf.MODEL_ARCH.LLAMA, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS, "gpt2": gguf.MODEL_ARCH.GPT2}
-RECIPES = {
-    "high": {"recipe": "high"},
-    "mxfp4": {"recipe": "mxfp4_qat"},
-    "mxfp8": {"recipe": "mxfp8_weights"},
-    "mixed": {"recipe": "mxfp8_weights", "rules": [{"match": "layers.0.*", "recipe": "mxfp4_qat"}]},
+HIGH, MXFP4, MXFP8, TIED = {"recipe": "high"}, {"recipe": "mxfp4_qat"}, {"recipe": "mxfp8_weights"}, {"tie_word_embeddings": True}
+MIXED = {**MXFP8, "rules": [{"match": "layers.0.*", "recipe": "mxfp4_qat"}]}
+PACKED = ("--weights", "packed")
+FORMS = {  # precision, changes of the model, options of export, matrices that are no MXFP4 are BF16
+    "F32": (MIXED, {}, ("--dtype", "fp32"), False),
+    "BF16": (MIXED, {}, ("--dtype", "bf16"), True),
+    "MXFP4": (MXFP4, {}, PACKED, True),
+    "MXFP8 as BF16": (MXFP8, {}, PACKED, True),
+    "mixed": (MIXED, {}, PACKED, True),
+    "tied": (MXFP4, TIED, PACKED, True),
+    "experts": ({**HIGH, "rules": [{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}]}, {}, PACKED, True),
 }
-CASES = [*((model, "mxfp4") for model in MODELS), ("qwen3", "high"), ("qwen3", "mxfp8"), ("llama", "mixed"), ("gpt_oss", "mixed")]
+OTHERS = [  # name, family, changes
+    ("biases, tied", "llama", {"mlp_bias": True, "attention_bias": "all", **TIED}),
+    ("rope of Llama 3", "llama", {"rope_scaling": LLAMA3}),
+    ("YaRN", "llama", {"rope_scaling": YARN}),
+    ("YaRN with attention_factor", "llama", {"rope_scaling": {**YARN, "attention_factor": 1.4}}),
+    ("YaRN, tied", "qwen3", {**TIED, "rope_scaling": YARN}),
+    ("rope of Llama 3, wide heads", "mixtral", {"rope_scaling": LLAMA3, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    ("own output projection", "gpt2", {"tie_word_embeddings": False}),
+]
+REFUSED = [  # family, changes, the option that is told
+    ("gpt_oss", {"swiglu_limit": 1.5}, "swiglu_limit"),
+    ("gpt_oss", TIED, "tie_word_embeddings"),
+    ("gpt_oss", {"sliding_layers": [1]}, "sliding_layers"),
+    ("gpt_oss", {"rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate"),
+    ("llama", {"max_position_embeddings": 8192, "rope_scaling": {**YARN, "original_max_position_embeddings": 2048, "beta_fast": 8.0}}, "rope_scaling.beta_fast"),
+    ("qwen3", {"rope_scaling": {**YARN, "beta_slow": 4.0}}, "rope_scaling.beta_slow"),
+    ("qwen2", {"rope_scaling": LLAMA3}, "rope_scaling.type"),
+    *((family, {"sliding_window": 8}, "sliding_window") for family in ("qwen2", "qwen3", "qwen3_moe", "mixtral")),
+    ("qwen2", {"num_attention_heads": 4}, "head_dim"),
+    ("qwen3", {"attention_bias": "all"}, "attention_bias"),
+    ("qwen3_moe", {"attention_bias": "all"}, "attention_bias"),
+    ("gpt2", {"activation": "gelu_erf"}, "activation"),
+    ("qwen3_moe", {"moe": {**EXPERTS, "norm_topk_prob": False}}, "moe.norm_topk_prob"),
+    ("qwen3_moe", {"moe": {**EXPERTS, "dense_layers": [0]}}, "moe.dense_layers"),
+]
 
 
-def trained(mantissa, model, recipe):
+def trained(mantissa, family, precision, changes):
     tokens = np.random.default_rng(5).integers(0, VOCABULARY, 4000).tolist()
     return mantissa.trained("run", tokens, {
-        "model": {**SIZES, **MODELS[model]},
+        "model": {**SIZES, **FAMILIES[family], **changes},
         "training": {"steps": 3, "seq_len": LENGTH, "micro_batch_size": 2, "grad_accum": 1, "threads": 1},
-        "precision": {"dtype": "bf16", **RECIPES[recipe]},
+        "precision": {"dtype": "bf16", **precision},
         "optimizer": {"lr": 1e-2}, "schedule": {"type": "constant", "warmup_steps": 0}}).folder
 
 
 def prompts():
     generator = np.random.default_rng(3)
-    return [generator.integers(0, VOCABULARY, length).tolist() for length in (3, 33, 130)]
-
-
-class Llama:
-    """llama.cpp with a file."""
-
-    def __init__(self, program, file, length=256):
-        self.process = subprocess.Popen([program, str(file), str(length)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
-
-    def ask(self, *words):
-        try:
-            print(*words, file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            raise Failed("llama.cpp cannot load the file") from None
-        answer = self.process.stdout.readline()
-        if not answer.endswith("\n"):
-            raise Failed(f"llama.cpp ends with {self.process.wait()}")
-        return answer.split()
-
-    def log_probabilities(self, tokens):
-        return np.array(self.ask("logprobs", ",".join(map(str, tokens))), np.float64)
-
-    def tokens(self, text):
-        return [int(word) for word in self.ask("tokens", text.encode().hex())]
-
-    def continuation(self, text, count):
-        return bytes.fromhex("".join(self.ask("go_on", count, text.encode().hex()))).decode(errors="replace")
+    return [generator.integers(0, VOCABULARY, length).tolist() for length in (3, 130, *([24] * 16))]
 
 
 def bits(array):
@@ -103,11 +100,9 @@ def rotated(values, heads):
     return values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def converted(model, folder):
+def converted(family, sizes, folder):
     """Tensors of a folder for transformers by the names that the package gguf has for them, as llama.cpp lays them out."""
-    family = model.split()[0]
-    names = gguf.get_tensor_name_map(ARCHITECTURES[family], SIZES["num_layers"])
-    sizes = {**SIZES, **MODELS[model]}
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], sizes["num_layers"])
     out, experts = {}, {}
 
     def put(name, values):
@@ -163,81 +158,128 @@ def same_values(found, expected, what):
             raise Failed(f"{what}: {name} differs")
 
 
-def apart(program, file, ours, most, what):
+class Errors:
+    """Differences of log-probabilities: of llama.cpp and of an emulation from those of eval, and of the two."""
+
+    def __init__(self, found, emulated, ours):
+        self.found, self.emulated, self.apart = np.abs(found - ours), np.abs(emulated - ours), np.abs(found - emulated)
+
+    def __str__(self):
+        return (f"largest {self.found.max():.1e}, mean {self.found.mean():.1e} (emulated {self.emulated.max():.1e}, {self.emulated.mean():.1e}), "
+                f"{self.same():.0%} of {len(self.apart)} as emulated, median {np.median(self.apart):.1e}")
+
+    def same(self):
+        return (self.apart <= F32).mean()
+
+    def check(self, what, largest=LARGEST):
+        """The rounding of inputs has to explain the errors: in their size, and one by one. A sum in another order may round an input to the other
+        side, which all later tokens of a text see, so that half of the tokens have to be as emulated."""
+        for part, most in ((np.max, largest), (np.mean, MOST)):
+            if not part(self.found) <= most * part(self.emulated) + F32:
+                raise Failed(f"{what}: log-probabilities have other errors than rounded inputs: {self}")
+        if self.same() < 0.5:
+            raise Failed(f"{what}: log-probabilities are not those of rounded inputs: {self}")
+        return str(self)
+
+
+def served(program, file, texts=None):
     with Llama(program, file) as llama:
-        gap = max(float(np.abs(llama.log_probabilities(tokens) - expected).max()) for tokens, expected in zip(prompts(), ours))
-    if not gap <= most:
-        raise Failed(f"{what}: log-probabilities differ by {gap:.1e}")
-    return gap
+        return np.concatenate([llama.log_probabilities(tokens) for tokens in texts or prompts()])
 
 
-def check(mantissa, program, model, recipe):
-    checkpoint, outcome = trained(mantissa, model, recipe), []
+def emulated(folder, narrow, texts=None):
+    """Log-probabilities that llama.cpp should have of the GGUF file of a model, which `folder` holds for mlx_lm."""
+    model, _ = rounded_model(folder, narrow)
+    with GeluTable():
+        return np.concatenate([log_probabilities(model, tokens) for tokens in texts or prompts()])
+
+
+def held(mantissa, program, checkpoint, file, options, narrow):
+    """How near llama.cpp is to what its roundings give."""
+    mlx, hf = mantissa.work / "mlx", mantissa.work / "hf"
+    mantissa.run("export", checkpoint, "--output", mlx, "--format", "mlx", *(options if options == PACKED else ()))
+    ours = np.concatenate(mantissa.log_probabilities(hf, prompts(), "--dtype", "fp32"))
+    return Errors(served(program, file), emulated(mlx, narrow), ours).check(file.stem)
+
+
+def written(mantissa, family, precision, changes, options):
+    """A GGUF export that verify and the package gguf have compared, its checkpoint, and the number of tensors and of those in MXFP4."""
+    checkpoint, file = trained(mantissa, family, precision, changes), mantissa.work / "model.gguf"
     mantissa.run("export", checkpoint, "--output", mantissa.work / "hf")
-    expected = converted(model, Folder(mantissa.work / "hf"))
-    wide, packed = mantissa.work / "wide.gguf", mantissa.work / "packed.gguf"
-    mantissa.run("export", checkpoint, "--output", wide, "--format", "gguf", "--dtype", "fp32")
-    mantissa.run("verify", wide, "--against", checkpoint)
-    same_values(decoded(wide)[0], expected, "fp32")
-    outcome.append(f"{len(expected)} tensors bit for bit")
-    ours = mantissa.log_probabilities(mantissa.work / "hf", prompts(), "--dtype", "fp32") if program else []
-    exact = GELU if model == "gpt2" else F32
-    if program:
-        outcome.append(f"fp32 {apart(program, wide, ours, exact, 'fp32'):.1e}")
-    if recipe == "high":
-        return ", ".join(outcome)
-    mantissa.run("export", checkpoint, "--output", packed, "--format", "gguf", "--weights", "packed")
-    mantissa.run("verify", packed, "--against", checkpoint)
-    found, codes = decoded(packed)
-    same_values(found, expected, "packed")
-    outcome.append(f"{codes} in MXFP4")
-    if program:
-        outcome.append(f"packed {apart(program, packed, ours, MXFP4, 'packed'):.1e}")
-    return ", ".join(outcome)
+    mantissa.run("export", checkpoint, "--output", file, "--format", "gguf", *options)
+    mantissa.run("verify", file, "--against", checkpoint)
+    found, codes = decoded(file)
+    same_values(found, converted(family, {**SIZES, **FAMILIES[family], **changes}, Folder(mantissa.work / "hf")), "the file")
+    return checkpoint, file, len(found), codes
 
 
-def check_text(mantissa, program):
-    """A model that learned some text by byte pairs: ids of that text, and greedy continuations."""
-    text, work = "".join(path.read_text() for path in sorted(ROOT.glob("src/*/*.h"))), mantissa.work
-    some = text[: text.rindex("\n", 0, 20000)]
-    (work / "text.txt").write_text(text)
-    (work / "some.txt").write_text(some)
-    mantissa.run("tokenize", work / "text.txt", "--output", work / "tokenizer.json", "--train-vocab", 512)
-    mantissa.run("tokenize", work / "some.txt", "--tokenizer", work / "tokenizer.json", "--output", work / "ids")
-    config = {"model": {**SIZES, "vocab_size": None, "hidden_size": 128, "num_layers": 3, "intermediate_size": 256, "init_std": 0.02},
-              "data": {"path": str(work / "text.txt"), "tokenizer": str(work / "tokenizer.json")},
-              "training": {"steps": 400, "seq_len": 128, "micro_batch_size": 8, "grad_accum": 1}, "precision": {"dtype": "bf16", "recipe": "mxfp4_qat"},
-              "optimizer": {"lr": 3e-3}, "schedule": {"warmup_steps": 10}, "eval": {"interval": 0, "iters": 1}, "logging": {"dir": str(work / "run")}}
-    (work / "text.json").write_text(json.dumps(config))
-    mantissa.run("train", work / "text.json")
-    packed = work / "packed.gguf"
-    mantissa.run("export", work / "run", "--output", packed, "--format", "gguf", "--weights", "packed")
-    mantissa.run("verify", packed, "--against", work / "run")
-    expected = np.fromfile(work / "ids.bin", np.uint16).tolist()
-    starts = [line[:40] for line in text.splitlines() if len(line) > 60][:200:20]
-    mantissa.run("export", work / "run", "--output", work / "hf")
-    equal = 0
-    with Llama(program, packed) as llama:
-        if llama.tokens(some) != expected:
-            raise Failed("the text has other ids")
-        for start in starts:
-            here = mantissa.run("generate", work / "hf", "--prompt", start, "--max-new-tokens", 40, "--temperature", 0, "--dtype", "fp32").removesuffix("\n")
-            there = start + llama.continuation(start, 40)
-            equal += here.endswith(there)
-            if not here.endswith(there) and close_call(mantissa, llama.tokens(here[here.index(start) :]), llama.tokens(there)) > TIE:
-                raise Failed(f"llama.cpp goes on as {there!r}, mantissa as {here!r}")
-    return f"{len(expected)} ids, greedy continuations of 40 tokens: {equal} of {len(starts)} are equal, others part at a tie"
+def check_form(mantissa, program, family, precision, changes, options, narrow):
+    checkpoint, file, tensors, codes = written(mantissa, family, precision, changes, options)
+    outcome = f"{tensors} tensors bit for bit, {codes} in MXFP4"
+    return f"{outcome}; {held(mantissa, program, checkpoint, file, options, narrow)}" if program else outcome
 
 
-def close_call(mantissa, here, there):
-    """By how much the log-probabilities of the first tokens that differ do."""
-    same = next((i for i, (a, b) in enumerate(zip(here, there)) if a != b), min(len(here), len(there)) - 1)
-    first, second = (mantissa.log_probabilities(mantissa.work / "hf", [tokens[: same + 1]], "--dtype", "fp32")[0][-1] for tokens in (here, there))
-    return abs(first - second)
+def check_other(mantissa, program, family, changes):
+    """A model in F32, which needs no roundings to be explained."""
+    checkpoint, file, tensors, _ = written(mantissa, family, MXFP4, changes, ("--dtype", "fp32"))
+    mantissa.run("export", checkpoint, "--output", mantissa.work / "packed.gguf", "--format", "gguf", *PACKED)
+    mantissa.run("verify", mantissa.work / "packed.gguf", "--against", checkpoint)
+    if not program:
+        return f"{tensors} tensors bit for bit"
+    ours = np.concatenate(mantissa.log_probabilities(mantissa.work / "hf", prompts(), "--dtype", "fp32"))
+    gap = np.abs(served(program, file) - ours).max()
+    if not gap <= (GELU if family == "gpt2" else F32):
+        raise Failed(f"log-probabilities differ by {gap:.1e}")
+    return f"{tensors} tensors bit for bit; largest {gap:.1e}"
 
 
-def run(binary, program, chosen):
-    cases = [(f"{model}, {recipe}", lambda work, one=(model, recipe): check(Mantissa(binary, work), program, *one)) for model, recipe in CASES]
-    if program:
-        cases.append(("text, mxfp4", lambda work: check_text(Mantissa(binary, work), program)))
-    return run_cases("llama.cpp" if program else "gguf", [cases[number] for number in chosen] if chosen else cases)
+def check_refusal(mantissa, program, family, changes, option):
+    """A model that export refuses is exported all the same, to see that llama.cpp computes it otherwise or cannot load it."""
+    checkpoint, out = trained(mantissa, family, HIGH, changes), mantissa.work / "out.gguf"
+    told = mantissa.run("export", checkpoint, "--output", out, "--format", "gguf", exit_code=2)
+    if f" model.{option}: llama.cpp " not in told:
+        raise Failed(f"export refuses another option: {told}")
+    mantissa.run("export", checkpoint, "--output", out, "--format", "gguf", "--dtype", "fp32", "--allow-different")
+    if not program:
+        return f"refused by model.{option}"
+    mantissa.run("export", checkpoint, "--output", mantissa.work / "hf")
+    ours = np.concatenate(mantissa.log_probabilities(mantissa.work / "hf", prompts(), "--dtype", "fp32"))
+    try:
+        gap = np.abs(served(program, out) - ours).max()
+    except Failed as failure:
+        return f"refused by model.{option}; {failure}"
+    if gap <= F32:
+        raise Failed(f"llama.cpp computes it as training did: {gap:.1e}")
+    return f"refused by model.{option}; llama.cpp differs by {gap:.1e}"
+
+
+def check_blocks(llama):
+    """Every scale with every pair of codes, by ggml's own code."""
+    pairs = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    blocks = np.concatenate([np.concatenate([np.full((16, 1), scale, np.uint8), pairs], 1) for scale in range(256)])
+    codes, scales = from_ggml(blocks)
+    here, there = dequantize(codes, scales, "e2m1"), llama.decoded_mxfp4(blocks)
+    numbers = blocks[:, 0] != 255
+    if (bits(here[numbers]) != bits(there[numbers])).any():
+        raise Failed("ggml decodes other values")
+    signs = int((here[numbers].view(np.uint32) != there[numbers].view(np.uint32)).sum())
+    last = there[~numbers].ravel()
+    return (f"{here[numbers].size} values of scales 0 to 254 bit for bit, but for the sign of {signs} zeros; at scale 255, for NaN, ggml has "
+            f"{np.unique(np.abs(last[np.isfinite(last)])).tolist()} and {int(np.isinf(last).sum())} infinities of {last.size} values")
+
+
+
+def results(found):
+    """The largest and mean error of log-probabilities by family and form, or what is refused."""
+    refused = {(family, "tied"): option for family, changes, option in REFUSED if changes == TIED}
+
+    def cell(family, form):
+        if (family, form) in refused:
+            return f"refused: `{refused[family, form]}`"
+        if form == "experts" and "moe" not in FAMILIES[family]:
+            return "no experts"
+        told = found.get(f"{family}, {form}", "not run")
+        numbers = re.search(r"largest (\S+), mean (\S+) ", told)
+        return f"{numbers[1]}, {numbers[2]}" if numbers else told
+
+    return table(FAMILIES, FORMS, cell)

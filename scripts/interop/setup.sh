@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy, transformers and mlx-lm from PyPI.
+# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy, transformers, mlx-lm, gguf of PyPI.
 # Tests labeled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
