@@ -67,7 +67,8 @@ def known_config_key(key, schema):
 
 
 class CommandChecker:
-    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "pip", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read", "awk"}
+    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "pip", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read", "awk",
+              "curl", "llama-server", "mlx_lm.generate"}
 
     def __init__(self, binary, findings):
         self.binary, self.findings, self.help = binary, findings, {}
