@@ -50,6 +50,10 @@ ModelConfig with_derived(ModelConfig model) {
     model.rope_scaling->low_freq_factor = model.rope_scaling->low_freq_factor.value_or(1.0);
     model.rope_scaling->high_freq_factor = model.rope_scaling->high_freq_factor.value_or(4.0);
   }
+  if (model.rope_scaling && model.rope_scaling->type == RopeScaling::yarn) {
+    model.rope_scaling->beta_fast = model.rope_scaling->beta_fast.value_or(32.0);
+    model.rope_scaling->beta_slow = model.rope_scaling->beta_slow.value_or(1.0);
+  }
   if (model.moe) model.moe->norm_topk_prob = model.moe->rule().softmax_after_topk || model.moe->rule().renormalize;
   return model;
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "architecture_configs.h"
+#include "checkpoint/saved_model.h"
 
 namespace mantissa::architecture_keys_test {
 
@@ -18,7 +19,9 @@ using ::testing::HasSubstr;
 // Section "model" of a file as it is read, with the values that options leave to others, the window of each layer and the type of the
 // weights.
 json model_of(const ArchitectureConfig& config) {
-  json model = json::parse(effective_config(config.model));
+  ModelConfig given = config.model;
+  given.rope_scaling = with_derived(given).rope_scaling;
+  json model = json::parse(effective_config(given));
   model.update({{"num_key_value_heads", config.model.kv_heads()}, {"head_dim", config.model.head_size()}, {"windows", json::array()}});
   for (int64_t layer = 0; layer < config.model.num_layers; ++layer) model["windows"].push_back(config.model.window(layer));
   model["dtype"] = config.dtype == Dtype::bf16 ? "bf16" : "fp32";
@@ -282,6 +285,9 @@ TEST(ArchitectureKeys, WhatIsWrittenIsReadByOthers) {
     ASSERT_NE(next, std::string::npos) << key << " in " << scaled.substr(at);
     at = next;
   }
+  const json plain = json::parse(written("gpt_oss", R"({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})"))["rope_scaling"];
+  EXPECT_EQ(plain.value("beta_fast", 0.0), 32.0) << "vLLM's class of gpt-oss takes it for granted";
+  EXPECT_EQ(plain.value("beta_slow", 0.0), 1.0);
 }
 
 // DeepSeek-V4 has the key beside quantization_config.
