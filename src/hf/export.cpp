@@ -360,6 +360,13 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
   if (model.moe && !model.moe->dense_layers.empty())
     warnings.emplace_back(
         "model.moe.dense_layers: layers without experts among others are read by transformers, vLLM and mlx-lm only, not by llama.cpp");
+  if (const auto& rope = model.rope_scaling; rope && rope->type == RopeScaling::yarn) {
+    const double known = rope->factor * static_cast<double>(rope->original_max_position_embeddings);
+    if (known < static_cast<double>(model.max_position_embeddings))
+      warnings.push_back(text("model.rope_scaling: vLLM has rotations for factor times original_max_position_embeddings, ", known,
+                              " positions, and reads behind them at those up to model.max_position_embeddings ",
+                              model.max_position_embeddings));
+  }
   if (tokenizer)
     warnings.emplace_back(
         "tokenizer.json: llama.cpp knows tokenizers by their pieces of a certain text, and refuses this one, which has no merges");

@@ -218,4 +218,13 @@ TEST_F(PackedForms, OfEveryRuleFormatAndBlockVerifyOrAreRefusedByModule) {
   EXPECT_EQ(packed, 4 * (4 * 3 + 1) + 4 * 3 + 5) << "operands of E4M3, fake-quantized E4M3 and E2M1";
 }
 
+TEST(ExportWarnings, NameRotationsThatAServerLacks) {
+  ModelConfig model;
+  model.max_position_embeddings = 256;
+  model.rope_scaling = {.type = RopeScaling::yarn, .factor = 4, .original_max_position_embeddings = 64};
+  EXPECT_THAT(export_warnings(model, {}), IsEmpty());
+  model.rope_scaling->original_max_position_embeddings = 32;
+  EXPECT_THAT(export_warnings(model, {}), testing::ElementsAre(HasSubstr("model.rope_scaling: vLLM has rotations for")));
+}
+
 }  // namespace mantissa::export_refusals_test
