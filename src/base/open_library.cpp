@@ -1,6 +1,7 @@
 #include "base/open_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdlib>
 
@@ -11,7 +12,11 @@ namespace mantissa {
 OpenedLibrary open_library(std::span<const std::string> paths) {
   std::string why;
   for (const std::string& path : paths) {
-    if (void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return {.handle = handle, .text = path};
+    if (void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      const link_map* found = nullptr;
+      const bool known = dlinfo(handle, RTLD_DI_LINKMAP, &found) == 0 && *found->l_name != '\0';
+      return {.handle = handle, .text = known ? found->l_name : path};
+    }
     const char* const reason = dlerror();
     why += text(why.empty() ? "" : "; ", reason ? reason : path);
   }

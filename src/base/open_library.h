@@ -9,7 +9,7 @@ namespace mantissa {
 
 struct OpenedLibrary {
   void* handle = nullptr;  // null: none of them can be opened
-  std::string text;        // the path, or why not
+  std::string text;        // the path of the file, or why not
 };
 OpenedLibrary open_library(std::span<const std::string> paths);  // the first that can be opened
 

@@ -12,7 +12,7 @@ namespace mantissa {
 
 struct Nccl {
   bool usable;
-  std::string text;  // its version, or why it cannot be used
+  std::string text;  // its version and file, or why it cannot be used
 };
 Nccl find_nccl();
 

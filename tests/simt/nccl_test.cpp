@@ -478,7 +478,7 @@ TEST(NcclLibrary, EarlierOnesAndAnotherMajorVersionAreRefused) {
     const simt::ThreadNccl nccl({.version = version});
     return find_nccl();
   };
-  EXPECT_EQ(found(22809).text, "2.28.9");
+  EXPECT_EQ(found(22809).text, "2.28.9 of NCCL over threads");
   EXPECT_TRUE(found(22809).usable);
   EXPECT_TRUE(found(22200).usable);
   const auto refusal = [](const char* version) {

@@ -241,7 +241,7 @@ class NcclLink final : public DeviceLink {
   bool connected_ = false;
 };
 
-// The library, where it is one that can be used; text: its version, or why not.
+// The library, where it is one that can be used; text: its version and its file, or why not.
 NcclLibrary usable_library() {
   NcclLibrary library = load_nccl();
   if (!library.calls) return library;
@@ -249,7 +249,8 @@ NcclLibrary usable_library() {
   library.calls->GetVersion(&version);
   const int major = version < 10000 ? version / 1000 : version / 10000;
   const std::string number = text(major, '.', version / 100 % (version < 10000 ? 10 : 100), '.', version % 100);
-  if (major == NCCL_MAJOR && version >= NCCL_MAJOR * 10000 + kOldestMinor * 100) return {.calls = library.calls, .text = number};
+  if (major == NCCL_MAJOR && version >= NCCL_MAJOR * 10000 + kOldestMinor * 100)
+    return {.calls = library.calls, .text = text(number, " of ", library.text)};
   return {.calls = std::nullopt,
           .text = text(library.text, " is version ", number, ", but ", NCCL_MAJOR, '.', kOldestMinor, " or a later ", NCCL_MAJOR,
                        ".x is needed")};
