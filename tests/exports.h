@@ -80,8 +80,8 @@ class ExportTest : public TrainingTest {
 class Exports : public ExportTest {};
 
 // Logits of a model loaded for use, on one sequence.
-inline std::vector<float> logits_of(const std::string& path) {
-  const LoadedModel loaded = load_model(path, make_backend("cpu"));
+inline std::vector<float> logits_of(const std::string& path, const ModelUse& use = {}) {
+  const LoadedModel loaded = load_model(path, make_backend("cpu"), {}, use);
   std::vector<int32_t> tokens(16), positions(16);
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = static_cast<int32_t>((i * 5 + i / 3) % 8);

@@ -59,6 +59,16 @@ std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {
   return *dtype == "fp32" ? Dtype::f32 : Dtype::bf16;
 }
 
+Option precision_option(std::vector<std::string>& precision) {
+  return {"--set", &precision,
+          "precision.KEY=VALUE: quantize the weights otherwise than the model was trained, as a run would with that value; repeatable. "
+          "Codes of a folder or file are then read as numbers"};
+}
+
+std::string precision_text(const std::vector<std::string>& precision) {
+  return precision.empty() ? "" : ", " + printable(joined(precision));
+}
+
 Option device_option(std::string& device) { return {"--device", &device, kDeviceChoices, choice_names<DeviceChoice>()}; }
 
 // The parser has refused all other names.

@@ -74,6 +74,11 @@ void use_threads(int threads);
 Option dtype_option(std::optional<std::string>& dtype);
 std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype);
 
+// --set, for commands that use a saved model with other values of its section "precision"; precision_text() names them in results, after
+// a comma: ", precision.recipe=mxfp4_qat".
+Option precision_option(std::vector<std::string>& precision);
+std::string precision_text(const std::vector<std::string>& precision);
+
 // --device, for commands that compute and read no run configuration. device_of() makes the device; it throws Error(environment) for one
 // that this build lacks.
 Option device_option(std::string& device);

@@ -189,7 +189,8 @@ Evaluation evaluate_prompts(const EvalArguments& arguments, const LoadedModel& l
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
+  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh,
+                                        {.dtype = dtype_of(arguments.dtype), .precision = arguments.precision});
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const bool first_rank = mesh.tensor.rank() == 0;
   if (arguments.chat_template && first_rank) {
@@ -212,7 +213,8 @@ void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
     const std::optional<int64_t> window = arguments.prompt_ids.empty() ? std::optional(window_of(arguments, loaded)) : std::nullopt;
     if (result.sets.size() > 1)
       for (const SetLoss& set : result.sets) print_loss(set.name, set, bytes, window);
-    print_loss(loaded.path.string(), {.name = "", .loss = result.loss, .targets = result.targets}, bytes, window);
+    print_loss(loaded.path.string() + precision_text(arguments.precision), {.name = "", .loss = result.loss, .targets = result.targets},
+               bytes, window);
   }
   require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");
 }
@@ -250,6 +252,7 @@ Command eval_command() {
                        "file for the natural log-probability of each token: per sequence (or window of --seq-len "
                        "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
                       dtype_option(arguments->dtype),
+                      precision_option(arguments->precision),
                       device_option(arguments->device),
                       threads_option(arguments->threads),
                       tensor_option(arguments->tensor)},

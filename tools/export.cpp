@@ -15,6 +15,7 @@ namespace {
 struct ExportArguments {
   std::string model, output, format = "hf", weights = "dequantized", dtype = "auto", device = "auto";
   std::optional<std::string> convention;
+  std::vector<std::string> precision;
   bool allow_different = false;
 };
 
@@ -28,10 +29,11 @@ std::vector<std::string> export_formats() {
 
 // Says what was exported.
 template <class Exported>
-void print_exported(const std::string& output, const Exported& done) {
-  std::cout << output << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "") << ", "
-            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to "
-            << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by") << '\n';
+void print_exported(const std::string& output, const std::vector<std::string>& precision, const Exported& done) {
+  std::cout << output << ": " << architecture_name(done.architecture) << (done.step ? text(" of step ", *done.step) : "")
+            << precision_text(precision) << ", " << count_text(done.tensors, "tensor") << ", " << done.bytes
+            << " bytes; read back and equal to " << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by")
+            << '\n';
   if (!done.chat_template.empty()) std::cout << output << ": " << printable(done.chat_template) << '\n';
 }
 
@@ -41,10 +43,11 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
                             .dtype = choice_of<ExportDtype>(arguments.dtype).value(),
                             .allow_different = arguments.allow_different};
   std::unique_ptr<Backend> device = device_of(arguments.device);
-  const ExportedGguf done = with_read_progress(bytes_to_export(arguments.model),
-                                               [&] { return export_gguf(arguments.model, arguments.output, options, std::move(device)); });
+  const ExportedGguf done = with_read_progress(bytes_to_export(arguments.model), [&] {
+    return export_gguf(arguments.model, arguments.output, options, std::move(device), arguments.precision);
+  });
   const std::string file = printable(arguments.output);
-  print_exported(file, done);
+  print_exported(file, arguments.precision, done);
   if (done.decoded > 0)
     std::cout << file << ": " << count_text(done.decoded, "tensor") << " of MXFP8 codes, for which GGUF has no type, "
               << (done.decoded == 1 ? "holds" : "hold") << " the values that they decode to\n";
@@ -68,10 +71,10 @@ ExitCode run_export(const ExportArguments& arguments) {
     options.convention = choice_of<Convention>(*arguments.convention).value();
   }
   std::unique_ptr<Backend> device = device_of(arguments.device);
-  const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options), [&] {
-    return export_model(arguments.model, arguments.output, options, std::move(device));
+  const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options, arguments.precision), [&] {
+    return export_model(arguments.model, arguments.output, options, std::move(device), arguments.precision);
   });
-  print_exported(printable(arguments.output), done);
+  print_exported(printable(arguments.output), arguments.precision, done);
   return ExitCode::ok;
 }
 
@@ -106,6 +109,7 @@ Command export_command() {
                   {"--allow-different", &arguments->allow_different,
                    "with --format mlx or gguf, also export a model that mlx-lm or llama.cpp computes otherwise or cannot load; README.md, "
                    "or the key mantissa.differences, says how"},
+                  precision_option(arguments->precision),
                   device_option(arguments->device)},
       .run = [arguments] { return run_export(*arguments); }};
 }

@@ -240,7 +240,8 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
 }
 
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
+  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh,
+                                        {.dtype = dtype_of(arguments.dtype), .precision = arguments.precision});
   const std::vector<Prompt> prompts = prompts_of(arguments, loaded, mesh.tensor.rank() == 0);
   const SamplingOptions sampling = sampling_of(mesh, arguments, loaded);
   check_generation(*loaded.model, prompt_tokens(prompts), sampling);  // before anything is printed
@@ -293,6 +294,7 @@ Command generate_command() {
                    choice_names<ChatTemplate>()},
                   {"--chat-date", &arguments->chat_date, "date of --chat, as data.chat_date; default: that of the run"},
                   dtype_option(arguments->dtype),
+                  precision_option(arguments->precision),
                   device_option(arguments->device),
                   threads_option(arguments->threads),
                   tensor_option(arguments->tensor),

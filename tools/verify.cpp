@@ -21,6 +21,7 @@ namespace {
 struct VerifyArguments {
   std::string path, device = "auto";
   std::optional<std::string> against;
+  std::vector<std::string> precision;
 };
 
 // Throws Error(data) for an exported folder that has lost a part: it is damaged, not another kind of folder.
@@ -91,7 +92,8 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   }
   const std::string simulated = against.simulated_weights();
   std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor") << " from "
-            << (simulated.empty() ? "what forward multiplies by" : "the weights") << " in " << where << '\n';
+            << (simulated.empty() ? "what forward multiplies by" : "the weights") << " in " << where << precision_text(arguments.precision)
+            << '\n';
   if (!simulated.empty()) log_warning(where + ": " + simulated);
   report_codes(arguments.path, folder, weights);
   if (folder.format() == ExportFormat::mlx) {
@@ -107,7 +109,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
 // A folder in which something differs, or cannot be read, may be damaged: that has the same exit code with and without --against. An error
 // of the other side is told at once: to read the folder may take minutes.
 ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
-  ModelExport against(*arguments.against, {}, std::move(device));
+  ModelExport against(*arguments.against, {}, std::move(device), arguments.precision);
   ExitCode verdict = ExitCode::ok;
   try {
     verdict = compare_folder(arguments, against);
@@ -133,7 +135,7 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
 }
 
 ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
-  ExportSource source(*arguments.against, std::move(device));
+  ExportSource source(*arguments.against, std::move(device), arguments.precision);
   GgufFile file(arguments.path);
   const std::string where = printable(source.weights->where()), path = printable(arguments.path);
   const std::optional<std::string> difference =
@@ -144,7 +146,8 @@ ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend>
   }
   const std::string rounded = simulated_weights(source.model->plan);
   std::cout << path << ": 0 values differ in " << count_text(file.header().tensors().size(), "tensor") << " from "
-            << (rounded.empty() ? "what forward multiplies by" : "the weights") << " in " << where << '\n';
+            << (rounded.empty() ? "what forward multiplies by" : "the weights") << " in " << where << precision_text(arguments.precision)
+            << '\n';
   for (const std::string& line : gguf_roundings(file, source)) std::cout << path << ": " << line << '\n';
   if (!rounded.empty()) log_warning(where + ": " + rounded);
   return ExitCode::ok;
@@ -187,6 +190,7 @@ ExitCode verify_checkpoint(const std::string& path, Backend& device) {
 }
 
 ExitCode verify(const VerifyArguments& arguments) {
+  require(arguments.precision.empty() || arguments.against, ExitCode::usage, "--set: says how --against is quantized: give that, too");
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   std::unique_ptr<Backend> device = device_of(arguments.device);
   std::error_code error;
@@ -211,6 +215,7 @@ Command verify_command() {
                       {"--against", &arguments->against,
                        "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, with inputs quantized alike; "
                        "else exit code 1, or 4 if the export is damaged"},
+                      precision_option(arguments->precision),
                       device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }

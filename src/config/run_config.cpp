@@ -305,6 +305,32 @@ PrecisionPlan resolve_plan(const RunConfig& config) {
   return plan;
 }
 
+namespace {
+
+struct PrecisionSection {
+  PrecisionConfig precision;
+
+  void fields(auto& v) { v("precision", precision, "number formats per module"); }
+};
+
+}  // namespace
+
+RunConfig with_precision(RunConfig config, const std::vector<std::string>& sets) {
+  for (const std::string& set : sets) {
+    require(set.starts_with("precision."), ExitCode::usage, "--set ", printable(shortened(set)),
+            ": a model is used with other values of section precision only");
+    require(!set.starts_with("precision.dtype"), ExitCode::usage, "--set ", printable(shortened(set)),
+            ": the model computes in its own type, or in that of --dtype");
+  }
+  PrecisionSection section{config.precision};
+  ConfigReport report;
+  read_config({.file = "the model's configuration", .text = effective_config(section), .sets = sets}, fields_of(section), report);
+  complete_recipes(section.precision, report);
+  report.throw_if_failed();
+  config.precision = std::move(section.precision);
+  return config;
+}
+
 template const FieldType& detail::field_type<RunConfig>();
 
 }  // namespace mantissa

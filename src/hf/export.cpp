@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint_search.h"
 #include "hf/export_files.h"
+#include "hf/load_model.h"
 #include "hf/tile_scales.h"
 #include "io/pending_folder.h"
 #include "io/safetensors.h"
@@ -158,10 +159,12 @@ std::string simulated_weights(const PrecisionPlan& plan) {
               ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
 }
 
-ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device) {
+ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& precision) {
+  const ModelUse use{.precision = precision};
   if (is_published_model(from)) {
     auto opened = std::make_unique<HfWeights>(from);
-    const RunConfig config = opened->run_config();
+    RunConfig config = as_used(opened->run_config(), true, use);
+    if (!precision.empty()) config = for_ranks(std::move(config), {});
     model = SavedModel{.config = config, .plan = resolve_plan(config)};
     files = tokenizer_files(*opened);
     findings = opened->block_fp8_findings();
@@ -170,6 +173,10 @@ ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device
   } else {
     CheckpointReader& opened = checkpoint.emplace(open_checkpoint(from));
     model = saved_model(opened);
+    if (!precision.empty()) {
+      model->config = for_ranks(as_used(std::move(model->config), false, use), {});
+      model->plan = resolve_plan(model->config);
+    }
     files = tokenizer_files(opened);
     tokenizer = saved_tokenizer(opened);
     reader = std::make_unique<CheckpointWeights>(opened);
@@ -185,8 +192,8 @@ std::optional<ProvenCheckpoint> ExportSource::proven() const {
 }
 
 struct ModelExport::Source : ExportSource {
-  Source(const fs::path& from, const ExportOptions& how, std::unique_ptr<Backend> device)
-      : ExportSource(from, std::move(device)), options(how) {}
+  Source(const fs::path& from, const ExportOptions& how, std::unique_ptr<Backend> device, const std::vector<std::string>& precision)
+      : ExportSource(from, std::move(device), precision), options(how) {}
 
   // Made on first use, because making it refuses a model that no architecture expresses, which can still be compared.
   const ExportedWeights& exported() {
@@ -198,8 +205,9 @@ struct ModelExport::Source : ExportSource {
   std::optional<ExportedWeights> made;
 };
 
-ModelExport::ModelExport(const fs::path& from, const ExportOptions& options, std::unique_ptr<Backend> device)
-    : source_(std::make_unique<Source>(from, options, std::move(device))) {}
+ModelExport::ModelExport(const fs::path& from, const ExportOptions& options, std::unique_ptr<Backend> device,
+                         const std::vector<std::string>& precision)
+    : source_(std::make_unique<Source>(from, options, std::move(device), precision)) {}
 ModelExport::~ModelExport() = default;
 
 const ModelConfig& ModelExport::model() const { return source_->model->config.model; }
@@ -307,8 +315,9 @@ std::optional<std::string> ModelExport::tokenizer_difference(HfWeights& folder) 
   return mantissa::tokenizer_difference(*found, own->bytes, (fs::path(folder.where()) / kName).string());
 }
 
-ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
-  ModelExport model(from, options, std::move(device));
+ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device,
+                           const std::vector<std::string>& precision) {
+  ModelExport model(from, options, std::move(device), precision);
   const ExportedModel summary = model.summary();  // throws all refusals, before anything is written
   PendingFolder pending(output);
   model.begin(pending.path());

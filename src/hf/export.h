@@ -32,7 +32,8 @@ struct ExportedModel {
 
 // A model to export, with what lies beside its weights. Throws as ModelExport does.
 struct ExportSource {
-  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device);
+  // precision: values of section "precision" by which weights are quantized in the place of those of the model (as_used()).
+  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
   ExportSource(const ExportSource&) = delete;  // its parts refer to each other
   ExportSource& operator=(const ExportSource&) = delete;
   ExportFiles files_beside() const;
@@ -56,7 +57,9 @@ class ModelExport {
   // Opens the checkpoint that a path stands for (open_checkpoint), or a folder of Hugging Face's form. Throws Error(data) for damage.
   // summary(), begin() and write() throw Error(usage), with the name of the module, for a model that no architecture expresses and for
   // codes that the convention cannot. The device makes what is written, with the same bits whichever it is.
-  ModelExport(const std::filesystem::path& from, const ExportOptions& options, std::unique_ptr<Backend> device);
+  // precision: that of ExportSource.
+  ModelExport(const std::filesystem::path& from, const ExportOptions& options, std::unique_ptr<Backend> device,
+              const std::vector<std::string>& precision = {});
   ~ModelExport();
   ModelExport(const ModelExport&) = delete;
   ModelExport& operator=(const ModelExport&) = delete;
@@ -92,7 +95,7 @@ class ModelExport {
 
 // Exports in one process to `output`, a folder that is not there yet, which gets its name when its weights were compared.
 ExportedModel export_model(const std::filesystem::path& from, const std::filesystem::path& output, const ExportOptions& options,
-                           std::unique_ptr<Backend> device);
+                           std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
 
 // Reports, under checkpoint.export, a model that no architecture has, and what no convention or type can hold.
 void check_export(const RunConfig& config, ConfigReport& report);

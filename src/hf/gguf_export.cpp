@@ -201,8 +201,9 @@ void write_gguf(const GgufContent& content, ForwardWeights& weights, PendingFile
 
 }  // namespace
 
-ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const GgufOptions& options, std::unique_ptr<Backend> device) {
-  ExportSource source(from, std::move(device));
+ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const GgufOptions& options, std::unique_ptr<Backend> device,
+                         const std::vector<std::string>& precision) {
+  ExportSource source(from, std::move(device), precision);
   const GgufContent content(source, options);  // throws all refusals, before anything is written
   std::error_code error;
   require(!fs::exists(fs::symlink_status(output, error)), ExitCode::usage, output.string(), ": there is something already");

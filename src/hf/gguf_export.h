@@ -68,9 +68,9 @@ class GgufContent {
   GgufKeys keys_;
 };
 
-// Exports to `output`, a file that is not there yet, which gets its name when it was compared.
+// Exports to `output`, a file that is not there yet, which gets its name when it was compared. precision: that of ExportSource.
 ExportedGguf export_gguf(const std::filesystem::path& from, const std::filesystem::path& output, const GgufOptions& options,
-                         std::unique_ptr<Backend> device);
+                         std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
 
 // Compares the hashes of all tensors and keys with those in the file. Returns the number of tensors. Throws Error(data) that names the
 // first that differs, Error(usage) for a file without hashes.

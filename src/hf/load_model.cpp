@@ -303,7 +303,7 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
 }
 
 // Loads the model of a folder of Hugging Face's form.
-LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
+LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> device, const Mesh& mesh, const ModelUse& use) {
   LoadedModel loaded;
   loaded.path = folder;
   loaded.device = std::move(device);
@@ -312,8 +312,7 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
     if (mesh.tensor.rank() == 0) {
       for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
     }
-    loaded.config = for_ranks(weights.run_config(), mesh.ranks());
-    if (dtype) compute_in(*dtype, loaded.config.precision);
+    loaded.config = for_ranks(as_used(weights.run_config(), true, use), mesh.ranks());
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
     for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json",
@@ -344,10 +343,9 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
 }
 
 // Makes the model of a checkpoint, without its weights; returns its plan.
-PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
+PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, const ModelUse& use, LoadedModel& loaded) {
   const RunConfig& saved = reader.config();
-  loaded.config = for_ranks(saved, mesh.ranks());
-  if (dtype) compute_in(*dtype, loaded.config.precision);
+  loaded.config = for_ranks(as_used(saved, false, use), mesh.ranks());
   PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
   const std::vector<TokenizerFile> files = tokenizer_files(reader);
   loaded.tokenizer = saved_tokenizer(reader);
@@ -359,6 +357,19 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
 }
 
 }  // namespace
+
+RunConfig as_used(RunConfig config, bool of_folder, const ModelUse& use) {
+  if (!use.precision.empty()) {
+    if (of_folder) {
+      const Dtype dtype = config.precision.dtype;
+      config.precision = {};
+      config.precision.dtype = dtype;
+    }
+    config = with_precision(std::move(config), use.precision);
+  }
+  if (use.dtype) compute_in(*use.dtype, config.precision);
+  return config;
+}
 
 void require_weights_fit(const HfWeights& weights, const ModelConfig& model) {
   std::map<std::string, std::vector<int64_t>> shapes;
@@ -404,13 +415,13 @@ std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which,
 
 RunConfig config_of_model(const fs::path& path) { return is_published_model(path) ? HfWeights(path).run_config() : config_saved_at(path); }
 
-LoadedModel load_model(const fs::path& path, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
-  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, std::move(device), mesh, dtype);
+LoadedModel load_model(const fs::path& path, std::unique_ptr<Backend> device, const Mesh& mesh, const ModelUse& use) {
+  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, std::move(device), mesh, use);
   LoadedModel loaded;
   loaded.device = std::move(device);
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;
-    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, dtype, loaded); });
+    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, use, loaded); });
     load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, mesh.tensor);
   };
   const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(mesh.tensor));

@@ -31,12 +31,20 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
+// How a model is used otherwise than it was trained.
+struct ModelUse {
+  std::optional<Dtype> dtype = {};          // stands for precision.dtype; what is quantized is not changed by it
+  std::vector<std::string> precision = {};  // values of its section "precision" (with_precision()), by which its weights are quantized anew
+};
+
+// Returns a configuration by which a model is used. Codes of a folder do not say how they were trained: with other values they are read
+// as numbers, and what they say of recipes is left out. Throws what with_precision() throws.
+RunConfig as_used(RunConfig config, bool of_folder, const ModelUse& use);
+
 // Loads the model of the checkpoint that a path stands for (load_checkpoint), or of a folder. The saved config is compared with the tensors
 // before anything of its size is made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks,
-// which call this together. The model goes onto the device, whatever training.device the run had. dtype stands for precision.dtype; the
-// codes are those of the checkpoint either way.
-LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {},
-                       std::optional<Dtype> dtype = {});
+// which call this together. The model goes onto the device, whatever training.device the run had.
+LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {}, const ModelUse& use = {});
 
 // Returns a warning if the model was trained with another chat template, or its folder has one that renders conversations differently
 // (chat_template_difference()); "" if neither.

@@ -330,7 +330,7 @@ TEST_F(StartFromFolder, PackedWeightsAreReconciledWithThePlan) {
   const double loss = first_loss("from masters", first);
   EXPECT_EQ(first_loss("from codes", path("packed")), loss);
   EXPECT_EQ(first_loss("from values", path("values")), loss);
-  const LoadedModel wide = load_model(path("packed"), make_backend("cpu"), {}, Dtype::f32);
+  const LoadedModel wide = load_model(path("packed"), make_backend("cpu"), {}, {.dtype = Dtype::f32});
   EXPECT_EQ(wide.model->compute(), Dtype::f32);
   for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << name;
 }

@@ -139,7 +139,7 @@ TEST_F(LogprobsTest, DtypeIsWhatTheModelComputesIn) {
   EXPECT_EQ(saved, logprobs({"--dtype", "bf16"}));
   EXPECT_NE(saved, fp32);
   EXPECT_NEAR(saved[1].get<double>(), fp32[1].get<double>(), 0.1);
-  EXPECT_EQ(load_model(path_, make_backend("cpu"), {}, Dtype::f32).model->compute(), Dtype::f32);
+  EXPECT_EQ(load_model(path_, make_backend("cpu"), {}, {.dtype = Dtype::f32}).model->compute(), Dtype::f32);
   EXPECT_NE(output({"generate", path_, "--dtype", "fp32", "--prompt", "a"}), "");
 }
 

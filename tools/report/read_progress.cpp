@@ -132,9 +132,9 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
 }
 
 // Counts the weights twice, to write and to compare, and twice what was written: its bytes and its values.
-int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options) {
+int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options, const std::vector<std::string>& precision) {
   const int64_t read = is_published_model(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
-  return 2 * (read + ModelExport(from, options, make_backend("cpu")).summary().bytes);  // the export computes nothing here
+  return 2 * (read + ModelExport(from, options, make_backend("cpu"), precision).summary().bytes);  // the export computes nothing here
 }
 
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {

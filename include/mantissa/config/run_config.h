@@ -348,6 +348,10 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
 // Resolves the precision of every module. model.vocab_size must be set. Throws Error(usage) for what only the resolved plan can show.
 PrecisionPlan resolve_plan(const RunConfig& config);
 
+// Returns a configuration with other values in section "precision", each as --set takes it: "precision.recipe=mxfp4_qat". Throws
+// Error(usage) that lists what is wrong, also for a key of another section and for precision.dtype, which is the --dtype of a command.
+RunConfig with_precision(RunConfig config, const std::vector<std::string>& sets);
+
 // Runs the part that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world = 0);
 
