@@ -160,6 +160,11 @@ inline void check_small(const Communicator& world) {
     require(bytes == Bytes(77, pattern(root, 1, 5)), "broadcast from ", root);
   }
   require(world.sum(int64_t{1} << world.rank()) == (int64_t{1} << world.size()) - 1, "sum of integers");
+  int64_t sums[] = {-world.rank(), int64_t{1} << 62};
+  world.sum(sums);
+  require(sums[0] == -world.size() * (world.size() - 1) / 2, "sum of negative integers");
+  require(static_cast<uint64_t>(sums[1]) == static_cast<uint64_t>(world.size()) << 62, "sum modulo 2^64");
+  world.sum(std::span<int64_t>());
   const std::vector<int> ranks = world.all(world.rank() * 3);
   for (size_t r = 0; r < ranks.size(); ++r) require(ranks[r] == static_cast<int>(r) * 3, "all");
   world.barrier();

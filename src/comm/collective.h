@@ -108,6 +108,7 @@ struct RankGroup : LinkRanks {
   std::shared_ptr<Session> session;
   std::shared_ptr<DeviceLink> link;  // groups of the same ranks share one: their calls have an order
   uint32_t sequence = 0;             // calls so far; belongs to whoever is busy
+  std::vector<int64_t> received;     // addends of a sum of integers; belongs to whoever is busy
 
   int size() const { return static_cast<int>(ranks.size()); }
   void make_link();  // when the other members are set

@@ -240,10 +240,24 @@ void Communicator::broadcast(const Bytes& bytes, int root, Purpose purpose) cons
 
 void Communicator::barrier() const { all(std::byte{}); }
 
-int64_t Communicator::sum(int64_t value) const {
-  uint64_t out = 0;
-  for (const int64_t each : all(value)) out += static_cast<uint64_t>(each);
-  return static_cast<int64_t>(out);
+void Communicator::sum(std::span<int64_t> values) const {
+  if (!group_) return;
+  const Header header{.count = static_cast<int64_t>(values.size_bytes()), .operation = Operation::sum};
+  Collective::run(*group_, {.header = header, .purpose = Purpose::control}, [&](Collective& collective) {
+    std::vector<int64_t>& received = group_->received;  // one call at a time has it
+    received.resize(values.size() * static_cast<size_t>(size() - 1));
+    auto next = received.begin();
+    each_peer(*group_, [&](int peer) {
+      collective.receive(peer, Bytes(std::as_writable_bytes(std::span(next, values.size()))));
+      next += std::ssize(values);
+    });
+    each_peer(*group_, [&](int peer) { collective.send(peer, Bytes(std::as_writable_bytes(values))); });
+    collective.finish();
+    for (size_t i = 0; i < received.size(); ++i) {
+      int64_t& sum = values[i % values.size()];
+      sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(received[i]));
+    }
+  });
 }
 
 Communicator Communicator::split(int color) const {

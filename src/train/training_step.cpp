@@ -1,6 +1,7 @@
 #include "train/training_step.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -137,20 +138,15 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr, StepOptions options) {
   // Targets and padding of all ranks. An exchange here would first wait for all weights that the step before still sends, while forward can
   // begin with the first of them. It is not needed for data whose targets all count: they have no padding, either.
-  struct Counts {
-    int64_t targets = 0, padding = 0;
-  } counts;
+  std::array<int64_t, 2> counts{batch.target_count, batch.padding()};
   const Communicator& data = optimizer.shards().mesh().data;
-  if (batch.all_count) {
-    counts.targets = batch.target_count * data.size();
-  } else {
-    for (const Counts& each : data.all(Counts{.targets = batch.target_count, .padding = batch.padding()})) {
-      counts.targets += each.targets;
-      counts.padding += each.padding;
-    }
-  }
+  if (batch.all_count)
+    counts = {batch.target_count * data.size(), 0};
+  else
+    data.sum(counts);
+  const auto [target_count, padding_count] = counts;
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
-  const int64_t targets = std::max<int64_t>(1, counts.targets);
+  const int64_t targets = std::max<int64_t>(1, target_count);
   RouterStatistics routing(options.routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
   const Moment began(model.device());
@@ -180,8 +176,8 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, result.assignments);
   }
   if (result.skipped) result.bad = first_bad_value(result, optimizer);
-  result.targets = counts.targets;
-  result.padding = counts.padding;
+  result.targets = target_count;
+  result.padding = padding_count;
   result.routers = options.routers;
   return result;
 }

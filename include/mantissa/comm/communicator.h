@@ -113,7 +113,12 @@ class Communicator {
     all_gather(Bytes(std::as_writable_bytes(std::span(out))), counts, Purpose::control);
     return out;
   }
-  int64_t sum(int64_t value) const;  // modulo 2^64
+  // Adds each of the values over the ranks, in place and modulo 2^64. Received values go to memory that the group keeps.
+  void sum(std::span<int64_t> values) const;
+  int64_t sum(int64_t value) const {
+    sum(std::span(&value, 1));
+    return value;
+  }
 
   // Returns the group of ranks that give the same color, in their order.
   Communicator split(int color) const;
