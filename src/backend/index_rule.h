@@ -15,7 +15,7 @@ struct IndexRule {
     below,                     // ids[3] is 9, not in [0, 9)
     within,                    // segment_starts[3] is 4, not in [0, 3]; or: not 0
     target,                    // targets[3] is 9, not below the vocabulary size 9
-    total                      // 11 rows arrive, rows has 10
+    total                      // 11 rows arrive, but rows has 10
   };
 
   ExitCode code;                 // code of the error
@@ -66,8 +66,8 @@ struct ArrivalRules {
 
   explicit ArrivalRules(const ArrivalTable& k)
       : counts(IndexRule::each("arrival_table", "counts").within(0, k.rows.elements())),
-        arrivals(IndexRule::total("arrival_table", "rows arrive, rows", k.rows.elements())),
-        room(IndexRule::total("arrival_table", "rows, assignments", k.assignments.elements())) {}
+        arrivals(IndexRule::total("arrival_table", "rows arrive, but rows", k.rows.elements())),
+        room(IndexRule::total("arrival_table", "rows with padding, but assignments", k.assignments.elements())) {}
 };
 
 }  // namespace mantissa

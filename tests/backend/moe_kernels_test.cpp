@@ -122,11 +122,11 @@ TEST_P(MoeKernels, RefuseCountsOfOtherArrivals) {
     bad.counts = tensor_of(device(), Dtype::i32, {2, 2}, counts);
     refuses(bad, "arrival_table", {words});
   };
-  refuses_counts({1, 2, 3, 5}, "11 rows arrive, rows has 10");
+  refuses_counts({1, 2, 3, 5}, "11 rows arrive, but rows has 10");
   refuses_counts({1, 2, -3, 10}, "counts[2] is -3, not in [0, 10]");
-  refuses_counts({0, 0, 10, 0}, "32 rows, assignments has 128");
+  refuses_counts({0, 0, 10, 0}, "32 rows with padding, but assignments has 128");
   table = arrivals_of(device(), {32, 0, 0, 0}, 2, 32);
-  refuses_counts({8, 8, 8, 8}, "128 rows, assignments has 32");
+  refuses_counts({8, 8, 8, 8}, "128 rows with padding, but assignments has 32");
 }
 
 TEST_P(MoeKernels, CountsAreSummedExactly) {

@@ -22,7 +22,7 @@ Tensor zeros(Backend& device, Dtype dtype, Shape shape);
 Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data);  // copies
 template <class T>
 std::vector<T> to_host(const Tensor& tensor) {  // copies
-  require(DtypeOf<T>::value == tensor.dtype(), "to_host: a tensor of ", tensor.dtype(), " as ", DtypeOf<T>::value);
+  require(DtypeOf<T>::value == tensor.dtype(), "to_host: the tensor is ", tensor.dtype(), ", but is read as ", DtypeOf<T>::value);
   std::vector<T> out(static_cast<size_t>(tensor.elements()));
   tensor.device().download(tensor, out.data());
   return out;

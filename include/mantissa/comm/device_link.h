@@ -34,7 +34,9 @@ class DeviceLink {
   // Returns true if gathers are calls of gather(), the same on all ranks; else they are messages between all ranks.
   virtual bool gathers() const { return false; }
   // Like exchange(), but called by all ranks, with shares of the same sizes in the same order.
-  virtual void gather(std::span<const DeviceShare>) { fail(ExitCode::internal, "a link that exchanges messages only"); }
+  virtual void gather(std::span<const DeviceShare>) {
+    fail(ExitCode::internal, "gather: this link exchanges messages only; call it where gathers() is true");
+  }
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
   // Makes the exchange under way and all later ones fail, and returns when lanes do not wait for peers any more. Other links of the same

@@ -53,7 +53,7 @@ void with_values(Dtype dtype, Body&& body) {
     case Dtype::i32:
     case Dtype::u8: break;
   }
-  fail(ExitCode::internal, "a tensor of ", dtype, " is not floating");
+  fail(ExitCode::internal, "kernel of the CPU: values must be fp32, bf16 or fp64, got ", dtype);
 }
 
 // Like with_values(), but for fp32 and bf16, which are all that the fast kernels compute.

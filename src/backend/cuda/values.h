@@ -28,7 +28,7 @@ template <class Body>
 void with_values(Dtype dtype, Body&& body) {
   if (dtype == Dtype::f32) return body.template operator()<float>();
   if (dtype == Dtype::bf16) return body.template operator()<bf16>();
-  fail(ExitCode::internal, "the CUDA backend has no values of ", dtype);
+  fail(ExitCode::internal, "kernel of CUDA: values must be fp32 or bf16, got ", dtype);
 }
 
 // The memory of an operand, or null if it is missing.

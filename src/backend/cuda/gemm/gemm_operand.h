@@ -29,7 +29,8 @@ struct GemmMatrix {
 inline GemmMatrix gemm_matrix(const Value& value) {
   if (const auto* codes = std::get_if<QuantizedTensor>(&value)) return {.format = codes->how.format, .codes = CodeMatrix(*codes)};
   const Tensor& dense = std::get<Tensor>(value);
-  require(dense.dtype() == Dtype::f32 || dense.dtype() == Dtype::bf16, "the CUDA backend multiplies no ", dense.dtype());
+  require(dense.dtype() == Dtype::f32 || dense.dtype() == Dtype::bf16, "gemm on CUDA: an operand without codes must be fp32 or bf16, got ",
+          dense.dtype());
   return {.values = dense.device_bytes(), .dtype = dense.dtype(), .cols = dense.dim(1)};
 }
 
