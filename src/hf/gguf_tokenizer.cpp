@@ -55,12 +55,6 @@ std::vector<std::string> unreadable_parts(const Json& root) {
     found.push_back(part("pre_tokenizer", root.get("pre_tokenizer").shown() + ": llama.cpp has no name for this way to cut texts"));
   if (!normalizer.is_null() && normalizer.get("type") != "NFC")
     found.push_back(part("normalizer", normalizer.shown() + ": llama.cpp normalizes nothing"));
-  for (int byte = 0; byte < 256; ++byte) {
-    const auto letter = static_cast<char>(byte);
-    if (model.get("vocab").contains(letters_of_bytes({&letter, 1}))) continue;
-    found.push_back(part("model.vocab", text("has no token for byte ", byte, ", and llama.cpp wants one for each")));
-    break;
-  }
   return found;
 }
 
