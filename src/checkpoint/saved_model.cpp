@@ -188,7 +188,7 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   require_tensors(reader, source, "master.", "parameters", parameter_shapes(model));
   require_tensors(reader, source, "buffer.", "buffers", buffer_shapes(model));
   as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
-  return resolve_plan(use);  // only that it is another number of ranks, or another dtype, can be wrong now
+  return resolve_plan(use);  // only another number of ranks, another dtype or other recipes can be wrong now
 }
 
 std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {

@@ -425,7 +425,7 @@ CodeComparison compare_codes(HfWeights& folder, ForwardWeights& weights) {
   return out;
 }
 
-// Where forward's values are rounded only as it reads them (ForwardWeights::rounds()), a tensor of bf16 is compared with the rounded ones.
+// If forward rounds a weight when it reads it (ForwardWeights::rounds()), a tensor of bf16 is compared with the rounded values.
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part, int parts,
                                              const Progressed& progressed) {
   int64_t all = 0, before = 0;

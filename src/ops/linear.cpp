@@ -38,8 +38,8 @@ std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const st
   return out;
 }
 
-// Returns the numbers from which the random bits of an operand of this shape are drawn. No number comes twice in a run: each step has its
-// own for the rows of a weight, and every token (with experts, every assignment of a token) has its own.
+// Returns the numbers from which the random bits of an operand of this shape are drawn. No number is used twice in a run: rows of a
+// weight are numbered anew for each step, rows of tokens by token (with experts, by assignment).
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
                        const RoundingPosition& at) {
   const ModelRanks& ranks = weight.sharding.ranks;
@@ -98,7 +98,7 @@ struct BothWays {
   }
 };
 
-// For wgrad: codes have whole blocks of tokens, so the other operand, where it is values, gets as many rows by zeros at the end.
+// For wgrad: codes are padded to whole blocks of tokens, so an operand of values beside them is padded with rows of zeros to that height.
 Value padded(const Value& value, int64_t rows) {
   if (shape_of(value)[0] == rows) return value;
   const Tensor& tensor = std::get<Tensor>(value);
@@ -148,8 +148,8 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return out;
 }
 
-// If dgrad and wgrad both read codes of the values, one pass makes both. The observer sees codes that are made here. A gradient that
-// arrives as codes was shown by codes_of_tokens() before.
+// If dgrad and wgrad both read codes of the values, one pass makes both. Only codes that are made here are shown to the
+// observer: codes_of_tokens() has already shown those that arrive.
 LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool wants_rows) const {
   if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes)};
   const Tensor& values = std::get<Tensor>(dy);
@@ -190,7 +190,7 @@ LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
 }
 
 // Shows codes and their values to the observer. Rows of a dispatch are put in the order of tokens, without padding and without dropped
-// assignments; of a dispatch, columnwise codes are not shown, because their blocks span rows of several tokens.
+// assignments; columnwise codes of a dispatch are not shown, because a block of them holds several tokens, which have no order.
 void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
   const auto show = [&](const Tensor& of, const QuantizedTensor& are, const Tensor& rows) {
     observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are, .rows = rows});

@@ -38,7 +38,7 @@ void make_room(const fs::path& output) {
   if (fs::exists(fs::symlink_status(output, error))) discard(output);
 }
 
-// Runs on rank 0 alone, as the next does: nothing that happens here may end the run.
+// This function and the next run on rank 0 only, so that nothing that happens in them may end the run.
 bool is_made(const RunConfig& config, int64_t step, const std::string& manifest) {
   const fs::path folder = export_folder(config, step);
   try {

@@ -1,6 +1,6 @@
-// Routes of GEMMs: the code that multiplies two matrices on a device, what is written before, and how far from the exact product the result
-// may be. One table for the CUDA backend, which runs GEMMs, explain --device, which reports them, and tests, which hold them to their
-// bounds.
+// Routes of GEMMs on a device: which code multiplies, which copies of operands are written first, and how far the result may be from the
+// exact product. One table for the CUDA backend, which runs GEMMs, explain --device, which reports them, and tests, which hold them to
+// their bounds.
 //
 // cuBLASLt multiplies column-major, so that our row-major product is its product with the operands exchanged. It has these GEMMs (its
 // documentation, "cublasLtMatmul"):

@@ -12,8 +12,8 @@
 
 namespace mantissa {
 
-// amax is taken as an unsigned maximum of keys, in any order; 0, where it starts, stands for no element at all. Under flashinfer NaN
-// elements take no part.
+// The amax of a block is the unsigned maximum of its elements' keys, in any order. It starts at 0, which means that no element took part.
+// Under flashinfer NaN elements take no part.
 MANTISSA_HOST_DEVICE inline uint32_t amax_key(uint32_t x, ScaleRule rule) {
   const uint32_t magnitude = x & ~kFp32Sign;
   return rule == ScaleRule::flashinfer && magnitude > kFp32Inf ? 0U : magnitude + 1U;
@@ -32,7 +32,7 @@ MANTISSA_HOST_DEVICE constexpr ElementFacts facts_of() {
   return {E::mantissa_bits, E::emax, E::max_fraction};
 }
 
-// Largest fraction of amax, in fp32 bits, with which the scale is 2^(floor(log2 amax) - emax); above it is twice that.
+// Returns a fraction in fp32 bits. If that of amax is at most this, the scale is 2^(floor(log2 amax) - emax), else twice that.
 MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ElementFacts of, ScaleRule rule) {
   switch (rule) {
     case ScaleRule::floor: return kFp32HiddenBit - 1U;

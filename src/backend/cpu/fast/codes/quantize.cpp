@@ -73,8 +73,8 @@ template <class E>
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
-// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block, of a length that is known when
-// this is compiled. The length of a block is not, and a loop over each block would load all constants again before it begins.
+// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block whose length is
+// known when this is compiled. That of a block is not, and a loop over each block would load its constants anew.
 template <int64_t kSpan, class T>
 [[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
   for (int64_t c = 0; c < cols; c += kSpan) {
@@ -187,8 +187,8 @@ bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
 void CpuBackend::execute(const Quantize& k) {
   const Quantization& how = k.out.how;
   const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
-  // The lanes take blocks of 32, 64, 96 ... and E2M1 blocks of 1 x 16, 1 x 48 ..., which only fake quantization has. The rest is for the
-  // reference.
+  // The lanes take blocks whose length is a multiple of 32, and rowwise E2M1 blocks of a multiple of 16, which only fake quantization has.
+  // All else goes to the reference.
   const bool pairs = height % kPair == 0 && cols % kPair == 0, groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0;
   if (k.x.dtype() != Dtype::bf16 || !(pairs || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
