@@ -204,10 +204,12 @@ __global__ void __launch_bounds__(kThreads) count_tokens(const int32_t* counts, 
   if (thread() == 0) tokens[block()] = static_cast<double>(assignments) / static_cast<double>(top_k);
 }
 
-// out [S, E] = the coefficients of P of a sequence's tokens in the sum of both balance losses.
+// out [S, E] = the coefficients of P of a sequence's tokens in the sum of both balance losses. A thread has one expert: in a loop over
+// more, a division in fp64 would leave a stack.
 __global__ void __launch_bounds__(kThreads) balance_coefficients(const int32_t* counts, const double* tokens, int64_t sequences,
                                                                  int64_t experts, BalanceLosses losses, float* out) {
-  for_each_element(experts, [=](int64_t e) { write_balance_coefficients(counts, tokens, sequences, experts, e, losses, out); });
+  const int64_t e = block() * kThreads + thread();
+  if (e < experts) write_balance_coefficients(counts, tokens, sequences, experts, e, losses, out);
 }
 
 struct Gradient {
@@ -371,7 +373,7 @@ void CudaBackend::execute(const RouteBackward& k) {
   const int32_t* const counts = k.counts.device_data<int32_t>();
   auto* const of_sequences = counted.device_data<double>();
   launch(count_tokens, {sequences, kThreads}, counts, experts, k.rule.top_k, of_sequences);
-  launch(balance_coefficients, {blocks_for(experts), kThreads}, counts, of_sequences, sequences, experts,
+  launch(balance_coefficients, {ceil_div(experts, kThreads), kThreads}, counts, of_sequences, sequences, experts,
          BalanceLosses{.top_k = k.rule.top_k, .all = k.balance, .of_sequence = k.sequence_balance}, coefficients.device_data<float>());
   launch(route_backward, {ceil_div(tokens, kTokensOfBlock), kThreads},
          Gradient{.logits = k.logits.device_data<float>(),
