@@ -155,23 +155,31 @@ ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend>
 
 // Files of other programs have no hashes, and are compared as folders are: they may have other types and keys than an export has.
 ExitCode verify_other_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
-  if (arguments.against) return verify_folder_against(arguments, std::move(device));
+  if (arguments.against) {
+    const ExitCode verdict = verify_folder_against(arguments, std::move(device));
+    if (verdict != ExitCode::ok) return verdict;
+    const ExportSource source(*arguments.against, device_of(arguments.device), arguments.precision);
+    for (const std::string& line : gguf_roundings(GgufFile(arguments.path), source))
+      std::cout << printable(arguments.path) << ": " << line << '\n';
+    return verdict;
+  }
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return read_all_of_gguf(arguments.path); });
   std::cout << printable(arguments.path) << ": " << count_text(tensors, "tensor")
             << " of its model, all values finite; there are no hashes to compare\n";
   return ExitCode::ok;
 }
 
-// A file that differs may be damaged, which its hashes tell.
+// A file that differs may be damaged, which its hashes tell, if it has them still.
 ExitCode verify_gguf_file(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
-  if (!has_gguf_hashes(arguments.path)) return verify_other_gguf(arguments, std::move(device));
+  const bool exported = GgufFile(arguments.path).header().find(gguf::kVersionOfWriter) != nullptr;
+  if (!exported) return verify_other_gguf(arguments, std::move(device));
   if (!arguments.against) {
     const int64_t tensors = verify_gguf(arguments.path);
     std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
     return ExitCode::ok;
   }
   const ExitCode verdict = compare_gguf(arguments, std::move(device));
-  if (verdict == ExitCode::difference) verify_gguf(arguments.path);
+  if (verdict == ExitCode::difference && has_gguf_hashes(arguments.path)) verify_gguf(arguments.path);
   return verdict;
 }
 

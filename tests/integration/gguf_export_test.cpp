@@ -445,6 +445,17 @@ TEST_F(GgufExport, VerifyTellsAFileOfAnotherModelFromADamagedOne) {
   change("good", "output.weight", "bad", [](std::string& bytes) { bytes[7] = static_cast<char>(bytes[7] ^ 1); });
   EXPECT_EQ(run({"verify", file("bad"), "--against", saved}).exit_code, 4);
   EXPECT_EQ(run({"verify", file("bad")}).exit_code, 4);
+  // Without its hashes a file is still an export, whose keys count.
+  replace("good", "unhashed", "mantissa.xxh64", "mantissa.xxh65");
+  EXPECT_EQ(run({"verify", file("unhashed")}).exit_code, 2);
+  EXPECT_EQ(run({"verify", file("unhashed"), "--against", saved}).exit_code, 1) << "has a key that exports do not have";
+  replace("unhashed", "four", "general.tensor_extra.prec_a4", "general.tensor_extra.prec_a5");
+  EXPECT_THAT(run({"verify", file("four"), "--against", saved}).output, HasSubstr("prec_a"));
+  // For a file of another program, what llama.cpp rounds is told as well.
+  replace("four", "other", "mantissa.version", "mantissa.vorsion");
+  const test::ProcessResult other_program = run({"verify", file("other"), "--against", saved});
+  EXPECT_EQ(other_program.exit_code, 0) << other_program.output << other_program.errors;
+  EXPECT_THAT(other_program.output, HasSubstr("llama.cpp rounds inputs of 14 MXFP4 tensors to 4 bits on GPUs"));
   const test::ProcessResult eight = run({"export", trained_on_words("eight", with(kLlama, {"precision.recipe=mxfp8_weights"})), "--output",
                                          file("eight"), "--format", "gguf", "--weights", "packed"});
   EXPECT_THAT(eight.output, HasSubstr("14 tensors of MXFP8 codes, for which GGUF has no type, hold the values that they decode to"));
