@@ -277,19 +277,76 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
          (differs("added_tokens") || model_differs("ignore_merges") || model_differs("byte_fallback") || model_differs("unk_token"));
 }
 
+namespace {
+
+// Returns a part of a tokenizer.json without what changes no id: offsets, what stands for its default, and steps that do nothing else.
+Json without_offsets(const Json& part) {
+  if (part.is_list()) {
+    Json out = Json::Entries();
+    for (const Json& entry : part.entries()) out.entries().push_back(without_offsets(entry));
+    return out;
+  }
+  if (!part.is_object()) return part;
+  Json out = Json::Members();
+  for (const auto& [name, value] : part.members())
+    if (name != "trim_offsets" && !value.is_null() && value != Json(false)) out[name] = without_offsets(value);
+  return out;
+}
+
+// Returns what stands around a text: no step ByteLevel, which changes offsets alone, and not the form for pairs.
+Json around_text(const Json& processor) {
+  const bool sequence = processor.get("type") == "Sequence";
+  const Json::Entries steps = sequence ? processor.get("processors").entries() : Json::Entries{processor};
+  Json out = Json::Entries();
+  for (const Json& step : steps) {
+    if (step.is_null() || step.get("type") == "ByteLevel") continue;
+    Json kept = without_offsets(step);
+    kept.members().erase("pair");
+    out.entries().push_back(std::move(kept));
+  }
+  return out;
+}
+
+// Returns what decides about ids, in one form: programs write merges as strings or as pairs, and added tokens also into the vocabulary.
+Json ids_of_tokenizer(const Json& root) {
+  const Json& model = root.get("model");
+  Json vocab = Json::Members(), merges = Json::Entries(), added = Json::Members(), options = Json::Members();
+  for (const auto& [token, id] : model.get("vocab").members()) vocab[token] = id;
+  for (const Json& token : root.get("added_tokens").entries()) {
+    const std::string& content = token.get("content").string();
+    vocab[content] = token.get("id");
+    for (const char* const flag : {"special", "single_word", "lstrip", "rstrip"}) added[content][flag] = token.get(flag) == Json(true);
+  }
+  for (const Json& merge : model.get("merges").entries())
+    merges.entries().push_back(merge.is_list() && merge.size() == 2 ? Json(merge.at(0).string() + ' ' + merge.at(1).string()) : merge);
+  for (const char* const name :
+       {"type", "ignore_merges", "byte_fallback", "fuse_unk", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
+    const Json& value = model.get(name);
+    if (!value.is_null() && value != Json(false) && value != Json("") && value != Json("BPE")) options[name] = value;
+  }
+  return {{"model.vocab", std::move(vocab)},
+          {"model.merges", std::move(merges)},
+          {"model", std::move(options)},
+          {"added_tokens", std::move(added)},
+          {"normalizer", without_offsets(root.get("normalizer"))},
+          {"pre_tokenizer", without_offsets(root.get("pre_tokenizer"))},
+          {"post_processor", around_text(root.get("post_processor"))}};
+}
+
+}  // namespace
+
 std::optional<std::string> tokenizer_difference(const std::string& found, const std::string& expected, const std::string& where) {
   if (found == expected) return {};
-  const Json here = parse_json(found, where), there = parse_json(expected, "tokenizer.json of the model");
-  const Json &model = here.get("model"), &model_there = there.get("model"), &vocab = model.get("vocab");
-  for (const auto& [token, id] : model_there.get("vocab").members()) {
+  const Json here = ids_of_tokenizer(parse_json(found, where)),
+             there = ids_of_tokenizer(parse_json(expected, "tokenizer.json of the model"));
+  const Json& vocab = here.get("model.vocab");
+  for (const auto& [token, id] : there.get("model.vocab").members()) {
     const Json* const given = vocab.find(token);
     if (given == nullptr) return text("tokenizer.json: lacks the token ", Json(token).shown());
     if (*given != id) return text("tokenizer.json: ", Json(token).shown(), " has the id ", given->shown(), ", not ", id.shown());
   }
-  for (const char* const name : {"vocab", "merges", "ignore_merges", "byte_fallback", "unk_token"})
-    if (model.get(name) != model_there.get(name)) return text("tokenizer.json: model.", name, " differs");
-  for (const char* const name : {"added_tokens", "normalizer", "pre_tokenizer", "post_processor"})
-    if (here.get(name) != there.get(name)) return text("tokenizer.json: ", name, " differs");
+  for (const auto& [name, part] : there.members())
+    if (here.get(name) != part) return text("tokenizer.json: ", name, " differs");
   return {};
 }
 

@@ -122,7 +122,22 @@ TEST_F(Verify, ATokenWithAnotherIdIsTold) {
   json more = tokenizer;
   more["model"]["vocab"]["one two"] = size;
   expect_told(more, "model.vocab differs");
+  json fused = tokenizer;
+  fused["model"]["fuse_unk"] = true;
+  expect_told(fused, "model differs");
   write_file(path("out/tokenizer.json"), tokenizer.dump(3));
+  expect_verdict({"out", "--against", run_folder("run")}, 0, "0 values differ");
+  // As other programs write the same tokenizer: merges as pairs, defaults stated, offsets, added tokens in the vocabulary.
+  json again = tokenizer;
+  for (json& merge : again["model"]["merges"]) {
+    if (!merge.is_string()) continue;
+    const std::string text = merge;
+    merge = {text.substr(0, text.find(' ')), text.substr(text.find(' ') + 1)};
+  }
+  again["model"]["ignore_merges"] = false;
+  again["post_processor"] = {{"type", "ByteLevel"}, {"trim_offsets", true}};
+  for (const json& token : again["added_tokens"]) again["model"]["vocab"][token["content"].get<std::string>()] = token["id"];
+  write_file(path("out/tokenizer.json"), again.dump());
   expect_verdict({"out", "--against", run_folder("run")}, 0, "0 values differ");
 }
 
