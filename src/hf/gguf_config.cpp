@@ -29,8 +29,14 @@ class ModelKeys {
  public:
   ModelKeys(const GgufHeader& header, std::string_view architecture) : header_(header), architecture_(architecture) {}
 
-  std::optional<int64_t> integer(const char* key) { return header_.integer(name(key)); }
-  std::optional<double> number(const char* key) { return header_.number(name(key)); }
+  std::optional<int64_t> integer(const char* key) {
+    require_one(key);
+    return header_.integer(name(key));
+  }
+  std::optional<double> number(const char* key) {
+    require_one(key);
+    return header_.number(name(key));
+  }
   std::optional<std::string_view> string(const char* key) { return header_.string(name(key)); }
   int64_t needed(const char* key) { return needed(key, integer(key)); }
   double needed_number(const char* key) { return needed(key, number(key)); }
@@ -65,6 +71,11 @@ class ModelKeys {
   }
 
  private:
+  void require_one(const char* key) {
+    const GgufValue* const value = header_.find(name(key));
+    if (value != nullptr && value->type == GgufType::array)
+      refuse(key, "is a list with a value for each layer; layers of mantissa are alike");
+  }
   std::string name(const char* key) { return *known_.insert(gguf_key(key, architecture_)).first; }
   template <class T>
   T needed(const char* key, const std::optional<T>& value) {

@@ -149,7 +149,8 @@ std::optional<std::string> GgufModelFiles::file(const std::string& name) {
     texts_.emplace();
     if (const auto chat = header.string(gguf::kChatTemplate)) texts_->emplace("chat_template.jinja", *chat);
     const std::vector<int64_t> ends = gguf_end_tokens(header);
-    if (ends.size() > 1) texts_->emplace("generation_config.json", Json{{"eos_token_id", ends}}.dump(2) + "\n");
+    if (ends.size() > 1 || (ends.size() == 1 && !header.integer(gguf::kEosToken)))
+      texts_->emplace("generation_config.json", Json{{"eos_token_id", ends}}.dump(2) + "\n");
     try {
       if (has_gguf_tokenizer(header)) texts_->merge(gguf_tokenizer(header));
     } catch (const Error& error) {

@@ -39,9 +39,10 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
-// Norms, biases and routers are F32 in every GGUF file, also of a model that is BF16.
+// Norms, biases and routers are F32 in every GGUF file, also of a model that is BF16, and so are positions in those of llama.cpp's scripts.
 bool ggml_wants_f32(const ArchitectureTensor& tensor) {
-  return tensor.shape.size() < 2 || !tensor.parameter.ends_with(".weight") || tensor.parameter.find(".router.") != std::string::npos;
+  return tensor.shape.size() < 2 || !tensor.parameter.ends_with(".weight") || tensor.parameter.find(".router.") != std::string::npos ||
+         tensor.parameter == "position.weight";
 }
 
 ExportFormat format_of(ModelFiles& files, const ArchitectureConfig& config) {

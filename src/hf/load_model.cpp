@@ -402,7 +402,9 @@ void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimiz
 
 bool starts_from_folder(const Communicator& ranks, const fs::path& path) {
   // Rank 0 decides, so that all ranks read alike, or fail together.
-  return ranks.all(static_cast<uint8_t>(is_published_model(path))).front() != 0;
+  bool here = false;
+  agree(ranks, [&] { here = is_published_model(path); });
+  return ranks.all(static_cast<uint8_t>(here)).front() != 0;
 }
 
 std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which, const std::optional<std::string>& date) {

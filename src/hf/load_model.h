@@ -53,7 +53,7 @@ std::string chat_template_warning(const LoadedModel& loaded, ChatTemplate which,
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
 RunConfig config_of_model(const std::filesystem::path& path);
 
-// Returns whether rank 0 finds a folder of Hugging Face's form there, and not a checkpoint. A call of all ranks.
+// Returns whether rank 0 finds a folder of Hugging Face's form or a GGUF file there, and not a checkpoint. A call of all ranks.
 bool starts_from_folder(const Communicator& ranks, const std::filesystem::path& path);
 
 // Throws Error(usage) for a parameter of the model that a folder lacks or has in another shape: checkpoint.allow_model_change may list keys

@@ -132,6 +132,17 @@ TEST_F(GgufFiles, TokenizerEndTokensAndTemplateComeAlong) {
   EXPECT_THAT(test::read_file(path("log")), HasSubstr("its tokenizer cannot be used: key \"tokenizer.ggml.model\" is \"llama\""));
 }
 
+// A file may name the end of a turn alone, and sizes that differ by layer.
+TEST_F(GgufFiles, AnEndOfATurnAloneIsAnEndToken) {
+  ConvertedFolder file = converted("model", "llama", {}, {{"vocab_size", 264}});
+  const test::GgufWords words = test::GgufWords().with("llama-bpe");
+  for (const std::string& key : words.keys)
+    if (!key.starts_with(test::gguf_string("tokenizer.ggml.eos_token_id"))) file.keys.push_back(key);
+  file.keys.push_back(test::gguf_u32("tokenizer.ggml.eot_token_id", 263));
+  file.write(path("turn.gguf"));
+  EXPECT_THAT(load_model(path("turn.gguf"), make_backend("cpu")).end_tokens(), ElementsAre(263));
+}
+
 TEST_F(GgufFiles, AreVerified) {
   const ConvertedFolder file = converted("model", "qwen3", matrices_as(GgmlType::q8_0));
   const ProcessResult good = verified("model.gguf");
