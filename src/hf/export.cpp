@@ -34,12 +34,14 @@ struct ProvenOptions {
   ExportWeights weights = {};
   std::optional<Convention> convention = {};  // none: the weights are values, or in the form of gpt-oss
   ExportDtype dtype = {};
+  std::vector<std::string> precision = {};  // other values than those of the model; none are not written
 
   void fields(auto& v) {
     v("format", format, limits::later);
     v("weights", weights);
     v("convention", convention);
     v("dtype", dtype);
+    v("precision", precision, limits::later);
   }
 };
 
@@ -80,7 +82,8 @@ Json read_proof(const fs::path& folder) {
 }  // namespace
 
 void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const ExportOptions& options,
-                        bool has_convention, const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors) {
+                        const std::vector<std::string>& precision, bool has_convention, const std::vector<TokenizerFile>& files,
+                        const std::vector<ProvenTensor>& tensors) {
   Json hashes = Json::Members(), entries = Json::Entries(), from;
   for (const TokenizerFile& file : files) hashes[file.name] = xxh64(file.bytes).text();
   for (const ProvenTensor& tensor : tensors) {
@@ -96,10 +99,11 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
     entries.entries().push_back(std::move(entry));
   }
   if (checkpoint) from = {{"step", checkpoint->step}, {"manifest", checkpoint->manifest}};
-  ProvenOptions proven{.format = options.format, .weights = options.weights, .dtype = options.dtype};
+  ProvenOptions proven{.format = options.format, .weights = options.weights, .dtype = options.dtype, .precision = precision};
   if (has_convention) proven.convention = options.convention;
   Json stated = parse_json(json_text(proven), "options", ExitCode::internal);
   if (options.format == ExportFormat::hf) stated.members().erase("format");
+  if (precision.empty()) stated.members().erase("precision");
   Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},      {"checkpoint", std::move(from)},
                 {"options", std::move(stated)},     {"files", std::move(hashes)}, {"tensors", std::move(entries)}};
   proof["xxh64"] = proof_hash(proof);
@@ -146,7 +150,7 @@ bool is_export_of(const fs::path& folder, const std::string& manifest, const Exp
   const Json whole = read_proof(folder);
   const auto proof = JsonReader(whole, (folder / kProofFile).string()).as<ExportProof>();
   const std::optional<ProvenOptions>& made = proof.options;
-  return proof.checkpoint && proof.checkpoint->manifest == manifest && made && made->format == options.format &&
+  return proof.checkpoint && proof.checkpoint->manifest == manifest && made && made->precision.empty() && made->format == options.format &&
          made->weights == options.weights && made->convention.value_or(options.convention) == options.convention &&
          made->dtype == options.dtype;
 }
@@ -159,7 +163,8 @@ std::string simulated_weights(const PrecisionPlan& plan) {
               ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
 }
 
-ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& precision) {
+ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& values)
+    : precision(values) {
   const ModelUse use{.precision = precision};
   if (is_published_model(from)) {
     auto opened = std::make_unique<HfWeights>(from);
@@ -181,7 +186,7 @@ ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device
     tokenizer = saved_tokenizer(opened);
     reader = std::make_unique<CheckpointWeights>(opened);
   }
-  weights.emplace(*reader, model->plan, std::move(device));
+  weights.emplace(*reader, model->plan, std::move(device), precision.empty());
 }
 
 ExportFiles ExportSource::files_beside() const { return export_files(model->config.data, files, tokenizer); }
@@ -192,8 +197,8 @@ std::optional<ProvenCheckpoint> ExportSource::proven() const {
 }
 
 struct ModelExport::Source : ExportSource {
-  Source(const fs::path& from, const ExportOptions& how, std::unique_ptr<Backend> device, const std::vector<std::string>& precision)
-      : ExportSource(from, std::move(device), precision), options(how) {}
+  Source(const fs::path& from, const ExportOptions& how, std::unique_ptr<Backend> device, const std::vector<std::string>& values)
+      : ExportSource(from, std::move(device), values), options(how) {}
 
   // Made on first use, because making it refuses a model that no architecture expresses, which can still be compared.
   const ExportedWeights& exported() {
@@ -292,7 +297,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   }
   const bool hf = source_->options.format == ExportFormat::hf;
   const bool has_convention = hf && !quantization.empty() && exported.architecture() != Architecture::gpt_oss;
-  write_export_proof(folder, source_->proven(), source_->options, has_convention, files, tensors);
+  write_export_proof(folder, source_->proven(), source_->options, source_->precision, has_convention, files, tensors);
 }
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
@@ -372,9 +377,9 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
   if (const auto& rope = model.rope_scaling; rope && rope->type == RopeScaling::yarn) {
     const double known = rope->factor * static_cast<double>(rope->original_max_position_embeddings);
     if (known < static_cast<double>(model.max_position_embeddings))
-      warnings.push_back(text("model.rope_scaling: vLLM has rotations for factor times original_max_position_embeddings, ", known,
-                              " positions, and reads behind them at those up to model.max_position_embeddings ",
-                              model.max_position_embeddings));
+      warnings.push_back(
+          text("model.rope_scaling: vLLM has rotations for factor times original_max_position_embeddings, ", static_cast<int64_t>(known),
+               " positions, and reads behind them at those up to model.max_position_embeddings ", model.max_position_embeddings));
   }
   if (tokenizer)
     warnings.emplace_back(

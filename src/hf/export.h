@@ -32,13 +32,14 @@ struct ExportedModel {
 
 // A model to export, with what lies beside its weights. Throws as ModelExport does.
 struct ExportSource {
-  // precision: values of section "precision" by which weights are quantized in the place of those of the model (as_used()).
-  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
+  // values: those of section "precision" by which weights are quantized in the place of those of the model (as_used()).
+  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& values = {});
   ExportSource(const ExportSource&) = delete;  // its parts refer to each other
   ExportSource& operator=(const ExportSource&) = delete;
   ExportFiles files_beside() const;
   std::optional<ProvenCheckpoint> proven() const;  // none: a folder
 
+  std::vector<std::string> precision;
   std::optional<SavedModel> model;
   std::vector<TokenizerFile> files;
   std::optional<Tokenizer> tokenizer;
@@ -57,7 +58,7 @@ class ModelExport {
   // Opens the checkpoint that a path stands for (open_checkpoint), or a folder of Hugging Face's form. Throws Error(data) for damage.
   // summary(), begin() and write() throw Error(usage), with the name of the module, for a model that no architecture expresses and for
   // codes that the convention cannot. The device makes what is written, with the same bits whichever it is.
-  // precision: that of ExportSource.
+  // precision: the values that ExportSource takes.
   ModelExport(const std::filesystem::path& from, const ExportOptions& options, std::unique_ptr<Backend> device,
               const std::vector<std::string>& precision = {});
   ~ModelExport();

@@ -39,8 +39,8 @@ bool ForwardWeights::rounds(const std::string& parameter) const {
   return form.products && !quantized(parameter) && module_of(parameter).recipe.compute == Dtype::bf16;
 }
 
-ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device)
-    : source_(&source), plan_(plan), device_(std::move(device)) {
+ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device, bool takes_codes)
+    : source_(&source), plan_(plan), device_(std::move(device)), takes_codes_(takes_codes) {
   std::vector<ModuleShape> modules;
   for (const ModulePrecision& module : plan.modules()) modules.push_back(module.module);
   for (const ParameterShape& parameter : parameter_shapes({.modules = std::move(modules)})) shapes_[parameter.name] = parameter.shape;
@@ -63,7 +63,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const WeightForm kept = form(parameter);
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  if (kept.codes == how) {  // as they are: made anew from their values, a scale could be another one with the same values
+  if (takes_codes_ && kept.codes == how) {  // as they are: made anew from their values, a scale could be another one with the same values
     const QuantizedTensor out = empty_quantized(*device_, {last - first, kept.columns}, how);
     fill_from_host(out.codes, [&](std::span<std::byte> codes) {
       fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_->read_codes(parameter, first, last, codes, scales); });

@@ -30,7 +30,8 @@ class HfWeights;
 class ForwardWeights {
  public:
   // `source` holds a model of `plan`; both must outlive this. Quantization and decoding run on `device`; every device gives the same bits.
-  ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device);
+  // takes_codes: codes of a folder that have the plan's format are taken as they are, in the place of codes made of their values.
+  ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device, bool takes_codes = true);
   // Knows only the types of weights that are trained under a plan, which must outlive this.
   explicit ForwardWeights(const PrecisionPlan& plan) : plan_(plan) {}
 
@@ -71,6 +72,7 @@ class ForwardWeights {
   TensorReader* source_ = nullptr;
   const PrecisionPlan& plan_;
   std::unique_ptr<Backend> device_;
+  bool takes_codes_ = true;
   std::map<std::string, Shape> shapes_;
 };
 
@@ -104,8 +106,8 @@ struct ProvenCheckpoint {
 // Writes it into a folder that holds these files. Without a checkpoint the model came from a folder of Hugging Face's form.
 // has_convention: the folder has codes in the form of options.convention.
 void write_export_proof(const std::filesystem::path& folder, const std::optional<ProvenCheckpoint>& checkpoint,
-                        const ExportOptions& options, bool has_convention, const std::vector<TokenizerFile>& files,
-                        const std::vector<ProvenTensor>& tensors);
+                        const ExportOptions& options, const std::vector<std::string>& precision, bool has_convention,
+                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
 
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);

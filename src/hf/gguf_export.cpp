@@ -113,6 +113,7 @@ void GgufContent::add_keys(const ExportSource& source) {
     keys_.add_u32("mantissa.step", checkpoint->step);
     keys_.add_string("mantissa.manifest", checkpoint->manifest);
   }
+  if (!source.precision.empty()) keys_.add_strings("mantissa.precision", source.precision);
   if (!remarks_.differences.empty()) keys_.add_strings(gguf::kDifferences, remarks_.differences);
 }
 

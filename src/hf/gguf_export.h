@@ -68,7 +68,8 @@ class GgufContent {
   GgufKeys keys_;
 };
 
-// Exports to `output`, a file that is not there yet, which gets its name when it was compared. precision: that of ExportSource.
+// Exports to `output`, a file that is not there yet, which gets its name when it was compared. precision: the values that ExportSource
+// takes.
 ExportedGguf export_gguf(const std::filesystem::path& from, const std::filesystem::path& output, const GgufOptions& options,
                          std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
 
