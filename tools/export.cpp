@@ -49,7 +49,7 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
   const std::string file = printable(arguments.output);
   print_exported(file, arguments.precision, done);
   if (done.decoded > 0)
-    std::cout << file << ": " << count_text(done.decoded, "tensor") << " of MXFP8 codes, for which GGUF has no type, "
+    std::cout << file << ": " << count_text(done.decoded, "tensor") << " of codes in 8 bits, for which GGUF has no type, "
               << (done.decoded == 1 ? "holds" : "hold") << " the values that they decode to\n";
   return ExitCode::ok;
 }
@@ -57,6 +57,8 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
 ExitCode run_export(const ExportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   if (arguments.format == kGgufFormat) return run_gguf_export(arguments);
+  require(!arguments.output.ends_with(".gguf"), ExitCode::usage, "--output ", printable(arguments.output), ": --format ", arguments.format,
+          " writes a folder, not a GGUF file: add --format gguf, or give another name");
   // The parser has refused all other names.
   ExportOptions options{.format = choice_of<ExportFormat>(arguments.format).value(),
                         .weights = choice_of<ExportWeights>(arguments.weights).value(),

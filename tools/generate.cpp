@@ -116,8 +116,7 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
     if (!warning.empty() && first_rank) log_warning(warning);
   }
   require(which.has_value(), ExitCode::usage, "--chat: ", path,
-          " was trained without data.chat_template; name the template of its conversations with --chat-template: ",
-          joined(choice_names<ChatTemplate>()));
+          " does not name the template of its conversations; give it with --chat-template: ", joined(choice_names<ChatTemplate>()));
   for (const AddedToken& token : chat_tokens(*which))
     require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(*which),
             " needs the token ", token.content, ", which the tokenizer of ", path, " lacks");

@@ -242,7 +242,7 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
   std::map<std::string_view, GgmlType> types;
   for (const GgufTensor& tensor : file.header().tensors()) types[tensor.name] = tensor.type;
   const std::set<std::string> eight_bits = without_four_bits(file.header());
-  int64_t from_values = 0, from_codes = 0, narrowed = 0, four_bits = 0;
+  int64_t from_values = 0, from_codes = 0, narrowed = 0, four_bits = 0, unquantized = 0;
   for (const ArchitectureTensor& tensor : architecture_tensors(architecture, model, ExportFormat::gguf)) {
     const ModulePrecision& module = source.weights->module_of(tensor.parameter);
     const bool multiplied = tensor.parameter.ends_with(".weight") && has_gemm(module.module.kind) && types.contains(tensor.name);
@@ -251,7 +251,8 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
     if (types[tensor.name] == GgmlType::mxfp4) ++(quantized ? from_codes : from_values);
     const bool rounded = types[tensor.name] == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
     if (rounded && !rounds_inputs_to_four_bits(*source.weights, tensor.parameter)) ++four_bits;
-    if (types[tensor.name] == GgmlType::bf16 && module.recipe.compute == Dtype::f32) ++narrowed;
+    if (types[tensor.name] == GgmlType::bf16 && module.recipe.compute == Dtype::f32 && !quantized) ++narrowed;
+    if (types[tensor.name] != GgmlType::mxfp4 && quantized) ++unquantized;
   }
   std::vector<std::string> lines;
   const char* const eight = "to Q8_0, int8 in blocks of 32 with a scale in fp16, on CPUs, and to 8 bits on GPUs";
@@ -264,6 +265,7 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
   if (four_bits > 0)
     lines.push_back(text("llama.cpp rounds inputs of ", count_text(four_bits, "MXFP4 tensor"),
                          " to 4 bits on GPUs of the generation Blackwell, because the file does not keep it from that; training did not"));
+  if (unquantized > 0) lines.push_back(text("llama.cpp does not quantize inputs of ", count_text(unquantized, "tensor"), "; training did"));
   if (narrowed > 0)
     lines.push_back(text("llama.cpp rounds inputs of ", count_text(narrowed, "BF16 tensor"), " to bf16; training read them in fp32"));
   if (architecture == Architecture::gpt2) lines.emplace_back("llama.cpp computes GELU by a table in fp16; training did not");

