@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <set>
 
 #include "hf/gguf_reader.h"
 #include "hf/hf_weights.h"
@@ -313,8 +314,10 @@ bool merges_make_all_tokens(const Json& root) {
   model["ignore_merges"] = false;
   const BpeModel merging = BpeModel::from(JsonReader(model, "tokenizer.json", "model"), true);
   BpeModel::Cache cache;
+  std::set<std::string> added;  // texts are cut at these before
+  for (const Json& token : root.get("added_tokens").entries()) added.insert(token.get("content").string());
   return std::ranges::all_of(model.get("vocab").members(), [&](const auto& entry) {
-    const std::optional<std::string> bytes = bytes_of_letters(entry.first);
+    const std::optional<std::string> bytes = added.contains(entry.first) ? std::nullopt : bytes_of_letters(entry.first);
     std::vector<int32_t> ids;
     if (bytes) merging.encode(*bytes, cache, ids);
     return !bytes || (ids.size() == 1 && Json(ids.front()) == entry.second);

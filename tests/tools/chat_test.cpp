@@ -72,7 +72,7 @@ TEST(Chat, AModelAnswersWhatItLearnedAndStops) {
   output({"export", "run", "--output", "export"});
   write_file("export/generation_config.json", R"({"eos_token_id": 0})");
   EXPECT_EQ(answer({"export", "--chat-template", "chatml"}, "\n" + asked("Hi") + " \n"), "Hello there.\n");
-  EXPECT_THAT(answer({"export"}, asked("Hi"), 2), HasSubstr("name the template of its conversations with --chat-template: chatml, "));
+  EXPECT_THAT(answer({"export"}, asked("Hi"), 2), HasSubstr("give it with --chat-template: chatml, "));
   Json config = parse_json(test::read_file("export/config.json"), "config");
   config["eos_token_id"] = 0;
   write_file("export/config.json", config.dump());
