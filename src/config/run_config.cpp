@@ -321,6 +321,8 @@ RunConfig with_precision(RunConfig config, const std::vector<std::string>& sets)
             ": a model is used with other values of section precision only");
     require(!set.starts_with("precision.dtype"), ExitCode::usage, "--set ", printable(shortened(set)),
             ": the model computes in its own type, or in that of --dtype");
+    require(!set.starts_with("precision.report_interval") && !set.starts_with("precision.fp8_param_gather"), ExitCode::usage, "--set ",
+            printable(shortened(set)), ": is of training alone, and changes nothing here");
     require(!(set.starts_with("precision.recipes.") && set.substr(0, set.find('=')).ends_with(".base")), ExitCode::usage, "--set ",
             printable(shortened(set)),
             ": the recipe of the model is complete, so nothing would follow from another base: give a whole recipe");

@@ -92,6 +92,8 @@ TEST_F(OtherPrecision, RefusesWhatIsNoPrecision) {
   EXPECT_THAT(refused("precision.dtype=fp32"), HasSubstr("--dtype"));
   EXPECT_THAT(refused("precision.recipe=mxfp5"), AllOf(HasSubstr("precision.recipe"), HasSubstr("mxfp5")));
   EXPECT_THAT(refused("precision.recipee=mxfp8"), HasSubstr("precision.recipee"));
+  EXPECT_THAT(refused("precision.fp8_param_gather=true"), HasSubstr("is of training alone"));
+  EXPECT_THAT(refused("precision.report_interval=5"), HasSubstr("is of training alone"));
   EXPECT_THAT(refused("precision.recipes.mine.base=mxfp8"), HasSubstr("give a whole recipe"));
   EXPECT_THAT(refused("precisions.recipe=mxfp8"), HasSubstr("section precision"));
 }
