@@ -70,12 +70,19 @@ TEST_F(OtherPrecision, ReadsCodesOfAFolderAsNumbers) {
   export_in(path("packed"), "eight bits", {"precision.recipe=mxfp8_weights"}, {.weights = ExportWeights::packed});
   export_in(path("values"), "eight bits of values", {"precision.recipe=mxfp8_weights"}, {.weights = ExportWeights::packed});
   EXPECT_TRUE(all_bytes("eight bits") == all_bytes("eight bits of values"));
-  // Also where the folder has codes in the same format, of which another scale could have the same values.
-  export_in(path("eight bits"), "again", {"precision.recipe=mxfp8_weights"}, {.weights = ExportWeights::packed});
-  export_to(path("eight bits"), "eight bits as values");
-  export_in(path("eight bits as values"), "again of values", {"precision.recipe=mxfp8_weights"}, {.weights = ExportWeights::packed});
+  // Also where the folder has codes in the same format: those of the rule ceil may have a larger scale for the same values.
+  const auto eight_bits = [](const std::string& rule) {
+    const std::string weight = R"({"format": "e4m3", "block": [1, 32], "rule": ")" + rule + "\"}";
+    return Sets{R"(precision.recipes={"mine": {"base": "mxfp8_weights", "weight": )" + weight + "}}", "precision.recipe=mine"};
+  };
+  const std::string larger = trained("larger", eight_bits("ceil"));
+  pack_to(larger, "larger packed");
+  export_to(larger, "larger values");
+  export_in(path("larger packed"), "again", eight_bits("rceil"), {.weights = ExportWeights::packed});
+  export_in(path("larger values"), "again of values", eight_bits("rceil"), {.weights = ExportWeights::packed});
   EXPECT_TRUE(all_bytes("again") == all_bytes("again of values"));
-  EXPECT_EQ(json_in("again/mantissa.json")["options"]["precision"], nlohmann::json({"precision.recipe=mxfp8_weights"}));
+  EXPECT_FALSE(all_bytes("again") == all_bytes("larger packed"));
+  EXPECT_EQ(json_in("again/mantissa.json")["options"]["precision"], nlohmann::json(eight_bits("rceil")));
   export_gguf(path("values"), path("out.gguf"), {.weights = ExportWeights::packed, .allow_different = true}, make_backend("cpu"),
               {"precision.recipe=mxfp4_qat"});
   EXPECT_EQ(difference("packed", path("out.gguf")), std::nullopt) << "E2M1 of values of E2M1 are the same";
