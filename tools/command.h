@@ -101,6 +101,7 @@ Command conformance_command();
 Command doctor_command();
 Command explain_command();
 Command report_command();
+Command compare_command();
 Command config_command();
 Command launch_command(std::vector<std::string> subcommands);  // subcommands that it runs by this binary
 

@@ -19,7 +19,8 @@ void take(RunMetrics& run, const JsonReader& line) {
     const auto forget = [&run](auto& entries) {
       std::erase_if(entries, [&run](const auto& entry) { return entry.step > run.start.step; });
     };
-    for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
+    for (Series* series :
+         {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.milliseconds, &run.imbalance})
       forget(*series);
     forget(run.precision);
     forget(run.routing);
@@ -32,6 +33,7 @@ void take(RunMetrics& run, const JsonReader& line) {
     run.lr.push_back({event.step, event.lr});
     run.gradient_norm.push_back({event.step, event.gradient_norm});
     run.tokens_per_second.push_back({event.step, event.tokens_per_second});
+    run.milliseconds.push_back({event.step, event.milliseconds});
     run.tokens = event.tokens;
     std::vector<LayerRouting> layers;
     if (line.value().contains("moe")) {

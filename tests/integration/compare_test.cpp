@@ -1,0 +1,143 @@
+// `mantissa compare`: paired runs as child processes, what a second start repeats, failures and signals.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "metrics/run_metrics.h"
+#include "process.h"
+#include "training.h"
+
+namespace mantissa::compare_test {
+
+using nlohmann::json;
+using test::ProcessResult;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kBlocks = "model.intermediate_size=64";  // a whole number of blocks
+
+class Compare : public test::TrainingTest {
+ protected:
+  Compare() { test::write_file(folder_ / "c.json", effective_config(config("c", {kBlocks}).config)); }
+
+  std::vector<std::string> words(const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {"compare", folder_ / "c.json", "--output", folder_ / "all"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  ProcessResult compare(const std::vector<std::string>& more) const { return test::run_mantissa(words(more), folder_.path()); }
+  json result(const std::vector<std::string>& more) const {
+    const ProcessResult done = compare(test::with(more, {"--json"}));
+    EXPECT_EQ(done.exit_code, 0) << done.errors;
+    return done.exit_code == 0 ? json::parse(done.output) : json();
+  }
+  std::string run_of(const std::string& name) const { return folder_ / ("all/" + name); }
+};
+
+TEST_F(Compare, GivesTheLossesOfSingleRunsFromTheSameSeeds) {
+  const json all = result({"--recipes", "high,mxfp4_qat", "--seeds", "2"});
+  for (size_t r = 0; r < 2; ++r) {
+    for (int seed = 1; seed <= 2; ++seed) {
+      const std::string recipe = r == 0 ? "high" : "mxfp4_qat";
+      const test::TrainedRun alone = run(text(recipe, seed), {kBlocks, "precision.recipe=" + recipe, text("training.seed=", seed)});
+      EXPECT_EQ(all["recipes"][r]["losses"][static_cast<size_t>(seed) - 1].get<double>(), alone.valid_losses.back()) << recipe << seed;
+    }
+  }
+  const json& second = all["recipes"][1];
+  EXPECT_GT(second["cosines"].size(), 0U);
+  EXPECT_NE(second["difference"]["mean"], 0.0);
+  EXPECT_TRUE(second["difference"]["half_width"].is_number());
+  EXPECT_TRUE(std::filesystem::exists(run_of("report.html")));
+  EXPECT_EQ(json::parse(test::read_file(run_of("compare.json"))), all);
+  EXPECT_FALSE(std::filesystem::exists(run_of("high-seed1/checkpoints"))) << "a finished run needs none";
+}
+
+TEST_F(Compare, RepeatsNothingAndTakesMoreSeedsAndRecipes) {
+  const json first = result({"--recipes", "high,mxfp8", "--seeds", "1"});
+  const std::string metrics = test::read_file(run_of("high-seed1/metrics.jsonl"));
+  const ProcessResult again = compare({"--recipes", "mxfp8,high,mxfp4_qat", "--seeds", "2", "--jobs", "1"});
+  EXPECT_EQ(again.exit_code, 0) << again.errors;
+  EXPECT_EQ(test::read_file(run_of("high-seed1/metrics.jsonl")), metrics);
+  EXPECT_THAT(again.errors, HasSubstr("compare: 2 of 6 runs have finished before\n"));
+  EXPECT_THAT(again.output, HasSubstr("\nmxfp8 ")) << "the first one is the baseline";
+  EXPECT_EQ(first["recipes"][0]["losses"][0], json::parse(test::read_file(run_of("compare.json")))["recipes"][1]["losses"][0]);
+}
+
+TEST_F(Compare, RefusesMoreRunsAtATimeThanCores) {
+  for (const char* const jobs : {"0", "100000"}) {
+    const ProcessResult refused = compare({"--recipes", "high,mxfp8", "--jobs", jobs});
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.errors, HasSubstr("--jobs: must be 1 to "));
+  }
+  EXPECT_FALSE(std::filesystem::exists(run_of("")));
+}
+
+TEST_F(Compare, RefusesAFolderOfAnotherConfiguration) {
+  ASSERT_EQ(compare({"--recipes", "high,mxfp8", "--seeds", "1"}).exit_code, 0);
+  const ProcessResult other = compare({"--recipes", "high,mxfp8", "--seeds", "1", "--set", "optimizer.lr=0.02"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.errors, HasSubstr("all/high-seed1: is of another configuration: optimizer.lr is 0.01 there and 0.02 here"));
+  std::filesystem::create_directories(run_of("mxfp4_qat-seed1"));
+  test::write_file(run_of("mxfp4_qat-seed1/mine.txt"), "keep");
+  const ProcessResult foreign = compare({"--recipes", "high,mxfp4_qat", "--seeds", "1"});
+  EXPECT_EQ(foreign.exit_code, 2);
+  EXPECT_THAT(foreign.errors, HasSubstr("mxfp4_qat-seed1: is no folder of a run of this comparison"));
+  EXPECT_EQ(test::read_file(run_of("mxfp4_qat-seed1/mine.txt")), "keep");
+}
+
+TEST_F(Compare, NamesTheRunThatFailedAndItsLog) {
+  // A file of a recipe may change anything: here it is a rate that no run survives.
+  test::write_file(folder_ / "hot.json", R"({"optimizer": {"lr": 1e30, "grad_clip": 0}, "training": {"nonfinite_limit": 1}})");
+  const ProcessResult failed = compare({"--recipes", "high," + (folder_ / "hot.json") + ",mxfp8", "--seeds", "1"});
+  EXPECT_EQ(failed.exit_code, 5) << failed.errors;
+  EXPECT_THAT(failed.errors, HasSubstr("hot-seed1: training ended with exit code 5; it printed " + run_of("hot-seed1.log")));
+  EXPECT_THAT(failed.errors, HasSubstr("stopped at step ")) << "the error of the run";
+  EXPECT_THAT(failed.errors, HasSubstr("1 of 3 | high-seed1"));
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1"))) << "nothing is begun after a failure";
+}
+
+TEST_F(Compare, SavesWhatASignalStopsAndGoesOn) {
+  const std::vector<std::string> long_runs = {"--recipes", "high,mxfp8",          "--seeds",           "1",
+                                              "--set",     "training.steps=1000", "--keep-checkpoints"};
+  std::vector<std::string> all = words(long_runs);
+  all.insert(all.begin(), MANTISSA_BINARY);
+  {
+    const std::string output = folder_ / "output";
+    test::BackgroundProcess process(all, folder_.path(), output);
+    const std::string log = run_of("high-seed1.log");
+    ASSERT_TRUE(
+        test::eventually([&] { return std::filesystem::exists(log) && test::read_file(log).find("step    50/") != std::string::npos; }));
+    process.send(SIGINT);
+    EXPECT_EQ(process.wait(), 75);
+    EXPECT_THAT(process.output(), HasSubstr("compare: stopped | 0 of 2 runs have finished; the same command continues"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest")));
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1"))) << "it had not begun";
+  const json found = result(long_runs);
+  EXPECT_THAT(test::read_file(run_of("high-seed1.log")), HasSubstr("continues at "));
+  EXPECT_EQ(found["recipes"][0]["losses"][0].get<double>(),
+            run("alone", {kBlocks, "training.steps=1000", "training.seed=1", "eval.interval=20"}).valid_losses.back());
+  EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest"))) << "--keep-checkpoints";
+}
+
+// A run that was killed before its first save has metrics and nothing to go on from.
+TEST_F(Compare, BeginsAgainWhereNothingWasSaved) {
+  const json first = result({"--recipes", "high,mxfp8", "--seeds", "1"});
+  const std::string metrics = test::read_file(run_of("high-seed1/metrics.jsonl"));
+  test::write_file(run_of("high-seed1/metrics.jsonl"), metrics.substr(0, metrics.find("\"type\":\"eval\"") - 1));
+  const json again = result({"--recipes", "high,mxfp8", "--seeds", "1"});
+  EXPECT_EQ(again["recipes"][0]["losses"], first["recipes"][0]["losses"]);
+}
+
+TEST_F(Compare, GivesRecipesToModulesThatMatch) {
+  ASSERT_EQ(compare({"--recipes", "high,mxfp4_qat", "--seeds", "1", "--match", "layers.1.*", "--set",
+                     R"(precision.rules=[{"match": "layers.*", "recipe": "bf16"}])"})
+                .exit_code,
+            0);
+  const json there = json::parse(test::read_file(run_of("mxfp4_qat-seed1/config.json")));
+  EXPECT_EQ(there["precision"]["rules"],
+            json::parse(R"([{"match": "layers.1.*", "recipe": "mxfp4_qat"}, {"match": "layers.*", "recipe": "bf16"}])"));
+  EXPECT_EQ(there["precision"]["recipe"], "high");
+}
+
+}  // namespace mantissa::compare_test

@@ -1,0 +1,180 @@
+#include "tools/compare/comparison.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <numeric>
+
+#include "mantissa/base/error.h"
+
+namespace mantissa::tools {
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::ranges::sort(values);
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// The first step of a start also pays for memory and generated kernels.
+double median_milliseconds(const RunMetrics& run) {
+  std::vector<double> steps;
+  for (const MetricPoint& point : run.milliseconds) {
+    if (std::ranges::none_of(run.starts, [&](int64_t start) { return point.step == start + 1; })) steps.push_back(point.value);
+  }
+  return median(std::move(steps));
+}
+
+// Largest over mean load of an expert, over all assignments of the newest reports, in the worst layer.
+std::optional<double> largest_load(const RunMetrics& run) {
+  std::map<int64_t, std::vector<int64_t>> loads;  // by layer
+  for (const RoutingPoint& point : run.routing) {
+    for (const LayerRouting& layer : point.layers) {
+      std::vector<int64_t>& load = loads[layer.layer];
+      load.resize(std::max(load.size(), layer.load.size()));
+      for (size_t e = 0; e < layer.load.size(); ++e) load[e] += layer.load[e];
+    }
+  }
+  std::optional<double> worst;
+  for (const auto& [layer, load] : loads) {
+    const auto all = static_cast<double>(std::accumulate(load.begin(), load.end(), int64_t{0}));
+    if (all > 0.0) worst = std::max(worst.value_or(0.0), static_cast<double>(std::ranges::max(load) * std::ssize(load)) / all);
+  }
+  return worst;
+}
+
+std::string digits(const char* form, double value) {
+  std::array<char, 32> out{};
+  std::snprintf(out.data(), out.size(), form, value);
+  return out.data();
+}
+
+std::string with_interval(const PairedDifference& difference, double factor, const char* signed_form, const char* form) {
+  const std::string mean = digits(signed_form, factor * difference.mean);
+  return difference.half_width ? mean + " +- " + digits(form, factor * *difference.half_width) : mean;
+}
+
+Json json_of(const PairedDifference& difference) {
+  return {{"mean", difference.mean}, {"half_width", difference.half_width}, {"pairs", difference.pairs}};
+}
+
+// The weight whose gradient agrees least, and the one that agrees most.
+struct CosineRange {
+  std::pair<std::string, double> least, most;
+};
+std::optional<CosineRange> cosine_range(const std::map<std::string, double>& cosines) {
+  if (cosines.empty()) return {};
+  const auto [least, most] = std::ranges::minmax_element(cosines, {}, [](const auto& cosine) { return cosine.second; });
+  return CosineRange{*least, *most};
+}
+
+using Rows = std::vector<std::vector<std::string>>;
+
+// Columns stand two spaces apart, the first to the left and the others to the right.
+std::string table_text(const Rows& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows)
+    for (size_t column = 0; column < row.size(); ++column) widths[column] = std::max(widths[column], row[column].size());
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line = row.front() + std::string(widths.front() - row.front().size(), ' ');
+    for (size_t column = 1; column < row.size(); ++column) line += std::string(2 + widths[column] - row[column].size(), ' ') + row[column];
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  }
+  return out;
+}
+
+std::vector<std::string> row_of(const RecipeCost& cost, const RecipeCost& first) {
+  const bool baseline = &cost == &first;
+  const std::optional<CosineRange> range = cosine_range(cost.cosines);
+  const std::string cosine = baseline ? "1"
+                             : range  ? digits("%.4f", range->least.second) + " to " + digits("%.4f", range->most.second)
+                                      : "none";
+  std::vector<std::string> row = {cost.recipe,
+                                  digits("%.4f", cost.loss()),
+                                  baseline ? "" : with_interval(cost.difference, 1, "%+.4f", "%.4f"),
+                                  baseline ? "" : with_interval(cost.change, 100, "%+.2f", "%.2f") + " %",
+                                  cosine,
+                                  digits("%.1f", cost.milliseconds),
+                                  first.milliseconds > 0 ? digits("%.2f", cost.milliseconds / first.milliseconds) : "",
+                                  digits("%.4g", cost.bytes_per_weight)};
+  if (first.load) row.push_back(cost.load ? digits("%.2f", *cost.load) : "");
+  return row;
+}
+
+}  // namespace
+
+double RecipeCost::loss() const { return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size()); }
+
+RecipeCost recipe_cost(const std::string& recipe, const PrecisionPlan& plan, const std::vector<RunMetrics>& runs) {
+  RecipeCost out{.recipe = recipe};
+  std::vector<double> milliseconds;
+  for (const RunMetrics& run : runs) {
+    require(!run.valid_loss.empty(), ExitCode::data, run.name, ": its metrics have no validation loss");
+    out.losses.push_back(run.valid_loss.back().value);
+    milliseconds.push_back(median_milliseconds(run));
+    if (const std::optional<double> load = largest_load(run)) out.load = std::max(out.load.value_or(0.0), *load);
+  }
+  out.milliseconds = median(std::move(milliseconds));
+  int64_t bytes = 0, weights = 0;
+  for (const ModulePrecision& module : plan.modules()) {
+    if (module.module.kind != ModuleKind::linear) continue;
+    bytes += module.bytes;
+    weights += module.module.parameters();
+  }
+  out.bytes_per_weight = static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, weights));
+  return out;
+}
+
+void compare_with_first(std::vector<RecipeCost>& recipes) {
+  const std::vector<double>& baseline = recipes.front().losses;
+  for (size_t r = 1; r < recipes.size(); ++r) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < baseline.size(); ++i) ratios.push_back(recipes[r].losses.at(i) / baseline[i]);
+    recipes[r].difference = paired_difference(recipes[r].losses, baseline);
+    recipes[r].change = paired_difference(ratios, std::vector<double>(baseline.size(), 1.0));
+  }
+}
+
+Json comparison_json(const Comparison& comparison) {
+  const RecipeCost& first = comparison.recipes.front();
+  Json::Entries recipes;
+  for (const RecipeCost& cost : comparison.recipes) {
+    const bool baseline = &cost == &first;
+    Json cosines = Json::Members();
+    for (const auto& [weight, cosine] : cost.cosines) cosines.add(weight, cosine);
+    recipes.push_back(Json{{"recipe", cost.recipe},
+                           {"loss", cost.loss()},
+                           {"losses", cost.losses},
+                           {"difference", baseline ? Json() : json_of(cost.difference)},
+                           {"change", baseline ? Json() : json_of(cost.change)},
+                           {"cosines", cosines},
+                           {"ms_per_step", cost.milliseconds},
+                           {"bytes_per_weight", cost.bytes_per_weight},
+                           {"load", cost.load}});
+  }
+  return {{"name", comparison.name},   {"steps", comparison.steps},         {"seeds", first.losses.size()},
+          {"confidence", kConfidence}, {"at_a_time", comparison.at_a_time}, {"threads", comparison.threads},
+          {"baseline", first.recipe},  {"recipes", std::move(recipes)}};
+}
+
+std::string comparison_table(const Comparison& comparison) {
+  const std::vector<RecipeCost>& recipes = comparison.recipes;
+  const size_t seeds = recipes.front().losses.size();
+  Rows rows = {{"recipe", "loss", "difference", "change", "cosine of gradients", "ms a step", "time", "bytes per weight"}};
+  if (recipes.front().load) rows.front().push_back("load");
+  for (const RecipeCost& cost : recipes) rows.push_back(row_of(cost, recipes.front()));
+  std::string out = text(comparison.name, " | ", count_text(comparison.steps, "step"), " | ", count_text(seeds, "seed"), " | ",
+                         count_text(comparison.at_a_time, "run"), " at a time, ", count_text(comparison.threads, "thread"), " each\n\n",
+                         table_text(rows), '\n');
+  out += seeds > 1 ? text("difference and change: mean over ", seeds, " pairs of equal seeds, +- Student's t at ", 100 * kConfidence,
+                          " %; an interval with 0 in it shows no difference\n")
+                   : text("difference and change have no interval: one seed tells nothing about others\n");
+  for (const RecipeCost& cost : recipes) {
+    if (const auto range = cosine_range(cost.cosines)) out += text("least cosine of ", cost.recipe, ": ", range->least.first, '\n');
+  }
+  return out;
+}
+
+}  // namespace mantissa::tools
