@@ -36,6 +36,10 @@ std::string layout_text(const ParallelConfig& parallel) {
   return out;
 }
 
+std::string length_text(int64_t steps, const std::optional<double>& epochs) {
+  return text(count_text(steps, "step"), epochs ? text(" (", *epochs, *epochs == 1.0 ? " epoch)" : " epochs)") : "");
+}
+
 void set_vocabulary(RunConfig& config) {
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
 }

@@ -62,6 +62,9 @@ int64_t ranks_of(const std::optional<int64_t>& world);
 // Returns "1 rank"; "8 ranks: data 4 x tensor 2, experts over 2 data ranks". For use after load_run_config().
 std::string layout_text(const ParallelConfig& parallel);
 
+// Returns "120 steps"; "120 steps (2.5 epochs)" where they follow from training.epochs.
+std::string length_text(int64_t steps, const std::optional<double>& epochs);
+
 // Sets model.vocab_size, where it is null, to that of the tokenizer, for which `char` reads the training text. For use after
 // load_run_config().
 void set_vocabulary(RunConfig& config);

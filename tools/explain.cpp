@@ -9,6 +9,7 @@
 #include "mantissa/json/json.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/train/load_config.h"
+#include "mantissa/train/train.h"
 #include "plan/cost.h"
 #include "plan/plan_table.h"
 #include "tools/command.h"
@@ -65,10 +66,26 @@ struct Explanation {
   GemmDevice gemm_device;
   std::vector<PlannedGemm> gemms;
   std::vector<std::string> warnings;
+  std::string epochs = {};  // the length of a run that training.epochs gives
 };
 
+// Opens the data of a run of epochs, if they are there, to say its steps.
+std::string length_of_epochs(LoadedConfig& loaded) {
+  const TrainingConfig& training = loaded.config.training;
+  if (!training.epochs) return "";
+  try {
+    resolve_by_data(loaded);
+    return length_text(*training.steps, training.epochs);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    return text("training.epochs ", *training.epochs, ", and its steps are not known: ", printable(error.what()));
+  }
+}
+
 Explanation explanation(const ExplainArguments& arguments) {
-  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world)).config;
+  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world));
+  const std::string epochs = length_of_epochs(loaded);
+  RunConfig& config = loaded.config;
   for (const auto& [name, rate] : {std::pair{"--flops", arguments.rates.flops}, {"--link", arguments.rates.link}}) {
     require(!rate || (*rate > 0 && *rate <= 1e30), ExitCode::usage, name, ": must be positive, got ", rate.value_or(0));
   }
@@ -84,7 +101,8 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .time = step_time(config, plan, arguments.rates),
                   .gemm_device = gemm_device_of(arguments, config, plan),
                   .gemms = {},
-                  .warnings = run_warnings(config, plan)};
+                  .warnings = run_warnings(config, plan),
+                  .epochs = epochs};
   if (arguments.device.empty() && out.device == "cuda" && find_gpus().architecture == 0)
     out.warnings.emplace_back("there is no GPU here: GEMMs are shown as on sm_80; choose another with --device");
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
@@ -138,8 +156,9 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
 }
 
 void print_json(const Explanation& explained) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = explained;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings, epochs] = explained;
   Json all = plan.to_json();
+  if (!epochs.empty()) all["length"] = epochs;
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
     const ModuleShape held = entry.module.on_rank(config.parallel.ranks());
@@ -220,7 +239,7 @@ std::string gather_line(const GatherBytes& gather) {
 }
 
 void print_text(const Explanation& explained, PlanTable form) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings] = explained;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings, epochs] = explained;
   const bool together = config.parallel.world() > 1;
   const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
@@ -253,6 +272,7 @@ void print_text(const Explanation& explained, PlanTable form) {
                config.model.moe->num_experts, " experts of a layer, and ", held,
                " of the weights | permuted tokens are dispatched to the ranks of their experts"));
   print(memory_line(memory, together, amount));
+  if (!epochs.empty()) print("length | " + epochs);
   const Traffic& sent = bytes.sent;
   if (together)
     print(text("bytes sent a step, all ranks | gradients ", amount(sent.gradients), " | parameters ", amount(sent.parameters),

@@ -50,7 +50,7 @@ std::string start_line(const StartEvent& event, const RunConfig& config) {
   std::string line =
       text("run ", printable(event.folder), " | ", parallel.world() > 1 ? layout_text(parallel) + " | " : "",
            counted(static_cast<double>(event.parameters)), " parameters | ", event.training_tokens, " training tokens | ", event.precision,
-           " | ", event.device, ", ", count_text(event.threads, "thread"), " | ", count_text(event.steps, "step"));
+           " | ", event.device, ", ", count_text(event.threads, "thread"), " | ", length_text(event.steps, event.epochs));
   if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
   if (event.resumed.empty() && config.checkpoint.resume != "never")
     line += text(" | starts afresh: no checkpoint in ", printable(config.checkpoint.dir));
@@ -136,9 +136,9 @@ void print_preview(const RunPreview& preview) {
             << (parallel.world() > 1 ? text("layout   ", layout_text(parallel), '\n') : "") << "step     "
             << (parallel.data > 1 ? text(parallel.data, " data ranks x ") : "") << *training.grad_accum << " x "
             << training.micro_batch_size << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
-            << count_text(training.steps, "step") << "\n"
+            << length_text(*training.steps, training.epochs) << "\n"
             << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
-            << step_flops * static_cast<double>(training.steps) << " in all\n";
+            << step_flops * static_cast<double>(*training.steps) << " in all\n";
   print_memory(preview.config, preview.memory);
 }
 

@@ -109,8 +109,8 @@ Resumable resumable(const CheckpointReader& reader, const RunConfig& config, con
   state.step = manifest.step;
   state.samples = manifest.samples;
   std::vector<std::string> changes = allowed_plan_changes(manifest.plan, plan, source, purpose_of_resume(config));
-  require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
-          " steps of ", folder);
+  require(state.step <= *config.training.steps, ExitCode::usage, "training.steps: ", *config.training.steps, " is less than the ",
+          state.step, " steps of ", folder);
   return {.state = state, .plan_changes = std::move(changes)};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 
@@ -77,6 +78,21 @@ void resolve_batch(TrainingConfig& training, int64_t replicas, ConfigReport& rep
                  text("micro_batch_size * grad_accum", replicas > 1 ? " * parallel.data" : "", " must be global_batch_size, but ", micro,
                       " * ", accum, of_replicas(replicas), " = ", micro * accum * replicas, ", not ", global));
   }
+}
+
+// The steps of epochs follow from the data: resolve_steps().
+void resolve_length(TrainingConfig& training, ConfigReport& report) {
+  if (!training.epochs) {
+    if (!training.steps) report.error("training.steps", "must be given, because training.epochs is null");
+    return;
+  }
+  if (training.steps && report.given("training.steps")) {
+    report.error("training.epochs", text("is given beside training.steps ", *training.steps,
+                                         ", but one of them says how long the run is: leave one out, or set it to null"));
+    return;
+  }
+  training.steps.reset();
+  report.derive("training.steps");
 }
 
 void check_accumulation(const TrainingConfig& training, int64_t replicas, ConfigReport& report) {
@@ -157,6 +173,15 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   }
 }
 
+void check_schedule(const RunConfig& config, ConfigReport& report) {
+  const ScheduleConfig& schedule = config.schedule;
+  const std::optional<int64_t>& steps = config.training.steps;
+  if (schedule.type != ScheduleType::wsd || !schedule.decay_steps || !steps || schedule.warmup_steps + *schedule.decay_steps <= *steps)
+    return;
+  report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
+                                            " exceed training.steps ", *steps));
+}
+
 void check_sections(const RunConfig& config, ConfigReport& report) {
   if (config.training.trace) {
     const std::vector<int64_t>& steps = config.training.trace->steps;
@@ -168,11 +193,7 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
                                           config.training.seq_len));
   }
-  const ScheduleConfig& schedule = config.schedule;
-  if (schedule.type == ScheduleType::wsd && schedule.decay_steps && schedule.warmup_steps + *schedule.decay_steps > config.training.steps) {
-    report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
-                                              " exceed training.steps ", config.training.steps));
-  }
+  check_schedule(config, report);
   if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }
@@ -272,6 +293,7 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
   if (!report.failed("parallel")) resolve_parallel(config.parallel, world, report);
   if (!report.failed("training") && !report.failed("parallel")) {
+    resolve_length(config.training, report);
     resolve_batch(config.training, config.parallel.data, report);
     check_accumulation(config.training, config.parallel.data, report);
   }
@@ -296,6 +318,22 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
     report.error("checkpoint.init_from", text("excludes checkpoint.resume ", resume, ", because it starts at step 0"));
   }
   check_model_changes(config.checkpoint.allow_model_change, report);
+}
+
+void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report) {
+  TrainingConfig& training = config.training;
+  if (!training.epochs) return;
+  // A product that is a whole number of steps but for its rounding is that number.
+  constexpr double kRounding = 1e-12;
+  const double passed = *training.epochs * static_cast<double>(sequences) / static_cast<double>(*training.global_batch_size);
+  const double steps = std::max(1.0, std::ceil(passed * (1.0 - kRounding)));
+  if (steps > kMostSteps) {
+    report.error("training.epochs", text(*training.epochs, " are more than ", kMostSteps, " steps of ", *training.global_batch_size, " of ",
+                                         count_text(sequences, "sequence")));
+    return;
+  }
+  training.steps = static_cast<int64_t>(steps);
+  check_schedule(config, report);
 }
 
 PrecisionPlan resolve_plan(const RunConfig& config) {

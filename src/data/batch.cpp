@@ -294,6 +294,12 @@ int64_t TrainData::tokens() const {
   return sum;
 }
 
+int64_t TrainData::samples() const {
+  int64_t sum = 0;
+  for (const int64_t samples : sample_counts(datasets_, seq_len_)) sum += samples;
+  return sum;
+}
+
 ValidationData::ValidationData(std::vector<ValidationSet> sets, int64_t seq_len, DocumentOptions documents)
     : sets_(std::move(sets)), seq_len_(seq_len), documents_(documents) {
   for (const ValidationSet& set : sets_) {

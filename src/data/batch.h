@@ -118,7 +118,8 @@ class TrainData {
   // Returns samples counter .. counter + sequences - 1 of the run. Sample i of step s has the counter s * global_batch_size + i.
   Batch batch(int64_t counter, int64_t sequences);
 
-  int64_t tokens() const;  // tokens of all datasets
+  int64_t tokens() const;   // tokens of all datasets
+  int64_t samples() const;  // samples of all datasets, each counted once
 
  private:
   std::vector<TokenDataset> datasets_;

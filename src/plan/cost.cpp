@@ -207,9 +207,9 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
   const std::optional<std::string> advice = config.parallel.world() > 1 ? plan.gather_advice() : std::nullopt;
   if (advice) warnings.push_back(*advice);
   if (config.parallel.expert > 1 && plan.dispatch_advice()) warnings.push_back(*plan.dispatch_advice());
-  const int64_t warmup = config.schedule.warmup_steps, steps = config.training.steps;
-  if (warmup >= steps)
-    warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(steps, "step"),
+  const int64_t warmup = config.schedule.warmup_steps;
+  if (const std::optional<int64_t>& steps = config.training.steps; steps && warmup >= *steps)
+    warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(*steps, "step"),
                             ", so the learning rate never reaches optimizer.lr"));
   try {
     architecture_of(config.model);

@@ -44,7 +44,7 @@ double rate_of_rank(const std::string& name, Dtype dtype) {
 
 std::optional<double> measured_gemm_rate(const RunConfig& config, const Backend& device, const Communicator& world) {
   const double per_token = training_flops_per_token(model_shape(config.model), config.training.seq_len);
-  const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(config.training.steps);
+  const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(*config.training.steps);
   const std::string name = device.name();
   if (name != "cpu" && name != "cuda") return {};
   if (per_token * tokens / world.size() < (name == "cpu" ? kWorthMeasuringOnCpu : kWorthMeasuringOnGpu)) return {};

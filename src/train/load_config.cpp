@@ -27,6 +27,8 @@ const ForeignNames kForeignNames = {
     {"train_iters", "training.steps"},
     {"max_steps", "training.steps"},
     {"max_iters", "training.steps"},
+    {"num_train_epochs", "training.epochs"},
+    {"num_epochs", "training.epochs"},
     {"seq_length", "training.seq_len"},
     {"block_size", "training.seq_len"},
     {"max_seq_length", "training.seq_len"},
@@ -222,6 +224,15 @@ void name_folders(const RunPlace& run, Json& file) {
   set_text(file["logging"], "dir", named ? spelled(run.folder.parent_path() / "") + "%n" : spelled(run.folder));
 }
 
+// config.json of a run has the steps that followed from its epochs, which follow anew.
+void forget_steps_of_epochs(Json& file) {
+  if (!file.get("training").get("epochs").is_number()) return;
+  Json& steps = file["training"]["steps"];
+  Json none;
+  none.key = steps.key, none.place = steps.place;
+  steps = std::move(none);
+}
+
 bool is_stated_in(const std::string& file, const char* key, const ConfigReport& report) {
   return report.given(key) && report.place(key).origin.starts_with(printable(file) + ":");
 }
@@ -371,7 +382,12 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
   LoadedConfig loaded;
   const std::optional<RunPlace> run = run_place_of(sources);
   ConfigSources adapted = sources;
-  if (run) adapted.adapt = [&run](Json& file) { name_folders(*run, file); };
+  if (run) {
+    adapted.adapt = [&run](Json& file) {
+      name_folders(*run, file);
+      forget_steps_of_epochs(file);
+    };
+  }
   if (read_config(adapted, fields_of(loaded.config), loaded.report, kForeignNames)) {
     for (const char* const key : {"logging.dir", "logging.run_name", "checkpoint.dir"}) {  // these follow the folder of a run
       const bool elsewhere = std::string_view(key) == "checkpoint.dir" && !loaded.config.checkpoint.dir.starts_with("%d");

@@ -41,7 +41,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
            *peak;
   };
   const StepEvent event{.step = run.state.step,
-                        .steps = training.steps,
+                        .steps = *training.steps,
                         .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
                         .gradient_norm = result.gradient_norm,
                         .lr = lr,
@@ -51,7 +51,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .mfu_measured = utilization(run.gemm_rate),
                         .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
                         .gpu_memory_gib = run.device->host_memory() ? std::nullopt : std::optional(gpu_memory),
-                        .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
+                        .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(*training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .padding = static_cast<double>(result.padding) / static_cast<double>(training.tokens_per_step()),
                         .skipped = result.skipped,
@@ -83,14 +83,13 @@ void take_step(Run& run) {
   run.trace.begin_step(number, [&run] { run.optimizer.shards().arrive(); });
   const int64_t first = state.samples + run.mesh.data.rank() * run.batches.sequences();  // number of this rank's first sequence
   StepBatch batch = run.batches.take(first);
-  const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, state.step);
-  const bool measures = interval > 0 && number % interval == 0,
-             reports = measures || number % run.config.logging.interval == 0 || number == training.steps;
+  const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, *training.steps, state.step);
+  const bool measures = interval > 0 && number % interval == 0;
   StepOptions options{.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
                       .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
                       .uploaded = std::move(batch.uploaded),
                       .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length}};
-  if (!run.device->host_memory() && number < training.steps) {  // a CPU has no time to spare for the batch of the next step
+  if (!run.device->host_memory() && number < *training.steps) {  // a CPU has no time to spare for the batch of the next step
     options.meanwhile = [&run, next = first + *training.global_batch_size] { run.batches.prefetch(next); };
   }
   StepResult result{};
@@ -203,7 +202,7 @@ void await_exports(Run& run, size_t most) {
 }
 
 // Returns whether all steps were taken, and what is due after the last one.
-bool has_finished(const Run& run) { return run.state.step >= run.config.training.steps && !run.state.has_pending(); }
+bool has_finished(const Run& run) { return run.state.step >= *run.config.training.steps && !run.state.has_pending(); }
 
 AfterSave after_save(const Run& run) {
   return run.stop_seen || run.state.step >= run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;

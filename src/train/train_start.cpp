@@ -45,6 +45,10 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
   Data data = agree_on(world, [&] { return open_data(config.data, options); });
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
+  agree(world, [&] {
+    resolve_steps(config, data.train->samples(), loaded.report);
+    loaded.report.throw_if_failed();
+  });
   require_same(world, "the data", json_text(data.fingerprints));
   return data;
 }
@@ -102,7 +106,7 @@ int64_t checkpoint_bytes(const ModelConfig& model, const std::vector<TokenizerFi
 }
 
 int64_t most_new_checkpoints(const RunConfig& config, int64_t step, int64_t kept) {
-  const int64_t steps = config.training.steps, interval = config.checkpoint.interval, latest = config.checkpoint.keep_latest;
+  const int64_t steps = *config.training.steps, interval = config.checkpoint.interval, latest = config.checkpoint.keep_latest;
   const bool last_alone = interval == 0 || steps % interval != 0;
   const int64_t saves = (interval > 0 ? multiples(interval, step, steps) : 0) + (last_alone ? 1 : 0);
   const int64_t rotating = latest + 1 - std::min(kept, latest);  // a new one is written before the oldest goes
@@ -340,6 +344,8 @@ std::vector<std::string> prompt_warnings(const RunConfig& config, const Data& da
   return warnings;
 }
 
+void resolve_by_data(LoadedConfig& loaded) { open_run_data(loaded, {}); }
+
 RunPreview preview_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
   const Data data = open_run_data(copy, {});
@@ -433,7 +439,8 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   const StartEvent event{.folder = run.config.logging.dir,
                          .resumed = run.resumed,
                          .step = run.state.step,
-                         .steps = run.config.training.steps,
+                         .steps = *run.config.training.steps,
+                         .epochs = run.config.training.epochs,
                          .parameters = run.plan.parameters(),
                          .training_tokens = run.data.train->tokens(),
                          .validation_sets = run.data.valid.sets(),

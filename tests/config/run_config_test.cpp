@@ -122,6 +122,35 @@ TEST(RunConfig, TwoBatchSizesGiveTheThird) {
   EXPECT_EQ(batch({{"micro_batch_size", 6}, {"grad_accum", 3}, {"global_batch_size", 18}}), "6*3=18");
 }
 
+TEST(RunConfig, EpochsTakeThePlaceOfSteps) {
+  const auto length = [](const json& training) {
+    const Read r = resolved({{"training", training}});
+    return r.report.ok() ? text(r.config.training.steps.value_or(-1), ' ', r.report.origin("training.steps")) : r.errors();
+  };
+  EXPECT_EQ(length({{"epochs", 2.5}}), "-1 derived");
+  EXPECT_EQ(length({{"epochs", 2}, {"steps", nullptr}}), "-1 derived");
+  EXPECT_EQ(length({{"epochs", nullptr}}), "1000 default");
+  EXPECT_THAT(length({{"epochs", 2}, {"steps", 1000}}),
+              HasSubstr("training.epochs: is given beside training.steps 1000, but one of them says how long the run is: leave one out"));
+  EXPECT_THAT(length({{"steps", nullptr}}), HasSubstr("training.steps: must be given, because training.epochs is null"));
+  for (const double bad : {0.0, -1.0, 2e9}) EXPECT_THAT(length({{"epochs", bad}}), HasSubstr("training.epochs: must be ")) << bad;
+}
+
+TEST(RunConfig, StepsOfEpochsAreRoundedUp) {
+  const auto steps = [](double epochs, int64_t sequences, int64_t batch) {
+    Read r = resolved({{"training", {{"epochs", epochs}, {"grad_accum", 1}, {"micro_batch_size", batch}}}});
+    resolve_steps(r.config, sequences, r.report);
+    return r.report.ok() ? text(*r.config.training.steps) : r.errors();
+  };
+  EXPECT_EQ(steps(1, 64, 8), "8");
+  EXPECT_EQ(steps(1, 65, 8), "9");
+  EXPECT_EQ(steps(2.5, 100, 64), "4");
+  EXPECT_EQ(steps(0.1, 30, 3), "1") << "the product is a bit more than 3";
+  EXPECT_EQ(steps(0.7, 10, 1), "7");
+  EXPECT_EQ(steps(1e-9, 5, 8), "1");
+  EXPECT_THAT(steps(1e9, 1'000'000, 1), HasSubstr("training.epochs: 1e+09 are more than 1e+12 steps"));
+}
+
 // The largest values that are accepted, in all places at once: no count wraps.
 TEST(RunConfig, CountsOfTheLargestModelFit) {
   const Read r = resolved({{"model",

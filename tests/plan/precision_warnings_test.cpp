@@ -165,7 +165,7 @@ TEST(RunWarnings, NameWhatARunWillNotDo) {
   config.model.vocab_size = 64;
   const auto found = [&] { return run_warnings(config, resolve_plan(config)); };
   EXPECT_THAT(found(), IsEmpty());
-  config.schedule.warmup_steps = config.training.steps - 1;
+  config.schedule.warmup_steps = *config.training.steps - 1;
   EXPECT_THAT(found(), IsEmpty()) << "the last step is at the peak";
   config.schedule.warmup_steps = config.training.steps;
   EXPECT_THAT(found(),

@@ -14,6 +14,7 @@
 #include "mantissa/base/text.h"
 #include "mantissa/metrics/events.h"
 #include "mantissa/train/load_config.h"
+#include "mantissa/train/train.h"
 #include "metrics/run_folder.h"
 #include "tools/command.h"
 #include "tools/compare/compare_runs.h"
@@ -77,7 +78,9 @@ void check(const CompareArguments& arguments) {
 
 // The configuration as it is given, without what compare sets.
 RunConfig given_config(const CompareArguments& arguments) {
-  const RunConfig config = load_run_config(arguments.sources, Inputs::must_exist, 1).config;
+  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, 1);
+  if (loaded.config.training.epochs) resolve_by_data(loaded);
+  const RunConfig& config = loaded.config;
   require(!config.checkpoint.resumes_named(), ExitCode::usage, "checkpoint.resume names ", config.checkpoint.resume,
           ", but the runs of a comparison are new; checkpoint.init_from starts them from the weights of a model");
   const bool validates = !config.data.valid.empty() || (config.data.path && config.data.valid_fraction > 0.0);
@@ -142,6 +145,7 @@ class ComparisonPlan {
                              "checkpoint.dir=%d/checkpoints", "checkpoint.resume=" + settings.resume});
     try {
       run.loaded = load_run_config(run.sources, Inputs::must_exist, 1);
+      if (run.loaded.config.training.epochs) resolve_by_data(run.loaded);
     } catch (const Error& error) {
       fail(error.code(), "with the recipe ", printable(recipe.name), ": ", error.what());
     }
@@ -268,7 +272,7 @@ ExitCode compare(const CompareArguments& arguments) {
   if (const ExitCode code = train_all(arguments, plan); code != ExitCode::ok) return code;
   const size_t count = plan.recipes().size();
   Comparison comparison{.name = arguments.sources.file,
-                        .steps = plan.config().training.steps,
+                        .steps = *plan.config().training.steps,
                         .at_a_time = arguments.jobs,
                         .threads = plan.threads(),
                         .recipes = {}};

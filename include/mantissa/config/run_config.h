@@ -132,7 +132,9 @@ struct TraceConfig {
 };
 
 struct TrainingConfig {
-  int64_t steps = 1000;
+  // One of both gives the length. Of epochs the steps follow once the data is open (resolve_steps()): then both are set.
+  std::optional<int64_t> steps = 1000;
+  std::optional<double> epochs;
   int64_t seq_len = 1024;
   // Any two of the three give the third: after load_run_config() all are set and micro_batch_size * grad_accum * parallel.data is
   // global_batch_size.
@@ -155,7 +157,10 @@ struct TrainingConfig {
   }
 
   void fields(auto& v) {
-    v("steps", steps, "optimizer steps", limits::between(1, kMostSteps));
+    v("steps", steps, "optimizer steps; null: training.epochs says how many", limits::between(1, kMostSteps));
+    v("epochs", epochs,
+      "passes over the training data, also parts of one, in place of steps: epochs * sequences / global_batch_size, rounded up",
+      Limits{.min = 0, .max = kLargestCount, .above_min = true});
     v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
     v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
     v("grad_accum", grad_accum, "micro batches per step; null: derived", limits::between(1, 1 << 24));
@@ -344,6 +349,11 @@ RunFolders run_folders(const RunConfig& config, const std::string& file);
 
 // Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
+
+// Sets training.steps where training.epochs is given: epochs * sequences / global_batch_size, rounded up. `sequences` are those of all
+// training data, of training.seq_len tokens each; with several sets their weights say how often each is seen meanwhile. Reports more steps
+// than a run can have, and a schedule that is longer.
+void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report);
 
 // Resolves the precision of every module. model.vocab_size must be set. Throws Error(usage) for what only the resolved plan can show.
 PrecisionPlan resolve_plan(const RunConfig& config);

@@ -49,6 +49,10 @@ using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
                    const Communicator& world = {}, const MakeBackend& make_device = {});
 
+// Sets what only the data define: training.steps where training.epochs is given, and model.vocab_size where it is null. Opens the data, and
+// throws as train() does for what it finds there.
+void resolve_by_data(LoadedConfig& loaded);
+
 // Preview of what train() would do.
 struct RunPreview {
   RunConfig config;  // with the vocabulary size
