@@ -118,6 +118,7 @@ struct Run {
   TrainState state;
   std::vector<TokenizerFile> files;  // files of the model that it started from
   std::string resumed, newest_checkpoint;
+  int64_t first_step = 1;            // number of the first step that this process takes
   bool needs_unused_folder = false;  // until it is locked another process may train there
   std::optional<CheckpointDirectory> checkpoints;
   bool shared = false;  // the folder was found to be that of all ranks

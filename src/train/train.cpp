@@ -29,11 +29,16 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // ---- one step
 
+// Returns true for steps whose line is written in any case. The first shows early that a run learns, and how fast.
+bool reports(const Run& run, int64_t step) {
+  return step == run.first_step || step == *run.config.training.steps || step % run.config.logging.interval == 0;
+}
+
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
   const Traffic sent = result.sent - std::exchange(run.sent, result.sent);  // by all ranks since the step before
-  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
+  if (!reports(run, run.state.step) && !result.skipped && !precision) return;
   const double gpu_memory = static_cast<double>(run.device->allocator_stats().peak_in_use) * 0x1p-30;
   const auto utilization = [&run](const std::optional<double>& peak) -> std::optional<double> {  // peak: FLOP/s of all ranks
     if (!peak) return {};
@@ -63,7 +68,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
 }
 
 bool due(const Run& run, int64_t interval) {
-  return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
+  return run.state.step == *run.config.training.steps || (interval > 0 && run.state.step > 0 && run.state.step % interval == 0);
 }
 
 // Keeps the most urgent request until it is met.
@@ -86,7 +91,7 @@ void take_step(Run& run) {
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, *training.steps, state.step);
   const bool measures = interval > 0 && number % interval == 0;
   StepOptions options{.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
-                      .routers = reports ? RouterFigures::counts_and_losses : RouterFigures::counts,
+                      .routers = measures || reports(run, number) ? RouterFigures::counts_and_losses : RouterFigures::counts,
                       .uploaded = std::move(batch.uploaded),
                       .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length}};
   if (!run.device->host_memory() && number < *training.steps) {  // a CPU has no time to spare for the batch of the next step
@@ -283,6 +288,7 @@ ExitCode finish(Run& run, bool saved) {
 ExitCode loop(Run& run) {
   // Says whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
+  if (run.resumed.empty()) run.state.pending_evaluation = run.config.eval.first;
   if (run.state.has_pending() || (has_finished(run) && !saved)) saved = after_step(run);
   if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   for (bool stepped = false;; stepped = true) {

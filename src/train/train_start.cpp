@@ -435,6 +435,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   if (run.config.checkpoint.exported)  // all ranks write into it
     is_shared_folder(run.mesh.world, run.is_rank0(), run.config.logging.dir, "logging.dir");
   run.newest_checkpoint = run.resumed;
+  run.first_step = run.state.step + 1;
   if (!run.metrics) return;
   const StartEvent event{.folder = run.config.logging.dir,
                          .resumed = run.resumed,

@@ -1,6 +1,8 @@
-// The length of a run that training.epochs gives.
+// The length of a run that training.epochs gives, and what a run reports besides the lines of its intervals: the evaluation of what it
+// starts from, and its first step.
 #include <gmock/gmock.h>
 
+#include "checkpoint/checkpoint_search.h"
 #include "training.h"
 
 namespace mantissa::run_length_test {
@@ -71,6 +73,71 @@ TEST_F(RunLength, OfEpochsThatIsTooShortForTheScheduleIsRefusedOnceTheDataAreOpe
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("schedule.decay_steps: wsd: warmup_steps 5 + decay_steps 4 exceed training.steps 8"));
   EXPECT_THAT(error.what(), HasSubstr("--set schedule.decay_steps=4"));
+}
+
+TEST_F(RunLength, TheFirstStepOfAProcessIsReportedWhateverTheInterval) {
+  const std::vector<std::string> sets = {"logging.interval=6", "training.steps=14"};
+  EXPECT_THAT(steps_of(run("straight", sets)), ElementsAre(1, 6, 12, 14));
+  EXPECT_THAT(steps_of(run(config("cut", sets), stop_at(8))), ElementsAre(1, 6));
+  EXPECT_THAT(steps_of(run(again("cut", {}))), ElementsAre(8, 12, 14));
+}
+
+// ---- the evaluation before the first step
+
+class FirstEvaluation : public RunLength {
+ protected:
+  struct Seen {
+    std::vector<int64_t> steps;
+    std::vector<double> losses;
+  };
+  // The evaluations of a run.
+  Seen evaluations(const LoadedConfig& config, std::function<Request()> request = {}) const {
+    Seen seen;
+    TrainEvents events;
+    events.evaluated = [&seen](const EvaluationEvent& event) {
+      seen.steps.push_back(event.step);
+      seen.losses.push_back(event.result.loss);
+    };
+    events.request = std::move(request);
+    train(config, {}, events);
+    return seen;
+  }
+};
+
+TEST_F(FirstEvaluation, IsOfTheStartAndChangesNothingElse) {
+  const std::vector<std::string> sets = {"eval.interval=2", "checkpoint.interval=2", "training.steps=4"};
+  const Seen without = evaluations(config("without", sets)), with = evaluations(config("with", test::with(sets, {"eval.first=true"})));
+  EXPECT_THAT(with.steps, ElementsAre(0, 2, 4));
+  EXPECT_EQ(std::vector(with.losses.begin() + 1, with.losses.end()), without.losses);
+  EXPECT_NEAR(with.losses[0], std::log(8.0), 0.1) << "it knows nothing yet";
+  const auto saved = list_checkpoints(run_folder("with") + "/checkpoints");
+  ASSERT_EQ(saved.size(), 2U) << "nothing was to be saved before the first step";
+  EXPECT_EQ(saved[0].step, 2);
+  EXPECT_THAT(read_file(run_folder("with") + "/metrics.jsonl"), HasSubstr(R"({"type":"eval","step":0,)"));
+  const Seen more = evaluations(config("more", test::with(sets, {"eval.first=true", "checkpoint.init_from=" + run_folder("with")})));
+  EXPECT_EQ(more.losses[0], with.losses.back()) << "that of the model which the run starts from";
+}
+
+TEST_F(FirstEvaluation, ThatIsCutIsDoneByTheResumeAndNoneIsDoneTwice) {
+  const std::vector<std::string> sets = {"eval.first=true", "eval.iters=4", "eval.interval=3", "training.steps=3"};
+  const Seen straight = evaluations(config("straight", sets));
+  EXPECT_THAT(evaluations(config("cut", sets), stop_at(2)).steps, ElementsAre());
+  const Seen rest = evaluations(again("cut", {}));
+  EXPECT_THAT(rest.steps, ElementsAre(0, 3));
+  EXPECT_EQ(rest.losses, straight.losses);
+  EXPECT_THAT(evaluations(again("cut", {"training.steps=6"})).steps, ElementsAre(6));
+}
+
+TEST_F(FirstEvaluation, NeedsValidationData) {
+  const std::string text = "data.train=[{\"path\": \"" + (folder_ / "text.txt") + "\"}]";
+  for (const std::string key : {"eval.first"}) {
+    for (const std::vector<std::string>& none :
+         {std::vector<std::string>{"data.valid_fraction=0"}, std::vector<std::string>{"data.path=null", text}}) {
+      const Error error = error_of([&] { config("none", test::with(none, {key + "=true"})); });
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_THAT(error.what(), HasSubstr(key + ": needs validation data: data.valid, or with data.path a data.valid_fraction above 0"));
+    }
+  }
 }
 
 }  // namespace mantissa::run_length_test

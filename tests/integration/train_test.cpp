@@ -130,9 +130,9 @@ TEST_F(TrainTest, RunFolderHoldsConfigRecordMetricsAndCheckpoints) {
 TEST_F(TrainTest, IntervalsAndSwitchesDecideWhatIsReportedAndKept) {
   const TrainedRun trained = run("few", {"logging.interval=6", "logging.jsonl=false", "checkpoint.interval=3", "checkpoint.keep_latest=2",
                                          R"(eval.samples={"prompts": ["ab", "c"], "interval": 8})"});
-  ASSERT_EQ(trained.steps.size(), 4U) << "6, 12, 18 and the last";
-  EXPECT_EQ(trained.steps[0].step, 6);
-  EXPECT_EQ(trained.steps[3].step, 20);
+  ASSERT_EQ(trained.steps.size(), 5U) << "the first, 6, 12, 18 and the last";
+  EXPECT_EQ(trained.steps[1].step, 6);
+  EXPECT_EQ(trained.steps[4].step, 20);
   EXPECT_EQ(trained.samples.size(), 6U) << "two after 8, 16 and 20";
   EXPECT_FALSE(std::filesystem::exists(run_folder("few") + "/metrics.jsonl"));
   const auto kept = list_checkpoints(run_folder("few") + "/checkpoints");

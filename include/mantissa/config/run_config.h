@@ -236,11 +236,13 @@ struct SamplesConfig {  // "samples"
 
 struct EvalConfig {
   int64_t interval = 100;
+  bool first = false;
   std::optional<int64_t> iters = 20;
   std::optional<SamplesConfig> samples;
 
   void fields(auto& v) {
     v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
+    v("first", first, "also evaluate what the run starts from, as step 0");
     v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
     v("samples", samples, "samples written during training; null: none");
   }

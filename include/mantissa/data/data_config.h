@@ -57,6 +57,7 @@ struct DataConfig {
   bool resets_positions() const { return reset_position_ids.value_or(false); }
   bool masks_documents() const { return document_mask.value_or(false); }
 
+  bool has_validation() const { return path ? valid_fraction > 0.0 : !valid.empty(); }
   bool uses_bytes() const { return tokenizer == choice_name(TokenizerKind::byte); }
   bool uses_characters() const { return tokenizer == choice_name(TokenizerKind::character); }
 
