@@ -34,7 +34,7 @@ void show_list(const fs::path& folder, bool one_of_several) {
                 << bytes_text(status.bytes);
     else
       std::cout << "DAMAGED  " << printable(status.problem);
-    std::cout << (status.latest ? "  (latest)\n" : "\n");
+    std::cout << (status.latest ? "  (latest)" : "") << (status.best ? "  (best)\n" : "\n");
   }
 }
 
@@ -152,7 +152,7 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
 }
 
 void show(const std::string& path, const InspectArguments& arguments) {
-  if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
+  if (fs::path(path).filename() == "latest" || is_pointer(path)) return show_checkpoint(open_checkpoint(path));
   std::error_code unknown;
   if (is_gguf_file(path)) return show_gguf(path);
   if (is_published_model(path)) return show_hf_folder(path);

@@ -74,7 +74,8 @@ void print_summary(Console& console, const TrainSummary& summary) {
   const int64_t dropped = summary.dropped_lines + console.dropped_lines() + dropped_log_lines();
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
   line +=
-      text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint));
+      text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint),
+           summary.best_checkpoint.empty() ? "" : " | best " + printable(summary.best_checkpoint));
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
   log_info(line);

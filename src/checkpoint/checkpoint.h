@@ -25,6 +25,17 @@
 
 namespace mantissa {
 
+// The checkpoint that the file `best` names: the one with the lowest validation loss of those that checkpoint.keep_best had to compare.
+struct BestCheckpoint {
+  int64_t step = 0;
+  double loss = 0.0;
+
+  void fields(auto& v) {
+    v("step", step, limits::not_negative);
+    v("loss", loss);
+  }
+};
+
 struct TrainState {
   int64_t step = 0;     // steps done, skipped ones included
   int64_t samples = 0;  // sequences consumed: the position in the data
@@ -33,6 +44,7 @@ struct TrainState {
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
+  std::optional<BestCheckpoint> best_checkpoint = {};
   bool pending_evaluation = false, pending_samples = false;  // due after this step, but cut short by a stop or an error
 
   // The manifest's "state"; step and samples stand beside it.
@@ -42,6 +54,7 @@ struct TrainState {
     v("skipped_steps", skipped_steps, limits::not_negative);
     v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
     v("best_valid_loss", best_valid_loss);
+    v("best_checkpoint", best_checkpoint, limits::later);
     v("pending_evaluation", pending_evaluation);
     v("pending_samples", pending_samples);
   }

@@ -43,20 +43,20 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
   return steps;
 }
 
-std::optional<LatestPointer> read_latest(const fs::path& folder) {
-  const fs::path path = folder / "latest";
+std::optional<CheckpointPointer> read_pointer(const fs::path& folder, const char* file) {
+  const fs::path path = folder / file;
   std::error_code error;
   if (!fs::exists(fs::symlink_status(path, error))) return std::nullopt;
   try {
     const std::string content = with_second_try<ReadError>([&] { return File::open(path).content(256); });
     const size_t space = content.find(' ');
     if (space != std::string::npos && content.back() == '\n') {
-      LatestPointer pointer{.name = content.substr(0, space), .hash = content.substr(space + 1, content.size() - space - 2)};
+      CheckpointPointer pointer{.name = content.substr(0, space), .hash = content.substr(space + 1, content.size() - space - 2)};
       if (checkpoint_step(pointer.name) && Hash64::parse(pointer.hash)) return pointer;
     }
-    return LatestPointer{.problem = path.string() + ": is damaged"};
+    return CheckpointPointer{.problem = path.string() + ": is damaged"};
   } catch (const Error& problem) {
-    return LatestPointer{.problem = problem.what()};
+    return CheckpointPointer{.problem = problem.what()};
   }
 }
 
@@ -138,6 +138,8 @@ CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep
   make_folders(folder);
   lock_.emplace(folder, job);
   sweep();
+  const std::optional<CheckpointPointer> best = read_pointer(folder, kBest);
+  if (best && best->problem.empty()) best_ = SavedCheckpoint{.path = folder / best->name, .hash = best->hash};
 }
 
 void CheckpointDirectory::make_sure_it_is_ours() {
@@ -161,7 +163,7 @@ void CheckpointDirectory::sweep() const {
   std::vector<std::pair<fs::file_time_type, fs::path>> damaged;
   for (const fs::path& path : entries) {
     const std::string name = path.filename().string();
-    if (name.starts_with(".tmp-") || name.starts_with(".trash-") || name == "latest.tmp") {
+    if (name.starts_with(".tmp-") || name.starts_with(".trash-") || name == "latest.tmp" || name == "best.tmp") {
       log_info(path.string(), ": left by a process that was killed; deleted");
       remove_leftover(path);
     } else if (name.starts_with(".old-")) {
@@ -183,20 +185,56 @@ void CheckpointDirectory::sweep() const {
   }
 }
 
-void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
-  const fs::path latest = folder_ / "latest";
+void CheckpointDirectory::write_pointer(const char* file, const std::string& name, const std::string& hash) const {
+  const fs::path path = folder_ / file;
   std::error_code error;
   // No file can take the name of a folder, so no checkpoint could be saved again.
-  if (fs::is_directory(fs::symlink_status(latest, error))) set_aside(latest, latest, "is a folder, but must be a file");
-  write_file_atomically(latest, name + " " + hash + "\n");
+  if (fs::is_directory(fs::symlink_status(path, error))) set_aside(path, path, "is a folder, but must be a file");
+  write_file_atomically(path, name + " " + hash + "\n");
+}
+
+bool CheckpointDirectory::keeps(int64_t step) const {
+  return (keep_.every > 0 && step % keep_.every == 0) || pinned_.contains(step) || (best_ && best_->path == path_of(step));
+}
+
+void CheckpointDirectory::name_best(const SavedCheckpoint& saved) {
+  write_pointer(kBest, saved.path.filename().string(), saved.hash);
+  best_ = saved;
+  delete_old();
+}
+
+bool CheckpointDirectory::adopt_best(std::optional<int64_t> step) {
+  best_.reset();
+  const std::optional<CheckpointPointer> now = read_pointer(folder_, kBest);
+  try {
+    if (step) {
+      try {
+        const CheckpointReader reader = open_step(path_of(*step), *step);
+        best_ = SavedCheckpoint{.path = path_of(*step), .bytes = reader.bytes(), .hash = reader.hash()};
+      } catch (const CheckpointDamage& damage) {
+        log_warning("the best checkpoint so far is lost: ", damage.what(), "; the next evaluation has the best one");
+      }
+    }
+    const std::string name = best_ ? best_->path.filename().string() : "";
+    if (now && now->name == name && now->hash == (best_ ? best_->hash : "")) return best_.has_value();
+    if (best_) {
+      write_pointer(kBest, name, best_->hash);
+    } else if (now) {
+      log_info((folder_ / kBest).string(), ": deleted, because the run goes on from a state that has no best checkpoint here");
+      remove_leftover(folder_ / kBest);
+    }
+  } catch (const Error& error) {
+    fail(ExitCode::environment, error.what());  // no work was lost
+  }
+  return best_.has_value();
 }
 
 void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
   const std::string name = loaded.path.filename().string();
-  const std::optional<LatestPointer> latest = read_latest(folder_);
+  const std::optional<CheckpointPointer> latest = read_pointer(folder_);
   if (latest && latest->name == name && latest->hash == loaded.hash) return;
   try {
-    name_latest(name, loaded.hash);
+    write_pointer(kLatest, name, loaded.hash);
   } catch (const Error& error) {
     fail(ExitCode::environment, error.what());  // no work was lost
   }
@@ -205,7 +243,7 @@ void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
 std::string CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::path& superseded) {
   try {
     const CheckpointReader reader = open_step(path, step);
-    name_latest(path.filename().string(), reader.hash());
+    write_pointer(kLatest, path.filename().string(), reader.hash());
     return reader.hash();
   } catch (const CheckpointDamage& damage) {
     fs::path unread = path;
@@ -323,8 +361,7 @@ std::vector<CheckpointStatus> CheckpointDirectory::expendable(int64_t step, Afte
   std::erase_if(valid, [&](const CheckpointStatus& one) { return !one.problem.empty() || one.step > step; });
   const size_t stay = after == AfterSave::run_ends ? 1 : 2;
   valid.resize(valid.size() - std::min(valid.size(), stay));  // the newest stay
-  std::erase_if(
-      valid, [&](const CheckpointStatus& one) { return (keep_.every > 0 && one.step % keep_.every == 0) || pinned_.contains(one.step); });
+  std::erase_if(valid, [&](const CheckpointStatus& one) { return keeps(one.step); });
   return valid;
 }
 
@@ -338,7 +375,7 @@ void CheckpointDirectory::delete_old() const {
       const fs::path path = folder_ / checkpoint_name(*step);
       try {
         open_step(path, *step);
-        const bool kept = ++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0) || pinned_.contains(*step);
+        const bool kept = ++valid <= keep_.latest || keeps(*step);
         if (!kept) discard(path);
       } catch (const CheckpointDamage& damage) {
         log_warning("checkpoint.keep_latest does not count a damaged checkpoint: ", damage.what());

@@ -2,6 +2,7 @@
 //
 //   LOCK                         who owns it (pending_folder.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
+//   best                         the same of the checkpoint with the lowest validation loss, under checkpoint.keep_best
 //   step-00001000/               shard-00000.safetensors, .. and manifest.json; complete if and only if that is there: it is written last
 //   .tmp-00001000-<id>/          a save in progress, which no manifest makes a checkpoint
 //   .bad-*                       damaged ones that were set aside; the newest two are kept
@@ -10,9 +11,10 @@
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
 // `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted, unless the disk has no room for
-// both: then the oldest of several goes first. A kill at any point leaves the reported checkpoint before it, or the new one; where names
-// cannot be exchanged (NFS), a state that is replaced by another of its step may be left as .old-*, and the next run puts it back. For a
-// power cut this order of syncs and renames is what is tested, not the cut itself.
+// both: then the oldest of several goes first. `best` is replaced after that, and what it named until then is not deleted before. A kill at
+// any point leaves the reported checkpoint before it, or the new one; where names cannot be exchanged (NFS), a state that is replaced by
+// another of its step may be left as .old-*, and the next run puts it back. For a power cut this order of syncs and renames is what is
+// tested, not the cut itself.
 //
 // xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see pending_folder.h.
 #pragma once
@@ -37,13 +39,16 @@ namespace mantissa {
 // Returns the steps of the step-* folders, ascending, valid or not. Empty if the folder is not there.
 std::vector<int64_t> steps_in(const std::filesystem::path& folder);
 
-struct LatestPointer {
+// Content of the files `latest` and `best`.
+struct CheckpointPointer {
   std::string name = {};     // a valid checkpoint name
   std::string hash = {};     // hash of its manifest
   std::string problem = {};  // why the file says neither: it is damaged or cannot be read
 };
+inline constexpr const char* kLatest = "latest";
+inline constexpr const char* kBest = "best";
 // Returns nullopt if there is no such file.
-std::optional<LatestPointer> read_latest(const std::filesystem::path& folder);
+std::optional<CheckpointPointer> read_pointer(const std::filesystem::path& folder, const char* file = kLatest);
 
 // Tries twice, because a failure to read, of a network file system for example, may be gone the second time.
 template <class Failure, class Body>
@@ -106,6 +111,15 @@ class CheckpointDirectory {
   void pin(int64_t step) { pinned_.insert(step); }
   void unpin(int64_t step);
 
+  // Makes `best` name a checkpoint that was saved here, then deletes the one that it named before unless the policy keeps it. Throws
+  // Error(storage): `best` then names either.
+  void name_best(const SavedCheckpoint& saved);
+  // Returns the checkpoint that `best` names, which is never deleted.
+  std::optional<SavedCheckpoint> best() const { return best_; }
+  // Makes `best` name the checkpoint of this step, the best one of the run that goes on, as a kill or a way back to an older checkpoint may
+  // have left another; deletes `best` if there is no such checkpoint, and returns false. Throws Error(environment).
+  bool adopt_best(std::optional<int64_t> step);
+
   // Makes `latest` name the checkpoint of this folder that a run continues from. Throws Error(environment).
   void adopt(const LoadedCheckpoint& loaded) const;
 
@@ -115,7 +129,8 @@ class CheckpointDirectory {
   void make_sure_it_is_ours();
   void sweep() const;
   std::filesystem::path path_of(int64_t step) const;
-  void name_latest(const std::string& name, const std::string& hash) const;
+  void write_pointer(const char* file, const std::string& name, const std::string& hash) const;
+  bool keeps(int64_t step) const;  // whatever newer ones there are
   std::string publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);  // the hash
   void make_room(const Manifest& manifest, AfterSave after) const;
   std::vector<CheckpointStatus> expendable(int64_t step, AfterSave after) const;  // before a save of this step, oldest first
@@ -127,6 +142,7 @@ class CheckpointDirectory {
   std::optional<FolderLock> lock_;
   int64_t newest_step_ = -1;  // the newest step saved here
   std::multiset<int64_t> pinned_;
+  std::optional<SavedCheckpoint> best_;
   std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };
 

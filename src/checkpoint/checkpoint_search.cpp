@@ -77,14 +77,25 @@ std::string steps_beside(const fs::path& path) {
               joined(steps, ", ", [](int64_t step) { return checkpoint_name(step); }));
 }
 
+bool is_pointer(const fs::path& path) {
+  const std::string name = path.filename().string();
+  std::error_code error;
+  if ((name != kLatest && name != kBest) || !fs::is_regular_file(path, error)) return false;
+  const auto pointer = read_pointer(path.parent_path().empty() ? "." : path.parent_path(), name.c_str());
+  return pointer && pointer->problem.empty();
+}
+
 NamedCheckpoint find_checkpoint(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();  // without a slash at the end
   const std::string name = plain.filename().string();
   std::error_code error;
   if (!fs::exists(plain, error))
-    fail(ExitCode::usage, path.string(), ": there is no such checkpoint", checkpoint_step(name) ? steps_beside(plain) : "");
+    fail(ExitCode::usage, path.string(), ": there is no such checkpoint", checkpoint_step(name) ? steps_beside(plain) : "",
+         name == kBest ? "; a run keeps its best one under checkpoint.keep_best" : "");
   if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
-  const fs::path folder = name == "latest" && !fs::is_directory(plain, error) ? plain.parent_path() : plain;
+  const bool file = !fs::is_directory(plain, error);
+  if (name == kBest && file) return {.folder = plain.parent_path(), .name = "", .best = true};
+  const fs::path folder = name == kLatest && file ? plain.parent_path() : plain;
   return {.folder = fs::is_directory(folder / "checkpoints", error) ? folder / "checkpoints" : folder, .name = ""};
 }
 
@@ -92,14 +103,17 @@ std::vector<CheckpointCandidate> checkpoint_candidates(const NamedCheckpoint& na
   const fs::path& folder = named.folder;
   if (!named.name.empty()) return {{.path = folder / named.name, .step = checkpoint_step(named.name)}};
   std::vector<CheckpointCandidate> candidates;
-  const std::optional<LatestPointer> latest = read_latest(folder);
+  const std::optional<CheckpointPointer> latest = read_pointer(folder, named.best ? kBest : kLatest);
   if (latest && !latest->problem.empty()) {
-    candidates.push_back({.path = folder / "latest", .problem = latest->problem});
+    candidates.push_back({.path = folder / (named.best ? kBest : kLatest), .problem = latest->problem});
+  } else if (latest && named.best) {
+    candidates.push_back({.path = folder / latest->name, .step = checkpoint_step(latest->name), .hash = latest->hash});
   } else if (latest) {
     const std::optional<int64_t> step = checkpoint_step(latest->name);
     candidates.push_back({.path = folder / latest->name, .step = step, .hash = latest->hash});
     candidates.push_back({.path = folder / latest->name, .step = step});
   }
+  if (named.best) return candidates;
   const std::vector<int64_t> steps = steps_in(folder);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step)
     candidates.push_back({.path = folder / checkpoint_name(*step), .step = *step});
@@ -117,7 +131,7 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
   const int64_t step = reader.manifest().step;
   if (candidate.step && step != *candidate.step) throw CheckpointDamage(text(path, ": holds step ", step));
   if (!candidate.hash.empty() && reader.hash() != candidate.hash)
-    throw OtherVersion(text(path, ": is not the version that `latest` names (", candidate.hash, ")"));
+    throw OtherVersion(text(path, ": is not the version that was named (", candidate.hash, ")"));
   return reader;
 }
 
@@ -157,10 +171,32 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
   return loaded;
 }
 
+namespace {
+
+// A run may save a better one between a look at `best` and the load, and delete the one before.
+LoadedCheckpoint load_best(const NamedCheckpoint& named, const std::function<void(CheckpointReader&)>& load,
+                           const SearchTogether& together) {
+  const auto named_now = [&] { return together.first_of(checkpoint_candidates(named)); };
+  std::vector<CheckpointCandidate> candidates = named_now();
+  for (int listing = 1;; ++listing) {
+    together.read([&] { require_found(!candidates.empty(), named.folder / kBest); });
+    try {
+      return load_candidate(candidates.front(), load, together);
+    } catch (const CheckpointDamage&) {
+      const std::vector<CheckpointCandidate> now = named_now();
+      if (listing == kListings || same_candidates(now, candidates)) throw;
+      candidates = now;
+    }
+  }
+}
+
+}  // namespace
+
 LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
   NamedCheckpoint named;
   together.read([&] { named = find_checkpoint(path); });
   if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load, together);
+  if (named.best) return load_best(named, load, together);
   const auto loaded = load_newest(named.folder, load, together);
   together.read([&] { require_found(loaded.has_value(), path); });
   return *loaded;
@@ -169,13 +205,22 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(
 std::vector<CheckpointStatus> list_checkpoints(const fs::path& folder) {
   std::error_code error;
   require(fs::is_directory(folder, error), ExitCode::usage, folder.string(), ": there is no such folder");
-  const auto latest = read_latest(folder);
+  const auto latest = read_pointer(folder), best = read_pointer(folder, kBest);
   std::vector<CheckpointStatus> out;
   for (const int64_t step : steps_in(folder)) {
     const std::string name = checkpoint_name(step);
-    CheckpointStatus status{.path = folder / name, .step = step, .latest = latest && latest->name == name, .hash = "", .problem = ""};
+    CheckpointStatus status{.path = folder / name,
+                            .step = step,
+                            .latest = latest && latest->name == name,
+                            .best = best && best->name == name,
+                            .hash = "",
+                            .problem = ""};
     try {
-      const CheckpointReader reader = open_candidate({.path = status.path, .step = step, .hash = status.latest ? latest->hash : ""});
+      const CheckpointReader reader = open_candidate({.path = status.path,
+                                                      .step = step,
+                                                      .hash = status.latest ? latest->hash
+                                                              : status.best ? best->hash
+                                                                            : ""});
       status.samples = reader.manifest().samples;
       status.bytes = reader.bytes();
       status.hash = reader.hash();

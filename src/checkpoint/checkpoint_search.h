@@ -1,10 +1,10 @@
 // Resolves a path to a checkpoint, and searches for a good one.
 //
 // A path names a checkpoint, or a folder of checkpoints: the folder itself, the run folder that holds it, or the file `latest` in it. A
-// checkpoint stands for itself alone. A folder stands for its candidates, best first: what `latest` names, in the version whose hash is
-// there; the same folder in any version, since a kill may fall between replacing a checkpoint and writing `latest`; then the step-* folders
-// from the newest to the oldest. Commands that look for damage take the first (verify, inspect --diff); those that go on take the first
-// that is intact (resume, eval, generate).
+// checkpoint stands for itself alone, and so does the file `best` for the one that it names, in the version whose hash is there. A folder
+// stands for its candidates, best first: what `latest` names, in the version whose hash is there; the same folder in any version, since a
+// kill may fall between replacing a checkpoint and writing `latest`; then the step-* folders from the newest to the oldest. Commands that
+// look for damage take the first (verify, inspect --diff); those that go on take the first that is intact (resume, eval, generate).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,11 @@ std::string steps_beside(const std::filesystem::path& path);
 struct NamedCheckpoint {
   std::filesystem::path folder;  // the folder of checkpoints
   std::string name;              // a checkpoint in it; "": no certain one
+  bool best = false;             // the one that the file `best` names at the time
 };
+
+// Returns true for the files `latest` and `best` of a folder of checkpoints.
+bool is_pointer(const std::filesystem::path& path);
 
 // Resolves a path given by a user without opening anything. Throws Error(usage) if there is no such path.
 NamedCheckpoint find_checkpoint(const std::filesystem::path& path);
@@ -89,6 +93,7 @@ struct CheckpointStatus {
   int64_t step = 0, samples = 0, bytes = 0;
   size_t tensors = 0;
   bool latest = false;  // named by the file `latest`
+  bool best = false;    // named by the file `best`
   std::string hash;     // hash of its manifest
   std::string problem;  // empty: manifest and sizes are right; contents were not read
 };

@@ -197,6 +197,7 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
   const bool validates = config.data.has_validation() || report.failed("data");
   const char* const needs = "needs validation data: data.valid, or with data.path a data.valid_fraction above 0";
   if (config.eval.first && !validates) report.error("eval.first", needs);
+  if (config.checkpoint.keep_best && !validates) report.error("checkpoint.keep_best", needs);
   if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }

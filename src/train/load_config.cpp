@@ -319,7 +319,8 @@ void take_saved_model(Origin& origin, LoadedConfig& loaded) {
 bool has_tokenizer_file(const std::filesystem::path& path) {
   std::error_code missing;
   if (is_gguf_file(path)) return false;
-  return std::filesystem::is_regular_file(path, missing) || std::filesystem::is_regular_file(path / "tokenizer.json", missing);
+  return (std::filesystem::is_regular_file(path, missing) && !is_pointer(path)) ||
+         std::filesystem::is_regular_file(path / "tokenizer.json", missing);
 }
 
 // Takes the tokenizer of the origin, if the config does not name one or null.

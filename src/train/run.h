@@ -128,6 +128,7 @@ struct Run {
   std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in GEMMs alone, measured at the start
   std::optional<double> gpu_peak = {};   // FLOP/s of their GPUs by the data sheets
   std::optional<double> last_valid_loss;
+  std::optional<BestCheckpoint> best_before = {};  // the best until the latest evaluation
   int64_t failed_saves = 0;
   Request pending = Request::none;                                 // asked for by any rank, and not yet met
   std::optional<std::chrono::steady_clock::time_point> stop_seen;  // when the first rank was asked to stop

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include "base/limits.h"
@@ -162,6 +163,9 @@ bool run_evaluation(Run& run) {
   run.last_valid_loss = event.result.loss;
   event.best = std::isfinite(event.result.loss) && (!run.state.best_valid_loss || event.result.loss < *run.state.best_valid_loss);
   if (event.best) run.state.best_valid_loss = event.result.loss;
+  std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
+  if (run.config.checkpoint.keep_best && std::isfinite(event.result.loss) && (!best || event.result.loss < best->loss))
+    run.best_before = std::exchange(best, BestCheckpoint{.step = run.state.step, .loss = event.result.loss});
   publish(run, run.events.evaluated, event);
   return true;
 }
@@ -210,7 +214,13 @@ void await_exports(Run& run, size_t most) {
 bool has_finished(const Run& run) { return run.state.step >= *run.config.training.steps && !run.state.has_pending(); }
 
 AfterSave after_save(const Run& run) {
-  return run.stop_seen || run.state.step >= run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;
+  return run.stop_seen || run.state.step >= *run.config.training.steps ? AfterSave::run_ends : AfterSave::run_goes_on;
+}
+
+// Returns true if the state is the one that `best` is to name.
+bool is_best(const Run& run) {
+  const std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
+  return run.config.checkpoint.keep_best && best && best->step == run.state.step;
 }
 
 // Saves the state. A checkpoint whose export is pending is never deleted to make room. If the disk does not take the save that ends a run,
@@ -239,11 +249,17 @@ bool save(Run& run, AfterSave after) {
   SavedCheckpoint saved;
   try {
     saved = save_state(run, after);
+    if (is_best(run)) {
+      agree(run.mesh.world, [&] {
+        if (run.checkpoints) run.checkpoints->name_best(saved);
+      });
+    }
     event.path = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     event.problem = error.what();
     log_error("the checkpoint of step ", run.state.step, " was not saved: ", error.what());
+    if (is_best(run)) run.state.best_checkpoint = run.best_before;  // `best` still names that
     ++run.failed_saves;
   }
   event.seconds = seconds_since(start);
@@ -271,7 +287,17 @@ bool after_step(Run& run) {
     if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);
     throw;
   }
-  return due(run, run.config.checkpoint.interval) && save(run, after_save(run));
+  return (due(run, run.config.checkpoint.interval) || is_best(run)) && save(run, after_save(run));
+}
+
+// Asks for the export of the best checkpoint, of which there is none yet if it was saved between the intervals.
+void export_best(Run& run) {
+  SavedCheckpoint best;
+  agree(run.mesh.world, [&] {
+    if (run.checkpoints) best = run.checkpoints->best().value_or(best);
+  });
+  const bool found = run.mesh.world.all(uint8_t{!best.path.empty()}).front() != 0;
+  if (found) run.exports.add(best, run.checkpoints);
 }
 
 // Ends a run that has finished, or that was asked to stop.
@@ -280,6 +306,7 @@ ExitCode finish(Run& run, bool saved) {
   const int64_t again = run.device->fp32_gemms();
   if (!counts.empty())
     log_info("GEMMs by path: ", counts, again > 0 ? text("; ", again, " of them in fp32 because of extreme scales") : "");
+  if (run.config.checkpoint.exported && run.state.best_checkpoint && has_finished(run)) export_best(run);
   await_exports(run, 0);
   if (!saved || run.exports.failed(run.state.step)) return ExitCode::storage;
   return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;
@@ -331,7 +358,8 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .failed_saves = run.failed_saves + run.exports.failures(),
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
-          .checkpoint = run.newest_checkpoint};
+          .checkpoint = run.newest_checkpoint,
+          .best_checkpoint = run.state.best_checkpoint ? (std::filesystem::path(run.config.checkpoint.dir) / "best").string() : ""};
 }
 
 }  // namespace mantissa

@@ -110,7 +110,10 @@ int64_t most_new_checkpoints(const RunConfig& config, int64_t step, int64_t kept
   const bool last_alone = interval == 0 || steps % interval != 0;
   const int64_t saves = (interval > 0 ? multiples(interval, step, steps) : 0) + (last_alone ? 1 : 0);
   const int64_t rotating = latest + 1 - std::min(kept, latest);  // a new one is written before the oldest goes
-  return std::min(saves, rotating + kept_for_good(config.checkpoint, step, steps));
+  const EvalConfig& eval = config.eval;
+  const bool best = config.checkpoint.keep_best;  // which each evaluation may have
+  const int64_t evaluations = (eval.first && step == 0 ? 1 : 0) + (eval.interval > 0 ? multiples(eval.interval, step, steps) : 0);
+  return std::min(saves + (best ? evaluations : 0), rotating + kept_for_good(config.checkpoint, step, steps) + (best ? 1 : 0));
 }
 
 std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files,
@@ -127,7 +130,7 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   const int64_t one = checkpoint_bytes(config.model, files);
   int64_t reclaimable = 0;  // for the last state: all but the newest
   for (size_t i = 0; i + 1 < own.size(); ++i)
-    if (!stays(checkpoint, own[i].step)) reclaimable += own[i].bytes;
+    if (!stays(checkpoint, own[i].step) && !own[i].best) reclaimable += own[i].bytes;
   if (*free + reclaimable < room_for(one)) {
     return text("checkpoint.dir: a checkpoint of this run needs ", room_for(one), " bytes, but ", *free, " are free in ", disk.string(),
                 ": free some, or set checkpoint.dir to a larger disk");
@@ -383,6 +386,20 @@ bool share_folder(Run& run) {
 
 }  // namespace
 
+namespace {
+
+// Makes `best` name what the state calls the best checkpoint, if that is there.
+void adopt_best(Run& run) {
+  std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
+  bool found = false;
+  agree(run.mesh.world, [&] {
+    if (run.checkpoints) found = run.checkpoints->adopt_best(best ? std::optional(best->step) : std::nullopt);
+  });
+  if (run.mesh.world.all(uint8_t{found}).front() == 0) best.reset();
+}
+
+}  // namespace
+
 void start(Run& run) {
   agree(run.mesh.world, [&run] { require_equal_places(run.config, *run.device); });
   ParameterSet& parameters = run.model.parameters();
@@ -427,6 +444,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
     }
   });
   share_folder(run);  // before anything is written that says a run is there
+  adopt_best(run);
   agree(run.mesh.world, [&] {
     if (!run.is_rank0()) return;
     write_run_folder(run.loaded, arguments);

@@ -108,6 +108,73 @@ TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
   EXPECT_EQ(error_code_of([&] { open_checkpoint(checkpoints()); }), ExitCode::data);
 }
 
+// ---- the best one
+
+TEST_F(CheckpointTest, TheBestIsThatWhichItsFileNamesAndNoOther) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  const auto load = [](CheckpointReader& reader) { reader.verify(); };
+  const std::filesystem::path best = checkpoints() / "best";
+  EXPECT_THAT(error_of([&] { load_checkpoint(best, load); }).what(), HasSubstr("best: there is no such checkpoint"));
+  directory.name_best(directory.save(State(1).content()));
+  for (int64_t step = 2; step <= 4; ++step) directory.save(State(step).content());
+  EXPECT_THAT(steps_in(checkpoints()), ElementsAre(1, 3, 4)) << "it is kept";
+  EXPECT_EQ(load_checkpoint(best, load).step, 1);
+  EXPECT_EQ(open_checkpoint(best).manifest().step, 1);
+  EXPECT_EQ(newest(), 4) << "a search of the folder does not care";
+  directory.name_best(directory.save(State(5).content()));
+  EXPECT_THAT(steps_in(checkpoints()), ElementsAre(4, 5)) << "the one before it goes";
+  const std::string good = read_file(best);
+  write_file(best, "step-00000004 0123456789abcdef\n");
+  EXPECT_EQ(error_code_of([&] { load_checkpoint(best, load); }), ExitCode::data) << "another version";
+  for (const std::string& bad : {std::string(), std::string("step-00000004")}) {
+    write_file(best, bad);
+    EXPECT_THAT(error_of([&] { load_checkpoint(best, load); }).what(), HasSubstr("best: is damaged")) << bad;
+    EXPECT_EQ(error_code_of([&] { open_checkpoint(best); }), ExitCode::data) << bad;
+  }
+  write_file(best, good);
+  EXPECT_EQ(load_checkpoint(best, load).step, 5);
+  flip_byte(checkpoints() / "step-00000005/shard-00000.safetensors", 4000);
+  EXPECT_EQ(error_code_of([&] { load_checkpoint(best, load); }), ExitCode::data) << "no other takes its place";
+}
+
+TEST_F(CheckpointTest, TheBestIsAdoptedAsTheStateSays) {
+  {
+    CheckpointDirectory directory = open_directory(folder, {.latest = 9});
+    for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
+    EXPECT_TRUE(directory.adopt_best(2)) << "a kill came before the file was written";
+  }
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  for (int64_t step = 4; step <= 6; ++step) directory.save(State(step).content());
+  EXPECT_THAT(steps_in(checkpoints()), ElementsAre(2, 5, 6)) << "the file alone protects it";
+  EXPECT_EQ(directory.best().value().path, checkpoints() / "step-00000002");
+  EXPECT_FALSE(directory.adopt_best(4)) << "it is gone";
+  EXPECT_THAT(log(), HasSubstr("the best checkpoint so far is lost"));
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "best"));
+  EXPECT_TRUE(directory.adopt_best(5));
+  EXPECT_FALSE(directory.adopt_best(std::nullopt));
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "best"));
+}
+
+// A run saves a better one, and deletes the one before, between the reading of the file and that of the checkpoint.
+TEST_F(CheckpointTest, TheBestThatWasDeletedMeanwhileIsLookedForAgain) {
+  class GoesOn : public SearchTogether {
+   public:
+    explicit GoesOn(CheckpointDirectory& directory) : directory_(directory) {}
+    std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const override {
+      for (; next_ <= 4; ++next_) directory_.name_best(directory_.save(State(next_).content()));
+      return own;
+    }
+
+   private:
+    CheckpointDirectory& directory_;
+    mutable int64_t next_ = 2;
+  };
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  directory.name_best(directory.save(State(1).content()));
+  const auto load = [](CheckpointReader&) {};
+  EXPECT_EQ(load_checkpoint(checkpoints() / "best", load, GoesOn(directory)).step, 4);
+}
+
 // ---- the candidates of a folder
 
 class Candidates : public CheckpointTest {
@@ -149,7 +216,7 @@ TEST_F(Candidates, AreWhatLatestNamesThenThatFolderThenTheOthersFromTheNewest) {
 // Changes are made to the same folder one after the other.
 TEST_F(Candidates, TheFirstIsDamageWhenItOrLatestIs) {
   write_latest(2, "0123456789abcdef");
-  expect_damage("step-00000002: is not the version that `latest` names (0123456789abcdef)", 2);
+  expect_damage("step-00000002: is not the version that was named (0123456789abcdef)", 2);
   EXPECT_THAT(log(), HasSubstr("checkpoint passed over"));
   EXPECT_EQ(log().find("instead of"), std::string::npos) << "the same folder in another version is no other step: " << log();
   write_file(checkpoints() / "latest", "nonsense");
@@ -197,7 +264,7 @@ TEST_F(Candidates, TheListSaysWhatTheSearchWouldFind) {
   std::filesystem::resize_file(at(2) / "shard-00000.safetensors", 7999);
   EXPECT_THAT(problem(0), HasSubstr("holds step 2"));
   EXPECT_THAT(problem(1), HasSubstr("has 7999 bytes, but the manifest says "));
-  EXPECT_THAT(problem(2), HasSubstr("is not the version that `latest` names"));
+  EXPECT_THAT(problem(2), HasSubstr("is not the version that was named"));
 }
 
 TEST_F(Candidates, AdoptingOneMakesLatestNameIt) {

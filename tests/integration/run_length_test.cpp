@@ -130,7 +130,7 @@ TEST_F(FirstEvaluation, ThatIsCutIsDoneByTheResumeAndNoneIsDoneTwice) {
 
 TEST_F(FirstEvaluation, NeedsValidationData) {
   const std::string text = "data.train=[{\"path\": \"" + (folder_ / "text.txt") + "\"}]";
-  for (const std::string key : {"eval.first"}) {
+  for (const std::string key : {"eval.first", "checkpoint.keep_best"}) {
     for (const std::vector<std::string>& none :
          {std::vector<std::string>{"data.valid_fraction=0"}, std::vector<std::string>{"data.path=null", text}}) {
       const Error error = error_of([&] { config("none", test::with(none, {key + "=true"})); });

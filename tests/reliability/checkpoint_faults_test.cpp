@@ -77,6 +77,47 @@ TEST_F(CheckpointFaults, AKillAtAnyFileOperationOfASaveLeavesTheOldOrTheNewCheck
   EXPECT_GT(new_ones, 5);
 }
 
+// A better one is saved over a best one that nothing but `best` keeps.
+TEST_F(CheckpointFaults, AKillAtAnyFileOperationOfABetterOneLeavesTheOldOrTheNewBest) {
+  const fs::path original = folder / "original";
+  {
+    CheckpointDirectory directory(original, {.latest = 2}, "setup");
+    directory.name_best(directory.save(State(1).content()));
+    for (int64_t step = 2; step <= 3; ++step) directory.save(State(step).content());
+  }
+  const auto best = [&] {
+    bool equal = false;
+    const auto load = [&](CheckpointReader& reader) { equal = State(reader.manifest().step).equals(reader); };
+    const int64_t step = load_checkpoint(checkpoints() / "best", load).step;
+    EXPECT_TRUE(equal);
+    return step;
+  };
+  int point = 1, old_ones = 0, new_ones = 0;
+  for (bool finished = false; !finished; ++point) {
+    ASSERT_LT(point, 200);
+    fs::remove_all(checkpoints());
+    fs::copy(original, checkpoints(), fs::copy_options::recursive);
+    const int status = wait_for(start_child([&] {
+      arm_fault({.kind = Fault::kill, .at = point});
+      CheckpointDirectory directory(checkpoints(), {.latest = 2}, "trial");
+      directory.name_best(directory.save(State(4).content()));
+      return 0;
+    }));
+    finished = WIFEXITED(status);
+    ASSERT_TRUE(!finished || WEXITSTATUS(status) == 0);
+    const int64_t found = best();
+    ASSERT_THAT(found, AnyOf(1, 4)) << "killed at file operation " << point;
+    ASSERT_GE(found, new_ones > 0 ? 4 : 1) << "the new best was lost again at file operation " << point;
+    ++(found == 1 ? old_ones : new_ones);
+    CheckpointDirectory next(checkpoints(), {.latest = 2}, "next");  // the next run sweeps what is left, and goes on from the newest
+    const int64_t newest = newest_intact(checkpoints(), 1000);
+    ASSERT_TRUE(next.adopt_best(newest == 4 ? 4 : 1));
+    ASSERT_EQ(best(), newest == 4 ? 4 : 1);
+  }
+  EXPECT_GT(old_ones, 10);
+  EXPECT_GT(new_ones, 2);
+}
+
 // The order of syncs and renames alone decides what a power cut may lose: nothing is renamed before it and, for a folder, all it holds is
 // synced.
 TEST_F(CheckpointFaults, EverythingIsSyncedBeforeItIsRenamed) {
@@ -92,6 +133,17 @@ TEST_F(CheckpointFaults, EverythingIsSyncedBeforeItIsRenamed) {
             "fsync, rename, fsync, "           // the temporary folder, into its place, the parent
             "pwrite, fsync, rename, fsync, "   // latest
             "rename");                         // the oldest, into the trash
+}
+
+TEST_F(CheckpointFaults, TheBestIsSyncedBeforeItIsRenamedAndTheOneBeforeItGoesLast) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  directory.name_best(directory.save(State(1).content()));
+  for (int64_t step = 2; step <= 3; ++step) directory.save(State(step).content());
+  const SavedCheckpoint better = directory.save(State(4).content());
+  arm_fault({});
+  directory.name_best(better);
+  disarm_fault();
+  EXPECT_EQ(joined(calls_since_armed({"pwrite", "fsync", "rename"})), "pwrite, fsync, rename, fsync, rename");
 }
 
 // ---- errors of the system

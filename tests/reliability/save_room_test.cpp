@@ -8,6 +8,7 @@
 #include "mantissa/base/log.h"
 #include "reliability/fault_injection.h"
 #include "thread_ranks.h"
+#include "train/run.h"
 #include "training.h"
 
 namespace mantissa::test::save_room_test {
@@ -108,6 +109,15 @@ TEST_F(SmallDisk, ThoseThatAreKeptForAReasonStay) {
   EXPECT_EQ(save(directory, 9), ExitCode::storage) << "nothing is left that may go";
 }
 
+TEST_F(SmallDisk, TheBestStays) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 9});
+  directory.name_best(directory.save(State(1).content()));
+  for (const int64_t step : {2, 3}) directory.save(State(step).content());
+  set_size(3 * kState + kState / 2);
+  EXPECT_EQ(save(directory, 4, AfterSave::run_ends), ExitCode::ok);
+  EXPECT_THAT(steps(), ElementsAre("step-00000001", "step-00000003", "step-00000004"));
+}
+
 class SmallDiskOfARun : public TrainingTest {
  protected:
   ~SmallDiskOfARun() override { free_now = nullptr; }
@@ -143,6 +153,42 @@ TEST_F(SmallDiskOfARun, IsToldWithBothNumbersBeforeTheFirstStep) {
             HasSubstr("lower checkpoint.keep_latest")));
   free_now = [&] { return 3 * bytes + bytes / 10 + 1; };
   EXPECT_THAT(log_of([&] { run("third", sets); }), Not(HasSubstr("at a time")));
+}
+
+// The first step changes the weights, the others do not. The best state is not on the disk, so the next one that is as good takes its
+// place.
+TEST_F(SmallDiskOfARun, LosesTheBestAndKeepsTheNextThatIsBetterThanTheOneThere) {
+  const LoadedConfig loaded =
+      config("run", {"training.steps=3", "schedule.warmup_steps=0", "schedule.type=linear", "schedule.decay_steps=1",
+                     "schedule.min_lr_ratio=0", "eval.first=true", "eval.interval=1", "checkpoint.keep_best=true"});
+  bool full = false;
+  free_now = [&] { return full ? int64_t{0} : int64_t{1} << 40; };
+  std::vector<double> losses;
+  TrainEvents events;
+  events.evaluated = [&](const EvaluationEvent& event) {
+    losses.push_back(event.result.loss);
+    full = event.step == 1;
+  };
+  const TrainSummary summary = train(loaded, {}, events);
+  EXPECT_EQ(summary.failed_saves, 1);
+  ASSERT_EQ(losses.size(), 4U);
+  ASSERT_LT(losses[1], losses[0]);
+  ASSERT_EQ(losses[2], losses[1]);
+  EXPECT_EQ(load_checkpoint(run_folder("run") + "/checkpoints/best", [](CheckpointReader&) {}).step, 2);
+}
+
+TEST_F(SmallDiskOfARun, HasRoomForTheBestBesideTheLatest) {
+  RunConfig config = this->config("run", {"training.steps=40", "checkpoint.interval=10", "checkpoint.keep_latest=2"}).config;
+  EXPECT_EQ(most_new_checkpoints(config, 0, 0), 3) << "a new one is written before the oldest goes";
+  config.checkpoint.keep_best = true;
+  EXPECT_EQ(most_new_checkpoints(config, 0, 0), 4);
+  config.checkpoint.interval = 0;
+  EXPECT_EQ(most_new_checkpoints(config, 0, 0), 1) << "that of the end";
+  config.eval.interval = 20;
+  EXPECT_EQ(most_new_checkpoints(config, 0, 0), 3) << "20, 40 and the end, as each may be the best";
+  config.eval.first = true;
+  EXPECT_EQ(most_new_checkpoints(config, 0, 0), 4);
+  EXPECT_EQ(most_new_checkpoints(config, 20, 2), 2);
 }
 
 // A checkpoint is kept until its export is there: for the last state the run waits for that.

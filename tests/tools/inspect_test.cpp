@@ -76,7 +76,7 @@ TEST_F(InspectTest, VerifyAndDiffEndWithFourWhereTheFolderDoesNotStandForWhatLat
   };
   const std::string good = read_file(checkpoints() / "latest");
   write_file(checkpoints() / "latest", "step-00000003 0123456789abcdef\n");
-  expect_four("is not the version that `latest` names");
+  expect_four("is not the version that was named");
   write_file(checkpoints() / "latest", good);
   std::filesystem::remove_all(checkpoints() / "step-00000003");
   expect_four("step-00000003: there is no such checkpoint folder");

@@ -253,6 +253,7 @@ struct CheckpointConfig {
   int64_t interval = 500;
   int64_t keep_latest = 3;
   int64_t keep_every = 0;
+  bool keep_best = false;
   std::string resume = "never";
   std::optional<std::string> init_from;
   bool allow_recipe_change = false;
@@ -268,6 +269,8 @@ struct CheckpointConfig {
     v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
       limits::between(2, kLargestCount));
     v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::between(0, kMostSteps));
+    v("keep_best", keep_best,
+      "save where an evaluation has the lowest loss so far, and keep that checkpoint beside the others; the file `best` names it");
     v("resume", resume,
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");

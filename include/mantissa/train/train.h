@@ -31,6 +31,7 @@ struct TrainSummary {
   int64_t failed_saves = 0;        // saves of a checkpoint, or of the export beside it
   int64_t dropped_lines = 0;       // lines of metrics and events
   std::string folder, checkpoint;  // the run folder; the newest checkpoint, "" if there is none
+  std::string best_checkpoint;     // the file that names the best one, which checkpoint.keep_best keeps; "" if there is none
 };
 
 // Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
