@@ -168,6 +168,7 @@ void print_json(const Explanation& explained) {
                                     {"bytes", entry.bytes_on_rank(config.parallel.ranks())}};
   }
   all["buffers"] = plan.buffers();
+  if (plan.trained_parameters() < plan.parameters()) all["trained_parameters"] = plan.trained_parameters();
   all["device"] = device;
   all["quantized_gemms"] = plan.quantizes_operands() ? Json(quantized_gemms(gemms)) : Json();
   all["gemms"] = json_of(gemms, gemm_device);
@@ -259,6 +260,7 @@ void print_text(const Explanation& explained, PlanTable form) {
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
+             plan.trained_parameters() < plan.parameters() ? text(", ", plan.trained_parameters(), " of them trained") : "",
              plan.buffers() > 0 ? text(", and expert biases of ", plan.buffers(), " elements, which are not trained") : "",
              " | resident weights ", amount(plan.bytes()), ", ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   const std::string held = amount(plan.bytes_on_rank(config.parallel.ranks()));

@@ -49,8 +49,10 @@ std::string start_line(const StartEvent& event, const RunConfig& config) {
   const ParallelConfig& parallel = config.parallel;
   std::string line =
       text("run ", printable(event.folder), " | ", parallel.world() > 1 ? layout_text(parallel) + " | " : "",
-           counted(static_cast<double>(event.parameters)), " parameters | ", event.training_tokens, " training tokens | ", event.precision,
-           " | ", event.device, ", ", count_text(event.threads, "thread"), " | ", length_text(event.steps, event.epochs));
+           counted(static_cast<double>(event.parameters)), " parameters",
+           event.trained_parameters < event.parameters ? ", " + counted(static_cast<double>(event.trained_parameters)) + " trained" : "",
+           " | ", event.training_tokens, " training tokens | ", event.precision, " | ", event.device, ", ",
+           count_text(event.threads, "thread"), " | ", length_text(event.steps, event.epochs));
   if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
   if (event.resumed.empty() && config.checkpoint.resume != "never")
     line += text(" | starts afresh: no checkpoint in ", printable(config.checkpoint.dir));
@@ -131,7 +133,9 @@ void print_preview(const RunPreview& preview) {
   const TrainingConfig& training = preview.config.training;
   const ParallelConfig& parallel = preview.config.parallel;
   const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
-  std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
+  const int64_t parameters = preview.precision.parameters(), trained = preview.precision.trained_parameters();
+  std::cout << "model    " << counted(static_cast<double>(parameters)) << " parameters, "
+            << (trained < parameters ? counted(static_cast<double>(trained)) + " of them trained, " : "") << "vocabulary "
             << *preview.config.model.vocab_size << '\n'
             << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
             << (parallel.world() > 1 ? text("layout   ", layout_text(parallel), '\n') : "") << "step     "

@@ -21,6 +21,11 @@ class RunningBackward {
 
 }  // namespace
 
+Leaf::Target target_of(Leaf* leaf, const Tensor& weight) {
+  if (leaf != nullptr) return leaf->target();
+  return {.out = empty(weight.device(), stats_dtype(weight.dtype()), weight.shape()), .accumulate = false};
+}
+
 Tape::Scope::Scope(Tape* tape) : previous_(std::exchange(current_tape, tape)) {}
 Tape::Scope::~Scope() { current_tape = previous_; }
 Tape* Tape::current() { return current_tape; }

@@ -31,6 +31,10 @@ struct Leaf {
   void reset() { written = false, uses = 0; }
 };
 
+// Returns where the gradient of a weight is added by a kernel that computes it in any case. Without a leaf, for a weight that is not
+// trained, it goes nowhere.
+Leaf::Target target_of(Leaf* leaf, const Tensor& weight);
+
 // A tensor on the tape.
 class Var {
  public:

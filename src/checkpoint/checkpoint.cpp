@@ -85,6 +85,18 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\nto start a new run from its weights, use checkpoint.init_from");
 }
 
+// Requires the moments of all that is trained. Those of what is frozen from now on are left behind.
+void require_moments(const CheckpointReader& reader, const PrecisionPlan& plan) {
+  std::set<std::string> names;
+  for (const ManifestTensor& tensor : reader.manifest().tensors) names.insert(tensor.name);
+  for (const ModulePrecision& entry : plan.modules()) {
+    const std::string name = entry.module.weight_name();
+    require(entry.training.frozen() || !names.contains("master." + name) || names.contains("m." + name), ExitCode::usage,
+            "optimizer.rules: ", entry.module.path, " is trained here, but was frozen in ", reader.directory().string(),
+            ", which has no moments of it; to train it, start a new run from these weights with checkpoint.init_from");
+  }
+}
+
 LoadFor purpose_of_resume(const RunConfig& config) {
   return config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
 }
@@ -105,6 +117,7 @@ Resumable resumable(const CheckpointReader& reader, const RunConfig& config, con
   require_same_order(saved, config, folder);
   require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with a tokenizer that differs from data.tokenizer");
   require_biases_kept(reader, has_expert_bias(config.model));
+  require_moments(reader, plan);
   auto state = from_json<TrainState>(manifest.state, source + ": state");
   state.step = manifest.step;
   state.samples = manifest.samples;
@@ -164,6 +177,7 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
       {}};
   for (const Optimizer::State& own : parts.optimizer.states()) {
     add_tensor(content, "master.", own.shard, own.master);
+    if (!own.shard.of->trained()) continue;
     add_tensor(content, "m.", own.shard, own.first_moment);
     add_tensor(content, "v.", own.shard, own.second_moment);
   }
@@ -199,6 +213,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   load_weights(reader, parts.plan, purpose_of_resume(parts.config), parts.parameters, &parts.optimizer);
   agree_on_reading(world, [&] {
     for (const Optimizer::State& own : parts.optimizer.states()) {
+      if (!own.shard.of->trained()) continue;
       read_saved(reader, "m.", own.shard, own.first_moment);
       read_saved(reader, "v.", own.shard, own.second_moment);
     }

@@ -1,7 +1,7 @@
-// Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"),
-// each buffer ("buffer.<name>"), tokenizer files of the model that it started from ("file.<name>"), the counters, the resolved config, the
-// tokenizer and the fingerprints of the data. The learning rate is a function of the step; values in the compute dtype are rounded from the
-// masters on load.
+// Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and, unless it is frozen, both moments
+// ("m.<name>", "v.<name>"), each buffer ("buffer.<name>"), tokenizer files of the model that it started from ("file.<name>"), the counters,
+// the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a function of the step; values in the compute
+// dtype are rounded from the masters on load.
 #pragma once
 
 #include <array>
@@ -94,11 +94,11 @@ struct TrainedParts {
 // All ranks call it together, as they do the next two.
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
-// Restores a run from a checkpoint. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of
-// settings that give other tokens or another order of them: section data without the masks, shares in data.train, training.seed and
-// training.seq_len. Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than
-// the manifest's are a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the
-// log.
+// Restores a run from a checkpoint. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, has no
+// moments of what is trained here, or is of settings that give other tokens or another order of them: section data without the masks,
+// shares in data.train, training.seed and training.seq_len. Throws Error(data) if the training data changed or a part is damaged, and what
+// load_weights() throws; codes other than the manifest's are a line in the log under checkpoint.allow_recipe_change. Other settings may
+// differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
 // Throw what restore(), and load_weights() for a run that starts with the weights, would, as far as it shows without reading tensors.

@@ -140,6 +140,33 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   divide_experts(config, report);
 }
 
+// Returns how each module is trained. Reports rules that match nothing, and those that leave nothing to train.
+std::vector<ModuleTraining> resolve_training(const OptimizerConfig& config, const ModelShape& model, ConfigReport& report) {
+  constexpr size_t kMostRules = 1000;  // each is compared with each module
+  std::vector<ModuleTraining> training(model.modules.size());
+  if (config.rules.size() > kMostRules) {
+    report.error("optimizer.rules", text("has ", config.rules.size(), " rules, at most ", kMostRules, " are accepted"));
+    return training;
+  }
+  std::vector<RuledModule> modules;
+  for (const ModuleShape& module : model.modules) modules.push_back({module.path, module.kind});
+  std::vector<std::string> patterns;
+  for (const OptimizerRule& rule : config.rules) patterns.push_back(rule.match);
+  const auto chosen = assign_patterns(patterns, modules, "optimizer.rules", report);
+  for (size_t i = 0; i < training.size(); ++i) {
+    if (!chosen[i]) continue;
+    const OptimizerRule& rule = config.rules[*chosen[i]];
+    training[i] = {.lr_factor = rule.lr_factor, .weight_decay = rule.weight_decay};
+  }
+  for (size_t i = 0; i < config.rules.size(); ++i) {
+    const OptimizerRule& rule = config.rules[i];
+    if (rule.lr_factor == 0.0 && rule.weight_decay)
+      report.error(text("optimizer.rules.", i, ".weight_decay"), "does nothing, because lr_factor 0 freezes these modules");
+  }
+  if (std::ranges::all_of(training, &ModuleTraining::frozen)) report.error("optimizer.rules", "freeze every module, so nothing is trained");
+  return training;
+}
+
 // The plan is resolved for its errors only, which are reported with all others before data is opened. The vocabulary may follow from the
 // data; and a plan that is kept beside the configuration would not follow a program that changes it.
 void resolve_precision(RunConfig& config, ConfigReport& report) {
@@ -305,6 +332,7 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   if (!report.failed("data")) config.data.validate(report);
   if (!report.failed("model") && !report.failed("data")) check_vocabulary(config, report);
   if (!report.failed("precision")) resolve_precision(config, report);
+  if (!report.failed("optimizer") && !report.failed("model")) resolve_training(config.optimizer, model_shape(config.model), report);
   check_sections(config, report);
   resolve_folders(config, report, file);
   resolve_input_paths(fields_of(config), report);
@@ -342,7 +370,9 @@ void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report) {
 
 PrecisionPlan resolve_plan(const RunConfig& config) {
   ConfigReport report;
-  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
+  const ModelShape model = model_shape(config.model, config.parallel.tensor);
+  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model, report);
+  plan.set_training(resolve_training(config.optimizer, model, report));
   report.throw_if_failed();
   return plan;
 }

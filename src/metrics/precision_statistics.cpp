@@ -180,6 +180,7 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     std::map<const Leaf*, const Parameter*> weights;
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
+      if (operand.weight == nullptr) return;  // not trained
       const Sharding& sharding = weights.at(operand.weight)->sharding;
       const int rows = operand.role == OperandRole::input ? 1 : sharding.row_ranks(),
                 columns = operand.role == OperandRole::output_grad ? 1 : sharding.column_ranks();

@@ -33,14 +33,16 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, const ModelRan
                    .dtype = module.recipe.compute,
                    .quantized = module.resident_codes(),
                    .keeps_value = !module.stores_only_codes(),
-                   .padding = of.padding},
+                   .padding = of.padding,
+                   .training = module.training},
                   of, of.sharding(ranks), gradients);
 }
 
 // A bias is never quantized.
 ParameterSpec bias_of(const ModulePrecision& module, const ModelRanks& ranks, ExpertGradients gradients) {
   const ModuleShape& of = module.module;
-  return share_of({.name = of.bias_name(), .shape = {of.bias}, .dtype = module.recipe.compute}, of, of.bias_sharding(ranks), gradients);
+  return share_of({.name = of.bias_name(), .shape = {of.bias}, .dtype = module.recipe.compute, .training = module.training}, of,
+                  of.bias_sharding(ranks), gradients);
 }
 
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, const ModelRanks& ranks, ExpertGradients gradients) {

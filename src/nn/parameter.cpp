@@ -85,7 +85,7 @@ Parameter& ParameterSet::add(ParameterSpec spec) {
   require(!find(spec.name), "parameter ", spec.name, " exists already");
   require(!allocated(), "parameter ", spec.name, " was added after the allocation");
   offsets_.push_back(padded_elements_);
-  padded_elements_ += gradient_elements(spec.shape.elements() * spec.sources);
+  if (spec.trained()) padded_elements_ += gradient_elements(spec.shape.elements() * spec.sources);
   Parameter& parameter = parameters_.emplace_back(std::move(spec));
   parameter.number_ = static_cast<uint32_t>(parameters_.size() - 1);
   by_name_.emplace(parameter.name, &parameter);
@@ -117,7 +117,7 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
 // Sums pairs of sources, then pairs of pairs, into source 0. Works in place: the old content of a row was joined, or moved, before.
 void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
   const Parameter& parameter = parameters_[index];
-  if (parameter.sources == 1) return;
+  if (parameter.sources == 1 || !parameter.trained()) return;
   const Tensor all = view_of(buffer, index);
   const int64_t rows = parameter.shape[0] / parameter.matrices;
   for (int64_t matrix = 0; matrix < parameter.matrices; ++matrix) {
@@ -240,12 +240,15 @@ Tensor ParameterSet::new_gradient_buffer() const { return zeros(*device_, master
 
 void ParameterSet::use_gradient_buffer(const Tensor& buffer) {
   gradients_ = buffer;
-  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].leaf.grad = view_of(buffer, i);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].trained()) parameters_[i].leaf.grad = view_of(buffer, i);
+  }
 }
 
 ArenaMap ParameterSet::gradient_map() const {
   ArenaMap map{.memory = gradients_, .places = {}};
-  for (size_t i = 0; i < parameters_.size(); ++i) map.places.push_back({.begin = offsets_[i], .elements = parameters_[i].shape.elements()});
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    map.places.push_back({.begin = offsets_[i], .elements = parameters_[i].trained() ? parameters_[i].shape.elements() : 0});
   return map;
 }
 

@@ -15,6 +15,7 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
+#include "mantissa/precision/plan.h"
 #include "mantissa/tensor/sharding.h"
 #include "ops/ops.h"
 
@@ -64,9 +65,11 @@ struct ParameterSpec {
   std::vector<int64_t> parts{};   // rows of fused parts (q, k, v) of each matrix, which are divided; empty: one part
   bool partial_gradient = false;  // each tensor rank computes a part of the gradient, which is the sum
   int64_t matrices = 1;           // matrices of a grouped weight
+  ModuleTraining training{};      // one that is frozen has no gradient
   int64_t sources = 1;            // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
 
   bool among_experts() const { return sharding.ranks.expert > 1; }
+  bool trained() const { return !training.frozen(); }
   int64_t gradient_rows() const { return shape[0] * sources; }
 };
 
@@ -90,7 +93,7 @@ class Parameter : public ParameterSpec {
 
   const Tensor& value() const { return when_ready(value_); }           // undefined if only codes are kept
   const QuantizedTensor& codes() const { return when_ready(codes_); }  // shaped as a matrix; undefined in high precision
-  Leaf leaf{};                                                         // its gradient, if training
+  Leaf leaf{};                                                         // its gradient, if it is trained
   void wait_for(ReadyEvent* event) { ready_ = event; }                 // nullptr: behind none
 
   uint32_t number() const { return number_; }  // index in its set
@@ -129,8 +132,8 @@ struct ParameterShard {
   std::vector<Chunk> chunks() const;
 
   Shape shape() const { return of->shape.with_dim0(end - begin); }
-  // Returns how many partial norms it has: one for each 32 rows.
-  int64_t norms() const { return ceil_div(end - begin, 32); }
+  // Returns how many partial norms it has: one for each 32 rows of a gradient.
+  int64_t norms() const { return of->trained() ? ceil_div(end - begin, 32) : 0; }
   int64_t stored_end() const { return std::clamp(of->shape[0] - of->padding, begin, end); }  // where its rows of padding begin
   int64_t first_element() const { return begin * of->shape.with_dim0(1).elements(); }
   Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // rows of a tensor that has the parameter's shape
@@ -207,7 +210,7 @@ class ParameterSet {
   // Returns the arenas that define each weight: values, and codes that are the weight. Codes that are copies are not among them.
   const std::vector<ArenaMap>& sources() const { return sources_; }
 
-  // A gradient buffer is one flat tensor with every parameter's gradient in it.
+  // A gradient buffer is one flat tensor with the gradient of every trained parameter in it.
   Tensor gradients() const { return gradients_; }
   Tensor new_gradient_buffer() const;
   void use_gradient_buffer(const Tensor& buffer);  // later backward passes write there

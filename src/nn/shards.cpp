@@ -24,7 +24,7 @@ int64_t row_elements(const ParameterSpec& parameter) { return parameter.shape.wi
 }  // namespace
 
 Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : parameters_(std::move(parameters)) {
-  Bytes end{};
+  Bytes end{}, resting{};
   size_t first = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -43,6 +43,11 @@ Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : pa
     if (!parameter.keeps_value) put(kCodes, codes, arena_elements(codes)), put(kScales, scales, arena_elements(scales));
     put(kGradients, elements * kFp32Bytes, gradient_elements(elements * parameter.sources) * kFp32Bytes);
     if (parameter.keeps_value) totals_.copies += arena_elements(codes) + arena_elements(scales);
+    if (!parameter.trained()) {  // it lies there, but nothing of it is exchanged
+      std::ranges::transform(resting, room, resting.begin(), std::plus{});
+      resting[kGradients] = 0;
+      size = room = {};
+    }
     begin_.push_back(end);
     size_.push_back(size);
     std::ranges::transform(end, room, end.begin(), std::plus{});
@@ -58,9 +63,9 @@ Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : pa
     bytes = 0;
   }
   begin_.push_back(end);
-  totals_.fp32_values = end[kFp32];
-  totals_.other_values = end[kBf16];
-  totals_.codes = end[kCodes] + end[kScales];
+  totals_.fp32_values = end[kFp32] + resting[kFp32];
+  totals_.other_values = end[kBf16] + resting[kBf16];
+  totals_.codes = end[kCodes] + end[kScales] + resting[kCodes] + resting[kScales];
   totals_.gradients = end[kGradients];
 }
 
@@ -114,7 +119,8 @@ Layout::Share Layout::share(const Boundary& begin, const Boundary& end) const {
     const int64_t first = i == begin.parameter ? begin.row : 0, last = i == end.parameter ? end.row : parameter.shape[0];
     if (first >= last) continue;
     const int64_t room = arena_elements((last - first) * row_elements(parameter)) * kFp32Bytes;
-    if (size_[i][kFp32] == 0) share.masters += room;
+    if (!(parameter.keeps_value && parameter.dtype == Dtype::f32)) share.masters += room;
+    if (!parameter.trained()) continue;
     share.moments += 2 * room;
     share.norm_blocks += ceil_div(last - first, 32);
     if (parameter.partial_gradient) share.partial += (last - first) * row_elements(parameter) * kFp32Bytes;
@@ -163,22 +169,46 @@ void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
   }
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
   plan_gradients(bucket);
-  for (const ArenaMap& arena : parameters_.sources()) {
-    const int64_t begin = position(arena, bucket.boundaries.front()), end = position(arena, bucket.boundaries.back());
-    if (begin == end) continue;
-    Range range{.memory = arena.memory.slice(begin, end), .counts = counts(arena, bucket)};
-    for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
-    bucket.sources.push_back(std::move(range));
-  }
+  bucket.sources = ranges(bucket, of.first, of.last);
+  for (const auto& [first, last] : trained_runs(bucket)) std::ranges::move(ranges(bucket, first, last), std::back_inserter(bucket.trained));
   buckets_.push_back(std::move(bucket));
   if (mesh_.world.size() > 1) listen(buckets_.size() - 1);
+}
+
+std::vector<Shards::Range> Shards::ranges(const Bucket& bucket, size_t first, size_t last) const {
+  std::vector<Boundary> boundaries = bucket.boundaries;  // within these parameters
+  for (Boundary& boundary : boundaries) {
+    if (boundary.parameter < first) boundary = {.parameter = first, .row = 0};
+    if (boundary.parameter >= last) boundary = {.parameter = last, .row = 0};
+  }
+  std::vector<Range> out;
+  for (const ArenaMap& arena : parameters_.sources()) {
+    const int64_t begin = position(arena, {.parameter = first, .row = 0}), end = position(arena, {.parameter = last, .row = 0});
+    if (begin == end) continue;
+    Range range{.memory = arena.memory.slice(begin, end), .counts = counts(arena, boundaries)};
+    for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
+    out.push_back(std::move(range));
+  }
+  return out;
+}
+
+std::vector<std::pair<size_t, size_t>> Shards::trained_runs(const Bucket& bucket) const {
+  std::vector<std::pair<size_t, size_t>> runs;
+  for (size_t i = bucket.boundaries.front().parameter; i < bucket.boundaries.back().parameter; ++i) {
+    if (!parameters_.all()[i].trained()) continue;
+    if (runs.empty() || runs.back().second < i) runs.emplace_back(i, i);
+    runs.back().second = i + 1;
+  }
+  return runs;
 }
 
 void Shards::plan_gradients(Bucket& bucket) const {
   const ArenaMap gradients = parameters_.gradient_map();
   bucket.begin = position(gradients, bucket.boundaries.front()), bucket.end = position(gradients, bucket.boundaries.back());
-  if (!bucket.of_experts) bucket.exchanged.push_back({.begin = bucket.begin, .end = bucket.end, .counts = counts(gradients, bucket)});
+  if (!bucket.of_experts && bucket.begin < bucket.end)
+    bucket.exchanged.push_back({.begin = bucket.begin, .end = bucket.end, .counts = counts(gradients, bucket.boundaries)});
   for (size_t i = bucket.boundaries.front().parameter; i < bucket.boundaries.back().parameter; ++i) {
+    if (!parameters_.all()[i].trained()) continue;
     const ArenaMap::Place& place = gradients.places[i];
     const int64_t rows = parameters_.all()[i].shape[0];
     const auto at = [&](const Boundary& boundary) {
@@ -240,10 +270,10 @@ int64_t Shards::position(const ArenaMap& arena, const Boundary& boundary) const 
 }
 
 // Returns the elements of each rank in the arena.
-std::vector<int64_t> Shards::counts(const ArenaMap& arena, const Bucket& bucket) const {
+std::vector<int64_t> Shards::counts(const ArenaMap& arena, const std::vector<Boundary>& boundaries) const {
   std::vector<int64_t> counts;
-  for (size_t r = 0; r + 1 < bucket.boundaries.size(); ++r) {
-    counts.push_back(position(arena, bucket.boundaries[r + 1]) - position(arena, bucket.boundaries[r]));
+  for (size_t r = 0; r + 1 < boundaries.size(); ++r) {
+    counts.push_back(position(arena, boundaries[r + 1]) - position(arena, boundaries[r]));
   }
   return counts;
 }
@@ -255,7 +285,8 @@ void Shards::send_when_ready(const Tensor& sums, Finish finish) {
   ready_.assign(ready_.size(), false);
   for (Bucket& bucket : buckets_) {
     require(!bucket.sent, "gradients are sent again before they are reduced");
-    bucket.waiting = bucket.boundaries.back().parameter - bucket.boundaries.front().parameter;
+    bucket.waiting = 0;
+    for (const auto& [first, last] : trained_runs(bucket)) bucket.waiting += last - first;
   }
 }
 
@@ -305,19 +336,22 @@ void Shards::reduce_gradients() {
   }
 }
 
-void Shards::gather(size_t bucket) {
-  Bucket& gathered = buckets_[bucket];
-  if (group(gathered).size() == 1) return;
-  gathered.ready->ready = false;
-  gathered.values = queue_.submit([this, &gathered] {
+void Shards::gather(Bucket& bucket, bool all) {
+  const std::vector<Range>& ranges = all ? bucket.sources : bucket.trained;
+  if (group(bucket).size() == 1 || ranges.empty()) return;
+  bucket.ready->ready = false;
+  bucket.all_come = all;
+  bucket.values = queue_.submit([this, &bucket, &ranges] {
     std::vector<Communicator::Gather> gathers;
-    for (const Range& range : gathered.sources) gathers.push_back({.bytes = range.memory, .counts = range.counts});
-    group(gathered).all_gather(gathers, Purpose::parameters);
+    for (const Range& range : ranges) gathers.push_back({.bytes = range.memory, .counts = range.counts});
+    group(bucket).all_gather(gathers, Purpose::parameters);
   });
 }
 
+void Shards::gather(size_t bucket) { gather(buckets_[bucket], false); }
+
 void Shards::gather() {
-  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) gather(bucket);
+  for (Bucket& bucket : buckets_) gather(bucket, true);
 }
 
 void Shards::arrive() {
@@ -329,7 +363,9 @@ void Shards::arrive(Bucket& bucket) {
   bucket.values.wait();
   bucket.values = {};
   bucket.ready->ready = true;
-  for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) parameters_.quantize_value(others_[i]);
+  for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) {
+    if (bucket.all_come || others_[i].of->trained()) parameters_.quantize_value(others_[i]);
+  }
 }
 
 size_t Shards::place(const Bucket& bucket, int data_rank) const {

@@ -7,6 +7,8 @@
 //
 // Both exchanges overlap with the computation. The gradients of a bucket are sent while backward computes those of others, and gathered
 // parameters arrive while forward already reads other buckets; each waits for its bucket's ReadyEvent.
+//
+// Parameters that are frozen are owned like others, for their masters, but take no part in either: they are gathered once, when all are.
 #pragma once
 
 #include <array>
@@ -29,7 +31,7 @@ class Layout {
   // Takes parameters in the order of their set, with fp32 masters; bucket_bytes is that of Shards.
   Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes);
 
-  // All totals are bytes, including the gaps that keep parameters aligned.
+  // All totals are bytes, including the gaps that keep parameters aligned. Shares and what is gathered count trained parameters alone.
   struct Totals {
     int64_t fp32_values = 0;  // these are their own masters
     int64_t other_values = 0;
@@ -114,9 +116,9 @@ class Shards {
   // are then unspecified. Sends the gradients in use if nothing was sent.
   void reduce_gradients();
 
-  // Begins to gather a bucket's values, or codes that are the weight, from their owners; codes beside a value are made again from it. All
-  // ranks call it bucket by bucket in the same order. The bucket's parameters must not be written before it has arrived; it has when
-  // gradients that were sent later are reduced.
+  // Begins to gather a bucket's values, or codes that are the weight, from their owners; codes beside a value are made again from it. One
+  // bucket is gathered without its frozen parameters, all are gathered with them. All ranks call it bucket by bucket in the same order. The
+  // bucket's parameters must not be written before it has arrived; it has when gradients that were sent later are reduced.
   void gather(size_t bucket);
   void gather();
   void arrive();  // returns when all of it is there
@@ -144,7 +146,8 @@ class Shards {
     int64_t begin = 0, end = 0;  // elements of a gradient buffer
     std::vector<Gradients> exchanged;
     std::vector<std::pair<int64_t, int64_t>> partial;  // own ranges of a gradient buffer that are summed over the tensor ranks
-    std::vector<Range> sources;                        // ranges that are gathered
+    std::vector<Range> sources, trained;               // ranges of all parameters, and of those that are trained
+    bool all_come = false;                             // frozen ones are among what is being gathered
     std::unique_ptr<ReadyEvent> ready = {};
     size_t waiting = 0;  // parameters whose gradients are not complete
     bool sent = false;
@@ -152,6 +155,10 @@ class Shards {
   };
   void add_bucket(const Layout& layout, const Layout::Bucket& of);
   void plan_gradients(Bucket& bucket) const;
+  // Returns the ranges of parameters [first, last) of the bucket in each arena where they have any.
+  std::vector<Range> ranges(const Bucket& bucket, size_t first, size_t last) const;
+  std::vector<std::pair<size_t, size_t>> trained_runs(const Bucket& bucket) const;  // parameters [first, last)
+  void gather(Bucket& bucket, bool all);
   const Communicator& group(const Bucket& bucket) const { return group(bucket.of_experts); }
   // Returns the index of a data rank's boundaries: it and its neighbors may share experts.
   size_t place(const Bucket& bucket, int data_rank) const;
@@ -159,7 +166,7 @@ class Shards {
   void send(Bucket& bucket);
   void arrive(Bucket& bucket);
   std::vector<ParameterShard> shards_between(const Boundary& begin, const Boundary& end) const;
-  std::vector<int64_t> counts(const ArenaMap& arena, const Bucket& bucket) const;
+  std::vector<int64_t> counts(const ArenaMap& arena, const std::vector<Boundary>& boundaries) const;
   int64_t position(const ArenaMap& arena, const Boundary& boundary) const;
 
   ParameterSet& parameters_;

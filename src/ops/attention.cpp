@@ -1,4 +1,5 @@
 #include <cmath>
+#include <utility>
 
 #include "mantissa/backend/functions.h"
 #include "ops/ops.h"
@@ -11,25 +12,29 @@ Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout
   x.device().run(QkNormForward{
       .x = x, .q_weight = q_weight.value(), .k_weight = k_weight.value(), .y = y, .rstd = rstd, .layout = layout, .eps = eps});
   if (!recording({qkv, q_weight, k_weight})) return Var(y);
-  return record("qk_norm", y, {qkv, q_weight, k_weight},
-                [x, q = q_weight.value(), k = k_weight.value(), q_leaf = &q_weight.trained_leaf("qk_norm"),
-                 k_leaf = &k_weight.trained_leaf("qk_norm"), rstd, layout](const Tensor& dy) {
-                  Tensor dx = empty_like(dy);
-                  const auto [dq_weight, accumulate] = q_leaf->target();
-                  const auto [dk_weight, same] = k_leaf->target();
-                  require(accumulate == same, "qk_norm: query and key weights must be updated together");
-                  dy.device().run(QkNormBackward{.x = x,
-                                                 .q_weight = q,
-                                                 .k_weight = k,
-                                                 .rstd = rstd,
-                                                 .dy = dy,
-                                                 .dx = dx,
-                                                 .dq_weight = dq_weight,
-                                                 .dk_weight = dk_weight,
-                                                 .layout = layout,
-                                                 .accumulate = accumulate});
-                  return std::vector<Tensor>{dx, {}, {}};
-                });
+  return record(
+      "qk_norm", y, {qkv, q_weight, k_weight},
+      [x, q = q_weight.value(), k = k_weight.value(), q_leaf = q_weight.leaf(), k_leaf = k_weight.leaf(), rstd, layout](const Tensor& dy) {
+        Tensor dx = empty_like(dy);
+        const auto [dq_weight, accumulate_q] = target_of(q_leaf, q);
+        const auto [dk_weight, accumulate_k] = target_of(k_leaf, k);
+        const bool accumulate = q_leaf ? accumulate_q : accumulate_k;
+        require(!q_leaf || !k_leaf || accumulate_q == accumulate_k, "qk_norm: query and key weights must be updated together");
+        for (const auto& [leaf, unused] : {std::pair{q_leaf, dq_weight}, {k_leaf, dk_weight}}) {
+          if (!leaf && accumulate) unused.device().run(Fill{.out = unused, .value = 0.0});
+        }
+        dy.device().run(QkNormBackward{.x = x,
+                                       .q_weight = q,
+                                       .k_weight = k,
+                                       .rstd = rstd,
+                                       .dy = dy,
+                                       .dx = dx,
+                                       .dq_weight = dq_weight,
+                                       .dk_weight = dk_weight,
+                                       .layout = layout,
+                                       .accumulate = accumulate});
+        return std::vector<Tensor>{dx, {}, {}};
+      });
 }
 
 Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayout layout) {

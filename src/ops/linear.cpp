@@ -333,15 +333,16 @@ Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Line
   const bool sums_y = shared(tp, Split::row_parallel), sums_dx = shared(tp, Split::column_parallel);
   if (gathers) require_own_rows("linear", tp, value);
   require(gathers || !by_tokens(tp) || value.dim(0) == tp.tokens, "linear: ", value.dim(0), " rows of ", tp.tokens, " tokens");
-  const LinearInput input = gathers ? gemms.gathered_input(tp, value, recorded) : gemms.input(value, recorded);
+  const bool kept = recorded && weight.leaf != nullptr;  // wgrad reads it
+  const LinearInput input = gathers ? gemms.gathered_input(tp, value, kept) : gemms.input(value, kept);
   Tensor y =
       empty(value.device(), sums_y ? stats_dtype(value.dtype()) : value.dtype(), {gathers ? tp.tokens : value.dim(0), weight.shape()[0]});
   gemms.fprop(input, sums_y ? Tensor() : bias.value(), y);
   if (sums_y) y = summed(tp, y, bias.value(), value.dtype());
   if (!recorded) return Var(y);
   return record("linear", y, {x, weight.var(), bias},
-                [saved = SavedInput(x, input, gemms, gathers), gemms, tp, sums_y, sums_dx, wants_dx = x.wants_gradient(),
-                 columns = weight.shape()[1], bias_leaf = bias.leaf()](const Tensor& own) {
+                [saved = kept ? SavedInput(x, input, gemms, gathers) : SavedInput(), gemms, tp, sums_y, sums_dx,
+                 wants_dx = x.wants_gradient(), columns = weight.shape()[1], bias_leaf = bias.leaf()](const Tensor& own) {
                   const Tensor dy = sums_y ? gathered_rows(tp, own) : own;
                   const LinearInput read = saved.get(gemms);
                   Tensor dx;

@@ -71,6 +71,7 @@ class LinearGemms {
 // Saves what backward reads of the input: the gathered input, its codes, the tensor, or the means to compute it again.
 class SavedInput {
  public:
+  SavedInput() = default;  // nothing: the weight is not trained
   SavedInput(const Var& x, const LinearInput& read, const LinearGemms& gemms, bool gathered) {
     if (gathered || (gemms.keeps_codes() && !x.rebuilt())) {
       kept_ = gemms.kept(read);

@@ -46,9 +46,9 @@ Var rms_norm(const Var& x, const Var& weight, double eps) {
   Tensor y = empty_like(value), rstd = row_stats(value);
   value.device().run(RmsNormForward{.x = value, .weight = weight.value(), .y = y, .rstd = rstd, .eps = eps});
   if (!recording({x, weight})) return Var(y);
-  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = &weight.trained_leaf("rms_norm"), rstd](const Tensor& dy) {
+  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = weight.leaf(), rstd](const Tensor& dy) {
     Tensor dx = empty_like(dy);
-    const auto [dweight, accumulate] = leaf->target();
+    const auto [dweight, accumulate] = target_of(leaf, w);
     dy.device().run(
         RmsNormBackward{.x = value, .weight = w, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight, .accumulate = accumulate});
     return std::vector<Tensor>{dx, {}};
@@ -61,23 +61,22 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
   value.device().run(
       LayerNormForward{.x = value, .weight = weight.value(), .y = y, .mean = mean, .rstd = rstd, .eps = eps, .bias = bias.value()});
   if (!recording({x, weight, bias})) return Var(y);
-  return record(
-      "layer_norm", y, {x, weight, bias},
-      [value, w = weight.value(), leaf = &weight.trained_leaf("layer_norm"), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
-        Tensor dx = empty_like(dy);
-        const auto [dweight, accumulate] = leaf->target();
-        const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
-        dy.device().run(LayerNormBackward{.x = value,
-                                          .weight = w,
-                                          .mean = mean,
-                                          .rstd = rstd,
-                                          .dy = dy,
-                                          .dx = dx,
-                                          .dweight = dweight,
-                                          .accumulate = accumulate,
-                                          .dbias = dbias});
-        return std::vector<Tensor>{dx, {}, {}};
-      });
+  return record("layer_norm", y, {x, weight, bias},
+                [value, w = weight.value(), leaf = weight.leaf(), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
+                  Tensor dx = empty_like(dy);
+                  const auto [dweight, accumulate] = target_of(leaf, w);
+                  const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
+                  dy.device().run(LayerNormBackward{.x = value,
+                                                    .weight = w,
+                                                    .mean = mean,
+                                                    .rstd = rstd,
+                                                    .dy = dy,
+                                                    .dx = dx,
+                                                    .dweight = dweight,
+                                                    .accumulate = accumulate,
+                                                    .dbias = dbias});
+                  return std::vector<Tensor>{dx, {}, {}};
+                });
 }
 
 Var swiglu(const Var& x, Keep keep, double limit) {

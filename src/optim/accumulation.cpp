@@ -23,7 +23,8 @@ void GradientAccumulator::accumulate(const std::function<Tensor(int64_t)>& micro
   const auto take = [&](int64_t i) {
     parameters_.device().run(Convert{.x = micro_batch(i), .out = losses_.slice(i, i + 1)});
     // A buffer is overwritten by its first contribution, so without one it would hold the gradient of an earlier step.
-    for (const Parameter& parameter : parameters_.all()) require(parameter.leaf.written, parameter.name, " received no gradient");
+    for (const Parameter& parameter : parameters_.all())
+      require(parameter.leaf.written || !parameter.trained(), parameter.name, " received no gradient");
   };
   if (how_ == Accumulation::running) {
     parameters_.reset_gradients();

@@ -18,6 +18,7 @@ Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, co
   Arena masters(dtype), first(dtype), second(dtype);
   for (const State& state : states_) {
     if (!parameters_.value_is_master(*state.shard.of)) masters.reserve(state.shard.shape());
+    if (!state.shard.of->trained()) continue;
     first.reserve(state.shard.shape());
     second.reserve(state.shard.shape());
   }
@@ -25,10 +26,15 @@ Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, co
   for (State& state : states_) {
     const Shape shape = state.shard.shape();
     state.master = parameters_.value_is_master(*state.shard.of) ? parameters_.room_for_master(state.shard) : masters.take(shape);
+    if (!state.shard.of->trained()) continue;
     state.first_moment = first.take(shape);
     state.second_moment = second.take(shape);
   }
   step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  for (const State& state : states_) {
+    const double factor = state.shard.of->training.lr_factor;
+    if (factor != 1.0 && factor != 0.0) scaled_.emplace(factor, empty_like(step_));
+  }
 }
 
 void Optimizer::initialize(uint64_t seed) {
@@ -56,26 +62,35 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   device.upload(step.data(), step_);
   int64_t begin = 0;
   for (const State& state : states_) {
+    if (!state.shard.of->trained()) continue;
     const int64_t end = begin + state.shard.norms();
     device.run(SquaredNorm{.x = state.shard.gradient(), .partials = partials.slice(begin, end)});
     begin = end;
   }
   control_.decide(losses, parameters_.nonfinite(), step_, config_.grad_clip);
+  for (const auto& [factor, values] : scaled_) {  // with the decision
+    const auto scaled = static_cast<float>(lr * factor);
+    constexpr auto kLr = static_cast<int64_t>(StepValue::lr);
+    device.run(Convert{.x = step_, .out = values});
+    device.upload(&scaled, values.slice(kLr, kLr + 1));
+  }
   // A finished bucket is sent while the next is updated.
   size_t next = 0;
   for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
     for (; next < shards_.own_end(bucket); ++next) {
       const State& state = states_[next];
+      const ModuleTraining& training = state.shard.of->training;
+      if (training.frozen()) continue;
       const Tensor rounding = parameters_.rounding_target(state.shard);
       device.run(AdamW{.master = state.master,
                        .m = state.first_moment,
                        .v = state.second_moment,
                        .grad = state.shard.gradient(),
-                       .step = step_,
+                       .step = training.lr_factor == 1.0 ? step_ : scaled_.at(training.lr_factor),
                        .beta1 = config_.beta1,
                        .beta2 = config_.beta2,
                        .eps = config_.eps,
-                       .weight_decay = state.shard.of->decays() ? config_.weight_decay : 0.0,
+                       .weight_decay = state.shard.of->decays() ? training.weight_decay.value_or(config_.weight_decay) : 0.0,
                        .value = rounding});
       parameters_.quantize(state.shard, rounding);
     }
@@ -89,6 +104,7 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
 
 Optimizer::Nonfinite Optimizer::first_nonfinite(Checked values) const {
   for (const State& state : states_) {
+    if (values == Checked::gradients && !state.shard.of->trained()) continue;
     const std::string found =
         values == Checked::weights ? nonfinite_weight(state.shard, state.master) : nonfinite_text(state.shard, state.shard.gradient());
     if (found.empty()) continue;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,16 +29,16 @@ class Optimizer {
   void store_masters();
 
   // Makes update number updates() + 1, unless it is skipped: gradients are reduced to their owners, and forward's weights are gathered. The
-  // norm is that of all gradients, summed in fp64 per 32 rows, then in the order of the parameters; it is NaN or Inf if and only if an
-  // element is. Decay applies to parameters of two or more dimensions. Everything is decided on the device. The host waits for it once, for
-  // the result; among several ranks also before, for what they tell each other.
+  // norm is that of all gradients, without those of frozen parameters, which have none, summed in fp64 per 32 rows, then in the order of
+  // the parameters; it is NaN or Inf if and only if an element is. Decay applies to parameters of two or more dimensions. Everything is
+  // decided on the device. The host waits for it once, for the result; among several ranks also before, for what they tell each other.
   UpdateResult update(double lr, const StepLosses& losses);
 
   // Counts the updates of the parameters; the bias corrections follow it.
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // A shard with its fp32 state, in its shape; the master is the value where that is fp32.
+  // A shard with its fp32 state, in its shape; the master is the value where that is fp32. A frozen one has no moments.
   struct State {
     ParameterShard shard;
     Tensor master, first_moment, second_moment;
@@ -60,7 +61,8 @@ class Optimizer {
   OptimizerConfig config_;
   int64_t updates_ = 0;
   std::vector<State> states_;
-  Tensor step_;  // StepValue
+  Tensor step_;                      // StepValue
+  std::map<double, Tensor> scaled_;  // step_ with another learning rate, by its factor
   StepControl control_{shards_};
 };
 

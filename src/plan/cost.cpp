@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "hf/hugging_face.h"
 #include "mantissa/base/integers.h"
@@ -66,8 +67,9 @@ int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm
 // FLOPs of one token, forward and backward, including recomputed ones.
 struct Work {
   double once = 0.0, again = 0.0;
-  double forward() const { return once / 3; }
-  double backward() const { return 2 * once / 3 + again; }
+  double frozen = 0.0;  // that are not in `once`: weight gradients of frozen modules
+  double forward() const { return (once + frozen) / 3; }
+  double backward() const { return once + again - forward(); }
 };
 
 struct ModelWork {
@@ -75,14 +77,16 @@ struct ModelWork {
   Work tied_head;  // after the last bucket, with the weights of the first
 };
 
-Work work_of(const ModuleShape& module, const TrainingConfig& training) {
+Work work_of(const ModulePrecision& entry, const TrainingConfig& training) {
+  const ModuleShape& module = entry.module;
   const double gemms = has_gemm(module.kind) ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
   const double attention = attention_flops_per_token(module, training.seq_len);
   const bool layer = module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
   const double again = training.recompute == Recompute::full && layer ? (gemms + attention) / 3
                        : training.recompute == Recompute::selective   ? attention / 3
                                                                       : 0.0;
-  return {.once = gemms + attention, .again = again};
+  const double frozen = entry.training.frozen() ? gemms / 3 : 0.0;
+  return {.once = gemms + attention - frozen, .again = again, .frozen = frozen};
 }
 
 // A module has one or two parameters, in the order of the modules.
@@ -91,12 +95,17 @@ ModelWork model_work(const RunConfig& config, const PrecisionPlan& plan, const L
   size_t parameter = 0, bucket = 0;
   for (const ModulePrecision& entry : plan.modules()) {
     while (parameter >= layout.buckets()[bucket].last) ++bucket;
-    const Work work = work_of(entry.module, config.training);
+    const Work work = work_of(entry, config.training);
+    out.buckets[bucket].frozen += work.frozen;
     out.buckets[bucket].once += work.once;
     out.buckets[bucket].again += work.again;
     parameter += entry.module.bias > 0 ? 2 : 1;
   }
-  if (config.model.tie_word_embeddings) out.tied_head.once = 6.0 * static_cast<double>(plan.of("embed").module.weight_elements());
+  if (config.model.tie_word_embeddings) {
+    const ModulePrecision& embed = plan.of("embed");
+    const double each = 2.0 * static_cast<double>(embed.module.weight_elements()), frozen = embed.training.frozen() ? each : 0.0;
+    out.tied_head = {.once = 3.0 * each - frozen, .frozen = frozen};
+  }
   return out;
 }
 
@@ -146,9 +155,11 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
       out.sent.parameters += alike * (ranks - 1) * share.gathered;
       summed += share.partial;
     }
-    out.sent.gradients += 2 * (tensor - 1) * summed;                                             // gradients of experts are never partial
-    const auto sums = bucket.of_experts ? static_cast<int64_t>(bucket.last - bucket.first) : 1;  // each of its parameters by itself
-    calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
+    out.sent.gradients += 2 * (tensor - 1) * summed;  // gradients of experts are never partial
+    const std::span<const ParameterSpec> parameters(layout.parameters());
+    const int64_t trained = std::ranges::count_if(parameters.subspan(bucket.first, bucket.last - bucket.first), &ParameterSpec::trained);
+    const int64_t sums = bucket.of_experts ? trained : std::min<int64_t>(trained, 1);  // each of its parameters by itself
+    calls += (ranks > 1 && trained > 0 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
     out.busiest += busiest(shares, tensor).all();
   }
   out.busiest += *config.training.grad_accum * (pass.tensor.busiest + pass.experts.busiest);
@@ -166,6 +177,7 @@ GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   } codes, values;
   for (size_t i = 0; i < layout.parameters().size(); ++i) {
     const ParameterSpec& parameter = layout.parameters()[i];
+    if (!parameter.trained()) continue;
     Moved& moved = parameter.keeps_value ? values : codes;
     moved.elements += parameter.shape.elements();
     moved.bytes += layout.gathered(i);

@@ -386,6 +386,15 @@ int64_t PrecisionPlan::parameters() const {
   return total(modules_, [](const ModulePrecision& entry) { return entry.module.parameters(); });
 }
 
+int64_t PrecisionPlan::trained_parameters() const {
+  return total(modules_, [](const ModulePrecision& entry) { return entry.training.frozen() ? 0 : entry.module.parameters(); });
+}
+
+void PrecisionPlan::set_training(const std::vector<ModuleTraining>& of) {
+  require(of.size() == modules_.size(), "set_training: ", of.size(), " entries for ", modules_.size(), " modules");
+  for (size_t i = 0; i < of.size(); ++i) modules_[i].training = of[i];
+}
+
 bool PrecisionPlan::quantizes_operands() const {
   return std::ranges::any_of(modules_, [](const ModulePrecision& entry) { return entry.recipe.quantizes_operands(); });
 }

@@ -168,18 +168,22 @@ int64_t count_layers(const std::vector<RuledModule>& modules) {
   return layers;
 }
 
-bool eligible(const PatternAlternative& alternative, const RuledModule& module) {
+// Says which of the modules that a pattern matches a rule applies to.
+enum class Reach { quantizable, every };
+
+bool eligible(const PatternAlternative& alternative, const RuledModule& module, Reach reach) {
+  if (reach == Reach::every) return alternative.matches(module.path);
   if (module.kind == ModuleKind::output || !alternative.matches(module.path)) return false;
   return module.kind == ModuleKind::linear || alternative.literal_end;
 }
 
-bool eligible(const Pattern& pattern, const RuledModule& module) {
+bool eligible(const Pattern& pattern, const RuledModule& module, Reach reach) {
   const auto& all = pattern.alternatives();
-  return std::any_of(all.begin(), all.end(), [&](const PatternAlternative& alternative) { return eligible(alternative, module); });
+  return std::any_of(all.begin(), all.end(), [&](const PatternAlternative& alternative) { return eligible(alternative, module, reach); });
 }
 
 // Returns the pattern with each misspelled segment corrected from the model, if that would match.
-std::optional<std::string> corrected(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
+std::optional<std::string> corrected(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers, Reach reach) {
   std::set<std::string> words;
   for (const RuledModule& module : modules) {
     for (const std::string& segment : split(module.path, '.')) words.insert(segment);
@@ -190,7 +194,8 @@ std::optional<std::string> corrected(const std::string& match, const std::vector
     return nearest.empty() ? segment : nearest;
   });
   const Pattern compiled(pattern, layers);
-  const bool right = std::any_of(modules.begin(), modules.end(), [&](const RuledModule& module) { return eligible(compiled, module); });
+  const bool right =
+      std::any_of(modules.begin(), modules.end(), [&](const RuledModule& module) { return eligible(compiled, module, reach); });
   return right ? std::optional(pattern) : std::nullopt;
 }
 
@@ -205,16 +210,16 @@ std::string as_path(const std::string& match) {
 }
 
 // Suggests the corrected pattern, else the three nearest modules.
-std::string nearest_to(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
+std::string nearest_to(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers, Reach reach) {
   if (!match.starts_with("re:")) {
-    if (const auto pattern = corrected(match, modules, layers)) return "; nearest: \"" + *pattern + "\"";
+    if (const auto pattern = corrected(match, modules, layers, reach)) return "; nearest: \"" + *pattern + "\"";
   }
   constexpr size_t kLongest = 256, kShown = 3;
   const std::string wanted = as_path(match).substr(0, kLongest);
   std::set<std::pair<size_t, std::string>> ranked;  // paths of modules that rules match, the nearest first
   for (const RuledModule& module : modules) {
     const std::string path = any_layer(module.path);
-    if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
+    if (reach == Reach::every || module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
   }
   std::vector<std::string> names;
   for (const auto& [distance, path] : ranked) {
@@ -225,13 +230,20 @@ std::string nearest_to(const std::string& match, const std::vector<RuledModule>&
 
 class Assignment {
  public:
-  Assignment(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules, ConfigReport& report)
-      : rules_(rules), modules_(modules), report_(report), layers_(count_layers(modules)), chosen_(modules.size()) {}
+  Assignment(const std::vector<std::string>& patterns, const std::vector<RuledModule>& modules, const std::string& list, Reach reach,
+             ConfigReport& report)
+      : patterns_(patterns),
+        modules_(modules),
+        list_(list),
+        reach_(reach),
+        report_(report),
+        layers_(count_layers(modules)),
+        chosen_(modules.size()) {}
 
   std::vector<std::optional<size_t>> take() {
-    for (size_t rule = 0; rule < rules_.size(); ++rule) {
+    for (size_t rule = 0; rule < patterns_.size(); ++rule) {
       try {
-        apply(rule, Pattern(rules_[rule].match, layers_));
+        apply(rule, Pattern(patterns_[rule], layers_));
       } catch (const Error& error) {
         problem(rule, [&] { return std::string(error.what()); });
       }
@@ -246,7 +258,7 @@ class Assignment {
     std::set<size_t> useful;                      // words in braces
     for (const PatternAlternative& alternative : pattern.alternatives()) {
       const bool matched =
-          std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module); });
+          std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module, reach_); });
       names_output = names_output || this->names_output(alternative, matched);
       if (matched) useful.insert(alternative.choices.begin(), alternative.choices.end());
       if (!matched) idle.push_back(&alternative);
@@ -257,7 +269,7 @@ class Assignment {
       const auto passed = std::find_if(idle.begin(), idle.end(), [&](const auto* alternative) { return passes_over(*alternative); });
       problem(rule, [&] {
         return passed != idle.end() ? "matches no linear" + how_to_reach(**passed)
-                                    : "matches no module" + nearest_to(rules_[rule].match, modules_, layers_);
+                                    : "matches no module" + nearest_to(patterns_[rule], modules_, layers_, reach_);
       });
     } else {
       report_idle(rule, idle, useful);
@@ -267,7 +279,7 @@ class Assignment {
 
   // Wildcards may match it: "*" does not mean it.
   bool names_output(const PatternAlternative& alternative, bool matched) const {
-    if (!alternative.matches("output")) return false;
+    if (reach_ == Reach::every || !alternative.matches("output")) return false;
     if (!alternative.has_wildcards) return true;
     if (alternative.expression) {
       return !std::all_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return alternative.matches(module.path); });
@@ -290,7 +302,7 @@ class Assignment {
       problem(rule, [&] {
         const std::string as = " as \"" + shortened(alternative->written) + "\"";
         if (passes_over(*alternative)) return "matches no linear" + as + how_to_reach(*alternative);
-        return "matches no module" + as + nearest_to(alternative->written, modules_, layers_);
+        return "matches no module" + as + nearest_to(alternative->written, modules_, layers_, reach_);
       });
     }
   }
@@ -304,7 +316,7 @@ class Assignment {
     std::set<size_t> before;  // the rules that took a module of this one
     size_t taken = 0;
     for (size_t i = 0; i < modules_.size(); ++i) {
-      if (!eligible(pattern, modules_[i])) continue;
+      if (!eligible(pattern, modules_[i], reach_)) continue;
       if (chosen_[i]) {
         before.insert(*chosen_[i]);
       } else {
@@ -314,20 +326,21 @@ class Assignment {
     }
     if (taken > 0 || before.empty()) return;
     problem(rule, [&] {
-      const std::string names = joined(
-          before, ", ", [&](size_t earlier) { return text("precision.rules.", earlier, " \"", shortened(rules_[earlier].match), '"'); });
+      const std::string names =
+          joined(before, ", ", [&](size_t earlier) { return text(list_, '.', earlier, " \"", shortened(patterns_[earlier]), '"'); });
       return "can never be reached: all its modules are taken by " + names + " before it";
     });
   }
 
   void problem(size_t rule, const ConfigReport::Message& what) {
-    const std::string& match = rules_[rule].match;
-    report_.error(text("precision.rules.", rule, ".match"),
-                  [&] { return match.empty() ? what() : "\"" + shortened(match) + "\" " + what(); });
+    const std::string& match = patterns_[rule];
+    report_.error(text(list_, '.', rule, ".match"), [&] { return match.empty() ? what() : "\"" + shortened(match) + "\" " + what(); });
   }
 
-  const std::vector<RuleConfig>& rules_;
+  const std::vector<std::string>& patterns_;
   const std::vector<RuledModule>& modules_;
+  const std::string list_;
+  const Reach reach_;
   ConfigReport& report_;
   int64_t layers_;
   std::vector<std::optional<size_t>> chosen_;
@@ -337,7 +350,14 @@ class Assignment {
 
 std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules,
                                                 ConfigReport& report) {
-  return Assignment(rules, modules, report).take();
+  std::vector<std::string> patterns;
+  for (const RuleConfig& rule : rules) patterns.push_back(rule.match);
+  return Assignment(patterns, modules, "precision.rules", Reach::quantizable, report).take();
+}
+
+std::vector<std::optional<size_t>> assign_patterns(const std::vector<std::string>& patterns, const std::vector<RuledModule>& modules,
+                                                   const std::string& list, ConfigReport& report) {
+  return Assignment(patterns, modules, list, Reach::every, report).take();
 }
 
 std::string any_layer(const std::string& path) {

@@ -88,8 +88,10 @@ void require_same_replicas(const Optimizer& optimizer, const ParameterSet& param
     if (mesh.tensor.size() == 1 || of.shard.of->sharding.split != Split::none) continue;
     rows.push_back(weight(of.shard, 0));
     // The state has the names of a checkpoint.
-    for (const auto& [prefix, tensor] : {std::pair{"master.", of.master}, {"m.", of.first_moment}, {"v.", of.second_moment}})
-      rows.push_back(compared(prefix + of.shard.of->name, of.shard.begin, of.shard.end, 0, {tensor}));
+    for (const auto& [prefix, tensor] : {std::pair{"master.", of.master}, {"m.", of.first_moment}, {"v.", of.second_moment}}) {
+      if (tensor.defined())  // frozen ones have no moments
+        rows.push_back(compared(prefix + of.shard.of->name, of.shard.begin, of.shard.end, 0, {tensor}));
+    }
   }
   or_else(difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; }));
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });

@@ -80,7 +80,7 @@ struct StartPoint {
 StartPoint find_start(const StartParts& parts, const StartSteps& steps);
 
 // Returns the size of a checkpoint as Manifest::bytes() has it.
-int64_t checkpoint_bytes(const ModelConfig& model, const std::vector<TokenizerFile>& files);
+int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);
 
 // Returns how many checkpoints lie side by side at most beyond those that are there. step: that at which the run goes on; kept: the
 // checkpoints there, which later ones replace.

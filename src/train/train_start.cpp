@@ -96,10 +96,11 @@ bool stays(const CheckpointConfig& config, int64_t step) { return config.keep_ev
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelConfig& model, const std::vector<TokenizerFile>& files) {
+int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files) {
   constexpr int64_t kValue = sizeof(float), kMasterAndMoments = 3 * kValue;
   int64_t bytes = 0;
-  for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) bytes += kMasterAndMoments * parameter.shape.elements();
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model)))
+    bytes += (plan.module_of(parameter.name).training.frozen() ? kValue : kMasterAndMoments) * parameter.shape.elements();
   for (const ParameterShape& buffer : buffer_shapes(model_shape(model))) bytes += kValue * buffer.shape.elements();
   for (const TokenizerFile& file : files) bytes += std::ssize(file.bytes);
   return bytes;
@@ -127,7 +128,7 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   std::vector<CheckpointStatus> own;  // checkpoints in the folder of the run up to its step, oldest first
   if (start.own) own = list_checkpoints(checkpoint.dir);
   std::erase_if(own, [&](const CheckpointStatus& saved) { return !saved.problem.empty() || saved.step > start.step; });
-  const int64_t one = checkpoint_bytes(config.model, files);
+  const int64_t one = checkpoint_bytes(config.model, plan, files);
   int64_t reclaimable = 0;  // for the last state: all but the newest
   for (size_t i = 0; i + 1 < own.size(); ++i)
     if (!stays(checkpoint, own[i].step) && !own[i].best) reclaimable += own[i].bytes;
@@ -461,6 +462,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .steps = *run.config.training.steps,
                          .epochs = run.config.training.epochs,
                          .parameters = run.plan.parameters(),
+                         .trained_parameters = run.plan.trained_parameters(),
                          .training_tokens = run.data.train->tokens(),
                          .validation_sets = run.data.valid.sets(),
                          .precision = precision_text(run.config.precision),

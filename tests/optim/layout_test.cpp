@@ -83,6 +83,56 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
   }
 }
 
+// Every third parameter is frozen, which leaves a bucket of vectors with nothing that is trained.
+TEST_P(LayoutTest, FrozenParametersAreOwnedAndOnceGathered) {
+  std::vector<ParameterSpec> specs = test::odd_parameters(GetParam().dtype);
+  for (size_t i = 0; i < specs.size(); i += 3) specs[i].training.lr_factor = 0.0;
+  specs.back().training.lr_factor = 0.0;
+  const Layout layout(specs, GetParam().bucket_bytes);
+  EXPECT_EQ(layout.totals().gathered(), layout_.totals().gathered());
+  EXPECT_LT(layout.totals().gradients, layout_.totals().gradients);
+  for (const int ranks : {1, 2, 3, 7}) {
+    std::vector<Layout::Share> expected(static_cast<size_t>(ranks));
+    int64_t gradients = 0;
+    for (const Layout::Bucket& bucket : layout.buckets()) {
+      const std::vector<Layout::Share> shares = layout.shares(bucket, ranks);
+      for (size_t r = 0; r < shares.size(); ++r) {
+        for (const auto member : {&Layout::Share::gradients, &Layout::Share::gathered, &Layout::Share::masters, &Layout::Share::moments,
+                                  &Layout::Share::norm_blocks})
+          expected[r].*member += shares[r].*member;
+        gradients += shares[r].gradients;
+      }
+    }
+    EXPECT_EQ(gradients, layout.totals().gradients);
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
+      const Layout::Share& own = expected[static_cast<size_t>(data.rank())];
+      const auto device = make_backend("cpu");
+      ParameterSet set;
+      for (const ParameterSpec& spec : specs) set.add(spec);
+      set.allocate(*device, Dtype::f32, true);
+      EXPECT_EQ(set.gradients().bytes(), layout.totals().gradients);
+      Optimizer optimizer(set, {}, make_mesh(data, {}), GetParam().bucket_bytes);
+      EXPECT_EQ(optimizer.shards().norm_blocks(data.rank()), own.norm_blocks);
+      int64_t moments = 0, masters = 0;
+      for (const Optimizer::State& state : optimizer.states()) {
+        EXPECT_EQ(state.first_moment.defined(), state.shard.of->trained());
+        if (state.shard.of->trained()) moments += 8 * arena_elements(state.shard.shape().elements());
+        masters += set.value_is_master(*state.shard.of) ? 0 : 4 * arena_elements(state.shard.shape().elements());
+      }
+      EXPECT_EQ(moments, own.moments);
+      EXPECT_EQ(masters, own.masters);
+      optimizer.initialize(1);
+      optimizer.shards().arrive();
+      const int64_t before = data.traffic().parameters;
+      optimizer.update(1e-3, {.losses = zeros(*device, Dtype::f64, {1})});
+      optimizer.shards().arrive();
+      EXPECT_EQ(data.traffic().parameters - before, (ranks - 1) * own.gathered) << data.rank() << " of " << ranks;
+      EXPECT_EQ(data.traffic().gradients, ranks == 1 ? 0 : gradients - own.gradients) << data.rank() << " of " << ranks;
+    });
+    EXPECT_THAT(errors, Each(IsEmpty())) << ranks;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, LayoutTest,
                          ::testing::Values(Case{Dtype::f32, 1}, Case{Dtype::bf16, 1}, Case{Dtype::bf16, 700'000},
                                            Case{Dtype::f32, Shards::kBucketBytes}),

@@ -45,11 +45,13 @@ TEST_F(SavedSize, IsKnownBeforeTheSave) {
   for (const auto& [name, more] :
        {std::pair("dense", std::vector{tokenizer, std::string("model.attention_bias=all")}),
         {"experts", {tokenizer, R"(model.moe={"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64,
-                                      "score": "sigmoid", "bias_update_rate": 1e-3})"}}}) {
+                                      "score": "sigmoid", "bias_update_rate": 1e-3})"}},
+        {"frozen", {tokenizer, R"(optimizer.rules=[{"match": "layers.0.*", "lr_factor": 0}])"}}}) {
     run_on(test::kAlone, name, more);
     const CheckpointReader reader(checkpoint(name, 2));
-    EXPECT_EQ(checkpoint_bytes(reader.config().model, {}), reader.bytes()) << name;
-    EXPECT_EQ(checkpoint_bytes(reader.config().model, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
+    const PrecisionPlan plan = resolve_plan(reader.config());
+    EXPECT_EQ(checkpoint_bytes(reader.config().model, plan, {}), reader.bytes()) << name;
+    EXPECT_EQ(checkpoint_bytes(reader.config().model, plan, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
   }
   run_on(test::kAlone, "exported", {"checkpoint.export={}"});
   const RunConfig saved = CheckpointReader(checkpoint("exported", 2)).config();

@@ -96,9 +96,24 @@ constexpr auto choices(LogLevel) {
 inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
 inline constexpr int kMostThreads = 4096;
 
+struct OptimizerRule {
+  std::string match;
+  double lr_factor = 1.0;
+  std::optional<double> weight_decay;
+
+  bool operator==(const OptimizerRule&) const = default;
+  void fields(auto& v) {
+    v("match", match, "pattern of module paths, as in precision.rules; it reaches every kind of module");
+    v("lr_factor", lr_factor, "factor of the learning rate; 0: frozen, without gradients, moments and exchange",
+      limits::between(0, kLargestCount));
+    v("weight_decay", weight_decay, "null: optimizer.weight_decay", limits::not_negative);
+  }
+};
+
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
   double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+  std::vector<OptimizerRule> rules = {};
 
   void fields(auto& v) {
     v("type", type, "optimizer");
@@ -108,6 +123,7 @@ struct OptimizerConfig {
     v("eps", eps, "added to the root of the second moment", limits::positive);
     v("weight_decay", weight_decay, "decoupled decay of parameters with two or more dimensions, embeddings included", limits::not_negative);
     v("grad_clip", grad_clip, "largest global gradient norm; 0: no clipping", limits::not_negative);
+    v("rules", rules, "modules that are trained otherwise, or not at all; the first rule that matches a module counts");
   }
 };
 
@@ -360,7 +376,8 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
 // than a run can have, and a schedule that is longer.
 void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report);
 
-// Resolves the precision of every module. model.vocab_size must be set. Throws Error(usage) for what only the resolved plan can show.
+// Resolves the precision of every module, and how it is trained. model.vocab_size must be set. Throws Error(usage) for what only the
+// resolved plan can show.
 PrecisionPlan resolve_plan(const RunConfig& config);
 
 // Returns a configuration with other values in section "precision", each as --set takes it: "precision.recipe=mxfp4_qat". Throws

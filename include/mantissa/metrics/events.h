@@ -201,7 +201,7 @@ struct StartEvent {
   std::string resumed;  // the checkpoint; "": a fresh start
   int64_t step = 0, steps = 0;
   std::optional<double> epochs = {};  // training.epochs, from which the steps follow
-  int64_t parameters = 0;
+  int64_t parameters = 0, trained_parameters = 0;
   int64_t training_tokens = 0, validation_sets = 0;
   std::string precision;  // "bf16, mxfp8, 2 rules"
   std::string device;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -66,6 +67,14 @@ struct ModelShape {
   int64_t tensor = 1;  // ranks that share each weight
 };
 
+// How the parameters of a module are trained (optimizer.rules).
+struct ModuleTraining {
+  double lr_factor = 1.0;                   // factor of the learning rate; 0: they stay as they are, without gradient and moments
+  std::optional<double> weight_decay = {};  // in place of optimizer.weight_decay
+
+  bool frozen() const { return lr_factor == 0.0; }
+};
+
 // `rule` is the key that decided, "precision.recipe", "precision.rules.2" or "precision.fp8_output_proj", or "" where none did; `match` is
 // the pattern of a rule. `bytes` counts resident memory: the parameter and its quantized copy, without gradients and optimizer state; an
 // fp32 parameter is its own master.
@@ -77,6 +86,7 @@ struct ModulePrecision {
   StoredType wire = StoredType::bf16;      // type in which parameters are gathered
   StoredType exported = StoredType::bf16;  // type that fprop multiplies by, and so that of an export
   int64_t bytes = 0;
+  ModuleTraining training = {};
 
   int64_t bytes_on_rank(const ModelRanks& ranks) const;  // the part of `bytes` that each rank holds
 
@@ -112,7 +122,9 @@ class PrecisionPlan {
   // Returns the module that has this parameter, its weight or its bias. Throws Error(internal) if none has.
   const ModulePrecision& module_of(const std::string& parameter) const;
   int64_t parameters() const;
-  int64_t buffers() const;            // elements of state that no gradient trains
+  int64_t trained_parameters() const;                        // parameters that are not frozen
+  void set_training(const std::vector<ModuleTraining>& of);  // by module; else all are trained alike
+  int64_t buffers() const;                                   // elements of state that no gradient trains
   int64_t active_parameters() const;  // parameters that a token is computed with: of expert weights, those of the experts it goes to
   int64_t bytes() const;              // resident, of all modules
   int64_t bytes_on_rank(const ModelRanks& ranks) const;

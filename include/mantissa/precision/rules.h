@@ -59,6 +59,11 @@ struct RuledModule {
 std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules,
                                                 ConfigReport& report);
 
+// Like assign_rules(), for rules of another list, whose patterns may match every module, the output projection included: "*" is all of
+// them.
+std::vector<std::optional<size_t>> assign_patterns(const std::vector<std::string>& patterns, const std::vector<RuledModule>& modules,
+                                                   const std::string& list, ConfigReport& report);
+
 // "layers.3.attn.qkv" -> "layers.*.attn.qkv"
 std::string any_layer(const std::string& path);
 // Joins one module in several layers, ascending: "layers.{0..2,5}.attn.qkv". A single path stays as it is.
