@@ -241,9 +241,12 @@ SavedCheckpoint save_state(Run& run, AfterSave after) {
   return save();
 }
 
+enum class SavedFor { interval_or_request, best_alone };
+
 // Returns false if the disk did not take the save; training goes on and tries again at the next interval. Before a stop, which may have
-// seconds left, no export is begun but that of the end, after which nobody may resume the run.
-bool save(Run& run, AfterSave after) {
+// seconds left, no export is begun but that of the end, after which nobody may resume the run. A checkpoint that is saved for being the
+// best is exported at the end, as a better one may follow.
+bool save(Run& run, AfterSave after, SavedFor cause = SavedFor::interval_or_request) {
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   SavedCheckpoint saved;
@@ -266,7 +269,7 @@ bool save(Run& run, AfterSave after) {
   if (!event.path.empty()) run.newest_checkpoint = event.path;
   publish(run, run.events.saved, event);
   if (!event.problem.empty()) return false;
-  if (run.config.checkpoint.exported && (!run.stop_seen || has_finished(run))) {
+  if (run.config.checkpoint.exported && cause != SavedFor::best_alone && (!run.stop_seen || has_finished(run))) {
     await_exports(run, 1);
     run.exports.add(saved, run.checkpoints);
   }
@@ -287,7 +290,8 @@ bool after_step(Run& run) {
     if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, AfterSave::run_ends);
     throw;
   }
-  return (due(run, run.config.checkpoint.interval) || is_best(run)) && save(run, after_save(run));
+  if (due(run, run.config.checkpoint.interval)) return save(run, after_save(run));
+  return is_best(run) && save(run, after_save(run), SavedFor::best_alone);
 }
 
 // Asks for the export of the best checkpoint, of which there is none yet if it was saved between the intervals.

@@ -166,6 +166,18 @@ TEST_F(BestOfARun, IsExportedAtTheEndBesideTheLast) {
     EXPECT_TRUE(fs::exists(run_folder("run") + "/exports/" + checkpoint_name(step) + "/model.safetensors")) << step;
 }
 
+TEST_F(BestOfARun, IsNotExportedBeforeTheEnd) {
+  std::vector<int64_t> saved, exported;
+  TrainEvents events;
+  events.saved = [&](const SaveEvent& event) { saved.push_back(event.step); };
+  events.exported = [&](const ExportEvent& event) { exported.push_back(event.step); };
+  train(config("run", test::with(sets_, {"checkpoint.export={}"})), {}, events);
+  EXPECT_GT(saved.size(), 5U) << "the loss falls";
+  std::vector<int64_t> expected = {12};
+  if (best("run") != 12) expected.push_back(best("run"));
+  EXPECT_EQ(exported, expected);
+}
+
 TEST_F(BestOfARun, IsTheSameOnSeveralRanks) {
   const Sets sets = test::with(sets_, {"training.accumulation=tree", "training.threads=1", "checkpoint.interval=1"});
   const Evaluated alone = evaluated(config("alone", sets));
