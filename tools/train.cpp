@@ -1,6 +1,7 @@
 #include "mantissa/train/train.h"
 
 #include <fstream>
+#include <iomanip>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -129,6 +130,13 @@ void print_memory(const RunConfig& config, const MemoryEstimate& memory) {
   if (together) std::cout << "  NCCL            " << bytes_text(memory.nccl) << " (supposed)\n";
 }
 
+// The rate of whole steps is known only when some are taken.
+std::string time_line(const RunPreview& preview, double training_flops) {
+  const double seconds = (training_flops + preview.evaluation_flops) / *preview.gemm_rate;
+  return text("time     at least ", duration_text(seconds), " at ", std::setprecision(3), *preview.gemm_rate,
+              " FLOP/s, which GEMMs alone reach here now; the eta of a run is that of whole steps, mfu_meas their share of this rate\n");
+}
+
 void print_preview(const RunPreview& preview) {
   const TrainingConfig& training = preview.config.training;
   const ParallelConfig& parallel = preview.config.parallel;
@@ -145,6 +153,7 @@ void print_preview(const RunPreview& preview) {
             << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(*training.steps) << " in all\n";
   print_memory(preview.config, preview.memory);
+  if (preview.gemm_rate) std::cout << time_line(preview, step_flops * static_cast<double>(*training.steps));
 }
 
 // Returns how many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.

@@ -18,6 +18,12 @@ int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch
 
 }  // namespace
 
+int64_t evaluated_windows(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
+  int64_t windows = 0;
+  for (int set = 0; set < data.sets(); ++set) windows += windows_to_read(data, set, micro_batch_size, iters);
+  return windows;
+}
+
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
   for (int set = 0; set < data.sets(); ++set) {
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);

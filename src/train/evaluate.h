@@ -17,6 +17,9 @@ namespace mantissa {
 // Throws Error(usage) if evaluate() would find no target that counts.
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
 
+// Returns how many windows evaluate() reads, of all sets.
+int64_t evaluated_windows(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
+
 // Evaluates the first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target
 // counts. `stop` is asked before each round of micro batches, one for each of `ranks`; true, which all ranks must answer alike, ends the
 // evaluation. The result is the same for any number of ranks.

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/gpus.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/parallel.h"
@@ -26,6 +27,7 @@
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "train/evaluate.h"
+#include "train/gemm_rate.h"
 #include "train/generate.h"
 #include "train/replicas.h"
 #include "train/run.h"
@@ -368,6 +370,16 @@ RunPreview preview_run(const LoadedConfig& loaded) {
                      .training_tokens = data.train->tokens(),
                      .validation_windows = 0};
   for (int set = 0; set < data.valid.sets(); ++set) preview.validation_windows += data.valid.windows(set);
+  const TrainingConfig& training = copy.config.training;
+  const EvalConfig& eval = copy.config.eval;
+  const int64_t steps = *training.steps, windows = evaluated_windows(data.valid, training.micro_batch_size, eval.iters);
+  const int64_t of_last = 1, evaluations = (eval.first ? 1 : 0) + (eval.interval > 0 ? (steps - 1) / eval.interval : 0) + of_last;
+  constexpr double kForward = 1.0 / 3.0;  // share of a step's FLOPs
+  preview.evaluation_flops = kForward * preview.flops_per_token * static_cast<double>(training.seq_len) * static_cast<double>(windows) *
+                             static_cast<double>(evaluations);
+  const bool is_here = backend_name(training.device) != "cuda" || find_gpus().architecture > 0;
+  if (copy.config.parallel.world() == 1 && is_here)
+    preview.gemm_rate = measured_gemm_rate(copy.config, *make_backend(training.device), alone);
   return preview;
 }
 

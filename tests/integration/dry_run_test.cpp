@@ -97,6 +97,19 @@ TEST_F(DryRun, RefusesWhatTheMemoryCannotHold) {
   EXPECT_NO_THROW(preview_run(config("first", allowed)));
 }
 
+TEST_F(DryRun, KnowsTheWorkOfStepsAndEvaluationsAndMeasuresForLongRuns) {
+  const std::vector<std::string> sets = {"eval.interval=5", "eval.first=true", "training.steps=20"};
+  const RunPreview brief = preview_run(config("brief", sets));
+  const double windows = 2 * 4, evaluations = 5;  // 0, 5, 10, 15, 20
+  EXPECT_DOUBLE_EQ(brief.evaluation_flops, brief.flops_per_token / 3.0 * 16 * windows * evaluations);
+  EXPECT_EQ(brief.gemm_rate, std::nullopt) << "it would take longer than the run";
+  const RunPreview last = preview_run(config("last", {"eval.interval=0", "training.steps=20"}));
+  EXPECT_DOUBLE_EQ(last.evaluation_flops, brief.evaluation_flops / evaluations);
+  const RunPreview whole = preview_run(config("whole", {"eval.interval=7", "eval.iters=null", "training.steps=7"}));
+  EXPECT_DOUBLE_EQ(whole.evaluation_flops, whole.flops_per_token / 3.0 * 16 * static_cast<double>(whole.validation_windows));
+  EXPECT_GT(preview_run(config("long", {"training.steps=1000000000"})).gemm_rate.value_or(0.0), 1e8);
+}
+
 TEST_F(DryRun, RefusesAFolderThatIsInUse) {
   run("first", {"training.steps=2"});
   expect_refused("first", {}, ExitCode::usage, "first: holds metrics or checkpoints of an earlier run");

@@ -62,6 +62,8 @@ struct RunPreview {
   MemoryEstimate memory;
   int64_t training_tokens = 0;
   int64_t validation_windows = 0;
+  double evaluation_flops = 0.0;         // FLOPs of all evaluations together
+  std::optional<double> gemm_rate = {};  // FLOP/s that GEMMs reach here; none: not measured, for several ranks and very short runs
 };
 
 // Opens the data and what the run starts from, writes nothing. Throws as train() does, also where this disk or the memory of this host is
