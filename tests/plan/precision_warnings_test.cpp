@@ -167,7 +167,7 @@ TEST(RunWarnings, NameWhatARunWillNotDo) {
   EXPECT_THAT(found(), IsEmpty());
   config.schedule.warmup_steps = *config.training.steps - 1;
   EXPECT_THAT(found(), IsEmpty()) << "the last step is at the peak";
-  config.schedule.warmup_steps = config.training.steps;
+  config.schedule.warmup_steps = *config.training.steps;
   EXPECT_THAT(found(),
               ElementsAre("schedule.warmup_steps 1000: the run ends after 1000 steps, so the learning rate never reaches optimizer.lr"));
   config.schedule.warmup_steps = 0;
