@@ -21,7 +21,7 @@ struct Leaf {
   Tensor grad;  // stats dtype, shape of the parameter
   bool written = false;
   int uses = 0;                   // operations on a tape that still may contribute
-  std::function<void()> ready{};  // if set, called by backward when none is left; once for each tape that used it
+  std::function<void()> ready{};  // if set, backward calls it when the last operation of its tape has added
 
   struct Target {
     Tensor out;

@@ -107,7 +107,7 @@ struct Resumable {
   std::vector<std::string> plan_changes;
 };
 
-// Requires that the checkpoint has the same model, data, order of tokens and tokenizer as this run.
+// Requires that the checkpoint has the same model, data, order of tokens, tokenizer and plan as this run.
 Resumable resumable(const CheckpointReader& reader, const RunConfig& config, const PrecisionPlan& plan, const Data& data) {
   const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
   const RunConfig& saved = reader.config();

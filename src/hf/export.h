@@ -74,13 +74,13 @@ class ModelExport {
   // Writes part number `part` of `parts`, reads it back and returns the hashes of its tensors. progressed is called after each chunk.
   // Throws Error(usage) for values that the type cannot hold, Error(data) for values that are NaN or Inf, Error(storage).
   std::vector<Hash64> write(const std::filesystem::path& folder, int part, int parts, const Progressed& progressed = {});
-  // Writes config.json, tokenizer and generation files as the model came with them, and mantissa.json, which says of every tensor what it
-  // was made from and its hash. hashes: those of all parts, in order.
+  // Writes config.json, the tokenizer and generation files of the model, what the convention and the format add (README.md), and
+  // mantissa.json, which says of every tensor what it was made from and its hash. hashes: those of all parts, in order.
   void finish(const std::filesystem::path& folder, const std::vector<Hash64>& hashes) const;
 
   // Compares part number `part` of `parts` of the folder that finish() completed with what forward multiplies by; the first part also
-  // compares how servers and forward quantize inputs. Returns the first difference; none: all is right. Throws as write() does, and
-  // Error(data) for a source that changed.
+  // compares how servers and forward quantize inputs, unless the format is mlx and computes some of the model otherwise. Returns the first
+  // difference; none: all is right. Throws as write() does, and Error(data) for a source that changed.
   std::optional<std::string> difference(HfWeights& written, int part, int parts, const Progressed& progressed = {});
 
   // Returns how the tokenizer.json of a folder differs from that of an export; none: it has the same ids, or one of the two has none.
@@ -111,7 +111,7 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
 // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
 std::string simulated_weights(const PrecisionPlan& plan);
 
-// Lists codes of a folder whose inputs a server quantizes and a checkpoint's forward does not, or the other way round: "layers.0.mlp.down:
+// Lists packed modules whose inputs are quantized only by the server or only by the checkpoint's forward: "layers.0.mlp.down:
 // inputs are quantized in the checkpoint, in high precision here". Blocks of inputs are compared for the convention fp8 only: all others
 // have those of 32, also for weights that were trained with 128.
 std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardWeights& types);

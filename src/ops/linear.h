@@ -33,7 +33,7 @@ class LinearGemms {
 
   LinearInput input(const Tensor& x, bool recorded) const;  // recorded: backward will read it
   // Under sequence parallelism, all-gathers the rows of x, of which each rank has a share. They travel as codes if nothing reads their
-  // values; fprop reads the same bits either way. Else it is input().
+  // values, else as values; fprop reads the same bits. Without sequence parallelism this is input().
   LinearInput gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const;
   // Returns what backward needs of an input that was recorded.
   LinearInput kept(const LinearInput& input) const;

@@ -121,7 +121,7 @@ struct Gemm {
 };
 
 // Writes element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros, so any number
-// of tokens can be quantized. `second` gets the same x in the other orientation in the same pass. nonfinite [1] i32 is set to 1 if x holds
+// of tokens can be quantized. `second` gets the codes of x in the other orientation. nonfinite [1] i32 is set to 1 if x holds
 // a NaN or Inf, else left alone. The given bits are quantized: a caller that holds fp32 and wants the codes of bf16 rounds first.
 struct Quantize {
   Tensor x;

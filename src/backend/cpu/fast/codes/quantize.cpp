@@ -1,5 +1,5 @@
-// Quantizes row blocks of bf16, and decodes codes, in lanes. Blocks and elements that code_lanes.h does not cover (non-finite, or with tiny
-// scales) go through the scalar codecs, so every bit is the reference's.
+// Quantizes row blocks of bf16, and decodes codes, in lanes. A row block (rowwise: a row) with a block that code_lanes.h does not cover,
+// because it is not finite or its scale is tiny, goes through the scalar codecs as a whole, so every bit is the reference's.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -19,9 +19,9 @@
 namespace mantissa::lanes {
 namespace {
 
-// A row block is all blocks side by side that share their rows. It is read twice, row by row: the first pass finds the largest magnitudes,
-// the second encodes with the scales that follow from them. A pass down the columns would evict its own cache lines where rows are a power
-// of two apart.
+// A row block is all blocks side by side that share their rows (rowwise: so many rows as a block has elements). It is read twice, row by
+// row: the first pass finds the largest magnitudes, the second encodes with the scales that follow from them. A pass down the columns would
+// evict its own cache lines where rows are a power of two apart.
 
 // Rows [first, end) of `out`: one row block, or a single row of one. x holds the first `given` of these rows; those beyond are zeros.
 struct RowBlock {
