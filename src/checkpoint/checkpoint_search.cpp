@@ -95,7 +95,9 @@ NamedCheckpoint find_checkpoint(const fs::path& path) {
   if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
   const bool file = !fs::is_directory(plain, error);
   if (name == kBest && file) return {.folder = plain.parent_path(), .name = "", .best = true};
-  const fs::path folder = name == kLatest && file ? plain.parent_path() : plain;
+  require(!file || name == kLatest, ExitCode::usage, path.string(),
+          ": is a file, and neither a checkpoint nor a model; name the folder of one, or a GGUF file");
+  const fs::path folder = file ? plain.parent_path() : plain;
   return {.folder = fs::is_directory(folder / "checkpoints", error) ? folder / "checkpoints" : folder, .name = ""};
 }
 

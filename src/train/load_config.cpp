@@ -151,7 +151,7 @@ void check_inputs_exist(const RunConfig& config, Start start, ConfigReport& repo
   if (checkpoint.init_from && !continues) check_initial_model(*checkpoint.init_from, report);
 }
 
-// Names the configuration in a folder that was given in its place, and the key of a text that was.
+// Names the configuration in a folder that was given in its place, and the key of a model or a text that was.
 void refuse_what_is_no_config(const std::filesystem::path& file) {
   std::error_code none;
   const std::filesystem::path inside = file / "config.json";
@@ -163,6 +163,8 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
   const auto read = std::min<int64_t>(content.size(), std::ssize(begin));
   content.read_at(0, std::as_writable_bytes(std::span(begin)).first(static_cast<size_t>(read)));
   const size_t first = std::string_view(begin.data(), static_cast<size_t>(read)).find_first_not_of(" \t\r\n");
+  require(!is_gguf_file(file), ExitCode::usage, file.string(),
+          ": is a model, not a configuration; name a configuration, and the model with --set checkpoint.init_from=", file.string());
   const bool json = first == std::string_view::npos || std::string_view("{[\"/\xEF").find(begin.at(first)) != std::string_view::npos;
   require(json, ExitCode::usage, file.string(),
           ": is not a configuration, which is JSON and begins with {; to train on a text, give it with --set data.path=", file.string());

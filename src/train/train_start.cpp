@@ -397,10 +397,6 @@ bool share_folder(Run& run) {
   return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
 }
 
-}  // namespace
-
-namespace {
-
 // Makes `best` name what the state calls the best checkpoint, if that is there.
 void adopt_best(Run& run) {
   std::optional<BestCheckpoint>& best = run.state.best_checkpoint;

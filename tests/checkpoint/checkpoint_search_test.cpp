@@ -237,6 +237,13 @@ TEST_F(Candidates, TheFirstIsDamageWhenItOrLatestIs) {
   EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data) << "there were some";
 }
 
+TEST_F(Candidates, AFileThatIsNoModelIsSaidToBeAFile) {
+  write_file(folder.path() / "README.md", "text");
+  EXPECT_EQ(
+      std::string(error_of([&] { open_checkpoint(folder.path() / "README.md"); }).what()),
+      (folder / "README.md") + std::string(": is a file, and neither a checkpoint nor a model; name the folder of one, or a GGUF file"));
+}
+
 TEST_F(Candidates, ACheckpointThatIsNamedIsNotReplacedByAnother) {
   const auto load = [](CheckpointReader&) {};
   EXPECT_EQ(load_checkpoint(at(1), load).path, at(1));

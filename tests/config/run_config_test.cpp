@@ -263,6 +263,11 @@ TEST(RunConfig, AFolderInPlaceOfAConfigurationIsRefusedWithItsOwn) {
   write_file(folder / "config.json", "{}");
   EXPECT_EQ(refused(), folder.path().string() + ": is a folder; its configuration is " + (folder / "config.json"));
   EXPECT_THAT(error_of([&] { load_run_config({.file = folder / "config.json"}); }).what(), Not(HasSubstr("is a folder")));
+  write_file(folder / "model.gguf", "");
+  EXPECT_EQ(std::string(error_of([&] { load_run_config({.file = folder / "model.gguf"}); }).what()),
+            (folder / "model.gguf") +
+                ": is a model, not a configuration; name a configuration, and the model with --set checkpoint.init_from=" +
+                (folder / "model.gguf"));
 }
 
 }  // namespace mantissa::run_config_test
