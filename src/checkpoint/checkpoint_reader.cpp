@@ -1,12 +1,14 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/parallel.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/block_scale.h"
@@ -175,6 +177,51 @@ void CheckpointReader::verify() {
   });
 }
 
+namespace {
+
+// The values of all codes under a scale. Those of a scale are computed when it is asked for first: a tensor has few scales.
+template <class E>
+class DecodedCodes {
+ public:
+  static constexpr bool kPacked = std::is_same_v<E, E2M1>;
+
+  explicit DecodedCodes(ScaleRule rule) : rule_(rule), values_(kScales * kCodes) {}
+
+  const float* of(uint8_t scale) {
+    float* const values = values_.data() + scale * kCodes;
+    if (!known_[scale]) {
+      for (size_t code = 0; code < kCodes; ++code)
+        values[code] = std::bit_cast<float>(decode_in_block<E>(static_cast<uint8_t>(code), scale, rule_));
+      known_[scale] = true;
+    }
+    return values;
+  }
+
+ private:
+  static constexpr size_t kScales = 256, kCodes = kPacked ? 16 : 256;
+  ScaleRule rule_;
+  std::vector<float> values_;
+  std::array<bool, kScales> known_{};
+};
+
+// Decodes columns [first, first + out.size()) of a row, given all its codes and scales.
+template <class E>
+void decode_row(std::span<const std::byte> codes, std::span<const std::byte> scales, int64_t block, int64_t first, std::span<float> out,
+                DecodedCodes<E>& values) {
+  const int64_t end = first + static_cast<int64_t>(out.size());
+  for (int64_t column = first; column < end;) {
+    const int64_t stop = std::min(end, (column / block + 1) * block);
+    const float* const of = values.of(std::to_integer<uint8_t>(scales[static_cast<size_t>(column / block)]));
+    for (; column < stop; ++column) {
+      const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(DecodedCodes<E>::kPacked ? column / 2 : column)]);
+      const unsigned code = !DecodedCodes<E>::kPacked ? byte : column % 2 == 0 ? byte & 0xFU : byte >> 4U;
+      out[static_cast<size_t>(column - first)] = of[code];
+    }
+  }
+}
+
+}  // namespace
+
 Quantization packed_form(Format format) {
   return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = ScaleRule::rceil};
 }
@@ -190,18 +237,14 @@ void TensorReader::decode(const std::string& parameter, const WeightForm& kept, 
   std::vector<std::byte> scales(static_cast<size_t>((read + height - 1) / height * scale_bytes(kept)));
   read_codes(parameter, begin, begin + read, codes, scales);
   with_element(kept.codes.format, [&]<class E>() {
-    constexpr bool packed = std::is_same_v<E, E2M1>;
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t i = 0; i < wanted; ++i) {
-        const int64_t column = first + i;
-        const int64_t place = (above + row) * code_bytes(kept) + (packed ? column / 2 : column);
-        const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(place)]);
-        const auto code = static_cast<uint8_t>(packed ? (column % 2 == 0 ? byte & 0xF : byte >> 4) : byte);
-        const int64_t of_block = (above + row) / height * scale_bytes(kept) + column / block;
-        const auto scale = std::to_integer<uint8_t>(scales[static_cast<size_t>(of_block)]);
-        out[static_cast<size_t>(row * wanted + i)] = std::bit_cast<float>(decode_in_block<E>(code, scale, kept.codes.rule));
-      }
-    }
+    constexpr int64_t kRows = 64;
+    parallel_for(rows, kRows, [&](int64_t from, int64_t to) {
+      DecodedCodes<E> values(kept.codes.rule);
+      for (int64_t row = from; row < to; ++row)
+        decode_row(std::span(codes).subspan(static_cast<size_t>((above + row) * code_bytes(kept))),
+                   std::span(scales).subspan(static_cast<size_t>((above + row) / height * scale_bytes(kept))), block, first,
+                   out.subspan(static_cast<size_t>(row * wanted), static_cast<size_t>(wanted)), values);
+    });
   });
 }
 

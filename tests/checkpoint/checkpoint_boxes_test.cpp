@@ -1,12 +1,14 @@
 // Tensors as boxes in global coordinates, by which one layout of ranks reads what another wrote.
 #include <gmock/gmock.h>
 
+#include <bit>
 #include <limits>
 #include <numeric>
 #include <random>
 
 #include "checkpoint_testing.h"
 #include "io/safetensors.h"
+#include "mantissa/formats/block_scale.h"
 
 namespace mantissa::test::checkpoint_boxes_test {
 
@@ -235,5 +237,67 @@ TEST_F(CheckpointTest, AValueThatIsNotFiniteIsNamedByItsPlaceInTheWholeTensor) {
       .name = "w", .shape = {5, 4}, .boxes = {{{0, 0}, {1, 2}}, {{2, 1}, {2, 2}}}, .data = saved_tensor({6}, bad)};
   EXPECT_STREQ(error_of([&] { describe_shard({tensor}, 3, 7); }).what(), "w: element 13 is NaN or Inf; step 7 is not saved");
 }
+
+constexpr int64_t kRows = 300, kColumns = 256;  // more rows than one thread decodes at a time
+
+// A parameter "w" of random codes with random scales, of which every one occurs.
+class RandomCodes : public TensorReader {
+ public:
+  explicit RandomCodes(Quantization how) : form_{.codes = how, .columns = kColumns} {
+    std::mt19937 random(3);
+    codes_.resize(static_cast<size_t>(kRows * code_bytes(form_)));
+    scales_.resize(static_cast<size_t>((kRows + how.block_rows - 1) / how.block_rows * scale_bytes(form_)));
+    for (std::vector<std::byte>* const bytes : {&codes_, &scales_})
+      for (std::byte& byte : *bytes) byte = static_cast<std::byte>(random() & 0xFF);
+  }
+
+  std::string where() const override { return "here"; }
+  bool has(const std::string&) const override { return true; }
+  WeightForm form(const std::string&) const override { return form_; }
+  void read(const std::string&, const Box&, std::span<std::byte>) override { FAIL() << "codes are not read as values"; }
+  void read_codes(const std::string&, int64_t begin, int64_t end, std::span<std::byte> codes, std::span<std::byte> scales) override {
+    const int64_t height = form_.codes.block_rows, first = begin / height, last = (end + height - 1) / height;
+    EXPECT_EQ(begin % height, 0);
+    std::copy_n(codes_.begin() + begin * code_bytes(form_), (end - begin) * code_bytes(form_), codes.begin());
+    std::copy_n(scales_.begin() + first * scale_bytes(form_), (last - first) * scale_bytes(form_), scales.begin());
+  }
+
+  // Returns the bits of an element, by the definition of the format.
+  uint32_t element(int64_t row, int64_t column) const {
+    const Quantization& how = form_.codes;
+    const auto scale =
+        std::to_integer<uint8_t>(scales_[static_cast<size_t>(row / how.block_rows * scale_bytes(form_) + column / how.block_cols)]);
+    if (how.format == Format::e4m3)
+      return decode_in_block<E4M3>(std::to_integer<uint8_t>(codes_[static_cast<size_t>(row * kColumns + column)]), scale, how.rule);
+    const auto pair = std::to_integer<unsigned>(codes_[static_cast<size_t>((row * kColumns + column) / 2)]);
+    return decode_in_block<E2M1>(static_cast<uint8_t>(column % 2 == 0 ? pair & 0xFU : pair >> 4U), scale, how.rule);
+  }
+
+ private:
+  WeightForm form_;
+  std::vector<std::byte> codes_, scales_;
+};
+
+class DecodedCodes : public ::testing::TestWithParam<Quantization> {};
+
+TEST_P(DecodedCodes, AreThoseOfTheFormatInEveryBox) {
+  RandomCodes weights(GetParam());
+  const Box whole{.start = {0, 0}, .size = {kRows, kColumns}}, part{.start = {100, 0}, .size = {70, kColumns}};
+  const Box inside{.start = {129, 37}, .size = {99, 130}}, narrow{.start = {31, 63}, .size = {2, 3}};
+  for (const Box& box : {whole, part, inside, narrow}) {
+    std::vector<float> values(static_cast<size_t>(box.elements()));
+    weights.read_fp32("w", box, values);
+    size_t different = 0;
+    for (int64_t i = 0; i < box.elements(); ++i)
+      different += std::bit_cast<uint32_t>(values[static_cast<size_t>(i)]) !=
+                   weights.element(box.start[0] + i / box.size[1], box.start[1] + i % box.size[1]);
+    EXPECT_EQ(different, 0U) << "box at " << box.start[0] << ", " << box.start[1];
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, DecodedCodes,
+                         ::testing::Values(packed_form(Format::e2m1), packed_form(Format::e4m3),
+                                           Quantization{.format = Format::e4m3, .block_rows = 128, .block_cols = 128},
+                                           Quantization{.format = Format::e2m1, .block_cols = 32, .rule = ScaleRule::flashinfer}));
 
 }  // namespace mantissa::test::checkpoint_boxes_test
