@@ -3,7 +3,7 @@ import gguf
 import numpy as np
 
 from gguf_cases import FAMILIES, MXFP4, PACKED, SIZES, Errors, converted, decoded, emulated, same_values, served
-from gguf_text import ROOT, learned, own_tokenizer, tokenized
+from gguf_text import ROOT, learned, own_tokenizer
 from llama_cpp import Llama
 from mantissa_program import Failed
 from mx_numpy import Folder
@@ -107,7 +107,7 @@ class Good:
         mantissa.run("export", self.run, "--output", self.hf)
         mantissa.run("export", self.run, "--output", work / "mlx", "--format", "mlx", *PACKED)
         self.values = converted("mixtral", model, Folder(self.hf))
-        self.ids = tokenized(mantissa, tokenizer, [self.text])[0]
+        self.ids = mantissa.token_ids(tokenizer, [self.text])[0]
         self.windows = [self.ids[:128], self.ids[128:256]]
         if program:
             self.ours = np.concatenate(mantissa.log_probabilities(self.hf, self.windows, "--dtype", "fp32"))

@@ -1,7 +1,6 @@
 """Cases of llama_served.py with tokenizers: models that learned a text or conversations, ids of random texts, and answers of llama-server."""
 import json
 import random
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -28,20 +27,6 @@ def learned(mantissa, data, steps, model, precision):
     return work / "run"
 
 
-def tokenized(mantissa, tokenizer, texts):
-    """The ids that `mantissa tokenize` gives each text."""
-    file, out = mantissa.work / "texts.jsonl", mantissa.work / "ids"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    for old in mantissa.work.glob("ids.*"):
-        old.unlink()
-    mantissa.run("tokenize", file, "--tokenizer", tokenizer, "--output", out)
-    raw = Path(f"{out}.idx").read_bytes()
-    width, count = {8: 2, 4: 4}[raw[17]], struct.unpack_from("<Q", raw, 18)[0]
-    lengths = np.frombuffer(raw, "<i4", count, 34)
-    ids = np.fromfile(f"{out}.bin", f"<u{width}")
-    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-
-
 def check_text(mantissa, program):
     """A model that learned some text by byte pairs: log-probabilities of that text, and greedy continuations."""
     text, work = "".join(path.read_text() for path in sorted(ROOT.glob("src/*/*.h"))), mantissa.work
@@ -54,7 +39,7 @@ def check_text(mantissa, program):
     mantissa.run("verify", packed, "--against", run)
     mantissa.run("export", run, "--output", mlx, "--format", "mlx", *PACKED)
     mantissa.run("export", run, "--output", hf)
-    ids = tokenized(mantissa, work / "tokenizer.json", [text[-30000:]])[0]
+    ids = mantissa.token_ids(work / "tokenizer.json", [text[-30000:]])[0]
     windows = [ids[at * WINDOW : (at + 1) * WINDOW] for at in range(WINDOWS)]
     ours = np.concatenate(mantissa.log_probabilities(hf, windows, "--dtype", "fp32"))
     errors = Errors(served(program, packed, windows), emulated(mlx, True, windows), ours).check("text", MOST)
@@ -107,7 +92,7 @@ def check_tokens(mantissa, program, tokenizer):
     (mantissa.work / "some.txt").write_text(corpus()[0][:40000])
     run = learned(mantissa, {"path": str(mantissa.work / "some.txt"), "tokenizer": str(file)}, 2, {"num_layers": 1}, HIGH)
     mantissa.run("export", run, "--output", packed, "--format", "gguf")
-    ours = tokenized(mantissa, file, texts)
+    ours = mantissa.token_ids(file, texts)
     with Llama(program, packed) as llama:
         other = [text for text, ids in zip(texts, ours, strict=True) if llama.tokens(text) != ids]
     if other:

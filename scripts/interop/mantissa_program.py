@@ -1,5 +1,6 @@
 """Runs mantissa as a user would, and reads its output."""
 import json
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -51,6 +52,19 @@ class Mantissa:
             shown = " ".join(command[1:]).replace(str(self.work), "")
             raise Failed(f"mantissa {shown}: exit {done.returncode}, not {exit_code}: {done.stdout[-1500:].strip()}")
         return done.stdout
+
+    def token_ids(self, tokenizer, texts):
+        """The ids that `mantissa tokenize` gives each text."""
+        file, out = self.work / "texts.jsonl", self.work / "ids"
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        for old in self.work.glob("ids.*"):
+            old.unlink()
+        self.run("tokenize", file, "--tokenizer", tokenizer, "--output", out)
+        raw = Path(f"{out}.idx").read_bytes()
+        width, count = {8: 2, 4: 4}[raw[17]], struct.unpack_from("<Q", raw, 18)[0]
+        lengths = np.frombuffer(raw, "<i4", count, 34)
+        ids = np.fromfile(f"{out}.bin", f"<u{width}")
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
     def log_probabilities(self, folder, prompts, *options):
         """Log-probabilities, one array for each list of token ids: of every token after the first."""
