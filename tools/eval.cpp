@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -13,10 +12,10 @@
 #include "data/batch.h"
 #include "data/open_data.h"
 #include "hf/load_model.h"
-#include "mantissa/base/integers.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
 #include "tools/command.h"
+#include "tools/evaluation_data.h"
 #include "tools/rank_session.h"
 #include "tools/report/read_progress.h"
 #include "train/evaluate.h"
@@ -24,60 +23,10 @@
 namespace mantissa::tools {
 namespace {
 
-struct EvalArguments : ModelArguments {
-  std::optional<std::string> data, chat_template, logprobs;
+struct EvalArguments : ModelArguments, EvaluationArguments {
+  std::optional<std::string> logprobs;
   std::vector<std::string> prompt_ids;
-  std::optional<int64_t> iters, micro_batch_size, seq_len;
 };
-
-// Checked here, because the data's own message tells how to set a key, which eval does not take.
-void require_files(const DataConfig& config) {
-  std::vector<std::string> patterns;
-  if (config.path) patterns.push_back(*config.path);
-  for (const WeightedPath& set : config.valid) patterns.push_back(set.path);
-  for (const std::string& pattern : patterns) {
-    try {
-      expand_paths(pattern);
-    } catch (const Error& error) {
-      fail(error.code(), error.what(), "; give other data with --data FILE");
-    }
-  }
-}
-
-// Returns the tokens of a window, or of a row of examples: those of the option, else of the run; a folder of Hugging Face has none of its
-// own, and its configuration 1,024 or the model's positions.
-int64_t window_of(const EvalArguments& arguments, const LoadedModel& loaded) {
-  const int64_t positions = loaded.config.model.max_position_embeddings,
-                length = arguments.seq_len.value_or(loaded.config.training.seq_len);
-  require(length <= positions, ExitCode::usage, "--seq-len: must be at most the ", positions, " positions of ", loaded.path.string(),
-          ", got ", length);
-  return length;
-}
-
-// Throws if the validation data are rows of examples that other options would fill otherwise: the run was trained on the rest.
-void require_held_out(const EvalArguments& arguments, const LoadedModel& loaded, const Data& data) {
-  const RunConfig& run = loaded.config;
-  if (arguments.data || !run.data.path || !data.files.front().has_examples()) return;
-  const bool other_rows = window_of(arguments, loaded) != run.training.seq_len;
-  const bool other_text = arguments.chat_template && choice_of<ChatTemplate>(*arguments.chat_template) != run.data.chat_template;
-  require(!other_rows && !other_text, ExitCode::usage, other_rows ? "--seq-len" : "--chat-template",
-          ": the run holds out the examples of the last rows of training.seq_len ", run.training.seq_len, " of data.path ", *run.data.path,
-          ", but other rows would contain examples that it was trained on; name the data to evaluate with --data");
-}
-
-Data validation_data(const DataConfig& config, const EvalArguments& arguments, const LoadedModel& loaded) {
-  require_files(config);
-  Data data = open_validation_data(config, {.seq_len = window_of(arguments, loaded),
-                                            .vocab_size = loaded.config.model.vocab_size,
-                                            .seed = loaded.config.training.seed,
-                                            .tokenizer = loaded.tokenizer});
-  require(data.valid.sets() > 0, ExitCode::usage, "the configuration of ", loaded.path.string(),
-          " has no validation data; give --data FILE");
-  require_held_out(arguments, loaded, data);
-  require(!arguments.chat_template || has_conversations(data), ExitCode::usage,
-          "--chat-template: renders \"messages\", which the data does not have; leave it out, or name conversations with --data");
-  return data;
-}
 
 // window: none for token ids, which are sequences of their own.
 void print_loss(const std::string& name, const SetLoss& sum, bool bytes, std::optional<int64_t> window) {
@@ -149,21 +98,12 @@ Evaluation with_means(Evaluation sums) {
 
 // Evaluates by --logprobs or not. All ranks compute the same; the first one writes, and says how far it is.
 Evaluation evaluate_data(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows, PendingFile* file) {
-  DataConfig config = loaded.config.data;
-  if (arguments.data) {
-    config.path.reset();
-    config.train.clear();
-    config.valid = {WeightedPath{.path = *arguments.data}};
-  }
-  if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
-  const Data data = validation_data(config, arguments, loaded);
+  DataConfig config;
+  const Data data = validation_data(arguments, loaded, config);
   const bool first_rank = mesh.tensor.rank() == 0;
   if (first_rank)
     for (const std::string& warning : data_warnings(config, data, "--seq-len")) log_warning(warning);
-  int64_t micro_batches = 0;
-  for (int set = 0; set < data.valid.sets() && first_rank; ++set)
-    micro_batches += std::min(ceil_div(data.valid.windows(set), rows), arguments.iters.value_or(std::numeric_limits<int64_t>::max()));
-  CountProgress progress("eval", micro_batches);
+  CountProgress progress("eval", first_rank ? micro_batches_of(arguments, data, rows) : 0);
   if (arguments.logprobs) return with_means(score_data(*loaded.model, data.valid, rows, arguments.iters, file, progress));
   return evaluate(*loaded.model, data.valid, rows, arguments.iters, [&progress] {
     progress.begin_next();
@@ -191,7 +131,7 @@ Evaluation evaluate_prompts(const EvalArguments& arguments, const LoadedModel& l
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh,
                                         {.dtype = dtype_of(arguments.dtype), .precision = arguments.precision});
-  const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
+  const int64_t rows = rows_of(arguments, loaded);
   const bool first_rank = mesh.tensor.rank() == 0;
   if (arguments.chat_template && first_rank) {
     const std::string warning =
@@ -221,9 +161,7 @@ void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
 
 ExitCode run_eval(const EvalArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  for (const auto& [name, value] :
-       {std::pair{"--micro-batch-size", arguments.micro_batch_size}, {"--iters", arguments.iters}, {"--seq-len", arguments.seq_len}})
-    require(value.value_or(1) > 0, ExitCode::usage, name, ": must be positive, got ", value.value_or(1));
+  check_evaluation(arguments);
   require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template && !arguments.seq_len),
           ExitCode::usage, "--prompt-ids replaces the data and excludes --data, --chat-template, --seq-len and --iters");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
@@ -235,27 +173,23 @@ ExitCode run_eval(const EvalArguments& arguments) {
 
 Command eval_command() {
   const auto arguments = std::make_shared<EvalArguments>();
+  std::vector<Option> options = {checkpoint_option(arguments->checkpoint)};
+  for (const Option& option : evaluation_options(*arguments)) options.push_back(option);
+  const std::vector<Option> more = {
+      {"--prompt-ids", &arguments->prompt_ids, "token ids to evaluate instead, as in 1,2,3; repeatable, a sequence each"},
+      {"--logprobs", &arguments->logprobs,
+       "file for the natural log-probability of each token: per sequence (or window of --seq-len "
+       "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
+      dtype_option(arguments->dtype),
+      precision_option(arguments->precision),
+      device_option(arguments->device),
+      threads_option(arguments->threads),
+      tensor_option(arguments->tensor)};
+  options.insert(options.end(), more.begin(), more.end());
   return {.name = "eval",
           .summary = "loss of a checkpoint on validation data",
           .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000350 --data README.md",
-          .options = {checkpoint_option(arguments->checkpoint),
-                      {"--data", &arguments->data, "file or glob to evaluate on; default: the validation data of the run"},
-                      {"--chat-template", &arguments->chat_template,
-                       "template of JSONL with messages, as data.chat_template; default: that of the run", choice_names<ChatTemplate>()},
-                      {"--seq-len", &arguments->seq_len,
-                       "tokens of a window; default: training.seq_len of the run; of a Hugging Face folder 1024, or its positions "
-                       "if they are fewer"},
-                      {"--iters", &arguments->iters, "micro batches; default: the whole validation data"},
-                      {"--micro-batch-size", &arguments->micro_batch_size, "sequences at a time; default: as in training"},
-                      {"--prompt-ids", &arguments->prompt_ids, "token ids to evaluate instead, as in 1,2,3; repeatable, a sequence each"},
-                      {"--logprobs", &arguments->logprobs,
-                       "file for the natural log-probability of each token: per sequence (or window of --seq-len "
-                       "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
-                      dtype_option(arguments->dtype),
-                      precision_option(arguments->precision),
-                      device_option(arguments->device),
-                      threads_option(arguments->threads),
-                      tensor_option(arguments->tensor)},
+          .options = options,
           .run = [arguments] { return run_eval(*arguments); },
           .many_ranks = true};
 }
