@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "base/file.h"
 #include "base/parallel.h"
 #include "config/open_device.h"
 #include "data/open_data.h"
@@ -67,6 +68,34 @@ Option precision_option(std::vector<std::string>& precision) {
   return {"--set", &precision,
           "precision.KEY=VALUE: quantize the weights otherwise than the model was trained, as a run would with that value; repeatable. "
           "Codes of a folder or file are then read as numbers"};
+}
+
+Option precision_file_option(std::vector<std::string>& files) {
+  return {"--set-file", &files,
+          "JSON file with a section \"precision\", such as analyze --budget writes; its values, as --set takes them; repeatable"};
+}
+
+std::vector<std::string> precision_values(const Json& file, const std::string& name) {
+  const Json& section = file.get("precision");
+  require(file.is_object() && file.size() == 1 && section.is_object(), ExitCode::usage, printable(name),
+          ": must have a section \"precision\" and no other: a model is used with other values of that section only");
+  std::vector<std::string> values;
+  for (const auto& [key, value] : section.members()) values.push_back("precision." + key + "=" + value.dump());
+  return values;
+}
+
+void add_precision_files(const std::vector<std::string>& files, std::vector<std::string>& precision) {
+  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  std::vector<std::string> all;
+  for (const std::string& file : files) {
+    const std::string content = File::open_input(file).content(kMostBytes);
+    const ParsedJson parsed = parse_commented_json(content);
+    if (!parsed.problems.empty())
+      fail(ExitCode::usage, printable(file), ':', TextLines(content).at(parsed.problems.front().offset), ": ",
+           parsed.problems.front().message);
+    for (std::string& value : precision_values(parsed.root, file)) all.push_back(std::move(value));
+  }
+  precision.insert(precision.begin(), all.begin(), all.end());
 }
 
 std::string precision_text(const std::vector<std::string>& precision) {

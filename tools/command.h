@@ -22,6 +22,7 @@
 #include "mantissa/base/error.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/json/config.h"
+#include "mantissa/json/json.h"
 #include "mantissa/tensor/tensor.h"
 #include "mantissa/train/load_config.h"
 
@@ -80,6 +81,12 @@ std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype);
 // --set, for commands that use a saved model with other values of its section "precision"; precision_text() names them in results, after
 // a comma: ", precision.recipe=mxfp4_qat".
 Option precision_option(std::vector<std::string>& precision);
+// --set-file, for these commands: files with a section "precision". add_precision_files() puts their values before those of --set; it
+// throws Error(usage) for files that hold something else.
+Option precision_file_option(std::vector<std::string>& files);
+void add_precision_files(const std::vector<std::string>& files, std::vector<std::string>& precision);
+// Returns the values of a section "precision" in the object `file`, each as --set takes it. Throws Error(usage) for another object.
+std::vector<std::string> precision_values(const Json& file, const std::string& name);
 std::string precision_text(const std::vector<std::string>& precision);
 
 // --device, for commands that compute and read no run configuration. device_of() makes the device; it throws Error(environment) for one

@@ -182,6 +182,7 @@ Command eval_command() {
        "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
       dtype_option(arguments->dtype),
       precision_option(arguments->precision),
+      precision_file_option(arguments->precision_files),
       device_option(arguments->device),
       threads_option(arguments->threads),
       tensor_option(arguments->tensor)};
@@ -190,7 +191,11 @@ Command eval_command() {
           .summary = "loss of a checkpoint on validation data",
           .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000350 --data README.md",
           .options = options,
-          .run = [arguments] { return run_eval(*arguments); },
+          .run =
+              [arguments] {
+                add_precision_files(arguments->precision_files, arguments->precision);
+                return run_eval(*arguments);
+              },
           .many_ranks = true};
 }
 

@@ -15,7 +15,7 @@ namespace {
 struct ExportArguments {
   std::string model, output, format = "hf", weights = "dequantized", dtype = "auto", device = "auto";
   std::optional<std::string> convention;
-  std::vector<std::string> precision;
+  std::vector<std::string> precision, precision_files;
   bool allow_different = false;
 };
 
@@ -112,8 +112,12 @@ Command export_command() {
                    "with --format mlx or gguf, also export a model that mlx-lm or llama.cpp computes otherwise or cannot load; README.md, "
                    "or the key mantissa.differences, says how"},
                   precision_option(arguments->precision),
+                  precision_file_option(arguments->precision_files),
                   device_option(arguments->device)},
-      .run = [arguments] { return run_export(*arguments); }};
+      .run = [arguments] {
+        add_precision_files(arguments->precision_files, arguments->precision);
+        return run_export(*arguments);
+      }};
 }
 
 }  // namespace mantissa::tools

@@ -294,6 +294,7 @@ Command generate_command() {
                   {"--chat-date", &arguments->chat_date, "date of --chat, as data.chat_date; default: that of the run"},
                   dtype_option(arguments->dtype),
                   precision_option(arguments->precision),
+                  precision_file_option(arguments->precision_files),
                   device_option(arguments->device),
                   threads_option(arguments->threads),
                   tensor_option(arguments->tensor),
@@ -305,7 +306,11 @@ Command generate_command() {
                   {"--top-p", &arguments->top_p,
                    "draw from the likeliest tokens that together reach p; default: that of generation_config.json, else 1"},
                   {"--seed", &arguments->sampling.seed, "equal seeds give equal texts"}},
-      .run = [arguments] { return run_generate(*arguments); },
+      .run =
+          [arguments] {
+            add_precision_files(arguments->precision_files, arguments->precision);
+            return run_generate(*arguments);
+          },
       .many_ranks = true};
 }
 

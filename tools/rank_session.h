@@ -45,7 +45,7 @@ class RankSession {
 struct ModelArguments {
   std::string checkpoint, device = "auto";
   std::optional<std::string> dtype;
-  std::vector<std::string> precision;
+  std::vector<std::string> precision, precision_files;
   int threads = 0;
   int64_t tensor = 1;
 };

@@ -21,7 +21,7 @@ namespace {
 struct VerifyArguments {
   std::string path, device = "auto";
   std::optional<std::string> against;
-  std::vector<std::string> precision;
+  std::vector<std::string> precision, precision_files;
 };
 
 // Throws Error(data) for an exported folder that has lost a part: it is damaged, not another kind of folder.
@@ -224,8 +224,12 @@ Command verify_command() {
                        "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, with inputs quantized alike; "
                        "else exit code 1, or 4 if the export is damaged"},
                       precision_option(arguments->precision),
+                      precision_file_option(arguments->precision_files),
                       device_option(arguments->device)},
-          .run = [arguments] { return verify(*arguments); }};
+          .run = [arguments] {
+            add_precision_files(arguments->precision_files, arguments->precision);
+            return verify(*arguments);
+          }};
 }
 
 }  // namespace mantissa::tools
