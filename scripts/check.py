@@ -48,6 +48,7 @@ PRIVATE = {f"{layer}/{name}.h" for layer, names in {
     "hf": "architecture_table export_weights packing",
     "job": "frames rendezvous store_server",
     "json": "config_merge",
+    "metrics": "error_sums",
     "ops": "exchange experts linear",
     "optim": "step_control",
     "plan": "dry_pass",

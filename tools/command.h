@@ -110,6 +110,7 @@ Command bench_command();
 Command conformance_command();
 Command doctor_command();
 Command explain_command();
+Command analyze_command();
 Command report_command();
 Command compare_command();
 Command config_command();

@@ -405,6 +405,8 @@ RunConfig with_precision(RunConfig config, const std::vector<std::string>& sets)
   complete_recipes(section.precision, report);
   report.throw_if_failed();
   config.precision = std::move(section.precision);
+  config.precision.fp8_param_gather = false;  // it stores what training sends, and other recipes may have no such weights
+  config.precision.report_interval = 0;
   return config;
 }
 

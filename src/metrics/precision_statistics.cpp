@@ -1,8 +1,6 @@
 #include "metrics/precision_statistics.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,18 +8,13 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
+#include "metrics/error_sums.h"
 #include "ops/quantization_observer.h"
 
 namespace mantissa {
 namespace {
 
 using Sum = QuantizationError::Part;
-
-// Returns none without error, or for NaN or Inf.
-std::optional<double> decibels(double signal, double noise) {
-  if (!(noise > 0.0) || !std::isfinite(noise)) return {};
-  return 10.0 * std::log10(signal / noise);
-}
 
 // Measures operands on the device, and hands out what it found when all of it was downloaded, in the order of measuring.
 class Measurements {
@@ -60,32 +53,6 @@ class Measurements {
  private:
   std::vector<Tensor> measured_;
   std::vector<Take> takers_;  // one for each of `measured_`
-};
-
-// Sums the statistics of one module and role.
-class Sums {
- public:
-  void add(std::span<const double> parts) {
-    const double amax = std::isnan(parts_[Sum::amax]) ? parts_[Sum::amax] : std::max(parts[Sum::amax], parts_[Sum::amax]);
-    for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
-    parts_[Sum::amax] = amax;
-  }
-  void add(const Sums& other) { add(other.parts_); }
-  bool none() const { return parts_[Sum::elements] == 0.0; }
-
-  void write(PrecisionEvent& event) const {
-    event.sqnr_db = decibels(parts_[Sum::signal], parts_[Sum::noise]);
-    event.clipped = parts_[Sum::clipped] / parts_[Sum::elements];
-    event.flushed = parts_[Sum::flushed] / parts_[Sum::elements];
-    if (std::isfinite(parts_[Sum::amax])) event.amax = parts_[Sum::amax];
-    for (uint16_t code = 0; code < 256; ++code) {
-      const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Sum::scales + code)]);
-      if (blocks > 0) event.scales[code] = blocks;
-    }
-  }
-
- private:
-  std::array<double, Sum::size> parts_{};
 };
 
 // Measures the weights of a grouped weight expert by expert.
@@ -136,8 +103,8 @@ void measure(const Optimizer::State& state, int64_t begin, int64_t end, Measurem
 }
 
 // Measures a shard of a grouped weight expert by expert; adds the total of all experts to `sums`.
-void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements& measurements, Sums& sums) {
-  const auto whole = std::make_shared<Sums>();
+void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements& measurements, ErrorSums& sums) {
+  const auto whole = std::make_shared<ErrorSums>();
   for (const ParameterShard::Chunk& chunk : state.shard.chunks()) {
     for (int64_t row = chunk.row; row < chunk.row + chunk.end - chunk.begin;) {
       const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), chunk.row + chunk.end - chunk.begin);
@@ -156,7 +123,7 @@ void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements&
 
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const PrecisionPlan& plan, const Optimizer& optimizer,
                                               int64_t step, const std::function<void()>& body) {
-  std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
+  std::map<std::pair<const Leaf*, OperandRole>, ErrorSums> sums;
   std::map<const Leaf*, ExpertErrors> grouped_weights;  // expert weights that are kept as codes
   for (const Parameter& parameter : parameters.all()) {
     if (!parameter.quantized) continue;
@@ -164,11 +131,11 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     if (module.matrices > 1) grouped_weights.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
   }
   Measurements measurements;
-  const auto taker = [](Sums& target) { return [&target](std::span<const double> parts) { target.add(parts); }; };
+  const auto taker = [](ErrorSums& target) { return [&target](std::span<const double> parts) { target.add(parts); }; };
   for (const Optimizer::State& state : optimizer.states()) {
     const ParameterShard& shard = state.shard;
     if (!shard.of->quantized || shard.of->sharding.is_copy()) continue;
-    Sums& all = sums[{&shard.of->leaf, OperandRole::weight}];
+    ErrorSums& all = sums[{&shard.of->leaf, OperandRole::weight}];
     const auto grouped = grouped_weights.find(&shard.of->leaf);
     if (grouped == grouped_weights.end()) {
       measure(state, shard.begin, shard.end, measurements, taker(all));
@@ -198,8 +165,8 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.shape.rank() < 2) continue;  // no operand of a GEMM
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
-      Sums all;
-      for (const Sums& each : world.all(sums[{&parameter.leaf, role}])) all.add(each);
+      ErrorSums all;
+      for (const ErrorSums& each : world.all(sums[{&parameter.leaf, role}])) all.add(each);
       if (all.none()) continue;
       PrecisionEvent& event =
           events.emplace_back(PrecisionEvent{.step = step, .module = plan.module_of(parameter.name).module.path, .role = role_name(role)});

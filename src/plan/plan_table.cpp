@@ -13,8 +13,6 @@
 namespace mantissa {
 namespace {
 
-// Tables of text.
-
 using Cells = std::vector<std::string>;
 constexpr size_t kGap = 2;  // between columns
 
@@ -26,7 +24,8 @@ std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
   return widths;
 }
 
-// The last column, of numbers, stands to the right.
+}  // namespace
+
 std::string aligned(const std::vector<Cells>& rows) {
   const std::vector<size_t> widths = widths_of(rows);
   std::string out;
@@ -36,6 +35,8 @@ std::string aligned(const std::vector<Cells>& rows) {
   }
   return out;
 }
+
+namespace {
 
 std::string shape_text(const ModuleShape& module) {
   if (module.out == 0) return text("[?, ", module.in, ']');

@@ -1,4 +1,4 @@
-// The table of `mantissa explain`: what each module of a plan computes, stores, sends and exports.
+// Tables of text, and that of `mantissa explain`: what each module of a plan computes, stores, sends and exports.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,9 @@
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {
+
+// Returns lines of cells in columns; the last column, of numbers, stands to the right.
+std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
 constexpr size_t kNarrowColumns = 100;
 enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names without their middle; or all columns as wide as they are

@@ -133,13 +133,16 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
 
 // Counts the weights twice, to write and to compare, and twice what was written: its bytes and its values.
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options, const std::vector<std::string>& precision) {
-  const int64_t read = is_published_model(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
-  return 2 * (read + ModelExport(from, options, make_backend("cpu"), precision).summary().bytes);  // the export computes nothing here
+  return 2 * (bytes_of_weights(from) +
+              ModelExport(from, options, make_backend("cpu"), precision).summary().bytes);  // the export computes nothing here
 }
 
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {
-  return bytes_of_folder(folder) +
-         (is_published_model(against) ? bytes_of_folder(against) : chunk_bytes(open_checkpoint(against), is_weight));
+  return bytes_of_folder(folder) + bytes_of_weights(against);
+}
+
+int64_t bytes_of_weights(const std::filesystem::path& model) {
+  return is_published_model(model) ? bytes_of_folder(model) : chunk_bytes(open_checkpoint(model), is_weight);
 }
 
 int64_t bytes_of_folder(const std::filesystem::path& folder) {

@@ -66,6 +66,7 @@ int64_t bytes_to_verify(const CheckpointReader& reader);
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options = {},
                         const std::vector<std::string>& precision = {});
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against);
+int64_t bytes_of_weights(const std::filesystem::path& model);  // a checkpoint or a folder
 int64_t bytes_of_folder(const std::filesystem::path& folder);
 int64_t bytes_to_tokenize(const std::vector<std::string>& paths, bool collects_characters);
 

@@ -1,0 +1,225 @@
+#include "train/analyze.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <span>
+
+#include "checkpoint/saved_model.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
+#include "mantissa/base/text.h"
+#include "mantissa/precision/rules.h"
+
+namespace mantissa {
+namespace {
+
+RunConfig used_by(const RunConfig& config, bool of_folder, const ModelUse& use) { return for_ranks(as_used(config, of_folder, use), {}); }
+
+// Returns the linears that have the ambient recipe.
+std::vector<ModuleShape> ambient_linears(const PrecisionPlan& plan) {
+  std::vector<ModuleShape> linears;
+  for (const ModulePrecision& module : plan.modules()) {
+    if (module.module.kind == ModuleKind::linear && module.match.empty()) linears.push_back(module.module);
+  }
+  return linears;
+}
+
+std::vector<std::string> paths_of(const std::vector<ModuleShape>& modules) {
+  std::vector<std::string> paths;
+  for (const ModuleShape& module : modules) paths.push_back(module.path);
+  return paths;
+}
+
+// Returns true if a recipe can be that of this module.
+bool fits(const ModuleShape& module, PrecisionConfig ambient) {
+  ambient.rules.clear();
+  ambient.fp8_output_proj = {};
+  ConfigReport report;
+  PrecisionPlan::resolve(ambient, {.modules = {module}}, report);
+  return report.ok();
+}
+
+ExaminedRecipe examined(const RunConfig& config, bool of_folder, const std::string& name, ModelUse use) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), use.precision.begin(), use.precision.end());
+    return more;
+  };
+  use.precision = with({"precision.recipe=" + name});
+  const RunConfig whole = used_by(config, of_folder, use);
+  std::string problem;
+  try {
+    return {.name = name, .values = use.precision, .plan = resolve_plan(whole)};
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  // Something does not fit. It may be linears alone, which can keep their values.
+  ModelUse high = use;
+  high.precision = with({"precision.recipe=high", R"(precision.fp8_output_proj={"enabled": false})"});
+  const std::vector<ModuleShape> linears = ambient_linears(resolve_plan(used_by(config, of_folder, high)));
+  std::vector<std::string> misfits;
+  for (const ModuleShape& linear : linears) {
+    if (!fits(linear, whole.precision)) misfits.push_back(linear.path);
+  }
+  require(!misfits.empty() && misfits.size() < linears.size(), ExitCode::usage, problem);
+  std::vector<RuleConfig> rules = whole.precision.rules;
+  for (const std::string& pattern : patterns_of(misfits, paths_of(linears))) rules.push_back({.match = pattern, .recipe = "high"});
+  use.precision = with({rules_value(rules)});
+  return {
+      .name = name, .values = use.precision, .plan = resolve_plan(used_by(config, of_folder, use)), .misfits = misfits, .problem = problem};
+}
+
+// Reads matrix number `matrix` of a weight as training rounds it before it makes codes. Rows of padding are zeros.
+Tensor rounded_matrix(TensorReader& source, const ModuleShape& module, int64_t matrix, Backend& device) {
+  constexpr int64_t kElements = int64_t{4} << 20;
+  const std::string name = module.weight_name();
+  const int64_t first = matrix * module.out, stored = module.out - module.padding, columns = module.in;
+  const Tensor out =
+      module.padding > 0 ? zeros(device, Dtype::bf16, {module.out, columns}) : empty(device, Dtype::bf16, {module.out, columns});
+  const WeightForm form = source.form(name);
+  const int64_t step = std::max<int64_t>(1, kElements / columns);
+  for (int64_t begin = 0; begin < stored; begin += step) {
+    const int64_t end = std::min(stored, begin + step);
+    const Box box{.start = {first + begin, 0}, .size = {end - begin, columns}};
+    const Tensor rows = out.slice(begin, end);
+    if (!form.master && !form.codes && form.dtype == Dtype::bf16) {
+      fill_from_host(rows, [&](std::span<std::byte> bytes) { source.read(name, box, bytes); });
+    } else {
+      const Tensor wide = empty(device, Dtype::f32, rows.shape());
+      fill_from_host(wide, [&](std::span<std::byte> bytes) {
+        source.read_fp32(name, box, {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
+      });
+      device.run(Convert{.x = wide, .out = rows});
+    }
+    const std::optional<NonfiniteElement> bad = nonfinite_element(rows);
+    if (bad)
+      fail(ExitCode::data, source.where(), ": ", name, "[", first + begin + bad->index / columns, ", ", bad->index % columns, "] is ",
+           bad->value, ": it cannot be quantized");
+  }
+  return out;
+}
+
+// The form in which a recipe reads a weight in fprop: codes, values of a format without codes, or neither.
+struct WeightFormat {
+  Quantization codes = {};
+  Simulation simulated = {};
+
+  bool operator==(const WeightFormat& other) const = default;
+  explicit operator bool() const { return static_cast<bool>(codes) || static_cast<bool>(simulated); }
+};
+
+WeightFormat format_of(const ModulePrecision& module) {
+  if (!has_gemm(module.module.kind)) return {};
+  const OperandChoice fprop = choose_operands(module.recipe, GemmRole::fprop).second;
+  return {.codes = module.resident_codes(), .simulated = fprop.source == OperandSource::simulated ? fprop.simulation : Simulation{}};
+}
+
+// Measures a weight in each of these formats, reading every matrix once.
+std::vector<WeightError> errors_in(TensorReader& source, const ModuleShape& module, const std::vector<WeightFormat>& formats,
+                                   Backend& device) {
+  std::vector<WeightErrors> sums(formats.size(), WeightErrors(module.matrices));
+  for (int64_t matrix = 0; matrix < module.matrices; ++matrix) {
+    const Tensor rounded = rounded_matrix(source, module, matrix, device);
+    for (size_t i = 0; i < formats.size(); ++i) {
+      if (formats[i].codes) {
+        sums[i].add(rounded, quantized(rounded, formats[i].codes));
+      } else {
+        sums[i].add(rounded, formats[i].simulated);
+      }
+    }
+  }
+  std::vector<WeightError> out;
+  for (const WeightErrors& each : sums) {
+    out.push_back(each.result());
+    out.back().figures.module = module.path;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> examined_values(const ModelUse& more) {
+  std::vector<std::string> values = {"precision.rules=[]", R"(precision.fp8_output_proj={"enabled": false})"};
+  values.insert(values.end(), more.precision.begin(), more.precision.end());
+  return values;
+}
+
+RunConfig examined_config(const RunConfig& config, bool of_folder, const ModelUse& more) {
+  return used_by(config, of_folder, {.dtype = more.dtype, .precision = examined_values(more)});
+}
+
+std::string rules_value(const std::vector<RuleConfig>& rules) {
+  Json::Entries entries;
+  for (const RuleConfig& rule : rules) entries.push_back(Json{{"match", rule.match}, {"recipe", rule.recipe}});
+  return "precision.rules=" + Json(entries).dump();
+}
+
+std::vector<ExaminedRecipe> examined_recipes(const RunConfig& config, bool of_folder, const std::vector<std::string>& names,
+                                             const ModelUse& more) {
+  const ModelUse use{.dtype = more.dtype, .precision = examined_values(more)};
+  std::vector<ExaminedRecipe> recipes;
+  recipes.reserve(names.size());
+  for (const std::string& name : names) recipes.push_back(examined(config, of_folder, name, use));
+  return recipes;
+}
+
+std::vector<std::string> patterns_of(const std::vector<std::string>& chosen, const std::vector<std::string>& all) {
+  std::map<std::string, size_t> count;
+  for (const std::string& path : all) ++count[any_layer(path)];
+  std::map<std::string, std::vector<std::string>> layers;  // by the path with any layer
+  for (const std::string& path : chosen) layers[any_layer(path)].push_back(path);
+  std::vector<std::string> patterns;
+  for (const auto& [pattern, paths] : layers) {
+    if (paths.size() == 1 || paths.size() == count[pattern]) {
+      patterns.push_back(paths.size() == 1 ? paths.front() : pattern);
+      continue;
+    }
+    std::string listed = pattern;
+    patterns.push_back(
+        listed.replace(listed.find('*'), 1, "{" + joined(paths, ",", [](const std::string& path) { return split(path, '.')[1]; }) + "}"));
+  }
+  return patterns;
+}
+
+std::vector<ExaminedWeight> weight_errors(TensorReader& source, const std::vector<ExaminedRecipe>& recipes, Backend& device) {
+  std::vector<ExaminedWeight> weights;
+  for (size_t i = 0; i < recipes.front().plan.modules().size(); ++i) {
+    std::vector<WeightFormat> formats, of_recipe;
+    for (const ExaminedRecipe& recipe : recipes) {
+      const WeightFormat format = of_recipe.emplace_back(format_of(recipe.plan.modules()[i]));
+      if (format && std::ranges::find(formats, format) == formats.end()) formats.push_back(format);
+    }
+    if (formats.empty()) continue;
+    const ModuleShape& module = recipes.front().plan.modules()[i].module;
+    const std::vector<WeightError> errors = errors_in(source, module, formats, device);
+    ExaminedWeight& weight = weights.emplace_back(ExaminedWeight{.module = module.path, .errors = {}});
+    for (const WeightFormat& format : of_recipe) {
+      const auto found = std::ranges::find(formats, format);
+      weight.errors.push_back(found == formats.end() ? std::nullopt : std::optional(errors[static_cast<size_t>(found - formats.begin())]));
+    }
+  }
+  source.require_unchanged();
+  return weights;
+}
+
+StoredSize stored_size(const PrecisionPlan& plan, bool linears_alone) {
+  StoredSize size;
+  for (const ModulePrecision& entry : plan.modules()) {
+    const ModuleShape& module = entry.module;
+    if (linears_alone && module.kind != ModuleKind::linear) continue;
+    const int64_t weights = module.weight_elements(), values = dtype_bytes(entry.recipe.compute);
+    size.elements += weights;
+    if (const Quantization& how = entry.resident_codes()) {
+      size.bytes += (how.format == Format::e2m1 ? weights / 2 : weights) +
+                    ceil_div(module.rows(), how.block_rows) * ceil_div(module.in, how.block_cols);
+    } else {
+      size.bytes += weights * values;
+    }
+    if (linears_alone) continue;
+    size.elements += module.bias;
+    size.bytes += module.bias * values;
+  }
+  return size;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,55 @@
+// Examines a saved model under several recipes without training it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "hf/load_model.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/precision/plan.h"
+#include "metrics/weight_errors.h"
+
+namespace mantissa {
+
+struct ExaminedRecipe {
+  std::string name;
+  std::vector<std::string> values;  // values of section "precision" by which eval and export use the model so
+  PrecisionPlan plan;
+  // Linears whose sizes are no whole blocks of the recipe: they stay in high precision. The message about all of them.
+  std::vector<std::string> misfits = {};
+  std::string problem = {};
+};
+
+// Returns the plans of a model under recipes of these names, each as the ambient recipe. Rules and output projection are those of `more`,
+// further values of section "precision", and not those of the model, which was trained by them. Throws Error(usage), before any weight is
+// read, for names that are no recipes, for what with_precision() refuses, and for a recipe that fits no linear.
+std::vector<ExaminedRecipe> examined_recipes(const RunConfig& config, bool of_folder, const std::vector<std::string>& names,
+                                             const ModelUse& more);
+
+// Returns the configuration by which a model is used under further values of section "precision"; rules and output projection are no others
+// than those. examined_values() are the values that make it.
+RunConfig examined_config(const RunConfig& config, bool of_folder, const ModelUse& more);
+std::vector<std::string> examined_values(const ModelUse& more);
+std::string rules_value(const std::vector<RuleConfig>& rules);  // "precision.rules=[...]"
+
+// Returns patterns that match the chosen ones of these paths and no others: "layers.{0,3}.mlp.down", "layers.*.attn.qkv".
+std::vector<std::string> patterns_of(const std::vector<std::string>& chosen, const std::vector<std::string>& all);
+
+struct ExaminedWeight {
+  std::string module;
+  std::vector<std::optional<WeightError>> errors;  // by recipe; none: it is not quantized
+};
+
+// Measures the weights that some of the recipes quantize, in the order of the model. Memory is one matrix in bf16 and its codes. Throws
+// Error(data) for a weight that is NaN or Inf.
+std::vector<ExaminedWeight> weight_errors(TensorReader& source, const std::vector<ExaminedRecipe>& recipes, Backend& device);
+
+// Bytes of a model's weights as a plan keeps them in a file: codes and scales of those that it quantizes, other values in their types.
+struct StoredSize {
+  int64_t elements = 0, bytes = 0;
+  double bits() const { return 8.0 * static_cast<double>(bytes) / static_cast<double>(elements); }
+};
+StoredSize stored_size(const PrecisionPlan& plan, bool linears_alone);
+
+}  // namespace mantissa

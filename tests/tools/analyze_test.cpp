@@ -1,0 +1,204 @@
+// Recipes on a saved model: figures of its weights are those that a run reports of its first step.
+#include "train/analyze.h"
+
+#include "checkpoint_shards.h"
+#include "exports.h"
+#include "hf/gguf_export.h"
+#include "metrics/run_metrics.h"
+#include "tool_commands.h"
+
+namespace mantissa::test::analyze_test {
+
+using test::command_result;
+using test::CommandResult;
+using test::error_of;
+using test::logits_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Sets = std::vector<std::string>;
+
+constexpr const char* kEven =
+    R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "even"}}})";
+
+std::string described(const PrecisionEvent& event) {
+  std::ostringstream out;
+  out.precision(17);
+  out << event.module << ' ' << event.sqnr_db.value_or(0) << ' ' << event.clipped << ' ' << event.flushed << ' ' << event.amax.value_or(0);
+  for (const auto& [code, blocks] : event.scales) out << ' ' << code << ':' << blocks;
+  if (event.worst_expert) out << " worst " << event.worst_expert->expert << ' ' << event.worst_expert->sqnr_db;
+  return std::move(out).str();
+}
+
+class AnalyzeTest : public test::ExportTest {
+ protected:
+  static std::vector<ExaminedRecipe> recipes_of(const ExportSource& source, const std::vector<std::string>& names, const Sets& sets = {}) {
+    return examined_recipes(source.model->config, source.folder != nullptr, names, {.precision = sets});
+  }
+  // The figures of all weights, by recipe.
+  static std::vector<std::vector<std::string>> figures(const std::string& from, const std::vector<std::string>& names,
+                                                       const Sets& sets = {}) {
+    const ExportSource source(from, make_backend("cpu"));
+    const std::vector<ExaminedRecipe> recipes = recipes_of(source, names, sets);
+    std::vector<std::vector<std::string>> out(names.size());
+    for (const ExaminedWeight& weight : weight_errors(*source.reader, recipes, *make_backend("cpu"))) {
+      for (size_t i = 0; i < names.size(); ++i)
+        if (weight.errors[i]) out[i].push_back(described(weight.errors[i]->figures));
+    }
+    return out;
+  }
+  // The report of a run that starts from a model on its weights, before its first step.
+  std::vector<std::string> reported(const std::string& from, const std::string& name, Sets sets) const {
+    sets.insert(sets.end(), {"checkpoint.init_from=" + from, "precision.report_interval=1"});
+    trained(name, sets);
+    std::vector<std::string> out;
+    for (const PrecisionEvent& event : read_run_metrics(run_folder(name)).precision)
+      if (event.role == "weight") out.push_back(described(event));
+    return out;
+  }
+  CommandResult analyze(std::vector<std::string> words) const {
+    words.insert(words.begin(), "analyze");
+    return command_result(words);
+  }
+  nlohmann::json analyzed(std::vector<std::string> words) const {
+    words.emplace_back("--json");
+    const CommandResult result = analyze(words);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    return nlohmann::json::parse(result.output);
+  }
+};
+
+TEST_F(AnalyzeTest, HasTheFiguresOfTheFirstReportOfARun) {
+  const std::string saved = trained("saved", {});
+  export_to(saved, "folder");
+  export_gguf(saved, path("model.gguf"), {.allow_different = true}, make_backend("cpu"));
+  int runs = 0;
+  for (const std::string& from : {saved, path("folder"), path("model.gguf")}) {
+    SCOPED_TRACE(from);
+    const std::vector<std::string> names = {"mxfp8", "mxfp4_qat", "mxfp8_te", "mine"};
+    const auto found = figures(from, names, {kEven});
+    for (size_t i = 0; i < names.size(); ++i) {
+      Sets sets = {"precision.recipe=" + names[i]};
+      if (names[i] == "mine") sets.emplace_back(kEven);
+      EXPECT_EQ(found[i].size(), 8U);
+      EXPECT_EQ(found[i], reported(from, text(names[i], ' ', runs++), sets)) << names[i];
+    }
+    EXPECT_NE(found[1], found[3]);
+  }
+}
+
+TEST_F(AnalyzeTest, HasTheFiguresOfExpertsAndOfAnOutputProjection) {
+  const Sets experts = {"model.moe.num_experts=5", "model.moe.intermediate_size=96", "model.moe.num_experts_per_tok=2"};
+  const std::string saved = trained("experts", experts);
+  const auto found = figures(saved, {"mxfp8", "mxfp4_qat"});
+  EXPECT_EQ(found[0], reported(saved, "experts mxfp8", test::with(experts, {"precision.recipe=mxfp8"})));
+  EXPECT_EQ(found[1], reported(saved, "experts mxfp4", test::with(experts, {"precision.recipe=mxfp4_qat"})));
+  EXPECT_THAT(found[1], ::testing::Contains(HasSubstr(" worst ")));
+  const Sets output = {R"(precision.fp8_output_proj={"enabled": true})"};
+  const Sets untied = {"model.tie_word_embeddings=false", "model.pad_vocab_to=32"};
+  const std::string other = trained("untied", untied);
+  const auto of_output = figures(other, {"mxfp8"}, output);
+  EXPECT_THAT(of_output[0].back(), HasSubstr("output "));
+  EXPECT_EQ(of_output[0], reported(other, "output mxfp8", test::with(untied, test::with(output, {"precision.recipe=mxfp8"}))));
+}
+
+// A run reports simulated weights of each GEMM that reads them, with as many blocks.
+TEST_F(AnalyzeTest, MeasuresSimulatedWeights) {
+  const std::string simulated = R"(precision.recipes={"e3m2": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop"]}})";
+  const std::string saved = trained("saved", {});
+  const auto without_scales = [](std::vector<std::string> lines) {
+    for (std::string& line : lines) line.resize(std::min(line.size(), line.find(" 1", line.rfind("0."))));
+    return lines;
+  };
+  const std::vector<std::string> found = figures(saved, {"e3m2"}, {simulated})[0];
+  EXPECT_EQ(found.size(), 8U);
+  EXPECT_EQ(without_scales(found), without_scales(reported(saved, "run", {simulated, "precision.recipe=e3m2"})));
+}
+
+// Blocks of 64 divide the input of attn.qkv and mlp.gate_up, 64, and not those of attn.out and mlp.down, 96.
+TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
+  const std::string saved = trained("saved", {});
+  const Sets wide = {
+      R"(precision.recipes={"wide": {"weight_fake_quant": {"format": "e2m1", "block": [1, 64], "rule": "even"}}, "widest": {"weight_fake_quant": {"format": "e2m1", "block": [1, 128], "rule": "even"}}})"};
+  const ExportSource source(saved, make_backend("cpu"));
+  const ExaminedRecipe recipe = recipes_of(source, {"wide"}, wide).front();
+  EXPECT_THAT(recipe.misfits, ElementsAre("layers.0.attn.out", "layers.0.mlp.down", "layers.1.attn.out", "layers.1.mlp.down"));
+  EXPECT_THAT(recipe.problem, HasSubstr("is not a multiple of 64"));
+  EXPECT_FALSE(recipe.plan.of("layers.1.mlp.down").recipe.quantizes());
+  EXPECT_TRUE(recipe.plan.of("layers.1.mlp.gate_up").recipe.quantizes());
+  EXPECT_FALSE(logits_of(saved, {.precision = recipe.values}) == logits_of(saved)) << "the values make the model so";
+  const Error none = error_of([&] { recipes_of(source, {"widest"}, wide); });
+  EXPECT_EQ(none.code(), ExitCode::usage);
+  EXPECT_THAT(none.what(), HasSubstr("is not a multiple of 128"));
+  const std::vector<std::string> sets = {saved, "--set", wide.front(), "--recipes", "wide,mxfp4_qat"};
+  EXPECT_THAT(analyze(sets).output, AllOf(HasSubstr("wide | 4 linears in high precision: "), HasSubstr("mxfp4_qat | 8 weights")));
+  const nlohmann::json both = analyzed(sets);
+  EXPECT_EQ(both["recipes"][0]["misfits"].size(), 4U);
+  EXPECT_EQ(both["recipes"][0]["weights"].size(), 4U);
+  EXPECT_EQ(both["recipes"][1]["weights"].size(), 8U);
+}
+
+TEST_F(AnalyzeTest, PatternsMatchTheChosenPathsAlone) {
+  std::vector<std::string> all;
+  for (int layer = 0; layer < 12; ++layer)
+    for (const char* const name : {"attn.out", "mlp.down"}) all.push_back(text("layers.", layer, ".", name));
+  EXPECT_THAT(patterns_of({"layers.1.mlp.down", "layers.11.mlp.down", "layers.3.attn.out"}, all),
+              ElementsAre("layers.3.attn.out", "layers.{1,11}.mlp.down"));
+  EXPECT_THAT(patterns_of(all, all), ElementsAre("layers.*.attn.out", "layers.*.mlp.down"));
+}
+
+TEST_F(AnalyzeTest, RulesAreThoseGivenAndNotThoseOfTheRun) {
+  const std::string rules = R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])";
+  const std::string saved = trained("saved", {"precision.recipe=mxfp8", rules, "precision.fp8_param_gather=true"});
+  EXPECT_EQ(figures(saved, {"mxfp4_qat"})[0].size(), 8U);
+  EXPECT_EQ(figures(saved, {"mxfp4_qat"}, {rules})[0].size(), 4U);
+  EXPECT_FALSE(logits_of(saved, {.precision = {"precision.recipe=high", "precision.rules=[]"}}).empty()) << "there are no codes to gather";
+}
+
+TEST_F(AnalyzeTest, PrintsATableAndAllFiguresAsJson) {
+  const std::string saved = trained("saved", {});
+  const CommandResult narrow = analyze({saved}), wide = analyze({saved, "--wide", "--recipes", "mxfp4_qat"});
+  EXPECT_THAT(narrow.output,
+              AllOf(HasSubstr(" of step 1 | "), HasSubstr("\nmxfp8 | 8 weights | SQNR "), HasSubstr("\nmxfp4_qat | 8 weights"),
+                    HasSubstr("4.250 bits per weight of the linears"), HasSubstr("\nlayers.{0..1}.mlp.down ")));
+  EXPECT_THAT(wide.output, AllOf(HasSubstr("\nlayers.1.mlp.down "), Not(HasSubstr("{0..1}")), Not(HasSubstr("mxfp8 |"))));
+  const nlohmann::json all = analyzed({saved, "--recipes", "mxfp4_qat,high"});
+  const nlohmann::json recipe = all["recipes"][0];
+  EXPECT_EQ(recipe["recipe"], "mxfp4_qat");
+  EXPECT_EQ(recipe["linears"]["bits_per_weight"], 4.25);
+  EXPECT_EQ(all["recipes"][1]["linears"]["bits_per_weight"], 16);
+  EXPECT_TRUE(all["recipes"][1]["weights"].empty());
+  int64_t bytes = 0;
+  for (const nlohmann::json& weight : recipe["weights"]) {
+    bytes += weight["bytes"].get<int64_t>();
+    const nlohmann::json& parts = weight["parts"];
+    const double noise = weight["noise"];
+    EXPECT_NEAR(parts["scale"].get<double>() + parts["dead_zone"].get<double>() + parts["grid"].get<double>(), noise, 1e-12 * noise);
+    EXPECT_LT(weight["worst_block"]["sqnr_db"], weight["sqnr_db"]);
+  }
+  EXPECT_EQ(recipe["linears"]["bytes"], bytes);
+  EXPECT_EQ(recipe["model"]["bytes"].get<int64_t>() - all["high"]["bytes"].get<int64_t>(),
+            bytes - 2 * recipe["linears"]["elements"].get<int64_t>());
+}
+
+TEST_F(AnalyzeTest, RefusesWhatItCannotMeasure) {
+  const std::string saved = trained("saved", {});
+  const auto refused = [&](std::vector<std::string> words, int exit_code = 2) {
+    words.insert(words.begin(), saved);
+    const CommandResult result = analyze(words);
+    EXPECT_EQ(result.exit_code, exit_code) << result.output;
+    return result.error;
+  };
+  EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp5"}), AllOf(HasSubstr("no recipe \"mxfp5\""), HasSubstr("mxfp8")));
+  EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp8"}), HasSubstr("--recipes: names mxfp8 twice"));
+  EXPECT_THAT(refused({"--recipes", "mxfp8,"}), HasSubstr("--recipes: the name of a recipe is missing"));
+  EXPECT_THAT(refused({"--recipes", "high,bf16"}), HasSubstr("--recipes high,bf16: they quantize no weight"));
+  EXPECT_THAT(refused({"--set", "precision.recipe=mxfp8"}), HasSubstr("name recipes with --recipes"));
+  EXPECT_THAT(refused({"--set", "model.rope_theta=1"}), HasSubstr("section precision"));
+  EXPECT_THAT(refused({"--set", "precision.fp8_output_proj=true"}), HasSubstr("precision.fp8_output_proj"));
+  test::set_element(saved, "master.layers.1.mlp.down.weight", 96 * 3 + 5, std::numeric_limits<float>::infinity());
+  EXPECT_THAT(refused({}, 4), HasSubstr("layers.1.mlp.down.weight[3, 5] is inf"));
+}
+
+}  // namespace mantissa::test::analyze_test
