@@ -210,6 +210,17 @@ Tensor Gpt::logits(const TokenBatch& batch) {
   return linear_fprop(hidden(batch).value(), output_->weight(), logits_dtype(), output_operands_, context(batch));
 }
 
+Tensor Gpt::hidden_states(const TokenBatch& batch) {
+  const Tape::Scope paused(nullptr);
+  return hidden(batch).value();
+}
+
+Tensor Gpt::logits_of(const Tensor& hidden_states) const {
+  require(options_.mesh.tensor.size() == 1, "logits_of: is for a model that no ranks share");
+  const Tape::Scope paused(nullptr);
+  return linear_fprop(hidden_states, output_->weight(), logits_dtype(), output_operands_);
+}
+
 std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
   std::vector<KeyValueCache> cache(static_cast<size_t>(config_.num_layers));
   const Shape shape{std::min(positions, config_.max_position_embeddings), layout_.kv_heads * layout_.head_dim};

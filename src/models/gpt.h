@@ -58,6 +58,11 @@ class Gpt {
   // Returns logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
   Tensor logits(const TokenBatch& batch);
 
+  // Logits in parts of its rows: hidden_states() returns what the output projection reads of a whole batch, [batch * length, hidden],
+  // without gradients; logits_of() the logits of some of these rows, each with the bits that it has among all.
+  Tensor hidden_states(const TokenBatch& batch);
+  Tensor logits_of(const Tensor& hidden_states) const;
+
   // Generate. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); next_logits() returns the logits of the last
   // one, [padded vocabulary] fp32, and throws Error(internal) if the cache cannot hold them. A cache has room for so many positions, at
   // most for max_position_embeddings.

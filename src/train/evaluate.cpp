@@ -9,14 +9,11 @@
 #include "train/training_step.h"
 
 namespace mantissa {
-namespace {
 
 int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters) {
   const int64_t windows = data.windows(set);
   return iters && *iters <= windows / micro_batch_size ? *iters * micro_batch_size : windows;
 }
-
-}  // namespace
 
 int64_t evaluated_windows(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
   int64_t windows = 0;

@@ -14,6 +14,9 @@
 
 namespace mantissa {
 
+// Returns how many windows of a set `iters` micro batches have; all without `iters`.
+int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters);
+
 // Throws Error(usage) if evaluate() would find no target that counts.
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
 

@@ -139,6 +139,21 @@ TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   EXPECT_EQ(both["recipes"][1]["weights"].size(), 8U);
 }
 
+// The largest weight is mlp.gate_up [192, 64]: in bf16, with its codes by one recipe and their values in fp32, it takes less than 8 bytes
+// an element. More layers take no more.
+TEST_F(AnalyzeTest, MemoryIsThatOfOneWeight) {
+  const auto peak = [&](const std::string& name, const std::string& layers) {
+    const std::string saved = trained(name, {"model.num_layers=" + layers});
+    const ExportSource source(saved, make_backend("cpu"));
+    const auto device = make_backend("cpu");
+    weight_errors(*source.reader, recipes_of(source, {"mxfp8", "mxfp4_qat"}), *device);
+    return device->allocator_stats().peak_in_use;
+  };
+  const int64_t two = peak("two", "2"), eight = peak("eight", "8");
+  EXPECT_EQ(two, eight);
+  EXPECT_LT(two, 192 * 64 * 8 + 8192);
+}
+
 TEST_F(AnalyzeTest, PatternsMatchTheChosenPathsAlone) {
   std::vector<std::string> all;
   for (int layer = 0; layer < 12; ++layer)
@@ -199,6 +214,96 @@ TEST_F(AnalyzeTest, RefusesWhatItCannotMeasure) {
   EXPECT_THAT(refused({"--set", "precision.fp8_output_proj=true"}), HasSubstr("precision.fp8_output_proj"));
   test::set_element(saved, "master.layers.1.mlp.down.weight", 96 * 3 + 5, std::numeric_limits<float>::infinity());
   EXPECT_THAT(refused({}, 4), HasSubstr("layers.1.mlp.down.weight[3, 5] is inf"));
+}
+
+// Numbers after " | NAME " in a line.
+std::string number_after(const std::string& text, const std::string& name) {
+  const size_t at = text.find(name) + name.size();
+  return text.substr(at, text.find_first_of(" \n", at) - at);
+}
+
+TEST_F(AnalyzeTest, LossesAreThoseOfEval) {
+  trained("saved", {"training.steps=3"});
+  export_to(checkpoint("saved", 3), "folder");
+  const std::string data = folder_ / "text.txt";
+  for (const std::string& from : {checkpoint("saved", 3), path("folder")}) {
+    SCOPED_TRACE(from);
+    const std::vector<std::string> on = {"--data", data, "--iters", "3", "--seq-len", "12", "--micro-batch-size", "2"};
+    std::vector<std::string> words = test::with({from, "--set", kEven, "--recipes", "mxfp8,mxfp4_qat_mxfp8_act,mine,fp32"}, on);
+    const nlohmann::json all = analyzed(words);
+    EXPECT_EQ(all["targets"], 3 * 2 * 12);
+    EXPECT_EQ(all["seq_len"], 12);
+    const auto eval_loss = [&](const std::string& recipe) {
+      const CommandResult result = command_result(test::with({"eval", from, "--set", kEven, "--set", "precision.recipe=" + recipe}, on));
+      EXPECT_EQ(result.exit_code, 0) << result.error;
+      return number_after(result.output, " | loss ");
+    };
+    const auto six_digits = [](double value) {
+      std::ostringstream out;
+      out.precision(6);
+      out << value;
+      return std::move(out).str();
+    };
+    EXPECT_EQ(six_digits(all["high"]["loss"]), eval_loss("high"));
+    for (const nlohmann::json& recipe : all["recipes"]) {
+      EXPECT_EQ(six_digits(recipe["loss"]), eval_loss(recipe["recipe"])) << recipe["recipe"];
+      EXPECT_TRUE(recipe["kl"] > 0.0 || recipe["recipe"] == "fp32") << recipe["recipe"];
+      EXPECT_LT(recipe["kl"], 0.1) << recipe["recipe"];
+      EXPECT_GT(recipe["equal_greedy"], 0.8) << recipe["recipe"];
+    }
+    EXPECT_EQ(analyzed(test::with({from, "--recipes", "high"}, on))["recipes"][0]["kl"], 0.0);
+    const std::string table = analyze(words).output;
+    EXPECT_THAT(table, AllOf(HasSubstr(text(data, " | 72 targets | seq_len 12")), HasSubstr("\nhigh "), HasSubstr("equal greedy")));
+  }
+}
+
+TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
+  const std::string saved = trained("saved", {"training.steps=3", "model.num_layers=3"}), from = checkpoint("saved", 3);
+  const std::vector<std::string> on = {"--data", folder_ / "text.txt", "--iters", "3"};
+  const nlohmann::json all = analyzed(test::with({from, "--modules", "1000"}, on));
+  ASSERT_EQ(all["parts"].size(), 2U * 12) << "two recipes";
+  for (size_t i = 1; i < all["parts"].size(); ++i) EXPECT_LE(all["parts"][i]["kl"], all["parts"][i - 1]["kl"]);
+  const nlohmann::json& worst = all["parts"][0];
+  ASSERT_EQ(worst["modules"].size(), 1U);
+  const std::string rule = text(R"(precision.rules=[{"match": ")", worst["modules"][0].get<std::string>(), R"(", "recipe": ")",
+                                worst["recipe"].get<std::string>(), "\"}]");
+  const CommandResult alone = command_result(test::with({"eval", from, "--set", rule}, on));
+  EXPECT_NEAR(worst["loss"].get<double>(), std::stod(number_after(alone.output, " | loss ")), 1e-5) << alone.output << alone.error;
+  EXPECT_EQ(analyzed(test::with({from, "--modules", "4"}, on))["parts"].size(), 2U * 4) << "all layers of a linear together";
+
+  const std::string file = path("rules.json");
+  const CommandResult proposed = analyze(test::with({from, "--budget", "6", "--output", file}, on));
+  ASSERT_EQ(proposed.exit_code, 0) << proposed.error;
+  EXPECT_THAT(proposed.output, AllOf(HasSubstr("\nproposal | "), HasSubstr("rules.json: written")));
+  EXPECT_LE(std::stod(number_after(proposed.output, "proposal | ")), 6.0);
+  const CommandResult used = command_result(test::with({"eval", from, "--set-file", file}, on));
+  EXPECT_NEAR(std::stod(number_after(used.output, " | loss ")),
+              std::stod(number_after(proposed.output.substr(proposed.output.find("proposal | ")), " | loss ")), 2e-5)
+      << used.error;
+  EXPECT_FALSE(std::filesystem::exists(file + ".tmp"));
+  const nlohmann::json printed = analyzed(test::with({from, "--budget", "6"}, on));
+  EXPECT_EQ(printed["proposal"]["file"], json_in("rules.json"));
+  EXPECT_THAT(analyze(test::with({from, "--budget", "4.2"}, on)).error, HasSubstr("the recipes reach no fewer than 4.25 bits per weight"));
+}
+
+TEST_F(AnalyzeTest, OptionsOfLossesNeedData) {
+  const std::string saved = trained("saved", {}), data = folder_ / "text.txt";
+  const auto refused = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), saved);
+    const CommandResult result = analyze(words);
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    return result.error;
+  };
+  for (const std::string option : {"--iters", "--seq-len", "--micro-batch-size", "--modules", "--budget"})
+    EXPECT_THAT(refused({option, "4"}), HasSubstr(option + ": needs data")) << option;
+  EXPECT_THAT(refused({"--dtype", "fp32"}), HasSubstr("--dtype: needs data"));
+  EXPECT_THAT(refused({"--data", data, "--output", path("out")}), HasSubstr("--output: is the file of the rules that --budget proposes"));
+  EXPECT_THAT(refused({"--data", data, "--budget", "0"}), HasSubstr("--budget: must be positive"));
+  EXPECT_THAT(refused({"--data", data, "--modules", "0"}), HasSubstr("--modules: must be positive"));
+  EXPECT_THAT(refused({"--data", data, "--budget", "5", "--set", "precision.rules=[]"}), HasSubstr("excludes --modules and --budget"));
+  EXPECT_THAT(refused({"--data", path("absent.txt")}), HasSubstr("absent.txt"));
+  EXPECT_THAT(refused({"--data", data, "--modules", "4", "--recipes", "bf16"}), HasSubstr("quantize no part of the model"));
+  EXPECT_THAT(refused({"--data", data, "--budget", "5", "--output", "/nowhere/at/all"}), HasSubstr("/nowhere"));
 }
 
 }  // namespace mantissa::test::analyze_test

@@ -1,68 +1,17 @@
-// Shows what recipes cost a saved model, without training it.
-#include "train/analyze.h"
+#include "tools/analyze/analysis.h"
 
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <iostream>
-#include <memory>
 #include <sstream>
 
-#include "hf/export.h"
-#include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
-#include "mantissa/json/json.h"
+#include "mantissa/precision/rules.h"
 #include "plan/plan_table.h"
-#include "tools/command.h"
-#include "tools/report/read_progress.h"
 
 namespace mantissa::tools {
 namespace {
-
-struct AnalyzeArguments {
-  std::string model, recipes = "mxfp8,mxfp4_qat", device = "auto";
-  std::vector<std::string> precision;
-  int threads = 0;
-  bool json = false, wide = false;
-};
-
-struct Analysis {
-  std::string model;
-  std::optional<int64_t> step;  // step of a checkpoint
-  ExaminedRecipe high;
-  std::vector<ExaminedRecipe> recipes;
-  std::vector<ExaminedWeight> weights;
-};
-
-std::vector<std::string> names_of_recipes(const std::string& list) {
-  std::vector<std::string> names;
-  for (const std::string& name : split(list, ',')) {
-    require(!name.empty(), ExitCode::usage, "--recipes: the name of a recipe is missing in \"", printable(shortened(list)), '"');
-    require(std::ranges::find(names, name) == names.end(), ExitCode::usage, "--recipes: names ", printable(shortened(name)), " twice");
-    names.push_back(name);
-  }
-  return names;
-}
-
-Analysis analysis_of(const AnalyzeArguments& arguments) {
-  const std::vector<std::string> names = names_of_recipes(arguments.recipes);
-  for (const std::string& set : arguments.precision)
-    require(!set.starts_with("precision.recipe="), ExitCode::usage, "--set ", printable(shortened(set)), ": name recipes with --recipes");
-  ExportSource source(arguments.model, device_of("cpu"));
-  const RunConfig& config = source.model->config;
-  const bool folder = source.folder != nullptr;
-  const ModelUse more{.precision = arguments.precision};
-  Analysis out{.model = arguments.model,
-               .step = source.checkpoint ? std::optional(source.checkpoint->manifest().step) : std::nullopt,
-               .high = examined_recipes(config, folder, {"high"}, {}).front(),
-               .recipes = examined_recipes(config, folder, names, more),
-               .weights = {}};
-  const std::unique_ptr<Backend> device = device_of(arguments.device);
-  out.weights = with_read_progress(bytes_of_weights(arguments.model), [&] { return weight_errors(*source.reader, out.recipes, *device); });
-  require(!out.weights.empty(), ExitCode::usage, "--recipes ", printable(arguments.recipes),
-          ": they quantize no weight, so there is nothing to measure");
-  return out;
-}
 
 // The errors of the same module of several layers, or of one, under one recipe.
 struct Pooled {
@@ -163,7 +112,13 @@ Json json_of(const WeightError& error) {
 
 Json json_of(const StoredSize& size) { return {{"elements", size.elements}, {"bytes", size.bytes}, {"bits_per_weight", size.bits()}}; }
 
-Json json_of(const Analysis& analysis) {
+void add_loss(Json& entry, const RecipeLoss& loss) {
+  entry.add("loss", loss.loss);
+  entry.add("kl", loss.kl);
+  entry.add("equal_greedy", loss.equal_greedy);
+}
+
+Json recipes_json(const Analysis& analysis) {
   Json::Entries recipes;
   for (size_t i = 0; i < analysis.recipes.size(); ++i) {
     const ExaminedRecipe& recipe = analysis.recipes[i];
@@ -178,48 +133,107 @@ Json json_of(const Analysis& analysis) {
                   {"misfits", recipe.misfits},
                   {"weights", weights}};
     if (!recipe.problem.empty()) entry.add("problem", recipe.problem);
+    if (analysis.high_loss) add_loss(entry, analysis.losses[i]);
     recipes.push_back(std::move(entry));
   }
-  return {
-      {"model", analysis.model}, {"step", analysis.step}, {"high", json_of(stored_size(analysis.high.plan, false))}, {"recipes", recipes}};
+  return recipes;
 }
 
-void print_text(const Analysis& analysis, bool wide) {
-  const StoredSize high = stored_size(analysis.high.plan, false);
-  std::cout << printable(analysis.model) << (analysis.step ? text(" of step ", *analysis.step) : "") << " | " << high.elements
-            << " parameters\n";
-  for (size_t i = 0; i < analysis.recipes.size(); ++i) print_recipe(analysis, i, wide);
+std::string change_text(const RecipeLoss& loss, const RecipeLoss& high) {
+  const double change = 100.0 * (std::exp(loss.loss - high.loss) - 1.0);
+  return (change < 0.0 ? "" : "+") + rounded(change, 2) + "%";
 }
 
-ExitCode run_analyze(const AnalyzeArguments& arguments) {
-  open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  use_threads(arguments.threads);
-  const Analysis analysis = analysis_of(arguments);
-  if (arguments.json) {
-    std::cout << json_of(analysis).dump(1, Json::Order::keys) << '\n';
-  } else {
-    print_text(analysis, arguments.wide);
+std::vector<std::string> loss_cells(const std::string& name, const RecipeLoss& loss, const RecipeLoss& high) {
+  return {name,
+          rounded(loss.loss, 5),
+          rounded(std::exp(loss.loss), 3),
+          change_text(loss, high),
+          rounded(loss.kl, 5),
+          share_text(loss.equal_greedy, 1.0)};
+}
+
+void print_losses(const Analysis& analysis) {
+  const RecipeLoss& high = *analysis.high_loss;
+  std::cout << '\n' << printable(analysis.data) << " | " << high.targets << " targets | seq_len " << analysis.window << '\n';
+  std::vector<std::vector<std::string>> rows = {{"recipe", "loss", "perplexity", "change", "KL", "equal greedy", "bits per weight"}};
+  const auto add = [&](const ExaminedRecipe& recipe, const RecipeLoss& loss) {
+    rows.push_back(loss_cells(recipe.name, loss, high));
+    rows.back().push_back(rounded(stored_size(recipe.plan, true).bits(), 3));
+  };
+  add(analysis.high, high);
+  for (size_t i = 0; i < analysis.recipes.size(); ++i) add(analysis.recipes[i], analysis.losses[i]);
+  std::cout << printable(aligned(rows), "\n");
+}
+
+void print_parts(const Analysis& analysis) {
+  size_t linears = 0;
+  for (const ModelPart& part : analysis.parts) linears += part.modules.size();
+  std::cout << '\n'
+            << count_text(analysis.parts.size(), "part") << " of " << count_text(linears, "linear")
+            << ", each alone in a recipe, all others in high precision, by KL\n";
+  std::vector<std::vector<std::string>> rows = {{"part", "recipe", "loss", "perplexity", "change", "KL", "equal greedy", "saved"}};
+  for (const PartLoss& alone : analysis.part_losses) {
+    const ModelPart& part = analysis.parts[alone.part];
+    std::vector<std::string> cells = loss_cells(alone.recipe, alone.loss, *analysis.high_loss);
+    cells.insert(cells.begin(), joined_path(part.modules));
+    cells.push_back(bytes_text(std::max<int64_t>(0, part.high_bytes - alone.bytes)));
+    rows.push_back(std::move(cells));
   }
-  return ExitCode::ok;
+  std::cout << printable(aligned(rows), "\n");
+}
+
+void print_proposal(const Analysis& analysis) {
+  const auto& [proposal, file, loss] = *analysis.proposed;
+  std::cout << "\nproposal | " << rounded(proposal.bits, 3) << " bits per weight of the linears | loss " << rounded(loss.loss, 5)
+            << " | perplexity " << rounded(std::exp(loss.loss), 3) << ", " << change_text(loss, *analysis.high_loss) << " | KL "
+            << rounded(loss.kl, 5) << ", predicted " << rounded(proposal.cost, 5) << " | equal greedy "
+            << share_text(loss.equal_greedy, 1.0) << '\n';
+}
+
+Json parts_json(const Analysis& analysis) {
+  Json::Entries entries;
+  for (const PartLoss& alone : analysis.part_losses) {
+    Json entry = {{"modules", analysis.parts[alone.part].modules}, {"recipe", alone.recipe}, {"bytes", alone.bytes}};
+    add_loss(entry, alone.loss);
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+Json proposal_json(const ProposedRules& proposed) {
+  Json entry = {{"bits_per_weight", proposed.proposal.bits}, {"predicted_kl", proposed.proposal.cost}};
+  add_loss(entry, proposed.loss);
+  entry.add("file", parse_json(proposed.file, "proposal", ExitCode::internal));
+  return entry;
 }
 
 }  // namespace
 
-Command analyze_command() {
-  const auto arguments = std::make_shared<AnalyzeArguments>();
-  return {.name = "analyze",
-          .summary = "show what recipes cost a saved model, without training it",
-          .example = "mantissa analyze runs/quickstart\nmantissa analyze SmolLM2-135M --recipes mxfp8,mxfp4_qat,fp8_block --wide",
-          .options = {{"MODEL", &arguments->model, "a checkpoint or a run, a folder in Hugging Face's form, or a GGUF file"},
-                      {"--recipes", &arguments->recipes, "names of recipes to compare, separated by commas"},
-                      {"--set", &arguments->precision,
-                       "precision.KEY=VALUE for all recipes, as in precision.rules or, for recipes of your own, precision.recipes; "
-                       "repeatable. Rules of the run do not count"},
-                      {"--wide", &arguments->wide, "a line for each module; else equal modules of all layers share one"},
-                      {"--json", &arguments->json, "one JSON object, with every module by itself"},
-                      device_option(arguments->device),
-                      threads_option(arguments->threads)},
-          .run = [arguments] { return run_analyze(*arguments); }};
+Json analysis_json(const Analysis& analysis) {
+  Json high = json_of(stored_size(analysis.high.plan, false));
+  if (analysis.high_loss) add_loss(high, *analysis.high_loss);
+  Json out = {{"model", analysis.model}, {"step", analysis.step}};
+  if (analysis.high_loss) {
+    out.add("data", analysis.data);
+    out.add("seq_len", analysis.window);
+    out.add("targets", analysis.high_loss->targets);
+  }
+  out.add("high", std::move(high));
+  out.add("recipes", recipes_json(analysis));
+  if (!analysis.parts.empty()) out.add("parts", parts_json(analysis));
+  if (analysis.proposed) out.add("proposal", proposal_json(*analysis.proposed));
+  return out;
+}
+
+void print_analysis(const Analysis& analysis, bool wide) {
+  const StoredSize high = stored_size(analysis.high.plan, false);
+  std::cout << printable(analysis.model) << (analysis.step ? text(" of step ", *analysis.step) : "") << " | " << high.elements
+            << " parameters\n";
+  for (size_t i = 0; i < analysis.recipes.size(); ++i) print_recipe(analysis, i, wide);
+  if (analysis.high_loss) print_losses(analysis);
+  if (!analysis.parts.empty()) print_parts(analysis);
+  if (analysis.proposed) print_proposal(analysis);
 }
 
 }  // namespace mantissa::tools

@@ -1,0 +1,147 @@
+// Losses of models in other formats against one in high precision.
+#include "train/recipe_losses.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "data/open_data.h"
+#include "error_messages.h"
+#include "files.h"
+#include "mantissa/backend/functions.h"
+#include "testing.h"
+#include "train/evaluate.h"
+#include "train/training_step.h"
+
+namespace mantissa::recipe_losses_test {
+
+TEST(TokenDifferences, AreTheDivergenceOfSoftmaxAndTheLikeliestToken) {
+  const std::vector<float> p = {0.5F, 2.0F, -1.0F, 0.0F}, q = {1.5F, 1.0F, -2.0F, 0.25F};
+  double sum_p = 0.0, sum_q = 0.0, expected = 0.0;
+  for (size_t i = 0; i < p.size(); ++i) sum_p += std::exp(double{p[i]}), sum_q += std::exp(double{q[i]});
+  for (size_t i = 0; i < p.size(); ++i)
+    expected += std::exp(double{p[i]}) / sum_p * (std::log(std::exp(double{p[i]}) / sum_p) - std::log(std::exp(double{q[i]}) / sum_q));
+  const TokenDifference found = token_difference(p, q);
+  EXPECT_NEAR(found.kl, expected, 1e-14);
+  EXPECT_FALSE(found.equal_greedy);
+  EXPECT_EQ(token_difference(p, p).kl, 0.0);
+  EXPECT_TRUE(token_difference(p, p).equal_greedy);
+  EXPECT_NE(token_difference(q, p).kl, found.kl) << "it is not symmetric";
+}
+
+TEST(TokenDifferences, HoldForLargeLogitsAndForMovedOnes) {
+  const std::vector<float> p = {3000.0F, 2999.0F, -3000.0F}, moved = {-2000.0F, -2001.0F, -8000.0F}, other = {2999.0F, 3000.0F, -3000.0F};
+  EXPECT_EQ(token_difference(p, moved).kl, 0.0) << "softmax does not see a constant";
+  EXPECT_NEAR(token_difference(p, other).kl, (std::exp(1.0) - 1.0) / (std::exp(1.0) + 1.0), 1e-12);
+}
+
+TEST(TokenDifferences, TiesGoToTheFirstAndNanShows) {
+  EXPECT_TRUE(token_difference(std::vector<float>{1, 1, 0}, std::vector<float>{2, 1, 2}).equal_greedy);
+  EXPECT_FALSE(token_difference(std::vector<float>{1, 1, 0}, std::vector<float>{1, 2, 2}).equal_greedy);
+  EXPECT_TRUE(std::isnan(token_difference(std::vector<float>{1, 2}, std::vector<float>{1, std::nanf("")}).kl));
+  EXPECT_TRUE(std::isnan(token_difference(std::vector<float>{std::nanf(""), 2}, std::vector<float>{1, 2}).kl));
+}
+
+constexpr int64_t kLength = 16;
+
+class RecipeLossesTest : public test::BackendTest {
+ protected:
+  RecipeLossesTest() {
+    std::string text;
+    for (uint64_t i = 0; i < 600; ++i) text += static_cast<char>(random_words({.seed = 7}, 1, i)[0] % 100);
+    test::write_file(folder_ / "long.txt", text);
+    test::write_file(folder_ / "short.txt", text.substr(100, 150));
+    config_.vocab_size = 250;
+    config_.pad_vocab_to = 8;
+    config_.hidden_size = 32;
+    config_.num_layers = 2;
+    config_.num_attention_heads = 2;
+    config_.intermediate_size = 64;
+    config_.max_position_embeddings = kLength;
+    config_.init_std = 0.3;
+    high_ = std::make_unique<Gpt>(config_, fast(), plan("high"), GptOptions{.gradients = false});
+    test::initialize(high_->parameters(), 3);
+  }
+
+  PrecisionPlan plan(const std::string& recipe) const {
+    PrecisionConfig precision;
+    precision.recipe = recipe;
+    ConfigReport report;
+    PrecisionPlan out = PrecisionPlan::resolve(precision, model_shape(config_), report);
+    report.throw_if_failed();
+    return out;
+  }
+  // Ends of lines are no targets.
+  Data open(std::vector<std::string> names) const {
+    DataConfig config;
+    config.tokenizer = "byte";
+    config.eod_id = 10;
+    config.mask_eod_loss = true;
+    for (const std::string& name : names) config.valid.push_back({.path = folder_ / name});
+    return open_validation_data(config, {.seq_len = kLength, .vocab_size = 256});
+  }
+
+  test::TemporaryFolder folder_;
+  ModelConfig config_;
+  std::unique_ptr<Gpt> high_;
+};
+
+TEST_F(RecipeLossesTest, HaveTheBitsOfAnEvaluation) {
+  const Data data = open({"long.txt", "short.txt"});
+  const auto quantized = with_plan(*high_, plan("mxfp4_qat"));
+  for (const std::optional<int64_t> iters : {std::optional<int64_t>(), std::optional<int64_t>(2)}) {
+    int64_t calls = 0;
+    const RecipeLosses losses(*high_, data.valid, 3, iters, [&calls] { ++calls; });
+    EXPECT_EQ(calls, iters ? 4 : 13 + 4);
+    const Evaluation high = evaluate(*high_, data.valid, 3, iters), other = evaluate(*quantized, data.valid, 3, iters);
+    EXPECT_EQ(losses.high().loss, high.loss);
+    EXPECT_EQ(losses.high().targets, high.targets);
+    EXPECT_EQ(losses.high().kl, 0.0);
+    EXPECT_EQ(losses.high().equal_greedy, 1.0);
+    const RecipeLoss found = losses.of(*quantized), same = losses.of(*with_plan(*high_, plan("high")));
+    EXPECT_EQ(found.loss, other.loss);
+    EXPECT_EQ(found.targets, other.targets);
+    EXPECT_EQ(same.loss, high.loss);
+    EXPECT_EQ(same.kl, 0.0);
+    EXPECT_EQ(same.equal_greedy, 1.0);
+  }
+}
+
+// By the definition, from whole logits; the padding of the vocabulary does not take part.
+TEST_F(RecipeLossesTest, CompareThePredictionsOfTargetsThatCount) {
+  const Data data = open({"long.txt"});
+  const auto quantized = with_plan(*high_, plan("mxfp4_qat"));
+  const RecipeLosses losses(*high_, data.valid, 4, {}, {});
+  const RecipeLoss found = losses.of(*quantized);
+  double kl = 0.0, equal = 0.0, targets = 0.0;
+  const int64_t width = config_.padded_vocab_size();
+  ASSERT_GT(width, 250);
+  for (int64_t window = 0; window < data.valid.windows(0); ++window) {
+    const Batch batch = data.valid.batch(0, window, 1);
+    const DeviceBatch rows = to_device(*high_, batch, 0, 1);
+    const std::vector<float> p = to_host<float>(converted(high_->logits(rows.tokens), Dtype::f32)),
+                             q = to_host<float>(converted(quantized->logits(rows.tokens), Dtype::f32));
+    for (int64_t row = 0; row < kLength; ++row) {
+      if (batch.targets[static_cast<size_t>(row)] == kNoTarget) continue;
+      const TokenDifference token = token_difference(std::span(p).subspan(static_cast<size_t>(row * width), 250),
+                                                     std::span(q).subspan(static_cast<size_t>(row * width), 250));
+      kl += token.kl;
+      equal += token.equal_greedy ? 1.0 : 0.0;
+      targets += 1.0;
+    }
+  }
+  EXPECT_LT(targets, 599.0) << "ends of lines do not count";
+  EXPECT_EQ(static_cast<double>(found.targets), targets);
+  EXPECT_NEAR(found.kl, kl / targets, 1e-12);
+  EXPECT_EQ(found.equal_greedy, equal / targets);
+  EXPECT_GT(found.kl, 0.0);
+  EXPECT_LT(found.equal_greedy, 1.0);
+}
+
+TEST_F(RecipeLossesTest, APlanNeedsValuesOfItsType) {
+  EXPECT_EQ(with_plan(*high_, plan("fp32")), nullptr);
+  EXPECT_NE(with_plan(*high_, plan("bf16")), nullptr);
+}
+
+}  // namespace mantissa::recipe_losses_test
