@@ -5,25 +5,44 @@
 
 #include "checkpoint/checkpoint.h"
 #include "config/open_device.h"
+#include "job/launch.h"
 #include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
+#include "mantissa/metrics/events.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/train/load_config.h"
 #include "mantissa/train/train.h"
 #include "plan/cost.h"
 #include "plan/plan_table.h"
 #include "tools/command.h"
+#include "tools/explain_search.h"
+#include "tools/quantity.h"
 
 namespace mantissa::tools {
 namespace {
 
 struct ExplainArguments {
   ConfigSources sources;
-  std::optional<int64_t> world;
-  Rates rates;
+  std::optional<int64_t> world, ranks_per_host;
+  std::optional<std::string> flops, link, host_link, price, memory;
   std::string device;  // whose GEMMs are shown; empty: none
-  bool json = false, wide = false;
+  bool search = false, json = false, wide = false;
 };
+
+std::optional<double> quantity_of(const char* option, const std::optional<std::string>& word) {
+  return word ? std::optional(quantity(option, *word)) : std::nullopt;
+}
+
+Rates rates_of(const ExplainArguments& arguments) {
+  const int64_t ranks = arguments.ranks_per_host.value_or(1);
+  require(ranks >= 1 && ranks <= kMostRanks, ExitCode::usage, "--nproc-per-node: must be 1 to ", kMostRanks, ", got ", ranks);
+  require(!arguments.host_link || arguments.ranks_per_host, ExitCode::usage,
+          "--host-link needs --nproc-per-node, how many ranks a host has");
+  return {.flops = quantity_of("--flops", arguments.flops),
+          .link = quantity_of("--link", arguments.link),
+          .host_link = quantity_of("--host-link", arguments.host_link),
+          .ranks_per_host = arguments.ranks_per_host.value_or(0)};
+}
 
 // Returns "native" where all GEMMs of codes multiply them as codes, "emulated" where none does, or "partly native".
 const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
@@ -63,6 +82,7 @@ struct Explanation {
   GatherBytes gather;
   Rates rates;
   StepTime time;
+  std::optional<double> price;  // that of a rank hour
   GemmDevice gemm_device;
   std::vector<PlannedGemm> gemms;
   std::vector<std::string> warnings;
@@ -83,26 +103,28 @@ std::string length_of_epochs(LoadedConfig& loaded) {
 }
 
 Explanation explanation(const ExplainArguments& arguments) {
+  const Rates rates = rates_of(arguments);
   LoadedConfig loaded = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world));
   const std::string epochs = length_of_epochs(loaded);
   RunConfig& config = loaded.config;
-  for (const auto& [name, rate] : {std::pair{"--flops", arguments.rates.flops}, {"--link", arguments.rates.link}}) {
-    require(!rate || (*rate > 0 && *rate <= 1e30), ExitCode::usage, name, ": must be positive, got ", rate.value_or(0));
-  }
   set_vocabulary(config);
   PrecisionPlan plan = resolve_plan(config);
   Explanation out{.config = config,
                   .plan = plan,
                   .device = backend_name(config.training.device),
                   .memory = estimate_memory(config, plan),
-                  .bytes = step_bytes(config, plan),
+                  .bytes = step_bytes(config, plan, rates.ranks_per_host),
                   .gather = gather_bytes(config, plan),
-                  .rates = arguments.rates,
-                  .time = step_time(config, plan, arguments.rates),
+                  .rates = rates,
+                  .time = step_time(config, plan, rates),
+                  .price = quantity_of("--price", arguments.price),
                   .gemm_device = gemm_device_of(arguments, config, plan),
                   .gemms = {},
                   .warnings = run_warnings(config, plan),
                   .epochs = epochs};
+  require(!out.price || out.time.step, ExitCode::usage, "--price needs the time of a step: give --flops",
+          config.parallel.world() == 1 ? "" : ", --link and, with --nproc-per-node, --host-link");
+  require(!out.price || config.training.steps, ExitCode::usage, "--price needs the steps of the run: ", epochs);
   if (arguments.device.empty() && out.device == "cuda" && find_gpus().architecture == 0)
     out.warnings.emplace_back("there is no GPU here: GEMMs are shown as on sm_80; choose another with --device");
   out.gemms = planned_gemms(out.config, out.plan, out.gemm_device);
@@ -121,13 +143,23 @@ const char* split_name(Split split) {
 
 Json json_of(const StepBytes& bytes) {
   const Traffic& sent = bytes.sent;
-  return {{"gradients", sent.gradients}, {"parameters", sent.parameters}, {"activations", sent.activations}, {"control", sent.control},
-          {"other", sent.other},         {"buckets", bytes.buckets},      {"busiest_rank", bytes.busiest}};
+  return {{"gradients", sent.gradients},
+          {"parameters", sent.parameters},
+          {"activations", sent.activations},
+          {"control", sent.control},
+          {"other", sent.other},
+          {"buckets", bytes.buckets},
+          {"busiest_rank", bytes.busiest},
+          {"between_hosts",
+           {{"gradients", bytes.between_hosts.gradients},
+            {"parameters", bytes.between_hosts.parameters},
+            {"activations", bytes.between_hosts.activations}}}};
 }
 
 Json json_of(const StepTime& time, const Rates& rates) {
   return {{"flops", rates.flops},
           {"link", rates.link},
+          {"host_link", rates.host_link},
           {"compute", time.compute},
           {"activations", time.activations},
           {"exchange", time.exchange},
@@ -156,7 +188,7 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
 }
 
 void print_json(const Explanation& explained) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings, epochs] = explained;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, price, gemm_device, gemms, warnings, epochs] = explained;
   Json all = plan.to_json();
   if (!epochs.empty()) all["length"] = epochs;
   for (size_t i = 0; i < plan.modules().size(); ++i) {
@@ -185,6 +217,14 @@ void print_json(const Explanation& explained) {
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
+  if (time.step && config.training.steps) {
+    const RunPrice run = run_price(*config.training.steps, config.parallel.world(), *time.step);
+    all["run"] = {{"steps", *config.training.steps},
+                  {"seconds", run.seconds},
+                  {"rank_hours", run.rank_hours},
+                  {"price", price},
+                  {"cost", price ? Json(*price * run.rank_hours) : Json()}};
+  }
   all["warnings"] = warnings;
   std::cout << all.dump(1) << '\n';
 }
@@ -213,8 +253,24 @@ std::string time_line(const Explanation& explained) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
   if (!explained.rates.flops) line += " | give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
-  if (!explained.rates.link && ranks > 1) line += " | give --link, bytes/s of a rank, which bench comm measures";
+  const int64_t per_host = explained.rates.ranks_per_host > 0 ? explained.rates.ranks_per_host : ranks;
+  if (!explained.rates.link && ranks > 1 && per_host > 1) line += " | give --link, bytes/s of a rank, which bench comm measures";
+  if (!explained.rates.host_link && ranks > per_host)
+    line += " | give --host-link, bytes/s of a rank to other hosts, which bench comm measures on two hosts";
   return line;
+}
+
+// Evaluations, samples and saves are no part of the model of time.
+std::string run_line(const Explanation& explained) {
+  const RunConfig& config = explained.config;
+  const RunPrice run = run_price(*config.training.steps, config.parallel.world(), *explained.time.step);
+  constexpr double kDay = 86'400;
+  const std::string duration = run.seconds < kDay ? duration_text(run.seconds) : text(std::setprecision(3), run.seconds / kDay, " days");
+  std::string line = text("run | ", count_text(*config.training.steps, "step"), ", ", duration, " | ", std::setprecision(4), run.rank_hours,
+                          explained.device == "cuda" ? " GPU hours" : " rank hours");
+  if (explained.price)
+    line += text(" | cost ", std::setprecision(4), *explained.price * run.rank_hours, " at ", *explained.price, " an hour");
+  return line + " | without evaluations, samples and saves";
 }
 
 std::string memory_line(const MemoryEstimate& memory, bool together, const Amount& amount) {
@@ -240,7 +296,7 @@ std::string gather_line(const GatherBytes& gather) {
 }
 
 void print_text(const Explanation& explained, PlanTable form) {
-  const auto& [config, plan, device, memory, bytes, gather, rates, time, gemm_device, gemms, warnings, epochs] = explained;
+  const auto& [config, plan, device, memory, bytes, gather, rates, time, price, gemm_device, gemms, warnings, epochs] = explained;
   const bool together = config.parallel.world() > 1;
   const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
@@ -280,8 +336,13 @@ void print_text(const Explanation& explained, PlanTable form) {
     print(text("bytes sent a step, all ranks | gradients ", amount(sent.gradients), " | parameters ", amount(sent.parameters),
                " | activations ", amount(sent.activations), " | control ", amount(sent.control), " | other ", amount(sent.other), " | in ",
                count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank"));
+  if (rates.ranks_per_host > 0 && rates.ranks_per_host < config.parallel.world())
+    print(text("of these between hosts of ", count_text(rates.ranks_per_host, "rank"), " | gradients ",
+               amount(bytes.between_hosts.gradients), " | parameters ", amount(bytes.between_hosts.parameters), " | activations ",
+               amount(bytes.between_hosts.activations)));
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(explained));
+  if (time.step && config.training.steps) print(run_line(explained));
   if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
   if (const auto& advice = plan.dispatch_advice(); advice && config.parallel.expert == 1) print(*advice);
   if (const auto cost = plan.cost_of_rows()) print(*cost);
@@ -289,7 +350,50 @@ void print_text(const Explanation& explained, PlanTable form) {
   print("plan " + plan.to_json().at("hash").string());
 }
 
+// Returns the run on so many ranks; where its own layout or batch does not fit them, on as many as it asks for.
+LoadedConfig searched_run(const ExplainArguments& arguments, int64_t world) {
+  try {
+    return load_run_config(arguments.sources, Inputs::unchecked, world);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    return load_run_config(arguments.sources, Inputs::unchecked);
+  }
+}
+
+ExitCode search(const ExplainArguments& arguments) {
+  require(arguments.world && arguments.flops && arguments.memory, ExitCode::usage,
+          "--search needs --world, --flops and --memory, the bytes that a rank may use, as in 80G");
+  require(!arguments.wide && arguments.device.empty(), ExitCode::usage, "--search shows layouts alone: leave out --wide and --device");
+  const Rates rates = rates_of(arguments);
+  const int64_t world = ranks_of(arguments.world);
+  LoadedConfig loaded = searched_run(arguments, world);
+  const std::string epochs = length_of_epochs(loaded);
+  RunConfig& config = loaded.config;
+  set_vocabulary(config);
+  require(!arguments.price || config.training.steps, ExitCode::usage, "--price needs the steps of the run: ", epochs);
+  const bool several_hosts = rates.ranks_per_host > 0 && rates.ranks_per_host < world;
+  const bool inside = rates.ranks_per_host != 1;
+  require(world == 1 || ((rates.link || !inside) && (rates.host_link || !several_hosts)), ExitCode::usage,
+          "--search of several ranks needs --link and, if --nproc-per-node divides them among hosts, --host-link");
+  const double memory = std::min(1e18, quantity("--memory", *arguments.memory)),
+               price = quantity_of("--price", arguments.price).value_or(0.0);
+  const std::vector<LayoutChoice> found = search_layouts(arguments.sources, config, world, rates, memory);
+  if (arguments.json) {
+    std::cout << layouts_json(found, price).dump(1, Json::Order::keys) << '\n';
+    return ExitCode::ok;
+  }
+  require(!found.empty(), ExitCode::usage, "no layout of ", count_text(world, "rank"), " fits into ",
+          bytes_text(static_cast<int64_t>(memory)), " of a rank: give more ranks, or a smaller batch");
+  std::cout << count_text(found.size(), "layout") << " of " << count_text(world, "rank") << " with "
+            << count_text(*config.training.global_batch_size, "sequence") << " a step fit into " << bytes_text(static_cast<int64_t>(memory))
+            << " of a rank; the fastest of them\n\n"
+            << layout_table(found, price);
+  return ExitCode::ok;
+}
+
 ExitCode explain(const ExplainArguments& arguments) {
+  require(arguments.search || !arguments.memory, ExitCode::usage, "--memory is for --search");
+  if (arguments.search) return search(arguments);
   const Explanation all = explanation(arguments);
   const PlanTable form = arguments.wide ? PlanTable::wide : PlanTable::narrow;
   if (arguments.json) {
@@ -312,15 +416,22 @@ Command explain_command() {
           .summary = "show what each module of a run computes, stores, sends and exports, and what the run needs",
           .example =
               "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8\n"
-              "mantissa explain configs/gpt2-124m.json --world 64 --flops 1e12 --link 3e9\n"
+              "mantissa explain configs/gpt2-124m.json --world 64 --nproc-per-node 8 --flops 4T --link 100G --host-link 12G --price 2\n"
+              "mantissa explain configs/gpt2-124m.json --world 64 --flops 4T --link 3.2G --search --memory 16G\n"
               "mantissa explain configs/gpt2-124m.json --device sm_90",
           .options = config_options(
               arguments->sources,
               {world_option(arguments->world),
-               {"--flops", &arguments->rates.flops,
-                "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm its upper bound"},
-               {"--link", &arguments->rates.link,
-                "bytes/s that a rank sends while it receives at the same rate, for the time of a step; bench comm measures it"},
+               {"--flops", &arguments->flops,
+                "FLOP/s of a rank, as in 4T, for the time of a step; bench train measures it, bench gemm its upper bound"},
+               {"--link", &arguments->link,
+                "bytes/s that a rank sends while it receives at the same rate, as in 3.2G, for the time of a step; bench comm measures it"},
+               {"--host-link", &arguments->host_link, "the same to ranks on other hosts; bench comm measures it on two hosts"},
+               {"--nproc-per-node", &arguments->ranks_per_host, "ranks on each host (all), in their order"},
+               {"--price", &arguments->price, "price of a rank hour, for the cost of the run"},
+               {"--search", &arguments->search,
+                "instead of the plan, the fastest layouts of --world ranks that fit into --memory, with the global batch of the run"},
+               {"--memory", &arguments->memory, "with --search: bytes that a rank may use, as in 80G"},
                {"--device", &arguments->device,
                 "how each GEMM is multiplied on cpu, sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, or here"},
                {"--wide", &arguments->wide, "also show the operands of each module's GEMMs and the exported format; cut nothing"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <utility>
 
 #include "hf/hugging_face.h"
 #include "mantissa/base/integers.h"
@@ -35,20 +36,159 @@ struct BucketBytes {
 // A rank sends its gradients of what others own and receives theirs of what it owns; a gather is the reverse.
 int64_t busiest(int64_t all, int64_t least, int64_t most, int64_t ranks) { return std::max(all - least, most * (ranks - 1)); }
 
+// Bytes of partial gradients that tensor ranks exchange: each has as many.
+int64_t partial_bytes(const std::vector<Layout::Share>& shares, int64_t tensor) {
+  int64_t partial = 0;
+  for (const Layout::Share& share : shares) partial = std::max(partial, share.partial);
+  return 2 * ceil_div(partial * (tensor - 1), tensor);
+}
+
 // Adds what `tensor` ranks exchange to sum the partial ones of their own gradients.
 BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
   Layout::Share all, least = shares.front(), most;
-  int64_t partial = 0;
   for (const Layout::Share& share : shares) {
-    partial = std::max(partial, share.partial);
     all.gradients += share.gradients;
     all.gathered += share.gathered;
     least = {.gradients = std::min(least.gradients, share.gradients), .gathered = std::min(least.gathered, share.gathered)};
     most = {.gradients = std::max(most.gradients, share.gradients), .gathered = std::max(most.gathered, share.gathered)};
   }
   const auto ranks = static_cast<int64_t>(shares.size());
-  return {.gradients = busiest(all.gradients, least.gradients, most.gradients, ranks) + 2 * ceil_div(partial * (tensor - 1), tensor),
+  return {.gradients = busiest(all.gradients, least.gradients, most.gradients, ranks) + partial_bytes(shares, tensor),
           .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
+}
+
+// Ranks that exchange something: first, first + stride, ...
+struct SpacedRanks {
+  int64_t first = 0, stride = 1, ranks = 1;
+};
+
+// Places of the ranks of a run, and what a byte takes between them.
+class Hosts {
+ public:
+  Hosts(const RunConfig& config, int64_t ranks_per_host, double link = 1.0, double host_link = 1.0)
+      : parallel_(config.parallel),
+        per_host_(ranks_per_host > 0 ? ranks_per_host : parallel_.world()),
+        link_(link),
+        host_link_(host_link) {}
+  Hosts(const RunConfig& config, const Rates& rates)
+      : Hosts(config, rates.ranks_per_host, rates.link.value_or(1.0), rates.host_link.value_or(1.0)) {}
+
+  bool several() const { return per_host_ < parallel_.world(); }
+  int64_t of(int64_t rank) const { return rank / per_host_; }
+  double seconds(double inside, double between) const { return inside / link_ + between / host_link_; }
+
+  // Return the groups of tensor ranks, of those that share experts, and of those that hold the same of a bucket.
+  std::vector<SpacedRanks> tensor_groups() const { return groups(parallel_.data, parallel_.tensor, 1, parallel_.tensor); }
+  std::vector<SpacedRanks> expert_groups() const {
+    std::vector<SpacedRanks> out;
+    for (int64_t tensor = 0; tensor < parallel_.tensor; ++tensor) {
+      for (int64_t first = 0; first < parallel_.data; first += parallel_.expert)
+        out.push_back({.first = first * parallel_.tensor + tensor, .stride = parallel_.tensor, .ranks = parallel_.expert});
+    }
+    return out;
+  }
+  std::vector<SpacedRanks> holders(int64_t expert_ranks) const {
+    const int64_t apart = expert_ranks * parallel_.tensor;
+    return groups(apart, 1, apart, parallel_.world() / apart);
+  }
+
+  // Returns how many ranks of the group are on each of its hosts, in their order.
+  std::vector<int64_t> on_hosts(const SpacedRanks& group) const {
+    std::vector<int64_t> out;
+    for (int64_t i = 0, last = -1; i < group.ranks; ++i) {
+      const int64_t host = of(group.first + i * group.stride);
+      if (host != std::exchange(last, host)) out.push_back(0);
+      ++out.back();
+    }
+    return out;
+  }
+
+ private:
+  static std::vector<SpacedRanks> groups(int64_t count, int64_t apart, int64_t stride, int64_t ranks) {
+    std::vector<SpacedRanks> out;
+    for (int64_t i = 0; i < count; ++i) out.push_back({.first = i * apart, .stride = stride, .ranks = ranks});
+    return out;
+  }
+
+  ParallelConfig parallel_;
+  int64_t per_host_;
+  double link_, host_link_;
+};
+
+// Shares of what ranks send to each other, as much to each of their group, that go to another host: over all ranks, and of the rank that
+// sends most of it there.
+struct CrossingShare {
+  double mean = 0.0, most = 0.0;
+};
+CrossingShare crossing_share(const Hosts& hosts, const std::vector<SpacedRanks>& groups) {
+  CrossingShare out;
+  for (const SpacedRanks& group : groups) {
+    if (group.ranks == 1) return {};
+    const auto others = static_cast<double>(group.ranks - 1);
+    for (const int64_t here : hosts.on_hosts(group)) {
+      const double share = static_cast<double>(group.ranks - here) / others;
+      out.mean += share * static_cast<double>(here) / static_cast<double>(group.ranks) / static_cast<double>(groups.size());
+      out.most = std::max(out.most, share);
+    }
+  }
+  return out;
+}
+
+// Returns what the ranks of a group send to other hosts if each sends all others what they own.
+int64_t crossing_bytes(const std::vector<int64_t>& owned, const std::vector<int64_t>& on_hosts) {
+  const int64_t all = std::accumulate(owned.begin(), owned.end(), int64_t{0});
+  int64_t out = 0;
+  size_t rank = 0;
+  for (const int64_t here : on_hosts) {
+    int64_t own = 0;
+    for (int64_t i = 0; i < here; ++i) own += owned[rank++];
+    out += here * (all - own);
+  }
+  return out;
+}
+
+// Returns the seconds of the rank that needs most if each sends all others what they own, or receives it from them.
+double exchange_seconds(const Hosts& hosts, const std::vector<int64_t>& owned, const std::vector<int64_t>& on_hosts) {
+  const int64_t all = std::accumulate(owned.begin(), owned.end(), int64_t{0});
+  double most = 0.0;
+  size_t rank = 0;
+  for (const int64_t here : on_hosts) {
+    const auto end = owned.begin() + static_cast<std::ptrdiff_t>(rank) + here;
+    const int64_t own = std::accumulate(owned.begin() + static_cast<std::ptrdiff_t>(rank), end, int64_t{0});
+    const int64_t elsewhere = std::ssize(owned) - here;
+    for (int64_t i = 0; i < here; ++i, ++rank) {
+      const auto mine = owned[rank];
+      const double sends = hosts.seconds(static_cast<double>(own - mine), static_cast<double>(all - own)),
+                   receives = hosts.seconds(static_cast<double>(mine * (here - 1)), static_cast<double>(mine * elsewhere));
+      most = std::max({most, sends, receives});
+    }
+  }
+  return most;
+}
+
+// Shares of a bucket that ranks own of one kind of its bytes.
+std::vector<int64_t> owned_bytes(const std::vector<Layout::Share>& shares, int64_t Layout::Share::*kind) {
+  std::vector<int64_t> out;
+  for (const Layout::Share& share : shares) out.push_back(share.*kind);
+  return out;
+}
+
+// Seconds of a bucket, of the rank that needs most, without partial gradients.
+struct BucketSeconds {
+  double gradients = 0.0, gathered = 0.0;
+};
+BucketSeconds bucket_seconds(const Hosts& hosts, const std::vector<Layout::Share>& shares, int64_t expert_ranks) {
+  const auto gradients = owned_bytes(shares, &Layout::Share::gradients), gathered = owned_bytes(shares, &Layout::Share::gathered);
+  BucketSeconds out;
+  std::vector<std::vector<int64_t>> seen;  // groups that lie alike on their hosts need as long
+  for (const SpacedRanks& group : hosts.holders(expert_ranks)) {
+    std::vector<int64_t> on_hosts = hosts.on_hosts(group);
+    if (std::ranges::count(seen, on_hosts) > 0) continue;
+    out.gradients = std::max(out.gradients, exchange_seconds(hosts, gradients, on_hosts));
+    out.gathered = std::max(out.gathered, exchange_seconds(hosts, gathered, on_hosts));
+    seen.push_back(std::move(on_hosts));
+  }
+  return out;
 }
 
 // Counts all-gathers of numbers of 8 bytes: the message that decides the step, with the reported numbers, losses, assignments and norms of
@@ -136,7 +276,7 @@ DryPass exchanges_of_pass(const RunConfig& config, const PrecisionPlan& plan) {
 
 }  // namespace
 
-StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t ranks_per_host) {
   const Layout layout = layout_of(config, plan);
   const int64_t data = config.parallel.data, tensor = config.parallel.tensor, world = config.parallel.world();
   StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
@@ -144,6 +284,9 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const DryPass pass = exchanges_of_pass(config, plan);
   const int64_t replicas = data * *config.training.grad_accum;  // micro batches of all
   const int64_t groups = replicas / config.parallel.expert;     // each of one of every rank that shares experts
+  const Hosts hosts(config, ranks_per_host);
+  const double crossing_tensor = crossing_share(hosts, hosts.tensor_groups()).mean,
+               crossing_experts = crossing_share(hosts, hosts.expert_groups()).mean;
   int64_t norm_blocks = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
@@ -156,6 +299,14 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
       summed += share.partial;
     }
     out.sent.gradients += 2 * (tensor - 1) * summed;  // gradients of experts are never partial
+    out.between_hosts.gradients += static_cast<int64_t>(crossing_tensor * static_cast<double>(2 * (tensor - 1) * summed));
+    if (hosts.several()) {
+      for (const SpacedRanks& group : hosts.holders(layout.expert_ranks(bucket))) {
+        const std::vector<int64_t> on_hosts = hosts.on_hosts(group);
+        out.between_hosts.gradients += crossing_bytes(owned_bytes(shares, &Layout::Share::gradients), on_hosts);
+        out.between_hosts.parameters += crossing_bytes(owned_bytes(shares, &Layout::Share::gathered), on_hosts);
+      }
+    }
     const std::span<const ParameterSpec> parameters(layout.parameters());
     const int64_t trained = std::ranges::count_if(parameters.subspan(bucket.first, bucket.last - bucket.first), &ParameterSpec::trained);
     const int64_t sums = bucket.of_experts ? trained : std::min<int64_t>(trained, 1);  // each of its parameters by itself
@@ -164,6 +315,8 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   }
   out.busiest += *config.training.grad_accum * (pass.tensor.busiest + pass.experts.busiest);
   out.sent.activations = replicas * pass.tensor.bytes + tensor * groups * pass.experts.bytes;
+  out.between_hosts.activations = static_cast<int64_t>(crossing_tensor * static_cast<double>(replicas * pass.tensor.bytes) +
+                                                       crossing_experts * static_cast<double>(tensor * groups * pass.experts.bytes));
   out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeaderBytes + replicas * pass.tensor.control +
                      tensor * groups * pass.experts.control;
   return out;
@@ -188,30 +341,43 @@ GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan) {
 StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates) {
   const Layout layout = layout_of(config, plan);
   const ModelWork work = model_work(config, plan, layout);
+  const Hosts hosts(config, rates);
   const int64_t tensor = config.parallel.tensor, micro_batches = *config.training.grad_accum;
   const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
-  const double link = rates.link.value_or(1.0);
   StepTime out;
   double flops = work.tied_head.once + work.tied_head.again;  // FLOPs of a token
   for (const auto& bucket : work.buckets) flops += bucket.once + bucket.again;
   if (rates.flops) out.compute = flops * tokens * static_cast<double>(micro_batches) / *rates.flops;
-  if (!rates.link && config.parallel.world() > 1) return out;
+  const bool sends = config.parallel.world() > 1;
+  if (sends && ((!rates.link && rates.ranks_per_host != 1) || (!rates.host_link && hosts.several()))) return out;
+  const auto seconds = [&hosts](int64_t bytes, double crossing) {
+    return hosts.seconds(static_cast<double>(bytes) * (1 - crossing), static_cast<double>(bytes) * crossing);
+  };
+  const double tensor_crossing = crossing_share(hosts, hosts.tensor_groups()).most,
+               expert_crossing = crossing_share(hosts, hosts.expert_groups()).most;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const BucketBytes bytes = busiest(shares_of(config, layout, bucket), tensor);
-    exchange.push_back(static_cast<double>(bytes.gradients) / link);
-    gather.push_back(static_cast<double>(bytes.gathered) / link);
+    const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
+    const BucketSeconds held = bucket_seconds(hosts, shares, layout.expert_ranks(bucket));
+    exchange.push_back(held.gradients + seconds(partial_bytes(shares, tensor), tensor_crossing));
+    gather.push_back(held.gathered);
   }
   out.exchange = std::accumulate(exchange.begin(), exchange.end(), 0.0);
   out.gather = std::accumulate(gather.begin(), gather.end(), 0.0);
   const DryPass pass = exchanges_of_pass(config, plan);
-  out.activations = static_cast<double>(micro_batches * (pass.tensor.busiest + pass.experts.busiest)) / link;
+  out.activations =
+      seconds(micro_batches * pass.tensor.busiest, tensor_crossing) + seconds(micro_batches * pass.experts.busiest, expert_crossing);
   if (!rates.flops) return out;
   const bool beside = tensor == 1 && config.parallel.expert == 1;
   out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;
   out.gather_not_hidden = beside ? gather_not_hidden(work, gather, tokens / *rates.flops) : *out.gather;
   out.step = *out.compute + *out.activations + *out.exchange_not_hidden + *out.gather_not_hidden;
   return out;
+}
+
+RunPrice run_price(int64_t steps, int64_t ranks, double step_seconds) {
+  const double seconds = static_cast<double>(steps) * step_seconds;
+  return {.seconds = seconds, .rank_hours = seconds * static_cast<double>(ranks) / 3600};
 }
 
 std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPlan& plan) {

@@ -6,13 +6,18 @@
 // receives most of them:
 //
 //   compute      F / flops
-//   activations  what a rank sends or receives of those that tensor ranks exchange, and of permuted tokens that are dispatched and combined,
+//   activations  what a rank sends or receives of those that tensor ranks exchange, and of permuted tokens that are dispatched and
+//   combined,
 //                if each expert gets as many; one exchange after the other; not hidden
 //   exchange     the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when it has
 //                passed b and x of the bucket before is through. What ends after the pass is not hidden.
 //   gather       the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits
 //                is not hidden.
 //   step         compute + activations + what is not hidden of exchange and gather
+//
+// Ranks lie on hosts in their order, rank r on host r / ranks_per_host. A byte to a rank on the same host takes 1 / link seconds, one to
+// another host 1 / host_link, and a rank sends one after the other. Ranks are ordered tensor-fastest (comm/mesh.h): so tensor ranks are the
+// first to share a host, next those that share experts, and what data ranks send is the first to cross.
 //
 // With tensor ranks, or ranks that share experts, nothing of exchange and gather is hidden, since an exchange of activations waits until
 // what was begun before is through.
@@ -33,6 +38,7 @@ namespace mantissa {
 // Counts what all ranks send in a step without evaluation, samples, measurements and saves.
 struct StepBytes {
   Traffic sent;
+  Traffic between_hosts = {};  // the part of it that leaves a host; without control messages
   int64_t buckets = 0;
   int64_t busiest = 0;  // by one rank: the larger of what it sends and receives
 };
@@ -43,9 +49,11 @@ struct GatherBytes {
   double codes = 0.0, values = 0.0;
 };
 
-// Rates of each rank: FLOP/s, and bytes/s that it sends while it receives as many.
+// Rates of each rank: FLOP/s, and bytes/s that it sends while it receives as many, to ranks on its host and, while all ranks of its host do
+// the same, to ranks on others.
 struct Rates {
-  std::optional<double> flops, link;
+  std::optional<double> flops = {}, link = {}, host_link = {};
+  int64_t ranks_per_host = 0;  // 0: all
 };
 
 // Times in seconds; a member is empty if a rate that it needs is missing.
@@ -54,9 +62,15 @@ struct StepTime {
 };
 
 // model.vocab_size must be set; `plan` is that of the config, on its ranks.
-StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan);
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t ranks_per_host = 0);
 GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan);
 StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates);
+
+// Price of so many steps of a run on so many ranks, without evaluations, samples and saves.
+struct RunPrice {
+  double seconds = 0.0, rank_hours = 0.0;
+};
+RunPrice run_price(int64_t steps, int64_t ranks, double step_seconds);
 
 // Warns of what a run does not do although its configuration may look so.
 

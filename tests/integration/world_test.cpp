@@ -155,6 +155,76 @@ TEST_F(World, OfExplainInJsonHasTheSameNumbers) {
   EXPECT_LT(both.at("memory").at("optimizer"), one.at("memory").at("optimizer").get<int64_t>() / 3);
 }
 
+TEST_F(World, OfExplainHasThePriceOfTheRun) {
+  const Words words = {"explain", "run.json", "--world",          "4", "--flops",     "1G",
+                       "--link",  "10M",      "--nproc-per-node", "2", "--host-link", "1M"};
+  const auto with = [&](Words more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    const ProcessResult result = mantissa(more);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  const json all = json::parse(with({"--price", "2.5", "--json"})), &run = all.at("run");
+  EXPECT_EQ(all.at("seconds_per_step").at("host_link"), 1e6);
+  EXPECT_EQ(run.at("steps"), 1000);
+  EXPECT_DOUBLE_EQ(run.at("seconds"), 1000 * all.at("seconds_per_step").at("step").get<double>());
+  EXPECT_DOUBLE_EQ(run.at("rank_hours"), 4 * run.at("seconds").get<double>() / 3600);
+  EXPECT_DOUBLE_EQ(run.at("cost"), 2.5 * run.at("rank_hours").get<double>());
+  EXPECT_GT(all.at("bytes_per_step").at("between_hosts").at("gradients"), 0);
+  EXPECT_THAT(with({}), AllOf(HasSubstr("run | 1000 steps, "), HasSubstr(" rank hours | without evaluations, samples and saves\n"),
+                              HasSubstr("of these between hosts of 2 ranks | gradients "), Not(HasSubstr("cost"))));
+  EXPECT_THAT(with({"--price", "2.5"}), HasSubstr(" at 2.5 an hour | without"));
+  EXPECT_THAT(mantissa({"explain", "run.json", "--world", "4", "--flops", "1G", "--link", "1G", "--nproc-per-node", "2"}).output,
+              HasSubstr("give --host-link, bytes/s of a rank to other hosts"));
+}
+
+TEST_F(World, IsSearchedForLayoutsThatFit) {
+  const auto search = [&](Words more) {
+    const Words words = {"explain", "run.json", "--search", "--world", "4", "--flops", "1G"};
+    more.insert(more.begin(), words.begin(), words.end());
+    return mantissa(more);
+  };
+  const ProcessResult text = search({"--link", "100M", "--memory", "1G", "--price", "3"});
+  EXPECT_EQ(text.exit_code, 0) << text.errors;
+  EXPECT_THAT(text.output, HasSubstr("3 layouts of 4 ranks with 16 sequences a step fit into 953.7 MiB of a rank; the fastest of them\n"));
+  const json all = json::parse(search({"--link", "100M", "--memory", "1G", "--json"}).output);
+  EXPECT_EQ(all.at("fit"), 3) << "four data ranks; two heads: two tensor ranks, with tokens divided or not";
+  double before = 0.0;
+  for (const json& layout : all.at("layouts")) {
+    EXPECT_EQ(layout.at("data").get<int>() * layout.at("tensor").get<int>(), 4);
+    EXPECT_EQ(layout.at("micro_batch_size").get<int>() * layout.at("grad_accum").get<int>() * layout.at("data").get<int>(), 16);
+    EXPECT_EQ(layout.at("recompute"), "none");
+    EXPECT_EQ(layout.at("grad_accum"), 1) << "all of it fits";
+    EXPECT_LE(before, layout.at("step"));
+    EXPECT_LT(layout.at("memory"), 1e9);
+    EXPECT_TRUE(layout.at("cost").is_null());
+    before = layout.at("step");
+    // Its step and its memory are those that explain tells of the layout.
+    const json alone =
+        json::parse(mantissa({"explain", "run.json", "--json", "--world", "4", "--flops", "1G", "--link", "100M", "--set",
+                              "parallel.tensor=" + layout.at("tensor").dump(), "--set",
+                              "parallel.sequence_parallel=" + layout.at("sequence_parallel").dump(), "--set",
+                              "training.micro_batch_size=" + layout.at("micro_batch_size").dump(), "--set", "training.grad_accum=1"})
+                        .output);
+    EXPECT_EQ(alone.at("seconds_per_step").at("step"), layout.at("step"));
+    EXPECT_EQ(alone.at("memory").at("total"), layout.at("memory"));
+  }
+  // With less memory the largest micro batch that still fits.
+  const auto most = all.at("layouts").at(0).at("memory").get<int64_t>();
+  const json less = json::parse(search({"--link", "100M", "--memory", std::to_string(most - 1), "--json"}).output);
+  for (const json& layout : less.at("layouts")) EXPECT_LT(layout.at("memory"), most);
+  EXPECT_GE(less.at("fit"), 1);
+  // Six sequences do not divide among four data ranks, but the configuration by itself is fine.
+  const json few = json::parse(search({"--link", "100M", "--memory", "1G", "--json", "--set", "training.global_batch_size=6", "--set",
+                                       "training.grad_accum=null"})
+                                   .output);
+  EXPECT_EQ(few.at("fit"), 2);
+  for (const json& layout : few.at("layouts")) EXPECT_EQ(layout.at("tensor"), 2);
+  const ProcessResult none = search({"--link", "100M", "--memory", "1k"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.errors, HasSubstr("no layout of 4 ranks fits into 1000 B of a rank"));
+}
+
 // Rates that are not positive, and ranks of a launcher where they make no sense.
 TEST_F(World, WhatMakesNoSenseIsRefused) {
   const auto expect_refused = [&](const Words& words, const Words& environment, const std::string& message) {
@@ -163,9 +233,20 @@ TEST_F(World, WhatMakesNoSenseIsRefused) {
     EXPECT_THAT(result.errors, HasSubstr(message));
     EXPECT_THAT(result.output, IsEmpty());
   };
-  for (const char* const wrong : {"0", "-1", "inf", "nan", "fast"})
-    expect_refused({"explain", "run.json", "--flops", wrong}, {}, "--flops");
-  expect_refused({"explain", "run.json", "--link", "0"}, {}, "--link");
+  for (const char* const wrong : {"0", "-1", "inf", "nan", "fast", "4X"})
+    expect_refused({"explain", "run.json", "--flops", wrong}, {}, "--flops: must be a positive number");
+  for (const char* const option : {"--link", "--price"})
+    expect_refused({"explain", "run.json", option, "0"}, {}, text(option, ": must be a positive number"));
+  expect_refused({"explain", "run.json", "--host-link", "1G"}, {}, "--host-link needs --nproc-per-node");
+  expect_refused({"explain", "run.json", "--nproc-per-node", "0"}, {}, "--nproc-per-node: must be 1 to 65536, got 0");
+  expect_refused({"explain", "run.json", "--price", "2"}, {}, "--price needs the time of a step: give --flops\n");
+  expect_refused({"explain", "run.json", "--world", "2", "--flops", "1T", "--price", "2"}, {}, "give --flops, --link and");
+  expect_refused({"explain", "run.json", "--memory", "1G"}, {}, "--memory is for --search");
+  expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G"}, {}, "--search needs --world, --flops and --memory");
+  expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G", "--flops", "1T"}, {},
+                 "--search of several ranks needs --link");
+  expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G", "--flops", "1T", "--link", "1G", "--wide"}, {},
+                 "--search shows layouts alone: leave out --wide and --device");
   for (const Words& command : {Words{"config", "check", "run.json"},
                                {"config", "schema"},
                                {"explain", "run.json"},
