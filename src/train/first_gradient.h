@@ -12,12 +12,12 @@ namespace mantissa {
 // Gradients by name of the parameter.
 using Gradients = std::map<std::string, std::vector<float>>;
 
-// Returns the gradients of the weights that GEMMs multiply, before they are clipped, of the first step of this run as one process: at its
-// initial weights, on its first global batch. Nothing is written. Throws what train() throws before its first step, and Error(numerical)
-// for a gradient that is not finite.
+// Returns the gradients of the weights that GEMMs multiply and that are not frozen, before they are clipped, of the first step of this run
+// as one process: at its initial weights, on its first global batch. Nothing is written. Throws what train() throws before its first step,
+// and Error(numerical) for a gradient that is not finite.
 Gradients first_gradients(const LoadedConfig& loaded);
 
-// Returns the cosine between the gradients of each parameter, which both have; none for a parameter whose gradient is 0 in one of them.
+// Returns the cosine between the gradients of each parameter that both have; none for a parameter whose gradient is 0 in one of them.
 std::map<std::string, double> gradient_cosines(const Gradients& gradients, const Gradients& baseline);
 
 }  // namespace mantissa

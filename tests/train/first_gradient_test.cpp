@@ -38,6 +38,13 @@ TEST_F(FirstGradient, IsThatOfARunForAnyBatchAndRecipe) {
   }
 }
 
+TEST_F(FirstGradient, HasNoFrozenWeights) {
+  const Gradients gradients = first_gradients(config("a", {R"(optimizer.rules=[{"match": "layers.0.*", "lr_factor": 0}])"}));
+  EXPECT_EQ(gradients.size(), 4U + 1U);
+  EXPECT_EQ(gradients.count("layers.0.mlp.down.weight"), 0U);
+  EXPECT_EQ(gradients.count("layers.1.mlp.down.weight"), 1U);
+}
+
 TEST_F(FirstGradient, DependsOnTheSeed) {
   const Gradients one = first_gradients(config("a", {"training.seed=1"})), two = first_gradients(config("a", {"training.seed=2"})),
                   again = first_gradients(config("b", {"training.seed=1", "training.threads=1"}));
@@ -50,7 +57,7 @@ TEST(GradientCosines, AreThoseOfTheAngles) {
   const std::map<std::string, double> found = gradient_cosines({{"a", {0, 2}}, {"b", {4, 3}}, {"c", {1, 1}}, {"d", {-2, -2}}}, baseline);
   EXPECT_THAT(found, ElementsAre(Pair("a", 0.0), Pair("b", ::testing::DoubleEq(0.96)), Pair("d", ::testing::DoubleEq(-1.0))))
       << "a gradient of 0 has no angle";
-  EXPECT_THAT(gradient_cosines({}, baseline), IsEmpty());
+  EXPECT_THAT(gradient_cosines({{"other", {1}}}, baseline), IsEmpty()) << "frozen in one of them";
   EXPECT_THROW(gradient_cosines({{"a", {1, 2, 3}}}, baseline), Error);
 }
 
