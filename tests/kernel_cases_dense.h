@@ -269,6 +269,83 @@ inline void cross_entropy_of_shares_case(Operands& o, int64_t rows, int64_t own,
                                       .dlogits = dlogits});
 }
 
+inline std::vector<double> some_targets(Operands& o, int64_t rows, int64_t vocab) {
+  std::vector<double> targets = values(o.indices(rows, vocab));
+  for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
+  return targets;
+}
+
+// Columns as in cross_entropy_share_case().
+inline void distillation_share_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale, double temperature) {
+  const Tensor logits = o.input({rows, columns}, scale), teacher = o.input({rows, columns}, scale);
+  const int64_t vocab = columns + own + (own == columns ? columns : 0);
+  o.device().run(DistillationShare{.logits = logits,
+                                   .teacher = teacher,
+                                   .targets = o.given(Dtype::i32, {rows}, some_targets(o, rows, vocab)),
+                                   .sums = o.output_of(Dtype::f32, "sums", {rows, DistillationShare::kSums}, kStatSums),
+                                   .first = columns,
+                                   .vocab = vocab,
+                                   .temperature = temperature});
+}
+
+struct Taught {
+  double temperature, weight;
+};
+
+// Runs with the sums of two other ranks, one of which has no column, and the largest logits of this one.
+inline void distillation_of_shares_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale, const Taught& how,
+                                        Gradient gradient) {
+  const Tensor logits = o.input({rows, columns}, scale), teacher = o.input({rows, columns}, scale);
+  const std::vector<double> student = values(logits), taught = values(teacher);
+  std::vector<double> sums;
+  for (int64_t i = 0; i < 3 * rows; ++i) {
+    const auto largest = [&](const std::vector<double>& of) {
+      const auto row = of.begin() + i % rows * columns;
+      return std::accumulate(row, row + own, -HUGE_VAL, [](double a, double b) { return std::fmax(a, b); }) + 0.5;
+    };
+    const bool first = i < rows, none = i >= 2 * rows;
+    const double less = first ? 0.25 : 0.0;
+    const auto log_sum = [&](double of, double divided) { return none ? -HUGE_VAL : of / divided - less; };
+    sums.insert(sums.end(), {log_sum(largest(student), how.temperature), log_sum(largest(taught), how.temperature),
+                             none ? 0.0 : 0.75 - less, log_sum(largest(student), 1.0), first ? largest(student) - 3.0 : 0.0});
+  }
+  const Tensor dlogits = gradient == Gradient::apart      ? o.output("dlogits", {rows, columns}, kSums)
+                         : gradient == Gradient::in_place ? o.updated("dlogits", logits, kSums)
+                                                          : Tensor();
+  o.device().run(DistillationOfShares{.logits = logits,
+                                      .teacher = teacher,
+                                      .targets = o.given(Dtype::i32, {rows}, some_targets(o, rows, columns + own)),
+                                      .sums = o.given(Dtype::f32, {3, rows, DistillationShare::kSums}, sums),
+                                      .loss = o.output_of(Dtype::f32, "loss", {rows}, kStatSums),
+                                      .first = columns,
+                                      .vocab = columns + own,
+                                      .temperature = how.temperature,
+                                      .weight = how.weight,
+                                      .scale = 0.125,
+                                      .dlogits = dlogits});
+}
+
+inline void distillation_cases(Cases& add) {
+  for (const auto& [rows, own, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {5, 3, 8}, {33, 257, 257}, {3, 1536, 1540}}) {
+    for (const double scale : {1.0, 200.0}) {
+      if (scale > 1.0 && own != 257) continue;
+      const int64_t r = rows, v = own, c = columns;
+      const std::string size = named({r, v, c}) + (scale > 1.0 ? "_times200" : "");
+      add("DistillationShare", size, [=](Operands& o) { distillation_share_case(o, r, v, c, scale, 1.0); });
+      add("DistillationShare", size + "_warm", [=](Operands& o) { distillation_share_case(o, r, v, c, scale, 2.5); });
+      add("DistillationOfShares", size, [=](Operands& o) { distillation_of_shares_case(o, r, v, c, scale, {1, 1}, Gradient::none); });
+      for (const auto& [how, name] :
+           {std::pair{Taught{1.0, 1.0}, ""}, {{1.0, 0.75}, "_labels"}, {{2.5, 1.0}, "_warm"}, {{0.5, 0.25}, "_both"}}) {
+        add("DistillationOfShares", text(size, "_gradient", name),
+            [=, h = how](Operands& o) { distillation_of_shares_case(o, r, v, c, scale, h, Gradient::apart); });
+      }
+      add("DistillationOfShares", size + "_in_place", [=](Operands& o) {
+        distillation_of_shares_case(o, r, v, c, scale, {2.5, 0.5}, Gradient::in_place);
+      });
+    }
+  }
+}
+
 inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
   const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact);
   const Tensor m = o.updated("m", o.input_of(Dtype::f32, shape, 0.1), kExact), grad = o.input_of(Dtype::f32, shape);

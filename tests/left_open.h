@@ -29,6 +29,7 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"CrossEntropy", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype"}},  // the last two without dlogits
       {"CrossEntropyShare", {"logits: columns", "logits: floating dtype"}},  // fp32 and bf16 values have the same stats
       {"CrossEntropyOfShares", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype", "sums: rows"}},
+      {"DistillationOfShares", {"dlogits: memory of logits", "dlogits: memory of teacher", "sums: rows"}},
       {"RouteForward", {"counts: rows"}},
       {"RouteBackward", {"counts: rows"}},
       {"RouterLosses", {"counts: rows"}},

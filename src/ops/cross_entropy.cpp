@@ -8,28 +8,87 @@
 namespace mantissa {
 namespace {
 
-// Computes the losses of rows of logits, whose columns the ranks may share: then each announces the sums of its own, [ranks, rows, 2], and
-// all know the loss.
-void loss_of_rows(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t vocab, const TensorParallel& tp, double scale,
-                  const Tensor& dlogits) {
-  Backend& device = logits.device();
+// A chunk of rows, whose columns the ranks may share.
+struct LossRows {
+  Tensor logits, targets, losses;
+  Tensor dlogits;  // undefined: no gradient is wanted
+};
+
+// Ranks announce the sums of their own columns, [ranks, rows, sums], with which all know the loss.
+Tensor shared_sums(const LossRows& rows, int64_t sums, const TensorParallel& tp) {
+  return empty(rows.logits.device(), rows.losses.dtype(), {shared(tp) ? tp.group.size() : 1, rows.logits.dim(0), sums});
+}
+Tensor own_sums(const Tensor& sums, const TensorParallel& tp) {
+  const int64_t rank = shared(tp) ? tp.group.rank() : 0;
+  return sums.slice(rank, rank + 1).view({sums.dim(1), sums.dim(2)});
+}
+int64_t first_column(const LossRows& rows, const TensorParallel& tp) { return shared(tp) ? rows.logits.dim(1) * tp.group.rank() : 0; }
+
+void loss_of_rows(const LossRows& rows, const LossOptions& options, const TensorParallel& tp, double scale) {
+  Backend& device = rows.logits.device();
+  const auto& [logits, targets, losses, dlogits] = rows;
   if (!shared(tp)) {
     return device.run(
-        CrossEntropy{.logits = logits, .targets = targets, .loss = losses, .vocab = vocab, .scale = scale, .dlogits = dlogits});
+        CrossEntropy{.logits = logits, .targets = targets, .loss = losses, .vocab = options.vocab, .scale = scale, .dlogits = dlogits});
   }
-  const int64_t rows = logits.dim(0), rank = tp.group.rank(), first = logits.dim(1) * rank;
-  const Tensor sums = empty(device, losses.dtype(), {tp.group.size(), rows, 2}), own = sums.slice(rank, rank + 1).view({rows, 2});
-  device.run(CrossEntropyShare{.logits = logits, .targets = targets, .sums = own, .first = first, .vocab = vocab});
+  const int64_t first = first_column(rows, tp);
+  const Tensor sums = shared_sums(rows, 2, tp), own = own_sums(sums, tp);
+  device.run(CrossEntropyShare{.logits = logits, .targets = targets, .sums = own, .first = first, .vocab = options.vocab});
   gather_parts(tp, sums, own.bytes());
   device.run(CrossEntropyOfShares{.logits = logits,
                                   .targets = targets,
                                   .sums = sums,
                                   .loss = losses,
                                   .first = first,
-                                  .vocab = vocab,
+                                  .vocab = options.vocab,
                                   .scale = scale,
                                   .dlogits = dlogits});
 }
+
+// Likewise, with the teacher's logits of the same columns.
+void loss_of_taught_rows(const LossRows& rows, const Tensor& teacher, const LossOptions& options, const TensorParallel& tp, double scale) {
+  Backend& device = rows.logits.device();
+  const auto& [logits, targets, losses, dlogits] = rows;
+  const int64_t first = first_column(rows, tp);
+  const double temperature = options.teacher->temperature;
+  const Tensor sums = shared_sums(rows, DistillationShare::kSums, tp), own = own_sums(sums, tp);
+  device.run(DistillationShare{.logits = logits,
+                               .teacher = teacher,
+                               .targets = targets,
+                               .sums = own,
+                               .first = first,
+                               .vocab = options.vocab,
+                               .temperature = temperature});
+  if (shared(tp)) gather_parts(tp, sums, own.bytes());
+  device.run(DistillationOfShares{.logits = logits,
+                                  .teacher = teacher,
+                                  .targets = targets,
+                                  .sums = sums,
+                                  .loss = losses,
+                                  .first = first,
+                                  .vocab = options.vocab,
+                                  .temperature = temperature,
+                                  .weight = options.teacher->share,
+                                  .scale = scale,
+                                  .dlogits = dlogits});
+}
+
+// Computes the teacher's logits of a chunk of rows.
+class TeacherLogits {
+ public:
+  TeacherLogits(const LossTeacher& teacher, const TensorParallel& tp)
+      : gemms_(teacher.weight, {}), x_(by_tokens(tp) ? gemms_.gathered_input(tp, teacher.x, false).high : teacher.x) {}
+
+  Tensor of_rows(int64_t begin, int64_t end, const Tensor& like) const {
+    const Tensor logits = empty_like(like);
+    gemms_.fprop({.high = x_.slice(begin, end)}, {}, logits);
+    return logits;
+  }
+
+ private:
+  LinearGemms gemms_;
+  Tensor x_;
+};
 
 }  // namespace
 
@@ -39,8 +98,14 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   require(tp.split != Split::row_parallel, "cross_entropy: the weight must not be row-parallel");
   require_own_rows("cross_entropy", tp, x.value());
   const Tensor& value = x.value();
+  std::optional<TeacherLogits> teacher;
+  if (options.teacher) {
+    require_own_rows("cross_entropy: teacher", tp, options.teacher->x);
+    require(options.teacher->weight.shape()[0] == weight.shape()[0], "cross_entropy: the teacher has another vocabulary");
+    teacher.emplace(*options.teacher, tp);
+  }
   const int64_t rows = targets.dim(0), columns = weight.shape()[0], grain = std::max<int64_t>(64, operands.block);
-  const int64_t step = std::max(grain, options.chunk_elements / columns / grain * grain);
+  const int64_t step = std::max(grain, options.chunk_elements / (teacher ? 2 * columns : columns) / grain * grain);
   const double scale = 1.0 / static_cast<double>(options.target_count);
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
   const LinearGemms gemms(weight, operands);
@@ -65,7 +130,12 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
     }
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
     part.fprop(chunk, {}, logits);
-    loss_of_rows(logits, targets.slice(begin, end), losses.slice(begin, end), options.vocab, tp, scale, training ? logits : Tensor());
+    const LossRows of_chunk{.logits = logits,
+                            .targets = targets.slice(begin, end),
+                            .losses = losses.slice(begin, end),
+                            .dlogits = training ? logits : Tensor()};
+    teacher ? loss_of_taught_rows(of_chunk, teacher->of_rows(begin, end, logits), options, tp, scale)
+            : loss_of_rows(of_chunk, options, tp, scale);
     if (!training) continue;
     part.backward(part.kept(chunk), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
   }

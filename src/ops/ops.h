@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "autograd/tape.h"
 #include "comm/mesh.h"
@@ -207,12 +208,22 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
 Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const LinearOperands& operands,
                     const TensorParallel& tp = {});
 
+// The distributions that rows of logits learn beside their targets, or instead of them (DistillationOfShares): those of a model that is not
+// trained.
+struct LossTeacher {
+  Tensor x;             // [N, C of the teacher], in the dtype of the student's x, and shared by the ranks like it
+  LinearWeight weight;  // [Vp, C of the teacher], shared by the ranks like the student's
+  double share = 1.0;   // share of the divergence from the teacher in the loss; the rest is the cross entropy of the targets
+  double temperature = 1.0;
+};
+
 struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
   int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
   int64_t chunk_elements = kLogitsAtATime;
   Tensor row_losses{};  // where given, [N] of stats: gets the loss of each row
+  std::optional<LossTeacher> teacher{};
 };
 
 // Computes output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole: x [N, C], weight
@@ -220,7 +231,8 @@ struct LossOptions {
 // backward must start here. Chunks are whole multiples of 64 rows, or of a block, even if one of them has more elements than
 // chunk_elements. Column-parallel, weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same
 // bits on every rank; x is whole or, with sequence parallelism, this rank's share, while targets has all tokens. The ranks exchange two
-// numbers a row.
+// numbers a row. A teacher's logits are computed chunk by chunk beside the student's, in chunks of half as many rows; the ranks then
+// exchange five numbers a row.
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options,
                   const LinearOperands& operands = {}, const TensorParallel& tp = {});
 

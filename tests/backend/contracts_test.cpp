@@ -350,6 +350,44 @@ TEST_P(ContractCheck, TargetsOfSharesAreInTheWholeVocabulary) {
   refuses(whole, "cross_entropy_of_shares", {"targets[3]", "5"}, ExitCode::data);
 }
 
+TEST_P(ContractCheck, DistillationHasATemperatureAndAShareOfTheLoss) {
+  const Tensor targets = i32({4});
+  const DistillationShare share{
+      .logits = f32({4, 8}), .teacher = f32({4, 8}), .targets = targets, .sums = f32({4, 5}), .first = 16, .vocab = 5, .temperature = 2.0};
+  const DistillationOfShares whole{.logits = share.logits,
+                                   .teacher = share.teacher,
+                                   .targets = targets,
+                                   .sums = f32({3, 4, 5}),
+                                   .loss = f32({4}),
+                                   .first = 16,
+                                   .vocab = 5,
+                                   .temperature = 2.0,
+                                   .weight = 1.0,
+                                   .scale = 1.0,
+                                   .dlogits = f32({4, 8})};
+  accepts(share);
+  accepts(whole);
+  DistillationShare bad = share;
+  DistillationOfShares bad_whole = whole;
+  bad.temperature = bad_whole.temperature = 0.0;
+  refuses(bad, "distillation_share", {"temperature is 0"});
+  refuses(bad_whole, "distillation_of_shares", {"temperature is 0"});
+  for (const double weight : {0.0, 1.5}) {
+    bad_whole = whole;
+    bad_whole.weight = weight;
+    refuses(bad_whole, "distillation_of_shares", {text("weight is ", weight)});
+  }
+  for (const auto& [first, vocab] : {std::pair<int64_t, int64_t>{-1, 5}, {0, 0}}) {
+    bad = share, bad_whole = whole;
+    bad.first = bad_whole.first = first, bad.vocab = bad_whole.vocab = vocab;
+    refuses(bad, "distillation_share", {text("from ", first), text("of ", vocab)});
+    refuses(bad_whole, "distillation_of_shares", {text("from ", first), text("of ", vocab)});
+  }
+  set_value(targets, 3, 5);
+  refuses(share, "distillation_share", {"targets[3]", "5"}, ExitCode::data);
+  refuses(whole, "distillation_of_shares", {"targets[3]", "5"}, ExitCode::data);
+}
+
 TEST_P(ContractCheck, PartialSumsAreOf32Rows) {
   refuses(SquaredNorm{.x = f32({33, 7}), .partials = f64({1})}, "squared_norm", {"partials", "[2]"});
   refuses(SquaredNorm{.x = f32({}), .partials = f64({1})}, "squared_norm", {"x is fp32 []", "[N, ...]"});

@@ -266,6 +266,103 @@ TEST(CrossEntropyShareKernel, IsMinusInfinityWithoutColumns) {
   }
 }
 
+// Runs both kernels on whole rows, without padding; returns the losses, then the gradient.
+std::vector<double> distilled(Backend& device, const Tensor& logits, const Tensor& teacher, const std::vector<double>& targets,
+                              const Taught& how) {
+  const int64_t rows = logits.dim(0), vocab = logits.dim(1);
+  const Tensor sums = empty(device, Dtype::f32, {1, rows, DistillationShare::kSums}), loss = empty(device, Dtype::f32, {rows});
+  const Tensor at = tensor_of(device, Dtype::i32, {rows}, targets), dlogits = empty_like(logits);
+  device.run(DistillationShare{.logits = logits,
+                               .teacher = teacher,
+                               .targets = at,
+                               .sums = sums.view({rows, DistillationShare::kSums}),
+                               .first = 0,
+                               .vocab = vocab,
+                               .temperature = how.temperature});
+  device.run(DistillationOfShares{.logits = logits,
+                                  .teacher = teacher,
+                                  .targets = at,
+                                  .sums = sums,
+                                  .loss = loss,
+                                  .first = 0,
+                                  .vocab = vocab,
+                                  .temperature = how.temperature,
+                                  .weight = how.weight,
+                                  .scale = 1.0,
+                                  .dlogits = dlogits});
+  std::vector<double> out = values(loss), gradient = values(dlogits);
+  out.insert(out.end(), gradient.begin(), gradient.end());
+  return out;
+}
+
+// A rank whose columns are all padding, and a row without a target, say so with numbers that change no sum.
+TEST(DistillationKernel, SumsNothingWithoutColumns) {
+  for (const std::string& name : all_backends()) {
+    const auto device = make_backend(name);
+    const Tensor sums = empty(*device, Dtype::f32, {2, 5}), targets = tensor_of(*device, Dtype::i32, {2}, {3, -1});
+    const Tensor logits = random_tensor(*device, Dtype::bf16, {2, 32}, 1), teacher = random_tensor(*device, Dtype::bf16, {2, 32}, 2);
+    const auto share_of = [&](int64_t first) {
+      device->run(DistillationShare{
+          .logits = logits, .teacher = teacher, .targets = targets, .sums = sums, .first = first, .vocab = 65, .temperature = 2.0});
+      return values(sums);
+    };
+    EXPECT_EQ(share_of(96), (std::vector<double>{-HUGE_VAL, -HUGE_VAL, 0, -HUGE_VAL, 0, 0, 0, 0, 0, 0})) << name;
+    const Tensor all =
+        tensor_of(*device, Dtype::f32, {2, 2, 5}, {2, 3, 0.5, 4, 1, 0, 0, 0, 0, 0, -HUGE_VAL, -HUGE_VAL, 0, -HUGE_VAL, 0, 0, 0, 0, 0, 0});
+    const Tensor loss = empty(*device, Dtype::f32, {2}), dlogits = empty_like(logits);
+    device->run(DistillationOfShares{.logits = logits,
+                                     .teacher = teacher,
+                                     .targets = targets,
+                                     .sums = all,
+                                     .loss = loss,
+                                     .first = 96,
+                                     .vocab = 65,
+                                     .temperature = 2.0,
+                                     .weight = 0.5,
+                                     .scale = 1.0,
+                                     .dlogits = dlogits});
+    EXPECT_EQ(values(loss), (std::vector<double>{0.5 * 4 * (0.5 + 2 - 3) + 0.5 * (4 - 1), 0})) << name;
+    EXPECT_EQ(values(dlogits), std::vector<double>(64)) << name;
+    share_of(64);  // one column
+    for (const double sum : values(sums)) EXPECT_TRUE(std::isfinite(sum)) << name;
+  }
+}
+
+TEST(DistillationKernel, FindsNoDivergenceOfLogitsFromThemselves) {
+  for (const std::string& name : all_backends()) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      for (const double temperature : {1.0, 0.7, 3.0}) {
+        const Tensor logits = random_tensor(*device, dtype, {3, 1030}, 1), copy = random_tensor(*device, dtype, {3, 1030}, 1);
+        EXPECT_EQ(distilled(*device, logits, copy, {3, 700, 1029}, {temperature, 1.0}), std::vector<double>(3 + 3 * 1030))
+            << name << dtype << temperature;
+      }
+    }
+  }
+}
+
+// A row that is not finite, in whichever model and column, is never a loss that looks like one. Other rows do not see it.
+TEST(DistillationKernel, LaundersNoLogitThatIsNotFinite) {
+  constexpr int64_t kColumns = 600;
+  for (const std::string& name : all_backends()) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+        for (const int64_t column : {0, 7, 511, 599}) {
+          for (const bool of_teacher : {false, true}) {
+            const Tensor logits = random_tensor(*device, dtype, {2, kColumns}, 1),
+                         teacher = random_tensor(*device, dtype, {2, kColumns}, 2);
+            set_value(of_teacher ? teacher : logits, column, bad);
+            const std::vector<double> found = distilled(*device, logits, teacher, {3, 5}, {1.0, 1.0});
+            EXPECT_FALSE(std::isfinite(found[0])) << name << dtype << ' ' << bad << ' ' << column << of_teacher;
+            EXPECT_TRUE(std::isfinite(found[1]));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(KernelTable, EveryKernelHasACase) {
   std::set<std::string> covered;
   for (const KernelCase& c : kernel_cases()) covered.insert(c.kernel);

@@ -50,6 +50,8 @@ const std::map<std::string, Mode>& modes() {
                                "CrossEntropy",
                                "CrossEntropyShare",
                                "CrossEntropyOfShares",
+                               "DistillationShare",
+                               "DistillationOfShares",
                                "Unpermute",
                                "GroupedGemm",
                                "GroupedWeightGradient"})

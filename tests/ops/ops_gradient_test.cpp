@@ -139,6 +139,20 @@ OpCase cross_entropy_case(const char* variant, int64_t vocab, const std::vector<
   return {"cross_entropy", variant, {{{rows, 3}}, weight({8, 3})}, run, Output::loss};
 }
 
+// A teacher of two channels, and its share of the loss.
+OpCase taught_case(const char* variant, int64_t vocab, const std::vector<double>& targets, double share, double temperature) {
+  const int64_t rows = std::ssize(targets);
+  const auto run = [=](Backend& d, V& v) {
+    LossOptions options{.vocab = vocab, .target_count = 3, .logits_dtype = Dtype::f64, .chunk_elements = 2 * 64 * 8};
+    options.teacher = {.x = random_tensor(d, Dtype::f64, {rows, 2}, 71),
+                       .weight = Var(random_tensor(d, Dtype::f64, {8, 2}, 72)),
+                       .share = share,
+                       .temperature = temperature};
+    return cross_entropy(v[0], v[1], tensor_of(d, Dtype::i32, {rows}, targets), options);
+  };
+  return {"cross_entropy", variant, {{{rows, 3}}, weight({8, 3})}, run, Output::loss};
+}
+
 std::vector<OpCase> row_cases() {
   std::vector<double> many(130);  // two chunks of 64 rows and a short one
   for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<double>(i % 8);
@@ -168,6 +182,10 @@ std::vector<OpCase> row_cases() {
       cross_entropy_case("all_columns", 8, {0, 7, 3}),
       cross_entropy_case("padded_vocab_ignored_targets", 5, {4, -1, 0, 2, -100}),
       cross_entropy_case("several_chunks", 8, many),
+      taught_case("of_a_teacher", 8, {0, 7, 3}, 1.0, 1.0),
+      taught_case("of_a_warm_teacher", 5, {4, -1, 0, 2, -100}, 1.0, 2.5),
+      taught_case("of_a_teacher_and_labels", 5, {4, -1, 0, 2, -100}, 0.75, 1.0),
+      taught_case("of_a_cold_teacher_and_labels", 8, many, 0.25, 0.6),
       {"swiglu", "value", {{{3, 10}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::value); }},
       {"swiglu", "recipe", {{{3, 10}}}, [](Backend&, V& v) { return swiglu(v[0], Keep::nothing); }},
       // The limit is one that a third of normal values exceeds.

@@ -65,6 +65,26 @@ SplitOperation cross_entropy_operation(Backend& device, const SplitCase& c) {
           .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
+// Has a teacher of two channels, of which each rank takes its share.
+SplitOperation taught_operation(Backend& device, const SplitCase& c) {
+  SplitOperation out = cross_entropy_operation(device, c);
+  const int64_t rows = c.tokens > 0 ? c.tokens : kRowsWithoutShares;
+  std::vector<double> targets = values(random_indices(device, rows, 5, 7));
+  if (rows > 3) targets[1] = -1, targets[3] = -100;
+  out.run = [targets, rows, by_tokens = c.tokens > 0](const std::vector<Var>& v, const TensorParallel& tp) {
+    Backend& own = v[0].value().device();
+    const int64_t rank = tp.group.rank(), size = tp.group.size();
+    const RowRange share = by_tokens ? share_of(rows, tp.group.rank(), tp.group.size()) : RowRange{0, rows};
+    LossOptions options{.vocab = 5, .target_count = 3, .logits_dtype = Dtype::f64, .chunk_elements = 1};
+    options.teacher = {.x = random_tensor(own, Dtype::f64, {rows, 2}, 71).slice(share.begin, share.end),
+                       .weight = Var(random_tensor(own, Dtype::f64, {8, 2}, 72).slice(8 * rank / size, 8 * (rank + 1) / size)),
+                       .share = 0.6,
+                       .temperature = 1.7};
+    return cross_entropy(v[0], v[1], tensor_of(own, Dtype::i32, {rows}, targets), options, {}, tp);
+  };
+  return out;
+}
+
 // 5 tokens that go to two of three experts, each a group of 8 rows or none.
 SplitOperation experts_operation(Backend& device) {
   return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {24, 8}, 1), .cut = Cut::columns},
@@ -106,6 +126,7 @@ SplitOperation operation_of(Backend& device, const SplitCase& c) {
   if (c.op.ends_with("_tokens")) return tokens_operation(device, c);
   if (c.op == "experts") return experts_operation(device);
   if (c.op == "experts_up") return experts_up_operation(device);
+  if (c.op == "taught") return taught_operation(device, c);
   return c.op == "linear"      ? linear_operation(device, c)
          : c.op == "embedding" ? embedding_operation(device, c)
                                : cross_entropy_operation(device, c);
@@ -151,7 +172,8 @@ TEST_P(SplitOps, GiveWhatOneRankGives) {
   std::vector<Var> constants;
   for (const SplitInput& input : operation.inputs) constants.emplace_back(input.whole);
   const Shape shape = operation.run(constants, {}).value().shape();
-  const Tensor w = GetParam().op == "cross_entropy" ? Tensor() : random_tensor(*device, Dtype::f64, shape, 999);
+  const Tensor w =
+      GetParam().op == "cross_entropy" || GetParam().op == "taught" ? Tensor() : random_tensor(*device, Dtype::f64, shape, 999);
   for (const int ranks : {2, 4}) {
     SCOPED_TRACE(text(ranks, " ranks"));
     const SplitResult found = expect_one_rank(operation, ranks, *device, shape, w);
@@ -164,7 +186,7 @@ std::vector<SplitCase> split_cases() {
   std::vector<SplitCase> out = {{"experts_up", Split::column_parallel, 0}, {"experts", Split::row_parallel, 0}};
   for (const int64_t tokens : {0, 1, 3, 33}) {
     for (const Split split : {Split::column_parallel, Split::row_parallel}) out.push_back({"linear", split, tokens});
-    for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::column_parallel, tokens});
+    for (const char* op : {"embedding", "cross_entropy", "taught"}) out.push_back({op, Split::column_parallel, tokens});
     if (tokens == 0) continue;
     for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::column_parallel, tokens});
   }
@@ -179,6 +201,7 @@ TEST(SplitCrossEntropy, HasSeveralChunks) {
   expect_one_rank(operation, 2, *device, {1});
   operation.tp.tokens = 0, operation.inputs[0].cut = Cut::none;
   expect_one_rank(operation, 2, *device, {1});
+  expect_one_rank(taught_operation(*device, {"taught", Split::column_parallel, 165}), 2, *device, {1});
 }
 
 // Exponentials of differences from the largest logit of the first rank alone would overflow.

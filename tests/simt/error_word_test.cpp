@@ -106,6 +106,35 @@ TEST_F(ErrorWord, NamesTargetsOfALoss) {
   }
 }
 
+TEST_F(ErrorWord, NamesTargetsOfALossWithATeacher) {
+  for (const double wrong : {9.0, 2e9}) {
+    const auto targets = [&](Operands& o) { return ids(o, {8, -1, wrong, -2e9}); };
+    expect_error_of_reference([&](Operands& o) {
+      o.device().run(DistillationShare{.logits = halves(o, {4, 10}),
+                                       .teacher = halves(o, {4, 10}),
+                                       .targets = targets(o),
+                                       .sums = halves(o, {4, 5}),
+                                       .first = 0,
+                                       .vocab = 9,
+                                       .temperature = 1.0});
+    });
+    expect_error_of_reference([&](Operands& o) {
+      const Tensor logits = halves(o, {4, 10});
+      o.device().run(DistillationOfShares{.logits = logits,
+                                          .teacher = halves(o, {4, 10}),
+                                          .targets = targets(o),
+                                          .sums = halves(o, {1, 4, 5}),
+                                          .loss = halves(o, {4}),
+                                          .first = 0,
+                                          .vocab = 9,
+                                          .temperature = 1.0,
+                                          .weight = 1.0,
+                                          .scale = 1.0,
+                                          .dlogits = logits});
+    });
+  }
+}
+
 // A query at position 68 of the second sequence of 70.
 TEST_F(ErrorWord, NamesStartsOfSegments) {
   const HeadLayout layout{.heads = 2, .kv_heads = 1, .head_dim = 4};

@@ -72,6 +72,27 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
   const CrossEntropyOfShares of_shares{
       .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
   out.push_back(o.workload("kernel.cross_entropy_of_shares", text(rows, "x", kVocab), of_shares));
+  const Tensor teacher = o.values({rows, kVocab}), taught = o.stats({1, rows, DistillationShare::kSums});
+  out.push_back(o.workload("kernel.distillation_share", text(rows, "x", kVocab),
+                           DistillationShare{.logits = logits,
+                                             .teacher = teacher,
+                                             .targets = targets,
+                                             .sums = taught.view({rows, DistillationShare::kSums}),
+                                             .first = 0,
+                                             .vocab = kVocab,
+                                             .temperature = 1.0}));
+  out.push_back(o.workload("kernel.distillation_of_shares", text(rows, "x", kVocab),
+                           DistillationOfShares{.logits = logits,
+                                                .teacher = teacher,
+                                                .targets = targets,
+                                                .sums = taught,
+                                                .loss = loss,
+                                                .first = 0,
+                                                .vocab = kVocab,
+                                                .temperature = 1.0,
+                                                .weight = 1.0,
+                                                .scale = 1e-3,
+                                                .dlogits = logits}));
   // Only the rows of the ids are read from the table, and read and written in its gradient.
   const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
   const Tensor dweight = o.stats({kVocab, kWidth});

@@ -524,6 +524,49 @@ struct CrossEntropyOfShares {
   }
 };
 
+// Knowledge distillation (Hinton et al. 2015, arXiv 1503.02531) by two kernels, for logits whose columns R >= 1 ranks share as those of
+// CrossEntropyShare. With s = logits, t = teacher, p = softmax(t / temperature) and q = softmax(s / temperature), the loss of a row is
+//   weight temperature^2 sum p (log p - log q) + (1 - weight) (log-sum-exp(s) - s[target]),
+// and 0 where the target is negative. A NaN or Inf among the logits of a row, the teacher's included, makes its loss NaN or Inf.
+//
+// The first kernel gets, of the own columns: log-sum-exp of s / temperature, that of t / temperature, the sum of p (t - s) / temperature
+// with p relative to these columns, log-sum-exp of s, and s[target] if it is among them, else 0. Without own columns the third is 0 and
+// those of log-sum-exp are -Inf. All are 0 where the target is negative; a target >= vocab throws.
+struct DistillationShare {
+  static constexpr int64_t kSums = 5;
+
+  Tensor logits, teacher, targets, sums;
+  int64_t first, vocab;
+  double temperature;
+
+  Contract contract() const {
+    Contract c("distillation_share");
+    c.input("logits", logits, "[N, V]").input("teacher", teacher, "[N, V]").input("targets", targets, "i32 [N]");
+    c.size('S', kSums).output("sums", sums, "stats [N, S]");
+    c.that(temperature > 0.0, "temperature is ", temperature);
+    return c.that(first >= 0 && vocab > 0, "columns from ", first, " on of ", vocab);
+  }
+};
+
+// The second kernel combines the sums of the ranks in rank order. dlogits, if given, gets scale times the gradient of the loss,
+//   weight temperature (q - p) + (1 - weight) (softmax(s) - onehot),
+// which is 0 where s and t are the same and weight is 1, in ignored rows and in columns >= vocab; it may be logits or teacher.
+struct DistillationOfShares {
+  Tensor logits, teacher, targets, sums, loss;
+  int64_t first, vocab;
+  double temperature, weight, scale;
+  Tensor dlogits{};
+
+  Contract contract() const {
+    Contract c("distillation_of_shares");
+    c.input("logits", logits, "[N, V]").input("teacher", teacher, "[N, V]").input("targets", targets, "i32 [N]");
+    c.size('S', DistillationShare::kSums).input("sums", sums, "stats [R, N, S]");
+    c.output("loss", loss, "stats [N]").in_place("dlogits", dlogits, "[N, V]?");
+    c.that(temperature > 0.0 && weight > 0.0 && weight <= 1.0, "temperature is ", temperature, ", weight is ", weight);
+    return c.that(first >= 0 && vocab > 0, "columns from ", first, " on of ", vocab);
+  }
+};
+
 // Mixture of experts. E = experts, K = top-k assignments of a token, S = sequences of one length, R = permuted tokens: one group of rows
 // for each expert, each padded to whole multiples, then rows of no group.
 
@@ -774,6 +817,8 @@ struct SquaredNorm {
   DECLARE(CrossEntropy)           \
   DECLARE(CrossEntropyShare)      \
   DECLARE(CrossEntropyOfShares)   \
+  DECLARE(DistillationShare)      \
+  DECLARE(DistillationOfShares)   \
   DECLARE(RouteForward)           \
   DECLARE(RouteBackward)          \
   DECLARE(RouterLosses)           \

@@ -48,6 +48,8 @@ class CpuBackend final : public CpuReference {
   void execute(const CrossEntropy& k) override;
   void execute(const CrossEntropyShare& k) override;
   void execute(const CrossEntropyOfShares& k) override;
+  void execute(const DistillationShare& k) override;
+  void execute(const DistillationOfShares& k) override;
   void execute(const Unpermute& k) override;
   void execute(const GroupedGemm& k) override;
   void execute(const AdamW& k) override;

@@ -101,12 +101,100 @@ __global__ void __launch_bounds__(kThreads)
   if (k.dlogits != nullptr) write_gradients(k, row.log_sum, 1.0F, target < 0 ? 0 : k.own, target - k.first, scale);
 }
 
+// The teacher's logits of this block's row, beside those of the student.
+template <class T>
+struct TaughtRows {
+  LogitRows<T> student;
+  const T* teacher;
+
+  __device__ Packs<const T> teacher_row(int64_t count) const { return {teacher + block() * student.columns, count, student.aligned}; }
+};
+
+// Goes through the columns of both rows that are in the vocabulary.
+template <class T, class Body>
+__device__ void for_each_pair(const TaughtRows<T>& k, Body body) {
+  const Packs<const T> logits = k.student.row(k.student.own), teacher = k.teacher_row(k.student.own);
+  for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
+    const Pack s = logits.read(first), t = teacher.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      if (first + i < logits.count) body(s.at[i], t.at[i]);
+    }
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) distillation_share(TaughtRows<T> k, float* sums, float factor) {
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  const int64_t target = checked(k.student.targets, block());
+  float largest = kLowest, of_teacher = kLowest;
+  for_each_pair(k, [&](float s, float t) {
+    largest = s > largest ? s : largest;
+    of_teacher = t > of_teacher ? t : of_teacher;
+  });
+  largest = join_block(largest, kLowest, Largest<float>());
+  of_teacher = join_block(of_teacher, kLowest, Largest<float>());
+  const float subtracted = largest * factor, from_teacher = of_teacher * factor;
+  float sum = 0.0F, teacher_sum = 0.0F, label_sum = 0.0F, cross = 0.0F;
+  for_each_pair(k, [&](float s, float t) {
+    const float p = exponential(t * factor - from_teacher);
+    sum += exponential(s * factor - subtracted);
+    teacher_sum += p;
+    if (factor != 1.0F) label_sum += exponential(s - largest);
+    cross += p * (t - s);
+  });
+  sum = block_sum(sum), teacher_sum = block_sum(teacher_sum), label_sum = block_sum(label_sum), cross = block_sum(cross);
+  if (thread() != 0) return;
+  const bool here = target >= k.student.first && target - k.student.first < k.student.own;
+  float* const out = sums + block() * DistillationShare::kSums;
+  out[0] = target < 0 ? 0.0F : subtracted + logf(sum);
+  out[1] = target < 0 ? 0.0F : from_teacher + logf(teacher_sum);
+  out[2] = target < 0 || k.student.own == 0 ? 0.0F : cross * factor / teacher_sum;
+  out[3] = target < 0 ? 0.0F : factor != 1.0F ? largest + logf(label_sum) : out[0];
+  out[4] = here ? value_of(k.student.row(k.student.columns).values[target - k.student.first]) : 0.0F;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) distillation_of_shares(TaughtRows<T> k, const float* sums, int64_t ranks, int64_t rows,
+                                                                   float* loss, DistillationFactors<float> factors) {
+  const int64_t target = checked(k.student.targets, block()), column = target - k.student.first, own = target < 0 ? 0 : k.student.own;
+  const auto row = distilled(sums, ranks, rows, block(), factors);
+  if (thread() == 0) loss[block()] = target < 0 ? 0.0F : row.loss;
+  if (k.student.dlogits == nullptr) return;
+  const Packs<const T> logits = k.student.row(k.student.columns), teacher = k.teacher_row(k.student.columns);
+  const Packs<T> gradients = k.student.gradients();
+  const float factor = factors.per_temperature;
+  for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
+    Pack pack = logits.read(first);
+    const Pack taught = teacher.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const int64_t j = first + i;
+      const float s = pack.at[i], q = exponential(s * factor - row.log_sum);
+      float gradient = factors.gradient_of_divergence * (q - exponential(taught.at[i] * factor - row.teacher_log_sum));
+      if (factors.labels > 0.0F)
+        gradient += factors.gradient_of_labels * (exponential(s - row.label_log_sum) - (j == column ? 1.0F : 0.0F));
+      if (j >= own) gradient = 0.0F;
+      pack.at[i] = gradient;
+    }
+    gradients.write(first, pack);
+  });
+}
+
 template <class T>
 LogitRows<T> rows_of(const Tensor& logits, const Tensor& dlogits, int64_t first, int64_t vocab, const CheckedIndices& targets) {
   const T* const x = logits.device_data<T>();
   T* const dx = data_or_null<T>(dlogits);
   const int64_t columns = logits.dim(1);
   return {x, dx, columns, first, own_columns(first, columns, vocab), begin_at_packs(columns, x, dx), targets};
+}
+
+template <class T, class Kernel>
+TaughtRows<T> taught_rows_of(const Kernel& k, const Tensor& dlogits, const CheckedIndices& targets) {
+  LogitRows<T> student = rows_of<T>(k.logits, dlogits, k.first, k.vocab, targets);
+  const T* const teacher = k.teacher.template device_data<T>();
+  student.aligned = student.aligned && begin_at_packs(student.columns, teacher);
+  return {student, teacher};
 }
 
 }  // namespace
@@ -132,6 +220,23 @@ void CudaBackend::execute(const CrossEntropyOfShares& k) {
   with_values(k.logits.dtype(), [&]<class T>() {
     launch(of_shares<T>, {rows, kThreads}, rows_of<T>(k.logits, k.dlogits, k.first, k.vocab, targets), k.sums.device_data<float>(),
            k.sums.dim(0), rows, k.loss.device_data<float>(), static_cast<float>(k.scale));
+  });
+}
+
+void CudaBackend::execute(const DistillationShare& k) {
+  const CheckedIndices targets = checked(k.targets, IndexRule::targets("distillation_share", k.vocab));
+  with_values(k.logits.dtype(), [&]<class T>() {
+    launch(distillation_share<T>, {k.logits.dim(0), kThreads}, taught_rows_of<T>(k, {}, targets), k.sums.device_data<float>(),
+           static_cast<float>(1.0 / k.temperature));
+  });
+}
+
+void CudaBackend::execute(const DistillationOfShares& k) {
+  const CheckedIndices targets = checked(k.targets, IndexRule::targets("distillation_of_shares", k.vocab));
+  const int64_t rows = k.logits.dim(0);
+  with_values(k.logits.dtype(), [&]<class T>() {
+    launch(distillation_of_shares<T>, {rows, kThreads}, taught_rows_of<T>(k, k.dlogits, targets), k.sums.device_data<float>(),
+           k.sums.dim(0), rows, k.loss.device_data<float>(), DistillationFactors<float>(k.temperature, k.weight, k.scale));
   });
 }
 

@@ -148,6 +148,75 @@ template <class T>
   }
 }
 
+// Blocks of two rows of distillation, widened, and what is computed of them.
+struct TwoBlocks {
+  alignas(64) float logits[kBlock], teacher[kBlock], exponentials[kBlock];
+};
+
+template <class T>
+[[gnu::always_inline]] inline float largest_of_row(const T* x, int64_t n) {
+  float largest = std::numeric_limits<float>::lowest();
+  for (int64_t j = 0; j < n; j += kBlock) largest = largest_of(x + j, std::min(kBlock, n - j), largest);
+  return largest;
+}
+
+// exponentials = e^(x * factor - subtracted), whose exponent is at most 0. Both may be the same memory.
+[[gnu::always_inline]] inline void scaled_exponentials(const float* x, float factor, float subtracted, float* exponentials, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exponent_negative(x[j] * factor - subtracted);
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp2_inside<float>(exponentials[j]);
+}
+
+// Writes the sums of DistillationShare but for the target's logit.
+template <class T>
+[[gnu::always_inline]] inline void distillation_sums(const T* logits, const T* teacher, int64_t own, float factor, TwoBlocks& block,
+                                                     float* sums) {
+  const float largest = largest_of_row(logits, own), of_teacher = largest_of_row(teacher, own);
+  const float subtracted = largest * factor, from_teacher = of_teacher * factor;
+  float sum = 0.0F, teacher_sum = 0.0F, label_sum = 0.0F, cross = 0.0F;
+  for (int64_t j = 0; j < own; j += kBlock) {
+    const int64_t n = std::min(kBlock, own - j);
+    simd::convert(logits + j, block.logits, n);
+    simd::convert(teacher + j, block.teacher, n);
+    scaled_exponentials(block.logits, factor, subtracted, block.exponentials, n);
+    sum += sum_of(block.exponentials, n);
+    if (factor != 1.0F) {
+      scaled_exponentials(block.logits, 1.0F, largest, block.exponentials, n);
+      label_sum += sum_of(block.exponentials, n);
+    }
+    scaled_exponentials(block.teacher, factor, from_teacher, block.exponentials, n);
+    teacher_sum += sum_of(block.exponentials, n);
+    for (int64_t i = 0; i < n; ++i) block.exponentials[i] *= block.teacher[i] - block.logits[i];
+    cross += sum_of(block.exponentials, n);
+  }
+  sums[0] = subtracted + std::log(sum);
+  sums[1] = from_teacher + std::log(teacher_sum);
+  sums[2] = own > 0 ? cross * factor / teacher_sum : 0.0F;
+  sums[3] = factor != 1.0F ? largest + std::log(label_sum) : sums[0];
+}
+
+// target: its column, or one that is not here.
+template <class T>
+[[gnu::always_inline]] inline void distillation_gradient(const T* logits, const T* teacher, T* dlogits, int64_t own, int64_t target,
+                                                         const DistilledRow<float>& row, const DistillationFactors<float>& factors,
+                                                         TwoBlocks& block) {
+  const float factor = factors.per_temperature;
+  for (int64_t j = 0; j < own; j += kBlock) {
+    const int64_t n = std::min(kBlock, own - j);
+    simd::convert(logits + j, block.logits, n);
+    simd::convert(teacher + j, block.teacher, n);
+    scaled_exponentials(block.teacher, factor, row.teacher_log_sum, block.teacher, n);
+    scaled_exponentials(block.logits, factor, row.log_sum, block.exponentials, n);
+    for (int64_t i = 0; i < n; ++i) block.teacher[i] = factors.gradient_of_divergence * (block.exponentials[i] - block.teacher[i]);
+    if (factors.labels > 0.0F) {
+      scaled_exponentials(block.logits, 1.0F, row.label_log_sum, block.exponentials, n);
+      if (target >= j && target < j + n) block.exponentials[target - j] -= 1.0F;
+      for (int64_t i = 0; i < n; ++i) block.teacher[i] += factors.gradient_of_labels * block.exponentials[i];
+    }
+    simd::convert(block.teacher, dlogits + j, n);
+  }
+}
+
 // Scratch of the executing thread; the references grow to the longest row and are kept.
 struct Scratch {
   alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
@@ -224,6 +293,50 @@ void CpuBackend::execute(const CrossEntropyOfShares& k) {
         cloned<scaled_softmax<T>>(logits, row.log_sum, scale, dlogits, own, scratch);
         if (here) lane::store(dlogits[target], scale * (p - 1.0F));
         std::fill(dlogits + own, dlogits + columns, T{});
+      }
+    });
+  });
+}
+
+void CpuBackend::execute(const DistillationShare& k) {
+  check_indices(k.targets, IndexRule::targets("distillation_share", k.vocab));
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  const float factor = static_cast<float>(1.0 / k.temperature);
+  with_narrow_values(k.logits.dtype(), [&]<class T>() {
+    parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      TwoBlocks block;
+      for (int64_t i = begin; i < end; ++i) {
+        float* sums = k.sums.device_data<float>() + i * DistillationShare::kSums;
+        std::fill_n(sums, DistillationShare::kSums, 0.0F);
+        if (targets[i] < 0) continue;
+        const T *logits = k.logits.device_data<T>() + i * columns, *teacher = k.teacher.device_data<T>() + i * columns;
+        const int64_t target = targets[i] - k.first;
+        cloned<distillation_sums<T>>(logits, teacher, own, factor, block, sums);
+        if (target >= 0 && target < own) sums[4] = lane::load(logits[target]);
+      }
+    });
+  });
+}
+
+void CpuBackend::execute(const DistillationOfShares& k) {
+  check_indices(k.targets, IndexRule::targets("distillation_of_shares", k.vocab));
+  const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  const float* sums = k.sums.device_data<float>();
+  const DistillationFactors<float> factors(k.temperature, k.weight, k.scale);
+  with_narrow_values(k.logits.dtype(), [&]<class T>() {
+    parallel_for(rows, rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      TwoBlocks block;
+      for (int64_t i = begin; i < end; ++i) {
+        const auto row = distilled(sums, k.sums.dim(0), rows, i, factors);
+        k.loss.device_data<float>()[i] = targets[i] < 0 ? 0.0F : row.loss;
+        if (!k.dlogits.defined()) continue;
+        const T *logits = k.logits.device_data<T>() + i * columns, *teacher = k.teacher.device_data<T>() + i * columns;
+        T* dlogits = k.dlogits.device_data<T>() + i * columns;
+        const int64_t written = targets[i] < 0 ? 0 : own;
+        if (written > 0) cloned<distillation_gradient<T>>(logits, teacher, dlogits, own, targets[i] - k.first, row, factors, block);
+        std::fill(dlogits + written, dlogits + columns, T{});
       }
     });
   });
