@@ -214,6 +214,7 @@ void print_json(const Explanation& explained) {
     all["memory"]["cublaslt"] = memory.cublaslt;
     all["memory"]["nccl"] = memory.nccl;
   }
+  if (config.teacher) all["memory"]["teacher"] = memory.teacher;
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
@@ -282,7 +283,8 @@ std::string memory_line(const MemoryEstimate& memory, bool together, const Amoun
   return text(memory.on_gpu() ? "GPU memory" : "memory", together ? " of a rank | total " : " | total ", amount(memory.total()),
               " | masters ", amount(memory.masters), " | weights beside them ", amount(memory.values), " | gradients ",
               amount(memory.gradients), " | optimizer ", amount(memory.optimizer), " | activations ", amount(memory.activations),
-              " | workspace ", amount(memory.workspace), together ? text(" | exchange ", amount(memory.exchange)) : "", rest);
+              " | workspace ", amount(memory.workspace), together ? text(" | exchange ", amount(memory.exchange)) : "",
+              memory.teacher > 0 ? text(" | teacher ", amount(memory.teacher)) : "", rest);
 }
 
 std::string gather_line(const GatherBytes& gather) {

@@ -120,6 +120,7 @@ void print_memory(const RunConfig& config, const MemoryEstimate& memory) {
             << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(config.training.recompute) << ")\n"
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
   if (together) std::cout << "  exchange        " << bytes_text(memory.exchange) << " (gradients from other ranks)\n";
+  if (memory.teacher > 0) std::cout << "  teacher         " << bytes_text(memory.teacher) << " (weights of training.teacher)\n";
   if (!memory.on_gpu()) {
     std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
     return;

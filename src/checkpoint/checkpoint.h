@@ -46,6 +46,7 @@ struct TrainState {
   std::optional<double> best_valid_loss = {};
   std::optional<BestCheckpoint> best_checkpoint = {};
   bool pending_evaluation = false, pending_samples = false;  // due after this step, but cut short by a stop or an error
+  std::optional<std::string> teacher = {};                   // hash of the files of training.teacher
 
   // The manifest's "state"; step and samples stand beside it.
   void fields(auto& v) {
@@ -57,6 +58,7 @@ struct TrainState {
     v("best_checkpoint", best_checkpoint, limits::later);
     v("pending_evaluation", pending_evaluation);
     v("pending_samples", pending_samples);
+    v("teacher", teacher, limits::later);
   }
 
   bool has_pending() const { return pending_evaluation || pending_samples; }

@@ -225,6 +225,13 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
   const char* const needs = "needs validation data: data.valid, or with data.path a data.valid_fraction above 0";
   if (config.eval.first && !validates) report.error("eval.first", needs);
   if (config.checkpoint.keep_best && !validates) report.error("checkpoint.keep_best", needs);
+  const TrainingConfig& training = config.training;
+  if (training.teacher == "self" && !config.checkpoint.init_from)
+    report.error("training.teacher", "self is the model of checkpoint.init_from, which is not given");
+  for (const auto& [key, value] :
+       {std::pair{"training.teacher_weight", training.teacher_weight}, {"training.teacher_temperature", training.teacher_temperature}}) {
+    if (!training.teacher && value != 1.0) report.error(key, "changes nothing without training.teacher");
+  }
   if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }
@@ -349,6 +356,9 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   if (config.checkpoint.resumes_named() && config.checkpoint.init_from) {
     report.error("checkpoint.init_from", text("excludes checkpoint.resume ", resume, ", because it starts at step 0"));
   }
+  std::optional<std::string>& teacher = config.training.teacher;
+  if (teacher && teacher->empty()) report.error("training.teacher", "must be a path, self or null, got an empty string");
+  if (teacher && !teacher->empty() && teacher != "self") teacher = absolute_input_path(*teacher, "training.teacher", report);
   check_model_changes(config.checkpoint.allow_model_change, report);
 }
 
@@ -366,6 +376,33 @@ void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report) {
   }
   training.steps = static_cast<int64_t>(steps);
   check_schedule(config, report);
+}
+
+RunConfig teacher_config(const RunConfig& config) {
+  require(config.teacher.has_value(), "a run without a teacher");
+  RunConfig out = config;
+  out.model = *config.teacher;
+  out.precision = {};
+  out.precision.dtype = config.precision.dtype;
+  out.precision.native_products = config.precision.native_products;
+  out.optimizer.rules.clear();
+  out.teacher.reset();
+  ConfigReport report;
+  divide_model(out.model, out.parallel.tensor, report);
+  if (out.model.moe) divide_experts(out, report);
+  const std::string where = "training.teacher: the model of " + *config.teacher_path();
+  const int64_t ids = *out.model.vocab_size, wanted = config.model.vocab_size.value_or(ids), positions = out.model.max_position_embeddings;
+  require(ids == wanted, ExitCode::usage, where, " has ", ids, " ids, but model.vocab_size is ", wanted,
+          ": a model learns only from one of the same vocabulary");
+  require(config.training.seq_len <= positions, ExitCode::usage, where, " takes at most ", positions, " tokens, but training.seq_len is ",
+          config.training.seq_len);
+  try {
+    report.throw_if_failed();
+  } catch (const Error& error) {
+    fail(error.code(), where, ": ", error.what());
+  }
+  out.model.pad_vocab_to = config.model.pad_vocab_to;  // as many columns of logits
+  return out;
 }
 
 PrecisionPlan resolve_plan(const RunConfig& config) {

@@ -1,6 +1,8 @@
 // Says how a run trains its model.
 #pragma once
 
+#include <memory>
+
 #include "comm/mesh.h"
 #include "mantissa/config/run_config.h"
 #include "models/gpt.h"
@@ -14,6 +16,18 @@ inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
           .quantized_dispatch = config.precision.quantized_dispatch,
           .expert_gradients = config.training.expert_gradients()};
+}
+
+// Makes the model of training.teacher, without its weights, on the ranks of the run; none: null. Throws what teacher_config() does.
+inline std::unique_ptr<Gpt> make_teacher(const RunConfig& config, Backend& device, const Mesh& mesh) {
+  if (!config.teacher) return nullptr;
+  const RunConfig teacher = teacher_config(config);
+  return std::make_unique<Gpt>(teacher.model, device, resolve_plan(teacher), GptOptions{.gradients = false, .mesh = mesh});
+}
+
+// Says how the model of a run learns from that teacher, which may be null.
+inline Teaching teaching(const RunConfig& config, Gpt* teacher) {
+  return {.teacher = teacher, .share = config.training.teacher_weight, .temperature = config.training.teacher_temperature};
 }
 
 }  // namespace mantissa

@@ -183,10 +183,16 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
 
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
 
-Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics) {
-  return cross_entropy(hidden(batch, statistics), output_->weight(), targets,
-                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_operands_,
-                       context(batch));
+LossTeacher Gpt::as_teacher(const TokenBatch& batch, const Teaching& teaching) {
+  const Tape::Scope paused(nullptr);
+  return {.x = hidden(batch).value(), .weight = output_->weight(), .share = teaching.share, .temperature = teaching.temperature};
+}
+
+Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics,
+              const Teaching& teaching) {
+  LossOptions options{.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()};
+  if (teaching.teacher) options.teacher = teaching.teacher->as_teacher(batch, teaching);
+  return cross_entropy(hidden(batch, statistics), output_->weight(), targets, options, output_operands_, context(batch));
 }
 
 Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {

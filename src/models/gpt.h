@@ -32,6 +32,15 @@ struct TokenBatch {
   int64_t padded() const;  // how many tokens are padding
 };
 
+class Gpt;
+
+// A model whose distribution another one learns beside its targets, or instead of them, by LossTeacher. It is held by the same ranks,
+// computes in the same dtype and has the same columns of logits; its own size is free.
+struct Teaching {
+  Gpt* teacher = nullptr;  // null: the targets are all there is to learn
+  double share = 1.0, temperature = 1.0;
+};
+
 class Gpt {
  public:
   // Adds all parameters of model_shape(config), stored and multiplied as the plan says, and allocates them, uninitialized.
@@ -49,7 +58,9 @@ class Gpt {
   // Returns the sum of the losses of targets (>= 0) divided by target_count, one fp64. Under a Tape::Scope it can be differentiated; the
   // gradients include those of the auxiliary losses of routers. With statistics, it records what each router did, and experts take as many
   // tokens as their capacity, as in training; without, they take all. All ranks that share experts call it together, as they do logits().
-  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics = nullptr);
+  // With a teacher, the loss is that of LossTeacher; the teacher's forward pass comes first, and nothing of it is recorded.
+  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics = nullptr,
+           const Teaching& teaching = {});
   // Joins the collectives of loss() on ranks that share experts, with zero tokens and without gradients.
   void join_expert_collectives() const;
   // Returns what each target adds to the loss, [batch * length] of stats: minus the logarithm of its probability, 0 where there is no
@@ -81,6 +92,7 @@ class Gpt {
   };
   Dtype logits_dtype() const;
   TensorParallel context(const TokenBatch& batch) const;  // context of the embedding and the output projection
+  LossTeacher as_teacher(const TokenBatch& batch, const Teaching& teaching);
   Tensor router_mask(const TokenBatch& batch) const;
   // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
   Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);

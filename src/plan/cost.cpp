@@ -214,7 +214,8 @@ struct Work {
 
 struct ModelWork {
   std::vector<Work> buckets;
-  Work tied_head;  // after the last bucket, with the weights of the first
+  Work tied_head;        // after the last bucket, with the weights of the first
+  double teacher = 0.0;  // forward pass of the teacher
 };
 
 Work work_of(const ModulePrecision& entry, const TrainingConfig& training) {
@@ -232,6 +233,7 @@ Work work_of(const ModulePrecision& entry, const TrainingConfig& training) {
 // A module has one or two parameters, in the order of the modules.
 ModelWork model_work(const RunConfig& config, const PrecisionPlan& plan, const Layout& layout) {
   ModelWork out{.buckets = std::vector<Work>(layout.buckets().size()), .tied_head = {}};
+  out.teacher = step_flops_per_token(config) - training_flops_per_token(model_shape(config.model), config.training.seq_len);
   size_t parameter = 0, bucket = 0;
   for (const ModulePrecision& entry : plan.modules()) {
     while (parameter >= layout.buckets()[bucket].last) ++bucket;
@@ -259,9 +261,9 @@ double exchange_not_hidden(const ModelWork& work, const std::vector<double>& sec
   return through - passed;
 }
 
-// Returns how long the first forward pass waits.
+// Returns how long the first forward pass waits, before which comes that of a teacher.
 double gather_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
-  double through = 0.0, passed = 0.0, waited = 0.0;
+  double through = 0.0, passed = work.teacher * seconds_per_flop, waited = 0.0;
   for (size_t b = 0; b < seconds.size(); ++b) {
     through += seconds[b];
     waited += std::max(0.0, through - passed);
@@ -345,7 +347,7 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   const int64_t tensor = config.parallel.tensor, micro_batches = *config.training.grad_accum;
   const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
   StepTime out;
-  double flops = work.tied_head.once + work.tied_head.again;  // FLOPs of a token
+  double flops = work.tied_head.once + work.tied_head.again + work.teacher;  // FLOPs of a token
   for (const auto& bucket : work.buckets) flops += bucket.once + bucket.again;
   if (rates.flops) out.compute = flops * tokens * static_cast<double>(micro_batches) / *rates.flops;
   const bool sends = config.parallel.world() > 1;
@@ -389,6 +391,9 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
   if (const std::optional<int64_t>& steps = config.training.steps; steps && warmup >= *steps)
     warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(*steps, "step"),
                             ", so the learning rate never reaches optimizer.lr"));
+  const bool quantizes = std::ranges::any_of(plan.modules(), [](const ModulePrecision& entry) { return entry.recipe.quantizes(); });
+  if (config.training.teacher == "self" && config.training.teacher_weight == 1.0 && !quantizes)
+    warnings.emplace_back("training.teacher: self, and no module is quantized: the model is its teacher, so there is nothing to learn");
   try {
     architecture_of(config.model);
   } catch (const Error& error) {  // no architecture has the model: says why in one line

@@ -1,7 +1,7 @@
 // Predicts what a step of a run on many ranks sends, and how long it takes, before a rank is started.
 //
 // The bytes are those that Communicator counts; how many tokens go to which experts is data, and supposed to be balanced. The time is a
-// model of five things, with F FLOPs of a rank's step (the formula of training_flops_per_token(), and what training.recompute computes
+// model of five things, with F FLOPs of a rank's step (step_flops_per_token(), and what training.recompute computes
 // again), and for each bucket b the seconds x_b and g_b that its gradients and its parameters need on the link of the rank that sends or
 // receives most of them:
 //

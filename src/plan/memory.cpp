@@ -11,6 +11,7 @@
 #include "config/training_options.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/text.h"
+#include "models/model_shape.h"
 #include "nn/modules.h"
 #include "nn/shards.h"
 #include "optim/accumulation.h"
@@ -33,9 +34,9 @@ struct DryGroup {
 DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows) {
   const DryGroup tensor(config.parallel.tensor), experts(config.parallel.expert);
   const auto device = dry_backend(config.parallel.expert);
-  Gpt model(
-      config.model, *device, plan,
-      training_options(config, {.tensor = tensor.ranks, .expert = experts.ranks, .sequence_parallel = config.parallel.sequence_parallel}));
+  const Mesh mesh{.tensor = tensor.ranks, .expert = experts.ranks, .sequence_parallel = config.parallel.sequence_parallel};
+  const std::unique_ptr<Gpt> teacher = make_teacher(config, *device, mesh);
+  Gpt model(config.model, *device, plan, training_options(config, mesh));
   model.parameters().reset_gradients();
   const auto in_use = [&] { return device->allocator_stats().in_use; };
   const Tensor ids = empty(*device, Dtype::i32, {rows.tokens()});
@@ -43,8 +44,8 @@ DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows
   const auto forward_and_backward = [&] {
     Tape tape;
     const Tape::Scope scope(&tape);
-    const Var loss =
-        model.loss({.batch = rows.sequences, .tokens = ids, .positions = ids, .segment_starts = {}}, ids, rows.tokens(), &routing);
+    const Var loss = model.loss({.batch = rows.sequences, .tokens = ids, .positions = ids, .segment_starts = {}}, ids, rows.tokens(),
+                                &routing, teaching(config, teacher.get()));
     const int64_t kept = in_use();
     tape.backward(loss);
     return kept;
@@ -93,6 +94,15 @@ constexpr int64_t kProgramBytes = int64_t{28} << 20, kTransportBytes = int64_t{1
 // Caps sizes that no machine has, so that nothing wraps.
 int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18)); }
 
+// Counts the weights of the teacher on a rank.
+int64_t teacher_bytes(const RunConfig& config) {
+  if (!config.teacher) return 0;
+  const RunConfig teacher = teacher_config(config);
+  const PrecisionPlan plan = resolve_plan(teacher);
+  const Layout::Totals all = Layout(parameter_specs(plan, teacher.parallel.ranks()), Shards::kBucketBytes).totals();
+  return bytes(static_cast<double>(all.fp32_values + all.other_values + 4 * plan.buffers()));
+}
+
 // Counts weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
   const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes);
@@ -125,12 +135,18 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
 
 }  // namespace
 
+double step_flops_per_token(const RunConfig& config) {
+  const auto of_training = [&](const ModelConfig& model) { return training_flops_per_token(model_shape(model), config.training.seq_len); };
+  return of_training(config.model) + (config.teacher ? of_training(*config.teacher) / 3 : 0.0);
+}
+
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
   const DryPass pass = dry_pass(config, plan);
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
   estimate.activations = pass.activations;
   estimate.workspace = pass.workspace;
+  estimate.teacher = teacher_bytes(config);
   if (backend_name(config.training.device) == "cuda") {
     constexpr int64_t kLanes = 2, kBytesPerToken = 4 * 4;  // tokens, targets, positions and segment starts, i32
     const ParallelConfig& parallel = config.parallel;
@@ -181,7 +197,8 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
                                   {"exchange", memory.exchange, "parallel.data"},
-                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"}};
+                                  {"inputs", memory.inputs, "training.global_batch_size, training.seq_len"},
+                                  {"teacher", memory.teacher, "training.teacher, parallel.tensor"}};
   constexpr size_t kShown = 3;
   std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);

@@ -21,7 +21,7 @@ Gradients first_gradients(const LoadedConfig& loaded) {
       [&](int64_t i) {
         const RoundingScope scope({.seed = run.config.training.seed, .step = 1, .token = i * rows * batch.length});
         return forward_and_backward(run.model, to_device(run.model, batch, i * rows, rows), std::max<int64_t>(1, batch.target_count),
-                                    routing);
+                                    routing, teaching(run.config, run.teacher.get()));
       },
       run.optimizer.shards());
   Gradients out;

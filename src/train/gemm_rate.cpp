@@ -10,7 +10,7 @@
 #include "comm/mesh.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "models/model_shape.h"
+#include "mantissa/plan/estimate.h"
 
 namespace mantissa {
 namespace {
@@ -43,7 +43,7 @@ double rate_of_rank(const std::string& name, Dtype dtype) {
 }  // namespace
 
 std::optional<double> measured_gemm_rate(const RunConfig& config, const Backend& device, const Communicator& world) {
-  const double per_token = training_flops_per_token(model_shape(config.model), config.training.seq_len);
+  const double per_token = step_flops_per_token(config);
   const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(*config.training.steps);
   const std::string name = device.name();
   if (name != "cpu" && name != "cuda") return {};

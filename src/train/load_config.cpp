@@ -172,6 +172,7 @@ void refuse_what_is_no_config(const std::filesystem::path& file) {
 
 constexpr const char* kResume = "checkpoint.resume";
 constexpr const char* kInitFrom = "checkpoint.init_from";
+constexpr const char* kTeacher = "training.teacher";
 constexpr int64_t kLargestRecord = 64 << 20;  // bytes of run.json
 
 // Holds what config.json of a run stands for.
@@ -378,6 +379,26 @@ void read_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   loaded.tokenizer = std::make_shared<SavedTokenizer>(SavedTokenizer{.tokenizer = std::move(*tokenizer), .from = from});
 }
 
+// Reads the model of training.teacher, which a run needs to its end, also one that goes on. Throws Error(data) for a damaged one.
+void take_teacher(LoadedConfig& loaded) {
+  RunConfig& config = loaded.config;
+  ConfigReport& report = loaded.report;
+  for (const char* const section : {"training", "checkpoint", "model", "parallel"})
+    if (report.failed(section)) return;
+  const std::optional<std::string> path = config.teacher_path();
+  if (!path) return;
+  check_checkpoint(*path, kTeacher, "checkpoint or folder of a model, from which this run learns to its end", "", report);
+  if (report.failed(kTeacher)) return;
+  try {
+    config.teacher = config_of_model(*path).model;
+    teacher_config(config);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    const std::string_view message = error.what(), key = "training.teacher: ";
+    report.error(kTeacher, std::string(message.starts_with(key) ? message.substr(key.size()) : message));
+  }
+}
+
 }  // namespace
 
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world, Start start) {
@@ -404,6 +425,7 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
     check_export(loaded.config, loaded.report);
     if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, start, loaded.report);
     read_saved_tokenizer(origin, loaded);
+    take_teacher(loaded);
   }
   loaded.report.throw_if_failed();
   return loaded;

@@ -79,6 +79,11 @@ struct StartPoint {
 // process trains there or the disk has no room for a single checkpoint, data for what is damaged, and what the steps throw.
 StartPoint find_start(const StartParts& parts, const StartSteps& steps);
 
+// Opens what training.teacher names, which must be given, and reads its weights into `teacher`; null: it only looks whether that could be
+// done. Returns a hash of its files. All ranks call it together. Throws Error: usage for one with another tokenizer or of another shape
+// than load_run_config() found, data for what is damaged.
+std::string read_teacher(const StartParts& parts, Gpt* teacher);
+
 // Returns the size of a checkpoint as Manifest::bytes() has it.
 int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);
 
@@ -111,6 +116,7 @@ struct Run {
   PrecisionPlan plan;
   std::vector<std::vector<int32_t>> prompts;
   std::unique_ptr<Backend> device;
+  std::unique_ptr<Gpt> teacher;  // null: none
   Gpt model;
   Optimizer optimizer;
   GradientAccumulator accumulator;
@@ -144,6 +150,7 @@ struct Run {
         plan(plan_with_data(config, data, mesh.world)),
         prompts(agree_on(mesh.world, [this] { return encode_prompts(config.eval, data); })),
         device(open_run_device(config, plan, mesh.world, own_device)),
+        teacher(make_teacher(config, *device, mesh)),
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),

@@ -14,7 +14,6 @@
 #include "mantissa/base/log.h"
 #include "metrics/precision_statistics.h"
 #include "metrics/routing_summary.h"
-#include "models/model_shape.h"
 #include "train/evaluate.h"
 #include "train/gemm_rate.h"
 #include "train/generate.h"
@@ -43,8 +42,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
   const double gpu_memory = static_cast<double>(run.device->allocator_stats().peak_in_use) * 0x1p-30;
   const auto utilization = [&run](const std::optional<double>& peak) -> std::optional<double> {  // peak: FLOP/s of all ranks
     if (!peak) return {};
-    return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() /
-           *peak;
+    return step_flops_per_token(run.config) * run.throughput.tokens_per_second() / *peak;
   };
   const StepEvent event{.step = run.state.step,
                         .steps = *training.steps,
@@ -94,7 +92,8 @@ void take_step(Run& run) {
   StepOptions options{.vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; },
                       .routers = measures || reports(run, number) ? RouterFigures::counts_and_losses : RouterFigures::counts,
                       .uploaded = std::move(batch.uploaded),
-                      .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length}};
+                      .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length},
+                      .teaching = teaching(run.config, run.teacher.get())};
   if (!run.device->host_memory() && number < *training.steps) {  // a CPU has no time to spare for the batch of the next step
     options.meanwhile = [&run, next = first + *training.global_batch_size] { run.batches.prefetch(next); };
   }

@@ -312,6 +312,35 @@ StartPoint find_start(const StartParts& parts, const StartSteps& steps) {
   return found;
 }
 
+std::string read_teacher(const StartParts& parts, Gpt* teacher) {
+  const RunConfig &config = parts.loaded.config, use = teacher_config(config);
+  const std::string path = *config.teacher_path();
+  const auto require_tokenizer = [&](bool other) {
+    require(!other, ExitCode::usage, "training.teacher: ", path, " has a tokenizer that differs from data.tokenizer ",
+            config.data.tokenizer.value_or("null"), ": the same ids stand for other texts");
+  };
+  if (starts_from_folder(parts.world, path)) {
+    std::string hash;
+    agree_on_reading(parts.world, [&] {
+      HfWeights weights(path);
+      hash = weights.fingerprint();
+      require_weights_fit(weights, use.model);
+      require_tokenizer(parts.data.tokenizer && has_other_tokenizer(tokenizer_files(weights), *parts.data.tokenizer));
+      if (teacher) load_hf_weights(weights, teacher->parameters());
+    });
+    require_same(parts.world, "the folder of training.teacher", hash);
+    return hash;
+  }
+  const auto load = [&](CheckpointReader& reader) {
+    agree_on_reading(parts.world, [&] {
+      require_weights_fit(reader, use.model);
+      require_tokenizer(has_other_tokenizer(reader, parts.data));
+    });
+    if (teacher) load_weights(reader, resolve_plan(use), LoadFor::use, teacher->parameters(), nullptr, parts.world);
+  };
+  return load_checkpoint(path, load, RanksTogether(parts.world)).hash;
+}
+
 std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                                          const MakeBackend& own) {
   if (!own && backend_name(config.training.device) == "cuda") {
@@ -361,11 +390,12 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   if (copy.config.parallel.world() == 1 && backend_name(copy.config.training.device) != "cuda")
     require_free_memory(copy.config, precision, alone);
   find_start({.loaded = copy, .world = alone, .data = data, .plan = precision}, {.lock = [&copy] { require_nobody_trains(copy.config); }});
+  if (copy.config.teacher) read_teacher({.loaded = copy, .world = alone, .data = data, .plan = precision}, nullptr);
   for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
   for (const std::string& warning : prompt_warnings(copy.config, data, prompts)) log_warning(warning);
   RunPreview preview{.config = copy.config,
                      .precision = precision,
-                     .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
+                     .flops_per_token = step_flops_per_token(copy.config),
                      .memory = estimate_memory(copy.config, precision),
                      .training_tokens = data.train->tokens(),
                      .validation_windows = 0};
@@ -395,6 +425,22 @@ void take_checkpoints(Run& run) {
 // Call it once rank 0 has the folder. Returns false if it has none yet.
 bool share_folder(Run& run) {
   return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
+}
+
+// A run learns from the teacher that it began with, or from none, to its end.
+void start_teacher(Run& run, const StartParts& parts, const StartPoint& found) {
+  std::optional<std::string> hash;
+  if (run.teacher) hash = read_teacher(parts, run.teacher.get());
+  agree(run.mesh.world, [&] {
+    if (!found.resumed || run.state.teacher == hash) return;
+    const char* const saved = !run.state.teacher ? "without training.teacher"
+                              : hash             ? "with another training.teacher"
+                                                 : "with a training.teacher";
+    fail(ExitCode::usage, found.resumed->path.string(), " was trained ", saved,
+         ": a run learns from the same to its end; to start a new run from its weights, use checkpoint.init_from");
+  });
+  run.state.teacher = hash;
+  if (hash && run.is_rank0()) log_info("learns from ", *run.config.teacher_path());
 }
 
 // Makes `best` name what the state calls the best checkpoint, if that is there.
@@ -431,7 +477,9 @@ void start(Run& run) {
           },
       .load_weights = [&](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, parameters, &run.optimizer); },
       .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};
-  StartPoint found = find_start({.loaded = run.loaded, .world = run.mesh.world, .data = run.data, .plan = run.plan}, steps);
+  const StartParts parts{.loaded = run.loaded, .world = run.mesh.world, .data = run.data, .plan = run.plan};
+  StartPoint found = find_start(parts, steps);
+  start_teacher(run, parts, found);
   run.files = std::move(found.files);
   run.needs_unused_folder = found.needs_unused_folder;
   if (found.resumed) run.resumed = found.resumed->path.string();

@@ -120,14 +120,15 @@ std::string first_bad_value(const UpdateResult& update, const Optimizer& optimiz
 
 }  // namespace
 
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing,
+                            const Teaching& teaching) {
   Tape tape;
   const Tape::Scope scope(&tape);
   const PaddingScope padding(rows.tokens.lengths, rows.targets.dim(0) / rows.tokens.batch);
   Var loss;
   {
     const TraceSpan span(Track::compute, "forward");
-    loss = model.loss(rows.tokens, rows.targets, target_count, &routing);
+    loss = model.loss(rows.tokens, rows.targets, target_count, &routing, teaching);
   }
   const TraceSpan span(Track::compute, "backward");
   tape.backward(loss);
@@ -159,7 +160,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
         RoundingPosition at = options.rounding;
         at.token += i * micro_batch_size * batch.length;
         const RoundingScope scope(at);
-        return forward_and_backward(model, micro_batch(i), targets, routing);
+        return forward_and_backward(model, micro_batch(i), targets, routing, options.teaching);
       },
       optimizer.shards());
   const Moment ended(model.device());

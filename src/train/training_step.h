@@ -90,14 +90,16 @@ struct StepResult : UpdateResult {
 
 // Adds the gradients of a micro batch to those that are there. Returns its loss: the sum over its targets divided by target_count, that of
 // the whole batch.
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing);
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing,
+                            const Teaching& teaching = {});
 
 struct StepOptions {
   std::function<int()> vote = {};  // returns what this rank asks for, at the end of its backward passes
   RouterFigures routers = RouterFigures::counts_and_losses;
   std::vector<DeviceBatch> uploaded = {};  // the micro batches of the batch: all, or none, which are then uploaded one by one
   RoundingPosition rounding = {};          // position of the first sequence of the batch
-  std::function<void()> meanwhile = {};    // called when all of the step is asked for, before the host waits for its result
+  Teaching teaching = {};
+  std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
 };
 
 // Splits `batch` into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a weight,

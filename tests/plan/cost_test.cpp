@@ -46,6 +46,22 @@ TEST(StepTime, OfOneRankIsItsFlopsByTheirRate) {
   EXPECT_NEAR(compute({"training.recompute=selective"}), none + attention / 3, 1e-9 * none);
 }
 
+// Its forward pass alone, a third of what training it would take, before which no gathered weight is waited for.
+TEST(StepTime, HasTheForwardPassOfATeacher) {
+  for (const int64_t ranks : {1, 2}) {
+    RunConfig config = config_of(ranks);
+    const Rates rates{.flops = 1e12, .link = 1e10};
+    const StepTime alone = time_of(config, rates);
+    config.training.teacher = "teacher";
+    config.teacher = config.model;
+    const StepTime taught = time_of(config, rates);
+    EXPECT_NEAR(*taught.compute, *alone.compute * 4 / 3, 1e-9 * *alone.compute);
+    EXPECT_NEAR(step_flops_per_token(config), training_flops_per_token(model_shape(config.model), 64) * 4 / 3, 1.0);
+    EXPECT_EQ(*taught.exchange_not_hidden, *alone.exchange_not_hidden);
+    EXPECT_EQ(*taught.gather_not_hidden<*alone.gather_not_hidden, ranks> 1);
+  }
+}
+
 TEST(StepTime, WithoutARateIsNotInvented) {
   const RunConfig config = config_of(4);
   const StepTime nothing = time_of(config, {}), computes = time_of(config, {.flops = 1e12, .link = {}}),

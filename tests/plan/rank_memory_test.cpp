@@ -79,19 +79,21 @@ struct Held {
 Held held(const RunConfig& config, const Mesh& mesh) {
   const auto device = make_backend("cpu");
   const auto in_use = [&] { return device->allocator_stats().in_use; };
+  const std::unique_ptr<Gpt> teacher = make_teacher(config, *device, mesh);
   Gpt model(config.model, *device, resolve_plan(config), training_options(config, mesh));
   Optimizer optimizer(model.parameters(), config.optimizer, mesh);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
   optimizer.initialize(1);
   const Batch batch = batch_of(config);
-  training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-3);
+  const Teaching teaching = mantissa::teaching(config, teacher.get());
+  training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-3, {.teaching = teaching});
   optimizer.shards().arrive();
   Held out{.between = in_use(), .activations = 0, .peak = device->allocator_stats().peak_in_use};
   const DeviceBatch rows = to_device(model, batch, 0, config.training.micro_batch_size);
   const int64_t before = in_use();
   Tape tape;
   const Tape::Scope scope(&tape);
-  const Var loss = model.loss(rows.tokens, rows.targets, batch.target_count);
+  const Var loss = model.loss(rows.tokens, rows.targets, batch.target_count, nullptr, teaching);
   out.activations = in_use() - before;
   return out;
 }
@@ -107,30 +109,53 @@ Held most_held(const RunConfig& config) {
 }
 
 double between_steps(const MemoryEstimate& memory) {
-  return static_cast<double>(memory.masters + memory.values + memory.gradients + memory.optimizer + memory.exchange);
+  return static_cast<double>(memory.masters + memory.values + memory.gradients + memory.optimizer + memory.exchange + memory.teacher);
 }
 
 double ratio(int64_t estimated, int64_t found) { return static_cast<double>(estimated) / static_cast<double>(found); }
 
-void expect_as_predicted(const nlohmann::json& model, const Layout& layout, const std::vector<std::string>& sets) {
-  SCOPED_TRACE(text(model.dump(), ' ', layout.name(), ' ', ::testing::PrintToString(sets)));
-  const RunConfig config = config_of(model, layout, sets);
+void expect_as_predicted(const RunConfig& config) {
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config, plan);
   const Held found = most_held(config);
   EXPECT_NEAR(between_steps(memory) / static_cast<double>(found.between), 1.0, 0.005);
   EXPECT_EQ(memory.activations, found.activations);
-  if (model.contains("moe")) return;
+  if (config.model.moe) return;
   // The workspace is the largest of parts that are not in use at one time.
   EXPECT_GT(ratio(memory.tensors(), found.peak), 0.98);
   EXPECT_LT(ratio(memory.tensors(), found.peak), 1.25);
-  if (layout.tensor > 1) return;
+  if (config.parallel.tensor > 1) return;
   // Masters and moments: 12 bytes of each own parameter, and at most a row block of each bucket more than that.
   const size_t buckets = mantissa::Layout(parameter_specs(plan), Shards::kBucketBytes).buckets().size();
   const bool fp32 = config.precision.dtype == Dtype::f32;
   const double whole = (fp32 ? 8.0 : 12.0) * static_cast<double>(plan.parameters()), row_block = 12.0 * 32 * 1024;
   EXPECT_LE(static_cast<double>(memory.optimizer + (fp32 ? 0 : memory.masters)),
-            whole / layout.data * 1.01 + row_block * static_cast<double>(buckets));
+            whole / static_cast<double>(config.parallel.data) * 1.01 + row_block * static_cast<double>(buckets));
+}
+void expect_as_predicted(const nlohmann::json& model, const Layout& layout, const std::vector<std::string>& sets) {
+  SCOPED_TRACE(text(model.dump(), ' ', layout.name(), ' ', ::testing::PrintToString(sets)));
+  expect_as_predicted(config_of(model, layout, sets));
+}
+
+// A teacher of another width and depth, whose logits stand beside those of the student.
+TEST(RankMemory, CountsTheTeacher) {
+  for (const Layout& layout : {Layout{1, 1}, {1, 2, true}, {2, 2}}) {
+    for (const char* const dtype : {"precision.dtype=bf16", "precision.dtype=fp32"}) {
+      SCOPED_TRACE(layout.name() + dtype);
+      RunConfig config = config_of(qwen3(), layout, {dtype});
+      const MemoryEstimate alone = estimate_memory(config, resolve_plan(config));
+      config.training.teacher = "teacher";
+      config.teacher = config.model;
+      config.teacher->hidden_size = 512, config.teacher->num_layers = 3, config.teacher->head_dim.reset();
+      expect_as_predicted(config);
+      const MemoryEstimate taught = estimate_memory(config, resolve_plan(config));
+      EXPECT_EQ(alone.teacher, 0);
+      EXPECT_GT(taught.teacher, layout.tensor > 1 ? 3'000'000 : 6'000'000);
+      EXPECT_EQ(taught.masters + taught.values + taught.gradients + taught.optimizer + taught.activations,
+                alone.masters + alone.values + alone.gradients + alone.optimizer + alone.activations)
+          << "nothing of the teacher is trained, or kept for backward";
+    }
+  }
 }
 
 // Layouts take turns.

@@ -16,9 +16,12 @@ using ::testing::Pair;
 class FirstGradient : public test::TrainingTest {};
 
 // After one update without clipping the first moment is (1 - beta1) g.
-TEST_F(FirstGradient, IsThatOfARunForAnyBatchAndRecipe) {
+TEST_F(FirstGradient, IsThatOfARunForAnyBatchRecipeAndTeacher) {
+  run("teacher", {"training.steps=2", "training.seed=3"});
   for (const test::Sets& sets :
-       {test::Sets{}, {"model.intermediate_size=64", "precision.recipe=mxfp4_qat", "precision.dtype=bf16", "training.accumulation=tree"}}) {
+       {test::Sets{},
+        {"training.teacher=" + run_folder("teacher"), "training.teacher_weight=0.5"},
+        {"model.intermediate_size=64", "precision.recipe=mxfp4_qat", "precision.dtype=bf16", "training.accumulation=tree"}}) {
     const test::Sets all = test::with(sets, {"training.seed=7", "training.steps=1", "optimizer.grad_clip=0", "optimizer.beta1=0.5"});
     const std::string name = text("run", sets.size());
     const Gradients gradients = first_gradients(config(name, all));

@@ -9,6 +9,7 @@
 #include "config/open_device.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/text.h"
+#include "mantissa/plan/estimate.h"
 #include "mantissa/train/load_config.h"
 #include "plan/cost.h"
 #include "tools/bench/bench_harness.h"
@@ -74,12 +75,19 @@ class TrainingRun {
   TrainingRun(const RunConfig& config, const Mesh& mesh)
       : config_(config),
         device_(opened(config.training)),
+        teacher_(make_teacher(config, *device_, mesh)),
         model_(config.model, *device_, resolve_plan(config), training_options(config, mesh)),
         optimizer_(model_.parameters(), config.optimizer, mesh),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
         batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,
                             config.training.seed + static_cast<uint64_t>(mesh.data.rank()))) {
     optimizer_.initialize(config.training.seed);
+    if (!teacher_) return;
+    for (const ParameterShard& shard : teacher_->parameters().whole_shards()) {  // random weights, like the student's
+      const Tensor master = teacher_->parameters().room_for_master(shard);
+      teacher_->parameters().draw_initial(shard, config.training.seed + 1, master);
+      teacher_->parameters().store(shard, master);
+    }
   }
 
   Backend& device() { return *device_; }
@@ -105,7 +113,7 @@ class TrainingRun {
     return {.bench = name,
             .shape = text("B", training.micro_batch_size, " T", training.seq_len, " accum", *training.grad_accum),
             .dtype = config_.precision.dtype,
-            .flops = training_flops_per_token(model_shape(config_.model), training.seq_len) * tokens,
+            .flops = step_flops_per_token(config_) * tokens,
             .run = [this, without_update] { without_update ? gradients() : step(); },
             .tokens = tokens};
   }
@@ -118,7 +126,8 @@ class TrainingRun {
 
   void step() {
     set_num_threads(config_.training.threads);
-    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {.routers = RouterFigures::counts});
+    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4,
+                  {.routers = RouterFigures::counts, .teaching = teaching(config_, teacher_.get())});
     device_->synchronize();
   }
 
@@ -128,12 +137,13 @@ class TrainingRun {
     model_.parameters().reset_gradients();
     const int64_t rows = config_.training.micro_batch_size;
     for (int64_t i = 0; i < batch_.sequences; i += rows)
-      forward_and_backward(model_, to_device(model_, batch_, i, rows), batch_.target_count, routing);
+      forward_and_backward(model_, to_device(model_, batch_, i, rows), batch_.target_count, routing, teaching(config_, teacher_.get()));
     device_->synchronize();
   }
 
   RunConfig config_;
   std::unique_ptr<Backend> device_;
+  std::unique_ptr<Gpt> teacher_;
   Gpt model_;
   Optimizer optimizer_;
   GradientAccumulator accumulator_;

@@ -166,6 +166,8 @@ struct TrainingConfig {
   int64_t replica_check_interval = 100;
   bool allow_memory_overcommit = false;
   std::optional<TraceConfig> trace;
+  std::optional<std::string> teacher;
+  double teacher_weight = 1.0, teacher_temperature = 1.0;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
   ExpertGradients expert_gradients() const {
@@ -192,6 +194,14 @@ struct TrainingConfig {
       limits::between(0, kMostSteps));
     v("allow_memory_overcommit", allow_memory_overcommit, "start even if the ranks on a host need more memory than it has free");
     v("trace", trace, "timeline of compute, communication and waits of each rank: trace-rank00000.json in the run folder; null: none");
+    v("teacher", teacher,
+      "checkpoint, Hugging Face folder or GGUF file of a model that this one learns from: the loss is the divergence from its "
+      "distribution; "
+      "self: that of checkpoint.init_from; null: none");
+    v("teacher_weight", teacher_weight, "share of the divergence in the loss; the rest is the cross entropy of the targets",
+      Limits{.min = 0, .max = 1, .above_min = true});
+    v("teacher_temperature", teacher_temperature,
+      "divides the logits of both models before the divergence, which is multiplied by its square", limits::positive);
   }
 };
 
@@ -336,6 +346,10 @@ struct RunConfig {
   EvalConfig eval;
   CheckpointConfig checkpoint;
   LoggingConfig logging;
+  std::optional<ModelConfig> teacher = {};  // model of training.teacher, which load_run_config() reads; no key
+
+  // Returns the path of the teacher, if there is one.
+  std::optional<std::string> teacher_path() const { return training.teacher == "self" ? checkpoint.init_from : training.teacher; }
 
   void fields(auto& v) {
     v("model", model, "shape and options of the GPT");
@@ -379,6 +393,11 @@ void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report);
 // Resolves the precision of every module, and how it is trained. model.vocab_size must be set. Throws Error(usage) for what only the
 // resolved plan can show.
 PrecisionPlan resolve_plan(const RunConfig& config);
+
+// Returns the configuration by which the teacher of a run computes, on the ranks of the run: in high precision, in the run's dtype. There
+// must be one. Throws Error(usage) for a teacher that these ranks cannot hold or this model cannot learn from, because of another
+// vocabulary or shorter sequences.
+RunConfig teacher_config(const RunConfig& config);
 
 // Returns a configuration with other values in section "precision", each as --set takes it: "precision.recipe=mxfp4_qat". Throws
 // Error(usage) that lists what is wrong, also for a key of another section and for precision.dtype, which is the --dtype of a command.

@@ -25,6 +25,7 @@ struct MemoryEstimate {
   int64_t workspace = 0;    // at most beyond these in forward and backward, with GEMMs as this CPU computes them
   int64_t exchange = 0;     // received from other ranks: gradients of a bucket
   int64_t inputs = 0;       // on a GPU: the uploaded batch of a step
+  int64_t teacher = 0;      // weights of training.teacher, in the compute dtype
   // Memory of the host beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured. 0 on a GPU.
   int64_t program = 0;
   // Memory of a GPU beside tensors; 0 on the host.
@@ -32,11 +33,15 @@ struct MemoryEstimate {
   int64_t cublaslt = 0;      // its workspace, at most kGemmWorkspace in each lane
   int64_t nccl = 0;          // kNcclGroup for each group of several ranks
   bool on_gpu() const { return cuda_context > 0; }
-  int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange + inputs; }
+  int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange + inputs + teacher; }
   int64_t total() const { return tensors() + program + cuda_context + cublaslt + nccl; }
 };
 
 // model.vocab_size must be set; `plan` is that of the config, on parallel.data ranks.
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan);
+
+// Returns the FLOPs of a step for each token: those of training the model (training_flops_per_token()), and a third as many as training the
+// teacher would take, of which there is the forward pass alone.
+double step_flops_per_token(const RunConfig& config);
 
 }  // namespace mantissa

@@ -1,0 +1,200 @@
+// A run learns from a teacher: the loss, the weights that it moves, layouts of ranks, devices, resumes, and what is refused.
+#include <gmock/gmock.h>
+
+#include "async_device.h"
+#include "training_on_ranks.h"
+
+namespace mantissa::distillation_test {
+
+using test::error_of;
+using test::Sets;
+using test::TensorLayout;
+using test::TrainedRun;
+using test::with;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const Sets kExperts{"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
+                    "model.moe.aux_loss_coef=0"};
+const Sets kStill{"optimizer.weight_decay=0", "training.steps=3", "optimizer.lr=1e-2", "schedule.warmup_steps=0"};
+
+class Distillation : public test::TrainingOnRanks {
+ protected:
+  // Whole blocks of every format.
+  LoadedConfig config(const std::string& name, const Sets& sets) const {
+    return TrainingTest::config(name, with({"model.intermediate_size=64"}, sets));
+  }
+  using TrainingTest::run;
+  TrainedRun run(const std::string& name, std::vector<std::string> sets) const { return run(config(name, sets)); }
+
+  // Trains a model and returns the settings of a run that starts from it and learns from it.
+  Sets from_itself(const std::string& teacher, const Sets& of_both) const {
+    run(teacher, with({"training.steps=6"}, of_both));
+    return with({"checkpoint.init_from=" + run_folder(teacher), "training.teacher=self"}, of_both);
+  }
+  std::map<std::string, std::string> weights(const std::string& name, int64_t step) const {
+    std::map<std::string, std::string> all = contents(name, step);
+    std::erase_if(all, [](const auto& tensor) { return !tensor.first.starts_with("master."); });
+    return all;
+  }
+  std::string refused(const Sets& sets) const {
+    const Error error = error_of([&] { run("refused", sets); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return error.what();
+  }
+};
+
+// Both models compute the same logits, so no gradient is left, to the last bit.
+TEST_F(Distillation, OfAModelFromItselfChangesNothing) {
+  const Sets none, full{"precision.dtype=bf16", "training.recompute=full"}, fp32_logits{"precision.dtype=bf16", "model.logits_dtype=fp32"};
+  int number = 0;
+  for (const Sets& sets : {none, full, fp32_logits, with(kExperts, {"precision.dtype=bf16"})}) {
+    const std::string teacher = text("teacher", ++number), name = text("student", number);
+    const TrainedRun same = run(name, with(from_itself(teacher, sets), with(kStill, {"training.teacher_temperature=2"})));
+    EXPECT_THAT(same.losses, ::testing::ElementsAre(0.0, 0.0, 0.0)) << number;
+    EXPECT_THAT(same.norms, Each(0.0)) << number;
+    EXPECT_EQ(weights(name, 3), weights(teacher, 6)) << number;
+  }
+}
+
+// A model that knows nothing comes to know what its teacher does, in MXFP4 and without labels.
+TEST_F(Distillation, TeachesWithoutLabels) {
+  run("teacher", {"training.steps=120"});
+  const TrainedRun taught = run("taught", {"training.teacher=" + run_folder("teacher"), "training.seed=5", "precision.dtype=bf16",
+                                           "precision.recipe=mxfp4_qat", "training.steps=60"});
+  EXPECT_LT(taught.losses[59], 0.7 * taught.losses[0]);
+  EXPECT_LT(taught.valid_losses.back(), 1.8) << "a guess has " << std::log(8);
+}
+
+TEST_F(Distillation, IsMixedWithLabels) {
+  run("teacher", {"training.steps=20"});
+  const Sets sets = {"training.teacher=" + run_folder("teacher"), "training.steps=1", "training.seed=5"};
+  const double divergence = run("divergence", sets).losses[0], both = run("both", with(sets, {"training.teacher_weight=0.3"})).losses[0],
+               labels = run("labels", with(sets, {"training.teacher=null"})).losses[0];
+  EXPECT_NEAR(both, 0.3 * divergence + 0.7 * labels, 1e-6);
+  EXPECT_GT(divergence, 0.1);
+  const double warm = run("warm", with(sets, {"training.teacher_temperature=3"})).losses[0];
+  EXPECT_NE(warm, divergence);
+}
+
+// Padding, masked targets and documents count as they do without a teacher.
+TEST_F(Distillation, LeavesOutTargetsThatDoNotCount) {
+  const Sets data = with(examples(), {"training.steps=2"});
+  run("teacher", data);
+  const TrainedRun same = run("same", with(with(data, kStill), {"checkpoint.init_from=" + run_folder("teacher"), "training.teacher=self"}));
+  EXPECT_GT(same.steps[0].padding, 0.0);
+  EXPECT_THAT(same.losses, Each(0.0));
+  const TrainedRun other = run("other", with(data, {"training.teacher=" + run_folder("teacher"), "training.seed=5"}));
+  EXPECT_GT(other.losses[0], 0.0);
+}
+
+// A teacher of another width, depth and kind; every step is a place to stop.
+TEST_F(Distillation, GoesOnWhereItStopped) {
+  const Sets other = with(kExperts, {"model.hidden_size=48", "model.num_layers=1", "training.seed=7", "training.steps=6"});
+  run("teacher", other);
+  const Sets sets = {"training.teacher=" + run_folder("teacher"),
+                     "training.teacher_weight=0.8",
+                     "training.teacher_temperature=2",
+                     "precision.dtype=bf16",
+                     "precision.recipe=mxfp4_qat",
+                     "training.steps=4"};
+  const TrainedRun straight = run("straight", with(sets, {"checkpoint.interval=1", "checkpoint.keep_every=1"}));
+  for (int64_t k = 1; k < 4; ++k) {
+    const std::string name = text("rest", k);
+    const TrainedRun rest = run(name, with(sets, {"checkpoint.resume=" + checkpoint("straight", k)}));
+    EXPECT_TRUE(test::same_elements(rest.losses, std::vector<double>(straight.losses.begin() + k, straight.losses.end()))) << k;
+    EXPECT_TRUE(test::same_elements(state_of(name, 4), state_of("straight", 4))) << k;
+  }
+}
+
+TEST_F(Distillation, IsRefusedWithAnotherTeacherThanItBeganWith) {
+  for (const char* const teacher : {"first", "second"}) run(teacher, {"training.steps=1", text("training.seed=", int{teacher[0]})});
+  const Sets sets{"training.steps=4", "checkpoint.resume=auto"}, first{"training.teacher=" + run_folder("first")};
+  const auto stopped = [calls = 0]() mutable { return ++calls == 3 ? Request::save_and_stop : Request::none; };
+  ASSERT_EQ(run(config("refused", with(sets, first)), stopped).summary.exit, ExitCode::stopped);
+  EXPECT_THAT(refused(with(sets, {"training.teacher=" + run_folder("second")})),
+              HasSubstr("was trained with another training.teacher: a run learns from the same to its end"));
+  EXPECT_THAT(refused(sets), HasSubstr("was trained with a training.teacher: a run"));
+  std::filesystem::rename(run_folder("first"), run_folder("moved"));
+  EXPECT_THAT(refused(with(sets, first)),
+              HasSubstr("training.teacher: no such checkpoint or folder of a model, from which this run learns to its end"));
+  EXPECT_EQ(run("refused", with(sets, {"training.teacher=" + run_folder("moved")})).steps.back().step, 4) << "only its place is another";
+  run("untaught", {"training.steps=2"});
+  EXPECT_THAT(refused({"training.steps=3", "checkpoint.resume=" + checkpoint("untaught", 2), "training.teacher=" + run_folder("moved"),
+                       "logging.run_name=new"}),
+              HasSubstr("was trained without training.teacher"));
+}
+
+TEST_F(Distillation, IsRefusedWhereTheTeacherDoesNotFit) {
+  const std::string vocabulary = "model.vocab_size=60";
+  run("teacher", {"training.steps=1"});
+  run("sixty", with(examples(), {"training.steps=1"}));
+  const std::string teacher = "training.teacher=" + run_folder("teacher");
+  EXPECT_THAT(refused({"training.teacher=self"}),
+              HasSubstr("training.teacher: self is the model of checkpoint.init_from, which is not given"));
+  EXPECT_THAT(refused({"training.teacher=" + run_folder("none")}), HasSubstr("training.teacher: no such checkpoint or folder of a model"));
+  EXPECT_THAT(refused({"training.teacher="}), HasSubstr("training.teacher: must be a path, self or null, got an empty string"));
+  EXPECT_THAT(refused({"training.teacher_weight=0.5"}), HasSubstr("training.teacher_weight: changes nothing without training.teacher"));
+  EXPECT_THAT(refused({"training.teacher_temperature=2"}), HasSubstr("training.teacher_temperature: changes nothing without"));
+  for (const char* const weight : {"0", "-1", "1.01"})
+    EXPECT_THAT(refused({teacher, text("training.teacher_weight=", weight)}), HasSubstr("training.teacher_weight"));
+  EXPECT_THAT(refused({teacher, "training.teacher_temperature=0"}), HasSubstr("training.teacher_temperature: must be positive"));
+  EXPECT_THAT(refused({"training.teacher=" + run_folder("sixty")}),
+              AllOf(HasSubstr("has 60 ids, but model.vocab_size is 8"), HasSubstr("a model learns only from one of the same vocabulary")));
+  EXPECT_THAT(refused({teacher, "model.max_position_embeddings=32", "training.seq_len=32"}),
+              HasSubstr("takes at most 16 tokens, but training.seq_len is 32"));
+  const Error divided = error_of([&] {
+    config("divided", {teacher, "model.num_attention_heads=4", "parallel.tensor=4", "parallel.data=1"});
+  });
+  EXPECT_THAT(divided.what(), AllOf(HasSubstr("training.teacher: the model of " + run_folder("teacher")),
+                                    HasSubstr("model.num_attention_heads 2 cannot be divided among 4 ranks")));
+  // Letters in another order: as many ids, which stand for others.
+  test::write_file(folder_ / "other.txt", "zyxwvuts" + std::string(4000, 'z'));
+  run("letters", {"training.steps=1", "data.path=" + (folder_ / "other.txt")});
+  EXPECT_THAT(refused({"training.teacher=" + run_folder("letters")}), HasSubstr("has a tokenizer that differs from data.tokenizer char"));
+}
+
+// Under accumulation tree the number of data ranks, and of those that share experts, changes no bit; tensor ranks round sums differently.
+TEST_F(Distillation, IsTheSameOnAnyLayout) {
+  for (const bool experts : {false, true}) {
+    const Sets base = with({"model.hidden_size=64", "model.intermediate_size=128", "model.num_attention_heads=4", "precision.dtype=bf16"},
+                           experts ? kExperts : Sets());
+    const std::string teacher = experts ? "experts" : "dense";
+    run(teacher, with(base, {"training.steps=2", "model.num_layers=1"}));
+    const Sets sets = with(with(base, tree_of(8)), {"training.teacher=" + run_folder(teacher), "precision.recipe=mxfp4_qat",
+                                                    "training.steps=3", "training.replica_check_interval=1"});
+    const TrainedRun alone = run_on({1, 1, false}, "alone" + teacher, sets);
+    const int shared = experts ? 2 : 1;
+    for (const TensorLayout& layout : {TensorLayout{2, 1, false, shared}, {4, 1, false, shared}}) {
+      const std::string name = teacher + layout.name();
+      expect_same_course(alone, run_on(layout, name, sets));
+      expect_same_checkpoints("alone" + teacher, name, 3);
+    }
+    for (const TensorLayout& layout : {TensorLayout{1, 2, false}, {1, 2, true}, {2, 2, true, shared}}) {
+      const TrainedRun together = run_on(layout, teacher + layout.name(), sets);
+      EXPECT_NEAR(together.losses[0], alone.losses[0], 2e-3 * alone.losses[0]) << layout.name();
+      EXPECT_NEAR(together.norms[0], alone.norms[0], 0.05 * alone.norms[0]) << layout.name();
+    }
+  }
+}
+
+TEST_F(Distillation, OnOtherDevicesHasTheBitsOfTheCpu) {
+  const Sets sets = with(from_itself("teacher", {"precision.dtype=bf16"}),
+                         {"precision.recipe=mxfp8", "training.teacher_weight=0.5", "training.steps=3", "training.accumulation=tree"});
+  const TrainedRun expected = run("cpu", sets);
+  expect_same_course(expected, run(config("closed", sets), {}, {}, [] { return std::make_unique<test::ClosedDevice>(); }));
+  expect_same_course(expected, run(config("async", sets), {}, {}, [] { return std::make_unique<test::AsyncDevice>(); }));
+  for (const char* const name : {"closed", "async"}) expect_same_checkpoints("cpu", name, 3);
+}
+
+// The look before a run finds what the run would.
+TEST_F(Distillation, IsPreviewedWithItsTeacher) {
+  const Sets sets = from_itself("teacher", {"precision.dtype=bf16"});
+  const RunPreview alone = preview_run(config("alone", {"precision.dtype=bf16"})), taught = preview_run(config("taught", sets));
+  EXPECT_NEAR(taught.flops_per_token, alone.flops_per_token * 4 / 3, 1.0);
+  EXPECT_GT(taught.memory.teacher, 0);
+  EXPECT_EQ(taught.memory.total() - taught.memory.teacher - taught.memory.workspace, alone.memory.total() - alone.memory.workspace);
+}
+
+}  // namespace mantissa::distillation_test
