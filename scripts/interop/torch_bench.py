@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from mantissa_files import Checkpoint, TrainingBatches
-from torch_gpt import Gpt, Trainer
+from torch_gpt import Gpt, TaughtGpt, Trainer
 from torch_moe import MoeGpt, RoutingComparison
 
 UNTIMED_STEPS = 2  # the first ones allocate
@@ -41,6 +41,8 @@ def arguments():
     parser.add_argument("--experts", choices=["loop", "grouped"], default="loop", help="in PyTorch: one after the other, or by its grouped product")
     parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
     parser.add_argument("--start-lr", type=float, default=3e-2, help="of the steps before those that are compared; with experts large ones collapse the routers, for speed take 1e-3")
+    parser.add_argument("--teacher-share", type=float, help="learn from a teacher of one layer and twice the width, by this share of the loss")
+    parser.add_argument("--teacher-temperature", type=float, default=1.0)
     parser.add_argument("--margin", type=float, default=0.0, help="of routing that --loss-tolerance asks for")
     args = parser.parse_args()
     if args.steps <= UNTIMED_STEPS:
@@ -69,8 +71,16 @@ def initial_checkpoint(args, folder):
     return Checkpoint(train(args, folder, *steps)[1])
 
 
-def model_of(start, experts):
-    config, vocab_size = start.config["model"], start.vocab_size()
+def teacher_checkpoint(args, folder, width):
+    """A teacher whose shape and seed are its own."""
+    sets = ["model.num_layers=1", f"model.hidden_size={width}", "training.seed=99", "training.steps=10", "schedule.warmup_steps=0"]
+    return Checkpoint(train(args, folder, *sets)[1])
+
+
+def model_of(start, args, teacher):
+    config, vocab_size, experts = start.config["model"], start.vocab_size(), args.experts
+    if teacher:
+        return TaughtGpt(config, vocab_size, Gpt(teacher.config["model"], vocab_size), teacher.masters(), args.teacher_share, args.teacher_temperature)
     return MoeGpt(config, vocab_size, start.buffers(), experts) if config["moe"] else Gpt(config, vocab_size)
 
 
@@ -86,11 +96,13 @@ def train_in_turn(args, work):
     start = initial_checkpoint(args, work / "init")
     weights, batches = start.masters(), TrainingBatches(start)
     routing = RoutingComparison() if start.config["model"]["moe"] else None
+    teacher = teacher_checkpoint(args, work / "teacher", 2 * start.config["model"]["hidden_size"]) if args.teacher_share else None
+    taught = [f"training.teacher={teacher.folder}", f"training.teacher_weight={args.teacher_share}", f"training.teacher_temperature={args.teacher_temperature}"] if teacher else []
     for number in range(args.rounds):
-        steps, _ = train(args, work / f"round-{number}", f"checkpoint.init_from={start.folder}")
+        steps, _ = train(args, work / f"round-{number}", f"checkpoint.init_from={start.folder}", *taught)
         for step, record in enumerate(steps):
             report("mantissa", step, record["loss"], record["dt_ms"], ours)
-        trainer = Trainer(model_of(start, args.experts), weights, start.config, args.dtype == "bf16")
+        trainer = Trainer(model_of(start, args, teacher), weights, start.config, args.dtype == "bf16")
         for step, record in enumerate(steps):
             loss, milliseconds = trainer.step(batches.step(step), record["lr"])
             report("torch", step, loss, milliseconds, theirs)

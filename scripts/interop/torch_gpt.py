@@ -57,8 +57,8 @@ class Gpt:
     def feed_forward(self, x, p, layer):
         return self.mlp(x, p, f"layers.{layer}.mlp")
 
-    def loss(self, p, tokens, targets):
-        """The sum over targets; logits are widened to fp32 first."""
+    def logits(self, p, tokens):
+        """[B, T, vocabulary]"""
         x = F.embedding(tokens, p["embed.weight"])
         if self.c["position"] == "learned":
             x = x + p["position.weight"][: tokens.shape[1]]
@@ -66,8 +66,11 @@ class Gpt:
             x = x + self.attention(self.norm(x, p, f"layers.{i}.attn_norm"), p, f"layers.{i}.attn")
             x = x + self.feed_forward(self.norm(x, p, f"layers.{i}.mlp_norm"), p, i)
         x = self.norm(x, p, "final_norm")
-        logits = F.linear(x, p["embed.weight" if self.c["tie_word_embeddings"] else "output.weight"])[..., : self.vocab]
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        return F.linear(x, p["embed.weight" if self.c["tie_word_embeddings"] else "output.weight"])[..., : self.vocab]
+
+    def loss(self, p, tokens, targets):
+        """The sum over targets; logits are widened to fp32 first."""
+        return F.cross_entropy(self.logits(p, tokens).flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
     def value_dtype(self, _name):
         """The dtype of a parameter under fp32 masters."""
@@ -79,6 +82,24 @@ class Gpt:
 
     def step_taken(self):
         """Called after each step of the optimizer."""
+
+
+class TaughtGpt(Gpt):
+    """Learns from a teacher, a Gpt with parameters of its own, whose share of the loss is the divergence at a temperature."""
+
+    def __init__(self, config, vocab_size, teacher, parameters, share, temperature):
+        super().__init__(config, vocab_size)
+        self.teacher, self.share, self.temperature = teacher, share, temperature
+        self.parameters = {name: torch.tensor(value) for name, value in parameters.items()}
+
+    def loss(self, p, tokens, targets):
+        logits = self.logits(p, tokens).flatten(0, 1).float()
+        with torch.no_grad():
+            parameters = {name: value.to(p["embed.weight"].dtype) for name, value in self.parameters.items()}
+            of_teacher = self.teacher.logits(parameters, tokens).flatten(0, 1).float()
+        student, teacher = (F.log_softmax(x / self.temperature, -1) for x in (logits, of_teacher))
+        divergence = F.kl_div(student, teacher, reduction="sum", log_target=True) * self.temperature**2
+        return self.share * divergence + (1 - self.share) * F.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
 class Trainer:
