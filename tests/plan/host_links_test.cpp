@@ -42,8 +42,8 @@ std::vector<Moved> moved(int64_t world, int64_t per_host, const Bytes& bytes) {
     for (int64_t to = 0; to < world; ++to) {
       if (from == to) continue;
       const auto where = static_cast<size_t>(from / per_host != to / per_host);
-      out[static_cast<size_t>(from)].sent[where] += bytes(from, to);
-      out[static_cast<size_t>(to)].received[where] += bytes(from, to);
+      out[static_cast<size_t>(from)].sent[where] += static_cast<double>(bytes(from, to));
+      out[static_cast<size_t>(to)].received[where] += static_cast<double>(bytes(from, to));
     }
   }
   return out;
