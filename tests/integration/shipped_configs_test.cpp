@@ -34,8 +34,10 @@ std::optional<RunConfig> checked(const std::string& name, const std::vector<std:
                                  const std::vector<std::string>& recipe_files = {}) {
   const std::string folder = std::string(MANTISSA_SOURCE_DIR) + "/configs/";
   ConfigSources plain{.file = folder + name + ".json", .sets = {}};
-  if (name == "finetune" || name == "qat") plain.sets = {"model.vocab_size=300"};  // its model is that of a folder
-  if (name == "qat") plain.sets.emplace_back("data.path=chats.jsonl");
+  const bool tunes = name == "qat" || name == "qad";
+  if (name == "finetune" || tunes) plain.sets = {"model.vocab_size=300"};  // its model is that of a folder
+  if (tunes) plain.sets.emplace_back("data.path=chats.jsonl");
+  if (name == "qad") plain.sets.emplace_back("training.teacher=null");
   const ModelConfig whole = load_run_config(plain, Inputs::unchecked).config.model;
   int64_t divisor = 1;
   while (whole.hidden_size / divisor > 512) divisor *= 2;
