@@ -142,7 +142,7 @@ TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
   }
   for (const std::string& example : examples) {
     if (example.starts_with("mantissa bench ")) continue;
-    const bool trains = example.find(" train ") != std::string::npos;
+    const bool trains = example.find(" train ") != std::string::npos || example.starts_with("mantissa compare ");
     const auto run = shell(example + (trains ? tiny + " --set training.steps=2" : ""));
     EXPECT_EQ(run.exit_code, example.find("--diff") == std::string::npos ? 0 : 1) << example << '\n' << run.output << run.errors;
   }

@@ -64,7 +64,7 @@ TEST_F(Distillation, TeachesWithoutLabels) {
   const TrainedRun taught = run("taught", {"training.teacher=" + run_folder("teacher"), "training.seed=5", "precision.dtype=bf16",
                                            "precision.recipe=mxfp4_qat", "training.steps=60"});
   EXPECT_LT(taught.losses[59], 0.7 * taught.losses[0]);
-  EXPECT_LT(taught.valid_losses.back(), 1.8) << "a guess has " << std::log(8);
+  EXPECT_LT(taught.valid_losses.back(), 1.9) << "a guess has " << std::log(8);
 }
 
 TEST_F(Distillation, IsMixedWithLabels) {

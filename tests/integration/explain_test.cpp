@@ -194,6 +194,8 @@ TEST(Explain, EveryShippedConfigurationStaysWithinAHundredColumns) {
     const bool experts = read_file(path.string()).find("num_experts") != std::string::npos;
     const auto config = [&](std::vector<std::string> sets, int64_t ranks = 0) {
       sets.insert(sets.end(), {"model.vocab_size=50304", "model.intermediate_size=12288"});
+      const bool tunes = path.stem() == "qat" || path.stem() == "qad";  // model and data of these are on the command line
+      if (tunes) sets.insert(sets.end(), {"data.path=text.txt", "training.teacher=null", "checkpoint.export=null"});
       return config_of({.file = path.string(), .sets = std::move(sets)}, ranks);
     };
     for (const std::string recipe : {"high", "mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"})

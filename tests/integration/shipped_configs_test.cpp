@@ -35,8 +35,8 @@ std::optional<RunConfig> checked(const std::string& name, const std::vector<std:
   const std::string folder = std::string(MANTISSA_SOURCE_DIR) + "/configs/";
   ConfigSources plain{.file = folder + name + ".json", .sets = {}};
   const bool tunes = name == "qat" || name == "qad";
-  if (name == "finetune" || tunes) plain.sets = {"model.vocab_size=300"};  // its model is that of a folder
-  if (tunes) plain.sets.emplace_back("data.path=chats.jsonl");
+  if (name == "finetune" || tunes) plain.sets = {"model.vocab_size=300"};                               // its model is that of a folder
+  if (tunes) plain.sets.insert(plain.sets.end(), {"data.path=chats.jsonl", "checkpoint.export=null"});  // packed, which high cannot be
   if (name == "qad") plain.sets.emplace_back("training.teacher=null");
   const ModelConfig whole = load_run_config(plain, Inputs::unchecked).config.model;
   int64_t divisor = 1;

@@ -215,9 +215,9 @@ TEST_F(World, IsSearchedForLayoutsThatFit) {
   for (const json& layout : less.at("layouts")) EXPECT_LT(layout.at("memory"), most);
   EXPECT_GE(less.at("fit"), 1);
   // Six sequences do not divide among four data ranks, but the configuration by itself is fine.
-  const json few = json::parse(search({"--link", "100M", "--memory", "1G", "--json", "--set", "training.global_batch_size=6", "--set",
-                                       "training.grad_accum=null"})
-                                   .output);
+  const json few = json::parse(
+      search({"--link", "100M", "--memory", "1G", "--json", "--set", "training.global_batch_size=6", "--set", "training.grad_accum=null"})
+          .output);
   EXPECT_EQ(few.at("fit"), 2);
   for (const json& layout : few.at("layouts")) EXPECT_EQ(layout.at("tensor"), 2);
   const ProcessResult none = search({"--link", "100M", "--memory", "1k"});

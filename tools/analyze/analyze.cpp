@@ -226,9 +226,8 @@ Command analyze_command() {
   return {.name = "analyze",
           .summary = "show what recipes cost a saved model, without training it",
           .example =
-              "mantissa analyze SmolLM2-135M --recipes mxfp8,mxfp4_qat,fp8_block\n"
-              "mantissa analyze SmolLM2-135M --data text.txt --budget 4.5 --output "
-              "rules.json",
+              "mantissa analyze runs/quickstart --recipes mxfp8,mxfp4_qat\n"
+              "mantissa analyze runs/quickstart --data README.md --iters 4 --budget 6 --output rules.json",
           .options = options,
           .run = [arguments] {
             add_precision_files(arguments->precision_files, arguments->precision);

@@ -311,8 +311,8 @@ Command compare_command() {
   return {.name = "compare",
           .summary = "train with several recipes from the same seeds, and show what each costs: loss, gradients, time, bytes",
           .example =
-              "mantissa compare configs/shakespeare-mx.json --set data.path=FILE --recipes high,mxfp8,mxfp4_qat --jobs 2\n"
-              "mantissa compare configs/moe-tiny.json --set data.path=FILE --recipes high,mxfp4_qat --match 'layers.*.moe.experts.*'",
+              "mantissa compare configs/quickstart.json --recipes high,mxfp8,mxfp4_qat --seeds 3 --jobs 2\n"
+              "mantissa compare configs/quickstart.json --recipes high,mxfp4_qat --match 'layers.*.mlp.*' --output runs/mlps",
           .options = config_options(
               arguments->sources,
               {{.name = "--recipes",
