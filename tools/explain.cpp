@@ -380,12 +380,12 @@ ExitCode search(const ExplainArguments& arguments) {
   const double memory = std::min(1e18, quantity("--memory", *arguments.memory)),
                price = quantity_of("--price", arguments.price).value_or(0.0);
   const std::vector<LayoutChoice> found = search_layouts(arguments.sources, config, world, rates, memory);
+  require(!found.empty(), ExitCode::usage, "no layout of ", count_text(world, "rank"), " fits into ",
+          bytes_text(static_cast<int64_t>(memory)), " of a rank: give more ranks, or a smaller batch");
   if (arguments.json) {
     std::cout << layouts_json(found, price).dump(1, Json::Order::keys) << '\n';
     return ExitCode::ok;
   }
-  require(!found.empty(), ExitCode::usage, "no layout of ", count_text(world, "rank"), " fits into ",
-          bytes_text(static_cast<int64_t>(memory)), " of a rank: give more ranks, or a smaller batch");
   std::cout << count_text(found.size(), "layout") << " of " << count_text(world, "rank") << " with "
             << count_text(*config.training.global_batch_size, "sequence") << " a step fit into " << bytes_text(static_cast<int64_t>(memory))
             << " of a rank; the fastest of them\n\n"

@@ -216,7 +216,7 @@ bool CheckpointDirectory::adopt_best(std::optional<int64_t> step) {
       }
     }
     const std::string name = best_ ? best_->path.filename().string() : "";
-    if (now && now->name == name && now->hash == (best_ ? best_->hash : "")) return best_.has_value();
+    if (now && now->problem.empty() && now->name == name && now->hash == (best_ ? best_->hash : "")) return best_.has_value();
     if (best_) {
       write_pointer(kBest, name, best_->hash);
     } else if (now) {

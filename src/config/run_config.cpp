@@ -227,7 +227,9 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
   if (config.checkpoint.keep_best && !validates) report.error("checkpoint.keep_best", needs);
   const TrainingConfig& training = config.training;
   if (training.teacher == "self" && !config.checkpoint.init_from)
-    report.error("training.teacher", "self is the model of checkpoint.init_from, which is not given");
+    report.error(
+        "training.teacher",
+        "self is the model of checkpoint.init_from, which is not given; name the folder of the teacher, also to resume from a path");
   for (const auto& [key, value] :
        {std::pair{"training.teacher_weight", training.teacher_weight}, {"training.teacher_temperature", training.teacher_temperature}}) {
     if (!training.teacher && value != 1.0) report.error(key, "changes nothing without training.teacher");
@@ -354,7 +356,8 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
     resume = absolute_input_path(resume, "checkpoint.resume", report);
   }
   if (config.checkpoint.resumes_named() && config.checkpoint.init_from) {
-    report.error("checkpoint.init_from", text("excludes checkpoint.resume ", resume, ", because it starts at step 0"));
+    report.error("checkpoint.init_from", text("excludes checkpoint.resume ", resume, ", because it starts at step 0",
+                                              config.training.teacher == "self" ? "; name the teacher itself in training.teacher" : ""));
   }
   std::optional<std::string>& teacher = config.training.teacher;
   if (teacher && teacher->empty()) report.error("training.teacher", "must be a path, self or null, got an empty string");

@@ -392,7 +392,7 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
     warnings.push_back(text("schedule.warmup_steps ", warmup, ": the run ends after ", count_text(*steps, "step"),
                             ", so the learning rate never reaches optimizer.lr"));
   const bool quantizes = std::ranges::any_of(plan.modules(), [](const ModulePrecision& entry) { return entry.recipe.quantizes(); });
-  if (config.training.teacher == "self" && config.training.teacher_weight == 1.0 && !quantizes)
+  if (config.training.teacher == "self" && config.training.teacher_weight == 1.0 && !quantizes && !config.model.moe)
     warnings.emplace_back("training.teacher: self, and no module is quantized: the model is its teacher, so there is nothing to learn");
   try {
     architecture_of(config.model);

@@ -19,7 +19,7 @@ Gradients first_gradients(const LoadedConfig& loaded) {
   RouterStatistics routing(RouterFigures::counts, run.config.model.expert_layers() * run.accumulator.losses().elements());
   run.accumulator.accumulate(
       [&](int64_t i) {
-        const RoundingScope scope({.seed = run.config.training.seed, .step = 1, .token = i * rows * batch.length});
+        const RoundingScope scope({.seed = run.config.training.seed, .step = run.state.step, .token = i * rows * batch.length});
         return forward_and_backward(run.model, to_device(run.model, batch, i * rows, rows), std::max<int64_t>(1, batch.target_count),
                                     routing, teaching(run.config, run.teacher.get()));
       },

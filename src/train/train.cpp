@@ -251,17 +251,19 @@ bool save(Run& run, AfterSave after, SavedFor cause = SavedFor::interval_or_requ
   SavedCheckpoint saved;
   try {
     saved = save_state(run, after);
+    event.path = saved.path.string();
     if (is_best(run)) {
       agree(run.mesh.world, [&] {
         if (run.checkpoints) run.checkpoints->name_best(saved);
       });
     }
-    event.path = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     event.problem = error.what();
-    log_error("the checkpoint of step ", run.state.step, " was not saved: ", error.what());
-    if (is_best(run)) run.state.best_checkpoint = run.best_before;  // `best` still names that
+    const bool complete = !event.path.empty();
+    log_error("the checkpoint of step ", run.state.step,
+              complete ? " was saved, but not named as the best: " : " was not saved: ", error.what());
+    if (is_best(run) && !complete) run.state.best_checkpoint = run.best_before;  // `best` still names that
     ++run.failed_saves;
   }
   event.seconds = seconds_since(start);

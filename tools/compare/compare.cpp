@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/parallel.h"
+#include "checkpoint/checkpoint_search.h"
 #include "io/pending_folder.h"
 #include "json/json_fields.h"
 #include "mantissa/base/log.h"
@@ -232,7 +233,9 @@ ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan
     }
     require_nobody_trains(run.loaded.config);
     std::error_code none;
-    if (!fs::exists(folder / "checkpoints/latest", none)) fs::remove_all(folder);  // it was killed before its first save
+    const bool saved =
+        fs::is_directory(folder / "checkpoints", none) && !checkpoint_candidates({.folder = folder / "checkpoints", .name = ""}).empty();
+    if (!saved) fs::remove_all(folder);  // it was killed before its first save
     left.push_back({.name = run.name, .log = plan.folder() / (run.name + ".log"), .words = words_of(run.sources)});
   }
   size_t done = plan.runs().size() - left.size();
