@@ -302,6 +302,24 @@ TEST_P(OpsGradient, EqualsCentralDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(, OpsGradient, ::testing::ValuesIn(cases()), [](const auto& c) { return c.param.op + "_" + c.param.variant; });
 
+// A gradient check does not see logits of wrong rows, which loss and gradient have alike.
+TEST(TaughtCrossEntropy, HasTheLossesOfOneChunkInSeveral) {
+  const auto device = make_backend("cpu_reference");
+  constexpr int64_t kRows = 130;
+  std::vector<double> targets(kRows);
+  for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<double>(i % 8);
+  const auto losses = [&](int64_t chunk_elements) {
+    LossOptions options{.vocab = 8, .target_count = kRows, .logits_dtype = Dtype::f64, .chunk_elements = chunk_elements};
+    options.row_losses = empty(*device, Dtype::f64, {kRows});
+    options.teacher = {.x = random_tensor(*device, Dtype::f64, {kRows, 2}, 71),
+                       .weight = Var(random_tensor(*device, Dtype::f64, {8, 2}, 72))};
+    cross_entropy(Var(random_tensor(*device, Dtype::f64, {kRows, 3}, 1)), Var(random_tensor(*device, Dtype::f64, {8, 3}, 2)),
+                  tensor_of(*device, Dtype::i32, {kRows}, targets), options);
+    return to_host<double>(options.row_losses);
+  };
+  EXPECT_EQ(losses(1), losses(int64_t{1} << 20));
+}
+
 TEST(OpsGradientTable, EveryOperationHasACheck) {
   const std::vector<std::string> ops = declared_in("src/ops/ops.h", R"(\n(?:Var|Routing) (\w+)\()");
   ASSERT_GE(ops.size(), 11U) << "the header is no longer understood";
