@@ -283,6 +283,9 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
   EXPECT_FALSE(std::filesystem::exists(file + ".tmp"));
   const nlohmann::json printed = analyzed(test::with({from, "--budget", "6"}, on));
   EXPECT_EQ(printed["proposal"]["file"], json_in("rules.json"));
+  test::write_file(path("analysis.json"), printed.dump());
+  const CommandResult page = command_result({"report", path("analysis.json"), "--output", path("page.html")});
+  EXPECT_EQ(page.output, path("page.html") + ": 0 runs, 1 analysis\n") << page.error;
   EXPECT_THAT(analyze(test::with({from, "--budget", "4.2"}, on)).error, HasSubstr("the recipes reach no fewer than 4.25 bits per weight"));
 }
 

@@ -287,6 +287,36 @@ class OtherRuns(Page):
                         self.assertFalse(re.search("NaN|Infinity", " ".join(map(str, attributes.values()))), (name, attributes))
                 self.labels_inside(page)
 
+    def test_an_analysis_has_its_tables_and_a_grid_of_layers(self):
+        def weight(module, decibels):
+            return {"module": module, "bytes": 2000000, "sqnr_db": decibels, "amax": 1.5, "clipped": 0.125, "flushed": 0.25, "signal": 100.0, "noise": 1.0}
+
+        losses = {"loss": 2.5, "kl": 0.25, "equal_greedy": 0.5}
+        size = {"bytes": 3000000, "bits_per_weight": 4.25}
+        analysis = {"model": HOSTILE, "step": 7, "data": END, "seq_len": 12, "targets": 72, "high": {**size, "loss": 2.0, "kl": 0.0, "equal_greedy": 1.0},
+                    "recipes": [{"recipe": "r1", "linears": size, "model": size, **losses, "problem": "too <narrow>",
+                                 "weights": [weight("layers.0.mlp.up", 20.0), weight("layers.2.mlp.up", 30.0), weight("output", None)]},
+                                {"recipe": "r2", "linears": size, "model": size, **losses, "weights": []}],
+                    "parts": [{"modules": ["a"], "recipe": "r1", "bytes": 1, **losses}, {"modules": ["b", "c"], "recipe": "r1", "bytes": 1, **losses, "kl": 0.5}],
+                    "proposal": {"bits_per_weight": 5, "predicted_kl": 0.5, **losses, "file": {"precision": {"x": END}}}}
+        (self.folder / "m.json").write_text(json.dumps(analysis))
+        page = self.open(self.report("analysis.html", "m.json"))
+        self.assertEqual(page.texts("title")[0], f"mantissa report: {HOSTILE}")
+        self.assertIn("hidden", page.of("div", id="view")[0][0])
+        rows = page.rows()
+        self.assertIn(["high", "-", "3 MB", "-", "2.00000", "7.389", "+0.00%", "0.00000", "100%"], rows)
+        self.assertIn(["r1too <narrow>", "4.250", "3 MB", "20.00", "2.50000", "12.182", "+64.87%", "0.25000", "50%"], rows)
+        self.assertEqual([row[0] for row in rows if row[1:2] == ["r1"]], ["b ... c (2)", "a"], "the most sensitive part first")
+        self.assertEqual([attributes["data-errors"] for attributes, _ in page.of("figure") if "data-errors" in attributes], ["r1"])
+        cells = [(attributes["title"].split(",")[0], attributes["style"]) for attributes, _ in page.of("td") if "title" in attributes]
+        self.assertEqual([title for title, _ in cells], ["layers.0.mlp.up: 20 dB", "layers.2.mlp.up: 30 dB", "output: exact"])
+        self.assertEqual(cells[1][1], cells[2][1], "the largest ratio and no error at all have one color")
+        self.assertNotEqual(cells[0][1], cells[1][1])
+        grid = next(row for row in rows if row[0] == "module, by layer")
+        self.assertEqual(len(grid), 4, "three layers")
+        self.assertIn(END, page.texts("pre")[0])
+        self.open(self.report("both.html", "m.json", "a"))
+
     def test_a_page_that_was_thinned_says_so(self):
         text = self.page.read_text()
         opening = '<script type="application/json" id="metrics">'

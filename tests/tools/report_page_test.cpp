@@ -12,6 +12,7 @@
 
 #include "files.h"
 #include "tool_commands.h"
+#include "tools/report/read_analysis.h"
 
 namespace mantissa::report_page_test {
 
@@ -39,14 +40,15 @@ std::string precision_line(int64_t step, const std::string& module, const std::s
               R"(,"clipped":0.25,"flushed":0.125,"amax":)", amax, R"(,"scales":{"126":3,"127":1}})", "\n");
 }
 
-// Returns the runs in a page, as a browser reads them.
-Parsed runs_in(const std::string& page) {
+// Returns the figures in a page, as a browser reads them.
+Parsed metrics_in(const std::string& page) {
   const std::string opening = R"(<script type="application/json" id="metrics">)";
   const size_t begin = page.find(opening);
   require(begin != std::string::npos, "the page has no metrics");
   const std::string rest = page.substr(begin + opening.size());
-  return Parsed::parse(rest.substr(0, rest.find("</script"))).at("runs");
+  return Parsed::parse(rest.substr(0, rest.find("</script")));
 }
+Parsed runs_in(const std::string& page) { return metrics_in(page).at("runs"); }
 
 // Returns [step, value] of each point.
 Parsed points_in(const Parsed& series) {
@@ -168,7 +170,7 @@ TEST_F(ReportPage, AMapHasACellPerModuleAndReportWithItsFigures) {
 TEST_F(ReportPage, TooManyCellsLeaveOutStepsAndSayHowManyThereWere) {
   std::string lines = kStep;
   for (int step = 1; step <= 5; ++step) lines += precision_line(step, "a", "20") + precision_line(step, "b", "30");
-  const Parsed map = runs_in(report_page({run("a", lines)}, {.points = 100, .cells = 5})).at(0).at("maps").at(0);
+  const Parsed map = runs_in(report_page({run("a", lines)}, {}, {.points = 100, .cells = 5})).at(0).at("maps").at(0);
   std::vector<int64_t> steps;
   for (const Parsed& cell : map.at("cells")) steps.push_back(cell.at(1));
   EXPECT_THAT(steps, ElementsAre(1, 1, 3, 3, 5, 5));
@@ -240,7 +242,7 @@ TEST_F(ReportPage, HoldsTheNewestTextsTheNewestFirst) {
 Parsed loss_held(const Series& loss, const PageLimits& limits = {}) {
   RunMetrics run;
   run.loss = loss;
-  return runs_in(report_page({run}, limits)).at(0).at("series").at("loss");
+  return runs_in(report_page({run}, {}, limits)).at(0).at("series").at("loss");
 }
 
 TEST(ReportSeries, ValuesThatAreNotFiniteAreNullAndOthersHaveSevenDigits) {
@@ -312,6 +314,91 @@ TEST_F(ReportPage, TheCommandWritesTheFileAndNothingForADamagedRun) {
   EXPECT_EQ(runs.at(1).at("name"), "a (x/a)");
   write_file("a/metrics.jsonl", "{}\n");
   EXPECT_EQ(test::command_result({"report", "a", "--output", "never.html"}).exit_code, 4);
+  EXPECT_FALSE(std::filesystem::exists("never.html"));
+}
+
+// As `mantissa analyze --json` writes it, with members that the page does not show.
+const std::string kAnalysis = R"({"model": "m<b>", "step": 3, "data": "t.txt", "seq_len": 12, "targets": 72,
+  "high": {"elements": 9, "bytes": 18, "bits_per_weight": 16, "loss": 2, "kl": 0, "equal_greedy": 1},
+  "recipes": [{"recipe": "r", "set": [], "misfits": [], "problem": "why", "loss": 2.5, "kl": 0.25, "equal_greedy": 0.5,
+    "linears": {"elements": 4, "bytes": 2, "bits_per_weight": 4.25}, "model": {"elements": 9, "bytes": 7, "bits_per_weight": 6},
+    "weights": [{"module": "layers.0.mlp.up", "elements": 4, "bytes": 2, "sqnr_db": null, "amax": 1.5, "clipped": 0.125, "flushed": 0,
+                 "signal": 4, "noise": 0, "scales": {"127": 1}}]}],
+  "parts": [{"modules": ["layers.0.mlp.up"], "recipe": "r", "bytes": 2, "loss": 2.5, "kl": 0.25, "equal_greedy": 0.5}],
+  "proposal": {"bits_per_weight": 5, "predicted_kl": 0.5, "loss": 2.5, "kl": 0.25, "equal_greedy": 0.5, "file": {"precision": {}}}})";
+
+TEST_F(ReportPage, HoldsWhatAnalyzeWrote) {
+  const std::string file = folder_ / "m.json";
+  write_file(file, kAnalysis);
+  const Parsed all = metrics_in(report_page({run("a", kStep)}, {read_analysis(file), read_analysis(file)}));
+  EXPECT_EQ(all.at("runs").size(), 1U);
+  ASSERT_EQ(all.at("analyses").size(), 2U);
+  const Parsed& held = all.at("analyses").at(0);
+  EXPECT_EQ(held.at("model"), "m<b>");
+  EXPECT_EQ(held.at("targets"), 72);
+  EXPECT_EQ(held.at("high"), Parsed::parse(R"({"bytes": 18, "bits_per_weight": 16.0, "loss": 2.0, "kl": 0.0, "equal_greedy": 1.0})"));
+  EXPECT_EQ(held.at("recipes").at(0).at("problem"), "why");
+  EXPECT_EQ(held.at("recipes").at(0).at("linears").at("bits_per_weight"), 4.25);
+  EXPECT_EQ(held.at("recipes").at(0).at("weights").at(0), Parsed::parse(R"({"module": "layers.0.mlp.up", "bytes": 2, "sqnr_db": null,
+      "amax": 1.5, "clipped": 0.125, "flushed": 0.0, "signal": 4.0, "noise": 0.0})"));
+  EXPECT_EQ(held.at("parts").at(0).at("kl"), 0.25);
+  EXPECT_EQ(held.at("proposal").at("file"), Parsed::parse(R"({"precision": {}})"));
+
+  Parsed weights_alone = Parsed::parse(kAnalysis);
+  for (const char* const name : {"data", "seq_len", "targets", "parts", "proposal"}) weights_alone.erase(name);
+  for (Parsed* const of : {&weights_alone["high"], &weights_alone["recipes"][0]})
+    of->erase("loss"), of->erase("kl"), of->erase("equal_greedy");
+  weights_alone["step"] = nullptr;
+  write_file(file, weights_alone.dump());
+  const Parsed without = metrics_in(report_page({}, {read_analysis(file)})).at("analyses").at(0);
+  for (const char* const name : {"step", "data", "seq_len", "targets", "proposal"}) EXPECT_TRUE(without.at(name).is_null()) << name;
+  EXPECT_EQ(without.at("parts"), Parsed::array());
+  EXPECT_TRUE(without.at("high").at("loss").is_null());
+}
+
+TEST_F(ReportPage, RefusesAFileThatAnalyzeDidNotWrite) {
+  const std::string file = folder_ / "m.json";
+  const auto refused = [&](const std::string& content, const std::string& problem) {
+    write_file(file, content);
+    const Error error = error_of([&] { read_analysis(file); });
+    EXPECT_EQ(error.code(), ExitCode::data) << content;
+    EXPECT_THAT(error.what(), ::testing::StartsWith(file + ":")) << content;
+    EXPECT_THAT(error.what(), HasSubstr(problem));
+  };
+  const auto changed = [&](const std::string& pointer, const Parsed& value, const std::string& problem) {
+    Parsed other = Parsed::parse(kAnalysis);
+    const Parsed::json_pointer at(pointer);
+    if (value.is_discarded()) {
+      other.at(at.parent_pointer()).erase(at.back());
+    } else {
+      other[at] = value;
+    }
+    refused(other.dump(), problem);
+  };
+  const Parsed absent(Parsed::value_t::discarded);
+  refused("{", "");
+  refused("[]", "");
+  refused("{}", "model");
+  changed("/recipes", absent, "recipes");
+  changed("/recipes/0/weights/0/noise", "much", "noise");
+  changed("/recipes/0/weights/0/bytes", -1, "bytes");
+  changed("/recipes/0/kl", absent, "recipes: must have loss, kl and equal_greedy");
+  changed("/high/loss", nullptr, "high: must have loss");
+  changed("/parts/0/loss", absent, "parts: must have loss");
+  changed("/parts/0/modules", Parsed::array(), "a part has no module");
+  changed("/proposal/kl", nullptr, "proposal: must have loss");
+  changed("/seq_len", absent, "data, seq_len and targets together");
+  changed("/data", nullptr, "data, seq_len and targets together");
+}
+
+TEST_F(ReportPage, TheCommandDrawsFilesBesideFoldersAndAlone) {
+  const test::WorkingFolder here(folder_.path());
+  run("a", kStep);
+  write_file("m.json", kAnalysis);
+  EXPECT_EQ(test::command_result({"report", "m.json", "a", "--output", "out.html"}).output, "out.html: 1 run, 1 analysis\n");
+  EXPECT_EQ(test::command_result({"report", "m.json", "m.json", "--output", "out.html"}).output, "out.html: 0 runs, 2 analyses\n");
+  write_file("m.json", "{}");
+  EXPECT_EQ(test::command_result({"report", "a", "m.json", "--output", "never.html"}).exit_code, 4);
   EXPECT_FALSE(std::filesystem::exists("never.html"));
 }
 

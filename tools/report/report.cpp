@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "base/file.h"
 #include "mantissa/base/text.h"
 #include "tools/command.h"
+#include "tools/report/read_analysis.h"
 #include "tools/report/report_page.h"
 
 namespace mantissa::tools {
@@ -27,10 +29,21 @@ void name_apart(std::vector<RunMetrics>& runs, const std::vector<std::string>& p
 ExitCode report(const ReportArguments& arguments) {
   require_output_file(arguments.output);
   std::vector<RunMetrics> runs;
-  for (const std::string& path : arguments.runs) runs.push_back(read_run_metrics(path));
-  name_apart(runs, arguments.runs);
-  write_file_atomically(arguments.output, report_page(runs));
-  std::cout << printable(arguments.output) << ": " << count_text(runs.size(), "run") << '\n';
+  std::vector<std::string> folders;
+  Json::Entries analyses;
+  for (const std::string& path : arguments.runs) {
+    if (std::filesystem::is_regular_file(path)) {
+      analyses.push_back(read_analysis(path));
+    } else {
+      runs.push_back(read_run_metrics(path));
+      folders.push_back(path);
+    }
+  }
+  name_apart(runs, folders);
+  write_file_atomically(arguments.output, report_page(runs, analyses));
+  std::cout << printable(arguments.output) << ": " << count_text(runs.size(), "run");
+  if (!analyses.empty()) std::cout << ", " << analyses.size() << (analyses.size() == 1 ? " analysis" : " analyses");
+  std::cout << '\n';
   return ExitCode::ok;
 }
 
@@ -39,9 +52,12 @@ ExitCode report(const ReportArguments& arguments) {
 Command report_command() {
   const auto arguments = std::make_shared<ReportArguments>();
   return {.name = "report",
-          .summary = "draw the metrics of one or several runs into one HTML file",
+          .summary = "draw the metrics of runs, and analyses of models, into one HTML file",
           .example = "mantissa report runs/quickstart runs/short --output report.html",
-          .options = {{.name = "RUN", .target = &arguments->runs, .description = "run folder", .required = true},
+          .options = {{.name = "RUN",
+                       .target = &arguments->runs,
+                       .description = "run folder, or a file that analyze --json wrote",
+                       .required = true},
                       {.name = "--output", .target = &arguments->output, .description = "file to write; replaced if it exists"}},
           .run = [arguments] { return report(*arguments); }};
 }

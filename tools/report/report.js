@@ -1,5 +1,6 @@
 // Draws the page of `mantissa report` from the metrics that it holds as JSON (tools/report/report_page.h has its form): a summary, charts
-// (report_charts.js), maps of errors (report_maps.js), tables. The page holds the three files as one module, this one last. Every text of a
+// (report_charts.js), maps of errors (report_maps.js), analyses of saved models (report_analyses.js), tables. The page holds these files as
+// one module, this one last. Every text of a
 // run becomes a text node or the value of an attribute, never markup; nothing is loaded. The view is in the fragment of the address, so
 // that a link or a reload shows the same: #hide=1,2&smooth=0.9&log=loss&steps=100..200.
 
@@ -50,10 +51,10 @@ function readSeries({steps, values, points}) {
   return {steps: places, values: Float64Array.from(values, value => value === null || Math.abs(value) > 1e300 ? NaN : value), points};
 }
 
-let runs = [];
+let runs = [], analyses = [];
 
 function readRuns() {
-  runs = JSON.parse(by('metrics').textContent).runs;
+  ({runs, analyses} = JSON.parse(by('metrics').textContent));
   for (const run of runs) {
     for (const [name, series] of Object.entries(run.series)) run.series[name] = readSeries(series);
   }
@@ -255,7 +256,10 @@ function drawAll() {
 }
 
 function makePage() {
-  document.title = by('title').textContent = readable(`mantissa report: ${runs.map(run => run.name).join(' ')}`);
+  document.title = by('title').textContent = readable(`mantissa report: ${[...runs.map(({name}) => name), ...analyses.map(({model}) => model)].join(' ')}`);
+  analyses.forEach(makeAnalysis);
+  by('view').hidden = !runs.length;
+  if (!runs.length) return;
   makeSummary();
   charts =
       CHARTS.filter(({rare, name}) => !rare || runs.some(run => run.series[name].steps.length)).map(definition => new Chart(definition));

@@ -250,7 +250,7 @@ std::string embedded(const Json& json) {
 
 }  // namespace
 
-std::string report_page(const Runs& runs, const PageLimits& limits) {
+std::string report_page(const Runs& runs, const Json::Entries& analyses, const PageLimits& limits) {
   constexpr std::string_view kMark = "{{metrics}}";
   const size_t place = kPage.find(kMark);
   const size_t most = most_points(runs, limits), stride = step_stride(runs, limits);
@@ -258,6 +258,7 @@ std::string report_page(const Runs& runs, const PageLimits& limits) {
   for (const RunMetrics& run : runs) all.push_back(run_json(run, most, stride));
   Json metrics;
   metrics.add("runs", std::move(all));
+  metrics.add("analyses", analyses);
   std::string page(kPage.substr(0, place));
   page += embedded(metrics);
   return page += kPage.substr(place + kMark.size());

@@ -1,7 +1,8 @@
-// One or several runs as one HTML file that needs nothing else: it holds their metrics as JSON, and the style and scripts that draw them.
+// Runs, and analyses of saved models, as one HTML file that needs nothing else: it holds their figures as JSON, and the style and scripts
+// that draw them.
 //
-// cmake/embed_page.cmake joins report.html with report.css, report_charts.js, report_maps.js and report.js. The element "metrics" of the
-// page holds {"runs": [...]}. Each run has these members; numbers have seven significant digits:
+// cmake/embed_page.cmake joins report.html with report.css, report_charts.js, report_maps.js, report_analyses.js and report.js. The element
+// "metrics" of the page holds {"runs": [...], "analyses": [...]}. Each run has these members; numbers have seven significant digits:
 //   name, precision, step, steps, restarts (their steps), tokens, parameters, ranks (null: unknown), device, config (text; "": none)
 //   series     by name: steps, as [first, stride, count] for each range of them; values (null: not finite); points (how many the run has)
 //   maps       one per role: modules; cells [module, step, dB or null, clipped, flushed, amax or null, scales], and behind these the worst
@@ -9,11 +10,13 @@
 //   experts    null, or step and first (steps of the newest and the oldest report) and layers, whose load is the sum over these reports
 //   samples    count, newest (step, prompt and text of each)
 //   settings   the configuration by dotted key, as JSON texts
+// An analysis is as read_analysis() returns it.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "mantissa/json/json.h"
 #include "metrics/run_metrics.h"
 
 namespace mantissa::tools {
@@ -25,6 +28,6 @@ struct PageLimits {
 };
 
 // Throws Error(data) for a config.json that is no JSON, or whose ranks are none.
-std::string report_page(const std::vector<RunMetrics>& runs, const PageLimits& limits = {});
+std::string report_page(const std::vector<RunMetrics>& runs, const Json::Entries& analyses = {}, const PageLimits& limits = {});
 
 }  // namespace mantissa::tools
