@@ -315,6 +315,8 @@ class OtherRuns(Page):
         grid = next(row for row in rows if row[0] == "module, by layer")
         self.assertEqual(len(grid), 4, "three layers")
         self.assertIn(END, page.texts("pre")[0])
+        self.assertIn("5 bits per weight of the linears: loss 2.50000, perplexity 12.182 (+64.87%), KL 0.25000, predicted 0.50000, equal greedy 50%", page.texts("p"))
+        self.assertEqual([text for text in page.texts("h2")], [f"What recipes cost {HOSTILE}"], "no section of runs")
         self.open(self.report("both.html", "m.json", "a"))
 
     def test_a_page_that_was_thinned_says_so(self):
