@@ -14,15 +14,8 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kLogitsOfPart = int64_t{1} << 24;
-
-struct Differences {
-  double kl = 0.0;
-  int64_t equal_greedy = 0;
-};
-
-// Compares rows of logits whose target counts, in their order.
-Differences differences_of(const Tensor& p, const Tensor& q, std::span<const int32_t> targets, int64_t vocab) {
+// Adds the differences of rows of logits whose target counts, row by row, so that parts change no bit.
+void add_differences(RecipeLoss& all, const Tensor& p, const Tensor& q, std::span<const int32_t> targets, int64_t vocab) {
   const Tensor wide_p = converted(p, Dtype::f32), wide_q = converted(q, Dtype::f32);
   const HostBytes bytes_p(wide_p), bytes_q(wide_q);
   const auto* const first_p = reinterpret_cast<const float*>(bytes_p.get().data());
@@ -37,13 +30,11 @@ Differences differences_of(const Tensor& p, const Tensor& q, std::span<const int
       rows[static_cast<size_t>(row)] = token_difference(row_of(first_p, row, wide_p.dim(1)), row_of(first_q, row, wide_q.dim(1)));
     }
   });
-  Differences sum;
   for (size_t row = 0; row < rows.size(); ++row) {
     if (targets[row] == kNoTarget) continue;
-    sum.kl += rows[row].kl;
-    sum.equal_greedy += rows[row].equal_greedy ? 1 : 0;
+    all.kl += rows[row].kl;
+    all.equal_greedy += rows[row].equal_greedy ? 1.0 : 0.0;
   }
-  return sum;
 }
 
 }  // namespace
@@ -63,8 +54,13 @@ TokenDifference token_difference(std::span<const float> p, std::span<const float
 }
 
 RecipeLosses::RecipeLosses(Gpt& high, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-                           std::function<void()> progressed)
-    : high_(high), data_(data), micro_batch_size_(micro_batch_size), iters_(iters), progressed_(std::move(progressed)) {
+                           std::function<void()> progressed, int64_t logits_of_part)
+    : high_(high),
+      data_(data),
+      micro_batch_size_(micro_batch_size),
+      iters_(iters),
+      progressed_(std::move(progressed)),
+      logits_of_part_(logits_of_part) {
   require_targets(data_, micro_batch_size_, iters_);
   loss_ = evaluated(high_, &hidden_states_);
 }
@@ -89,7 +85,7 @@ RecipeLoss RecipeLosses::evaluated(Gpt& model, std::vector<Tensor>* kept) const 
       const Tensor states = model.hidden_states(rows.tokens);
       if (kept) kept->back() = states;
       const int64_t tokens = states.dim(0), grain = 64,
-                    step = std::max(grain, kLogitsOfPart / model.config().padded_vocab_size() / grain * grain);
+                    step = std::max(grain, logits_of_part_ / model.config().padded_vocab_size() / grain * grain);
       const Tensor losses = empty(model.device(), stats_dtype(states.dtype()), {tokens});
       for (int64_t begin = 0; begin < tokens; begin += step) {
         const int64_t end = std::min(tokens, begin + step);
@@ -98,9 +94,7 @@ RecipeLoss RecipeLosses::evaluated(Gpt& model, std::vector<Tensor>* kept) const 
             .logits = logits, .targets = rows.targets.slice(begin, end), .loss = losses.slice(begin, end), .vocab = vocab, .scale = 1.0});
         if (kept) continue;
         const auto targets = std::span(batch.targets).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-        const Differences found = differences_of(high_.logits_of(hidden_states_[number].slice(begin, end)), logits, targets, vocab);
-        all.kl += found.kl;
-        all.equal_greedy += static_cast<double>(found.equal_greedy);
+        add_differences(all, high_.logits_of(hidden_states_[number].slice(begin, end)), logits, targets, vocab);
       }
       const Tensor loss = empty(model.device(), Dtype::f64, {1});
       model.device().run(Sum{.x = losses, .out = loss, .factor = 1.0});

@@ -32,9 +32,10 @@ TokenDifference token_difference(std::span<const float> p, std::span<const float
 // computation. Then compares other models with it, one at a time, in parts of logits. Losses have the bits of evaluate().
 class RecipeLosses {
  public:
-  // The model in high precision and the data must outlive this. `progressed` is called before each micro batch.
+  // The model in high precision and the data must outlive this. `progressed` is called before each micro batch. A part has that many logits
+  // at most, but at least 64 rows.
   RecipeLosses(Gpt& high, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-               std::function<void()> progressed);
+               std::function<void()> progressed, int64_t logits_of_part = int64_t{1} << 24);
   const RecipeLoss& high() const { return loss_; }
   RecipeLoss of(Gpt& model) const;
 
@@ -46,6 +47,7 @@ class RecipeLosses {
   int64_t micro_batch_size_;
   std::optional<int64_t> iters_;
   std::function<void()> progressed_;
+  int64_t logits_of_part_;
   std::vector<Tensor> hidden_states_;  // by micro batch; undefined: it has no target
   RecipeLoss loss_;
 };

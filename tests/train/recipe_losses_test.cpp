@@ -139,6 +139,20 @@ TEST_F(RecipeLossesTest, CompareThePredictionsOfTargetsThatCount) {
   EXPECT_LT(found.equal_greedy, 1.0);
 }
 
+// A micro batch has 8 windows of 16 tokens: 128 rows of logits in two parts, of which the second begins behind the first.
+TEST_F(RecipeLossesTest, HaveTheSameBitsInSeveralParts) {
+  const Data data = open({"long.txt"});
+  const auto quantized = with_plan(*high_, plan("mxfp4_qat"));
+  const RecipeLosses whole(*high_, data.valid, 8, {}, {}), parts(*high_, data.valid, 8, {}, {}, 64 * config_.padded_vocab_size());
+  EXPECT_EQ(parts.high().loss, whole.high().loss);
+  const RecipeLoss a = whole.of(*quantized), b = parts.of(*quantized);
+  EXPECT_EQ(b.loss, a.loss);
+  EXPECT_EQ(b.targets, a.targets);
+  EXPECT_EQ(b.kl, a.kl);
+  EXPECT_EQ(b.equal_greedy, a.equal_greedy);
+  EXPECT_GT(a.kl, 1e-6);
+}
+
 TEST_F(RecipeLossesTest, APlanNeedsValuesOfItsType) {
   EXPECT_EQ(with_plan(*high_, plan("fp32")), nullptr);
   EXPECT_NE(with_plan(*high_, plan("bf16")), nullptr);
