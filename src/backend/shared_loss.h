@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "mantissa/backend/backend.h"
 #include "mantissa/base/host_device.h"
 
 namespace mantissa {
@@ -56,7 +57,7 @@ struct DistillationFactors {
 template <class S>
 MANTISSA_HOST_DEVICE DistilledRow<S> distilled(const S* sums, int64_t ranks, int64_t rows, int64_t i,
                                                const DistillationFactors<S>& factors) {
-  constexpr int64_t kSums = 5;
+  constexpr int64_t kSums = DistillationShare::kSums;
   const auto at = [=](int64_t rank, int64_t which) { return sums[kSums * (rank * rows + i) + which]; };
   const auto log_sum_of = [=](int64_t which) {
     S largest = std::numeric_limits<S>::lowest(), sum = 0;
