@@ -108,8 +108,9 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   const int64_t step = std::max(grain, options.chunk_elements / (teacher ? 2 * columns : columns) / grain * grain);
   const double scale = 1.0 / static_cast<double>(options.target_count);
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
+  const bool wgrad = training && weight.leaf != nullptr;  // which reads x
   const LinearGemms gemms(weight, operands);
-  const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, training) : LinearInput{.high = value};
+  const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, wgrad) : LinearInput{.high = value};
   Tensor losses = options.row_losses;
   if (!losses.defined()) losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
   Tensor dx;
@@ -126,7 +127,7 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
       if (input.columns.defined()) chunk.columns = slice(input.columns, begin, whole);
       if (input.high.defined()) chunk.high = input.high.slice(begin, end);
     } else {
-      chunk = part.input(input.high.slice(begin, end), training);
+      chunk = part.input(input.high.slice(begin, end), wgrad);
     }
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
     part.fprop(chunk, {}, logits);

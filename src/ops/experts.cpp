@@ -282,11 +282,12 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   const LinearGemms gemms(gate_up, operands, to);
   const Tensor& value = x.value();
   const bool biased = bias.value().defined(), recorded = recording({x, weights, gate_up.var(), bias});
-  const bool codes_move = options.as_codes && operands.moves_input_codes(recorded);
+  const bool keeps = recorded && gate_up.leaf != nullptr;  // wgrad reads the input
+  const bool codes_move = options.as_codes && operands.moves_input_codes(keeps);
   const PermutedTokens moved =
       to_experts(to, codes_move ? Value(gemms.codes_of_tokens(OperandRole::input, value)) : Value(value), weights.value());
   const LinearInput input =
-      codes_move ? LinearInput{.codes = std::get<QuantizedTensor>(moved.rows)} : gemms.input(std::get<Tensor>(moved.rows), recorded);
+      codes_move ? LinearInput{.codes = std::get<QuantizedTensor>(moved.rows)} : gemms.input(std::get<Tensor>(moved.rows), keeps);
   const Tensor row_weights = moved.weights;
   to.weights->values = row_weights;
   Tensor up = empty(value.device(), biased ? stats_dtype(value.dtype()) : value.dtype(), {to.assignments.dim(0), out_of(gate_up, to)});
@@ -299,8 +300,8 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   };
   if (!recorded) return Var(activation());
   const Var out = record("dispatched_swiglu", activation(), {x, weights, gate_up.var(), bias},
-                         [gemms, up, row_weights, to, tp, limit = options.limit, kept = gemms.kept(input), columns = value.dim(1),
-                          bias_leaf = bias.leaf()](const Tensor& dy) {
+                         [gemms, up, row_weights, to, tp, limit = options.limit, kept = keeps ? gemms.kept(input) : LinearInput(),
+                          columns = value.dim(1), bias_leaf = bias.leaf()](const Tensor& dy) {
                            const Tensor dup = empty_like(up), drow_weights = empty_like(row_weights);
                            dy.device().run(SwiGluBackward{
                                .x = up, .dy = dy, .dx = dup, .row_weights = row_weights, .drow_weights = drow_weights, .limit = limit});
@@ -323,7 +324,8 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, con
   const Tensor& value = x.value();
   const Dtype dtype = value.dtype();
   const bool biased = bias.value().defined(), partial = shared(tp, Split::row_parallel), recorded = recording({x, down.var(), bias});
-  const LinearInput input = gemms.input(value, recorded);
+  const bool keeps = recorded && down.leaf != nullptr;
+  const LinearInput input = gemms.input(value, keeps);
   require(!biased || from.weights->values.defined(), "combined_linear: a bias needs the weights that dispatched_swiglu leaves");
   Tensor rows = empty(value.device(), partial || biased ? stats_dtype(dtype) : dtype, {value.dim(0), out_of(down, from)});
   gemms.fprop(input, {}, rows);
@@ -331,26 +333,27 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, con
   if (biased) rows = with_bias(rows, bias, from, from.weights->values, dtype);
   const Tensor y = to_tokens(from, rows).sums;
   if (!recorded) return Var(y);
-  return record("combined_linear", y, {x, down.var(), bias},
-                [gemms, from, codes_move = operands.takes_gradient_codes(), saved = SavedInput(x, input, gemms, false),
-                 columns = value.dim(1), bias_value = bias.value(), bias_leaf = bias.leaf()](const Tensor& dy) {
-                  const Tensor dx = empty(dy.device(), dy.dtype(), {from.assignments.dim(0), columns});
-                  const LinearInput kept = saved.get(gemms);
-                  const Value moving = codes_move ? Value(gemms.codes_of_tokens(OperandRole::output_grad, dy)) : Value(dy);
-                  const Value arrived = to_experts(from, moving).rows;
-                  if (bias_value.defined()) {  // gradients of the bias and, as far as they multiply it, of the weights of the rows
-                    const auto* const codes = std::get_if<QuantizedTensor>(&arrived);
-                    const Tensor& weights = from.weights->values;
-                    const Tensor moved = codes ? decoded(*codes, dy.dtype()) : std::get<Tensor>(arrived), dot = empty_like(weights);
-                    const Dtype read = bias_value.dtype() == dy.dtype() ? dy.dtype() : dot.dtype();
-                    dy.device().run(GroupedBiasDot{
-                        .dy = converted(moved, read), .bias = converted(bias_value, read), .out = dot, .offsets = from.offsets});
-                    from.weights->more_gradient = dot;
-                    if (bias_leaf) bias_gradient(*bias_leaf, moved, from, weights);
-                  }
-                  gemms.backward(kept, arrived, dx);
-                  return std::vector<Tensor>{dx, {}, {}};
-                });
+  return record(
+      "combined_linear", y, {x, down.var(), bias},
+      [gemms, from, codes_move = operands.takes_gradient_codes(), saved = keeps ? SavedInput(x, input, gemms, false) : SavedInput(),
+       columns = value.dim(1), bias_value = bias.value(), bias_leaf = bias.leaf()](const Tensor& dy) {
+        const Tensor dx = empty(dy.device(), dy.dtype(), {from.assignments.dim(0), columns});
+        const LinearInput kept = saved.get(gemms);
+        const Value moving = codes_move ? Value(gemms.codes_of_tokens(OperandRole::output_grad, dy)) : Value(dy);
+        const Value arrived = to_experts(from, moving).rows;
+        if (bias_value.defined()) {  // gradients of the bias and, as far as they multiply it, of the weights of the rows
+          const auto* const codes = std::get_if<QuantizedTensor>(&arrived);
+          const Tensor& weights = from.weights->values;
+          const Tensor moved = codes ? decoded(*codes, dy.dtype()) : std::get<Tensor>(arrived), dot = empty_like(weights);
+          const Dtype read = bias_value.dtype() == dy.dtype() ? dy.dtype() : dot.dtype();
+          dy.device().run(
+              GroupedBiasDot{.dy = converted(moved, read), .bias = converted(bias_value, read), .out = dot, .offsets = from.offsets});
+          from.weights->more_gradient = dot;
+          if (bias_leaf) bias_gradient(*bias_leaf, moved, from, weights);
+        }
+        gemms.backward(kept, arrived, dx);
+        return std::vector<Tensor>{dx, {}, {}};
+      });
 }
 
 }  // namespace mantissa

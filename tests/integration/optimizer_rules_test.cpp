@@ -5,6 +5,8 @@
 #include "hf/export.h"
 #include "hf/load_model.h"
 #include "mantissa/base/log.h"
+#include "plan/cost.h"
+#include "train/evaluate.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::optimizer_rules_test {
@@ -245,3 +247,35 @@ TEST_F(OptimizerRules, AreCountedBeforeTheRun) {
 }
 
 }  // namespace mantissa::optimizer_rules_test
+// wgrad alone reads what the experts multiply, permuted tokens and activations, which are kept for it.
+TEST_F(OptimizerRules, KeepNoInputsOfFrozenExperts) {
+  const Sets experts = {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
+                        "model.hidden_size=64", "precision.dtype=bf16"};
+  const auto kept = [&](const std::string& name, const Sets& more) {
+    return preview_run(config(name, with(experts, more))).memory.activations;
+  };
+  const int64_t tokens = 4 * 16, rows = 2 * tokens, layers = 2;
+  const std::string gate_up = freeze({"layers.*.moe.experts.gate_up"}), down = freeze({"layers.*.moe.experts.down"});
+  for (const std::string recipe : {"high", "mxfp8"}) {
+    const Sets sets = {"precision.recipe=" + recipe};
+    const int64_t all = kept("all" + recipe, sets), bytes = recipe == "high" ? 2 : 1;
+    EXPECT_GE(all - kept("gate_up" + recipe, with(sets, {gate_up})), layers * rows * 64 * bytes) << recipe;
+    EXPECT_GE(all - kept("down" + recipe, with(sets, {down})), layers * rows * 64 * bytes) << recipe;
+  }
+}
+
+// mxfp8_te makes the operand of wgrad from values, so these travel between ranks that share tokens, unless wgrad is left out.
+TEST_F(OptimizerRules, SendCodesToAFrozenOutputProjection) {
+  const auto sent = [&](const std::string& name, const Sets& more) {
+    RunConfig run = config(name, with({"precision.dtype=bf16", "precision.recipe=mxfp8_te", "precision.fp8_output_proj=true",
+                                       "model.hidden_size=64", "model.intermediate_size=64", "model.num_attention_heads=4",
+                                       "model.pad_vocab_to=64", "parallel.tensor=2", "parallel.data=1", "parallel.sequence_parallel=true"},
+                                      more))
+                        .config;
+    run.model.vocab_size = 8;
+    return step_bytes(run, resolve_plan(run)).sent.activations;
+  };
+  const int64_t tokens = 2 * 4 * 16, half = tokens / 2, ranks = 2;  // each sends its half to the other
+  EXPECT_EQ(sent("all", {}) - sent("frozen", {freeze({"output"})}), ranks * half * (2 * 64 - 64 - 64 / 32));
+}
+
