@@ -160,8 +160,24 @@ std::vector<ModuleTraining> resolve_training(const OptimizerConfig& config, cons
   }
   for (size_t i = 0; i < config.rules.size(); ++i) {
     const OptimizerRule& rule = config.rules[i];
-    if (rule.lr_factor == 0.0 && rule.weight_decay)
-      report.error(text("optimizer.rules.", i, ".weight_decay"), "does nothing, because lr_factor 0 freezes these modules");
+    const std::string key = text("optimizer.rules.", i, ".weight_decay");
+    if (!rule.weight_decay) continue;
+    if (rule.lr_factor == 0.0) {
+      report.error(key, "does nothing, because lr_factor 0 freezes these modules");
+      continue;
+    }
+    std::vector<std::string> without;  // modules of this rule that have no matrix
+    bool decays = false;
+    for (size_t m = 0; m < chosen.size(); ++m) {
+      if (chosen[m] != i) continue;
+      if (model.modules[m].in == 0) without.push_back(model.modules[m].path);
+      decays = decays || model.modules[m].in > 0;
+    }
+    if (!decays && !without.empty()) {
+      const std::string more = without.size() > 1 ? text(" and ", without.size() - 1, " more") : "";
+      report.error(key, text("does nothing, because \"", shortened(rule.match), "\" takes ", without.front(), more,
+                             ", and norms, sinks and biases do not decay"));
+    }
   }
   if (std::ranges::all_of(training, &ModuleTraining::frozen)) report.error("optimizer.rules", "freeze every module, so nothing is trained");
   return training;

@@ -278,4 +278,14 @@ TEST_F(OptimizerRules, SendCodesToAFrozenOutputProjection) {
   const int64_t tokens = 2 * 4 * 16, half = tokens / 2, ranks = 2;  // each sends its half to the other
   EXPECT_EQ(sent("all", {}) - sent("frozen", {freeze({"output"})}), ranks * half * (2 * 64 - 64 - 64 / 32));
 }
+  EXPECT_THAT(
+      refusal(R"([{"match": "layers.*.attn_norm", "weight_decay": 0.1}])"),
+      HasSubstr("optimizer.rules.0.weight_decay: does nothing, because \"layers.*.attn_norm\" takes layers.0.attn_norm and 1 more, and "
+                "norms, sinks and biases do not decay"));
+  EXPECT_THAT(refusal(R"([{"match": "embed"}, {"match": "final_norm", "weight_decay": 0}])"),
+              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"final_norm\" takes final_norm, and norms"));
+  EXPECT_THAT(refusal(R"([{"match": "layers.*.mlp.*"}, {"match": "layers.*.mlp*", "weight_decay": 0}])"),
+              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"layers.*.mlp*\" takes layers.0.mlp_norm and 1 more"))
+      << "an earlier rule has the matrices";
+  EXPECT_NO_THROW(config("mixed", {R"(optimizer.rules=[{"match": "layers.0.*", "weight_decay": 0.1}])"}));
 
