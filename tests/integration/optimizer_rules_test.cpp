@@ -141,16 +141,31 @@ TEST_F(OptimizerRules, KeepTheNormToWhatIsTrained) {
 TEST_F(OptimizerRules, AreResumedBitwiseAndExported) {
   const Sets sets = {"training.steps=6",           freeze({"layers.0.*"}), "model.hidden_size=64",
                      "model.intermediate_size=64", "precision.dtype=bf16", "precision.recipe=mxfp4_qat"};
-  run("straight", sets);
+  const TrainedRun straight = run("straight", sets);
   run("cut", with(sets, {"training.steps=3", "schedule.decay_steps=1"}));
-  run("cut", with(sets, {"training.steps=6", "schedule.decay_steps=1", "checkpoint.resume=auto"}));
-  run("whole", with(sets, {"schedule.decay_steps=1"}));
+  const TrainedRun rest = run("cut", with(sets, {"training.steps=6", "schedule.decay_steps=1", "checkpoint.resume=auto"}));
+  const TrainedRun whole = run("whole", with(sets, {"schedule.decay_steps=1"}));
   expect_same_checkpoints("whole", "cut", 6, "state");  // one evaluated when it was cut
+  EXPECT_TRUE(test::same_elements(rest.losses, std::vector<double>(whole.losses.begin() + 3, whole.losses.end())));
+  EXPECT_TRUE(test::same_elements(rest.norms, std::vector<double>(whole.norms.begin() + 3, whole.norms.end())));
+  for (const std::string& parameter : parameters("cut", 6)) {
+    const bool stays = in(parameter, "layers.0.");
+    EXPECT_EQ(tensor("cut", 6, "master." + parameter) == tensor("cut", 3, "master." + parameter), stays) << parameter;
+    EXPECT_EQ(has("cut", 6, "v." + parameter), !stays) << parameter;
+  }
+  // The export has the loss that the run had at its end, and is what forward multiplies by in frozen modules, too.
   const ExportOptions packed{.weights = ExportWeights::packed};
   export_model(checkpoint("straight", 6), folder_ / "packed", packed, make_backend("cpu"));
-  EXPECT_EQ(load_model(folder_ / "packed", make_backend("cpu")).config.model.num_layers, 2);
+  const LoadedModel exported = load_model(folder_ / "packed", make_backend("cpu"));
+  const Data data = open_data(config("data", sets).config.data, {.seq_len = 16});
+  EXPECT_EQ(evaluate(*exported.model, data.valid, 4, 2).loss, straight.valid_losses.back());
+  ModelExport of_checkpoint(checkpoint("straight", 6), packed, make_backend("cpu"));
+  HfWeights folder(folder_ / "packed");
+  EXPECT_EQ(export_difference(folder, of_checkpoint.weights()), std::nullopt);
+  EXPECT_EQ(compare_codes(folder, of_checkpoint.weights()).difference, std::nullopt);
   run("next", with(sets, {"training.steps=1", "checkpoint.init_from=" + checkpoint("straight", 6), "optimizer.rules=[]"}));
   EXPECT_TRUE(has("next", 1, "m.layers.0.mlp.down.weight"));
+  EXPECT_NE(tensor("next", 1, "master.layers.0.mlp.down.weight"), tensor("straight", 6, "master.layers.0.mlp.down.weight"));
 }
 
 TEST_F(OptimizerRules, OfAResumeMayFreezeMoreAndNotLess) {
@@ -180,6 +195,38 @@ TEST_F(OptimizerRules, AreTheSameOnDataRanksBitForBit) {
       expect_same_course(alone, run_on(ranks, text(name, ranks), sets));
       expect_same_checkpoints(name + "1", text(name, ranks), 3);
     }
+  }
+}
+
+// Codes are the frozen weight: they are gathered once, and must stay those of its master on every rank, also in a bucket that has nothing
+// else, and where a run goes on with another number of ranks.
+TEST_F(OptimizerRules, LeaveTheCodesOfFrozenWeightsOnEveryLayout) {
+  const std::vector<std::string> frozen = {"layers.0.*", "layers.1.mlp.gate_up", "output"};
+  const Sets sets =
+      with(tree_of(4), {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.hidden_size=128",
+                        "model.intermediate_size=128", "model.num_attention_heads=4", "training.steps=3", "eval.first=true",
+                        "checkpoint.keep_best=true", "checkpoint.keep_every=1", "training.replica_check_interval=1", freeze(frozen)});
+  const TrainedRun alone = run_on(kAlone, "alone", sets);
+  const auto is_frozen = [](const std::string& p) { return in(p, "layers.0.") || in(p, "layers.1.mlp.gate_up") || in(p, "output"); };
+  for (const TensorLayout& layout :
+       {kAlone, TensorLayout{2, 1, false}, TensorLayout{4, 1, false}, TensorLayout{1, 2, false}, TensorLayout{2, 2, true}}) {
+    const std::string name = "layout" + layout.name();
+    SCOPED_TRACE(name);
+    const TrainedRun found = run_on(layout, name, sets);
+    if (layout.tensor == 1) expect_same_course(alone, found);
+    EXPECT_NEAR(found.losses.back(), alone.losses.back(), 2e-2);
+    const auto expect_stay = [&](int64_t step) {
+      CheckpointReader reader(checkpoint(name, step));
+      EXPECT_GT(verify_codes(reader, *make_backend("cpu")), 0) << "codes of " << step << " are those of the masters";
+      for (const std::string& parameter : parameters(name, step)) {
+        const bool same = tensor(name, step, "master." + parameter) == tensor("alone", 0, "master." + parameter);
+        EXPECT_EQ(same, is_frozen(parameter)) << parameter << " of step " << step;
+        EXPECT_EQ(has(name, step, "m." + parameter), !is_frozen(parameter)) << parameter;
+      }
+    };
+    expect_stay(3);
+    run_on(layout.ranks() == 2 ? kAlone : TensorLayout{2, 1, false}, name, with(sets, {"training.steps=4", "checkpoint.resume=auto"}));
+    expect_stay(4);
   }
 }
 
@@ -231,22 +278,20 @@ TEST_F(OptimizerRules, ThatReachNothingOrLeaveNothingAreRefused) {
               HasSubstr("optimizer.rules: freeze every module, so nothing is trained"));
   EXPECT_THAT(refusal(R"([{"match": "embed", "lr_factor": 0, "weight_decay": 0.1}])"),
               HasSubstr("optimizer.rules.0.weight_decay: does nothing, because lr_factor 0 freezes these modules"));
+  EXPECT_THAT(
+      refusal(R"([{"match": "layers.*.attn_norm", "weight_decay": 0.1}])"),
+      HasSubstr("optimizer.rules.0.weight_decay: does nothing, because \"layers.*.attn_norm\" takes layers.0.attn_norm and 1 more, and "
+                "norms, sinks and biases do not decay"));
+  EXPECT_THAT(refusal(R"([{"match": "embed"}, {"match": "final_norm", "weight_decay": 0}])"),
+              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"final_norm\" takes final_norm, and norms"));
+  EXPECT_THAT(refusal(R"([{"match": "layers.*.mlp.*"}, {"match": "layers.*.mlp*", "weight_decay": 0}])"),
+              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"layers.*.mlp*\" takes layers.0.mlp_norm and 1 more"))
+      << "an earlier rule has the matrices";
+  EXPECT_NO_THROW(config("mixed", {R"(optimizer.rules=[{"match": "layers.0.*", "weight_decay": 0.1}])"}));
   EXPECT_THAT(refusal(R"([{"match": "embed", "lr_factor": -1}])"), HasSubstr("optimizer.rules.0.lr_factor: must be "));
   EXPECT_NO_THROW(config("accepted", {R"(optimizer.rules=[{"match": "layers.*.mlp.*"}, {"match": "*", "lr_factor": 0}])"}));
 }
 
-TEST_F(OptimizerRules, AreCountedBeforeTheRun) {
-  const RunPreview all = preview_run(config("all", {})), frozen = preview_run(config("frozen", {freeze({"layers.*.mlp.*"})}));
-  EXPECT_EQ(frozen.precision.parameters(), all.precision.parameters());
-  EXPECT_EQ(all.precision.trained_parameters(), all.precision.parameters());
-  const int64_t of_mlps = 2 * 3 * 32 * 48;
-  EXPECT_EQ(frozen.precision.trained_parameters(), all.precision.parameters() - of_mlps);
-  EXPECT_EQ(frozen.memory.gradients, all.memory.gradients - 4 * of_mlps);
-  EXPECT_EQ(frozen.memory.optimizer, all.memory.optimizer - 8 * of_mlps);
-  EXPECT_EQ(frozen.memory.masters, all.memory.masters);
-}
-
-}  // namespace mantissa::optimizer_rules_test
 // wgrad alone reads what the experts multiply, permuted tokens and activations, which are kept for it.
 TEST_F(OptimizerRules, KeepNoInputsOfFrozenExperts) {
   const Sets experts = {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
@@ -278,14 +323,16 @@ TEST_F(OptimizerRules, SendCodesToAFrozenOutputProjection) {
   const int64_t tokens = 2 * 4 * 16, half = tokens / 2, ranks = 2;  // each sends its half to the other
   EXPECT_EQ(sent("all", {}) - sent("frozen", {freeze({"output"})}), ranks * half * (2 * 64 - 64 - 64 / 32));
 }
-  EXPECT_THAT(
-      refusal(R"([{"match": "layers.*.attn_norm", "weight_decay": 0.1}])"),
-      HasSubstr("optimizer.rules.0.weight_decay: does nothing, because \"layers.*.attn_norm\" takes layers.0.attn_norm and 1 more, and "
-                "norms, sinks and biases do not decay"));
-  EXPECT_THAT(refusal(R"([{"match": "embed"}, {"match": "final_norm", "weight_decay": 0}])"),
-              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"final_norm\" takes final_norm, and norms"));
-  EXPECT_THAT(refusal(R"([{"match": "layers.*.mlp.*"}, {"match": "layers.*.mlp*", "weight_decay": 0}])"),
-              HasSubstr("optimizer.rules.1.weight_decay: does nothing, because \"layers.*.mlp*\" takes layers.0.mlp_norm and 1 more"))
-      << "an earlier rule has the matrices";
-  EXPECT_NO_THROW(config("mixed", {R"(optimizer.rules=[{"match": "layers.0.*", "weight_decay": 0.1}])"}));
 
+TEST_F(OptimizerRules, AreCountedBeforeTheRun) {
+  const RunPreview all = preview_run(config("all", {})), frozen = preview_run(config("frozen", {freeze({"layers.*.mlp.*"})}));
+  EXPECT_EQ(frozen.precision.parameters(), all.precision.parameters());
+  EXPECT_EQ(all.precision.trained_parameters(), all.precision.parameters());
+  const int64_t of_mlps = 2 * 3 * 32 * 48;
+  EXPECT_EQ(frozen.precision.trained_parameters(), all.precision.parameters() - of_mlps);
+  EXPECT_EQ(frozen.memory.gradients, all.memory.gradients - 4 * of_mlps);
+  EXPECT_EQ(frozen.memory.optimizer, all.memory.optimizer - 8 * of_mlps);
+  EXPECT_EQ(frozen.memory.masters, all.memory.masters);
+}
+
+}  // namespace mantissa::optimizer_rules_test
