@@ -410,7 +410,8 @@ RunConfig teacher_config(const RunConfig& config) {
   divide_model(out.model, out.parallel.tensor, report);
   if (out.model.moe) divide_experts(out, report);
   const std::string where = "training.teacher: the model of " + *config.teacher_path();
-  const int64_t ids = *out.model.vocab_size, wanted = config.model.vocab_size.value_or(ids), positions = out.model.max_position_embeddings;
+  const int64_t wanted = config.model.vocab_size.value_or(out.model.vocab_size.value_or(0)), ids = out.model.vocab_size.value_or(wanted),
+                positions = out.model.max_position_embeddings;
   require(ids == wanted, ExitCode::usage, where, " has ", ids, " ids, but model.vocab_size is ", wanted,
           ": a model learns only from one of the same vocabulary");
   require(config.training.seq_len <= positions, ExitCode::usage, where, " takes at most ", positions, " tokens, but training.seq_len is ",
@@ -420,6 +421,7 @@ RunConfig teacher_config(const RunConfig& config) {
   } catch (const Error& error) {
     fail(error.code(), where, ": ", error.what());
   }
+  if (!out.model.vocab_size) out.model.vocab_size = config.model.vocab_size;
   out.model.pad_vocab_to = config.model.pad_vocab_to;  // as many columns of logits
   return out;
 }

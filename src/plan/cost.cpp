@@ -394,6 +394,8 @@ std::vector<std::string> run_warnings(const RunConfig& config, const PrecisionPl
   const bool quantizes = std::ranges::any_of(plan.modules(), [](const ModulePrecision& entry) { return entry.recipe.quantizes(); });
   if (config.training.teacher == "self" && config.training.teacher_weight == 1.0 && !quantizes && !config.model.moe)
     warnings.emplace_back("training.teacher: self, and no module is quantized: the model is its teacher, so there is nothing to learn");
+  if (config.teacher_path() && !config.teacher)
+    warnings.push_back(text("training.teacher: ", *config.teacher_path(), " is not there, so nothing here counts a teacher"));
   try {
     architecture_of(config.model);
   } catch (const Error& error) {  // no architecture has the model: says why in one line

@@ -379,8 +379,9 @@ void read_saved_tokenizer(Origin& origin, LoadedConfig& loaded) {
   loaded.tokenizer = std::make_shared<SavedTokenizer>(SavedTokenizer{.tokenizer = std::move(*tokenizer), .from = from});
 }
 
-// Reads the model of training.teacher, which a run needs to its end, also one that goes on. Throws Error(data) for a damaged one.
-void take_teacher(LoadedConfig& loaded) {
+// Reads the model of training.teacher, which a run needs to its end, also one that goes on. Where inputs may be missing, one that is not
+// there is left out, but `self`: that has the shape of the run's own model. Throws Error(data) for a damaged one.
+void take_teacher(LoadedConfig& loaded, Inputs inputs) {
   RunConfig& config = loaded.config;
   ConfigReport& report = loaded.report;
   for (const char* const section : {"training", "checkpoint", "model", "parallel"})
@@ -388,6 +389,11 @@ void take_teacher(LoadedConfig& loaded) {
   const std::optional<std::string> path = config.teacher_path();
   if (!path) return;
   check_checkpoint(*path, kTeacher, "checkpoint or folder of a model, from which this run learns to its end", "", report);
+  std::error_code missing;
+  if (inputs == Inputs::unchecked && !std::filesystem::exists(*path, missing)) {
+    if (config.training.teacher == "self") config.teacher = config.model;
+    return;
+  }
   if (report.failed(kTeacher)) return;
   try {
     config.teacher = config_of_model(*path).model;
@@ -425,7 +431,7 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
     check_export(loaded.config, loaded.report);
     if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, start, loaded.report);
     read_saved_tokenizer(origin, loaded);
-    take_teacher(loaded);
+    take_teacher(loaded, inputs);
   }
   loaded.report.throw_if_failed();
   return loaded;

@@ -72,6 +72,7 @@ struct StartPoint {
   std::optional<LoadedCheckpoint> resumed = {};  // none: the run starts at step 0
   bool own = false;                              // it is of the run's folder, and others there may have been passed over for it
   bool needs_unused_folder = false;              // until it is locked another process may train there
+  std::string model_path = {}, model_hash = {};  // the checkpoint or folder that checkpoint.init_from stood for; "": it was not read
 };
 
 // Finds what a run starts from and refuses what does not fit it: one way for the run and for a dry run, which takes none of its steps.
@@ -80,9 +81,10 @@ struct StartPoint {
 StartPoint find_start(const StartParts& parts, const StartSteps& steps);
 
 // Opens what training.teacher names, which must be given, and reads its weights into `teacher`; null: it only looks whether that could be
-// done. Returns a hash of its files. All ranks call it together. Throws Error: usage for one with another tokenizer or of another shape
-// than load_run_config() found, data for what is damaged.
-std::string read_teacher(const StartParts& parts, Gpt* teacher);
+// done. `self` is what the run was found to start from, not what checkpoint.init_from would stand for now: a run may save there. Returns a
+// hash of its files. All ranks call it together. Throws Error: usage for one with another tokenizer or of another shape than
+// load_run_config() found, data for what is damaged or changes meanwhile.
+std::string read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher);
 
 // Returns the size of a checkpoint as Manifest::bytes() has it.
 int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);

@@ -214,6 +214,7 @@ void start_from_folder(const StartParts& parts, const StartSteps& steps, const s
     steps.load_folder(weights);
   });
   require_same(parts.world, "the folder of checkpoint.init_from", fingerprint);
+  found.model_path = folder, found.model_hash = fingerprint;
   steps.after_folder();
   log_info("weights from ", folder);
 }
@@ -238,7 +239,9 @@ void start_from_checkpoint(const StartParts& parts, const StartSteps& steps, con
     });
     if (steps.load_weights) steps.load_weights(reader);
   };
-  const std::string source = load_checkpoint(path, load, RanksTogether(parts.world)).path.string();
+  const LoadedCheckpoint loaded = load_checkpoint(path, load, RanksTogether(parts.world));
+  const std::string source = loaded.path.string();
+  found.model_path = source, found.model_hash = loaded.hash;
   warn_of_template(source, trained, parts, found.files);
   log_info("weights from ", source);
 }
@@ -312,33 +315,54 @@ StartPoint find_start(const StartParts& parts, const StartSteps& steps) {
   return found;
 }
 
-std::string read_teacher(const StartParts& parts, Gpt* teacher) {
+namespace {
+
+// Compares the tokenizer of a teacher with that of the data. described: by the manifest of a checkpoint, whose files are those of the model
+// that it started from.
+void require_tokenizer_of_teacher(const StartParts& parts, const std::string& teacher, bool described, bool other,
+                                  const std::vector<TokenizerFile>& files) {
+  const DataConfig& data = parts.loaded.config.data;
+  const std::optional<Tokenizer>& own = parts.data.tokenizer;
+  require(!other && (described || !own || !has_other_tokenizer(files, *own)), ExitCode::usage, "training.teacher: ", teacher,
+          " has a tokenizer that differs from data.tokenizer ", data.tokenizer.value_or("null"), ": the same ids stand for other texts");
+  const bool has_one = described || std::ranges::find(files, "tokenizer.json", &TokenizerFile::name) != files.end();
+  if (parts.world.rank() > 0 || parts.loaded.config.training.teacher == "self" || (own && has_one)) return;
+  log_warning("training.teacher: ", own ? text(teacher, " has no tokenizer") : "data.tokenizer is null",
+              ", so nothing shows that the same ids stand for the same texts in the teacher");
+}
+
+}  // namespace
+
+std::string read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher) {
   const RunConfig &config = parts.loaded.config, use = teacher_config(config);
-  const std::string path = *config.teacher_path();
-  const auto require_tokenizer = [&](bool other) {
-    require(!other, ExitCode::usage, "training.teacher: ", path, " has a tokenizer that differs from data.tokenizer ",
-            config.data.tokenizer.value_or("null"), ": the same ids stand for other texts");
-  };
+  const bool is_start = config.training.teacher == "self" && !found.model_path.empty();
+  const std::string path = is_start ? found.model_path : *config.teacher_path();
+  std::string hash;
   if (starts_from_folder(parts.world, path)) {
-    std::string hash;
     agree_on_reading(parts.world, [&] {
       HfWeights weights(path);
       hash = weights.fingerprint();
       require_weights_fit(weights, use.model);
-      require_tokenizer(parts.data.tokenizer && has_other_tokenizer(tokenizer_files(weights), *parts.data.tokenizer));
+      require_tokenizer_of_teacher(parts, path, false, false, tokenizer_files(weights));
       if (teacher) load_hf_weights(weights, teacher->parameters());
     });
     require_same(parts.world, "the folder of training.teacher", hash);
-    return hash;
+  } else {
+    const auto load = [&](CheckpointReader& reader) {
+      agree_on_reading(parts.world, [&] {
+        require_weights_fit(reader, use.model);
+        const bool described = reader.manifest().tokenizer != "null";
+        require_tokenizer_of_teacher(parts, path, described, has_other_tokenizer(reader, parts.data), tokenizer_files(reader));
+      });
+      if (teacher) load_weights(reader, resolve_plan(use), LoadFor::use, teacher->parameters(), nullptr, parts.world);
+    };
+    hash = load_checkpoint(path, load, RanksTogether(parts.world)).hash;
   }
-  const auto load = [&](CheckpointReader& reader) {
-    agree_on_reading(parts.world, [&] {
-      require_weights_fit(reader, use.model);
-      require_tokenizer(has_other_tokenizer(reader, parts.data));
-    });
-    if (teacher) load_weights(reader, resolve_plan(use), LoadFor::use, teacher->parameters(), nullptr, parts.world);
-  };
-  return load_checkpoint(path, load, RanksTogether(parts.world)).hash;
+  agree(parts.world, [&] {
+    require(!is_start || hash == found.model_hash, ExitCode::data, path,
+            ": changed between its two uses in this run, as the model to start from and as its teacher: start the run again");
+  });
+  return hash;
 }
 
 std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
@@ -389,8 +413,9 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const Communicator alone{};
   if (copy.config.parallel.world() == 1 && backend_name(copy.config.training.device) != "cuda")
     require_free_memory(copy.config, precision, alone);
-  find_start({.loaded = copy, .world = alone, .data = data, .plan = precision}, {.lock = [&copy] { require_nobody_trains(copy.config); }});
-  if (copy.config.teacher) read_teacher({.loaded = copy, .world = alone, .data = data, .plan = precision}, nullptr);
+  const StartParts parts{.loaded = copy, .world = alone, .data = data, .plan = precision};
+  const StartPoint found = find_start(parts, {.lock = [&copy] { require_nobody_trains(copy.config); }});
+  if (copy.config.teacher) read_teacher(parts, found, nullptr);
   for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
   for (const std::string& warning : prompt_warnings(copy.config, data, prompts)) log_warning(warning);
   RunPreview preview{.config = copy.config,
@@ -430,7 +455,7 @@ bool share_folder(Run& run) {
 // A run learns from the teacher that it began with, or from none, to its end.
 void start_teacher(Run& run, const StartParts& parts, const StartPoint& found) {
   std::optional<std::string> hash;
-  if (run.teacher) hash = read_teacher(parts, run.teacher.get());
+  if (run.teacher) hash = read_teacher(parts, found, run.teacher.get());
   agree(run.mesh.world, [&] {
     if (!found.resumed || run.state.teacher == hash) return;
     const char* const saved = !run.state.teacher ? "without training.teacher"

@@ -2,6 +2,12 @@
 #include <gmock/gmock.h>
 
 #include "async_device.h"
+#include "config/training_options.h"
+#include "hf/export.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
+#include "plan/cost.h"
+#include "train/run.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::distillation_test {
@@ -14,6 +20,7 @@ using test::with;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const Sets kExperts{"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
                     "model.moe.aux_loss_coef=0"};
@@ -67,15 +74,54 @@ TEST_F(Distillation, TeachesWithoutLabels) {
   EXPECT_LT(taught.valid_losses.back(), 1.9) << "a guess has " << std::log(8);
 }
 
+// The loss and the gradients of a step are mixtures of both, at any temperature; the moments after one step are the gradients, scaled.
 TEST_F(Distillation, IsMixedWithLabels) {
   run("teacher", {"training.steps=20"});
-  const Sets sets = {"training.teacher=" + run_folder("teacher"), "training.steps=1", "training.seed=5"};
-  const double divergence = run("divergence", sets).losses[0], both = run("both", with(sets, {"training.teacher_weight=0.3"})).losses[0],
-               labels = run("labels", with(sets, {"training.teacher=null"})).losses[0];
-  EXPECT_NEAR(both, 0.3 * divergence + 0.7 * labels, 1e-6);
-  EXPECT_GT(divergence, 0.1);
-  const double warm = run("warm", with(sets, {"training.teacher_temperature=3"})).losses[0];
-  EXPECT_NE(warm, divergence);
+  const Sets sets = {"training.teacher=" + run_folder("teacher"), "training.steps=1", "training.seed=5", "optimizer.grad_clip=0"};
+  const TrainedRun labels = run("labels", with(sets, {"training.teacher=null"}));
+  double before = 0.0;
+  for (const std::string temperature : {"1", "3"}) {
+    const Sets warm = with(sets, {"training.teacher_temperature=" + temperature});
+    const std::string name = "divergence" + temperature;
+    const double divergence = run(name, warm).losses[0];
+    EXPECT_GT(divergence, 0.05);
+    EXPECT_NE(divergence, before) << "the temperature counts";
+    before = divergence;
+    for (const double weight : {0.3, 0.9}) {
+      const std::string both = text("both", temperature, weight);
+      const double mixed = run(both, with(warm, {text("training.teacher_weight=", weight)})).losses[0];
+      EXPECT_NEAR(mixed, weight * divergence + (1 - weight) * labels.losses[0], 1e-6) << both;
+      for (const std::string& parameter : parameters(both, 1)) {
+        const auto moments = [&](const std::string& of) { return tensor(of, 1, "m." + parameter); };
+        const std::vector<float> found = moments(both), taught = moments(name), told = moments("labels");
+        double largest = 0.0, error = 0.0;
+        for (size_t i = 0; i < found.size(); ++i) {
+          largest = std::max(largest, std::abs(double{found[i]}));
+          error = std::max(error, std::abs(double{found[i]} - weight * double{taught[i]} - (1 - weight) * double{told[i]}));
+        }
+        EXPECT_LT(error, 1e-4 * largest + 1e-12) << both << ' ' << parameter;
+        EXPECT_NE(taught, told) << parameter;
+      }
+    }
+  }
+}
+
+// A teacher computes in high precision, whatever recipe it was trained with: its codes would round what it says. Ranks hold parts of it.
+TEST_F(Distillation, FromATeacherThatWasTrainedInMxfp8ReadsItsMasters) {
+  const Sets model = {"model.hidden_size=64", "precision.dtype=bf16"};
+  run("teacher", with(model, {"training.steps=20", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}));
+  run("plain",
+      with(model, {"checkpoint.init_from=" + run_folder("teacher"), "training.steps=1", "optimizer.lr=1e-30"}));  // has equal masters
+  export_model(checkpoint("teacher", 20), folder_ / "coded", {}, make_backend("cpu"));  // the values that its codes have
+  const auto taught_by = [&](const TensorLayout& layout, const std::string& name, const std::string& teacher) {
+    const Sets sets = {"training.steps=1", "training.seed=5", "model.num_attention_heads=4", "training.teacher=" + teacher};
+    return run_on(layout, name, with(with(model, tree_of(8)), sets)).losses[0];
+  };
+  const double loss = taught_by({1, 1, false}, "by-mxfp8", run_folder("teacher"));
+  EXPECT_EQ(loss, taught_by({1, 1, false}, "by-plain", run_folder("plain")));
+  EXPECT_NE(loss, taught_by({1, 1, false}, "by-codes", folder_ / "coded"));
+  EXPECT_EQ(loss, taught_by({4, 1, false}, "by-mxfp8-4", run_folder("teacher")));
+  EXPECT_NEAR(loss, taught_by({2, 2, true}, "by-mxfp8-2-2", run_folder("teacher")), 2e-3 * loss);
 }
 
 // Padding, masked targets and documents count as they do without a teacher.
@@ -155,6 +201,52 @@ TEST_F(Distillation, IsRefusedWhereTheTeacherDoesNotFit) {
   EXPECT_THAT(refused({"training.teacher=" + run_folder("letters")}), HasSubstr("has a tokenizer that differs from data.tokenizer char"));
 }
 
+// Ids stand for texts by a tokenizer: where one side has none, equality is the user's word.
+TEST_F(Distillation, WarnsWhereNothingTellsThatTokenizersAreEqual) {
+  run("teacher", {"training.steps=1"});
+  const Sets ids = with(examples(), {"training.steps=1"});
+  run("ids", ids);
+  const auto log_of = [&](const std::string& name, const Sets& sets) {
+    open_log({.console = false, .file = folder_ / (name + ".txt")});
+    run(name, with(sets, {"training.steps=1"}));
+    close_log();
+    return test::read_file(folder_ / (name + ".txt"));
+  };
+  const std::string unknown = "so nothing shows that the same ids stand for the same texts in the teacher";
+  EXPECT_THAT(log_of("known", {"training.teacher=" + run_folder("teacher")}), Not(HasSubstr(unknown)));
+  EXPECT_THAT(log_of("none", with(ids, {"training.teacher=" + run_folder("ids"), "training.seed=2"})),
+              HasSubstr("training.teacher: data.tokenizer is null, " + unknown));
+  EXPECT_THAT(log_of("self", with(ids, {"checkpoint.init_from=" + run_folder("ids"), "training.teacher=self"})), Not(HasSubstr(unknown)));
+  export_model(checkpoint("teacher", 1), folder_ / "bare", {}, make_backend("cpu"));
+  for (const char* const name : {"tokenizer.json", "tokenizer_config.json"})
+    std::filesystem::remove(folder_ / ("bare/" + std::string(name)));
+  EXPECT_THAT(log_of("bare-teacher", {"training.teacher=" + (folder_ / "bare")}),
+              HasSubstr("training.teacher: " + (folder_ / "bare") + " has no tokenizer, " + unknown));
+}
+
+// explain and bench look at a configuration where its model may not be at hand: that of checkpoint.init_from has the shape of the run's
+// own.
+TEST_F(Distillation, IsNotNeededWhereInputsMayBeMissing) {
+  const auto unchecked = [&](const Sets& sets) {
+    const std::string own = effective_config(config("own", {}).config);
+    return load_run_config({.file = folder_ / "own.json", .text = own, .set_files = {}, .sets = sets}, Inputs::unchecked, 1).config;
+  };
+  const auto memory_of = [&](RunConfig run) {
+    run.model.vocab_size = 8;
+    return estimate_memory(run, resolve_plan(run)).teacher;
+  };
+  const auto warnings = [](const RunConfig& run) { return joined(run_warnings(run, resolve_plan(run)), "\n"); };
+  const RunConfig self = unchecked({"checkpoint.init_from=" + run_folder("none"), "training.teacher=self", "precision.recipe=mxfp4_qat"}),
+                  away = unchecked({"training.teacher=" + run_folder("none")}), none = unchecked({});
+  EXPECT_GT(memory_of(self), 0);
+  EXPECT_EQ(memory_of(away), 0);
+  const std::string line = "training.teacher: " + run_folder("none") + " is not there, so nothing here counts a teacher";
+  EXPECT_THAT(warnings(away), HasSubstr(line));
+  EXPECT_THAT(warnings(self), Not(HasSubstr("is not there")));
+  EXPECT_THAT(warnings(none), Not(HasSubstr("training.teacher")));
+  EXPECT_THAT(error_of([&] { config("checked", {"training.teacher=" + run_folder("none")}); }).what(), HasSubstr("no such checkpoint"));
+}
+
 // Under accumulation tree the number of data ranks, and of those that share experts, changes no bit; tensor ranks round sums differently.
 TEST_F(Distillation, IsTheSameOnAnyLayout) {
   for (const bool experts : {false, true}) {
@@ -186,6 +278,36 @@ TEST_F(Distillation, OnOtherDevicesHasTheBitsOfTheCpu) {
   expect_same_course(expected, run(config("closed", sets), {}, {}, [] { return std::make_unique<test::ClosedDevice>(); }));
   expect_same_course(expected, run(config("async", sets), {}, {}, [] { return std::make_unique<test::AsyncDevice>(); }));
   for (const char* const name : {"closed", "async"}) expect_same_checkpoints("cpu", name, 3);
+}
+
+// A run that is still training may save while another one starts from it, once for the model and once for the teacher.
+TEST_F(Distillation, FromItselfReadsTheStartOnce) {
+  run("base", {"training.steps=6"});
+  LoadedConfig loaded = config("student", {"checkpoint.init_from=" + run_folder("base"), "training.teacher=self"});
+  const Data data = open_run_data(loaded, {});
+  const PrecisionPlan plan = plan_with_data(loaded.config, data);
+  const std::unique_ptr<Backend> device = make_backend("cpu");
+  const std::unique_ptr<Gpt> teacher = make_teacher(loaded.config, *device, {});
+  const Communicator alone;
+  const StartParts parts{.loaded = loaded, .world = alone, .data = data, .plan = plan};
+  const auto start = [&](const std::function<void()>& meanwhile) {
+    return find_start(parts, {.load_weights = [&](CheckpointReader&) { meanwhile(); }});
+  };
+  const StartPoint found = start([&] { run("base", {"training.steps=9", "checkpoint.resume=auto"}); });
+  EXPECT_EQ(read_teacher(parts, found, teacher.get()), CheckpointReader(checkpoint("base", 6)).hash());
+  const Parameter& embed = teacher->parameters().all().front();
+  EXPECT_EQ(to_host<float>(converted(embed.value(), Dtype::f32)), tensor("base", 6, "master." + embed.name));
+  EXPECT_NE(tensor("base", 9, "master." + embed.name), tensor("base", 6, "master." + embed.name));
+  // Another checkpoint takes the place of the one that was loaded.
+  const StartPoint replaced = start([&] {
+    const std::string first = checkpoint("base", 9);
+    run("other", {"training.steps=9", "training.seed=4"});
+    std::filesystem::remove_all(first);
+    std::filesystem::rename(checkpoint("other", 9), first);
+  });
+  const Error error = error_of([&] { read_teacher(parts, replaced, teacher.get()); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("changed between its two uses in this run, as the model to start from and as its teacher"));
 }
 
 // The look before a run finds what the run would.
