@@ -225,7 +225,8 @@ const std::string& ModelExport::manifest() const {
 
 std::vector<std::string> ModelExport::warnings() const {
   std::vector<std::string> warnings = source_->findings;
-  std::ranges::move(export_warnings(model(), own_tokenizer(source_->files, source_->tokenizer)), std::back_inserter(warnings));
+  std::ranges::move(export_warnings(model(), source_->options.format, own_tokenizer(source_->files, source_->tokenizer)),
+                    std::back_inserter(warnings));
   if (std::string rounded = simulated_weights(); !rounded.empty()) warnings.push_back(std::move(rounded));
   std::ranges::copy(source_->exported().differences(), std::back_inserter(warnings));
   return warnings;
@@ -366,11 +367,12 @@ int64_t export_bytes(const ModelConfig& model, const PrecisionPlan& plan, const 
   return ExportedWeights(types, model, options).layout().bytes();
 }
 
-std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
+std::vector<std::string> export_warnings(const ModelConfig& model, ExportFormat format, const std::optional<Tokenizer>& tokenizer) {
   std::vector<std::string> warnings;
   if (model.moe && model.moe->capacity_factor)
     warnings.emplace_back(
         "model.moe.capacity_factor: training drops assignments beyond the capacity of an expert, but servers and eval drop none");
+  if (format != ExportFormat::hf) return warnings;  // one program reads it, whose differences are listed by key
   if (model.moe && !model.moe->dense_layers.empty())
     warnings.emplace_back(
         "model.moe.dense_layers: layers without experts among others are read by transformers, vLLM and mlx-lm only, not by llama.cpp");

@@ -104,9 +104,9 @@ void check_export(const RunConfig& config, ConfigReport& report);
 // Returns the bytes of the weights of an export. Throws what check_export() reports.
 int64_t export_bytes(const ModelConfig& model, const PrecisionPlan& plan, const ExportOptions& options);
 
-// Returns warnings about model features that only some programs support, or that none computes as training did. tokenizer: one that an
-// export writes itself.
-std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer);
+// Returns warnings about model features that no program computes as training did or, of those that read this format, only some support.
+// tokenizer: one that an export writes itself.
+std::vector<std::string> export_warnings(const ModelConfig& model, ExportFormat format, const std::optional<Tokenizer>& tokenizer = {});
 
 // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
 std::string simulated_weights(const PrecisionPlan& plan);

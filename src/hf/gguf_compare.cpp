@@ -229,7 +229,7 @@ std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source)
     const bool rounded = own->type == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
     if (rounded && !rounds_inputs_to_four_bits(*source.weights, tensor.parameter))
       return text(gguf::kFourBitInputs, " is not false for ", tensor.name,
-                  ": llama.cpp multiplies it by inputs of 4 bits on Blackwell, as training did not");
+                  ": llama.cpp multiplies it by inputs of 4 bits on Blackwell, as forward does not");
   }
   if (GgufVerdict difference = rope_difference(file, gguf_rope_factors(architecture, model), take(kRopeFactors))) return difference;
   if (!found.empty()) return text("has the tensor ", found.begin()->first, ", which the model does not");
@@ -257,18 +257,20 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
   std::vector<std::string> lines;
   const char* const eight = "to Q8_0, int8 in blocks of 32 with a scale in fp16, on CPUs, and to 8 bits on GPUs";
   if (from_values > 0)
-    lines.push_back(
-        text("llama.cpp rounds inputs of ", count_text(from_values, "MXFP4 tensor"), ' ', eight, "; training read them in high precision"));
+    lines.push_back(text("llama.cpp rounds inputs of ", count_text(from_values, "MXFP4 tensor"), ' ', eight,
+                         "; forward here reads them in high precision"));
   if (from_codes > 0)
     lines.push_back(text("llama.cpp rounds inputs of ", count_text(from_codes, "MXFP4 tensor"), ' ', eight,
-                         "; training rounded them to another format"));
+                         "; forward here rounds them to another format"));
   if (four_bits > 0)
-    lines.push_back(text("llama.cpp rounds inputs of ", count_text(four_bits, "MXFP4 tensor"),
-                         " to 4 bits on GPUs of the generation Blackwell, because the file does not keep it from that; training did not"));
-  if (unquantized > 0) lines.push_back(text("llama.cpp does not quantize inputs of ", count_text(unquantized, "tensor"), "; training did"));
+    lines.push_back(
+        text("llama.cpp rounds inputs of ", count_text(four_bits, "MXFP4 tensor"),
+             " to 4 bits on GPUs of the generation Blackwell, because the file does not keep it from that; forward here does not"));
+  if (unquantized > 0)
+    lines.push_back(text("llama.cpp does not quantize inputs of ", count_text(unquantized, "tensor"), "; forward here does"));
   if (narrowed > 0)
-    lines.push_back(text("llama.cpp rounds inputs of ", count_text(narrowed, "BF16 tensor"), " to bf16; training read them in fp32"));
-  if (architecture == Architecture::gpt2) lines.emplace_back("llama.cpp computes GELU by a table in fp16; training did not");
+    lines.push_back(text("llama.cpp rounds inputs of ", count_text(narrowed, "BF16 tensor"), " to bf16; forward here reads them in fp32"));
+  if (architecture == Architecture::gpt2) lines.emplace_back("llama.cpp computes GELU by a table in fp16; forward here does not");
   lines.emplace_back("llama.cpp keeps keys and values in fp16 unless told otherwise (--cache-type-k f32 --cache-type-v f32)");
   return lines;
 }

@@ -219,7 +219,7 @@ ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const Ggu
   require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   file.publish();
   for (const std::string& finding : source.findings) log_warning(finding);
-  for (const std::string& warning : export_warnings(source.model->config.model, {})) log_warning(warning);
+  for (const std::string& warning : export_warnings(source.model->config.model, ExportFormat::gguf)) log_warning(warning);
   for (const std::string& line : content.remarks().differences) log_warning(line);
   for (const std::string& line : content.remarks().notes) log_warning(line);
   const std::string rounded = simulated_weights(source.model->plan);

@@ -80,9 +80,9 @@ bool has_gguf_hashes(const std::filesystem::path& path);
 
 // In gguf_compare.cpp. Returns the first difference between a file and what forward multiplies by, of names, shapes, keys of the
 // architecture, tables of the tokenizer, codes, scales or values, or a tensor of MXFP4 whose inputs llama.cpp would round to 4 bits though
-// training did not; none: all is right. Values are compared bit by bit, but zeros as in export_difference().
+// forward does not; none: all is right. Values are compared bit by bit, but zeros as in export_difference().
 std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source);
-// Returns a line for each thing that llama.cpp rounds and training did not, in a file of this content.
+// Returns a line for each thing that llama.cpp rounds and forward does not, in a file of this content.
 std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource& source);
 
 // Calls body(first row, last row + 1) for chunks of the rows of a tensor, in the order of the file.

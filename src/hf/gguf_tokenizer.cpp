@@ -192,6 +192,8 @@ class TokenizerTables {
 
 }  // namespace
 
+constexpr const char* kTokenizerLeftOut = "the tokenizer is left out of the file, as llama.cpp cannot read it: it takes token ids alone";
+
 GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, GgufKeys& keys) {
   const auto file = std::ranges::find(files.files, kTokenizerJson, &TokenizerFile::name);
   GgufRemarks remarks;
@@ -199,13 +201,15 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
     for (const TokenizerFile& other : files.files)
       if (other.name == "tokenizer.model" || other.name == "vocab.json")
         remarks.differences.push_back(text(other.name, ": is not read, and there is no ", kTokenizerJson));
-    if (remarks.differences.empty()) remarks.notes.emplace_back("tokenizer: the model has none, so that llama.cpp takes token ids alone");
+    remarks.notes.emplace_back(remarks.differences.empty() ? "tokenizer: the model has none, so that llama.cpp takes token ids alone"
+                                                           : kTokenizerLeftOut);
     keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
     return remarks;
   }
   const Json root = parse_json(file->bytes, file->name);
   remarks.differences = unreadable_parts(root);
   if (remarks.differences.empty()) return TokenizerTables(files, file->bytes, root, vocab_size).add(keys);
+  remarks.notes.emplace_back(kTokenizerLeftOut);
   keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
   return remarks;
 }

@@ -163,7 +163,7 @@ std::optional<std::string> HfWeights::vllm_rounding() const {
   });
   if (linears == 0) return {};
   return text("vLLM up to 0.32 rounds inputs of ", count_text(linears, "MXFP4 module"),
-              " to 4 bits on SM100, as training did not (vllm-project/vllm#56770): serve with --linear-backend marlin, or set "
+              " to 4 bits on SM100, as forward here does not (vllm-project/vllm#56770): serve with --linear-backend marlin, or set "
               "VLLM_DISABLED_KERNELS=FlashInferMxFp4LinearKernel");
 }
 

@@ -104,15 +104,15 @@ std::string mlx_quantization(const PackedModules& modules) {
 
 std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained) {
   if (embedding == FileDtype::f32)
-    return text("mlx-lm computes in fp32 and rounds nothing that training did not",
-                trained == Dtype::f32 ? "" : ", which computed in bf16");
+    return text("mlx-lm computes in fp32 and rounds nothing that forward here does not",
+                trained == Dtype::f32 ? "" : ", which computes in bf16");
   const char* const narrow = embedding == FileDtype::f16 ? "fp16" : "bf16";  // also where embeddings are codes
   const bool until_router = architecture == Architecture::mixtral || architecture == Architecture::gpt_oss;
   const char* const where = until_router ? "before the first router" : "everywhere";
   if (embedding == FileDtype::f16 || trained == Dtype::f32)
-    return text("mlx-lm rounds activations to ", narrow, " ", where, ", which training did not");
-  return text("mlx-lm computes in bf16 as training did, and rounds ", where,
-              " to bf16 what training keeps in fp32 within an operation: SiLU before it is multiplied, a product before its bias is added");
+    return text("mlx-lm rounds activations to ", narrow, " ", where, ", which forward here does not");
+  return text("mlx-lm computes in bf16 as forward here does, and rounds ", where,
+              " to bf16 what that keeps in fp32 within an operation: SiLU before it is multiplied, a product before its bias is added");
 }
 
 }  // namespace mantissa

@@ -25,7 +25,7 @@ std::vector<std::string> mlx_differences(Architecture architecture, const ModelC
 // be those of all modules or of none.
 std::string mlx_quantization(const PackedModules& modules);
 
-// Says what mlx-lm rounds that training did not. embedding: the type of the embeddings in the folder, which is that of mlx-lm's
+// Says what mlx-lm rounds that forward does not. embedding: the type of the embeddings in the folder, which is that of mlx-lm's
 // activations; trained: that of training's.
 std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained);
 

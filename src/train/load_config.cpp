@@ -278,7 +278,8 @@ struct Origin {
 
 Origin origin_of(const LoadedConfig& loaded, const std::string& file) {
   const CheckpointConfig& checkpoint = loaded.config.checkpoint;
-  if (loaded.report.failed("checkpoint") || loaded.report.failed("logging")) return {};
+  for (const char* const key : {kResume, kInitFrom, "checkpoint.dir", "logging.dir", "logging.run_name"})
+    if (loaded.report.failed(key)) return {};
   if (checkpoint.resumes_named())
     return {.key = kResume, .path = absolute_input_path(checkpoint.resume, kResume, loaded.report), .continues = true};
   const std::string own = run_folders(loaded.config, file).checkpoints;
@@ -388,12 +389,12 @@ void take_teacher(LoadedConfig& loaded, Inputs inputs) {
     if (report.failed(section)) return;
   const std::optional<std::string> path = config.teacher_path();
   if (!path) return;
-  check_checkpoint(*path, kTeacher, "checkpoint or folder of a model, from which this run learns to its end", "", report);
   std::error_code missing;
   if (inputs == Inputs::unchecked && !std::filesystem::exists(*path, missing)) {
     if (config.training.teacher == "self") config.teacher = config.model;
     return;
   }
+  check_checkpoint(*path, kTeacher, "checkpoint or folder of a model, from which this run learns to its end", "", report);
   if (report.failed(kTeacher)) return;
   try {
     config.teacher = config_of_model(*path).model;

@@ -558,7 +558,8 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   for (const std::string& warning : data_warnings(run.config.data, run.data)) log_warning(warning);
   for (const std::string& warning : prompt_warnings(run.config, run.data, run.prompts)) log_warning(warning);
   if (run.config.checkpoint.exported) {
-    const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
+    const std::vector<std::string> warnings =
+        export_warnings(run.config.model, run.config.checkpoint.exported->format, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);
     std::vector<TokenizerFile> files = run.files;
     if (const std::string taken = take_chat_template(run.config.data, files); !taken.empty()) log_info("checkpoint.export: ", taken);

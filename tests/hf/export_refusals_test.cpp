@@ -222,9 +222,25 @@ TEST(ExportWarnings, NameRotationsThatAServerLacks) {
   ModelConfig model;
   model.max_position_embeddings = 256;
   model.rope_scaling = {.type = RopeScaling::yarn, .factor = 4, .original_max_position_embeddings = 64};
-  EXPECT_THAT(export_warnings(model, {}), IsEmpty());
+  EXPECT_THAT(export_warnings(model, ExportFormat::hf), IsEmpty());
   model.rope_scaling->original_max_position_embeddings = 32;
-  EXPECT_THAT(export_warnings(model, {}), testing::ElementsAre(HasSubstr("model.rope_scaling: vLLM has rotations for")));
+  EXPECT_THAT(export_warnings(model, ExportFormat::hf), testing::ElementsAre(HasSubstr("model.rope_scaling: vLLM has rotations for")));
+}
+
+// mlx-lm alone reads the format mlx, and llama.cpp GGUF.
+TEST(ExportWarnings, NameProgramsThatReadTheFormat) {
+  ModelConfig model;
+  model.moe.emplace();
+  model.moe->capacity_factor = 1.5;
+  model.moe->dense_layers = {0};
+  model.rope_scaling = {.type = RopeScaling::yarn, .factor = 4, .original_max_position_embeddings = 32};
+  model.max_position_embeddings = 256;
+  const std::string drops = "model.moe.capacity_factor: training drops";
+  EXPECT_THAT(
+      export_warnings(model, ExportFormat::hf, Tokenizer::bytes()),
+      testing::ElementsAre(HasSubstr(drops), HasSubstr("not by llama.cpp"), HasSubstr("vLLM"), HasSubstr("llama.cpp knows tokenizers")));
+  for (const ExportFormat format : {ExportFormat::mlx, ExportFormat::gguf})
+    EXPECT_THAT(export_warnings(model, format, Tokenizer::bytes()), testing::ElementsAre(HasSubstr(drops)));
 }
 
 }  // namespace mantissa::export_refusals_test

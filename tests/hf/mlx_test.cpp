@@ -158,15 +158,15 @@ TEST(Mlx, ModelsThatItComputesOtherwiseAreToldByOption) {
 
 TEST(Mlx, ActivationsHaveTheTypeOfTheEmbeddings) {
   EXPECT_EQ(mlx_rounding(Architecture::qwen3, FileDtype::f32, Dtype::f32),
-            "mlx-lm computes in fp32 and rounds nothing that training did not");
+            "mlx-lm computes in fp32 and rounds nothing that forward here does not");
   EXPECT_EQ(mlx_rounding(Architecture::qwen3, FileDtype::f32, Dtype::bf16),
-            "mlx-lm computes in fp32 and rounds nothing that training did not, which computed in bf16");
+            "mlx-lm computes in fp32 and rounds nothing that forward here does not, which computes in bf16");
   EXPECT_EQ(mlx_rounding(Architecture::llama, FileDtype::bf16, Dtype::f32),
-            "mlx-lm rounds activations to bf16 everywhere, which training did not");
+            "mlx-lm rounds activations to bf16 everywhere, which forward here does not");
   EXPECT_EQ(mlx_rounding(Architecture::mixtral, FileDtype::f16, Dtype::bf16),
-            "mlx-lm rounds activations to fp16 before the first router, which training did not");
+            "mlx-lm rounds activations to fp16 before the first router, which forward here does not");
   EXPECT_THAT(mlx_rounding(Architecture::gpt_oss, FileDtype::bf16, Dtype::bf16),
-              HasSubstr("as training did, and rounds before the first router"));
+              HasSubstr("as forward here does, and rounds before the first router"));
 }
 
 }  // namespace mantissa::mlx_test

@@ -463,7 +463,7 @@ TEST_F(GgufExport, VerifyTellsAFileOfAnotherModelFromADamagedOne) {
   EXPECT_THAT(eight.output, HasSubstr("14 tensors of codes in 8 bits, for which GGUF has no type, hold the values that they decode to"));
   to_gguf(trained_on_words("inputs", with(kLlama, {"precision.recipe=mxfp8"})), "inputs", kPacked);
   EXPECT_THAT(run({"verify", file("inputs"), "--against", path("runs/inputs")}).output,
-              HasSubstr("llama.cpp does not quantize inputs of 14 tensors; training did"));
+              HasSubstr("llama.cpp does not quantize inputs of 14 tensors; forward here does"));
 }
 
 }  // namespace mantissa::gguf_export_test

@@ -63,6 +63,22 @@ class StartFromFolder : public test::ExportTest {
   }
 };
 
+// The model is taken from the folder whatever else in these sections is wrong, so nothing is missing in it.
+TEST_F(StartFromFolder, AMistakeInAnotherKeyIsTheOnlyOne) {
+  HfFolder(path("folder"), "qwen3", "F32");
+  const std::vector<std::pair<json, std::string>> mistakes = {
+      {{{"checkpoint", {{"export", {{"format", "gguf"}}}}}}, "checkpoint.export.format"},
+      {{{"checkpoint", {{"interval", -1}}}}, "checkpoint.interval"},
+      {{{"logging", {{"interval", 0}}}}, "logging.interval"}};
+  for (const auto& [mistake, key] : mistakes) {
+    json more = mistake;
+    more["data"] = {{"path", path("text.txt")}, {"tokenizer", nullptr}};
+    const Error error = error_of([&] { named("wrong", "folder", more); });
+    EXPECT_THAT(error.what(), HasSubstr(key + ": "));
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("model.vocab_size"))) << key;
+  }
+}
+
 TEST_F(StartFromFolder, HasTheBitsOfItsValuesInFp32) {
   for (const char* architecture : test::kArchitectureTypes) {
     HfFolder(path(architecture), architecture, "F16 F32 BF16");

@@ -144,7 +144,7 @@ TEST_F(Verify, ATokenWithAnotherIdIsTold) {
 // Only linears outside of experts have the kernel.
 TEST_F(Verify, InputsThatVllmRoundsToFourBitsAreTold) {
   const std::string told =
-      "vLLM up to 0.32 rounds inputs of 2 MXFP4 modules to 4 bits on SM100, as training did not (vllm-project/vllm#56770): serve with "
+      "vLLM up to 0.32 rounds inputs of 2 MXFP4 modules to 4 bits on SM100, as forward here does not (vllm-project/vllm#56770): serve with "
       "--linear-backend marlin, or set VLLM_DISABLED_KERNELS=FlashInferMxFp4LinearKernel";
   const auto warnings_of = [&](const std::vector<std::string>& arguments) {
     const ProcessResult result = run_mantissa(arguments, folder_.path());
