@@ -52,7 +52,8 @@ std::optional<CheckpointPointer> read_pointer(const fs::path& folder, const char
     const size_t space = content.find(' ');
     if (space != std::string::npos && content.back() == '\n') {
       CheckpointPointer pointer{.name = content.substr(0, space), .hash = content.substr(space + 1, content.size() - space - 2)};
-      if (checkpoint_step(pointer.name) && Hash64::parse(pointer.hash)) return pointer;
+      const auto is_hash = [](const std::string& word) { return Hash64::parse(word).has_value(); };
+      if (checkpoint_step(pointer.name) && std::ranges::all_of(split(pointer.hash, ' '), is_hash)) return pointer;
     }
     return CheckpointPointer{.problem = path.string() + ": is damaged"};
   } catch (const Error& problem) {
@@ -279,10 +280,13 @@ void CheckpointDirectory::abandon(const Save& save) {
 SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
   const int64_t step = save.manifest.step;
   SavedCheckpoint saved{.path = path_of(step), .bytes = save.manifest.bytes(), .already_there = save.folder.empty()};
+  const bool is_best = best_ && best_->path == saved.path;
   fs::path superseded;
   if (!saved.already_there) {
     try {
       write_manifest(save.manifest, save.folder);
+      if (is_best)  // a kill may leave either
+        write_pointer(kBest, saved.path.filename().string(), manifest_hash(format_manifest(save.manifest)) + ' ' + best_->hash);
     } catch (...) {
       abandon(save);
       throw;
@@ -313,7 +317,7 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
     log_warning("an old checkpoint was not deleted: ", error.what());
   }
   newest_step_ = step;
-  delete_old();
+  is_best && best_->hash != saved.hash ? name_best(saved) : delete_old();
   return saved;
 }
 

@@ -2,7 +2,8 @@
 //
 //   LOCK                         who owns it (pending_folder.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
-//   best                         the same of the checkpoint with the lowest validation loss, under checkpoint.keep_best
+//   best                         the same of the checkpoint with the lowest validation loss, under checkpoint.keep_best; while another
+//                                state of its step takes its place, "step-00001000 HEX HEX" has the hashes of both
 //   step-00001000/               shard-00000.safetensors, .. and manifest.json; complete if and only if that is there: it is written last
 //   .tmp-00001000-<id>/          a save in progress, which no manifest makes a checkpoint
 //   .bad-*                       damaged ones that were set aside; the newest two are kept
@@ -42,7 +43,7 @@ std::vector<int64_t> steps_in(const std::filesystem::path& folder);
 // Content of the files `latest` and `best`.
 struct CheckpointPointer {
   std::string name = {};     // a valid checkpoint name
-  std::string hash = {};     // hash of its manifest
+  std::string hash = {};     // hash of its manifest; of `best` maybe several, of which it has one
   std::string problem = {};  // why the file says neither: it is damaged or cannot be read
 };
 inline constexpr const char* kLatest = "latest";

@@ -132,7 +132,7 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
   CheckpointReader reader(candidate.path);
   const int64_t step = reader.manifest().step;
   if (candidate.step && step != *candidate.step) throw CheckpointDamage(text(path, ": holds step ", step));
-  if (!candidate.hash.empty() && reader.hash() != candidate.hash)
+  if (!candidate.hash.empty() && candidate.hash.find(reader.hash()) == std::string::npos)
     throw OtherVersion(text(path, ": is not the version that was named (", candidate.hash, ")"));
   return reader;
 }

@@ -40,7 +40,7 @@ NamedCheckpoint find_checkpoint(const std::filesystem::path& path);
 struct CheckpointCandidate {
   std::filesystem::path path;
   std::optional<int64_t> step = {};  // its manifest must hold this step
-  std::string hash = {};             // hash of its manifest; "": any
+  std::string hash = {};             // hash of its manifest, or several with spaces between them; "": any
   std::string problem = {};          // fault of the file `latest`, which then is the path
 };
 

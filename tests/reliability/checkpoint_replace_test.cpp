@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The steps 2, 3 and, of a branch that was left, 9; `latest` names 3. What is saved is another state of step 3.
+// The steps 2, 3 and, of a branch that was left, 9; `latest` and `best` name 3. What is saved is another state of step 3.
 class Replacing : public CheckpointTest, public ::testing::WithParamInterface<bool> {
  protected:
   Replacing() : original_(folder / "original"), old_(3) {
@@ -26,7 +26,7 @@ class Replacing : public CheckpointTest, public ::testing::WithParamInterface<bo
     CheckpointDirectory directory(original_, {.latest = 2}, "setup");
     directory.save(State(9).content());
     directory.save(State(2).content());
-    directory.save(old_.content());
+    directory.name_best(directory.save(old_.content()));
   }
 
   void reset() const {
@@ -40,6 +40,16 @@ class Replacing : public CheckpointTest, public ::testing::WithParamInterface<bo
   Found found() const {
     Found out = Found::neither;
     load_newest(checkpoints(), [&](CheckpointReader& reader) {
+      if (old_.equals(reader)) out = Found::old;
+      if (State(3).equals(reader)) out = Found::replaced;
+    });
+    return out;
+  }
+
+  // As commands find the best one, which is the only one of its step.
+  Found best() const {
+    Found out = Found::neither;
+    load_checkpoint(checkpoints() / "best", [&](CheckpointReader& reader) {
       if (old_.equals(reader)) out = Found::old;
       if (State(3).equals(reader)) out = Found::replaced;
     });
@@ -66,15 +76,19 @@ TEST_P(Replacing, AKillAtAnyFileOperationLeavesTheOldOrTheNewStateOfTheStep) {
     })));
     if (!GetParam()) {
       ASSERT_NE(found(), Found::neither) << "as eval finds it, killed at file operation " << point;
+      ASSERT_EQ(best(), found()) << "killed at file operation " << point;
     }
     CheckpointDirectory directory = open();  // the next run sweeps first
     const Found left = found();
+    ASSERT_EQ(best(), left) << "killed at file operation " << point;
     ASSERT_NE(left, Found::neither) << "killed at file operation " << point;
     ASSERT_TRUE(left == Found::replaced || new_ones == 0) << "the new state was lost again at file operation " << point;
     ++(left == Found::old ? old_ones : new_ones);
     ASSERT_THAT(names_in(checkpoints()), Each(Not(StartsWith(".")))) << point;
     directory.save(State(3).content());
     ASSERT_EQ(found(), Found::replaced);
+    ASSERT_EQ(best(), Found::replaced);
+    ASSERT_EQ(read_file(checkpoints() / "best"), read_file(checkpoints() / "latest"));
     ASSERT_THAT(names_in(checkpoints()), Each(Not(StartsWith(".")))) << point;
   }
   EXPECT_GT(old_ones, 10);
@@ -94,6 +108,7 @@ TEST_P(Replacing, AnErrorAtAnyFileOperationLosesNeitherAndTheNextSaveWorks) {
     reached = disarm_fault();
     ASSERT_THAT(code, AnyOf(ExitCode::ok, ExitCode::storage)) << "file operation " << point;
     const Found left = found();
+    ASSERT_EQ(best(), left) << "file operation " << point;
     ASSERT_TRUE(left == Found::replaced || (left == Found::old && code != ExitCode::ok)) << "file operation " << point;
     failed += code != ExitCode::ok;
     directory.save(State(3).content());
@@ -112,12 +127,12 @@ TEST_P(Replacing, TheOldStateIsDeletedAfterTheNewOneIsPublished) {
   disarm_fault();
   const auto calls = calls_since_armed({"fsync", "rename", "renameat2", "unlinkat"});
   const std::vector<std::string> placed = GetParam() ? std::vector<std::string>{"rename", "rename"} : std::vector<std::string>{"renameat2"};
-  std::vector<std::string> expected = {"fsync", "fsync", "fsync"};  // shard, manifest, temporary folder
+  std::vector<std::string> expected = {"fsync", "fsync", "fsync", "fsync", "rename", "fsync"};  // shard, manifest, temporary folder; best
   expected.insert(expected.end(), placed.begin(), placed.end());
   expected.insert(expected.end(), {"fsync", "fsync", "rename", "fsync", "rename"});  // the parent; latest; into the trash
   ASSERT_GE(calls.size(), expected.size());
   EXPECT_EQ(found(), Found::replaced);
-  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000002", "step-00000003", "step-00000009"));
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "best", "latest", "step-00000002", "step-00000003", "step-00000009"));
   EXPECT_EQ(std::vector<std::string>(calls.begin(), calls.begin() + static_cast<ptrdiff_t>(expected.size())), expected);
 }
 
