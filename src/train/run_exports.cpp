@@ -7,10 +7,12 @@
 
 #include "base/file.h"
 #include "base/parallel.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "comm/mesh.h"
 #include "hf/export.h"
 #include "io/pending_folder.h"
+#include "json/json_fields.h"
 #include "mantissa/base/log.h"
 
 namespace mantissa {
@@ -58,6 +60,21 @@ void delete_exports_without_checkpoint(const RunConfig& config) {
     }
   } catch (const Error& error) {
     log_warning("exports of deleted checkpoints were not deleted: ", error.what());
+  }
+}
+
+// Returns whether a checkpoint was saved only because it was the best of its run until then.
+bool is_best_alone(const fs::path& path) {
+  try {
+    const CheckpointReader reader = open_checkpoint(path);
+    const Manifest& manifest = reader.manifest();
+    const RunConfig& config = reader.config();
+    const auto state = from_json<TrainState>(manifest.state, path.string());
+    const std::optional<BestCheckpoint>& best = state.best_checkpoint;
+    return config.checkpoint.keep_best && best && best->step == manifest.step && !is_due(config, config.checkpoint.interval, manifest.step);
+  } catch (const Error& error) {
+    log_warning(path.string(), ": is exported, as nothing says why it was saved: ", error.what());
+    return false;
   }
 }
 
@@ -198,6 +215,7 @@ void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
     }
     const size_t most = static_cast<size_t>(config_.checkpoint.keep_latest);
     kept.erase(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(std::min(kept.size(), most)));
+    std::erase_if(kept, [](const SavedCheckpoint& saved) { return is_best_alone(saved.path); });
   });
   kept.resize(static_cast<size_t>(world_.all(static_cast<int64_t>(kept.size())).front()));
   for (const SavedCheckpoint& saved : kept) add(saved, checkpoints);
@@ -241,14 +259,24 @@ void RunExports::end(const Order& order, const std::string& problem, std::option
   const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = shard_->seconds()}};
   shard_.reset();
   failures_ += problem.empty() ? 0 : 1;
-  if (order.step >= newest_step_) failed_step_ = problem.empty() ? std::nullopt : std::optional(order.step);
-  newest_step_ = std::max(newest_step_, order.step);
+  failed_.erase(order.step);
+  if (!problem.empty()) failed_[order.step] = problem;
   if (!problem.empty()) log_error("the export of step ", order.step, " was not made: ", problem);
   if (checkpoints) {
     checkpoints->unpin(order.step);
     delete_exports_without_checkpoint(config_);
   }
   made_(event);
+}
+
+std::map<int64_t, std::string> RunExports::failed(const std::optional<CheckpointDirectory>& checkpoints) const {
+  std::map<int64_t, std::string> out;
+  for (const auto& [step, problem] : failed_) {
+    std::error_code unknown;
+    const bool there = checkpoints && fs::is_directory(checkpoints->folder() / checkpoint_name(step), unknown);
+    if (world_.all(uint8_t{there}).front() != 0) out[step] = problem;
+  }
+  return out;
 }
 
 fs::path export_folder(const RunConfig& config, int64_t step) { return exports_of(config) / checkpoint_name(step); }

@@ -9,6 +9,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +23,11 @@ namespace mantissa {
 
 std::filesystem::path export_folder(const RunConfig& config, int64_t step);
 
+// Returns whether a run saves, evaluates or writes samples after this step because of an interval or because it is the last one.
+inline bool is_due(const RunConfig& config, int64_t interval, int64_t step) {
+  return step == config.training.steps || (interval > 0 && step > 0 && step % interval == 0);
+}
+
 // All ranks of a run make the same calls in the same order.
 class RunExports {
  public:
@@ -34,7 +40,8 @@ class RunExports {
   // Asks for the export of a checkpoint that was committed; it waits for those asked for before. Does nothing where it is there or asked
   // for already. saved: of rank 0.
   void add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints);
-  // Asks for those of the newest checkpoints that a run did not make because it ended before.
+  // Asks for those of the newest checkpoints that a run did not make because it ended before. One that was saved for nothing but being the
+  // best is left out: the end of the run asks for that of the best.
   void add_missing(std::optional<CheckpointDirectory>& checkpoints);
 
   size_t pending() const { return orders_.size(); }  // with the one that is being made
@@ -43,7 +50,8 @@ class RunExports {
   void advance(std::optional<CheckpointDirectory>& checkpoints);
   int64_t progress() const { return progress_; }  // progress of this rank: a number that grows while it works
   int64_t failures() const { return failures_; }
-  bool failed(int64_t step) const { return step == failed_step_; }  // that of the newest step
+  // Returns the problems of exports that failed and were not made since, by step, of checkpoints that are still there. A call of all ranks.
+  std::map<int64_t, std::string> failed(const std::optional<CheckpointDirectory>& checkpoints) const;
 
  private:
   struct Order {
@@ -60,9 +68,9 @@ class RunExports {
   std::function<void(const ExportEvent&)> made_;
   std::deque<Order> orders_;  // the first is being made
   std::atomic<int64_t> progress_{0};
-  int64_t failures_ = 0, newest_step_ = -1;
-  std::optional<int64_t> failed_step_;  // the newest one, if its export failed
-  std::unique_ptr<Shard> shard_;        // whose thread uses what stands above
+  int64_t failures_ = 0;
+  std::map<int64_t, std::string> failed_;  // also of checkpoints that were deleted since
+  std::unique_ptr<Shard> shard_;           // whose thread uses what stands above
 };
 
 }  // namespace mantissa

@@ -66,9 +66,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
   publish(run, run.events.step, event);
 }
 
-bool due(const Run& run, int64_t interval) {
-  return run.state.step == *run.config.training.steps || (interval > 0 && run.state.step > 0 && run.state.step % interval == 0);
-}
+bool due(const Run& run, int64_t interval) { return is_due(run.config, interval, run.state.step); }
 
 // Keeps the most urgent request until it is met.
 void take_request(Run& run, Request request) {
@@ -313,7 +311,13 @@ ExitCode finish(Run& run, bool saved) {
     log_info("GEMMs by path: ", counts, again > 0 ? text("; ", again, " of them in fp32 because of extreme scales") : "");
   if (run.config.checkpoint.exported && run.state.best_checkpoint && has_finished(run)) export_best(run);
   await_exports(run, 0);
-  if (!saved || run.exports.failed(run.state.step)) return ExitCode::storage;
+  const std::map<int64_t, std::string> failed = run.exports.failed(run.checkpoints);
+  for (const auto& [step, problem] : failed)
+    log_error("the export of step ", step, " is missing at the end of the run: ", problem, "; mend that, and make it with mantissa export ",
+              (std::filesystem::path(run.config.checkpoint.dir) / checkpoint_name(step)).string());
+  // Nobody resumes a run that has finished; a resume of one that was stopped makes the others.
+  const bool lacks_export = has_finished(run) ? !failed.empty() : failed.contains(run.state.step);
+  if (!saved || lacks_export) return ExitCode::storage;
   return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;
 }
 
@@ -328,7 +332,12 @@ ExitCode loop(Run& run) {
     const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
     const bool ends = has_finished(run) || request == Request::save_and_stop;
-    if (request != Request::none && !saved) saved = save(run, after_save(run));
+    if (request != Request::none && !saved) {
+      saved = save(run, after_save(run));
+    } else if (request == Request::save && run.config.checkpoint.exported && is_best(run)) {  // it was saved, but for being the best
+      await_exports(run, 1);
+      export_best(run);
+    }
     if (ends) return finish(run, saved);
     take_step(run);
     if (run.exports.pending() > 0 && run.state.step % run.config.logging.interval == 0) {

@@ -5,7 +5,9 @@
 #include <mutex>
 
 #include "checkpoint/checkpoint_search.h"
+#include "checkpoint_testing.h"
 #include "hf/load_model.h"
+#include "mantissa/base/log.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -14,6 +16,7 @@ namespace mantissa::best_checkpoint_test {
 namespace fs = std::filesystem;
 using test::error_of;
 using test::Sets;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -166,16 +169,63 @@ TEST_F(BestOfARun, IsExportedAtTheEndBesideTheLast) {
     EXPECT_TRUE(fs::exists(run_folder("run") + "/exports/" + checkpoint_name(step) + "/model.safetensors")) << step;
 }
 
+// The first evaluation, before step 1, has the best one, too. A resume looks for exports that are missing.
 TEST_F(BestOfARun, IsNotExportedBeforeTheEnd) {
   std::vector<int64_t> saved, exported;
   TrainEvents events;
   events.saved = [&](const SaveEvent& event) { saved.push_back(event.step); };
   events.exported = [&](const ExportEvent& event) { exported.push_back(event.step); };
-  train(config("run", test::with(sets_, {"checkpoint.export={}"})), {}, events);
-  EXPECT_GT(saved.size(), 5U) << "the loss falls";
-  std::vector<int64_t> expected = {12};
-  if (best("run") != 12) expected.push_back(best("run"));
-  EXPECT_EQ(exported, expected);
+  const Sets sets = test::with(sets_, {"checkpoint.export={}", "eval.first=true"});
+  for (const bool resumed : {false, true}) {
+    const std::string name = resumed ? "resumed" : "straight";
+    if (resumed) {
+      EXPECT_EQ(until(config(name, sets), 3).summary.exit, ExitCode::stopped);
+      ASSERT_EQ(best(name), 2);
+      EXPECT_FALSE(fs::exists(run_folder(name) + "/exports"));
+    }
+    saved.clear(), exported.clear();
+    train(config(name, test::with(sets, {"checkpoint.resume=auto"})), {}, events);
+    EXPECT_GT(saved.size(), 3U) << "the loss falls";
+    std::vector<int64_t> expected = {12};
+    if (best(name) != 12) expected.push_back(best(name));
+    EXPECT_EQ(exported, expected) << name;
+  }
+}
+
+// Its save was asked for, after it had been saved for being the best.
+TEST_F(BestOfARun, IsExportedAtOnceIfItIsSavedByRequest) {
+  std::vector<int64_t> exported;
+  int64_t step = 0;
+  TrainEvents events;
+  events.step = [&](const StepEvent& event) { step = event.step; };
+  events.exported = [&](const ExportEvent& event) { exported.push_back(event.step); };
+  events.request = [&] { return step == 4 ? Request::save : Request::none; };
+  train(config("run", test::with(sets_, {"checkpoint.export={}", "checkpoint.keep_latest=20"})), {}, events);
+  ASSERT_TRUE(fs::exists(checkpoint("run", 4))) << "the loss falls";
+  EXPECT_EQ(exported.front(), 4);
+}
+
+// Every export that was promised decides how the run ends: a byte of the best checkpoint is damaged when the last one is saved.
+TEST_F(BestOfARun, EndsTheRunWithCodeSevenIfItCannotBeExported) {
+  until(config("run", sets_), 4);
+  const Sets rest = test::with(sets_, test::with(rising_, {"checkpoint.export={}"}));
+  int64_t damaged = 0;
+  TrainEvents events;
+  events.saved = [&](const SaveEvent& event) {
+    if (event.step != 12) return;
+    damaged = best("run");
+    test::flip_byte(checkpoint("run", damaged) + "/shard-00000.safetensors", 8000);
+  };
+  open_log({.console = false, .file = folder_ / "log.txt"});
+  const TrainSummary summary = train(config("run", rest), {}, events);
+  close_log();
+  ASSERT_LT(damaged, 12);
+  EXPECT_EQ(summary.exit, ExitCode::storage);
+  EXPECT_EQ(summary.failed_saves, 1);
+  EXPECT_TRUE(fs::exists(run_folder("run") + "/exports/" + checkpoint_name(12)));
+  EXPECT_THAT(test::read_file(folder_ / "log.txt"),
+              AllOf(HasSubstr(text("the export of step ", damaged, " is missing at the end of the run: ")),
+                    HasSubstr("make it with mantissa export " + checkpoint("run", damaged) + "\n")));
 }
 
 TEST_F(BestOfARun, IsTheSameOnSeveralRanks) {

@@ -253,21 +253,27 @@ TEST_F(ExportsAskedFor, StayWhereNoCheckpointIsSeen) {
   std::filesystem::rename(directory() + "-away", directory());
 }
 
-TEST_F(ExportsAskedFor, TheSecondTryOfTheNewestStepCounts) {
+TEST_F(ExportsAskedFor, FailAsLongAsNoOtherTryMakesThemAndTheirCheckpointIsThere) {
   const LoadedConfig loaded = exporting();
   std::optional<CheckpointDirectory> of_run(std::in_place, directory(), KeepPolicy{}, "test");
   RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
   const auto try_of = [&](const SavedCheckpoint& checkpoint) {
     exports.add(checkpoint, of_run);
     while (exports.pending() > 0) exports.advance(of_run);
+    std::vector<int64_t> failed;
+    for (const auto& [step, problem] : exports.failed(of_run)) {
+      EXPECT_THAT(problem, HasSubstr("was replaced before it was exported"));
+      failed.push_back(step);
+    }
+    return failed;
   };
-  try_of({.path = checkpoint("run", 3), .hash = saved(2).hash});
-  EXPECT_TRUE(exports.failed(3));
-  try_of(saved(2));
-  EXPECT_TRUE(exports.failed(3)) << "that of an older step does not count";
-  try_of(saved(3));
-  EXPECT_FALSE(exports.failed(3));
-  EXPECT_EQ(exports.failures(), 1);
+  EXPECT_THAT(try_of({.path = checkpoint("run", 2), .hash = saved(3).hash}), ElementsAre(2));
+  EXPECT_THAT(try_of({.path = checkpoint("run", 1), .hash = saved(3).hash}), ElementsAre(1, 2));
+  EXPECT_THAT(try_of(saved(3)), ElementsAre(1, 2)) << "the newest says nothing of the others";
+  EXPECT_THAT(try_of(saved(2)), ElementsAre(1));
+  std::filesystem::remove_all(checkpoint("run", 1));
+  EXPECT_THAT(try_of(saved(3)), IsEmpty()) << "nobody waits for it any more";
+  EXPECT_EQ(exports.failures(), 2);
 }
 
 TEST_F(ExportsAskedFor, AResumedRunMakesThoseOfAsManyAsItKeeps) {

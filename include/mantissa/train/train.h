@@ -20,8 +20,8 @@
 namespace mantissa {
 
 struct TrainSummary {
-  ExitCode exit =
-      ExitCode::ok;   // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed, or the export beside it
+  ExitCode exit = ExitCode::ok;  // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed, the export beside it
+                                 // or, of a run that has finished, the export of any checkpoint that is there
   int64_t steps = 0;  // done in the run so far
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
