@@ -85,6 +85,75 @@ TEST_F(Compare, RefusesAFolderOfAnotherConfiguration) {
   EXPECT_EQ(test::read_file(run_of("mxfp4_qat-seed1/mine.txt")), "keep");
 }
 
+// A finished run stays as long as what it read: the file of the data, a model to start from, a teacher.
+TEST_F(Compare, RefusesAFinishedRunWhoseInputsChanged) {
+  const std::string data = folder_ / "text.txt", content = test::read_file(data);
+  run("base", {kBlocks, "training.steps=2"});
+  run("teacher", {kBlocks, "training.steps=2"});
+  const std::vector<std::string> words = {"--recipes", "high,mxfp8",
+                                          "--seeds",   "1",
+                                          "--set",     "training.steps=2",
+                                          "--set",     "checkpoint.init_from=" + run_folder("base"),
+                                          "--set",     "training.teacher=" + run_folder("teacher")};
+  const json first = result(words);
+  const auto refused = [&](const std::string& run) {
+    const ProcessResult again = compare(words);
+    EXPECT_EQ(again.exit_code, 2) << again.output;
+    EXPECT_THAT(again.errors, HasSubstr(run_of(run) + ": "));
+    EXPECT_THAT(again.errors, HasSubstr("; choose another --output, or delete the folder"));
+    return again.errors;
+  };
+  std::string other = content;
+  std::swap(other[100], other[101]);
+  other[102] = other[102] == 'a' ? 'b' : 'a';
+  test::write_file(data, other);
+  EXPECT_THAT(refused("high-seed1"), HasSubstr("did not read what there is now: " + data + " was 20000 bytes with xxh64 "));
+  test::write_file(data, content);
+  for (const std::string name : {"base", "teacher"}) {
+    std::filesystem::copy(run_folder(name), folder_ / "kept", std::filesystem::copy_options::recursive);
+    run(name, {kBlocks, "training.steps=3", "checkpoint.resume=auto"});
+    const std::string key = name == "base" ? "checkpoint.init_from" : "training.teacher";
+    EXPECT_THAT(refused("high-seed1"), HasSubstr("did not read what there is now: " + key + " was "));
+    std::filesystem::remove_all(run_folder(name));
+    std::filesystem::rename(folder_ / "kept", run_folder(name));
+  }
+  EXPECT_EQ(result(words)["recipes"][0]["losses"], first["recipes"][0]["losses"]) << "all is as it was";
+  std::filesystem::remove(run_of("mxfp8-seed1.inputs.json"));
+  EXPECT_THAT(refused("mxfp8-seed1"), HasSubstr("there is no mxfp8-seed1.inputs.json beside it, which would say what it read"));
+  std::filesystem::remove_all(run_of("mxfp8-seed1"));
+  EXPECT_EQ(result(words)["recipes"][1]["losses"], first["recipes"][1]["losses"]) << "the folder alone is begun again";
+}
+
+// A run that goes on has begun with what there was then, and runs of one comparison must not differ in what they read.
+TEST_F(Compare, RefusesInputsThatChangeBetweenItsRuns) {
+  run("base", {kBlocks, "training.steps=2"});
+  const std::vector<std::string> sets = {"--recipes", "high,mxfp8",          "--seeds", "1",
+                                         "--set",     "training.steps=300", "--set",   "checkpoint.init_from=" + run_folder("base")};
+  std::vector<std::string> all = words(sets);
+  all.insert(all.begin(), MANTISSA_BINARY);
+  test::BackgroundProcess process(all, folder_.path(), folder_ / "output");
+  ASSERT_TRUE(test::eventually([&] { return std::filesystem::exists(run_of("mxfp8-seed1.log")); }));
+  run("base", {kBlocks, "training.steps=3", "checkpoint.resume=auto"});
+  EXPECT_EQ(process.wait(), 2);
+  EXPECT_THAT(process.output(), HasSubstr(run_of("high-seed1") + ": did not read what there is now: checkpoint.init_from was "));
+  EXPECT_FALSE(std::filesystem::exists(run_of("compare.json")));
+}
+
+TEST_F(Compare, SaysWhatALayoutOfRanksIsToBe) {
+  const std::vector<std::pair<std::string, std::string>> layouts = {{"parallel.data=2", "data 2, tensor 1, expert 1"},
+                                                                    {"parallel.tensor=2", "data 1, tensor 2, expert 1"},
+                                                                    {"parallel.expert=2", "data 1, tensor 1, expert 2"}};
+  for (const auto& [layout, shown] : layouts) {
+    const ProcessResult refused = compare({"--recipes", "high,mxfp8", "--set", layout});
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.errors, HasSubstr("parallel asks for several ranks (" + shown + "), but compare trains each run as one process"));
+    EXPECT_THAT(refused.errors, Not(HasSubstr("launch")));
+  }
+  test::write_file(folder_ / "ranks.json", R"({"parallel": {"data": 2}})");
+  EXPECT_THAT(compare({"--recipes", "high," + (folder_ / "ranks.json")}).errors,
+              HasSubstr("with the recipe ranks: parallel asks for several ranks (data 2"));
+}
+
 TEST_F(Compare, NamesTheRunThatFailedAndItsLog) {
   // A file of a recipe may change anything: here it is a rate that no run survives.
   test::write_file(folder_ / "hot.json", R"({"optimizer": {"lr": 1e30, "grad_clip": 0}, "training": {"nonfinite_limit": 1}})");

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <tuple>
 
 #include "base/file.h"
 #include "base/parallel.h"
@@ -22,6 +23,7 @@
 #include "tools/compare/comparison.h"
 #include "tools/report/report_page.h"
 #include "train/first_gradient.h"
+#include "train/run_inputs.h"
 
 namespace mantissa::tools {
 namespace {
@@ -77,15 +79,26 @@ void check(const CompareArguments& arguments) {
   }
 }
 
+// Loads the configuration of a run of one process, which each run of a comparison is. What is wrong otherwise is told by the loader.
+LoadedConfig load_alone(const ConfigSources& sources) {
+  RunConfig given;
+  ConfigReport report;
+  const bool known = read_config(sources, fields_of(given), report) && !report.failed("parallel");
+  const auto& [data, tensor, expert] = std::tie(given.parallel.data, given.parallel.tensor, given.parallel.expert);
+  require(!known || (data <= 1 && tensor == 1 && expert == 1), ExitCode::usage, "parallel asks for several ranks (data ", data, ", tensor ",
+          tensor, ", expert ", expert, "), but compare trains each run as one process: set these keys to 1");
+  LoadedConfig loaded = load_run_config(sources, Inputs::must_exist, 1);
+  if (loaded.config.training.epochs) resolve_by_data(loaded);
+  return loaded;
+}
+
 // The configuration as it is given, without what compare sets.
 RunConfig given_config(const CompareArguments& arguments) {
-  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, 1);
-  if (loaded.config.training.epochs) resolve_by_data(loaded);
-  const RunConfig& config = loaded.config;
+  const RunConfig config = load_alone(arguments.sources).config;
   require(!config.checkpoint.resumes_named(), ExitCode::usage, "checkpoint.resume names ", config.checkpoint.resume,
           ", but the runs of a comparison are new; checkpoint.init_from starts them from the weights of a model");
-  const bool validates = !config.data.valid.empty() || (config.data.path && config.data.valid_fraction > 0.0);
-  require(validates, ExitCode::usage, "there is no validation data to compare losses on: give data.valid, or data.valid_fraction");
+  require(config.data.has_validation(), ExitCode::usage,
+          "there is no validation data to compare losses on: give data.valid, or data.valid_fraction");
   return config;
 }
 
@@ -94,6 +107,7 @@ struct PlannedRun {
   std::string name;
   ConfigSources sources;
   LoadedConfig loaded;
+  RunInputs inputs = {};
 };
 
 class ComparisonPlan {
@@ -105,8 +119,12 @@ class ComparisonPlan {
     threads_ = own > 0 ? own : std::max(1, num_threads() / arguments.jobs);
     folder_ = arguments.output.value_or("runs/compare-" + fs::path(arguments.sources.file).stem().string());
     for (int64_t seed = 1; seed <= arguments.seeds; ++seed) {  // pairs are complete as early as may be
-      for (const ComparedRecipe& recipe : recipes_)
-        runs_.push_back(planned(recipe, {.name = text(recipe.name, "-seed", seed), .seed = seed, .threads = threads_}));
+      for (size_t r = 0; r < recipes_.size(); ++r) {
+        const std::string& recipe = recipes_[r].name;
+        PlannedRun& run =
+            runs_.emplace_back(planned(recipes_[r], {.name = text(recipe, "-seed", seed), .seed = seed, .threads = threads_}));
+        run.inputs = seed == 1 ? run_inputs(run.loaded) : runs_[r].inputs;
+      }
     }
   }
 
@@ -145,8 +163,7 @@ class ComparisonPlan {
                              "logging.run_name=" + settings.name, "logging.dir=" + folder, "logging.jsonl=true", "logging.console=plain",
                              "checkpoint.dir=%d/checkpoints", "checkpoint.resume=" + settings.resume});
     try {
-      run.loaded = load_run_config(run.sources, Inputs::must_exist, 1);
-      if (run.loaded.config.training.epochs) resolve_by_data(run.loaded);
+      run.loaded = load_alone(run.sources);
     } catch (const Error& error) {
       fail(error.code(), "with the recipe ", printable(recipe.name), ": ", error.what());
     }
@@ -169,6 +186,9 @@ std::vector<std::string> words_of(const ConfigSources& sources) {
   return words;
 }
 
+constexpr int64_t kLargestRunFile = 64 << 20;  // bytes
+constexpr const char* kElsewhere = "; choose another --output, or delete the folder";
+
 // Throws Error(usage) unless the folder, if it is there, is of this run. Threads change no bit, paths may be seen from elsewhere, and the
 // vocabulary may follow from the data.
 void require_same_run(const PlannedRun& run, const fs::path& folder) {
@@ -177,8 +197,7 @@ void require_same_run(const PlannedRun& run, const fs::path& folder) {
   if (!fs::exists(folder, none)) return;
   require(fs::is_regular_file(file, none), ExitCode::usage, folder.string(),
           ": is no folder of a run of this comparison; choose another --output");
-  constexpr int64_t kLargestConfig = 64 << 20;
-  const Json there = parse_json(File::open_input(file).content(kLargestConfig), file.string()),
+  const Json there = parse_json(File::open_input(file).content(kLargestRunFile), file.string()),
              wanted = parse_json(effective_config(run.loaded.config), "the configuration");
   const auto own = leaves_of(wanted), others = leaves_of(there);
   const auto shown = [](const std::map<std::string, const Json*>& leaves, const std::string& key) {
@@ -193,7 +212,34 @@ void require_same_run(const PlannedRun& run, const fs::path& folder) {
     if (of_data || key == "training.threads" || key == "logging.dir" || key == "checkpoint.dir") continue;
     const std::string here = shown(own, key), was = shown(others, key);
     require(here == was, ExitCode::usage, folder.string(), ": is of another configuration: ", printable(key), " is ", printable(was),
-            " there and ", printable(here), " here; choose another --output, or delete the folder");
+            " there and ", printable(here), " here", kElsewhere);
+  }
+}
+
+// A finished run has no checkpoint that would say what it read, so a file beside its folder does.
+fs::path inputs_file(const fs::path& run) { return run.string() + ".inputs.json"; }
+
+void write_inputs(const fs::path& run, const RunInputs& inputs) {
+  Json json = Json::Members();
+  for (const auto& [input, hash] : inputs) json.add(input, hash);
+  write_file_atomically(inputs_file(run), json.dump(1) + "\n");
+}
+
+// Throws Error(usage) unless the run read what runs read now.
+void require_same_inputs(const fs::path& run, const RunInputs& now) {
+  const fs::path file = inputs_file(run);
+  std::error_code none;
+  require(fs::is_regular_file(file, none), ExitCode::usage, run.string(), ": there is no ", file.filename().string(),
+          " beside it, which would say what it read", kElsewhere);
+  const Json written = parse_json(File::open_input(file).content(kLargestRunFile), file.string());
+  RunInputs then;
+  for (const auto& [input, hash] : written.members()) then[input] = hash.string();
+  RunInputs all = now;
+  all.insert(then.begin(), then.end());
+  for (const auto& [input, hash] : all) {
+    const auto shown = [&](const RunInputs& inputs) { return inputs.contains(input) ? inputs.at(input) : "nothing"; };
+    require(shown(then) == shown(now), ExitCode::usage, run.string(), ": did not read what there is now: ", printable(input), " was ",
+            printable(shown(then)), " and is ", shown(now), kElsewhere);
   }
 }
 
@@ -227,15 +273,20 @@ ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan
   for (const PlannedRun& run : plan.runs()) {
     const fs::path folder = plan.folder() / run.name;
     require_same_run(run, folder);
-    if (finished_metrics(run, folder)) {
+    std::error_code none;
+    const bool finished = finished_metrics(run, folder).has_value(),
+               saved = fs::is_directory(folder / "checkpoints", none) &&
+                       !checkpoint_candidates({.folder = folder / "checkpoints", .name = ""}).empty();
+    if (finished || saved) require_same_inputs(folder, run.inputs);
+    if (finished) {
       delete_checkpoints(arguments, folder);
       continue;
     }
     require_nobody_trains(run.loaded.config);
-    std::error_code none;
-    const bool saved =
-        fs::is_directory(folder / "checkpoints", none) && !checkpoint_candidates({.folder = folder / "checkpoints", .name = ""}).empty();
-    if (!saved) fs::remove_all(folder);  // it was killed before its first save
+    if (!saved) {  // it is new, or was killed before its first save
+      fs::remove_all(folder);
+      write_inputs(folder, run.inputs);
+    }
     left.push_back({.name = run.name, .log = plan.folder() / (run.name + ".log"), .words = words_of(run.sources)});
   }
   size_t done = plan.runs().size() - left.size();
@@ -274,6 +325,8 @@ ExitCode compare(const CompareArguments& arguments) {
   const FolderLock lock(plan.folder(), "mantissa compare");
   if (const ExitCode code = train_all(arguments, plan); code != ExitCode::ok) return code;
   const size_t count = plan.recipes().size();
+  for (size_t r = 0; r < count; ++r)  // runs that were trained last may have read something else
+    require_same_inputs(plan.folder() / plan.runs()[r].name, run_inputs(plan.runs()[r].loaded));
   Comparison comparison{.name = arguments.sources.file,
                         .steps = *plan.config().training.steps,
                         .at_a_time = arguments.jobs,
