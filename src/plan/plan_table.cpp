@@ -26,12 +26,19 @@ std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
 
 }  // namespace
 
-std::string aligned(const std::vector<Cells>& rows) {
+std::string rounded(double value, int digits) { return text(std::fixed, std::setprecision(digits), value); }
+
+std::string aligned(const std::vector<Cells>& rows, Columns columns) {
   const std::vector<size_t> widths = widths_of(rows);
   std::string out;
   for (const Cells& row : rows) {
-    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + kGap, ' ');
-    out += std::string(widths.back() - row.back().size(), ' ') + row.back() + '\n';
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - row[i].size(), ' '), gap(i > 0 ? kGap : 0, ' ');
+      const bool right = i + 1 == row.size() || (i > 0 && columns == Columns::numbers);
+      line += gap + (right ? space + row[i] : row[i] + space);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
   return out;
 }

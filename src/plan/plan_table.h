@@ -11,8 +11,11 @@
 
 namespace mantissa {
 
-// Returns lines of cells in columns; the last column, of numbers, stands to the right.
-std::string aligned(const std::vector<std::vector<std::string>>& rows);
+// Returns lines of cells in columns. To the right stand the last column or, of a table of numbers, all but the first.
+enum class Columns { text, numbers };
+std::string aligned(const std::vector<std::vector<std::string>>& rows, Columns columns = Columns::text);
+
+std::string rounded(double value, int digits);  // so many behind the point
 
 constexpr size_t kNarrowColumns = 100;
 enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names without their middle; or all columns as wide as they are

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iomanip>
 #include <iostream>
-#include <sstream>
 
 #include "mantissa/base/text.h"
 #include "mantissa/precision/rules.h"
@@ -50,12 +48,6 @@ std::vector<Pooled> pooled(const Analysis& analysis, size_t recipe, bool each) {
     pool->add(*weight.errors[recipe]);
   }
   return pools;
-}
-
-std::string rounded(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return std::move(out).str();
 }
 
 std::string db_text(const std::optional<double>& db) { return db ? rounded(*db, 2) : "-"; }

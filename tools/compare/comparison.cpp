@@ -1,11 +1,11 @@
 #include "tools/compare/comparison.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
+#include <iomanip>
 #include <numeric>
 
-#include "mantissa/base/error.h"
+#include "mantissa/base/text.h"
+#include "plan/plan_table.h"
 
 namespace mantissa::tools {
 namespace {
@@ -44,15 +44,9 @@ std::optional<double> largest_load(const RunMetrics& run) {
   return worst;
 }
 
-std::string digits(const char* form, double value) {
-  std::array<char, 32> out{};
-  std::snprintf(out.data(), out.size(), form, value);
-  return out.data();
-}
-
-std::string with_interval(const PairedDifference& difference, double factor, const char* signed_form, const char* form) {
-  const std::string mean = digits(signed_form, factor * difference.mean);
-  return difference.half_width ? mean + " +- " + digits(form, factor * *difference.half_width) : mean;
+std::string with_interval(const PairedDifference& difference, double factor, int digits) {
+  const std::string mean = text(std::showpos, std::fixed, std::setprecision(digits), factor * difference.mean);
+  return difference.half_width ? mean + " +- " + rounded(factor * *difference.half_width, digits) : mean;
 }
 
 Json json_of(const PairedDifference& difference) {
@@ -71,35 +65,19 @@ std::optional<CosineRange> cosine_range(const std::map<std::string, double>& cos
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// Columns stand two spaces apart, the first to the left and the others to the right.
-std::string table_text(const Rows& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows)
-    for (size_t column = 0; column < row.size(); ++column) widths[column] = std::max(widths[column], row[column].size());
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line = row.front() + std::string(widths.front() - row.front().size(), ' ');
-    for (size_t column = 1; column < row.size(); ++column) line += std::string(2 + widths[column] - row[column].size(), ' ') + row[column];
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
-  }
-  return out;
-}
-
 std::vector<std::string> row_of(const RecipeCost& cost, const RecipeCost& first) {
   const bool baseline = &cost == &first;
   const std::optional<CosineRange> range = cosine_range(cost.cosines);
-  const std::string cosine = baseline ? "1"
-                             : range  ? digits("%.4f", range->least.second) + " to " + digits("%.4f", range->most.second)
-                                      : "none";
+  const std::string cosine = baseline ? "1" : range ? rounded(range->least.second, 4) + " to " + rounded(range->most.second, 4) : "none";
   std::vector<std::string> row = {cost.recipe,
-                                  digits("%.4f", cost.loss()),
-                                  baseline ? "" : with_interval(cost.difference, 1, "%+.4f", "%.4f"),
-                                  baseline ? "" : with_interval(cost.change, 100, "%+.2f", "%.2f") + " %",
+                                  rounded(cost.loss(), 4),
+                                  baseline ? "" : with_interval(cost.difference, 1, 4),
+                                  baseline ? "" : with_interval(cost.change, 100, 2) + " %",
                                   cosine,
-                                  digits("%.1f", cost.milliseconds),
-                                  first.milliseconds > 0 ? digits("%.2f", cost.milliseconds / first.milliseconds) : "",
-                                  digits("%.4g", cost.bytes_per_weight)};
-  if (first.load) row.push_back(cost.load ? digits("%.2f", *cost.load) : "");
+                                  rounded(cost.milliseconds, 1),
+                                  first.milliseconds > 0 ? rounded(cost.milliseconds / first.milliseconds, 2) : "",
+                                  text(std::setprecision(4), cost.bytes_per_weight)};
+  if (first.load) row.push_back(cost.load ? rounded(*cost.load, 2) : "");
   return row;
 }
 
@@ -167,7 +145,7 @@ std::string comparison_table(const Comparison& comparison) {
   for (const RecipeCost& cost : recipes) rows.push_back(row_of(cost, recipes.front()));
   std::string out = text(comparison.name, " | ", count_text(comparison.steps, "step"), " | ", count_text(seeds, "seed"), " | ",
                          count_text(comparison.at_a_time, "run"), " at a time, ", count_text(comparison.threads, "thread"), " each\n\n",
-                         table_text(rows), '\n');
+                         aligned(rows, Columns::numbers), '\n');
   out += seeds > 1 ? text("difference and change: mean over ", seeds, " pairs of equal seeds, +- Student's t at ", 100 * kConfidence,
                           " %; an interval with 0 in it shows no difference\n")
                    : text("difference and change have no interval: one seed tells nothing about others\n");
