@@ -31,12 +31,12 @@ std::vector<std::string> paths_of(const std::vector<ModuleShape>& modules) {
   return paths;
 }
 
-// Returns true if a recipe can be that of this module.
-bool fits(const ModuleShape& module, PrecisionConfig ambient) {
+// Returns true if a recipe can be that of these modules; of none: if it is one.
+bool fits(const std::vector<ModuleShape>& modules, PrecisionConfig ambient) {
   ambient.rules.clear();
   ambient.fp8_output_proj = {};
   ConfigReport report;
-  PrecisionPlan::resolve(ambient, {.modules = {module}}, report);
+  PrecisionPlan::resolve(ambient, {.modules = modules}, report);
   return report.ok();
 }
 
@@ -59,9 +59,13 @@ ExaminedRecipe examined(const RunConfig& config, bool of_folder, const std::stri
   const std::vector<ModuleShape> linears = ambient_linears(resolve_plan(used_by(config, of_folder, high)));
   std::vector<std::string> misfits;
   for (const ModuleShape& linear : linears) {
-    if (!fits(linear, whole.precision)) misfits.push_back(linear.path);
+    if (!fits({linear}, whole.precision)) misfits.push_back(linear.path);
   }
-  require(!misfits.empty() && misfits.size() < linears.size(), ExitCode::usage, problem);
+  require(!misfits.empty() && fits({}, whole.precision), ExitCode::usage, problem);
+  if (misfits.size() == linears.size()) {
+    const PrecisionPlan plan = resolve_plan(used_by(config, of_folder, high));
+    return {.name = name, .values = high.precision, .plan = plan, .misfits = misfits, .problem = problem, .fits = false};
+  }
   std::vector<RuleConfig> rules = whole.precision.rules;
   for (const std::string& pattern : patterns_of(misfits, paths_of(linears))) rules.push_back({.match = pattern, .recipe = "high"});
   use.precision = with({rules_value(rules)});
@@ -160,6 +164,7 @@ std::vector<ExaminedRecipe> examined_recipes(const RunConfig& config, bool of_fo
   std::vector<ExaminedRecipe> recipes;
   recipes.reserve(names.size());
   for (const std::string& name : names) recipes.push_back(examined(config, of_folder, name, use));
+  require(std::ranges::any_of(recipes, &ExaminedRecipe::fits), ExitCode::usage, recipes.front().problem);
   return recipes;
 }
 

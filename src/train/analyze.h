@@ -19,11 +19,12 @@ struct ExaminedRecipe {
   // Linears whose sizes are no whole blocks of the recipe: they stay in high precision. The message about all of them.
   std::vector<std::string> misfits = {};
   std::string problem = {};
+  bool fits = true;  // some linear, else values and plan are those of high precision
 };
 
 // Returns the plans of a model under recipes of these names, each as the ambient recipe. Rules and output projection are those of `more`,
 // further values of section "precision", and not those of the model, which was trained by them. Throws Error(usage), before any weight is
-// read, for names that are no recipes, for what with_precision() refuses, and for a recipe that fits no linear.
+// read, for names that are no recipes, for what with_precision() refuses, and if none of the recipes fits a linear.
 std::vector<ExaminedRecipe> examined_recipes(const RunConfig& config, bool of_folder, const std::vector<std::string>& names,
                                              const ModelUse& more);
 

@@ -129,8 +129,21 @@ TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   EXPECT_TRUE(recipe.plan.of("layers.1.mlp.gate_up").recipe.quantizes());
   EXPECT_FALSE(logits_of(saved, {.precision = recipe.values}) == logits_of(saved)) << "the values make the model so";
   const Error none = error_of([&] { recipes_of(source, {"widest"}, wide); });
-  EXPECT_EQ(none.code(), ExitCode::usage);
+  EXPECT_EQ(none.code(), ExitCode::usage) << "there is nothing else to show";
   EXPECT_THAT(none.what(), HasSubstr("is not a multiple of 128"));
+  const std::vector<std::string> beside = {saved, "--set", wide.front(), "--recipes", "widest,mxfp4_qat"};
+  const std::vector<std::string> losses = {"--data", folder_ / "text.txt", "--iters", "2", "--modules", "4"};
+  const CommandResult shown = analyze(test::with(beside, losses));
+  EXPECT_EQ(shown.exit_code, 0) << shown.error;
+  EXPECT_THAT(shown.output, AllOf(HasSubstr("\nwidest | fits no linear of this model: "), HasSubstr("is not a multiple of 128"),
+                                  HasSubstr("\nmxfp4_qat | 8 weights"), HasSubstr("\nmxfp4_qat  "), Not(HasSubstr("\nwidest  "))));
+  const nlohmann::json unfit = analyzed(test::with(beside, losses))["recipes"];
+  EXPECT_EQ(unfit[0]["fits"], false);
+  EXPECT_EQ(unfit[0]["misfits"].size(), 8U);
+  EXPECT_FALSE(unfit[0].contains("loss"));
+  EXPECT_EQ(unfit[1]["fits"], true);
+  EXPECT_EQ(unfit[1]["weights"].size(), 8U);
+  EXPECT_EQ(unfit[1]["loss"], analyzed(test::with({saved, "--recipes", "mxfp4_qat"}, losses))["recipes"][0]["loss"]);
   const std::vector<std::string> sets = {saved, "--set", wide.front(), "--recipes", "wide,mxfp4_qat"};
   EXPECT_THAT(analyze(sets).output, AllOf(HasSubstr("wide | 4 linears in high precision: "), HasSubstr("mxfp4_qat | 8 weights")));
   const nlohmann::json both = analyzed(sets);

@@ -68,6 +68,10 @@ std::string table_of(const Analysis& analysis, size_t recipe, bool wide) {
 
 void print_recipe(const Analysis& analysis, size_t number, bool wide) {
   const ExaminedRecipe& recipe = analysis.recipes[number];
+  if (!recipe.fits) {
+    std::cout << '\n' << printable(recipe.name) << " | fits no linear of this model: " << printable(recipe.problem, "\n  ") << '\n';
+    return;
+  }
   Pooled all;
   for (const Pooled& pool : pooled(analysis, number, true)) {
     all.signal += pool.signal, all.noise += pool.noise;
@@ -119,13 +123,14 @@ Json recipes_json(const Analysis& analysis) {
       if (weight.errors[i]) weights.push_back(json_of(*weight.errors[i]));
     }
     Json entry = {{"recipe", recipe.name},
+                  {"fits", recipe.fits},
                   {"set", recipe.values},
                   {"linears", json_of(stored_size(recipe.plan, true))},
                   {"model", json_of(stored_size(recipe.plan, false))},
                   {"misfits", recipe.misfits},
                   {"weights", weights}};
     if (!recipe.problem.empty()) entry.add("problem", recipe.problem);
-    if (analysis.high_loss) add_loss(entry, analysis.losses[i]);
+    if (analysis.high_loss && recipe.fits) add_loss(entry, analysis.losses[i]);
     recipes.push_back(std::move(entry));
   }
   return recipes;
@@ -154,7 +159,8 @@ void print_losses(const Analysis& analysis) {
     rows.back().push_back(rounded(stored_size(recipe.plan, true).bits(), 3));
   };
   add(analysis.high, high);
-  for (size_t i = 0; i < analysis.recipes.size(); ++i) add(analysis.recipes[i], analysis.losses[i]);
+  for (size_t i = 0; i < analysis.recipes.size(); ++i)
+    if (analysis.recipes[i].fits) add(analysis.recipes[i], analysis.losses[i]);
   std::cout << printable(aligned(rows), "\n");
 }
 

@@ -37,7 +37,7 @@ struct Analysis {
   std::string data = {};                       // "" without data
   int64_t window = 0;                          // tokens of a window of the data
   std::optional<RecipeLoss> high_loss = {};    // with data
-  std::vector<RecipeLoss> losses = {};         // by recipe, with data
+  std::vector<RecipeLoss> losses = {};         // by recipe, with data; unset for one that fits nothing
   std::vector<ModelPart> parts = {};           // with --modules or --budget
   std::vector<PartLoss> part_losses = {};      // from the largest KL to the least
   std::optional<ProposedRules> proposed = {};  // with --budget

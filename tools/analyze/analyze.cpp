@@ -103,14 +103,15 @@ class LossMeasurement {
     open_log({.level = LogLevel::error, .console = true, .file = {}});  // loading the model again would repeat its warnings
     const int64_t rows = rows_of(arguments_, *high_);
     if (arguments_.modules || arguments_.budget) find_parts();
-    const auto evaluations = static_cast<int64_t>(1 + analysis_.recipes.size() + choices_.size() + (arguments_.budget ? 1 : 0));
+    const auto fitting = static_cast<size_t>(std::ranges::count(analysis_.recipes, true, &ExaminedRecipe::fits));
+    const auto evaluations = static_cast<int64_t>(1 + fitting + choices_.size() + (arguments_.budget ? 1 : 0));
     CountProgress progress("analyze", evaluations * micro_batches_of(arguments_, data, rows));
     const RecipeLosses losses(*high_->model, data.valid, rows, arguments_.iters, [&progress] { progress.begin_next(); });
     analysis_.data = *arguments_.data;
     analysis_.window = window_of(arguments_, *high_);
     analysis_.high_loss = finite(losses.high(), "high");
     for (const ExaminedRecipe& recipe : analysis_.recipes)
-      analysis_.losses.push_back(finite(losses.of(*loaded(recipe.values).model), recipe.name));
+      analysis_.losses.push_back(recipe.fits ? finite(losses.of(*loaded(recipe.values).model), recipe.name) : RecipeLoss());
     for (PartLoss& alone : choices_) measure_part(losses, alone);
     if (arguments_.budget) propose_rules(losses);
     std::ranges::stable_sort(choices_, std::ranges::greater{}, [](const PartLoss& alone) { return alone.loss.kl; });
