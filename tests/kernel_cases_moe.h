@@ -129,12 +129,29 @@ inline std::vector<double> some_dropped(Operands& o, int64_t count, int64_t limi
   return out;
 }
 
-inline void permute_case(Operands& o, int64_t tokens, int64_t rows, int64_t columns, const Quantization& how) {
+// `table`: x holds rows of a table of three times as many.
+inline void permute_case(Operands& o, int64_t tokens, int64_t rows, int64_t columns, const Quantization& how, bool table = false) {
   const Value x = how ? Value(quantized_input(o, tokens, columns, how, 8)) : Value(o.input({tokens, columns}));
   const Value out =
       how ? Value(quantized_output(o, "codes", "scales", {rows, columns}, how)) : Value(o.output("out", {rows, columns}, kExact));
+  if (table) {
+    const Tensor ids = o.indices(rows, 3 * tokens);
+    return o.device().run(Permute{.x = x, .out = out, .assignments = ids, .per_row = 1, .part = {.first = tokens, .rows = 3 * tokens}});
+  }
   const Tensor assignments = o.given(Dtype::i32, {rows}, some_dropped(o, rows, tokens * 2));
   o.device().run(Permute{.x = x, .out = out, .assignments = assignments, .per_row = 2});
+}
+
+inline void permute_cases(Cases& add) {
+  for (const auto& [tokens, rows, columns] : {std::array<int64_t, 3>{1, 1, 1}, {5, 64, 7}, {40, 96, 384}, {300, 1100, 128}}) {
+    for (const Quantization how : {Quantization{}, {Format::e4m3, 1, 32}, {Format::e5m2, 1, 128}, {Format::e2m1, 1, 32}}) {
+      if (how && columns % 128 != 0) continue;
+      for (const bool table : {false, true}) {
+        const std::string variant = text(named({tokens, rows, columns}), how ? text('_', how) : "", table ? "_table" : "");
+        add("Permute", variant, [=, n = tokens, r = rows, c = columns](Operands& o) { permute_case(o, n, r, c, how, table); });
+      }
+    }
+  }
 }
 
 // Rows that arrive by rank and expert.
@@ -193,16 +210,7 @@ inline void dispatch_cases(Cases& add) {
       o.device().run(SumCounts{.counts = counts, .out = o.output_of(Dtype::f64, "out", {c}, kExact)});
     });
   }
-  for (const auto& [tokens, rows, columns] : {std::array<int64_t, 3>{1, 1, 1}, {5, 64, 7}, {40, 96, 384}, {300, 1100, 128}}) {
-    const std::string size = named({tokens, rows, columns});
-    add("Permute", size, [=, n = tokens, r = rows, c = columns](Operands& o) { permute_case(o, n, r, c, {}); });
-    if (columns % 128 != 0) continue;
-    for (const Quantization how : {Quantization{Format::e4m3, 1, 32}, {Format::e5m2, 1, 128}, {Format::e2m1, 1, 32}}) {
-      std::ostringstream variant;
-      variant << size << '_' << how;
-      add("Permute", variant.str(), [=, n = tokens, r = rows, c = columns](Operands& o) { permute_case(o, n, r, c, how); });
-    }
-  }
+  permute_cases(add);
   for (const auto& [tokens, assignments, columns] :
        {std::array<int64_t, 3>{1, 1, 1}, {9, 1, 33}, {40, 2, 384}, {70, 8, 257}, {3, 4, 5000}}) {
     add("Unpermute", named({tokens, assignments, columns}), [=, n = tokens, k = assignments, c = columns](Operands& o) {

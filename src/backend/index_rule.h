@@ -60,6 +60,12 @@ void check_indices(const Tensor& indices, const IndexRule& rule);
 // Requires 0 <= start <= i for position i of every sequence of `length`. Checks nothing if undefined.
 void check_segment_starts(const char* kernel, const Tensor& segment_starts, int64_t length);
 
+// Returns the rule for the assignments of Permute, or for the ids of a table.
+inline IndexRule rule_of(const Permute& k) {
+  if (k.part.rows > 0) return IndexRule::below(ExitCode::data, "embedding", "ids", k.part.rows);
+  return IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row);
+}
+
 // Rules of ArrivalTable: for every count, for the sum of all, and for their sum when each is rounded up to the multiple.
 struct ArrivalRules {
   IndexRule counts, arrivals, room;

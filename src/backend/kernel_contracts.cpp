@@ -231,6 +231,8 @@ Contract Permute::contract() const {
   } else {
     c.input("x", std::get<Tensor>(x), "[N, C]").output("out", std::get<Tensor>(out), "[R, C]");
   }
+  part.check(c.size('V', shape_of(x)[0]));
+  c.that(part.rows == 0 || per_row == 1, "per_row is ", per_row, ", and a part of a table has 1");
   return c.input("assignments", assignments, "i32 [R]").that(per_row > 0, "per_row is ", per_row);
 }
 

@@ -85,9 +85,10 @@ struct LinearWeight {
 // Says what backward keeps of an activation that is cheap to compute again.
 enum class Keep { value, nothing };
 
-// Looks up rows of weight [V, C] by ids [N] i32: [N, C]. Column-parallel, weight has V rows of V * size, from V * rank on, and the outputs
-// are summed over the group, which is exact. With sequence parallelism ids has all tokens, and the result is this rank's share of them.
-Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp = {});
+// Looks up rows of weight [V, C] by ids [N] i32: [N, C]. Rows of a weight with codes are those of its codes, decoded. Column-parallel,
+// weight has V rows of V * size, from V * rank on, and the outputs are summed over the group, which is exact. With sequence parallelism ids
+// has all tokens, and the result is this rank's share of them.
+Var embedding(const Tensor& ids, const LinearWeight& weight, const TensorParallel& tp = {});
 
 Var add(const Var& a, const Var& b);
 

@@ -17,17 +17,34 @@ Var convert(const Var& x, Dtype dtype) {
                 [before](const Tensor& dy) { return std::vector<Tensor>{converted(dy, before)}; });
 }
 
-Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
+namespace {
+
+// Returns zeros for rows that another rank has.
+Tensor rows_of_table(const Tensor& ids, const LinearWeight& weight, const TableRows& part) {
+  const int64_t channels = weight.shape()[1];
+  if (weight.codes.defined()) {
+    const QuantizedTensor rows = empty_quantized(weight.device(), {ids.elements(), channels}, weight.codes.how);
+    weight.device().run(Permute{.x = weight.codes, .out = rows, .assignments = ids, .per_row = 1, .part = part});
+    return decoded(rows, weight.high.dtype());
+  }
+  const Tensor out = empty(weight.device(), weight.high.dtype(), {ids.elements(), channels});
+  weight.device().run(EmbeddingForward{.ids = ids, .weight = weight.high, .out = out, .part = part});
+  return out;
+}
+
+}  // namespace
+
+Var embedding(const Tensor& ids, const LinearWeight& weight, const TensorParallel& tp) {
   require(tp.split != Split::row_parallel, "embedding: the weight must not be row-parallel");
   require(!by_tokens(tp) || ids.elements() == tp.tokens, "embedding: ", ids.elements(), " ids of ", tp.tokens, " tokens");
-  const Tensor& table = weight.value();
-  TableRows part;
-  if (shared(tp)) part = {.first = table.dim(0) * tp.group.rank(), .rows = table.dim(0) * tp.group.size()};
-  Tensor out = empty(table.device(), table.dtype(), {ids.elements(), table.dim(1)});
-  table.device().run(EmbeddingForward{.ids = ids, .weight = table, .out = out, .part = part});
+  require(weight.high.defined(), "embedding: the table has no values, whose dtype the rows have");
+  const int64_t held = weight.shape()[0];
+  TableRows part{.first = 0, .rows = held};
+  if (shared(tp)) part = {.first = held * tp.group.rank(), .rows = held * tp.group.size()};
+  Tensor out = rows_of_table(ids, weight, part);
   if (shared(tp)) out = summed(tp, out, {}, out.dtype());  // all ranks but one add zeros
-  if (!recording({weight})) return Var(out);
-  return record("embedding", out, {weight}, [ids, part, tp, leaf = &weight.trained_leaf("embedding")](const Tensor& dy) {
+  if (!recording({weight.var()})) return Var(out);
+  return record("embedding", out, {weight.var()}, [ids, part, tp, leaf = weight.leaf](const Tensor& dy) {
     const Tensor rows = gathered_rows(tp, dy);
     const auto [dweight, accumulate] = leaf->target();
     dy.device().run(EmbeddingBackward{.ids = ids, .dy = rows, .dweight = dweight, .accumulate = accumulate, .part = part});

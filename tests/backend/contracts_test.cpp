@@ -223,10 +223,22 @@ TEST_P(ContractCheck, PartsOfATableLieInIt) {
     refuses(bad, "embedding", {text("from ", part.first), "5", text(part.rows)});
     refuses(bad_backward, "embedding backward", {text("from ", part.first), "5", text(part.rows)});
   }
+  const Quantization how{Format::e4m3, 1, 32};
+  const Permute of_codes{.x = codes({5, 64}, how), .out = codes({4, 64}, how), .assignments = forward.ids, .per_row = 1, .part = good};
+  accepts(of_codes);
+  for (const TableRows part : {TableRows{-1, 11}, TableRows{7, 11}, TableRows{0, 4}, TableRows{1, 0}}) {
+    Permute bad = of_codes;
+    bad.part = part;
+    refuses(bad, "permute", {text("from ", part.first), "5", text(part.rows)});
+  }
+  Permute several = of_codes;
+  several.per_row = 2;
+  refuses(several, "permute", {"per_row is 2"});
   for (const int32_t id : {-1, 11}) {
     set_value(forward.ids, 2, id);
     refuses(forward, "embedding", {"ids[2]", std::to_string(id), "11"}, ExitCode::data);
     refuses(backward, "embedding backward", {"ids[2]", std::to_string(id), "11"}, ExitCode::data);
+    refuses(of_codes, "embedding", {"ids[2]", std::to_string(id), "11"}, ExitCode::data);
   }
 }
 

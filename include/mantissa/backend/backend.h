@@ -647,11 +647,12 @@ struct ArrivalTable {
 };
 
 // out[r] = x[assignments[r] / per_row], or zeros (codes 0 with scale 0, whatever the range) where that is -1. Takes rowwise codes or
-// values.
+// values. With part.rows, x holds some rows of a table: assignments are ids of it, as in EmbeddingForward, and per_row is 1.
 struct Permute {
   Value x, out;
   Tensor assignments;
   int64_t per_row;
+  TableRows part{};
 
   Contract contract() const;
 };

@@ -361,15 +361,16 @@ namespace {
 
 // Copies the bytes of rows of `x` to rows of `out`.
 void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
-  const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype());
+  const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype()), held = x.dim(0);
   const int32_t* assignments = k.assignments.device_data<int32_t>();
   parallel_for(out.dim(0), rows_per_piece(bytes / 4), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       std::byte* to = out.device_bytes() + r * bytes;
-      if (assignments[r] < 0) {
+      const int64_t row = assignments[r] < 0 ? -1 : assignments[r] / k.per_row - k.part.first;
+      if (row < 0 || row >= held) {
         std::memset(to, 0, static_cast<size_t>(bytes));
       } else {
-        std::memcpy(to, x.device_bytes() + assignments[r] / k.per_row * bytes, static_cast<size_t>(bytes));
+        std::memcpy(to, x.device_bytes() + row * bytes, static_cast<size_t>(bytes));
       }
     }
   });
@@ -449,7 +450,7 @@ void CpuReference::execute(const SumCounts& k) {
 }
 
 void CpuReference::execute(const Permute& k) {
-  check_indices(k.assignments, IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row));
+  check_indices(k.assignments, rule_of(k));
   if (const auto* x = std::get_if<Tensor>(&k.x)) return permute_rows(*x, std::get<Tensor>(k.out), k);
   const auto &from = std::get<QuantizedTensor>(k.x), &to = std::get<QuantizedTensor>(k.out);
   permute_rows(from.codes, to.codes, k);

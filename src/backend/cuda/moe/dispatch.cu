@@ -158,14 +158,25 @@ struct alignas(16) SixteenBytes {
   uint32_t words[4];
 };
 
-// out[r] = x[assignments[r] / per_row], or zeros; rows of so many units.
+// The rows of x by the assignments of Permute: those from `first` on, `held` of them.
+struct RowsByAssignment {
+  CheckedIndices assignments;
+  int64_t per_row, first, held;
+
+  // Returns -1 for an assignment to no row of x, or one that is refused.
+  __device__ int64_t row(int64_t i) const {
+    const int64_t assignment = checked(assignments, i), row = assignment / per_row - first;
+    return assignment >= 0 && row >= 0 && row < held ? row : -1;
+  }
+};
+
+// out[r] = x[row of r], or zeros; rows of so many units.
 template <class Unit>
-__global__ void __launch_bounds__(kThreads)
-    permute(const std::byte* x, std::byte* out, CheckedIndices assignments, int64_t per_row, int64_t rows, int64_t units) {
+__global__ void __launch_bounds__(kThreads) permute(const std::byte* x, std::byte* out, RowsByAssignment by, int64_t rows, int64_t units) {
   for_each_element(rows * units, [=](int64_t i) {
-    const int64_t row = i / units, assignment = checked(assignments, row);
+    const int64_t to = i / units, from = by.row(to);
     Unit unit{};
-    if (assignment >= 0) unit = load<Unit>(x + (assignment / per_row * units + (i - row * units)) * int64_t{sizeof(Unit)});
+    if (from >= 0) unit = load<Unit>(x + (from * units + (i - to * units)) * int64_t{sizeof(Unit)});
     store<Unit>(out + i * int64_t{sizeof(Unit)}, unit);
   });
 }
@@ -224,7 +235,7 @@ void CudaBackend::execute(const ArrivalTable& k) {
 }
 
 void CudaBackend::execute(const Permute& k) {
-  const CheckedIndices assignments = checked(k.assignments, IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row));
+  const RowsByAssignment rows_of{checked(k.assignments, rule_of(k)), k.per_row, k.part.first, shape_of(k.x)[0]};
   const auto permute_rows = [&](const Tensor& x, const Tensor& out) {
     const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype()), rows = out.dim(0);
     const auto whole = [&](uint64_t unit) {  // true if every row is whole units that are aligned
@@ -234,8 +245,7 @@ void CudaBackend::execute(const Permute& k) {
     };
     const auto by = [&]<class Unit>(Unit) {
       const int64_t units = bytes / int64_t{sizeof(Unit)};
-      launch(permute<Unit>, {blocks_for(rows * units), kThreads}, x.device_bytes(), out.device_bytes(), assignments, k.per_row, rows,
-             units);
+      launch(permute<Unit>, {blocks_for(rows * units), kThreads}, x.device_bytes(), out.device_bytes(), rows_of, rows, units);
     };
     if (whole(16)) return by(SixteenBytes());
     if (whole(4)) return by(uint32_t{});
