@@ -8,7 +8,10 @@
 namespace mantissa::test {
 
 inline const std::string kExperts = R"("num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96)",
-                         kFourBitExperts = R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])";
+                         kFourBitExperts = R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])",
+                         kFourBitTable = R"(precision.rules=[{"match": "embed", "recipe": "mxfp4_qat"}])",
+                         kEightBits = R"(precision.recipes={"rows": {"weight_fake_quant": {"format": "e4m3"}}})",
+                         kEightBitTable = R"(precision.rules=[{"match": "embed", "recipe": "rows"}])";
 
 inline const Sets kGptOss = {"model.qk_norm=false",
                              "model.attention_bias=all",

@@ -156,7 +156,10 @@ inline std::vector<TensorCase> tensor_cases() {
              "input": {"format": "e2m1", "block": [1, 16], "rounding": "stochastic"},
              "output_grad": {"format": "e2m1", "block": [1, 16], "rounding": "stochastic"},
              "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})"})},
-          {"mxfp8_output", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_output_proj=true", "model.pad_vocab_to=128"})}};
+          {"mxfp8_output", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_output_proj=true", "model.pad_vocab_to=128"})},
+          {"table", 1e-3, 0.99,
+           recipe("mxfp4_qat", {R"(precision.rules=[{"match": "embed", "recipe": "mxfp4_qat"}])", "model.tie_word_embeddings=true",
+                                "model.pad_vocab_to=128"})}};
 }
 
 // Four experts of which a token takes two, beside one that all take.

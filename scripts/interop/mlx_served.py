@@ -60,12 +60,17 @@ FORMS = {  # precision, and what it changes in the model
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 ROWS = {"recipe": "rows", "recipes": {"rows": {"base": "mxfp8_weights", "weight": {"block": [1, 32]}}}}
+FOUR_BIT_TABLE = {"rules": [{"match": "embed", "recipe": "mxfp4_qat"}]}
+EIGHT_BIT_TABLE = {"recipes": {"rows": {"weight_fake_quant": {"format": "e4m3"}}}, "rules": [{"match": "embed", "recipe": "rows"}]}
 OTHERS = [  # name, family, precision, changes
     ("MXFP8 in blocks of 1x32", "qwen3", ROWS, {}),
     ("YaRN", "llama", MXFP8, {"rope_scaling": YARN}),
     ("YaRN with mscale", "qwen3", MXFP4, {"rope_scaling": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.4, "beta_fast": 16.0, "beta_slow": 2.0}}),
     ("rope of Llama 3, biases", "llama", MXFP4, {"rope_scaling": LLAMA3, "mlp_bias": True, "attention_bias": "all"}),
     ("windows in layer 1", "gpt_oss", MXFP4, {"sliding_layers": [1]}),
+    ("table in MXFP4", "qwen3", {**MXFP4, **FOUR_BIT_TABLE}, TIED),
+    ("table in MXFP8, alone", "llama", EIGHT_BIT_TABLE, {}),
+    ("table in MXFP4", "gpt2", {**MXFP8, **FOUR_BIT_TABLE}, {}),
 ]
 REFUSED = [  # family, changes, the option that is told
     ("gpt_oss", {"swiglu_limit": 1.5}, "swiglu_limit"),
@@ -191,7 +196,7 @@ def form(mantissa, family, packed, precision, changes):
     found, modules = weights_of(loaded(codes)[0])
     same_weights(found, Folder(values), "packed")
     outcome = f"{agreement(mantissa, checkpoint, codes)}, {modules} modules are codes"
-    if family in ("gpt2", "gpt_oss"):  # which no other packed form has, or another order of rows
+    if family in ("gpt2", "gpt_oss") or '"embed"' in json.dumps(precision):  # which no other packed form has, or another order of rows
         return outcome
     others = mantissa.work / "compressed-tensors"
     mantissa.run("export", checkpoint, "--output", others, "--weights", "packed")

@@ -252,6 +252,10 @@ void ExportedWeights::find_modules() {
     const ModuleKind kind = module.module.kind;
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
     const bool embedding = of_mlx() && kind == ModuleKind::embedding;  // which mlx-lm may have as codes
+    require(of_mlx() || !module.module.is_token_table() || !types_.quantized(tensor.parameter), ExitCode::usage,
+            "packed weights: ", module.module.path, " (recipe ", module.recipe.name, ", ", types_.quantized(tensor.parameter),
+            "): servers of the format hf have embeddings, and an output projection that is tied to them, in high precision: take the "
+            "format mlx or gguf, or dequantized weights");
     if (!(linear || embedding) || !tensor.parameter.ends_with(".weight")) continue;
     const SimulatedOperands& simulated = module.recipe.simulated;
     require(!module.recipe.gemms.fprop || !(simulated.weight || simulated.input), ExitCode::usage, "packed weights: ", module.module.path,
@@ -273,7 +277,7 @@ void ExportedWeights::find_modules() {
 }
 
 // With quantize_activations mlx-lm quantizes the inputs of all linears that are codes, to MXFP8 by rceil in blocks of 32, and must find
-// MXFP8 weights without biases there; those of experts it never does.
+// MXFP8 weights without biases there; those of experts, and of embeddings that are the output projection, it never does.
 void ExportedWeights::settle_mlx_inputs() {
   std::vector<std::string> quantizing;  // modules, in training
   bool as_trained = true;               // with quantize_activations
@@ -282,10 +286,10 @@ void ExportedWeights::settle_mlx_inputs() {
     if (!tensor.parameter.ends_with(".weight") || scheme == modules_.end() || !scheme->second) continue;
     const ModulePrecision& module = types_.module_of(tensor.parameter);
     const Quantization& input = module.recipe.input;
-    const bool inputs = scheme->second->inputs, experts = module.module.experts;
+    const bool inputs = scheme->second->inputs, apart = module.module.experts || module.module.is_token_table();
     const bool alike = inputs && scheme->second->format == Format::e4m3 && module.module.bias == 0 && as_servers_quantize(input) &&
                        input.block_cols == kPackedBlock;
-    as_trained = as_trained && (experts ? !inputs : alike);
+    as_trained = as_trained && (apart ? !inputs : alike);
     if (inputs && (quantizing.empty() || quantizing.back() != module.module.path)) quantizing.push_back(module.module.path);
   }
   if (as_trained || quantizing.empty()) return;

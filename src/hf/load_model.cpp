@@ -24,22 +24,24 @@ namespace {
 
 constexpr int64_t kUsualLength = 1024;
 constexpr std::string_view kLayers = "layers.";
-constexpr const char* kOutput = "output";
+constexpr const char *kEmbedding = "embed", *kOutput = "output";
 constexpr const char* kOutputRecipe = "packed_output";
 
-std::string recipe_name(const PackedScheme& scheme) {
-  return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : "", scheme.block == kTile ? "_128" : "");
+// Tables of tokens have the recipes of linears only where these round the weight alone.
+std::string recipe_name(const PackedScheme& scheme, bool table = false) {
+  return text("packed_", format_name(scheme.format), table && scheme.format == Format::e4m3 ? "_table" : "", scheme.inputs ? "_inputs" : "",
+              scheme.block == kTile ? "_128" : "");
 }
 
 QuantizationConfig blocks_of(const Quantization& how) {
   return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
 }
 
-// Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes; its input is quantized as
-// by the server.
-RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
+// Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes, and of a table; its input
+// is quantized as by the server.
+RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype, bool table) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
-  const bool multiplied = scheme.format == Format::e4m3;
+  const bool multiplied = scheme.format == Format::e4m3 && !table;
   (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
   if (scheme.inputs) recipe.input = blocks_of({.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block});
   if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
@@ -56,7 +58,7 @@ std::string scheme_text(const std::optional<PackedScheme>& scheme) {
 // An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never.
 bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
   if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs && scheme.block == kPackedBlock;
-  return module.kind == ModuleKind::linear;
+  return module.kind == ModuleKind::linear || module.is_token_table();
 }
 
 bool in_whole_tiles(const ModuleShape& module) {
@@ -82,6 +84,8 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
     }
   }
   std::vector<RuleConfig> rules;
+  if (const auto table = packed.find(kEmbedding); table != packed.end())
+    rules.push_back({.match = kEmbedding, .recipe = recipe_name(table->second, true)});
   for (const auto& [key, list] : layers) {
     const std::string which = list.size() == all[key.first] ? "*" : list.size() == 1 ? list[0] : "{" + joined(list, ",") + "}";
     rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = key.second});
@@ -106,21 +110,23 @@ std::optional<PackedConfig> HfWeights::packed_config() const {
   return {};
 }
 
-// Throws unless the file and its quantization_config agree about all parts of one weight.
+// Throws unless the file and its quantization_config agree about all parts of one weight. Programs that read embeddings as codes never
+// quantize what these multiply as an output projection.
 std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
   const std::optional<PackedConfig> found = packed_config();
   if (!found) return {};
   const PackedConfig& config = *found;
   std::map<std::string, PackedScheme> packed;
   for (const ModuleShape& module : model_shape(config_.model).modules) {
-    const bool linear = module.kind == ModuleKind::linear, other = module.path == kOutput || module.kind == ModuleKind::router;
+    const bool linear = module.kind == ModuleKind::linear, table = module.is_token_table() && format_ != ExportFormat::hf;
+    const bool other = module.path == kOutput || module.kind == ModuleKind::router || table;
     if (!linear && !other) continue;
     const std::vector<Piece>& pieces = pieces_of(module.path + ".weight");
     const Piece& first = pieces.front();
     const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
     if (conv || (!first.scales && (other || !config.names_modules()))) continue;
     const auto name_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
-    const std::optional<PackedScheme> scheme = config.scheme(name_of(first));
+    std::optional<PackedScheme> scheme = config.scheme(name_of(first));
     for (const Piece& piece : pieces) {
       const std::string name = name_of(piece);
       const std::optional<PackedScheme> said = config.scheme(name);
@@ -129,6 +135,7 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
       require(said ? said->format == piece.format() : !piece.scales, ExitCode::usage, config.where(), ": ", name, " is ", scheme_text(said),
               ", but ", piece.entry->name, " is ", piece.entry->dtype, piece.scales ? " with scales" : " without scales");
     }
+    if (scheme && table) scheme->inputs = false;
     if (scheme) packed[module.path] = *scheme;
   }
   return packed;
@@ -240,9 +247,10 @@ RunConfig HfWeights::run_config() const {
   config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
   const std::map<std::string, PackedScheme> packed = computed_modules();
   for (const auto& [module, scheme] : packed) {
-    RecipeConfig recipe = recipe_of(scheme, config_.dtype);
+    const bool table = module == kEmbedding;
+    RecipeConfig recipe = recipe_of(scheme, config_.dtype, table);
     if (module != kOutput) {
-      config.precision.recipes[recipe_name(scheme)] = recipe;
+      config.precision.recipes[recipe_name(scheme, table)] = recipe;
       continue;
     }
     recipe.output_grad = recipe.input;  // as every ambient recipe of a quantized output projection has it

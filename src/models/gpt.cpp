@@ -112,7 +112,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
   final_norm_.emplace(parameters_, plan.of("final_norm"), norm, mesh);
   const ModulePrecision* const output = plan.find("output");
   output_ = output ? &parameters_.add(weight_of(*output, normal, ranks)) : embed_;
-  output_operands_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
+  output_operands_ = (output ? *output : plan.of("embed")).recipe;
   parameters_.allocate(device, stats_dtype(compute_), options.gradients);
 }
 
@@ -121,7 +121,7 @@ TensorParallel Gpt::context(const TokenBatch& batch) const {
 }
 
 Var Gpt::embed(const TokenBatch& batch) {
-  const Var x = embedding(batch.tokens, embed_->var(), context(batch));
+  const Var x = embedding(batch.tokens, embed_->weight(), context(batch));
   if (!position_) return x;
   const Communicator& ranks = options_.mesh.tensor;
   const RowRange own = share_of(batch.positions.dim(0), ranks.rank(), ranks.size());

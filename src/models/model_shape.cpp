@@ -96,8 +96,14 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
 ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
   const int64_t hidden = config.hidden_size, vocab = config.vocab_size ? config.padded_vocab_size() : 0;
   const int64_t padding = vocab - config.vocab_size.value_or(0);
-  std::vector<ModuleShape> modules = {
-      {.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding, .split = Split::column_parallel}};
+  std::vector<ModuleShape> modules = {{.path = "embed",
+                                       .kind = ModuleKind::embedding,
+                                       .out = vocab,
+                                       .in = hidden,
+                                       .padding = padding,
+                                       .split = Split::column_parallel,
+                                       .projects = config.tie_word_embeddings,
+                                       .in_key = hidden_of(config).key}};
   if (config.position == Position::learned) {
     modules.push_back({.path = "position", .kind = ModuleKind::embedding, .out = config.max_position_embeddings, .in = hidden});
   }

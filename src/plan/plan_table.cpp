@@ -73,7 +73,8 @@ Cells cells_of(const ModulePrecision& entry, PlanTable form, const ModelRanks& r
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
   Cells cells = {shape, entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
-  for (const GemmRole role : kGemmRoles) cells.push_back(has_gemm(entry.module.kind) ? gemm_text(entry.recipe, role) : "-");
+  const bool shown = has_gemm(entry.module.kind) || (entry.module.projects && entry.recipe.quantizes());
+  for (const GemmRole role : kGemmRoles) cells.push_back(shown ? gemm_text(entry.recipe, role) : "-");
   for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
   if (form == PlanTable::wide && ranks.several()) cells.push_back(share_text(entry.module, ranks));
   return cells;
@@ -157,21 +158,28 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
 
 }  // namespace
 
-// Most recipes have one set of operands; the output projection and the second GEMM of experts may have others.
+// Most recipes have one set of operands; the output projection and the second GEMM of experts may have others. A table of tokens has a line
+// of its own.
 std::vector<std::string> recipe_lines(const PrecisionPlan& plan) {
   std::vector<std::string> lines;
   std::set<std::string> known_recipes;
   std::set<Cells> known;
   for (const ModulePrecision& entry : plan.modules()) {
-    if (!has_gemm(entry.module.kind) || !entry.recipe.quantizes()) continue;
+    const bool table = entry.module.is_token_table();
+    if (!(entry.module.multiplies() || table) || !entry.recipe.quantizes()) continue;
     Cells key = {entry.recipe.name};
     std::string gemms;
+    if (table) {
+      key.push_back(operand_text(entry.recipe, choose_operands(entry.recipe, GemmRole::fprop).second));
+      gemms = " | lookup " + key.back();
+    }
     for (const GemmRole role : kGemmRoles) {
+      if (!entry.module.multiplies()) continue;
       key.push_back(gemm_text(entry.recipe, role));
       gemms += text(" | ", gemm_name(role), ' ', key.back());
     }
     if (!known.insert(std::move(key)).second) continue;
-    const std::string of = known_recipes.insert(entry.recipe.name).second ? "" : " of " + entry.module.path;
+    const std::string of = !table && known_recipes.insert(entry.recipe.name).second ? "" : " of " + entry.module.path;
     lines.push_back(text("recipe ", entry.recipe.name, of, gemms));
   }
   return lines;
@@ -278,7 +286,7 @@ std::vector<PlannedGemm> planned_gemms(const RunConfig& config, const PrecisionP
   for (const ModulePrecision& entry : plan.modules()) {
     if (has_gemm(entry.module.kind)) add(entry.module, entry.recipe);
   }
-  if (config.model.tie_word_embeddings) add(plan.of("embed").module, {.compute = plan.compute()});  // the output projection
+  if (config.model.tie_word_embeddings) add(plan.of("embed").module, plan.of("embed").recipe);  // the output projection
   return out;
 }
 

@@ -61,7 +61,7 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   const auto check_out = [&](int64_t block, const std::string& of) {
     for (const ModulePart& part : module.parts)
       check(part.out_key, part.out, text("output size ", part.out, " of part ", part.name), rows, block, of);
-    check(module.out_key, module.out, text("output size ", module.out), rows, block, of);
+    check(module.out_key, module.out, text(module.is_token_table() ? "padded vocabulary " : "output size ", module.out), rows, block, of);
   };
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string name = "recipe " + recipe.name;
@@ -77,6 +77,9 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   }
   return first;
 }
+
+// A table of tokens has blocks along its rows, which are what forward looks up.
+bool rounds_weight_alone(const Recipe& recipe) { return !recipe.quantizes_operands() && !recipe.simulated.any(); }
 
 // Returns true if output gradients of experts may arrive as rowwise codes, made by their source rank.
 bool can_requantize_output_grad(const ModuleShape& module, const Recipe& recipe) {
@@ -206,11 +209,18 @@ class Resolver {
     const auto add = [&](const std::string& reason, const std::string& size) {
       problems_[{key_of_recipe(entry), reason}][size][any_layer(entry.module.path)].push_back(entry.module.path);
     };
-    if (kind == ModuleKind::linear || kind == ModuleKind::router) {
+    const bool table = entry.module.is_token_table() && entry.recipe.quantizes();
+    if (table && !rounds_weight_alone(entry.recipe)) {
+      add(text("is looked up by rows, so its recipe may round the weight alone (weight_fake_quant), as mxfp4_qat does; \"",
+               entry.recipe.name, "\" quantizes operands of GEMMs"),
+          "");
+    } else if (kind == ModuleKind::linear || kind == ModuleKind::router || table) {
       if (const auto unfit = size_problem(entry.module, entry.recipe, model_.tensor)) add(unfit->reason, unfit->size);
     } else if (entry.recipe.quantizes()) {
       add(text("has no GEMM, so \"", entry.recipe.name, "\" has nothing to quantize"), "");
-    } else if (entry.recipe.compute != config_.dtype) {
+    }
+    const bool multiplied = kind == ModuleKind::linear || kind == ModuleKind::router;
+    if (!multiplied && (table || !entry.recipe.quantizes()) && entry.recipe.compute != config_.dtype) {
       add(text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", entry.recipe.name, "\" computes in ",
                entry.recipe.compute, ": use \"high\" for it"),
           "");

@@ -58,7 +58,7 @@ Json to_json(const ModulePrecision& entry) {
   const Recipe& recipe = entry.recipe;
   Json gemms;
   for (const GemmRole role : kGemmRoles) {
-    if (has_gemm(module.kind)) gemms[gemm_name(role)] = gemm_text(recipe, role);
+    if (has_gemm(module.kind) || (module.projects && recipe.quantizes())) gemms[gemm_name(role)] = gemm_text(recipe, role);
   }
   Json::Entries parts;
   for (const ModulePart& part : module.parts) parts.push_back(Json{{"name", part.name}, {"out", part.out}});

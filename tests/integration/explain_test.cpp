@@ -219,6 +219,25 @@ TEST(Explain, EveryShippedConfigurationStaysWithinAHundredColumns) {
   }
 }
 
+// A rounded table has a row like a linear, and a line of its own; tied, its GEMMs are those of the output projection.
+TEST(Explain, ShowsATableOfTokensThatARuleRounds) {
+  for (const bool tied : {true, false}) {
+    const RunConfig config = config_of_text(text(R"("tie_word_embeddings": )", tied ? "true" : "false"),
+                                            R"("recipe": "mxfp4_qat", "rules": [{"match": "embed", "recipe": "mxfp4_qat"}])");
+    const PrecisionPlan plan = resolve_plan(config);
+    const std::string gemms = " | fprop bf16 * bf16 of e2m1 1x32 | dgrad bf16 * bf16 of e2m1 1x32 | wgrad bf16 * bf16";
+    EXPECT_THAT(recipe_lines(plan), ::testing::ElementsAre("recipe mxfp4_qat of embed | lookup bf16 of e2m1 1x32" + (tied ? gemms : ""),
+                                                           "recipe mxfp4_qat" + gemms));
+    EXPECT_THAT(table_of(config, PlanTable::wide),
+                HasSubstr(tied ? "mxfp4_qat  bf16 * bf16 of e2m1 1x32  bf16 * bf16 of e2m1 1x32" : "mxfp4_qat  -  "));
+    std::vector<std::string> of_table;
+    for (const PlannedGemm& gemm : planned_gemms(config, plan, gemm_device("cpu")))
+      if (gemm.module == "embed") of_table.push_back(gemm.operands);
+    EXPECT_EQ(of_table.size(), tied ? 3U : 0U);
+    EXPECT_TRUE(!tied || of_table.front() == "bf16 * bf16 of e2m1 1x32");
+  }
+}
+
 // ---- the program
 
 // "experts / ranks" of the shape, whole where nothing is divided; the wide table has the shape and what a rank holds, in full.

@@ -12,8 +12,11 @@ namespace mantissa::gguf_export_test {
 
 using test::error_of;
 using test::HfFolder;
+using test::kEightBits;
+using test::kEightBitTable;
 using test::kExperts;
 using test::kFourBitExperts;
+using test::kFourBitTable;
 using test::kGpt2;
 using test::kGptOss;
 using test::Sets;
@@ -280,6 +283,19 @@ INSTANTIATE_TEST_SUITE_P(
              "qwen3",
              {"precision.recipe=mxfp4_qat_mxfp8_act", "model.tie_word_embeddings=true"},
              {"token_embd.weight BF16 [272, 64]"}},
+        Case{"table",
+             "qwen3",
+             {"precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"},
+             {"token_embd.weight MXFP4 [272, 64]"}},
+        Case{"table_alone",
+             "llama",
+             with(kLlama, {kFourBitTable}),
+             {"token_embd.weight MXFP4 [272, 64]", "output.weight BF16 [272, 64]", "blk.0.attn_q.weight BF16 [64, 64]"}},
+        Case{"table_of_eight_bits",
+             "qwen3",
+             {kEightBits, kEightBitTable, "model.tie_word_embeddings=true"},
+             {"token_embd.weight BF16 [272, 64]"},
+             1},
         Case{"qwen2",
              "qwen2",
              with(kQwen2, {"precision.recipe=mxfp4_qat"}),

@@ -9,8 +9,11 @@ namespace mantissa::mlx_export_test {
 
 using test::error_of;
 using test::HfFolder;
+using test::kEightBits;
+using test::kEightBitTable;
 using test::kExperts;
 using test::kFourBitExperts;
+using test::kFourBitTable;
 using test::kGpt2;
 using test::kGptOss;
 using test::logits_of;
@@ -178,6 +181,30 @@ INSTANTIATE_TEST_SUITE_P(
              {"lm_head.scales U8 [8, 2]"},
              R"({"mode": "mxfp8", "lm_head": null})"}),
     [](const auto& one) { return std::string(one.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(Tables, MlxForms,
+                         ::testing::Values(Case{"table_of_four_bits",
+                                                {"precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"},
+                                                {"model.embed_tokens.weight U32 [8, 8]", "model.embed_tokens.scales U8 [8, 2]"},
+                                                R"({"bits": 4, "mode": "mxfp4", "model.embed_tokens": null})",
+                                                false},
+                                           Case{"table_of_eight_bits",
+                                                {kWeights, kEightBits, kEightBitTable, "model.tie_word_embeddings=false"},
+                                                {"model.embed_tokens.weight U32 [8, 16]", "lm_head.weight BF16 [8, 64]"},
+                                                R"({"mode": "mxfp8", "model.embed_tokens": null, "lm_head": false})",
+                                                false},
+                                           Case{
+                                               "table_beside_inputs",
+                                               {"precision.recipe=mxfp8", kFourBitTable, "model.tie_word_embeddings=true"},
+                                               {"model.embed_tokens.weight U32 [8, 8]"},
+                                               R"({"mode": "mxfp8", "model.embed_tokens": {"bits": 4, "group_size": 32, "mode": "mxfp4"}})",
+                                               false},
+                                           Case{"gpt2_table",
+                                                with(kGpt2, {kEightBits, kEightBitTable}),
+                                                {"model.wte.weight U32 [8, 16]", "model.wpe.weight BF16 [16, 64]"},
+                                                R"({"mode": "mxfp8", "model.wte": null, "model.h.0.mlp.c_fc": false})",
+                                                false}),
+                         [](const auto& one) { return std::string(one.param.name); });
 
 class MlxRefusals : public MlxExport {
  protected:

@@ -187,6 +187,61 @@ INSTANTIATE_TEST_SUITE_P(All, GptOptionTest, ::testing::ValuesIn(options()),
 
 class GptTest : public BackendTest {};
 
+// The plan of a model whose table of tokens is rounded to a format.
+PrecisionPlan table_plan(const ModelConfig& config, Dtype compute, Format format) {
+  PrecisionConfig precision;
+  precision.dtype = compute;
+  RecipeConfig& rows = precision.recipes["rows"];
+  rows.compute = compute;
+  rows.weight_fake_quant = QuantizationConfig{.format = format};
+  precision.rules = {{.match = "embed", .recipe = "rows"}};
+  ConfigReport report;
+  PrecisionPlan plan = PrecisionPlan::resolve(precision, model_shape(config), report);
+  report.throw_if_failed();
+  return plan;
+}
+
+// Lookup and, if it is tied, output projection read the codes; every gradient is that of the values that the codes stand for.
+TEST_F(GptTest, ATableOfCodesComputesAndLearnsAsOneOfTheirValues) {
+  for (const bool tied : {true, false}) {
+    for (const auto& [compute, format] : {std::pair(Dtype::bf16, Format::e2m1), {Dtype::f32, Format::e2m1}, {Dtype::bf16, Format::e4m3}}) {
+      SCOPED_TRACE(text(tied ? "tied " : "untied ", compute));
+      ModelConfig config = small_model();
+      config.hidden_size = 32;
+      config.pad_vocab_to = 8;
+      config.tie_word_embeddings = tied;
+      Gpt codes(config, fast(), table_plan(config, compute, format), {.recompute = Recompute::none, .gradients = true});
+      Gpt values(config, fast(), high_plan(config, compute), {.recompute = Recompute::none, .gradients = true});
+      for (Gpt* model : {&codes, &values}) initialize(model->parameters(), 5);
+      const ParameterShard table = values.parameters().whole_shards().front();
+      ASSERT_EQ(table.of->name, "embed.weight");
+      const Text text = small_text(fast(), false);
+      const auto loss = [&](Gpt& model) {
+        model.parameters().reset_gradients();
+        Tape tape;
+        const Tape::Scope scope(&tape);
+        const Var sum = model.loss(text.batch, text.targets, text.target_count);
+        tape.backward(sum);
+        return test::values(sum.value())[0];
+      };
+      EXPECT_NE(loss(codes), loss(values)) << "before the values are those of the codes";
+      const Tensor master = values.parameters().room_for_master(table);
+      fast().run(Dequantize{.x = codes.parameters().all().front().codes(), .out = master});
+      values.parameters().store(table, master);
+      EXPECT_EQ(loss(codes), loss(values));
+      for (size_t i = 0; i < codes.parameters().all().size(); ++i) {
+        const Parameter &a = codes.parameters().all()[i], &b = values.parameters().all()[i];
+        EXPECT_TRUE(same_bits(a.leaf.grad, b.leaf.grad)) << a.name;
+      }
+      EXPECT_TRUE(same_bits(codes.logits(text.batch), values.logits(text.batch)));
+      auto cache = codes.new_cache(), cache_of_values = values.new_cache();
+      const std::vector<double> next = test::values(codes.next_logits({1, 4, 7}, cache));
+      const std::vector<double> next_of_values = test::values(values.next_logits({1, 4, 7}, cache_of_values));
+      for (size_t i = 0; i < next.size(); ++i) EXPECT_NEAR(next[i], next_of_values[i], compute == Dtype::bf16 ? 0.05 : 1e-5) << i;
+    }
+  }
+}
+
 TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
   ModelConfig config = small_model();
   config.max_position_embeddings = 3000;

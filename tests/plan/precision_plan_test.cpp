@@ -252,7 +252,18 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
 TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipeAndComputesInTheDtypeOfTheRun) {
   std::vector<Refusal> refusals = {
       {R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})",
-       {"precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"},
+       {"precision.rules.0.recipe: embed is looked up by rows, so its recipe may round the weight alone (weight_fake_quant), as mxfp4_qat "
+        "does; \"mxfp8\" quantizes operands of GEMMs"},
+       {}},
+      {R"({"rules": [{"match": "embed", "recipe": "mxfp4_qat_mxfp8_act"}]})", {"embed is looked up by rows"}, {}},
+      {R"({"rules": [{"match": "position", "recipe": "mxfp4_qat"}]})",
+       {"position has no GEMM, so \"mxfp4_qat\" has nothing to quantize"},
+       [](ModelConfig& model) { model.position = Position::learned; }},
+      {R"({"rules": [{"match": "embed", "recipe": "mxfp4_qat"}]})",
+       {"embed does not fit its recipe: model.hidden_size 80 is not a multiple of 32, the block of weight_fake_quant in recipe mxfp4_qat"},
+       [](ModelConfig& model) { model.hidden_size = 80; }},
+      {R"({"recipes": {"own": {"base": "mxfp4_qat", "compute": "fp32"}}, "rules": [{"match": "embed", "recipe": "own"}]})",
+       {"embed has no GEMM and computes in precision.dtype, bf16; recipe \"own\" computes in fp32"},
        {}},
       {R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})", {"layers.*.attn_norm has no GEMM"}, {}}};
   for (const std::string path : {"embed", "position", "final_norm", "layers.*.mlp_norm", "layers.*.attn.q_norm"}) {
@@ -269,6 +280,47 @@ TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipeAndComputesInTheDtypeOfTheRun) {
     for (const char* const recipe : {"high", "bf16"}) add("bf16", recipe, {});
   }
   expect_refusals(refusals);
+}
+
+// 96 rows with the padding.
+TEST(Plan, ATableOfTokensIsRoundedWhereARuleNamesIt) {
+  for (const bool tied : {false, true}) {
+    ModelConfig model = small_model();
+    model.tie_word_embeddings = tied;
+    const auto with = [&](const std::string& recipe) {
+      return planned(R"({"recipe": "mxfp8", "recipes": {"rows": {"weight_fake_quant": {"format": "e4m3"}}},
+                         "rules": [{"match": "embed", "recipe": ")" +
+                         recipe + "\"}]}",
+                     model);
+    };
+    const Planned four = with("mxfp4_qat"), eight = with("rows"), high = with("high");
+    EXPECT_EQ(four.errors() + eight.errors(), "");
+    EXPECT_EQ(formats(four.plan.of("embed")), "bf16 bf16 e2m1");
+    EXPECT_EQ(formats(eight.plan.of("embed")), "bf16 bf16 e4m3");
+    EXPECT_DOUBLE_EQ(per_parameter(four.plan.of("embed")), 2 + 0.5 + 1.0 / 32);
+    EXPECT_DOUBLE_EQ(per_parameter(eight.plan.of("embed")), 2 + 1 + 1.0 / 32);
+    EXPECT_EQ(four.plan.of("embed").rule, "precision.rules.0");
+    EXPECT_EQ((std::set<uint64_t>{four.plan.hash(), eight.plan.hash(), high.plan.hash()}).size(), 3U);
+    const Json entry = four.plan.to_json().at("modules").at(0);
+    EXPECT_EQ(entry.at("gemms").get("fprop"), tied ? Json("bf16 * bf16 of e2m1 1x32") : Json());
+    EXPECT_TRUE(high.plan.to_json().at("modules").at(0).at("gemms").get("fprop").is_null());
+  }
+}
+
+TEST(Plan, SharesOfATableAreWholeCellsOfCodes) {
+  const auto errors = [](int64_t tensor, int64_t pad) {
+    ModelConfig model = small_model();
+    model.pad_vocab_to = pad;
+    PrecisionConfig config =
+        config_from_json<PrecisionConfig>(R"({"rules": [{"match": "embed", "recipe": "mxfp4_qat"}]})", "c.json", ExitCode::usage);
+    ConfigReport report;
+    PrecisionPlan::resolve(config, model_shape(model, tensor), report);
+    return report.ok() ? "" : std::string(error_of([&] { report.throw_if_failed(); }).what());
+  };
+  EXPECT_EQ(errors(1, 1), "");
+  EXPECT_EQ(errors(2, 64), "");
+  EXPECT_THAT(errors(2, 32), HasSubstr("embed does not fit its recipe: padded vocabulary 96 cannot be divided among the 2 ranks of "
+                                       "parallel.tensor in multiples of 32, the block of codes of recipe mxfp4_qat"));
 }
 
 TEST(Plan, UnknownRecipesNameTheNearestAndErrorsOfAllPartsComeTogether) {

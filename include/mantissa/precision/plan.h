@@ -40,6 +40,7 @@ struct ModuleShape {
   std::vector<ModulePart> parts = {};     // empty: one part
   Split split = Split::none;              // each part by rows, or all by columns
   bool experts = false;                   // a grouped weight of experts, one below the other
+  bool projects = false;                  // an embedding that is the output projection, too
   int64_t matrices = 1, active = 1;       // matrices of a grouped weight; active: those that a token is multiplied with
   int64_t window = 0;                     // for attn.out: keys that a query sees at most; 0: all
   std::string buffer_name = {};           // name of state that no gradient trains: a router's expert bias
@@ -52,6 +53,8 @@ struct ModuleShape {
   int64_t active_elements() const { return weight_elements() / matrices * active; }
   int64_t active_parameters() const { return active_elements() + bias / matrices * active; }
   int64_t parameters() const { return weight_elements() + bias; }
+  bool is_token_table() const { return kind == ModuleKind::embedding && split == Split::column_parallel; }
+  bool multiplies() const { return has_gemm(kind) || projects; }
   // Return how these ranks share the weight and the bias, which is whole where they divide the columns of the weight.
   Sharding sharding(ModelRanks ranks) const;
   Sharding bias_sharding(ModelRanks ranks) const;
