@@ -324,7 +324,7 @@ TEST_F(MlxVerify, NoticesCodesScalesAndExpertsOutOfPlace) {
   export_to(trained("run", with(kQwenExperts, {kWeights, kFourBitExperts})), "out", kPacked);
   expect_verdict("out", 0,
                  {": 0 values differ in ", ": codes and scales of 14 tensors are those of forward, bit for bit\n",
-                  "mlx-lm computes in bf16 as training did, and rounds everywhere to bf16 what training keeps in fp32"});
+                  "mlx-lm computes in bf16 as forward here does, and rounds everywhere to bf16 what that keeps in fp32"});
   const std::string experts = "model.layers.0.mlp.switch_mlp.", attention = "model.layers.1.self_attn.";
   expect_noticed("nibbles", experts + "up_proj.weight", [&](Tensors& tensors) {
     for (char& both : tensors.at(experts + "up_proj.weight"))
