@@ -224,15 +224,6 @@ TEST_P(Router, TakesATokenWithOneFiniteLogitForNoPadding) {
   EXPECT_EQ(values(out.weights)[1], 1.5);
 }
 
-// A warp of a GPU reads 32 logits at a time.
-TEST_P(Router, TakesATokenWhoseOnlyFiniteLogitIsBehind32OthersForNoPadding) {
-  std::vector<double> logits(40, -std::numeric_limits<double>::infinity());
-  logits.back() = 0.5;
-  const RouteForward out = route(device(), tensor_of(device(), Dtype::f32, {1, 40}, logits), 1, softmax_rule(1, false, false));
-  EXPECT_EQ(values(out.experts), std::vector<double>{39});
-  EXPECT_EQ(values(out.counts).back(), 1.0);
-}
-
 // The three losses by their formulas, expert by expert, over the tokens that are no padding; sequences of padding alone have none.
 std::vector<double> losses_by_definition(const RouteForward& k) {
   const int64_t tokens = k.logits.dim(0), experts = k.logits.dim(1), sequences = k.counts.dim(0), length = tokens / sequences;

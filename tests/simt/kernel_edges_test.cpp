@@ -1,6 +1,7 @@
 // Shapes that the cases of all backends leave out, and operands that begin anywhere: odd blocks and widths, more experts than a block has
 // threads, more choices than a warp has lanes, and nothing at all.
 #include <cmath>
+#include <limits>
 
 #include "kernel_backends.h"
 #include "kernel_cases_dense.h"
@@ -191,6 +192,19 @@ TEST_F(KernelEdges, ErrorsOfNothingAreZero) {
   }
 }
 
+// The last rows of the first block and of the third count.
+TEST_F(KernelEdges, ABlockOfSeveralRowsCountsAsAnyOfThemDoes) {
+  std::vector<double> rows(70, -1.0);
+  rows[31] = rows[69] = 4.0;
+  for (const Quantization& how : {Quantization{Format::e4m3, 32, 32}, Quantization{Format::e4m3, 32, 1}}) {
+    expect_as_reference(text(how.block_rows, 'x', how.block_cols), [&](Operands& o) {
+      const Tensor x = o.input({70, 96});
+      const QuantizedTensor q = quantized_input(o, 96, 96, how, 2);
+      o.device().run(QuantizationError{.x = x, .q = q, .out = error_output(o), .rows = o.given(Dtype::i32, {70}, rows)});
+    });
+  }
+}
+
 // A copy that begins one element past a boundary.
 Tensor moved(Backend& device, const Tensor& x) {
   const std::shared_ptr<std::byte> memory = device.allocate(x.bytes() + 64);
@@ -335,11 +349,9 @@ TEST_F(KernelEdges, TablesAreOfManyExpertsAndOfNoTokens) {
   });
 }
 
-// Logits are whole numbers, so that many scores are equal, and a bias moves some of them; zeros of both signs are among them.
-void route_case(Operands& o, const RouteShape& s) {
+void route_case(Operands& o, const RouteShape& s, const std::vector<double>& logits) {
   const int64_t tokens = s.tokens();
-  std::vector<double> logits = random_values(tokens * s.experts, 3, 2.0), bias = random_values(s.experts, 4, 1.0);
-  for (double& logit : logits) logit = std::round(logit);
+  std::vector<double> bias = random_values(s.experts, 4, 1.0);
   for (double& each : bias) each = std::round(each) / 4;
   const RouteForward k{.logits = o.given(Dtype::f32, {tokens, s.experts}, logits),
                        .experts = index_output(o, "experts", {tokens, s.rule.top_k}),
@@ -364,6 +376,7 @@ void route_case(Operands& o, const RouteShape& s) {
   o.device().run(RouterLosses{.logits = k.logits, .scores = k.scores, .counts = k.counts, .out = losses, .rule = s.rule});
 }
 
+// Logits are whole numbers, so that many scores are equal, and a bias moves some of them; zeros of both signs are among them.
 TEST_F(KernelEdges, EqualScoresGoToTheSameExperts) {
   const std::vector<RouteShape> shapes = {{1, 1, 31, sigmoid_rule(5, true), true},
                                           {2, 0, 8, softmax_rule(2, false, true), false},
@@ -375,9 +388,18 @@ TEST_F(KernelEdges, EqualScoresGoToTheSameExperts) {
                                           {1, 7, 8, sigmoid_rule(1, false, 4, 2), true},
                                           {1, 3, 40, forced(softmax_rule(37, false, false)), false}};
   for (const RouteShape& s : shapes) {
+    std::vector<double> logits = random_values(s.tokens() * s.experts, 3, 2.0);
+    for (double& logit : logits) logit = std::round(logit);
     expect_as_reference(text(named({s.sequences, s.length, s.experts, s.rule.top_k, s.rule.groups})),
-                        [&](Operands& o) { route_case(o, s); });
+                        [&](Operands& o) { route_case(o, s, logits); });
   }
+}
+
+// A warp reads 32 logits at a time. The second token is padding.
+TEST_F(KernelEdges, ATokenWhoseOnlyFiniteLogitIsBehind32OthersIsNoPadding) {
+  std::vector<double> logits(3 * 40, -std::numeric_limits<double>::infinity());
+  logits[39] = 0.5, logits[2 * 40 + 32] = 1.0;
+  expect_as_reference("route", [&](Operands& o) { route_case(o, {1, 3, 40, softmax_rule(1, false, false), false}, logits); });
 }
 
 }  // namespace mantissa::test::kernel_edges_test
