@@ -113,7 +113,7 @@ struct WeightFormat {
 };
 
 WeightFormat format_of(const ModulePrecision& module) {
-  if (!has_gemm(module.module.kind)) return {};
+  if (!has_gemm(module.module.kind) && !module.module.is_token_table()) return {};
   const OperandChoice fprop = choose_operands(module.recipe, GemmRole::fprop).second;
   return {.codes = module.resident_codes(), .simulated = fprop.source == OperandSource::simulated ? fprop.simulation : Simulation{}};
 }

@@ -104,6 +104,18 @@ TEST_F(AnalyzeTest, HasTheFiguresOfExpertsAndOfAnOutputProjection) {
 }
 
 // A run reports simulated weights of each GEMM that reads them, with as many blocks.
+TEST_F(AnalyzeTest, HasTheFiguresOfATableOfTokensThatARuleNames) {
+  const std::string saved = trained("saved", {}), rule = R"(precision.rules=[{"match": "embed", "recipe": "mxfp4_qat"}])";
+  const auto found = figures(saved, {"mxfp4_qat"}, {rule});
+  EXPECT_THAT(found[0].front(), ::testing::StartsWith("embed "));
+  EXPECT_THAT(reported(saved, "reported", {"precision.recipe=mxfp4_qat", rule}), ::testing::UnorderedElementsAreArray(found[0]));
+  const nlohmann::json all = analyzed({saved, "--recipes", "mxfp4_qat", "--set", rule}), high = analyzed({saved, "--recipes", "mxfp4_qat"});
+  EXPECT_EQ(all["recipes"][0]["weights"].size(), high["recipes"][0]["weights"].size() + 1);
+  EXPECT_EQ(high["recipes"][0]["model"]["bytes"].get<int64_t>() - all["recipes"][0]["model"]["bytes"].get<int64_t>(),
+            8 * 64 * 2 - 8 * 64 / 2 - 8 * 64 / 32);
+  EXPECT_EQ(all["recipes"][0]["linears"], high["recipes"][0]["linears"]);
+}
+
 TEST_F(AnalyzeTest, MeasuresSimulatedWeights) {
   const std::string simulated = R"(precision.recipes={"e3m2": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop"]}})";
   const std::string saved = trained("saved", {});
@@ -274,7 +286,12 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
   const std::string saved = trained("saved", {"training.steps=3", "model.num_layers=3"}), from = checkpoint("saved", 3);
   const std::vector<std::string> on = {"--data", folder_ / "text.txt", "--iters", "3"};
   const nlohmann::json all = analyzed(test::with({from, "--modules", "1000"}, on));
-  ASSERT_EQ(all["parts"].size(), 2U * 12) << "two recipes";
+  ASSERT_EQ(all["parts"].size(), 2U * 12 + 1) << "two recipes, of which one can round the embedding";
+  const auto table = std::ranges::find_if(all["parts"], [](const nlohmann::json& part) { return part["modules"][0] == "embed"; });
+  ASSERT_NE(table, all["parts"].end());
+  EXPECT_EQ((*table)["recipe"], "mxfp4_qat");
+  EXPECT_EQ((*table)["bytes"], 8 * 64 / 2 + 8 * 64 / 32);
+  EXPECT_GT((*table)["kl"], 0.0);
   for (size_t i = 1; i < all["parts"].size(); ++i) EXPECT_LE(all["parts"][i]["kl"], all["parts"][i - 1]["kl"]);
   const nlohmann::json& worst = all["parts"][0];
   ASSERT_EQ(worst["modules"].size(), 1U);
@@ -282,7 +299,9 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
                                 worst["recipe"].get<std::string>(), "\"}]");
   const CommandResult alone = command_result(test::with({"eval", from, "--set", rule}, on));
   EXPECT_NEAR(worst["loss"].get<double>(), std::stod(number_after(alone.output, " | loss ")), 1e-5) << alone.output << alone.error;
-  EXPECT_EQ(analyzed(test::with({from, "--modules", "4"}, on))["parts"].size(), 2U * 4) << "all layers of a linear together";
+  EXPECT_EQ(analyzed(test::with({from, "--modules", "4"}, on))["parts"].size(), 2U * 4 + 1) << "all layers of a linear together";
+  EXPECT_THAT(analyze(test::with({from, "--modules", "4"}, on)).output, HasSubstr("5 parts of 12 linears and the embedding, each alone"));
+  EXPECT_THAT(analyze(test::with({from, "--modules", "4", "--recipes", "mxfp8"}, on)).output, HasSubstr("4 parts of 12 linears, each"));
 
   const std::string file = path("rules.json");
   const CommandResult proposed = analyze(test::with({from, "--budget", "6", "--output", file}, on));

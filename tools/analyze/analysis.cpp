@@ -167,9 +167,10 @@ void print_losses(const Analysis& analysis) {
 void print_parts(const Analysis& analysis) {
   size_t linears = 0;
   for (const ModelPart& part : analysis.parts) linears += part.modules.size();
+  const bool table = !analysis.parts.empty() && analysis.parts.back().modules.front() == "embed";
   std::cout << '\n'
-            << count_text(analysis.parts.size(), "part") << " of " << count_text(linears, "linear")
-            << ", each alone in a recipe, all others in high precision, by KL\n";
+            << count_text(analysis.parts.size(), "part") << " of " << count_text(linears - (table ? 1 : 0), "linear")
+            << (table ? " and the embedding" : "") << ", each alone in a recipe, all others in high precision, by KL\n";
   std::vector<std::vector<std::string>> rows = {{"part", "recipe", "loss", "perplexity", "change", "KL", "equal greedy", "saved"}};
   for (const PartLoss& alone : analysis.part_losses) {
     const ModelPart& part = analysis.parts[alone.part];

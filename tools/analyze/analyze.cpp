@@ -138,18 +138,44 @@ class LossMeasurement {
         if (std::ranges::all_of(modules, quantized)) choices_.push_back({.part = i, .recipe = recipe.name});
       }
     }
+    if (!arguments_.budget) add_table();
     require(!choices_.empty(), ExitCode::usage, arguments_.budget ? "--budget" : "--modules", ": the recipes ",
             printable(arguments_.recipes), " quantize no part of the model");
   }
 
-  void measure_part(const RecipeLosses& losses, PartLoss& alone) const {
-    const ModelPart& part = analysis_.parts[alone.part];
+  // Adds the table of tokens as a part, which ambient recipes do not quantize, in those that can round it.
+  void add_table() {
+    const ModulePrecision& table = analysis_.high.plan.modules().front();
+    const int64_t elements = table.module.weight_elements();
+    analysis_.parts.push_back(
+        {.modules = {table.module.path}, .elements = elements, .high_bytes = elements * dtype_bytes(table.recipe.compute)});
+    const size_t choices = choices_.size();
+    for (const ExaminedRecipe& recipe : analysis_.recipes) {
+      const PartLoss alone{.part = analysis_.parts.size() - 1, .recipe = recipe.name};
+      try {
+        if (resolve_plan(examined_config(config_, folder_, use_of_part(alone))).of(table.module.path).recipe.quantizes())
+          choices_.push_back(alone);
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::usage) throw;
+      }
+    }
+    if (choices_.size() == choices) analysis_.parts.pop_back();
+  }
+
+  ModelUse use_of_part(const PartLoss& alone) const {
     std::vector<RuleConfig> rules;
-    for (const std::string& pattern : patterns_of(part.modules, linears_)) rules.push_back({.match = pattern, .recipe = alone.recipe});
+    for (const std::string& pattern : patterns_of(analysis_.parts[alone.part].modules, linears_))
+      rules.push_back({.match = pattern, .recipe = alone.recipe});
     ModelUse use = use_of(arguments_);
     use.precision.insert(use.precision.end(), {"precision.recipe=high", rules_value(rules)});
+    return use;
+  }
+
+  void measure_part(const RecipeLosses& losses, PartLoss& alone) const {
+    const ModelPart& part = analysis_.parts[alone.part];
+    const ModelUse use = use_of_part(alone);
     const PrecisionPlan plan = resolve_plan(examined_config(config_, folder_, use));
-    alone.bytes = part.high_bytes + stored_size(plan, true).bytes - stored_size(analysis_.high.plan, true).bytes;
+    alone.bytes = part.high_bytes + stored_size(plan, false).bytes - stored_size(analysis_.high.plan, false).bytes;
     const std::unique_ptr<Gpt> model = with_plan(*high_->model, plan);
     alone.loss = finite(losses.of(model ? *model : *loaded(examined_values(use)).model), alone.recipe);
   }
@@ -213,7 +239,8 @@ Command analyze_command() {
                                  {"--json", &arguments->json, "one JSON object, with every module by itself"},
                                  {"--modules", &arguments->modules,
                                   "with --data, quantize parts of the model alone, at most so many: one "
-                                  "linear each or, where there are more, neighboring layers of it"},
+                                  "linear each or, where there are more, neighboring layers of it; and the "
+                                  "embedding"},
                                  {"--budget", &arguments->budget,
                                   "with --data, propose recipes for the parts that take so many bits per "
                                   "weight of the linears; implies --modules 64"},
