@@ -83,6 +83,31 @@ TEST_P(WeightErrorsTest, TheWorstBlockIsNamedByItsFirstElement) {
   EXPECT_FALSE(measured(matrix(2, 32, {1, 2, 4}), {Format::e4m3}).worst_block) << "there is no error";
 }
 
+// Rows 2, 70 and 131 have the same block at two places each; the pieces that threads sum are 64 rows.
+TEST_P(WeightErrorsTest, OfEquallyBadBlocksTheFirstIsNamed) {
+  std::vector<double> values(140 * 96, 1.0);
+  for (const size_t row : {2U, 70U, 131U})
+    for (const size_t column : {32U, 64U}) values[row * 96 + column] = 1.0625;
+  const Tensor x = tensor_of(device(), Dtype::bf16, {140, 96}, values);
+  WeightErrors errors(2);
+  for (int expert = 0; expert < 2; ++expert) errors.add(x, quantized(x, {Format::e4m3}));
+  const WeightError error = errors.result();
+  ASSERT_TRUE(error.worst_block && error.figures.worst_expert);
+  EXPECT_EQ(error.worst_block->row, 2);
+  EXPECT_EQ(error.worst_block->column, 32);
+  EXPECT_EQ(error.figures.worst_expert->expert, 0);
+}
+
+// The last tile has 8 rows.
+TEST_P(WeightErrorsTest, RowsOfABlockThatIsNotWholeCount) {
+  std::vector<double> values(40 * 32, 1.0);
+  values[39 * 32 + 31] = 1.0625;
+  const WeightError error = measured(tensor_of(device(), Dtype::bf16, {40, 32}, values), {Format::e4m3, 32, 32});
+  ASSERT_TRUE(error.parts && error.worst_block);
+  EXPECT_EQ(error.parts->grid, 0.0625 * 0.0625);
+  EXPECT_EQ(error.worst_block->row, 32);
+}
+
 TEST_P(WeightErrorsTest, MatricesOfExpertsAreOneBelowTheOther) {
   WeightErrors errors(3);
   for (const double value : {1.0, 1.0625, 1.03125}) {

@@ -14,6 +14,7 @@ using test::CommandResult;
 using test::error_of;
 using test::logits_of;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -128,6 +129,16 @@ TEST_F(AnalyzeTest, MeasuresSimulatedWeights) {
   EXPECT_EQ(without_scales(found), without_scales(reported(saved, "run", {simulated, "precision.recipe=e3m2"})));
 }
 
+TEST_F(AnalyzeTest, TellsSimulatedFormatsApart) {
+  const std::string both = R"(precision.recipes={"e3m2": {"simulate": {"weight": {"format": "e3m2"}}, "gemms": ["fprop"]},
+                                                 "e2m3": {"simulate": {"weight": {"format": "e2m3"}}, "gemms": ["fprop"]}})";
+  const std::string saved = trained("saved", {});
+  const auto found = figures(saved, {"e3m2", "e2m3"}, {both});
+  EXPECT_EQ(found[0], figures(saved, {"e3m2"}, {both})[0]);
+  EXPECT_EQ(found[1], figures(saved, {"e2m3"}, {both})[0]);
+  EXPECT_NE(found[0], found[1]);
+}
+
 // Blocks of 64 divide the input of attn.qkv and mlp.gate_up, 64, and not those of attn.out and mlp.down, 96.
 TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   const std::string saved = trained("saved", {});
@@ -143,6 +154,8 @@ TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   const Error none = error_of([&] { recipes_of(source, {"widest"}, wide); });
   EXPECT_EQ(none.code(), ExitCode::usage) << "there is nothing else to show";
   EXPECT_THAT(none.what(), HasSubstr("is not a multiple of 128"));
+  const Sets ruled = test::with(wide, {R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])"});
+  EXPECT_THAT(recipes_of(source, {"wide"}, ruled).front().misfits, ElementsAre("layers.1.attn.out", "layers.1.mlp.down"));
   const std::vector<std::string> beside = {saved, "--set", wide.front(), "--recipes", "widest,mxfp4_qat"};
   const std::vector<std::string> losses = {"--data", folder_ / "text.txt", "--iters", "2", "--modules", "4"};
   const CommandResult shown = analyze(test::with(beside, losses));
@@ -177,6 +190,58 @@ TEST_F(AnalyzeTest, MemoryIsThatOfOneWeight) {
   const int64_t two = peak("two", "2"), eight = peak("eight", "8");
   EXPECT_EQ(two, eight);
   EXPECT_LT(two, 192 * 64 * 8 + 8192);
+}
+
+// Values of 1 in bf16 but for one of 1.0625, which is no code beside them.
+class OnesButOne : public TensorReader {
+ public:
+  OnesButOne(std::string name, int64_t row, int64_t column) : name_(std::move(name)), row_(row), column_(column) {}
+
+  std::string where() const override { return "here"; }
+  bool has(const std::string&) const override { return true; }
+  WeightForm form(const std::string&) const override { return {.dtype = Dtype::bf16}; }
+  void read(const std::string& name, const Box& box, std::span<std::byte> out) override {
+    const bf16 one = to_bf16(1.0F), other = to_bf16(1.0625F);
+    const int64_t row = row_ - box.start[0], column = column_ - box.start[1];
+    const bool inside = name == name_ && row >= 0 && row < box.size[0] && column >= 0 && column < box.size[1];
+    for (int64_t i = 0; i < box.elements(); ++i)
+      std::memcpy(out.data() + 2 * i, inside && i == row * box.size[1] + column ? &other : &one, sizeof one);
+  }
+  void read_codes(const std::string&, int64_t, int64_t, std::span<std::byte>, std::span<std::byte>) override { FAIL() << "no codes"; }
+  void require_unchanged() override { ++looks; }
+
+  int looks = 0;  // at the files: are they those that were read?
+
+ private:
+  std::string name_;
+  int64_t row_, column_;
+};
+
+// A weight of 2,240 x 2,048 elements is read in chunks of 2,048 rows, and compared with its codes in such pieces.
+TEST_F(AnalyzeTest, ReadsEveryChunkOfALargeWeight) {
+  const Sets large = {"model.hidden_size=2048", "model.intermediate_size=1120", "model.num_layers=1"};
+  OnesButOne source("layers.0.mlp.gate_up.weight", 2100, 1000);
+  const std::vector<ExaminedWeight> weights =
+      weight_errors(source, {{.name = "mxfp8", .values = {}, .plan = plan_of("mxfp8", large)}}, *make_backend("cpu"));
+  ASSERT_EQ(weights.size(), 4U);
+  for (const ExaminedWeight& weight : weights) {
+    const WeightError& error = weight.errors[0].value();
+    EXPECT_EQ(error.noise, weight.module == "layers.0.mlp.gate_up" ? 0.0625 * 0.0625 : 0.0) << weight.module;
+    if (weight.module != "layers.0.mlp.gate_up") continue;
+    ASSERT_TRUE(error.worst_block);
+    EXPECT_EQ(error.worst_block->row, 2080);
+    EXPECT_EQ(error.worst_block->column, 992);
+  }
+  EXPECT_EQ(source.looks, 1) << "after all was read";
+}
+
+// 80 channels of the MLP are no whole blocks. The output projection keeps its switch.
+TEST_F(AnalyzeTest, LinearsThatDoNotFitStayInHighPrecisionBesideAnOutputProjection) {
+  const std::string saved = trained("saved", {"model.intermediate_size=80", "model.tie_word_embeddings=false", "model.pad_vocab_to=32"});
+  const ExportSource source(saved, make_backend("cpu"));
+  const ExaminedRecipe recipe = recipes_of(source, {"mxfp8"}, {R"(precision.fp8_output_proj={"enabled": true})"}).front();
+  EXPECT_THAT(recipe.misfits, ElementsAre("layers.0.mlp.gate_up", "layers.0.mlp.down", "layers.1.mlp.gate_up", "layers.1.mlp.down"));
+  EXPECT_TRUE(recipe.plan.of("output").recipe.quantizes());
 }
 
 TEST_F(AnalyzeTest, PatternsMatchTheChosenPathsAlone) {
@@ -220,6 +285,75 @@ TEST_F(AnalyzeTest, PrintsATableAndAllFiguresAsJson) {
   EXPECT_EQ(recipe["linears"]["bytes"], bytes);
   EXPECT_EQ(recipe["model"]["bytes"].get<int64_t>() - all["high"]["bytes"].get<int64_t>(),
             bytes - 2 * recipe["linears"]["elements"].get<int64_t>());
+}
+
+// Tiles of MXFP8 have a scale for 32 rows; biases are values.
+TEST_F(AnalyzeTest, CountsTheBytesOfTilesAndOfBiases) {
+  const std::string saved = trained("saved", {"model.attention_bias=all"});
+  const nlohmann::json all = analyzed({saved, "--recipes", "mxfp8"});
+  const nlohmann::json& recipe = all["recipes"][0];
+  int64_t bytes = 0;
+  for (const nlohmann::json& weight : recipe["weights"]) bytes += weight["bytes"].get<int64_t>();
+  EXPECT_EQ(recipe["linears"]["bytes"], bytes);
+  const int64_t parameters = plan_of("high", {"model.attention_bias=all"}).parameters();
+  EXPECT_EQ(all["high"]["elements"], parameters);
+  EXPECT_EQ(all["high"]["bytes"], 2 * parameters);
+}
+
+// A line of the table, and its cells.
+std::vector<std::string> cells_of(const std::string& table, const std::string& module) {
+  std::istringstream in(table.substr(table.find("\n" + module + " ")));
+  std::vector<std::string> cells;
+  for (std::string cell; cells.size() < 10 && in >> cell;) cells.push_back(cell);
+  return cells;
+}
+std::string two_digits(double value, const char* unit) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(2) << value << unit;
+  return std::move(out).str();
+}
+
+// The figures of each weight are those of the library, and a line of several layers has what follows from them.
+TEST_F(AnalyzeTest, HasTheFiguresOfEachWeightAndOfItsLine) {
+  const std::string saved = trained("saved", {"model.num_layers=3"});
+  test::set_element(saved, "master.layers.1.mlp.down.weight", 5, 0.49375F);  // in a block whose scale clips it and flushes the rest
+  const std::string clips = R"(precision.recipes={"floor": {"weight_fake_quant": {"format": "e2m1", "rule": "floor"}}})";
+  const ExportSource source(saved, make_backend("cpu"));
+  const std::vector<ExaminedWeight> weights = weight_errors(*source.reader, recipes_of(source, {"floor"}, {clips}), *make_backend("cpu"));
+  const std::vector<std::string> words = {saved, "--set", clips, "--recipes", "floor"};
+  const nlohmann::json all = analyzed(words)["recipes"][0]["weights"];
+  ASSERT_EQ(all.size(), weights.size());
+  double signal = 0.0, noise = 0.0, all_signal = 0.0, all_noise = 0.0, clipped = 0.0, flushed = 0.0, elements = 0.0;
+  std::vector<double> ratios, blocks;
+  int apart = 0;  // weights whose worst block lies off the diagonal
+  for (size_t i = 0; i < all.size(); ++i) {
+    const WeightError& error = weights[i].errors[0].value();
+    EXPECT_EQ(all[i]["module"], weights[i].module);
+    EXPECT_EQ(all[i]["clipped"], error.figures.clipped);
+    EXPECT_EQ(all[i]["flushed"], error.figures.flushed);
+    EXPECT_NE(error.figures.clipped, error.figures.flushed);
+    EXPECT_EQ(all[i]["worst_block"]["row"], error.worst_block->row);
+    EXPECT_EQ(all[i]["worst_block"]["column"], error.worst_block->column);
+    apart += error.worst_block->row != error.worst_block->column ? 1 : 0;
+    all_signal += error.signal, all_noise += error.noise;
+    if (!weights[i].module.ends_with("mlp.down")) continue;
+    signal += error.signal, noise += error.noise;
+    clipped += error.figures.clipped * static_cast<double>(error.elements);
+    flushed += error.figures.flushed * static_cast<double>(error.elements);
+    elements += static_cast<double>(error.elements);
+    ratios.push_back(10 * std::log10(error.signal / error.noise));
+    blocks.push_back(error.worst_block->sqnr_db);
+  }
+  EXPECT_GT(apart, 0);
+  ASSERT_LT(blocks[1], blocks[0] - 0.01) << "else this shows nothing";
+  const std::string table = analyze(words).output;
+  EXPECT_THAT(table, HasSubstr("SQNR " + two_digits(10 * std::log10(all_signal / all_noise), " dB")));
+  const std::vector<std::string> cells = cells_of(table, "layers.{0..2}.mlp.down");
+  ASSERT_EQ(cells.size(), 10U) << table;
+  EXPECT_THAT(std::vector(cells.begin() + 1, cells.begin() + 6),
+              ElementsAre(two_digits(10 * std::log10(signal / noise), ""), two_digits(std::ranges::min(ratios), ""),
+                          two_digits(std::ranges::min(blocks), ""), two_digits(100 * clipped / elements, "%"),
+                          two_digits(100 * flushed / elements, "%")));
 }
 
 TEST_F(AnalyzeTest, RefusesWhatItCannotMeasure) {
@@ -279,6 +413,9 @@ TEST_F(AnalyzeTest, LossesAreThoseOfEval) {
     EXPECT_EQ(analyzed(test::with({from, "--recipes", "high"}, on))["recipes"][0]["kl"], 0.0);
     const std::string table = analyze(words).output;
     EXPECT_THAT(table, AllOf(HasSubstr(text(data, " | 72 targets | seq_len 12")), HasSubstr("\nhigh "), HasSubstr("equal greedy")));
+    const double change = std::exp(all["recipes"][1]["loss"].get<double>() - all["high"]["loss"].get<double>()) - 1.0;
+    const std::string line = table.substr(table.rfind("\nmxfp4_qat_mxfp8_act "));
+    EXPECT_THAT(line.substr(0, line.find('\n', 1)), HasSubstr((change < 0.0 ? "" : "+") + two_digits(100 * change, "%"))) << table;
   }
 }
 
@@ -318,7 +455,24 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
   test::write_file(path("analysis.json"), printed.dump());
   const CommandResult page = command_result({"report", path("analysis.json"), "--output", path("page.html")});
   EXPECT_EQ(page.output, path("page.html") + ": 0 runs, 1 analysis\n") << page.error;
+  // In mxfp8 a part saves about 8 of its 16 bits, and none of the proposal takes more.
+  const nlohmann::json eight = analyzed(test::with({from, "--recipes", "mxfp8", "--budget", "8.1"}, on));
+  double sum = 0.0;
+  for (const nlohmann::json& part : eight["parts"]) sum += part["kl"].get<double>();
+  EXPECT_NEAR(eight["proposal"]["predicted_kl"], sum, 1e-12) << "all parts are taken";
+  const CommandResult table = analyze(test::with({from, "--recipes", "mxfp4_qat", "--modules", "4"}, on));
+  const int64_t elements = 3 * 64 * 96;
+  EXPECT_THAT(table.output,
+              ContainsRegex("layers.\\{0..2\\}.mlp.down .* " + bytes_text(elements * 2 - (elements / 2 + elements / 32)) + "\n"));
   EXPECT_THAT(analyze(test::with({from, "--budget", "4.2"}, on)).error, HasSubstr("the recipes reach no fewer than 4.25 bits per weight"));
+}
+
+TEST_F(AnalyzeTest, RefusesALossThatIsNotFinite) {
+  const std::string saved = trained("saved", {});
+  test::set_element(saved, "master.final_norm.weight", 3, 3e38F);
+  const CommandResult result = analyze({saved, "--data", folder_ / "text.txt", "--iters", "1"});
+  EXPECT_EQ(result.exit_code, 5) << result.output;
+  EXPECT_THAT(result.error, HasSubstr("high: the loss is not finite"));
 }
 
 TEST_F(AnalyzeTest, OptionsOfLossesNeedData) {

@@ -68,16 +68,16 @@ TEST(Budget, TakesWhatCostsLeastForEachByte) {
   EXPECT_THAT(none.what(), HasSubstr("the recipes reach no fewer than 5.333"));
 }
 
-// From 8 to 4 bits the first part saves 50 bytes for 0.2; the second saves 100 bytes for 1.
+// From 8 to 4 bits the first part saves 50 bytes for 0.45, which is less for each than the 100 bytes of the second for 1.
 TEST(Budget, AStepMayGoOnFromAnEarlierOne) {
   std::vector<ModelPart> parts = three();
   parts.pop_back();
   const std::vector<PartInRecipe> choices = {{.part = 0, .recipe = "eight", .bytes = 100, .cost = 0.1},
-                                             {.part = 0, .recipe = "four", .bytes = 50, .cost = 0.3},
+                                             {.part = 0, .recipe = "four", .bytes = 50, .cost = 0.55},
                                              {.part = 1, .recipe = "eight", .bytes = 100, .cost = 1.0}};
   EXPECT_THAT(propose(parts, choices, 12).recipes, ElementsAre("eight", "high"));
   EXPECT_THAT(propose(parts, choices, 10).recipes, ElementsAre("four", "high"));
-  EXPECT_NEAR(propose(parts, choices, 10).cost, 0.3, 1e-15) << "the cost of the last step alone";
+  EXPECT_NEAR(propose(parts, choices, 10).cost, 0.55, 1e-15) << "the cost of the last step alone";
   EXPECT_THAT(propose(parts, choices, 6).recipes, ElementsAre("four", "eight"));
 }
 

@@ -72,6 +72,30 @@ class RecipeLossesTest : public test::BackendTest {
     report.throw_if_failed();
     return out;
   }
+  // Losses by the definition, from whole logits of so many windows; the padding of the vocabulary does not take part.
+  RecipeLoss defined(const Data& data, Gpt& other, int64_t windows) const {
+    RecipeLoss sum{.equal_greedy = 0.0};
+    const int64_t width = config_.padded_vocab_size();
+    for (int64_t window = 0; window < windows; ++window) {
+      const Batch batch = data.valid.batch(0, window, 1);
+      const DeviceBatch rows = to_device(*high_, batch, 0, 1);
+      const std::vector<float> p = to_host<float>(converted(high_->logits(rows.tokens), Dtype::f32)),
+                               q = to_host<float>(converted(other.logits(rows.tokens), Dtype::f32));
+      const auto row_of = [&](const std::vector<float>& logits, int64_t row) {
+        return std::span(logits).subspan(static_cast<size_t>(row * width), static_cast<size_t>(*config_.vocab_size));
+      };
+      for (int64_t row = 0; row < kLength; ++row) {
+        if (batch.targets[static_cast<size_t>(row)] == kNoTarget) continue;
+        const TokenDifference token = token_difference(row_of(p, row), row_of(q, row));
+        sum.kl += token.kl;
+        sum.equal_greedy += token.equal_greedy ? 1.0 : 0.0;
+        ++sum.targets;
+      }
+    }
+    sum.kl /= static_cast<double>(sum.targets);
+    sum.equal_greedy /= static_cast<double>(sum.targets);
+    return sum;
+  }
   // Ends of lines are no targets.
   Data open(std::vector<std::string> names) const {
     DataConfig config;
@@ -108,33 +132,16 @@ TEST_F(RecipeLossesTest, HaveTheBitsOfAnEvaluation) {
   }
 }
 
-// By the definition, from whole logits; the padding of the vocabulary does not take part.
 TEST_F(RecipeLossesTest, CompareThePredictionsOfTargetsThatCount) {
   const Data data = open({"long.txt"});
   const auto quantized = with_plan(*high_, plan("mxfp4_qat"));
   const RecipeLosses losses(*high_, data.valid, 4, {}, {});
-  const RecipeLoss found = losses.of(*quantized);
-  double kl = 0.0, equal = 0.0, targets = 0.0;
-  const int64_t width = config_.padded_vocab_size();
-  ASSERT_GT(width, 250);
-  for (int64_t window = 0; window < data.valid.windows(0); ++window) {
-    const Batch batch = data.valid.batch(0, window, 1);
-    const DeviceBatch rows = to_device(*high_, batch, 0, 1);
-    const std::vector<float> p = to_host<float>(converted(high_->logits(rows.tokens), Dtype::f32)),
-                             q = to_host<float>(converted(quantized->logits(rows.tokens), Dtype::f32));
-    for (int64_t row = 0; row < kLength; ++row) {
-      if (batch.targets[static_cast<size_t>(row)] == kNoTarget) continue;
-      const TokenDifference token = token_difference(std::span(p).subspan(static_cast<size_t>(row * width), 250),
-                                                     std::span(q).subspan(static_cast<size_t>(row * width), 250));
-      kl += token.kl;
-      equal += token.equal_greedy ? 1.0 : 0.0;
-      targets += 1.0;
-    }
-  }
-  EXPECT_LT(targets, 599.0) << "ends of lines do not count";
-  EXPECT_EQ(static_cast<double>(found.targets), targets);
-  EXPECT_NEAR(found.kl, kl / targets, 1e-12);
-  EXPECT_EQ(found.equal_greedy, equal / targets);
+  const RecipeLoss found = losses.of(*quantized), expected = defined(data, *quantized, data.valid.windows(0));
+  ASSERT_GT(config_.padded_vocab_size(), 250);
+  EXPECT_LT(expected.targets, 599) << "ends of lines do not count";
+  EXPECT_EQ(found.targets, expected.targets);
+  EXPECT_NEAR(found.kl, expected.kl, 1e-12);
+  EXPECT_EQ(found.equal_greedy, expected.equal_greedy);
   EXPECT_GT(found.kl, 0.0);
   EXPECT_LT(found.equal_greedy, 1.0);
 }
@@ -153,9 +160,40 @@ TEST_F(RecipeLossesTest, HaveTheSameBitsInSeveralParts) {
   EXPECT_GT(a.kl, 1e-6);
 }
 
+// The first of three windows has ends of lines alone.
+TEST_F(RecipeLossesTest, LeaveOutMicroBatchesWithoutTargets) {
+  std::string text;
+  for (uint64_t i = 0; i < 3 * kLength + 1; ++i)
+    text += i <= kLength ? '\n' : static_cast<char>('a' + random_words({.seed = 9}, 1, i)[0] % 20);
+  test::write_file(folder_ / "gap.txt", text);
+  const Data data = open({"gap.txt"});
+  ASSERT_EQ(data.valid.windows(0), 3);
+  ASSERT_EQ(data.valid.batch(0, 0, 1).target_count, 0);
+  const auto quantized = with_plan(*high_, plan("mxfp4_qat"));
+  const RecipeLosses losses(*high_, data.valid, 1, {}, {});
+  const RecipeLoss found = losses.of(*quantized), expected = defined(data, *quantized, 3);
+  EXPECT_EQ(found.targets, expected.targets);
+  EXPECT_NEAR(found.kl, expected.kl, 1e-12);
+  EXPECT_EQ(found.equal_greedy, expected.equal_greedy);
+}
+
 TEST_F(RecipeLossesTest, APlanNeedsValuesOfItsType) {
   EXPECT_EQ(with_plan(*high_, plan("fp32")), nullptr);
   EXPECT_NE(with_plan(*high_, plan("bf16")), nullptr);
+}
+
+TEST_F(RecipeLossesTest, APlanTakesTheExpertBiases) {
+  config_.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 32};
+  config_.moe->score = RouterScore::sigmoid;
+  config_.moe->bias_update_rate = 1e-3;
+  high_ = std::make_unique<Gpt>(config_, fast(), plan("high"), GptOptions{.gradients = false});
+  test::initialize(high_->parameters(), 3);
+  const std::deque<Buffer>& biases = high_->parameters().buffers();
+  ASSERT_EQ(biases.size(), 2U);
+  test::set_value(biases[1].value, 2, 0.5);
+  const auto made = with_plan(*high_, plan("mxfp4_qat"));
+  for (size_t i = 0; i < biases.size(); ++i)
+    EXPECT_EQ(to_host<float>(made->parameters().buffers()[i].value), to_host<float>(biases[i].value)) << i;
 }
 
 }  // namespace mantissa::recipe_losses_test
