@@ -11,6 +11,7 @@ namespace mantissa::compare_test {
 
 using nlohmann::json;
 using test::ProcessResult;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -32,6 +33,15 @@ class Compare : public test::TrainingTest {
     return done.exit_code == 0 ? json::parse(done.output) : json();
   }
   std::string run_of(const std::string& name) const { return folder_ / ("all/" + name); }
+  // Starts it in the background, and waits until the log of a run holds this.
+  std::unique_ptr<test::BackgroundProcess> started(const std::vector<std::string>& more, const std::string& run, const std::string& what) {
+    std::vector<std::string> all = words(more);
+    all.insert(all.begin(), MANTISSA_BINARY);
+    auto process = std::make_unique<test::BackgroundProcess>(all, folder_.path(), folder_ / "output");
+    const std::string log = run_of(run + ".log");
+    EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(log) && test::read_file(log).find(what) != std::string::npos; }));
+    return process;
+  }
 };
 
 TEST_F(Compare, GivesTheLossesOfSingleRunsFromTheSameSeeds) {
@@ -46,6 +56,7 @@ TEST_F(Compare, GivesTheLossesOfSingleRunsFromTheSameSeeds) {
   const json& second = all["recipes"][1];
   EXPECT_GT(second["cosines"].size(), 0U);
   EXPECT_NE(second["difference"]["mean"], 0.0);
+  EXPECT_GT(second["bytes_per_weight"], all["recipes"][0]["bytes_per_weight"]) << "codes beside the values";
   EXPECT_TRUE(second["difference"]["half_width"].is_number());
   EXPECT_TRUE(std::filesystem::exists(run_of("report.html")));
   EXPECT_EQ(json::parse(test::read_file(run_of("compare.json"))), all);
@@ -169,25 +180,81 @@ TEST_F(Compare, SavesWhatASignalStopsAndGoesOn) {
   // Evaluations before the end make no run a finished one.
   const std::vector<std::string> long_runs = {"--recipes", "high,mxfp8",       "--seeds",           "1", "--set", "training.steps=1000",
                                               "--set",     "eval.interval=20", "--keep-checkpoints"};
-  std::vector<std::string> all = words(long_runs);
-  all.insert(all.begin(), MANTISSA_BINARY);
   {
-    const std::string output = folder_ / "output";
-    test::BackgroundProcess process(all, folder_.path(), output);
-    const std::string log = run_of("high-seed1.log");
-    ASSERT_TRUE(
-        test::eventually([&] { return std::filesystem::exists(log) && test::read_file(log).find("step    50/") != std::string::npos; }));
-    process.send(SIGINT);
-    EXPECT_EQ(process.wait(), 75);
-    EXPECT_THAT(process.output(), HasSubstr("compare: stopped | 0 of 2 runs have finished; the same command continues"));
+    const auto process = started(long_runs, "high-seed1", "step    50/");
+    process->send(SIGUSR2);
+    EXPECT_TRUE(test::eventually([&] { return std::filesystem::exists(run_of("high-seed1/checkpoints/latest")); }))
+        << "runs are asked to save";
+    const ProcessResult second = compare(long_runs);
+    EXPECT_EQ(second.exit_code, 3);
+    EXPECT_THAT(second.errors, HasSubstr("mantissa compare")) << "the folder is taken";
+    process->send(SIGINT);
+    EXPECT_EQ(process->wait(), 75);
+    EXPECT_THAT(process->output(), HasSubstr("compare: stopped | 0 of 2 runs have finished; the same command continues"));
   }
   EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest")));
   EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1"))) << "it had not begun";
   const json found = result(long_runs);
-  EXPECT_THAT(test::read_file(run_of("high-seed1.log")), HasSubstr("continues at "));
+  EXPECT_THAT(test::read_file(run_of("high-seed1.log")), AllOf(HasSubstr("step    50/"), HasSubstr("continues at "))) << "it is kept";
   EXPECT_EQ(found["recipes"][0]["losses"][0].get<double>(),
             run("alone", {kBlocks, "training.steps=1000", "training.seed=1", "eval.interval=20"}).valid_losses.back());
   EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest"))) << "--keep-checkpoints";
+}
+
+const std::vector<std::string> kEndless = {"--recipes", "high,mxfp8", "--seeds", "1", "--set", "training.steps=100000000"};
+
+TEST_F(Compare, ASecondInterruptKillsRuns) {
+  const auto process = started(kEndless, "high-seed1", "step    10/");
+  // A run that does not react: it is stopped, as one that waits for a disk would be.
+  const std::vector<std::string> runs = test::children_of(process->pid());
+  ASSERT_EQ(runs.size(), 1U);
+  ASSERT_EQ(::kill(std::stoi(runs[0]), SIGSTOP), 0);
+  process->send(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  process->send(SIGINT);
+  EXPECT_EQ(process->wait(), 128 + SIGINT);
+  EXPECT_TRUE(test::ends(std::stoi(runs[0])));
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1")));
+}
+
+TEST_F(Compare, EndsWithARunThatSomebodyStops) {
+  const auto process = started(kEndless, "high-seed1", "step    10/");
+  const std::vector<std::string> runs = test::children_of(process->pid());
+  ASSERT_EQ(runs.size(), 1U);
+  ASSERT_EQ(::kill(std::stoi(runs[0]), SIGTERM), 0);
+  EXPECT_EQ(process->wait(), 75);
+  EXPECT_THAT(process->output(), HasSubstr("compare: stopped | 0 of 2 runs have finished"));
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1")));
+}
+
+TEST_F(Compare, LeavesNoRunBehindWhenItIsKilled) {
+  const auto process = started(kEndless, "high-seed1", "step    10/");
+  const std::vector<std::string> runs = test::children_of(process->pid());
+  ASSERT_EQ(runs.size(), 1U);
+  process->send(SIGKILL);
+  EXPECT_EQ(process->wait(), 128 + SIGKILL);
+  EXPECT_TRUE(test::ends(std::stoi(runs[0])));
+  EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest"))) << "it saved first";
+}
+
+// Any folder, threads of the configuration, and others by the next start.
+TEST_F(Compare, TakesFoldersAndThreadsAsTheyAreGiven) {
+  const std::string folder = folder_ / "100%n";
+  const auto compared = [&](const std::string& recipes, const std::vector<std::string>& more) {
+    const ProcessResult done = test::run_mantissa(
+        test::with({"compare", folder_ / "c.json", "--recipes", recipes, "--seeds", "1", "--output", folder, "--json"}, more),
+        folder_.path());
+    EXPECT_EQ(done.exit_code, 0) << done.errors;
+    return json::parse(done.output);
+  };
+  const json first = compared("high,mxfp8,mxfp8_te", {"--set", "training.threads=1", "--keep-checkpoints"});
+  EXPECT_EQ(first["threads"], 1);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/high-seed1/checkpoints"));
+  const json again = compared("high,mxfp8,mxfp8_te", {}), two = compared("high,mxfp8_te", {});
+  EXPECT_FALSE(std::filesystem::exists(folder + "/high-seed1/checkpoints")) << "those of runs that have finished go";
+  EXPECT_EQ(again["recipes"][2]["losses"], first["recipes"][2]["losses"]);
+  EXPECT_EQ(two["recipes"][1]["cosines"], again["recipes"][2]["cosines"]) << "all have the same baseline";
+  EXPECT_NE(again["recipes"][1]["cosines"], again["recipes"][2]["cosines"]);
 }
 
 // A run that was killed before its first save has metrics and nothing to go on from.

@@ -167,6 +167,15 @@ TEST_F(OddPaths, FolderThatIsGoneIsNoInternalError) {
   EXPECT_THAT(run.errors, HasSubstr("error: "));
 }
 
+TEST_F(CommandErrors, AComparisonDoesNotResume) {
+  test::write_file("resumes.json", R"({"checkpoint": {"resume": "runs/run"}})");
+  EXPECT_THAT(test::outcome_of([] {
+                test::run_command({"compare", "run.json", "--recipes", "high,bf16", "--set-file", "resumes.json"});
+              }),
+              ::testing::AllOf(::testing::StartsWith("2, checkpoint.resume names "), HasSubstr("but the runs of a comparison are new")));
+  std::filesystem::remove("resumes.json");
+}
+
 TEST_F(CommandErrors, AMissingStepListsThoseThatExist) {
   for (const auto& [steps, listed] :
        {std::pair{10, "; there are 2 older and step-00000003, step-00000004, "}, {1, "; there is step-00000001"}}) {

@@ -21,7 +21,10 @@ TEST_F(FirstGradient, IsThatOfARunForAnyBatchRecipeAndTeacher) {
   for (const test::Sets& sets :
        {test::Sets{},
         {"training.teacher=" + run_folder("teacher"), "training.teacher_weight=0.5"},
-        {"model.intermediate_size=64", "precision.recipe=mxfp4_qat", "precision.dtype=bf16", "training.accumulation=tree"}}) {
+        {"model.intermediate_size=64", "precision.recipe=mxfp4_qat", "precision.dtype=bf16", "training.accumulation=tree"},
+        {"model.intermediate_size=64", "precision.recipe=own",  // random numbers differ by token
+         R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
+             "output_grad": {"format": "e2m1", "block": [1, 16], "scale": "e4m3", "rounding": "stochastic"}}}})"}}) {
     const test::Sets all = test::with(sets, {"training.seed=7", "training.steps=1", "optimizer.grad_clip=0", "optimizer.beta1=0.5"});
     const std::string name = text("run", sets.size());
     const Gradients gradients = first_gradients(config(name, all));
@@ -46,6 +49,12 @@ TEST_F(FirstGradient, HasNoFrozenWeights) {
   EXPECT_EQ(gradients.size(), 4U + 1U);
   EXPECT_EQ(gradients.count("layers.0.mlp.down.weight"), 0U);
   EXPECT_EQ(gradients.count("layers.1.mlp.down.weight"), 1U);
+}
+
+TEST_F(FirstGradient, MustBeFinite) {
+  const Error error = test::error_of([&] { first_gradients(config("a", {"model.init_std=3e37"})); });
+  EXPECT_EQ(error.code(), ExitCode::numerical);
+  EXPECT_NE(std::string(error.what()).find(".weight: its gradient of the first step is not finite"), std::string::npos) << error.what();
 }
 
 TEST_F(FirstGradient, DependsOnTheSeed) {
