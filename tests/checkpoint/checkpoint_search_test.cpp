@@ -137,6 +137,35 @@ TEST_F(CheckpointTest, TheBestIsThatWhichItsFileNamesAndNoOther) {
   EXPECT_EQ(error_code_of([&] { load_checkpoint(best, load); }), ExitCode::data) << "no other takes its place";
 }
 
+TEST_F(CheckpointTest, TheBestIsListedAsItsFileSays) {
+  CheckpointDirectory directory = open_directory(folder);
+  for (const int64_t step : {1, 2, 3}) {
+    const SavedCheckpoint saved = directory.save(State(step).content());
+    if (step == 2) directory.name_best(saved);
+  }
+  const auto listed = [this] { return list_checkpoints(checkpoints()); };
+  for (const CheckpointStatus& status : listed()) {
+    EXPECT_EQ(status.best, status.step == 2);
+    EXPECT_EQ(status.problem, "");
+  }
+  write_file(checkpoints() / "best", "step-00000002 0123456789abcdef\n");
+  EXPECT_TRUE(listed()[1].best);
+  EXPECT_THAT(listed()[1].problem, HasSubstr("is not the version that was named")) << "of that name it is another";
+}
+
+// Nothing has said yet what the state of the run calls its best.
+TEST_F(CheckpointTest, TheBestStaysWhenAFolderIsOpenedAgain) {
+  {
+    CheckpointDirectory directory = open_directory(folder);
+    directory.name_best(directory.save(State(1).content()));
+    write_file(checkpoints() / "best.tmp", "step-0000");
+  }
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "best.tmp")) << "a kill left it";
+  for (const int64_t step : {2, 3, 4}) directory.save(State(step).content());
+  EXPECT_THAT(steps_in(checkpoints()), ElementsAre(1, 3, 4));
+}
+
 TEST_F(CheckpointTest, TheBestIsAdoptedAsTheStateSays) {
   {
     CheckpointDirectory directory = open_directory(folder, {.latest = 9});

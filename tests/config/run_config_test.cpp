@@ -145,7 +145,7 @@ TEST(RunConfig, StepsOfEpochsAreRoundedUp) {
   EXPECT_EQ(steps(1, 64, 8), "8");
   EXPECT_EQ(steps(1, 65, 8), "9");
   EXPECT_EQ(steps(2.5, 100, 64), "4");
-  EXPECT_EQ(steps(0.1, 30, 3), "1") << "the product is a bit more than 3";
+  EXPECT_EQ(steps(0.07, 100, 1), "7") << "the product is a bit more than 7";
   EXPECT_EQ(steps(0.7, 10, 1), "7");
   EXPECT_EQ(steps(1e-9, 5, 8), "1");
   EXPECT_THAT(steps(1e9, 1'000'000, 1), HasSubstr("training.epochs: 1e+09 are more than 1e+12 steps"));

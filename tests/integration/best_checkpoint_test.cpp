@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "checkpoint/checkpoint_search.h"
+#include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
 #include "hf/load_model.h"
 #include "mantissa/base/log.h"
@@ -167,6 +168,29 @@ TEST_F(BestOfARun, IsExportedAtTheEndBesideTheLast) {
   ASSERT_LT(least, 12);
   for (const int64_t step : {least, int64_t{12}})
     EXPECT_TRUE(fs::exists(run_folder("run") + "/exports/" + checkpoint_name(step) + "/model.safetensors")) << step;
+}
+
+// Weights so large that no loss is a number, by which steps are skipped.
+TEST_F(BestOfARun, HasALossThatIsANumber) {
+  evaluated(config("base", {"training.steps=1"}));
+  test::set_element(checkpoint("base", 1), "master.final_norm.weight", 3, 3e38F);
+  test::set_element(checkpoint("base", 1), "master.output.weight", 3, 1e3F);
+  const Evaluated run = evaluated(
+      config("run", {"checkpoint.keep_best=true", "eval.first=true", "training.steps=1", "checkpoint.init_from=" + checkpoint("base", 1)}));
+  ASSERT_EQ(run.losses.size(), 2U);
+  for (const auto& [step, loss] : run.losses) EXPECT_FALSE(std::isfinite(loss)) << step;
+  EXPECT_EQ(run.summary.best_checkpoint, "");
+  EXPECT_FALSE(fs::exists(folder("run") + "/best"));
+  EXPECT_THAT(steps("run"), ElementsAre(1)) << "the state at the end";
+}
+
+TEST_F(BestOfARun, OfARunThatStopsIsExportedByItsResume) {
+  const Sets sets = test::with(sets_, {"checkpoint.export={}", "training.steps=6"});
+  EXPECT_EQ(until(config("run", sets), 3).summary.exit, ExitCode::stopped);
+  EXPECT_TRUE(fs::exists(folder("run") + "/best"));
+  EXPECT_FALSE(fs::exists(run_folder("run") + "/exports"));
+  evaluated(config("run", test::with(sets, {"checkpoint.resume=auto"})));
+  EXPECT_TRUE(fs::exists(run_folder("run") + "/exports/" + checkpoint_name(best("run"))));
 }
 
 // The first evaluation, before step 1, has the best one, too. A resume looks for exports that are missing.

@@ -128,6 +128,18 @@ TEST_F(FirstEvaluation, ThatIsCutIsDoneByTheResumeAndNoneIsDoneTwice) {
   EXPECT_THAT(evaluations(again("cut", {"training.steps=6"})).steps, ElementsAre(6));
 }
 
+// Evaluations at 0, 2, 4 and the end, 5; the last one is counted once where the interval ends with the run.
+TEST_F(FirstEvaluation, IsCountedBeforeTheRun) {
+  const auto flops = [&](const std::vector<std::string>& more) {
+    return preview_run(config("preview", test::with({"eval.interval=2"}, more))).evaluation_flops;
+  };
+  const double one = flops({"training.steps=1"});
+  ASSERT_GT(one, 0.0);
+  EXPECT_DOUBLE_EQ(flops({"training.steps=5"}), 3 * one);
+  EXPECT_DOUBLE_EQ(flops({"training.steps=6"}), 3 * one);
+  EXPECT_DOUBLE_EQ(flops({"training.steps=5", "eval.first=true"}), 4 * one);
+}
+
 TEST_F(FirstEvaluation, NeedsValidationData) {
   const std::string text = "data.train=[{\"path\": \"" + (folder_ / "text.txt") + "\"}]";
   for (const std::string key : {"eval.first", "checkpoint.keep_best"}) {

@@ -189,6 +189,20 @@ TEST_F(SmallDiskOfARun, HasRoomForTheBestBesideTheLatest) {
   config.eval.first = true;
   EXPECT_EQ(most_new_checkpoints(config, 0, 0), 4);
   EXPECT_EQ(most_new_checkpoints(config, 20, 2), 2);
+  EXPECT_EQ(most_new_checkpoints(config, 20, 0), 2) << "the evaluation before the first step is over";
+}
+
+// The best gives its place to nothing, so it is no room for the last state.
+TEST_F(SmallDiskOfARun, TheBestIsNotCountedAsRoom) {
+  const std::vector<std::string> sets = {"checkpoint.interval=1", "checkpoint.keep_latest=2", "schedule.warmup_steps=1", "optimizer.lr=2"};
+  run("run", with(sets, {"training.steps=3", "checkpoint.keep_best=true", "eval.first=true"}));
+  ASSERT_THAT(steps_in(run_folder("run") + "/checkpoints"), ElementsAre(0, 2, 3)) << "the loss rises";
+  fs::remove_all(checkpoint("run", 2));
+  const int64_t bytes = CheckpointReader(checkpoint("run", 3)).bytes();
+  free_now = [&] { return bytes / 2; };
+  const Error refused = error_of([&] { run("run", with(sets, {"training.steps=5", "checkpoint.resume=auto"})); });
+  EXPECT_EQ(refused.code(), ExitCode::environment);
+  EXPECT_TRUE(fs::exists(checkpoint("run", 0)));
 }
 
 // A checkpoint is kept until its export is there: for the last state the run waits for that.
