@@ -106,12 +106,14 @@ TEST_F(OptimizerRules, ScaleTheLearningRateAndReplaceTheDecay) {
   const Sets rate = {"optimizer.lr=1e-2", "optimizer.weight_decay=0.5"};
   run("all", one_step(rate));
   run("half", one_step(with(rate, {"optimizer.lr=5e-3"})));
+  run("twice", one_step(with(rate, {"optimizer.lr=2e-2"})));
   run("plain", one_step(with(rate, {"optimizer.weight_decay=0.25"})));
   run("rules", one_step(with(rate, {R"(optimizer.rules=[{"match": "layers.0.attn.qkv", "lr_factor": 0.5},
-      {"match": "layers.0.*", "weight_decay": 0.25}, {"match": "output", "lr_factor": 0.5}])"})));
+      {"match": "layers.0.*", "weight_decay": 0.25}, {"match": "output", "lr_factor": 0.5},
+      {"match": "layers.1.mlp.*", "lr_factor": 2}])"})));
   for (const std::string& parameter : parameters("rules", 1)) {
     const bool half = in(parameter, "layers.0.attn.qkv") || in(parameter, "output");
-    const std::string as = half ? "half" : in(parameter, "layers.0.") ? "plain" : "all";
+    const std::string as = half ? "half" : in(parameter, "layers.1.mlp.") ? "twice" : in(parameter, "layers.0.") ? "plain" : "all";
     EXPECT_EQ(tensor("rules", 1, "master." + parameter), tensor(as, 1, "master." + parameter)) << parameter;
     if (in(parameter, "weight") && as != "all" && !in(parameter, "norm")) {
       EXPECT_NE(tensor("rules", 1, "master." + parameter), tensor("all", 1, "master." + parameter)) << parameter;
@@ -290,6 +292,9 @@ TEST_F(OptimizerRules, ThatReachNothingOrLeaveNothingAreRefused) {
   EXPECT_NO_THROW(config("mixed", {R"(optimizer.rules=[{"match": "layers.0.*", "weight_decay": 0.1}])"}));
   EXPECT_THAT(refusal(R"([{"match": "embed", "lr_factor": -1}])"), HasSubstr("optimizer.rules.0.lr_factor: must be "));
   EXPECT_NO_THROW(config("accepted", {R"(optimizer.rules=[{"match": "layers.*.mlp.*"}, {"match": "*", "lr_factor": 0}])"}));
+  std::string many = R"([{"match": "*"})";
+  for (int i = 0; i < 1000; ++i) many += R"(, {"match": "embed"})";
+  EXPECT_THAT(refusal(many + "]"), HasSubstr("optimizer.rules: has 1001 rules, at most 1000 are accepted"));
 }
 
 // wgrad alone reads what the experts multiply, permuted tokens and activations, which are kept for it.

@@ -159,6 +159,24 @@ TEST_F(OptimizerTest, WhatIsNotFiniteIsNamed) {
   EXPECT_EQ(weights.optimizer->first_nonfinite(Optimizer::Checked::weights).text, "cube[1, 14] = inf");
 }
 
+// A frozen weight has no gradient to look at; its values are looked at.
+TEST_F(OptimizerTest, WhatIsNotFiniteIsNamedBesideFrozenWeights) {
+  ParameterSet set;
+  set.add({.name = "frozen", .shape = {40, 7}, .init = {.constant = 1.0, .std = 0.0}, .training = {.lr_factor = 0.0}});
+  set.add({.name = "trained", .shape = {33}, .init = {.constant = 1.0, .std = 0.0}});
+  set.allocate(fast(), Dtype::f32, true);
+  Optimizer optimizer(set, OptimizerConfig());
+  optimizer.initialize(5);
+  test::assign(set.all()[1].leaf.grad, test::random_values(33, 1, 1.0));
+  EXPECT_EQ(optimizer.first_nonfinite(Optimizer::Checked::gradients).text, "");
+  test::set_value(set.all()[1].leaf.grad, 3, HUGE_VAL);
+  const Optimizer::Nonfinite gradient = optimizer.first_nonfinite(Optimizer::Checked::gradients);
+  EXPECT_EQ(gradient.text, "trained[3] = inf");
+  EXPECT_EQ(gradient.parameter, 1U);
+  test::set_value(optimizer.states()[0].master, 15, std::nan(""));
+  EXPECT_EQ(optimizer.first_nonfinite(Optimizer::Checked::weights).text, "frozen[2, 1] = nan");
+}
+
 TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {
   for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
     Built built(fast());

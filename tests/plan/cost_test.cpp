@@ -62,6 +62,41 @@ TEST(StepTime, HasTheForwardPassOfATeacher) {
   }
 }
 
+// The gradient of a frozen weight is not computed, two of six FLOPs for each element; its forward pass takes as long.
+TEST(StepTime, LacksTheWeightGradientsOfFrozenModules) {
+  const std::string mlps = R"(optimizer.rules=[{"match": "layers.*.mlp.*", "lr_factor": 0}])",
+                    table = R"(optimizer.rules=[{"match": "embed", "lr_factor": 0}])";
+  const auto compute = [](const std::vector<std::string>& sets) {
+    return *time_of(config_of(1, sets), {.flops = 1e9, .link = {}}).compute;
+  };
+  constexpr double kTokens = 64 * 6, kMlps = 4 * 3 * 4096.0 * 1024, kTable = 4096.0 * 1024;
+  const double all = compute({});
+  EXPECT_NEAR(compute({mlps}), all - 2e-9 * kMlps * kTokens, 1e-9 * all);
+  EXPECT_EQ(compute({table}), all) << "a table is read";
+  EXPECT_NEAR(compute({table, "model.tie_word_embeddings=true"}), all - 2e-9 * kTable * kTokens, 1e-9 * all) << "it is the output, too";
+  // The rank that owns all of the first bucket that is trained, 16.8 MB, sends it. Then layer 0 takes 4.3 ms, in which the 3.7 ms of layer
+  // 1 are hidden, as those of the others are.
+  const Rates rates{.flops = 1e12, .link = 4.5e9};
+  const StepTime time = time_of(config_of(2, {R"(optimizer.rules=[{"match": "layers.0.mlp.*", "lr_factor": 0}])"}), rates);
+  const double first = 2 * (4096.0 * 1024 + 4 * 1024 * 1024) / 4.5e9;
+  EXPECT_NEAR(*time.gather_not_hidden, first, 0.02 * first);
+}
+
+TEST(RunWarnings, SayThatAModelHasNothingToLearnFromItself) {
+  const auto warned = [](const std::vector<std::string>& sets) {
+    RunConfig config = config_of(1, sets);
+    config.training.teacher = "self";
+    const std::vector<std::string> warnings = run_warnings(config, resolve_plan(config));
+    return std::ranges::any_of(warnings, [](const auto& line) { return line.find("there is nothing to learn") != std::string::npos; });
+  };
+  EXPECT_TRUE(warned({}));
+  EXPECT_FALSE(warned({"precision.recipe=mxfp8"}));
+  EXPECT_FALSE(warned({"model.moe.num_experts=4", "model.moe.intermediate_size=64"})) << "routers learn from their losses";
+  RunConfig labels = config_of(1);
+  labels.training.teacher = "self", labels.training.teacher_weight = 0.5;
+  for (const std::string& line : run_warnings(labels, resolve_plan(labels))) EXPECT_EQ(line.find("nothing to learn"), std::string::npos);
+}
+
 TEST(StepTime, WithoutARateIsNotInvented) {
   const RunConfig config = config_of(4);
   const StepTime nothing = time_of(config, {}), computes = time_of(config, {.flops = 1e12, .link = {}}),
@@ -149,6 +184,8 @@ TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
   EXPECT_NEAR(bytes({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 1024, 1e-6);
   EXPECT_NEAR(bytes({rows, "precision.recipe=rows", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 32, 1e-6);
   EXPECT_EQ(bytes({"precision.recipe=mxfp8"}).codes, 0.0);
+  const std::string frozen = R"(optimizer.rules=[{"match": "layers.{0,1}.*", "lr_factor": 0}])";
+  EXPECT_NEAR(bytes({"precision.recipe=mxfp8", "precision.fp8_param_gather=true", frozen}).codes, 1.0 + 1.0 / 1024, 1e-6);
 }
 
 // Expects the parameter specs of each rank of `ranks` that share every weight.
@@ -222,14 +259,17 @@ TEST(Estimate, CountsTheProgramOnceAndTheTransportOfRanksOfAnyKind) {
   EXPECT_EQ((std::vector{program(1, {}), program(2, {}), program(2, {"parallel.tensor=2"})}), (std::vector<int64_t>{28, 38, 38}));
 }
 
-// A chunk of 2^26 logits of a rank is 128 rows of its half of the vocabulary, and each costs a call.
+// A chunk of 2^26 logits of a rank is 128 rows of its half of the vocabulary, and each costs a call. Beside a teacher's it has half as
+// many.
 TEST(StepBytes, ChunksOfTheLossAreThoseOfARanksShareOfTheVocabulary) {
-  const auto control = [](int64_t sequences) {
-    const RunConfig config = config_of(2, {"parallel.tensor=2", "model.vocab_size=1048576", text("training.micro_batch_size=", sequences)});
+  const auto control = [](int64_t sequences, bool taught) {
+    RunConfig config = config_of(2, {"parallel.tensor=2", "model.vocab_size=1048576", text("training.micro_batch_size=", sequences)});
+    if (taught) config.training.teacher = "teacher", config.teacher = config.model;
     return step_bytes(config, resolve_plan(config)).sent.control;
   };
   constexpr int64_t kMicroBatches = 3, kRanks = 2;
-  EXPECT_EQ(control(4) - control(2), kMicroBatches * kRanks * kHeaderBytes) << "two chunks instead of one";
+  EXPECT_EQ(control(4, false) - control(2, false), kMicroBatches * kRanks * kHeaderBytes) << "two chunks instead of one";
+  EXPECT_EQ(control(4, true) - control(2, true), 2 * kMicroBatches * kRanks * kHeaderBytes) << "four instead of two";
 }
 
 TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {
