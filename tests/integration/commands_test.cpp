@@ -116,6 +116,24 @@ TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(run_folder("run")));
 }
 
+TEST_F(CommandsTest, TheWeightsOfATeacherAreCounted) {
+  run("teacher", {"training.steps=1", "data.tokenizer=byte", "schedule.warmup_steps=1"});
+  const std::string teacher = "training.teacher=" + run_folder("teacher");
+  EXPECT_THAT(output({"train", "run.json", "--dry-run", "--set", teacher}), ContainsRegex("\n  teacher +[1-9][0-9.]* KiB"));
+  EXPECT_THAT(output({"train", "run.json", "--dry-run"}), Not(HasSubstr("  teacher ")));
+  const auto memory = nlohmann::json::parse(output({"explain", "run.json", "--json", "--set", teacher}))["memory"];
+  EXPECT_GT(memory["teacher"], 4096);
+  EXPECT_THAT(output({"explain", "run.json", "--set", teacher}), ContainsRegex(" [|] teacher [1-9]"));
+}
+
+TEST_F(CommandsTest, ARunSaysHowManyEpochsItsStepsAre) {
+  const Words none = {"--set", "training.steps=null", "--set"};
+  EXPECT_THAT(output({"train", "run.json", "--dry-run"}, test::with(none, {"training.epochs=1"})),
+              ContainsRegex("; [0-9]+ steps [(]1 epoch[)]\n"));
+  EXPECT_THAT(output({"train", "run.json"}, test::with(none, {"training.epochs=0.01"})),
+              ContainsRegex(" [|] [0-9]+ steps [(]0.01 epochs[)]\n"));
+}
+
 TEST_F(CommandsTest, BlockScalesAreHistogramsForTensorBoard) {
   run("run", {"training.steps=1", "precision.report_interval=1", "precision.recipe=mxfp8", "model.intermediate_size=64",
               "logging.tensorboard=true"});

@@ -65,6 +65,37 @@ TEST_F(Distillation, OfAModelFromItselfChangesNothing) {
   }
 }
 
+// A teacher has none of the student's recipe and rules: it differs from what starts as its copy, and may have less layers than these name.
+TEST_F(Distillation, ComesFromATeacherInHighPrecision) {
+  const Sets sets = from_itself("teacher", {"precision.dtype=bf16"});
+  for (const std::string recipe : {"mxfp8", "mxfp4_qat"})
+    EXPECT_GT(run(recipe, with(sets, with(kStill, {"precision.recipe=" + recipe}))).losses[0], 1e-6) << recipe;
+  run("short", {"precision.dtype=bf16", "training.steps=1", "model.num_layers=1"});
+  const Sets rules = {R"(precision.rules=[{"match": "layers.1.mlp.*", "recipe": "mxfp8"}])",
+                      R"(optimizer.rules=[{"match": "layers.1.*", "lr_factor": 0}])"};
+  const TrainedRun deep = run("deep", with(rules, {"precision.dtype=bf16", "training.steps=1", "training.teacher=" + run_folder("short")}));
+  EXPECT_GT(deep.losses[0], 0.0);
+}
+
+TEST_F(Distillation, FromAFolderIsThatFromItsCheckpoint) {
+  const Sets sets = {"precision.dtype=bf16", "training.steps=2", "training.seed=5", "training.teacher="};
+  const auto taught_by = [&](const std::string& name, const std::string& teacher) {
+    Sets all = sets;
+    all.back() += teacher;
+    return run(name, all);
+  };
+  run("teacher", {"precision.dtype=bf16", "training.steps=6"});
+  export_model(checkpoint("teacher", 6), folder_ / "folder", {}, make_backend("cpu"));
+  expect_same_course(taught_by("from-checkpoint", run_folder("teacher")), taught_by("from-folder", folder_ / "folder"));
+  // The letters of another text are as many ids, which stand for others.
+  test::write_file(folder_ / "other.txt", "zyxwvuts" + std::string(4000, 'z'));
+  run("letters", {"precision.dtype=bf16", "training.steps=1", "data.path=" + (folder_ / "other.txt")});
+  export_model(checkpoint("letters", 1), folder_ / "letters", {}, make_backend("cpu"));
+  const Error error = error_of([&] { taught_by("refused", folder_ / "letters"); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("has a tokenizer that differs from data.tokenizer char"));
+}
+
 // A model that knows nothing comes to know what its teacher does, in MXFP4 and without labels.
 TEST_F(Distillation, TeachesWithoutLabels) {
   run("teacher", {"training.steps=120"});
@@ -199,6 +230,26 @@ TEST_F(Distillation, IsRefusedWhereTheTeacherDoesNotFit) {
   test::write_file(folder_ / "other.txt", "zyxwvuts" + std::string(4000, 'z'));
   run("letters", {"training.steps=1", "data.path=" + (folder_ / "other.txt")});
   EXPECT_THAT(refused({"training.teacher=" + run_folder("letters")}), HasSubstr("has a tokenizer that differs from data.tokenizer char"));
+  const Error dry = error_of([&] { preview_run(config("refused", {"training.teacher=" + run_folder("letters")})); });
+  EXPECT_EQ(dry.code(), ExitCode::usage);
+  EXPECT_THAT(dry.what(), HasSubstr("has a tokenizer that differs from data.tokenizer char"));
+  run("experts", with(kExperts, {"training.steps=1", "model.moe.num_experts=3"}));
+  const Error odd = error_of([&] {
+    config("divided", with(kExperts, {"training.teacher=" + run_folder("experts"), "parallel.data=2", "parallel.expert=2"}));
+  });
+  EXPECT_EQ(odd.code(), ExitCode::usage);
+  EXPECT_THAT(odd.what(), AllOf(HasSubstr("training.teacher: the model of " + run_folder("experts")),
+                                HasSubstr("2 does not divide model.moe.num_experts 3")));
+}
+
+// The run may go on from elsewhere.
+TEST_F(Distillation, KnowsItsTeacherByTheWholePath) {
+  run("teacher", {"training.steps=1"});
+  const std::string relative = std::filesystem::relative(run_folder("teacher")).string();
+  ASSERT_NE(relative.front(), '/');
+  const std::string kept = config("run", {"training.teacher=" + relative}).config.training.teacher.value();
+  EXPECT_EQ(kept.front(), '/');
+  EXPECT_TRUE(std::filesystem::equivalent(kept, run_folder("teacher")));
 }
 
 // Ids stand for texts by a tokenizer: where one side has none, equality is the user's word.

@@ -268,6 +268,16 @@ TEST(MemoryCheck, RanksNeedTogetherWhatTheyShare) {
   EXPECT_THAT(refusals(config, little[0].first).front(), HasSubstr("on each of 2 ranks here"));
 }
 
+TEST(MemoryCheck, NamesALargeTeacher) {
+  RunConfig config = config_of(gpt2(), {1, 1});
+  config.training.teacher = "teacher";
+  config.teacher = config.model;
+  config.teacher->num_layers = 100;
+  const std::string taught = refusals(config, {{1, 1000}}).front();
+  EXPECT_THAT(taught, HasSubstr("\nteacher "));
+  EXPECT_THAT(taught, HasSubstr(": training.teacher, parallel.tensor\n"));
+}
+
 // ---- on a GPU
 
 // The refusal of each rank for a run on GPUs, "" for none.
