@@ -12,7 +12,7 @@ if(MANTISSA_ALL_TESTS)
 elseif(CMAKE_CXX_FLAGS MATCHES "-fsanitize=address")
   set(sanitized thread_tests layer_tests backend_tests model_tests fuzz_tests simt_tests)
   set(sources_of_layer_tests base/parallel base/printable base/log base/text base/trace io/safetensors_hostile io/safetensors text/* data/* optim/shards
-    optim/optimizer checkpoint/checkpoint_boxes checkpoint/ranks_together hf/tile_scales metrics/append_file metrics/event_file metrics/trace)
+    optim/optimizer checkpoint/checkpoint_boxes checkpoint/ranks_together hf/tile_scales metrics/append_file metrics/event_file metrics/run_trace)
   set(only_of_layer_tests -*ParallelFor.*/0:HostileJsonl.TakesMemory*:Permutation.IsABij*:HostileSafetensors.Crowds*:SplitPattern.ALiteral*)
   set(sources_of_model_tests ops/tape ops/empty_share ops/permuted_tokens ops/moe_trace ops/split_ops train/generate train/training_step train/step_batches
     train/pending_exports train/run_exports train/device_batch)

@@ -35,7 +35,7 @@ inline tools::Command command_of(const std::string& name) {
   for (tools::Command command :
        {tools::eval_command(), tools::generate_command(), tools::tokenize_command(), tools::export_command(), tools::inspect_command(),
         tools::verify_command(), tools::bench_command(), tools::conformance_command(), tools::report_command(), tools::compare_command(),
-        tools::analyze_command(), tools::config_command(), tools::launch_command({})})
+        tools::analyze_command(), tools::trace_command(), tools::config_command(), tools::launch_command({})})
     if (command.name == name) return command;
   fail(ExitCode::internal, "no command ", name);
 }

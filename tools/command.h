@@ -112,6 +112,7 @@ Command doctor_command();
 Command explain_command();
 Command analyze_command();
 Command report_command();
+Command trace_command();
 Command compare_command();
 Command config_command();
 Command launch_command(std::vector<std::string> subcommands);  // subcommands that it runs by this binary

@@ -37,9 +37,10 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
 }
 
 std::vector<Command> all_commands() {
-  std::vector<Command> all = {train_command(),   eval_command(),   generate_command(),    tokenize_command(), export_command(),
-                              inspect_command(), verify_command(), analyze_command(),     explain_command(),  report_command(),
-                              compare_command(), bench_command(),  conformance_command(), doctor_command(),   config_command()};
+  std::vector<Command> all = {train_command(),   eval_command(),        generate_command(), tokenize_command(),
+                              export_command(),  inspect_command(),     verify_command(),   analyze_command(),
+                              explain_command(), report_command(),      trace_command(),    compare_command(),
+                              bench_command(),   conformance_command(), doctor_command(),   config_command()};
   all.push_back(launch_command(names_of(all)));
   return all;
 }

@@ -10,6 +10,7 @@ namespace {
 
 thread_local Tape* current_tape = nullptr;
 thread_local int running_backwards = 0;
+thread_local const char* current_module = nullptr;
 
 class RunningBackward {
  public:
@@ -20,6 +21,9 @@ class RunningBackward {
 };
 
 }  // namespace
+
+ModuleScope::ModuleScope(const char* path) : outer_(std::exchange(current_module, path)), span_(Track::module, path) {}
+ModuleScope::~ModuleScope() { current_module = outer_; }
 
 Leaf::Target target_of(Leaf* leaf, const Tensor& weight) {
   if (leaf != nullptr) return leaf->target();
@@ -44,7 +48,7 @@ Tensor Tape::take_gradient(const Var& input) {
 }
 
 Var Tape::record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward) {
-  Node node{op, {}, 0, std::move(backward), {}};
+  Node node{op, {}, 0, std::move(backward), {}, current_module};
   for (const Var& input : inputs) {
     node.inputs.push_back(input.slot_);
     if (input.leaf_ == nullptr) continue;
@@ -68,6 +72,12 @@ void Tape::add_gradient(int64_t slot, const Tensor& gradient) {
   sum = next;
 }
 
+std::vector<Tensor> Tape::run_backward(const Node& node, const Tensor& dy) {
+  if (node.module == nullptr) return node.backward(dy);
+  const ModuleScope module(node.module);
+  return node.backward(dy);
+}
+
 void Tape::backward(const Var& output, Tensor dy) {
   require(output.slot_ >= 0, "backward: the output does not depend on anything that wants a gradient");
   const Scope paused(nullptr);
@@ -77,7 +87,7 @@ void Tape::backward(const Var& output, Tensor dy) {
   for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
     if (const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node->output)], {});
         gradient.defined() || (from_one && node->output == output.slot_)) {
-      const std::vector<Tensor> contributions = node->backward(gradient);
+      const std::vector<Tensor> contributions = run_backward(*node, gradient);
       require(contributions.size() == node->inputs.size(), node->op, ": backward returned ", contributions.size(), " gradients for ",
               node->inputs.size(), " inputs");
       for (size_t i = 0; i < contributions.size(); ++i) {
@@ -117,8 +127,11 @@ Var recompute(const Var& x, std::function<Var(const Var&)> segment) {
   return record("recompute", value, {x}, [input = x.value(), segment = std::move(segment)](const Tensor& dy) {
     Tape tape;
     const Tape::Scope scope(&tape);
-    const Var again = tape.input(input);
-    tape.backward(segment(again), dy);
+    const Var again = tape.input(input), out = [&] {
+      const TraceSpan span(Track::pass, "recompute");
+      return segment(again);
+    }();
+    tape.backward(out, dy);
     return std::vector<Tensor>{tape.take_gradient(again)};
   });
 }

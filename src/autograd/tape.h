@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "mantissa/backend/backend.h"
+#include "mantissa/base/trace.h"
 
 namespace mantissa {
 
@@ -73,6 +74,21 @@ class Saved {
   std::function<Tensor()> rebuild_;
 };
 
+// Names the module whose operations this thread runs until the end of the block, on time lines (base/trace.h). Operations that are recorded
+// keep the name, which must outlive their tape, and backward names it again.
+class ModuleScope {
+ public:
+  explicit ModuleScope(const std::string& path) : ModuleScope(path.c_str()) {}
+  explicit ModuleScope(const char* path);
+  ~ModuleScope();
+  ModuleScope(const ModuleScope&) = delete;
+  ModuleScope& operator=(const ModuleScope&) = delete;
+
+ private:
+  const char* outer_;
+  TraceSpan span_;
+};
+
 class Tape {
  public:
   // Returns one gradient per input of the node: undefined for leaves and for inputs that want none. dy is undefined for the output that
@@ -107,7 +123,9 @@ class Tape {
     int64_t output;
     Backward backward;
     std::vector<Leaf*> leaves;
+    const char* module;  // that recorded it; null: none
   };
+  static std::vector<Tensor> run_backward(const Node& node, const Tensor& dy);
   void add_gradient(int64_t slot, const Tensor& gradient);
 
   std::vector<Node> nodes_;

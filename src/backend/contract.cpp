@@ -143,6 +143,22 @@ Contract& Contract::declare(const char* name, const QuantizedTensor& tensor, Rol
   return *this;
 }
 
+int64_t Contract::bytes() const {
+  int64_t sum = 0;
+  for (const Operand& operand : operands()) sum += operand.tensor->bytes();
+  return sum;
+}
+
+std::string Contract::text_of_operands() const {
+  std::ostringstream out;
+  const char* separator = "";
+  for (const Operand& operand : operands()) {
+    out << separator << operand.name << ' ' << operand.tensor->dtype() << ' ' << operand.tensor->shape();
+    separator = ", ";
+  }
+  return out.str();
+}
+
 void Contract::refuse_fp64(const char* backend) const {
   if (fp64_) fail(ExitCode::internal, kernel_, ": ", fp64_, " is fp64, which the backend ", backend, " does not compute");
 }

@@ -1,6 +1,7 @@
 // Contracts of more than a few lines: of kernels on packed heads, and of those that take quantized tensors.
 #include <algorithm>
 
+#include "backend/dry_backend.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/formats/swizzle.h"
@@ -195,6 +196,17 @@ Contract RouterLosses::contract() const {
   rule.check(c, c.size('E')).output("out", out, "fp64 [3]");
   sequences(c);
   return c;
+}
+
+int64_t Permute::bytes_moved() const {
+  const auto* const codes = std::get_if<QuantizedTensor>(&out);
+  return assignments.bytes() + 2 * (codes ? codes->codes.bytes() + codes->scales.bytes() : std::get<Tensor>(out).bytes());
+}
+
+int64_t rows_of_groups(const Tensor& offsets, const HostGroups* host, int64_t rows) {
+  if (host != nullptr) return host->offsets.back();
+  const bool known = offsets.device().host_memory() && !is_dry(offsets.device_bytes());
+  return known ? offsets.data<int32_t>()[offsets.elements() - 1] : rows;
 }
 
 int64_t dispatch_rows(int64_t assignments, int64_t experts, int64_t multiple) {

@@ -1,16 +1,23 @@
 #include "mantissa/base/trace.h"
 
+#include <algorithm>
 #include <atomic>
+#include <exception>
+#include <iterator>
 #include <mutex>
+#include <new>
 #include <utility>
-#include <vector>
 
 namespace mantissa {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 std::atomic<bool> on{false};
+std::atomic<TraceClock*> clock_of_process{nullptr};
 std::atomic<const SpanHook*> hook_of_process{nullptr};
 std::mutex spans_mutex;
+TraceSink sink_of_process;
 std::vector<RecordedSpan> spans;
 
 int this_thread() {
@@ -19,26 +26,91 @@ int this_thread() {
   return number;
 }
 
+bool has_come(const RecordedSpan& span, const TraceClock* clock) {
+  return !span.to || (clock != nullptr && clock->reached(span.from) && clock->reached(span.to));
+}
+
+// Replaces the marks of spans that the device has come to by times. Returns the first span that it has not come to.
+std::vector<RecordedSpan>::iterator resolve() {
+  TraceClock* const clock = clock_of_process;
+  auto span = spans.begin();
+  for (; span != spans.end() && has_come(*span, clock); ++span) {
+    if (!span->to) continue;
+    span->begin = clock->time(span->from);
+    span->duration = std::max(clock->time(span->to) - span->begin, std::chrono::nanoseconds(0));
+    span->from = nullptr, span->to = nullptr;
+  }
+  return span;
+}
+
+void flush() {
+  if (!sink_of_process) return;
+  const auto end = resolve();
+  if (end == spans.begin()) return;
+  const std::vector<RecordedSpan> ready(std::make_move_iterator(spans.begin()), std::make_move_iterator(end));
+  spans.erase(spans.begin(), end);
+  sink_of_process(ready);
+}
+
 }  // namespace
 
-void start_trace() { on = true; }
+bool start_trace(TraceSink sink, TraceClock* clock) {
+  const std::lock_guard lock(spans_mutex);
+  if (on) return false;
+  sink_of_process = std::move(sink);
+  clock_of_process = clock;
+  on = true;
+  return true;
+}
+
 bool tracing() { return on.load(std::memory_order_relaxed); }
 void set_span_hook(const SpanHook* hook) { hook_of_process = hook; }
 const SpanHook* span_hook() { return hook_of_process.load(std::memory_order_acquire); }
 
-void TraceSpan::keep() const noexcept {
+void TraceSpan::open(Track track, const char* name, int64_t number) {
+  TraceClock* const clock = clock_of_process;
+  span_ = std::make_unique<RecordedSpan>(
+      RecordedSpan{.name = name, .track = track, .thread = clock != nullptr ? clock->lane() : this_thread(), .number = number});
+  if (clock != nullptr) span_->from = clock->mark();
+  span_->begin = Clock::now().time_since_epoch();
+}
+
+// A mark that cannot be made leaves the host's times.
+void TraceSpan::close() const noexcept {
+  if (span_->duration.count() > 0 || span_->to) return;
   try {
-    const auto end = Clock::now();
-    const RecordedSpan span{name_, track_, this_thread(), bytes_, begin_.time_since_epoch(), end - begin_};
+    TraceClock* const clock = clock_of_process;
+    if (span_->from && clock != nullptr) span_->to = clock->mark();
+  } catch (const std::exception&) {
+    span_->from = nullptr;
+  }
+  span_->duration = std::max<std::chrono::nanoseconds>(Clock::now().time_since_epoch() - span_->begin, std::chrono::nanoseconds(1));
+}
+
+void TraceSpan::keep() noexcept {
+  close();
+  try {
     const std::lock_guard lock(spans_mutex);
-    spans.push_back(span);
-  } catch (const std::bad_alloc&) {  // a hole in the time line is no reason to end a run
+    if (!on) return;
+    spans.push_back(std::move(*span_));
+    if (spans.size() >= kBufferedSpans) flush();
+  } catch (const std::exception&) {  // a hole in the time line is no reason to end a run
   }
 }
 
-std::vector<RecordedSpan> end_trace() {
-  on = false;
+void flush_trace() {
   const std::lock_guard lock(spans_mutex);
+  flush();
+}
+
+std::vector<RecordedSpan> end_trace() {
+  const std::lock_guard lock(spans_mutex);
+  on = false;
+  flush();
+  resolve();
+  clock_of_process = nullptr;
+  sink_of_process = nullptr;
+  std::erase_if(spans, [](const RecordedSpan& span) { return span.to != nullptr; });
   return std::exchange(spans, {});
 }
 

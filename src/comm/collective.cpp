@@ -171,14 +171,16 @@ void Collective::run_in_lane(RankGroup& group, const Call& call, const std::func
   const std::optional<CommunicationTime> time = call.device ? std::nullopt : std::optional<CommunicationTime>(std::in_place);
   if (session.before_call) session.before_call();
   const Busy busy(session);
-  const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],
-                       call.header.count * dtype_bytes(call.header.dtype));
+  const auto purpose = static_cast<size_t>(call.purpose);
+  const TraceSpan span(Track::exchange, kPurposes[purpose]);
+  const int64_t sent = session.sent[purpose];
   session.rethrow();
   Collective collective(group, call);
   try {
     collective.begin(call);
     body(collective);
     collective.finish();
+    if (RecordedSpan* const traced = span.ended()) traced->bytes = session.sent[purpose] - sent;
   } catch (...) {
     session.transport->cancel();  // while the memory of its messages is there
     session.end(std::current_exception());

@@ -230,6 +230,8 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
     const std::vector<int64_t>& steps = config.training.trace->steps;
     if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0])
       report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
+    else if (config.training.steps && steps[0] > *config.training.steps)
+      report.error("training.trace.steps", text("the run ends with step ", *config.training.steps, ", got [", joined(steps), "]"));
   }
   const bool lengths_known = !report.failed("training.seq_len") && !report.failed("model.max_position_embeddings");
   if (lengths_known && config.training.seq_len > config.model.max_position_embeddings) {

@@ -1,78 +1,229 @@
 #include "metrics/run_trace.h"
 
-#include <array>
-#include <filesystem>
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
 #include "base/file.h"
-#include "json/json_fields.h"
+#include "base/host_name.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/base/trace.h"
+#include "mantissa/base/text.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {
 
-// An event of the format: name, category, phase X (complete), begin and duration in microseconds.
-struct Event {
-  std::string name, cat, ph = "X";
-  double ts = 0.0, dur = 0.0;
-  int pid = 0, tid = 0;
-  struct Arguments {
-    int64_t bytes = 0;
-    void fields(auto& v) { v("bytes", bytes); }
-  } args = {};
+namespace fs = std::filesystem;
 
-  void fields(auto& v) {
-    v("name", name);
-    v("cat", cat);
-    v("ph", ph);
-    v("ts", ts);
-    v("dur", dur);
-    v("pid", pid);
-    v("tid", tid);
-    v("args", args);
-  }
-};
+constexpr std::string_view kBegin = "[\n", kEnd = "\n]\n";
 
 double microseconds(std::chrono::nanoseconds time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
+std::string line_of(const Json& event) { return event.dump(-1, Json::Order::keys); }
+
+std::string metadata(const char* name, int rank, Json args) {
+  return line_of({{"name", name}, {"ph", "M"}, {"pid", rank}, {"args", std::move(args)}});
+}
+
+std::string span_line(const RecordedSpan& span, int rank) {
+  Json line{{"name", span.name},
+            {"cat", kTrackNames[static_cast<size_t>(span.track)]},
+            {"ph", "X"},
+            {"ts", microseconds(span.begin)},
+            {"dur", microseconds(span.duration)},
+            {"pid", rank},
+            {"tid", span.thread}};
+  Json args;
+  if (span.number >= 0) args.add("number", span.number);
+  if (span.track == Track::kernel || span.track == Track::exchange) args.add("bytes", span.bytes);
+  if (span.flops > 0.0) args.add("flops", static_cast<int64_t>(span.flops));
+  if (!span.operands.empty()) args.add("operands", span.operands);
+  if (!args.is_null()) line.add("args", std::move(args));
+  return line_of(line);
+}
+
+// Removes the trace of an earlier run of the folder: rank 0 all that is not a part of a rank of this one.
+void remove_earlier(const fs::path& folder, int rank, int ranks) {
+  std::error_code ignored;
+  fs::remove(trace_part(folder, rank), ignored);
+  if (rank != 0) return;
+  fs::remove(joined_trace(folder), ignored);
+  for (int other = ranks; fs::remove(trace_part(folder, other), ignored);) ++other;
+}
+
+AppendFile part_file(const fs::path& folder, int rank, int ranks) {
+  remove_earlier(folder, rank, ranks);
+  return AppendFile(trace_part(folder, rank));
+}
+
+// Returns the part without its brackets, in pieces.
+void for_each_piece(const File& part, const std::function<void(std::span<const std::byte>)>& body) {
+  constexpr int64_t kPiece = 1 << 20;
+  const int64_t end = part.size() - std::ssize(kEnd);
+  std::vector<std::byte> piece;
+  for (int64_t at = std::ssize(kBegin); at < end; at += std::ssize(piece)) {
+    piece.resize(static_cast<size_t>(std::min(kPiece, end - at)));
+    part.read_at(at, piece);
+    body(piece);
+  }
+}
+
+void require_complete(const File& part) {
+  std::string tail(kEnd.size(), '\0');
+  if (part.size() > std::ssize(kBegin) + std::ssize(kEnd))
+    part.read_at(part.size() - std::ssize(kEnd), std::as_writable_bytes(std::span(tail)));
+  require(tail == kEnd, ExitCode::data, part.path().string(), ": has no end: its rank could not write it");
+}
+
 }  // namespace
 
-std::string finish_trace(int rank) {
-  static constexpr std::array kTracks{"compute", "communication", "wait"};
-  std::string out = "{\"traceEvents\":[";
-  for (const RecordedSpan& span : end_trace()) {
-    if (out.back() != '[') out += ",\n";
-    out += json_text(Event{.name = span.name,
-                           .cat = kTracks[static_cast<size_t>(span.track)],
-                           .ts = microseconds(span.begin),
-                           .dur = microseconds(span.duration),
-                           .pid = rank,
-                           .tid = span.thread,
-                           .args = {.bytes = span.bytes}});
+fs::path trace_part(const fs::path& folder, int rank) {
+  std::ostringstream name;
+  name << "trace-rank" << std::setw(5) << std::setfill('0') << rank << ".json";
+  return folder / name.str();
+}
+
+fs::path joined_trace(const fs::path& folder) { return folder / "trace.json"; }
+
+TraceFile::TraceFile(const fs::path& folder, const About& about) : file_(part_file(folder, about.rank, about.ranks)), rank_(about.rank) {
+  const Json args{{"version", kTraceVersion}, {"ranks", about.ranks},   {"first", about.first},
+                  {"last", about.last},       {"device", about.device}, {"host", host_name()}};
+  file_.append(text(kBegin, metadata("mantissa", rank_, args), ",\n",
+                    metadata("process_name", rank_, {{"name", text("rank ", rank_, " on ", host_name())}}), ",\n"));
+}
+
+void TraceFile::write(const std::vector<RecordedSpan>& spans) {
+  constexpr size_t kBlock = 1 << 18;  // bytes that are written at once
+  std::string block;
+  int64_t lines = 0;
+  const auto write_block = [&] {
+    const int64_t failures = file_.failures();
+    file_.append(block);
+    if (file_.failures() == failures) spans_ += lines;
+    block.clear(), lines = 0;
+  };
+  for (const RecordedSpan& span : spans) {
+    if (std::ranges::count(threads_, span.thread) == 0 && span.track != Track::module) {
+      threads_.push_back(span.thread);
+      const bool beside = span.track == Track::exchange;
+      const Json args{{"name", beside ? "exchanges" : "computes"}};
+      block += line_of({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank_}, {"tid", span.thread}, {"args", args}}) + ",\n";
+    }
+    block += span_line(span, rank_) + ",\n";
+    ++lines;
+    if (block.size() >= kBlock) write_block();
   }
-  return out + "],\"displayTimeUnit\":\"ms\"}\n";
+  if (!block.empty()) write_block();
+}
+
+void TraceFile::end() { file_.append(text(metadata("end", rank_, {{"spans", spans_}}), kEnd)); }
+
+void join_trace(const fs::path& folder, int ranks) {
+  std::vector<File> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    parts.push_back(File::open(trace_part(folder, rank)));
+    require_complete(parts.back());
+  }
+  PendingFile joined(joined_trace(folder));
+  const auto append = [&joined](std::string_view bytes) { joined.append(std::as_bytes(std::span(bytes))); };
+  append(kBegin);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank > 0) append(",\n");
+    for_each_piece(parts[static_cast<size_t>(rank)], [&joined](std::span<const std::byte> piece) { joined.append(piece); });
+  }
+  append(kEnd);
+  joined.sync();
+  joined.publish();
+  std::error_code ignored;
+  for (int rank = 0; rank < ranks; ++rank) fs::remove(trace_part(folder, rank), ignored);
+}
+
+// Times the lanes of a device from a mark at which the device had nothing to do. Seconds between marks are exact to a ten millionth of
+// them, so the mark from which they are counted follows.
+class RunTrace::DeviceClock final : public TraceClock {
+ public:
+  explicit DeviceClock(Backend& device) : device_(device) {
+    device_.synchronize();
+    from_ = device_.mark();
+    from_time_ = std::chrono::steady_clock::now().time_since_epoch();
+  }
+  bool measures() const { return from_ != nullptr; }
+  int lane() const override { return static_cast<int>(current_lane()); }
+  std::shared_ptr<const void> mark() override { return device_.mark(); }
+  bool reached(const std::shared_ptr<const void>& mark) const override { return device_.reached(mark); }
+  std::chrono::nanoseconds time(const std::shared_ptr<const void>& mark) override {
+    constexpr double kFar = 1.0;  // seconds
+    const double seconds = device_.seconds(from_, mark);
+    const auto time = from_time_ + std::chrono::nanoseconds(std::llround(1e9 * seconds));
+    if (seconds > kFar) from_ = mark, from_time_ = time;
+    return time;
+  }
+
+ private:
+  Backend& device_;
+  Backend::Mark from_;
+  std::chrono::nanoseconds from_time_{};
+};
+
+RunTrace::RunTrace(const RunConfig& config, Backend& device, const Communicator& world) : config_(config), device_(device), world_(world) {}
+
+RunTrace::~RunTrace() {
+  if (state_ == State::tracing) end_part();
 }
 
 void RunTrace::begin_step(int64_t number, const std::function<void()>& settle) {
-  if (!config_.training.trace) return;
+  if (!config_.training.trace || state_ == State::over) return;
   const std::vector<int64_t>& steps = config_.training.trace->steps;
-  if (number > steps[1]) {
-    if (tracing()) settle();
-    return write();
-  }
-  if (number >= steps[0]) start_trace();
+  if (number > steps[1]) return end(settle);
+  if (number < steps[0]) return;
+  if (state_ == State::tracing) return flush_trace();
+  settle();
+  state_ = State::tracing;
+  start();
 }
 
-void RunTrace::write() const noexcept {
-  if (!tracing()) return;
+// A trace is not worth the run.
+void RunTrace::start() {
+  const std::vector<int64_t>& steps = config_.training.trace->steps;
   try {
-    std::ostringstream name;
-    name << "trace-rank" << std::setw(5) << std::setfill('0') << rank_ << ".json";
-    write_file_atomically(std::filesystem::path(config_.logging.dir) / name.str(), finish_trace(rank_));
-  } catch (const std::exception& error) {  // a trace is not worth the run
+    clock_ = std::make_unique<DeviceClock>(device_);
+    if (!clock_->measures()) clock_ = nullptr;
+    if (tracing()) return;
+    file_ = std::make_unique<TraceFile>(
+        config_.logging.dir,
+        TraceFile::About{.rank = world_.rank(), .ranks = world_.size(), .first = steps[0], .last = steps[1], .device = device_.name()});
+    const bool ours = start_trace([file = file_.get()](const std::vector<RecordedSpan>& spans) { file->write(spans); }, clock_.get());
+    if (!ours) file_ = nullptr;
+  } catch (const Error& error) {
     log_warning("training.trace: ", error.what());
+    file_ = nullptr;
+  }
+}
+
+void RunTrace::end_part() noexcept {
+  if (!file_) return;
+  try {
+    end_trace();
+    file_->end();
+  } catch (const std::exception& error) {
+    log_warning("training.trace: ", error.what());
+  }
+  file_ = nullptr;
+}
+
+void RunTrace::end(const std::function<void()>& settle) {
+  const State before = std::exchange(state_, State::over);
+  if (before != State::tracing) return;
+  settle();
+  if (clock_) device_.synchronize();
+  end_part();
+  world_.barrier();  // all parts are complete
+  if (world_.rank() != 0) return;
+  try {
+    join_trace(config_.logging.dir, world_.size());
+  } catch (const Error& error) {
+    log_warning("training.trace: the parts of the ranks stay in ", config_.logging.dir, ": ", error.what());
   }
 }
 

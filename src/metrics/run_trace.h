@@ -1,33 +1,90 @@
-// Traces the steps of training.trace and writes the file of each rank.
+// Traces the steps of training.trace into the run folder, for chrome://tracing, ui.perfetto.dev and mantissa trace.
+//
+// trace.json is a list of Chrome's trace events, one a line, those of each rank in a row: `[`, events, `]`. The process is the rank, times
+// are microseconds of the monotonic clock, so that ranks of one host line up. Events of a rank:
+//
+//   M mantissa      the first: version of this form, ranks, first and last step to trace, device ("cpu", ...), host
+//   M process_name, thread_name
+//   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of the
+//   step
+//                   or the micro batch), bytes, flops and operands
+//   M end           the last: how many spans there are
+//
+// Each rank writes its part, trace-rank00000.json, of the same form, while the run goes on. Rank 0 joins the parts when all are complete.
+// What a killed run leaves is parts without an end, which lack the spans of about a step.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "mantissa/base/trace.h"
+#include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
+#include "metrics/run_folder.h"
 
 namespace mantissa {
 
-// Ends tracing and returns the spans (base/trace.h) as a JSON object in Chrome's trace event format, for chrome://tracing or
-// ui.perfetto.dev: microseconds of the monotonic clock, so that ranks of one host line up; the process is the rank.
-std::string finish_trace(int rank);
+inline constexpr std::array kTrackNames{"step", "pass", "module", "gemm", "kernel", "exchange", "wait"};  // by Track
+
+inline constexpr int kTraceVersion = 1;
+
+// Returns the path of a rank's part.
+std::filesystem::path trace_part(const std::filesystem::path& folder, int rank);
+std::filesystem::path joined_trace(const std::filesystem::path& folder);
+
+// Writes a part. Failures to write are warned of, and counted by nobody.
+class TraceFile {
+ public:
+  struct About {
+    int rank = 0, ranks = 1;
+    int64_t first = 0, last = 0;
+    std::string device;
+  };
+  TraceFile(const std::filesystem::path& folder, const About& about);
+  void write(const std::vector<RecordedSpan>& spans);
+  void end();
+
+ private:
+  AppendFile file_;
+  int rank_;
+  int64_t spans_ = 0;
+  std::vector<int> threads_;  // that are named
+};
+
+// Joins the parts of so many ranks, which are complete, to trace.json and removes them. Throws Error(storage), and Error(data) if a part is
+// missing or incomplete; then all parts stay.
+void join_trace(const std::filesystem::path& folder, int ranks);
 
 class RunTrace {
  public:
-  RunTrace(const RunConfig& config, int rank) : config_(config), rank_(rank) {}
-  ~RunTrace() { write(); }  // if the run ends before
+  RunTrace(const RunConfig& config, Backend& device, const Communicator& world);
+  ~RunTrace();  // ends the part
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
-  // A trace lasts until the step after its last begins; settle() then waits for what is still under way, which belongs to it.
+  // All ranks call this before each step. A trace lasts until the step after its last begins; settle() waits, then and before its first,
+  // for what is still under way of the step before.
   void begin_step(int64_t number, const std::function<void()>& settle);
+  // Ends a trace that is not over. All ranks call it at the end of the run.
+  void end(const std::function<void()>& settle);
 
  private:
-  void write() const noexcept;
+  class DeviceClock;
+  enum class State { before, tracing, over };
+  void start();
+  void end_part() noexcept;
 
   const RunConfig& config_;
-  int rank_;
+  Backend& device_;
+  const Communicator& world_;
+  State state_ = State::before;
+  std::unique_ptr<DeviceClock> clock_;
+  std::unique_ptr<TraceFile> file_;  // null: this process traces for another rank, or the file could not be made
 };
 
 }  // namespace mantissa

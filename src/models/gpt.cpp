@@ -105,7 +105,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
       return Mlp(parameters_, plan, path + ".mlp", mlp_options(config, options.recompute), mesh);
     };
     // Members are built in the order of the braces, so parameters are numbered in it.
-    blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, mesh),
+    blocks_.push_back(Block{path, NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, mesh),
                             Attention(parameters_, plan, path + ".attn", attention, mesh),
                             NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, mesh), mlp()});
   }
@@ -121,6 +121,7 @@ TensorParallel Gpt::context(const TokenBatch& batch) const {
 }
 
 Var Gpt::embed(const TokenBatch& batch) {
+  const ModuleScope scope("embed");
   const Var x = embedding(batch.tokens, embed_->weight(), context(batch));
   if (!position_) return x;
   const Communicator& ranks = options_.mesh.tensor;
@@ -143,6 +144,7 @@ Tensor Gpt::router_mask(const TokenBatch& batch) const {
 }
 
 Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics) const {
+  const ModuleScope scope(block.path);
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
   const Var normed = block.mlp_norm.forward(middle);
   if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
@@ -191,8 +193,13 @@ LossTeacher Gpt::as_teacher(const TokenBatch& batch, const Teaching& teaching) {
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics,
               const Teaching& teaching) {
   LossOptions options{.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()};
-  if (teaching.teacher) options.teacher = teaching.teacher->as_teacher(batch, teaching);
-  return cross_entropy(hidden(batch, statistics), output_->weight(), targets, options, output_operands_, context(batch));
+  if (teaching.teacher) {
+    const TraceSpan span(Track::pass, "teacher");
+    options.teacher = teaching.teacher->as_teacher(batch, teaching);
+  }
+  const Var x = hidden(batch, statistics);
+  const ModuleScope scope("output");
+  return cross_entropy(x, output_->weight(), targets, options, output_operands_, context(batch));
 }
 
 Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {

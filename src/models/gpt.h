@@ -85,6 +85,7 @@ class Gpt {
 
  private:
   struct Block {
+    std::string path;
     NormLayer attn_norm;
     Attention attn;
     NormLayer mlp_norm;

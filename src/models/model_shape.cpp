@@ -146,9 +146,8 @@ std::vector<ParameterShape> buffer_shapes(const ModelShape& model) {
 
 double attention_flops_per_token(const ModuleShape& module, int64_t seq_len) {
   if (module.role != ModuleRole::attention_output) return 0.0;
-  const auto heads = static_cast<double>(module.in), length = static_cast<double>(seq_len), window = static_cast<double>(module.window);
-  if (module.window == 0 || module.window >= seq_len) return 6.0 * heads * length;
-  return 12.0 * heads * window * (1.0 - window / (2.0 * length));
+  const auto length = static_cast<double>(seq_len);
+  return 3.0 * attention_flops(static_cast<double>(module.in), length, static_cast<double>(module.window)) / length;
 }
 
 double training_flops_per_token(const ModelShape& model, int64_t seq_len) {

@@ -55,24 +55,30 @@ std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, const Mode
 }
 
 Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh)
-    : operands_(module.recipe), mesh_(mesh), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, mesh.ranks()))) {
+    : path_(module.module.path),
+      operands_(module.recipe),
+      mesh_(mesh),
+      weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, mesh.ranks()))) {
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 
-NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const Mesh& mesh) : options_(options) {
+NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const Mesh& mesh)
+    : path_(module.module.path), options_(options) {
   weight_ = &set.add(weight_of(module, kOnes, mesh.ranks()));
   require(module.module.bias == 0 || options.layer_norm, module.module.path, ": RMSNorm has no bias");
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 
 Var NormLayer::forward(const Var& x) const {
+  const ModuleScope scope(path_);
   if (!options_.layer_norm) return rms_norm(x, weight_->var(), options_.eps);
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);
 }
 
 Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
                      const Mesh& mesh)
-    : options_(options),
+    : path_(path),
+      options_(options),
       qkv_(set, plan.of(path + ".qkv"), options.init_std, mesh),
       out_(set, plan.of(path + ".out"), options.out_init_std, mesh) {
   const auto add = [&](const char* name, Init init) -> Parameter* {
@@ -116,17 +122,20 @@ Var Attention::cached(const Var& qkv, const SequenceContext& context) const {
 }
 
 Var Attention::forward(const Var& x, const SequenceContext& context) const {
+  const ModuleScope scope(path_);
   const Var qkv = qkv_.forward(x, context.tokens);
   if (!options_.recompute || !recording({qkv})) return out_.forward(core(qkv, context), context.tokens);
   return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }), context.tokens);
 }
 
 Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const Mesh& mesh)
-    : options_(options),
+    : path_(path),
+      options_(options),
       up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std, mesh),
       down_(set, plan.of(path + ".down"), options.down_init_std, mesh) {}
 
 Var Mlp::forward(const Var& x, int64_t tokens) const {
+  const ModuleScope scope(path_);
   const Var up = up_.forward(x, tokens);
   return down_.forward(options_.gelu ? gelu(up, *options_.gelu, options_.keep) : swiglu(up, options_.keep, options_.limit), tokens);
 }

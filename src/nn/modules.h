@@ -27,10 +27,12 @@ class Linear {
   Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh = {});
   // Maps [N, in] to [N, out], or this rank's share of either. tokens: N over all ranks.
   Var forward(const Var& x, int64_t tokens) const {
+    const ModuleScope scope(path_);
     return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), operands_, tensor_parallel(mesh_, weight_->sharding.split, tokens));
   }
 
  private:
+  std::string path_;
   LinearOperands operands_;
   Mesh mesh_;
   Parameter* weight_;
@@ -48,6 +50,7 @@ class NormLayer {
   Var forward(const Var& x) const;  // [N, C] -> [N, C]
 
  private:
+  std::string path_;
   Parameter* weight_;
   Parameter* bias_ = nullptr;
   NormOptions options_;
@@ -88,6 +91,7 @@ class Attention {
   Var core(const Var& qkv, const SequenceContext& context) const;
   Var cached(const Var& qkv, const SequenceContext& context) const;
 
+  std::string path_;
   AttentionOptions options_;
   Linear qkv_, out_;
   Parameter* q_norm_ = nullptr;
@@ -109,6 +113,7 @@ class Mlp {
   Var forward(const Var& x, int64_t tokens) const;  // [N, hidden] -> [N, hidden]
 
  private:
+  std::string path_;
   MlpOptions options_;
   Linear up_, down_;
 };

@@ -18,7 +18,8 @@ Tensor RouterStatistics::next(Backend& device, int64_t experts) {
 }
 
 Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh)
-    : options_(options),
+    : path_(path),
+      options_(options),
       mesh_(mesh),
       router_(set, plan.of(path + ".router"), options.init_std, mesh),
       gate_up_(grouped_weight(set, plan.of(path + ".experts.gate_up"), options.init_std)),
@@ -38,12 +39,15 @@ Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision&
     if (how && numbered_ != Rounding::stochastic) numbered_ = how.rounding;
   }
   const Init init{.constant = 0.0, .std = init_std};
-  GroupedWeight out{.operands = module.recipe, .weight = &set.add(weight_of(module, init, mesh_.ranks(), options_.expert_gradients))};
+  GroupedWeight out{.path = module.module.path,
+                    .operands = module.recipe,
+                    .weight = &set.add(weight_of(module, init, mesh_.ranks(), options_.expert_gradients))};
   if (module.module.bias > 0) out.bias = &set.add(bias_of(module, mesh_.ranks(), options_.expert_gradients));
   return out;
 }
 
 Var Moe::forward(const Var& x, const SequenceContext& context, int64_t capacity, RouterStatistics* statistics) const {
+  const ModuleScope scope(path_);
   const int64_t tokens = context.tokens;
   RoutingOptions routing = options_.routing;
   routing.sequences = context.batch;
@@ -75,9 +79,13 @@ Dispatch Moe::dispatched(const Tensor& experts, int64_t multiple, int64_t capaci
 }
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
-  const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.operands,
-                                      {.keep = options_.keep, .as_codes = options_.quantized_dispatch, .limit = options_.limit},
-                                      {.group = mesh_.tensor, .split = Split::column_parallel});
+  const Var inner = [&] {
+    const ModuleScope scope(gate_up_.path);
+    return dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.operands,
+                             {.keep = options_.keep, .as_codes = options_.quantized_dispatch, .limit = options_.limit},
+                             {.group = mesh_.tensor, .split = Split::column_parallel});
+  }();
+  const ModuleScope scope(down_.path);
   return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.operands,
                          {.group = mesh_.tensor, .split = Split::row_parallel});
 }

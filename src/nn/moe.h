@@ -57,6 +57,7 @@ class Moe {
 
  private:
   struct GroupedWeight {  // a grouped weight of experts, and its bias
+    std::string path;
     LinearOperands operands;
     Parameter* weight;
     Parameter* bias = nullptr;
@@ -66,6 +67,7 @@ class Moe {
   Dispatch dispatched(const Tensor& experts, int64_t multiple, int64_t capacity) const;
   Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
 
+  std::string path_;
   MoeOptions options_;
   Mesh mesh_;
   std::optional<Rounding> numbered_ = {};  // rounding of simulated operands, whose rows are numbered

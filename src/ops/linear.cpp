@@ -275,11 +275,13 @@ void LinearGemms::multiply(const Value& a, GemmRole role, const Tensor& out, con
 }
 
 void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
+  const TraceSpan span(Track::gemm, "fprop");
   const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(read(GemmRole::fprop, OperandRole::input, x.high));
   multiply(a, GemmRole::fprop, y, bias);
 }
 
 void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
+  const TraceSpan span(Track::gemm, "wgrad");
   const auto [dweight, accumulate] = weight_.leaf->target();
   const OperandChoice& choice = operands_.wgrad.second;
   Value input;
@@ -312,7 +314,9 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
 void LinearGemms::backward(const LinearInput& x, const Value& dy, const Tensor& dx) const {
   const OutputGradient gradient = output_gradient(dy, dx.defined());
   if (weight_.leaf) wgrad(x, gradient.columns);
-  if (dx.defined()) multiply(gradient.rows, GemmRole::dgrad, dx, {});
+  if (!dx.defined()) return;
+  const TraceSpan span(Track::gemm, "dgrad");
+  multiply(gradient.rows, GemmRole::dgrad, dx, {});
 }
 
 Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const LinearOperands& operands, const TensorParallel& tp) {

@@ -81,6 +81,7 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
       const State& state = states_[next];
       const ModuleTraining& training = state.shard.of->training;
       if (training.frozen()) continue;
+      const TraceSpan span(Track::module, state.shard.of->name.c_str());
       const Tensor rounding = parameters_.rounding_target(state.shard);
       device.run(AdamW{.master = state.master,
                        .m = state.first_moment,

@@ -160,7 +160,7 @@ struct Run {
             *data.train, model,
             {.sequences = *config.training.global_batch_size / config.parallel.data, .micro_batch_size = config.training.micro_batch_size}),
         exports(config, mesh.world, [this](const ExportEvent& event) { publish(*this, this->events.exported, event); }),
-        trace(config, mesh.world.rank()) {}
+        trace(config, *device, mesh.world) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer, files}; }
   void set_phase(const char* section) const {
     if (events.set_phase) events.set_phase(state.step, section);

@@ -12,6 +12,7 @@
 #include "checkpoint/precision_setup.h"
 #include "comm/mesh.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/trace.h"
 #include "metrics/precision_statistics.h"
 #include "metrics/routing_summary.h"
 #include "train/evaluate.h"
@@ -83,6 +84,7 @@ void take_step(Run& run) {
   const auto start = Clock::now();
   run.set_phase("step");
   run.trace.begin_step(number, [&run] { run.optimizer.shards().arrive(); });
+  const TraceSpan span(Track::step, "step", number);
   const int64_t first = state.samples + run.mesh.data.rank() * run.batches.sequences();  // number of this rank's first sequence
   StepBatch batch = run.batches.take(first);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, *training.steps, state.step);
@@ -305,6 +307,7 @@ void export_best(Run& run) {
 
 // Ends a run that has finished, or that was asked to stop.
 ExitCode finish(Run& run, bool saved) {
+  run.trace.end([&run] { run.optimizer.shards().arrive(); });
   const std::string counts = gemm_counts_text(run.device->gemm_counts());
   const int64_t again = run.device->fp32_gemms();
   if (!counts.empty())

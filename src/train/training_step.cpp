@@ -56,7 +56,7 @@ StepBatch StepBatches::take(int64_t first) {
 }
 
 void StepBatches::prefetch(int64_t first) noexcept {
-  const TraceSpan span(Track::compute, "next batch");
+  const TraceSpan span(Track::pass, "next batch");
   Prefetched& next = next_.emplace(Prefetched{.first = first});
   try {
     next.batch.rows = data_.batch(first, sizes_.sequences);
@@ -127,10 +127,10 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
   const PaddingScope padding(rows.tokens.lengths, rows.targets.dim(0) / rows.tokens.batch);
   Var loss;
   {
-    const TraceSpan span(Track::compute, "forward");
+    const TraceSpan span(Track::pass, "forward");
     loss = model.loss(rows.tokens, rows.targets, target_count, &routing, teaching);
   }
-  const TraceSpan span(Track::compute, "backward");
+  const TraceSpan span(Track::pass, "backward");
   tape.backward(loss);
   return loss.value();
 }
@@ -157,6 +157,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   };
   accumulator.accumulate(
       [&](int64_t i) {
+        const TraceSpan micro(Track::pass, "micro batch", i + 1);
         RoundingPosition at = options.rounding;
         at.token += i * micro_batch_size * batch.length;
         const RoundingScope scope(at);
@@ -165,7 +166,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
       optimizer.shards());
   const Moment ended(model.device());
   communication.stop();
-  const TraceSpan span(Track::compute, "optimizer");
+  const TraceSpan span(Track::pass, "optimizer");
   StepResult result{optimizer.update(lr, {.losses = accumulator.losses(),
                                           .pairwise = accumulator.pairwise(),
                                           .vote = options.vote ? options.vote() : 0,

@@ -125,7 +125,7 @@ TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
   const auto shell = [&](const std::string& line) {
     return test::run_process({"sh", "-c", "mantissa() { " MANTISSA_BINARY " \"$@\"; }; " + line}, folder_.path());
   };
-  const auto quickstart = shell("mantissa train configs/quickstart.json" + tiny);
+  const auto quickstart = shell("mantissa train configs/quickstart.json --set 'training.trace={\"steps\":[2,3]}'" + tiny);
   ASSERT_EQ(quickstart.exit_code, 0) << quickstart.errors;
   const std::string help = output({"help"});
   EXPECT_EQ(help, output({"--help"}));

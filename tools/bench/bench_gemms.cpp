@@ -22,7 +22,7 @@ Workload linear_workload(Backend& device, Dtype dtype, GemmRole role, const Line
   return {.bench = names[static_cast<int>(role)],
           .shape = text(s.tokens, "x", s.in, "->", s.out),
           .dtype = dtype,
-          .flops = 2.0 * static_cast<double>(s.tokens) * static_cast<double>(s.in) * static_cast<double>(s.out),
+          .flops = gemm.flops(),
           .run = [&device, gemm] { device.run(gemm); }};
 }
 
@@ -66,9 +66,7 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, const A
   const AttentionBackward gradient{
       .qkv = qkv, .out = out, .lse = lse, .dout = dout, .dqkv = dqkv, .batch = batch, .layout = layout, .scale = scale};
   device.run(forward);
-  // Causal: half of the 4 T^2 D multiply-adds of the two GEMMs; five GEMMs in backward.
-  const double pairs = static_cast<double>(batch * layout.heads) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
-  const double flops = 4.0 * pairs * static_cast<double>(layout.head_dim) * (backward ? 2.5 : 1.0);
+  const double flops = forward.flops() * (backward ? 2.5 : 1.0);  // five GEMMs in backward, which computes the scores again
   return {.bench = backward ? "attention.backward" : "attention.forward",
           .shape = text("B", batch, " T", length, " H", layout.heads, " D", layout.head_dim),
           .dtype = dtype,

@@ -93,16 +93,11 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
                                                 .weight = 1.0,
                                                 .scale = 1e-3,
                                                 .dlogits = logits}));
-  // Only the rows of the ids are read from the table, and read and written in its gradient.
   const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
   const Tensor dweight = o.stats({kVocab, kWidth});
-  const auto add = [&](const char* name, const auto& k, double bytes) {
-    out.push_back(o.workload(name, text(kRows, "x", kWidth), k));
-    out.back().bytes = bytes;
-  };
-  const double values = static_cast<double>(y.bytes()), sums = static_cast<double>(kRows * kWidth * 4);
-  add("kernel.embedding_forward", EmbeddingForward{.ids = ids, .weight = weight, .out = y}, 2.0 * values);
-  add("kernel.embedding_backward", EmbeddingBackward{.ids = ids, .dy = y, .dweight = dweight, .accumulate = true}, values + 2.0 * sums);
+  const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(kRows, "x", kWidth), k)); };
+  add("kernel.embedding_forward", EmbeddingForward{.ids = ids, .weight = weight, .out = y});
+  add("kernel.embedding_backward", EmbeddingBackward{.ids = ids, .dy = y, .dweight = dweight, .accumulate = true});
 }
 
 void add_update(Kernels& out, Backend& device, Dtype dtype) {
@@ -122,7 +117,6 @@ void add_update(Kernels& out, Backend& device, Dtype dtype) {
                             .eps = 1e-8,
                             .weight_decay = 0.1,
                             .value = dtype == Dtype::bf16 ? o.values(shape) : Tensor()});
-  out.back().bytes += static_cast<double>(master.bytes() + m.bytes() + v.bytes());  // read, too
   if (dtype != Dtype::f32) return;
   add("kernel.squared_norm", SquaredNorm{.x = grad, .partials = empty(device, Dtype::f64, {ceil_div(shape[0], 32)})});
   add("kernel.convert_to_bf16", Convert{.x = grad, .out = empty(device, Dtype::bf16, shape)});

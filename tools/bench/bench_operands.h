@@ -23,12 +23,11 @@ class BenchOperands {
     return from_host(device_, Dtype::i32, {count}, data.data());
   }
 
-  // One call. Bytes: every operand of its contract once.
+  // One call.
   template <class Kernel>
   Workload workload(const char* bench, std::string shape, const Kernel& k) const {
     Workload out{.bench = bench, .shape = std::move(shape), .dtype = dtype_, .run = [device = &device_, k] { device->run(k); }};
-    const Contract contract = k.contract();
-    for (const Contract::Operand& operand : contract.operands()) out.bytes += static_cast<double>(operand.tensor->bytes());
+    out.bytes = static_cast<double>(bytes_moved(k, k.contract()));
     return out;
   }
 

@@ -105,6 +105,9 @@ struct Operand {  // a matrix, read transposed where the flag says so
   int64_t cols() const { return shape_of(value)[transposed ? 0 : 1]; }
 };
 
+// FLOPs of kernels are those of the model: of GEMMs and attention, a multiplication and an addition each. flops() of the structs below has
+// them, and time lines show them.
+
 // out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. This is the only way to multiply matrices. High-precision operands share a dtype;
 // out has it too, or is stats. Accumulation is fp32 (fp64 for fp64). Here and in row kernels a backend may flush subnormals to zero.
 //
@@ -117,6 +120,7 @@ struct Gemm {
   bool accumulate;
   Tensor bias{};
 
+  double flops() const { return 2.0 * static_cast<double>(out.dim(0)) * static_cast<double>(out.dim(1)) * static_cast<double>(a.cols()); }
   Contract contract() const;
 };
 
@@ -248,6 +252,7 @@ struct EmbeddingForward {  // out = weight[ids], 0 where weight has no such row;
     c.input("ids", ids, "i32 [N]").input("weight", weight, "[V, C]").output("out", out, "[N, C]");
     return part.check(c);
   }
+  int64_t bytes_moved() const { return ids.bytes() + 2 * out.bytes(); }  // only the rows of the ids are read
 };
 
 struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row order, of the ids that dweight has a row for
@@ -259,6 +264,11 @@ struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row orde
     Contract c("embedding backward");
     c.input("ids", ids, "i32 [N]").input("dy", dy, "[N, C]").output("dweight", dweight, "stats [V, C]");
     return part.check(c);
+  }
+  // Rows of the ids are read and written, and others written only if the sums are new.
+  int64_t bytes_moved() const {
+    const int64_t rows = dy.elements() * dtype_bytes(dweight.dtype());
+    return ids.bytes() + dy.bytes() + 2 * rows + (accumulate ? 0 : dweight.bytes());
   }
 };
 
@@ -364,6 +374,13 @@ struct Rope {
   }
 };
 
+// Returns the FLOPs of causal attention of a sequence, forward: 4 channels for each of the T^2 / 2 pairs of a query and a key that it sees,
+// or of W T - W^2 / 2 with a window W below T. Backward counts twice as much. channels: those of all query heads.
+inline double attention_flops(double channels, double length, double window) {
+  const bool cut = window > 0.0 && window < length;
+  return 2.0 * channels * (cut ? window * (2.0 * length - window) : length * length);
+}
+
 // Causal softmax attention, blocked as in FlashAttention-2 (Dao 2023), so memory is linear in T. lse is the log of the sum of exponentials
 // of the scaled scores. Query head h reads key head h / (heads / kv_heads). Position i of a row attends to [segment_starts[i], i], or to
 // [0, i] without segment_starts, and with a window only to the last `window` of these. Key blocks outside the mask cost nothing. sinks add
@@ -382,6 +399,10 @@ struct AttentionForward {
     c.input("sinks", sinks, "[H]?").output("out", out, "[N, Q]").output("lse", lse, "stats [B, H, T]");
     return c.that(window >= 0, "window is ", window);
   }
+  double flops() const {
+    const auto sequences = static_cast<double>(batch), tokens = static_cast<double>(out.dim(0));
+    return batch == 0 ? 0.0 : sequences * attention_flops(static_cast<double>(out.dim(1)), tokens / sequences, static_cast<double>(window));
+  }
 };
 
 struct AttentionBackward {  // without gradients of sinks; lse holds all that the others need of them
@@ -396,6 +417,11 @@ struct AttentionBackward {  // without gradients of sinks; lse holds all that th
     Contract c = layout.contract("attention backward", qkv, batch, segment_starts);
     c.input("out", out, "[N, Q]").input("lse", lse, "stats [B, H, T]").input("dout", dout, "[N, Q]");
     return c.output("dqkv", dqkv, "[N, R]").that(window >= 0, "window is ", window);
+  }
+  double flops() const {
+    const auto sequences = static_cast<double>(batch), tokens = static_cast<double>(out.dim(0));
+    const double forward = attention_flops(static_cast<double>(out.dim(1)), tokens / sequences, static_cast<double>(window));
+    return batch == 0 ? 0.0 : 2.0 * sequences * forward;
   }
 };
 
@@ -655,6 +681,7 @@ struct Permute {
   TableRows part{};
 
   Contract contract() const;
+  int64_t bytes_moved() const;  // only the rows that out has are read
 };
 
 struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without those that are -1, rounded once
@@ -671,6 +698,9 @@ struct HostGroups {
   int64_t usual_rows;            // rows of a group if all had as many; a device decides by it, not by the actual rows, how to multiply
 };
 
+// Returns how many rows belong to groups, the padding of each included, as far as the host can know; else all `rows`.
+int64_t rows_of_groups(const Tensor& offsets, const HostGroups* host, int64_t rows);
+
 // Multiplies each group of rows with its matrix of a grouped weight, G matrices viewed as one below the other: out[r] = a[r] * op(b_g),
 // with b_g [I, O] or, transposed, [O, I]. Rows of no group become zeros. Operands are as in Gemm. A row's result does not depend on the
 // number of other rows.
@@ -679,6 +709,10 @@ struct GroupedGemm {
   Tensor out, offsets;
   std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
 
+  double flops() const {
+    const auto rows = static_cast<double>(rows_of_groups(offsets, host.get(), out.dim(0)));
+    return 2.0 * rows * static_cast<double>(out.dim(1)) * static_cast<double>(a.cols());
+  }
   Contract contract() const;
 };
 
@@ -690,6 +724,10 @@ struct GroupedWeightGradient {
   bool accumulate;
   std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
 
+  double flops() const {
+    const auto rows = static_cast<double>(rows_of_groups(offsets, host.get(), shape_of(a)[0]));
+    return 2.0 * rows * static_cast<double>(shape_of(a)[1]) * static_cast<double>(shape_of(b)[1]);
+  }
   Contract contract() const;
 };
 
@@ -737,6 +775,10 @@ struct AdamW {
         .input("grad", grad, "stats [...]");
     c.size('S', static_cast<int64_t>(StepValue::count)).input("step", step, "fp32 [S]");
     return c.output("value", value, "floating [...]?");
+  }
+  // Master and moments are read, too.
+  int64_t bytes_moved() const {
+    return 2 * (master.bytes() + m.bytes() + v.bytes()) + grad.bytes() + step.bytes() + (value.defined() ? value.bytes() : 0);
   }
 };
 
@@ -913,9 +955,14 @@ class Backend {
   void run(const Kernel& k) {
     const Contract contract = k.contract();
     if (!computes_fp64()) contract.refuse_fp64(name());
-    const TraceSpan span(Track::compute, contract.kernel());
+    const TraceSpan span(Track::kernel, contract.kernel());
     log_->add(contract.kernel());
     execute(k);
+    RecordedSpan* const traced = span.ended();
+    if (traced == nullptr) return;
+    traced->bytes = bytes_moved(k, contract);
+    traced->operands = contract.text_of_operands();
+    if constexpr (requires { k.flops(); }) traced->flops = k.flops();
   }
   std::shared_ptr<const KernelLog> kernel_log() const { return log_; }  // names of the latest kernels of run()
 

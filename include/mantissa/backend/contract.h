@@ -55,6 +55,8 @@ class Contract {
 
   const char* kernel() const { return kernel_; }
   std::span<const Operand> operands() const { return {operands_.data(), count_}; }  // without those that are missing
+  int64_t bytes() const;                                                            // size of all operands, each once
+  std::string text_of_operands() const;                                             // "x bf16 [256, 64], out bf16 [256, 96]"
 
   // Throws if values or stats are fp64, on behalf of the backend of this name.
   void refuse_fp64(const char* backend) const;
@@ -78,5 +80,12 @@ class Contract {
   std::array<Operand, 12> operands_;
   size_t count_ = 0;
 };
+
+// Returns the bytes that a kernel reads and writes: those of every operand once, unless its struct knows better.
+template <class Kernel>
+int64_t bytes_moved(const Kernel& k, const Contract& contract) {
+  if constexpr (requires { k.bytes_moved(); }) return k.bytes_moved();
+  return contract.bytes();
+}
 
 }  // namespace mantissa

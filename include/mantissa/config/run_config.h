@@ -193,7 +193,8 @@ struct TrainingConfig {
     v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
       limits::between(0, kMostSteps));
     v("allow_memory_overcommit", allow_memory_overcommit, "start even if the ranks on a host need more memory than it has free");
-    v("trace", trace, "timeline of compute, communication and waits of each rank: trace-rank00000.json in the run folder; null: none");
+    v("trace", trace,
+      "time line of modules, kernels, exchanges and waits of all ranks, for mantissa trace: trace.json in the run folder; null: none");
     v("teacher", teacher,
       "checkpoint, Hugging Face folder or GGUF file of a model that this one learns from: the loss is the divergence from its "
       "distribution; "

@@ -1,0 +1,61 @@
+// Says where the time of traced steps went: by rank, pass, kernel and module.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/json/json.h"
+#include "tools/trace/read_trace.h"
+
+namespace mantissa::tools {
+
+// Times of the thread that computes, or of a device's lane that does: kernels; exchanges, which it sends, receives and adds up itself;
+// waits for what travels beside it; and the rest, in which no kernel runs.
+struct Times {
+  double kernels = 0.0, exchanges = 0.0, waits = 0.0, rest = 0.0;  // seconds
+  double all() const { return kernels + exchanges + waits + rest; }
+};
+
+// Sums over calls.
+struct Cost {
+  double seconds = 0.0, flops = 0.0, bytes = 0.0;
+  int64_t calls = 0;
+};
+
+struct PassCost {
+  Times times;
+  int64_t calls = 0;
+};
+
+struct RankShares {
+  int rank = 0;
+  bool ended = true;    // its trace has its end
+  Times times;          // sum over the steps
+  double beside = 0.0;  // seconds of exchanges that ran beside the computation
+};
+
+// Sums over all ranks and steps that are there.
+struct StepShares {
+  std::vector<int64_t> steps;  // that all ranks have whole
+  int ranks = 0;               // ranks of the run
+  std::string device;
+  std::vector<RankShares> by_rank;
+  std::map<std::string, PassCost> passes;  // "forward"; "step" where there is none
+  std::map<std::string, Cost> kernels;     // "gemm fprop", "exchange of gradients", "wait"; without the rest
+  std::map<std::string, Cost> modules;     // "layers.*.mlp.down"; "" where there is none
+  double flops = 0.0;
+
+  double rank_steps() const { return static_cast<double>(steps.size() * by_rank.size()); }
+  Times times() const;  // sum over ranks
+};
+
+// Throws Error(data) for spans that overlap and for a trace without a whole step, Error(usage) for a step that is not in it.
+StepShares step_shares(const ReadTrace& trace, std::optional<int64_t> step);
+
+std::string shares_table(const StepShares& shares, const std::string& name, size_t top);  // lines for people; top: rows of a table
+Json shares_json(const StepShares& shares, const std::string& name);                      // figures of a step, mean over ranks and steps
+
+}  // namespace mantissa::tools
