@@ -228,7 +228,7 @@ std::vector<std::string> ModelExport::warnings() const {
   std::ranges::move(export_warnings(model(), source_->options.format, own_tokenizer(source_->files, source_->tokenizer)),
                     std::back_inserter(warnings));
   if (std::string rounded = simulated_weights(); !rounded.empty()) warnings.push_back(std::move(rounded));
-  std::ranges::copy(source_->exported().differences(), std::back_inserter(warnings));
+  std::ranges::copy(source_->exported().deviations(), std::back_inserter(warnings));
   return warnings;
 }
 
@@ -286,10 +286,10 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   files.push_back({.name = "config.json", .bytes = architecture_config(model(), dtype, beside.special, quantization, beside.router_loss)});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
-  if (!exported.differences().empty())
+  if (!exported.deviations().empty())
     files.push_back({.name = "README.md",
                      .bytes = text("mlx-lm computes this model otherwise than it was trained, or cannot load it:\n\n- ",
-                                   joined(exported.differences(), "\n- "), "\n")});
+                                   joined(exported.deviations(), "\n- "), "\n")});
   for (const TokenizerFile& file : files) write_new_file(folder / file.name, file.bytes);
   std::vector<ProvenTensor> tensors;
   for (size_t i = 0; i < hashes.size(); ++i) {
@@ -303,7 +303,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
   std::optional<std::string> difference = export_difference(written, weights(), part, parts, progressed);
-  if (!difference && part == 0 && source_->exported().differences().empty()) {
+  if (!difference && part == 0 && source_->exported().deviations().empty()) {
     const std::vector<std::string> schemes = export_scheme_differences(written, weights());
     if (!schemes.empty()) difference = schemes.front();
   }
@@ -324,7 +324,7 @@ std::optional<std::string> ModelExport::tokenizer_difference(HfWeights& folder) 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device,
                            const std::vector<std::string>& precision) {
   ModelExport model(from, options, std::move(device), precision);
-  const ExportedModel summary = model.summary();  // throws all refusals, before anything is written
+  const ExportedModel summary = model.summary();  // throws what model and options refuse; values are refused while they are written
   PendingFolder pending(output);
   model.begin(pending.path());
   model.finish(pending.path(), model.write(pending.path(), 0, 1));

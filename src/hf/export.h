@@ -32,8 +32,8 @@ struct ExportedModel {
 
 // A model to export, with what lies beside its weights. Throws as ModelExport does.
 struct ExportSource {
-  // values: those of section "precision" by which weights are quantized in the place of those of the model (as_used()).
-  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& values = {});
+  // precision: values of that section by which weights are quantized in the place of those of the model (as_used()).
+  ExportSource(const std::filesystem::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& precision = {});
   ExportSource(const ExportSource&) = delete;  // its parts refer to each other
   ExportSource& operator=(const ExportSource&) = delete;
   ExportFiles files_beside() const;
@@ -58,7 +58,7 @@ class ModelExport {
   // Opens the checkpoint that a path stands for (open_checkpoint), or a folder of Hugging Face's form. Throws Error(data) for damage.
   // summary(), begin() and write() throw Error(usage), with the name of the module, for a model that no architecture expresses and for
   // codes that the convention cannot. The device makes what is written, with the same bits whichever it is.
-  // precision: the values that ExportSource takes.
+  // precision: as ExportSource takes it.
   ModelExport(const std::filesystem::path& from, const ExportOptions& options, std::unique_ptr<Backend> device,
               const std::vector<std::string>& precision = {});
   ~ModelExport();
@@ -78,9 +78,9 @@ class ModelExport {
   // mantissa.json, which says of every tensor what it was made from and its hash. hashes: those of all parts, in order.
   void finish(const std::filesystem::path& folder, const std::vector<Hash64>& hashes) const;
 
-  // Compares part number `part` of `parts` of the folder that finish() completed with what forward multiplies by; the first part also
-  // compares how servers and forward quantize inputs, unless the format is mlx and computes some of the model otherwise. Returns the first
-  // difference; none: all is right. Throws as write() does, and Error(data) for a source that changed.
+  // Compares the decoded values of part number `part` of `parts` of the folder that finish() completed with what forward multiplies by; the
+  // first part also compares how servers and forward quantize inputs, unless the format is mlx and computes some of the model otherwise.
+  // Returns the first difference; none: all is right. Throws as write() does, and Error(data) for a source that changed.
   std::optional<std::string> difference(HfWeights& written, int part, int parts, const Progressed& progressed = {});
 
   // Returns how the tokenizer.json of a folder differs from that of an export; none: it has the same ids, or one of the two has none.
@@ -123,7 +123,8 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
 std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights, int part = 0, int parts = 1,
                                              const Progressed& progressed = {});
 
-// Compares codes and their scales in blocks of 32 with those that an export would hold: two pairs of them may have one value.
+// Compares codes and their scales in blocks of 32 with those that an export would hold: different pairs of code and scale can have the same
+// value.
 struct CodeComparison {
   int64_t tensors = 0;                         // compared
   std::optional<std::string> difference = {};  // the first element whose code or scale is another

@@ -186,10 +186,10 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
   require(!of_mlx() || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " needs the format hf, got mlx: drop it");
   require(of_mlx() || !options.allow_different, ExitCode::usage, "allow_different needs the format mlx, got hf: drop it");
-  if (of_mlx()) differences_ = mlx_differences(architecture_, model);
+  if (of_mlx()) deviations_ = mlx_differences(architecture_, model);
   if (options.weights == ExportWeights::packed) find_modules();
-  require(differences_.empty() || options.allow_different, ExitCode::usage,
-          "mlx-lm computes this model otherwise than training, or cannot load it:\n  ", joined(differences_, "\n  "),
+  require(deviations_.empty() || options.allow_different, ExitCode::usage,
+          "mlx-lm computes this model otherwise than training, or cannot load it:\n  ", joined(deviations_, "\n  "),
           "\ntrain it without these, take the format hf, or export it all the same with --allow-different "
           "(checkpoint.export.allow_different)");
   for (const ArchitectureTensor& tensor : tensors_) {
@@ -295,9 +295,9 @@ void ExportedWeights::settle_mlx_inputs() {
   if (as_trained || quantizing.empty()) return;
   for (auto& [name, scheme] : modules_)
     if (scheme) scheme->inputs = false;
-  differences_.push_back(text("precision: inputs of ", count_text(quantizing.size(), "module"), ", the first of ", quantizing.front(),
-                              ", are quantized in training, and mlx-lm reads them in high precision: it quantizes those of all packed "
-                              "linears or of none, to MXFP8 by rceil, beside MXFP8 weights without biases, and never those of experts"));
+  deviations_.push_back(text("precision: inputs of ", count_text(quantizing.size(), "module"), ", the first of ", quantizing.front(),
+                             ", are quantized in training, and mlx-lm reads them in high precision: it quantizes those of all packed "
+                             "linears or of none, to MXFP8 by rceil, beside MXFP8 weights without biases, and never those of experts"));
 }
 
 void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) const {

@@ -137,7 +137,7 @@ class ExportedWeights {
   std::string quantization() const;                          // as ArchitectureConfig has it; "": nothing is packed
   // Names what programs of the format do otherwise than training, or cannot load, where that is allowed: mlx_differences(), and inputs that
   // are quantized in training alone.
-  const std::vector<std::string>& differences() const { return differences_; }
+  const std::vector<std::string>& deviations() const { return deviations_; }
 
   // Calls put with the bytes of a tensor of the layout, in order.
   using Put = std::function<void(std::span<const std::byte>)>;
@@ -167,7 +167,7 @@ class ExportedWeights {
   std::vector<ArchitectureTensor> tensors_;
   HfWeights* folder_;  // null: a checkpoint
   PackedModules modules_;
-  std::vector<std::string> differences_;
+  std::vector<std::string> deviations_;
   std::vector<Item> items_;  // as the layout has them
   std::optional<SafetensorsLayout> layout_;
 };

@@ -118,8 +118,8 @@ class Shards {
 
   // Begins to gather a bucket's values, or codes that are the weight, from their owners; codes beside a value are made again from it. One
   // bucket is gathered without its frozen parameters, all are gathered with them. All ranks call it bucket by bucket in the same order. The
-  // bucket's parameters must not be written until its gather has ended. The queue is in order, so it has ended once gradients that were
-  // submitted later are reduced.
+  // bucket's parameters must not be written until its gather has ended. Because the queue is in order, a gather has ended by
+  // the time that any gradients submitted after it are reduced.
   void gather(size_t bucket);
   void gather();
   void arrive();  // returns when all of it is there

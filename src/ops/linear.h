@@ -14,7 +14,7 @@ namespace mantissa {
 
 // The input of a linear operation, as the GEMMs read it.
 struct LinearInput {
-  Tensor high{};              // [N, in]; undefined if only codes are needed
+  Tensor high{};              // [N, in]; undefined if rows traveled as codes, and in what kept() returns where codes are enough
   QuantizedTensor codes{};    // rowwise, rows padded to whole blocks; undefined where fprop reads high precision
   QuantizedTensor columns{};  // columnwise from the values, if the input was recorded and wgrad reads them (SavedAs::columns)
 };
@@ -55,6 +55,7 @@ class LinearGemms {
   // Multiplies a [N, K] by the weight as this GEMM reads it.
   void multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const;
   void observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const;
+  // Makes the weight operand of this GEMM: the values, the resident codes, or codes along columns, which each call computes anew.
   Value weight(GemmRole role) const;
   // Returns an operand [N, C] that this GEMM reads as values, in the compute dtype: unchanged, or rounded to a simulated format. Rows of
   // zeros are appended where a transform over rows needs whole blocks.

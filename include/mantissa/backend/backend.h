@@ -124,9 +124,10 @@ struct Gemm {
   Contract contract() const;
 };
 
-// Writes element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros, so any number
-// of tokens can be quantized. `second` gets the codes of x in the other orientation. nonfinite [1] i32 is set to 1 if x holds
-// a NaN or Inf, else left alone. The given bits are quantized: a caller that holds fp32 and wants the codes of bf16 rounds first.
+// Writes element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). `out` has M rows, or M rounded up to whole blocks, of
+// which those beyond M are zeros: M need not be a multiple of the block. If `out` is rowwise, `second` may get the columnwise codes of x.
+// nonfinite [1] i32 is set to 1 if x holds a NaN or Inf, else left alone. The given bits are quantized: a caller that holds fp32 and wants
+// the codes of bf16 rounds first.
 struct Quantize {
   Tensor x;
   QuantizedTensor out;
@@ -618,8 +619,8 @@ struct RoutingRule {
 
 // scores are softmax over all experts, or sigmoid. counts[s, e] are the assignments of expert e in sequence s. A token whose logits are all
 // -Inf is padding: its experts are -1, its weights and scores are 0, and nothing counts it. Callers say so by the logits, so
-// that kernels need no operand for it. A token of the data has such logits only if the sum of each overflows to -Inf, which takes weights
-// near the end of fp32, as a norm bounds what they multiply: it goes to no expert, and unlike NaN that does not reach the loss.
+// that kernels need no operand for it. A token of the data has such logits only if each of them overflows to -Inf, which takes router
+// weights near the largest fp32: it then goes to no expert, and unlike NaN that does not reach the loss.
 struct RouteForward {
   Tensor logits, experts, weights, scores, counts;
   RoutingRule rule;

@@ -25,7 +25,7 @@ enum class OperandSource {
 
 struct OperandChoice {
   OperandSource source = OperandSource::high;
-  Quantization how = {};       // codes, requantized and fake_codes: of the codes; dequantized: Q
+  Quantization how = {};       // format of the codes that the GEMM reads (fake_codes: E4M3, though E2M1 is stored); dequantized: Q
   Simulation simulation = {};  // simulated
 
   bool operator==(const OperandChoice& other) const = default;
@@ -43,7 +43,7 @@ GemmOperands choose_operands(const Recipe& recipe, GemmRole role);
 // its resident codes, which the kernel decodes; a `dequantized` input of wgrad is decoded before, so the kernel gets values.
 Quantization codes_read(const Recipe& recipe, const OperandChoice& choice, GemmRole role);
 
-// Form in which the input is kept for backward, if wgrad reads it: values in the compute dtype, rowwise codes, or columnwise codes, which
+// Form in which the input is kept for backward, if wgrad reads it: values as they came, rowwise codes, or columnwise codes, which
 // forward makes beside the rowwise ones.
 enum class SavedAs { values, rows, columns };
 

@@ -239,8 +239,9 @@ template <class E>
   return decode<E>(kCodes, shift, foreign);
 }
 
-// block_scale() for the bf16 bits of a finite amax. It relies on range.most >= 127, which ScaleRange promises: with a lower one, encode()
-// would subtract a negative shift from a large magnitude, and the difference could reach the sign bit.
+// block_scale() for the bf16 bits of the amax of a block that is covered, or of zeros. A lane of a comparison that holds is -1, so
+// subtracting it adds one. It relies on range.most >= 127, which ScaleRange promises: with a lower one, encode() would subtract a negative
+// shift from a large magnitude, and the difference could reach the sign bit.
 template <class E>
 [[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule, ScaleRange range) {
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);

@@ -1,5 +1,6 @@
-// Quantizes row blocks of bf16, and decodes codes, in lanes. A row block (rowwise: a row) with a block that code_lanes.h does not cover,
-// because it is not finite or its scale is tiny, goes through the scalar codecs as a whole, so every bit is the reference's.
+// Quantizes row blocks of bf16, and decodes codes, in lanes. Where code_lanes.h does not cover a block,
+// because it is not finite or its scale is tiny, all blocks side by side with it go through the scalar codecs, so every bit is the
+// reference's.
 #include <algorithm>
 #include <array>
 #include <atomic>
