@@ -1,6 +1,7 @@
 #include "metrics/run_trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
 #include <sstream>
 
