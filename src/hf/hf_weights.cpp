@@ -94,7 +94,7 @@ HfWeights::HfWeights(const std::filesystem::path& folder)
   for (const auto& [name, pieces] : pieces_) {
     for (const Piece& piece : pieces) {
       if (format_ == ExportFormat::gguf && ggml_wants_f32(*piece.tensor)) continue;
-      bf16 = bf16 || piece.entry->dtype == FileDtype::bf16 || (format_ == ExportFormat::gguf && piece.scales != nullptr);
+      bf16 = bf16 || piece.entry->dtype == FileDtype::bf16;
       other = other || piece.entry->dtype == FileDtype::f32 || piece.entry->dtype == FileDtype::f16;
     }
   }
