@@ -119,6 +119,10 @@ TEST_F(Compare, RefusesAFinishedRunWhoseInputsChanged) {
   other[102] = other[102] == 'a' ? 'b' : 'a';
   test::write_file(data, other);
   EXPECT_THAT(refused("high-seed1"), HasSubstr("did not read what there is now: " + data + " was 20000 bytes with xxh64 "));
+  std::vector<std::string> more = words;
+  more[1] += ",mxfp4_qat";
+  EXPECT_EQ(compare(more).exit_code, 2);
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp4_qat-seed1"))) << "nothing is trained beside it";
   test::write_file(data, content);
   for (const std::string name : {"base", "teacher"}) {
     std::filesystem::copy(run_folder(name), folder_ / "kept", std::filesystem::copy_options::recursive);
@@ -138,7 +142,7 @@ TEST_F(Compare, RefusesAFinishedRunWhoseInputsChanged) {
 // A run that goes on has begun with what there was then, and runs of one comparison must not differ in what they read.
 TEST_F(Compare, RefusesInputsThatChangeBetweenItsRuns) {
   run("base", {kBlocks, "training.steps=2"});
-  const std::vector<std::string> sets = {"--recipes", "high,mxfp8",          "--seeds", "1",
+  const std::vector<std::string> sets = {"--recipes", "high,mxfp8",         "--seeds", "1",
                                          "--set",     "training.steps=300", "--set",   "checkpoint.init_from=" + run_folder("base")};
   std::vector<std::string> all = words(sets);
   all.insert(all.begin(), MANTISSA_BINARY);

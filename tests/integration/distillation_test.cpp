@@ -153,6 +153,8 @@ TEST_F(Distillation, FromATeacherThatWasTrainedInMxfp8ReadsItsMasters) {
   EXPECT_NE(loss, taught_by({1, 1, false}, "by-codes", folder_ / "coded"));
   EXPECT_EQ(loss, taught_by({4, 1, false}, "by-mxfp8-4", run_folder("teacher")));
   EXPECT_NEAR(loss, taught_by({2, 2, true}, "by-mxfp8-2-2", run_folder("teacher")), 2e-3 * loss);
+  const Sets self = {"checkpoint.init_from=" + run_folder("teacher"), "training.teacher=self", "training.steps=1"};
+  EXPECT_GT(run("rounded", with(with(model, self), {"precision.recipe=mxfp8"})).losses[0], 0.0) << "nor by the recipe of its student";
 }
 
 // Padding, masked targets and documents count as they do without a teacher.
