@@ -21,7 +21,7 @@ INSTANTIATE_TEST_SUITE_P(, TrainingOnCuda, ::testing::ValuesIn(models()), [](con
 // The kernels of a teacher, alone and with columns of the logits on two ranks: near the CPU, as TrainingOnCuda is.
 class TaughtOnCuda : public test::TrainingOnRanks {
  protected:
-  test::TrainedRun taught(const std::string& device, const test::TensorLayout& layout) const {
+  test::TrainedRun taught(const std::string& device, const test::TensorLayout& layout, const test::Sets& data = {}) const {
     const test::Sets sets = {"training.teacher=" + run_folder("teacher"),
                              "training.teacher_weight=0.75",
                              "training.teacher_temperature=2",
@@ -31,7 +31,7 @@ class TaughtOnCuda : public test::TrainingOnRanks {
                              "training.micro_batch_size=1",
                              "training.grad_accum=2",
                              "training.threads=1"};
-    return run_on(layout, text(device, layout.name()), sets, [&](int) { return make_backend(device); });
+    return run_on(layout, text(device, layout.name()), test::with(sets, data), [&](int) { return make_backend(device); });
   }
 };
 
@@ -45,6 +45,14 @@ TEST_F(TaughtOnCuda, IsThatOfTheCpu) {
     EXPECT_NEAR(found.losses[1], expected.losses[1], 2e-2 * expected.losses[1]) << layout.name();
     EXPECT_NEAR(found.norms[0], expected.norms[0], 2e-2 * expected.norms[0]) << layout.name();
   }
+}
+
+TEST_F(TaughtOnCuda, LeavesOutTargetsThatDoNotCount) {
+  const test::Sets data = test::with(examples(), {"training.micro_batch_size=4"});
+  run("teacher", test::with(data, {"training.steps=2", "training.seed=9"}));
+  const test::TrainedRun expected = taught("cpu", {1, 1, false}, data), found = taught("cuda", {1, 1, false}, data);
+  EXPECT_NEAR(found.losses[0], expected.losses[0], 2e-3 * expected.losses[0]);
+  EXPECT_NEAR(found.norms[0], expected.norms[0], 2e-2 * expected.norms[0]);
 }
 
 }  // namespace mantissa::training_test
