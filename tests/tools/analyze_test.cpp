@@ -460,9 +460,9 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
   double sum = 0.0;
   for (const nlohmann::json& part : eight["parts"]) sum += part["kl"].get<double>();
   EXPECT_NEAR(eight["proposal"]["predicted_kl"], sum, 1e-12) << "all parts are taken";
-  const CommandResult table = analyze(test::with({from, "--recipes", "mxfp4_qat", "--modules", "4"}, on));
+  const CommandResult shown = analyze(test::with({from, "--recipes", "mxfp4_qat", "--modules", "4"}, on));
   const int64_t elements = 3 * 64 * 96;
-  EXPECT_THAT(table.output,
+  EXPECT_THAT(shown.output,
               ContainsRegex("layers.\\{0..2\\}.mlp.down .* " + bytes_text(elements * 2 - (elements / 2 + elements / 32)) + "\n"));
   EXPECT_THAT(analyze(test::with({from, "--budget", "4.2"}, on)).error, HasSubstr("the recipes reach no fewer than 4.25 bits per weight"));
 }
