@@ -33,6 +33,7 @@ TEST_F(TracedOnCuda, HasTheKernelsOfItsStepsAndTheBitsOfOneThatIsNotTraced) {
   const auto begin = [](const json& span) { return span["ts"].get<double>(); };
   const auto end = [&](const json& span) { return begin(span) + span["dur"].get<double>(); };
   for (const json& kernel : kernels) {
+    if (begin(kernel) >= end(steps.back()) - 0.01) continue;  // in the evaluation at the end of the run
     const auto around = std::ranges::find_if(
         steps, [&](const json& step) { return begin(step) <= begin(kernel) + 0.01 && end(kernel) <= end(step) + 0.01; });
     ASSERT_NE(around, steps.end()) << kernel;
