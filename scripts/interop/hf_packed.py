@@ -161,7 +161,7 @@ def flipped_scale(mantissa, export, checkpoint):
     raw[offset] ^= 1
     file.write_bytes(raw)
     index = [*row, first] if values.ndim == 2 else [row[0], first, row[1]]
-    told = mantissa.run("verify", export, "--against", checkpoint, exit_code=1)
+    told = mantissa.run("verify", export, "--against", checkpoint, exit_code=4)
     require(f"{name}[{', '.join(map(str, index))}]" in told, f"verify does not name {name} {index}: {told[-400:]}")
     told = mantissa.run("verify", export, exit_code=4)
     require(file.name in told or scale in told, f"verify alone names neither {file.name} nor {scale}: {told[-400:]}")
