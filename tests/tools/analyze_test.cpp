@@ -162,7 +162,9 @@ TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   EXPECT_EQ(shown.exit_code, 0) << shown.error;
   EXPECT_THAT(shown.output, AllOf(HasSubstr("\nwidest | fits no linear of this model: "), HasSubstr("is not a multiple of 128"),
                                   HasSubstr("\nmxfp4_qat | 8 weights"), HasSubstr("\nmxfp4_qat  "), Not(HasSubstr("\nwidest  "))));
-  const nlohmann::json unfit = analyzed(test::with(beside, losses))["recipes"];
+  const nlohmann::json whole = analyzed(test::with(beside, losses)), unfit = whole["recipes"];
+  test::write_file(path("unfit.json"), whole.dump());
+  EXPECT_EQ(command_result({"report", path("unfit.json"), "--output", path("unfit.html")}).exit_code, 0);
   EXPECT_EQ(unfit[0]["fits"], false);
   EXPECT_EQ(unfit[0]["misfits"].size(), 8U);
   EXPECT_FALSE(unfit[0].contains("loss"));
@@ -429,6 +431,9 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
   EXPECT_EQ((*table)["recipe"], "mxfp4_qat");
   EXPECT_EQ((*table)["bytes"], 8 * 64 / 2 + 8 * 64 / 32);
   EXPECT_GT((*table)["kl"], 0.0);
+  EXPECT_THAT(all["embed_not_measured"]["mxfp8"].get<std::string>(), HasSubstr("embed"));
+  EXPECT_EQ(all["embed_not_measured"].size(), 1U);
+  EXPECT_THAT(analyze(test::with({from, "--modules", "1"}, on)).output, HasSubstr("\nembed is not measured in mxfp8: "));
   for (size_t i = 1; i < all["parts"].size(); ++i) EXPECT_LE(all["parts"][i]["kl"], all["parts"][i - 1]["kl"]);
   const nlohmann::json& worst = all["parts"][0];
   ASSERT_EQ(worst["modules"].size(), 1U);

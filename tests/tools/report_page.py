@@ -296,7 +296,8 @@ class OtherRuns(Page):
         analysis = {"model": HOSTILE, "step": 7, "data": END, "seq_len": 12, "targets": 72, "high": {**size, "loss": 2.0, "kl": 0.0, "equal_greedy": 1.0},
                     "recipes": [{"recipe": "r1", "linears": size, "model": size, **losses, "problem": "too <narrow>",
                                  "weights": [weight("layers.0.mlp.up", 20.0), weight("layers.2.mlp.up", 30.0), weight("output", None)]},
-                                {"recipe": "r2", "linears": size, "model": size, **losses, "weights": []}],
+                                {"recipe": "r2", "linears": size, "model": size, **losses, "weights": []},
+                                {"recipe": "r3", "linears": size, "model": size, "fits": False, "problem": "too wide", "weights": []}],
                     "parts": [{"modules": ["a"], "recipe": "r1", "bytes": 1, **losses}, {"modules": ["b", "c"], "recipe": "r1", "bytes": 1, **losses, "kl": 0.5}],
                     "proposal": {"bits_per_weight": 5, "predicted_kl": 0.5, **losses, "file": {"precision": {"x": END}}}}
         (self.folder / "m.json").write_text(json.dumps(analysis))
@@ -306,6 +307,7 @@ class OtherRuns(Page):
         rows = page.rows()
         self.assertIn(["high", "-", "3 MB", "-", "2.00000", "7.389", "+0.00%", "0.00000", "100%"], rows)
         self.assertIn(["r1too <narrow>", "4.250", "3 MB", "20.00", "2.50000", "12.182", "+64.87%", "0.25000", "50%"], rows)
+        self.assertIn(["r3too wide", "4.250", "3 MB", "-", "-", "-", "-", "-", "-"], rows)
         self.assertEqual([row[0] for row in rows if row[1:2] == ["r1"]], ["b ... c (2)", "a"], "the most sensitive part first")
         self.assertEqual([attributes["data-errors"] for attributes, _ in page.of("figure") if "data-errors" in attributes], ["r1"])
         cells = [(attributes["title"].split(",")[0], attributes["style"]) for attributes, _ in page.of("td") if "title" in attributes]

@@ -382,6 +382,7 @@ TEST_F(ReportPage, RefusesAFileThatAnalyzeDidNotWrite) {
   changed("/recipes", absent, "recipes");
   changed("/recipes/0/weights/0/noise", "much", "noise");
   changed("/recipes/0/weights/0/bytes", -1, "bytes");
+  changed("/recipes/0/fits", false, "recipes: must have loss");
   changed("/recipes/0/kl", absent, "recipes: must have loss, kl and equal_greedy");
   changed("/high/loss", nullptr, "high: must have loss");
   changed("/parts/0/loss", absent, "parts: must have loss");

@@ -180,6 +180,8 @@ void print_parts(const Analysis& analysis) {
     rows.push_back(std::move(cells));
   }
   std::cout << printable(aligned(rows), "\n");
+  for (const auto& [recipe, problem] : analysis.without_table)
+    std::cout << "embed is not measured in " << printable(recipe) << ": " << printable(problem, "\n  ") << '\n';
 }
 
 void print_proposal(const Analysis& analysis) {
@@ -221,6 +223,7 @@ Json analysis_json(const Analysis& analysis) {
   out.add("high", std::move(high));
   out.add("recipes", recipes_json(analysis));
   if (!analysis.parts.empty()) out.add("parts", parts_json(analysis));
+  for (const auto& [recipe, problem] : analysis.without_table) out["embed_not_measured"].add(recipe, problem);
   if (analysis.proposed) out.add("proposal", proposal_json(*analysis.proposed));
   return out;
 }

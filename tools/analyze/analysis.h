@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mantissa/json/json.h"
@@ -34,13 +35,14 @@ struct Analysis {
   ExaminedRecipe high;
   std::vector<ExaminedRecipe> recipes;
   std::vector<ExaminedWeight> weights = {};
-  std::string data = {};                       // "" without data
-  int64_t window = 0;                          // tokens of a window of the data
-  std::optional<RecipeLoss> high_loss = {};    // with data
-  std::vector<RecipeLoss> losses = {};         // by recipe, with data; unset for one that fits nothing
-  std::vector<ModelPart> parts = {};           // with --modules or --budget
-  std::vector<PartLoss> part_losses = {};      // from the largest KL to the least
-  std::optional<ProposedRules> proposed = {};  // with --budget
+  std::string data = {};                                                // "" without data
+  int64_t window = 0;                                                   // tokens of a window of the data
+  std::optional<RecipeLoss> high_loss = {};                             // with data
+  std::vector<RecipeLoss> losses = {};                                  // by recipe, with data; unset for one that fits nothing
+  std::vector<ModelPart> parts = {};                                    // with --modules or --budget
+  std::vector<PartLoss> part_losses = {};                               // from the largest KL to the least
+  std::vector<std::pair<std::string, std::string>> without_table = {};  // recipes that cannot round the table of tokens, and why
+  std::optional<ProposedRules> proposed = {};                           // with --budget
 };
 
 void print_analysis(const Analysis& analysis, bool wide);

@@ -157,6 +157,7 @@ class LossMeasurement {
           choices_.push_back(alone);
       } catch (const Error& error) {
         if (error.code() != ExitCode::usage) throw;
+        analysis_.without_table.emplace_back(recipe.name, error.what());
       }
     }
     if (choices_.size() == choices) analysis_.parts.pop_back();
@@ -239,8 +240,8 @@ Command analyze_command() {
                                  {"--json", &arguments->json, "one JSON object, with every module by itself"},
                                  {"--modules", &arguments->modules,
                                   "with --data, quantize parts of the model alone, at most so many: one "
-                                  "linear each or, where there are more, neighboring layers of it; and the "
-                                  "embedding"},
+                                  "linear each or, where there are more, neighboring layers of it; without "
+                                  "a budget also the embedding"},
                                  {"--budget", &arguments->budget,
                                   "with --data, propose recipes for the parts that take so many bits per "
                                   "weight of the linears; implies --modules 64"},

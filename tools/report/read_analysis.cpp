@@ -57,12 +57,14 @@ struct WeightFigures {
 
 struct RecipeFigures : MeasuredLoss {
   std::string recipe;
+  bool fits = true;                    // some linear; else it has no losses
   std::optional<std::string> problem;  // why some linears stay in high precision
   StoredBits linears, model;
   std::vector<WeightFigures> weights;
 
   void fields(auto& v) {
     v("recipe", recipe, "");
+    v("fits", fits, "", limits::later);
     v("problem", problem, "", limits::later);
     v("linears", linears, "");
     v("model", model, "");
@@ -133,7 +135,7 @@ Json read_analysis(const std::filesystem::path& file) {
   require(analysis.seq_len.has_value() == measured && analysis.targets.has_value() == measured, ExitCode::data, source,
           ": must have data, seq_len and targets together");
   check_losses(analysis.high, measured, source, "high");
-  for (const RecipeFigures& recipe : analysis.recipes) check_losses(recipe, measured, source, "recipes");
+  for (const RecipeFigures& recipe : analysis.recipes) check_losses(recipe, measured && recipe.fits, source, "recipes");
   for (const PartFigures& part : analysis.parts) {
     check_losses(part, true, source, "parts");
     require(!part.modules.empty(), ExitCode::data, source, ": parts: a part has no module");

@@ -23,10 +23,10 @@ const lossCells = ({loss, kl, equal_greedy}, high) =>
 function recipesTable({high, recipes}) {
   const measured = high.loss !== null, sums = weights => weights.reduce(([s, n], {signal, noise}) => [s + signal, n + noise], [0, 0]);
   const row = ({recipe, linears, model, weights, problem, ...losses}) => {
-    const [signal, noise] = sums(weights);
+    const [signal, noise] = sums(weights), none = measured && losses.loss === null;
     return [
       textCell(recipe, problem ? make('div', {class: 'soft'}, problem) : ''), fixed(linears.bits_per_weight, 3), megabytes(model.bytes),
-      signal > 0 && noise > 0 ? fixed(10 * Math.log10(signal / noise), 2) : '-', ...(measured ? lossCells(losses, high) : [])
+      signal > 0 && noise > 0 ? fixed(10 * Math.log10(signal / noise), 2) : '-', ...(none ? LOSS_HEADS.map(() => '-') : measured ? lossCells(losses, high) : [])
     ];
   };
   return table(
@@ -78,7 +78,7 @@ function partsTable({high, parts}) {
       ...lossCells({kl, ...losses}, high), make('td', {class: 'bars'}, bar), megabytes(bytes)
     ];
   };
-  return table(['part', 'recipe', ...LOSS_HEADS, 'KL', 'bytes'], [...parts].sort((a, b) => b.kl - a.kl).map(row));
+  return table(['part', 'recipe', ...LOSS_HEADS, '', 'bytes'], [...parts].sort((a, b) => b.kl - a.kl).map(row));
 }
 
 function proposalText({high, proposal: {bits_per_weight, predicted_kl, file, ...losses}}) {
