@@ -15,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> on{false};
 std::atomic<TraceClock*> clock_of_process{nullptr};
+std::atomic<int> thread_of_clock{-1};  // submits to the device; others compute on the host
 std::atomic<const SpanHook*> hook_of_process{nullptr};
 std::mutex spans_mutex;
 TraceSink sink_of_process;
@@ -29,6 +30,9 @@ int this_thread() {
 bool has_come(const RecordedSpan& span, const TraceClock* clock) {
   return !span.to || (clock != nullptr && clock->reached(span.from) && clock->reached(span.to));
 }
+
+// Numbers of lanes are below those of threads that compute on the host beside a device.
+constexpr int kLanes = 16;
 
 // Replaces the marks of spans that the device has come to by times. Returns the first span that it has not come to.
 std::vector<RecordedSpan>::iterator resolve() {
@@ -59,6 +63,7 @@ bool start_trace(TraceSink sink, TraceClock* clock) {
   if (on) return false;
   sink_of_process = std::move(sink);
   clock_of_process = clock;
+  thread_of_clock = this_thread();
   on = true;
   return true;
 }
@@ -68,11 +73,16 @@ void set_span_hook(const SpanHook* hook) { hook_of_process = hook; }
 const SpanHook* span_hook() { return hook_of_process.load(std::memory_order_acquire); }
 
 void TraceSpan::open(Track track, const char* name, int64_t number) {
-  TraceClock* const clock = clock_of_process;
-  span_ = std::make_unique<RecordedSpan>(
-      RecordedSpan{.name = name, .track = track, .thread = clock != nullptr ? clock->lane() : this_thread(), .number = number});
-  if (clock != nullptr) span_->from = clock->mark();
-  span_->begin = Clock::now().time_since_epoch();
+  try {
+    TraceClock* const clock = clock_of_process;
+    const bool in_lane = clock != nullptr && this_thread() == thread_of_clock;
+    const int thread = in_lane ? clock->lane() : this_thread() + (clock != nullptr ? kLanes : 0);
+    auto span = std::make_unique<RecordedSpan>(RecordedSpan{.name = name, .track = track, .thread = thread, .number = number});
+    if (in_lane) span->from = clock->mark();
+    span->begin = Clock::now().time_since_epoch();
+    span_ = std::move(span);
+  } catch (const std::exception&) {  // as in keep()
+  }
 }
 
 // A mark that cannot be made leaves the host's times.

@@ -225,14 +225,20 @@ void check_schedule(const RunConfig& config, ConfigReport& report) {
                                             " exceed training.steps ", *steps));
 }
 
+void check_traced_steps(const RunConfig& config, ConfigReport& report) {
+  if (!config.training.trace || !config.training.steps || config.training.trace->steps.size() != 2) return;
+  const std::vector<int64_t>& steps = config.training.trace->steps;
+  if (steps[0] > *config.training.steps)
+    report.error("training.trace.steps", text("the run ends with step ", *config.training.steps, ", got [", joined(steps), "]"));
+}
+
 void check_sections(const RunConfig& config, ConfigReport& report) {
   if (config.training.trace) {
     const std::vector<int64_t>& steps = config.training.trace->steps;
     if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0])
       report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
-    else if (config.training.steps && steps[0] > *config.training.steps)
-      report.error("training.trace.steps", text("the run ends with step ", *config.training.steps, ", got [", joined(steps), "]"));
   }
+  check_traced_steps(config, report);
   const bool lengths_known = !report.failed("training.seq_len") && !report.failed("model.max_position_embeddings");
   if (lengths_known && config.training.seq_len > config.model.max_position_embeddings) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
@@ -397,6 +403,7 @@ void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report) {
   }
   training.steps = static_cast<int64_t>(steps);
   check_schedule(config, report);
+  check_traced_steps(config, report);
 }
 
 RunConfig teacher_config(const RunConfig& config) {

@@ -50,7 +50,11 @@ void remove_earlier(const fs::path& folder, int rank, int ranks) {
   fs::remove(trace_part(folder, rank), ignored);
   if (rank != 0) return;
   fs::remove(joined_trace(folder), ignored);
-  for (int other = ranks; fs::remove(trace_part(folder, other), ignored);) ++other;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("trace-rank") && name.ends_with(".json") && entry.path().filename() >= trace_part({}, ranks))
+      fs::remove(entry.path(), ignored);
+  }
 }
 
 AppendFile part_file(const fs::path& folder, int rank, int ranks) {
@@ -148,6 +152,7 @@ class RunTrace::DeviceClock final : public TraceClock {
     device_.synchronize();
     from_ = device_.mark();
     from_time_ = std::chrono::steady_clock::now().time_since_epoch();
+    device_.synchronize();  // marks of either lane are behind this one
   }
   bool measures() const { return from_ != nullptr; }
   int lane() const override { return static_cast<int>(current_lane()); }
@@ -187,10 +192,10 @@ void RunTrace::begin_step(int64_t number, const std::function<void()>& settle) {
 // A trace is not worth the run.
 void RunTrace::start() {
   const std::vector<int64_t>& steps = config_.training.trace->steps;
+  clock_ = std::make_unique<DeviceClock>(device_);
+  if (!clock_->measures()) clock_ = nullptr;
+  if (tracing()) return;
   try {
-    clock_ = std::make_unique<DeviceClock>(device_);
-    if (!clock_->measures()) clock_ = nullptr;
-    if (tracing()) return;
     file_ = std::make_unique<TraceFile>(
         config_.logging.dir,
         TraceFile::About{.rank = world_.rank(), .ranks = world_.size(), .first = steps[0], .last = steps[1], .device = device_.name()});

@@ -5,9 +5,8 @@
 //
 //   M mantissa      the first: version of this form, ranks, first and last step to trace, device ("cpu", ...), host
 //   M process_name, thread_name
-//   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of the
-//   step
-//                   or the micro batch), bytes, flops and operands
+//   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of
+//                   the step or the micro batch), bytes, flops and operands
 //   M end           the last: how many spans there are
 //
 // Each rank writes its part, trace-rank00000.json, of the same form, while the run goes on. Rank 0 joins the parts when all are complete.

@@ -1,4 +1,5 @@
-// Hashes of everything that a run reads: runs of one configuration are the same only if these are equal, too.
+// Hashes of all that a run reads, of large files and folders from samples: runs of one configuration are the same only if these are equal,
+// too.
 #pragma once
 
 #include <map>

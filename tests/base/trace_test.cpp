@@ -108,6 +108,39 @@ TEST(Trace, ASpanOfADeviceIsHandedOnWithTheTimesOfItsLaneOnceThatHasCome) {
   EXPECT_THAT(got, SizeIs(2));
 }
 
+// A thread beside the one that submits to the device computes on the host: its lane and its marks would be those of another.
+TEST(Trace, ASpanOfAThreadBesideADeviceHasTheTimesOfTheHost) {
+  ToldClock clock;
+  std::vector<RecordedSpan> got;
+  start_trace([&got](const std::vector<RecordedSpan>& spans) { got.insert(got.end(), spans.begin(), spans.end()); }, &clock);
+  std::thread([] { const TraceSpan beside(Track::kernel, "beside"); }).join();
+  { const TraceSpan own(Track::kernel, "own"); }
+  clock.come_to(2);
+  end_trace();
+  ASSERT_EQ(got.size(), 2U);
+  EXPECT_EQ(got[0].name, "beside");
+  EXPECT_NE(got[0].thread, clock.lane());
+  EXPECT_GE(got[0].thread, 16);
+  EXPECT_LT(std::chrono::steady_clock::now().time_since_epoch() - got[0].begin, std::chrono::hours(1));
+  EXPECT_EQ(got[1].thread, clock.lane());
+  EXPECT_EQ(got[1].begin, std::chrono::microseconds(100)) << "the first mark is the device's own";
+}
+
+class BrokenClock final : public TraceClock {
+ public:
+  int lane() const override { return 0; }
+  std::shared_ptr<const void> mark() override { throw Error(ExitCode::environment, "no event"); }
+  bool reached(const std::shared_ptr<const void>&) const override { return false; }
+  std::chrono::nanoseconds time(const std::shared_ptr<const void>&) override { return {}; }
+};
+
+TEST(Trace, AMarkThatCannotBeMadeLeavesTheSpanOut) {
+  BrokenClock clock;
+  start_trace({}, &clock);
+  { const TraceSpan span(Track::kernel, "gemm"); }
+  EXPECT_THAT(end_trace(), ::testing::IsEmpty());
+}
+
 TEST(Trace, HandsSpansOnBeforeTooManyAreKept) {
   size_t got = 0, most = 0;
   start_trace([&](const std::vector<RecordedSpan>& spans) { got += spans.size(), most = std::max(most, spans.size()); });

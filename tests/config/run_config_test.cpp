@@ -151,6 +151,16 @@ TEST(RunConfig, StepsOfEpochsAreRoundedUp) {
   EXPECT_THAT(steps(1e9, 1'000'000, 1), HasSubstr("training.epochs: 1e+09 are more than 1e+12 steps"));
 }
 
+TEST(RunConfig, ATraceBehindTheLastEpochIsRefused) {
+  const auto errors = [](int64_t sequences) {
+    Read r = resolved({{"training", {{"epochs", 1}, {"grad_accum", 1}, {"micro_batch_size", 8}, {"trace", {{"steps", {5, 9}}}}}}});
+    resolve_steps(r.config, sequences, r.report);
+    return r.errors();
+  };
+  EXPECT_EQ(errors(40), "");
+  EXPECT_THAT(errors(32), HasSubstr("training.trace.steps: the run ends with step 4, got [5, 9]"));
+}
+
 // The largest values that are accepted, in all places at once: no count wraps.
 TEST(RunConfig, CountsOfTheLargestModelFit) {
   const Read r = resolved({{"model",
