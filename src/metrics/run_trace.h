@@ -10,7 +10,7 @@
 //   M end           the last: how many spans there are
 //
 // Each rank writes its part, trace-rank00000.json, of the same form, while the run goes on. Rank 0 joins the parts when all are complete.
-// What a killed run leaves is parts without an end, which lack the spans of about a step.
+// A killed run leaves parts without an end, which lack the spans of about a step.
 #pragma once
 
 #include <array>

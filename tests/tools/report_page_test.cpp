@@ -12,7 +12,6 @@
 
 #include "files.h"
 #include "tool_commands.h"
-#include "tools/report/read_analysis.h"
 
 namespace mantissa::report_page_test {
 

@@ -1,9 +1,8 @@
-#include "tools/report/read_analysis.h"
-
 #include <optional>
 
 #include "base/file.h"
 #include "json/json_fields.h"
+#include "tools/report/report_page.h"
 
 namespace mantissa::tools {
 namespace {

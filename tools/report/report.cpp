@@ -6,7 +6,6 @@
 #include "base/file.h"
 #include "mantissa/base/text.h"
 #include "tools/command.h"
-#include "tools/report/read_analysis.h"
 #include "tools/report/report_page.h"
 
 namespace mantissa::tools {

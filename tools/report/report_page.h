@@ -10,9 +10,9 @@
 //   experts    null, or step and first (steps of the newest and the oldest report) and layers, whose load is the sum over these reports
 //   samples    count, newest (step, prompt and text of each)
 //   settings   the configuration by dotted key, as JSON texts
-// An analysis is as read_analysis() returns it.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -27,7 +27,11 @@ struct PageLimits {
   size_t cells = 100'000;     // in all maps; beyond it every second, third, ... step is kept
 };
 
-// Throws Error(data) for a config.json that is no JSON, or whose ranks are none.
+// In read_analysis.cpp. Reads what `mantissa analyze --json` wrote, and returns the members that the page shows; those that the file lacks
+// are null or empty. Throws Error(data) that names file and member for any other file.
+Json read_analysis(const std::filesystem::path& file);
+
+// Analyses are as read_analysis() returns them. Throws Error(data) for a config.json that is no JSON, or whose ranks are none.
 std::string report_page(const std::vector<RunMetrics>& runs, const Json::Entries& analyses = {}, const PageLimits& limits = {});
 
 }  // namespace mantissa::tools
