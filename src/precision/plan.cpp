@@ -87,9 +87,10 @@ bool can_requantize_output_grad(const ModuleShape& module, const Recipe& recipe)
 }
 
 // Says whether tokens travel to these experts, or gradients back, as codes during training, where precision.quantized_dispatch lets them.
+// Without a weight gradient nothing reads the values of tokens in backward, so those of frozen experts may.
 bool can_move_codes(const ModulePrecision& entry) {
   if (!entry.module.experts) return false;
-  if (entry.module.role != ModuleRole::mlp_output) return LinearOperands(entry.recipe).moves_input_codes(true);
+  if (entry.module.role != ModuleRole::mlp_output) return LinearOperands(entry.recipe).moves_input_codes(!entry.training.frozen());
   Recipe recipe = entry.recipe;
   recipe.requantizes_output_grad = can_requantize_output_grad(entry.module, recipe);
   return LinearOperands(recipe).takes_gradient_codes();
@@ -111,6 +112,9 @@ std::optional<std::string> advice_on_dispatch(const std::vector<ModulePrecision>
               " as values (tokens, and for down output gradients), because recipe ", joined(recipes), " quantizes columns from values");
 }
 
+constexpr const char* kIdleDispatch =
+    "precision.quantized_dispatch false has no effect: tokens would not be dispatched to experts as codes anyway";
+
 // Collects keys that were given and change nothing.
 std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vector<ModulePrecision>& modules) {
   std::vector<std::string> idle;
@@ -120,9 +124,7 @@ std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vec
   if (!output.enabled && !(output.fprop && output.dgrad && output.wgrad)) {
     idle.emplace_back("precision.fp8_output_proj is not enabled, so its fprop, dgrad and wgrad do nothing");
   }
-  if (!config.quantized_dispatch && std::ranges::none_of(modules, can_move_codes)) {
-    idle.emplace_back("precision.quantized_dispatch false has no effect: tokens would not be dispatched to experts as codes anyway");
-  }
+  if (!config.quantized_dispatch && std::ranges::none_of(modules, can_move_codes)) idle.emplace_back(kIdleDispatch);
   return idle;
 }
 
@@ -403,6 +405,9 @@ int64_t PrecisionPlan::trained_parameters() const {
 void PrecisionPlan::set_training(const std::vector<ModuleTraining>& of) {
   require(of.size() == modules_.size(), "set_training: ", of.size(), " entries for ", modules_.size(), " modules");
   for (size_t i = 0; i < of.size(); ++i) modules_[i].training = of[i];
+  // More moves as codes to frozen experts, never less.
+  if (dispatch_advice_) dispatch_advice_ = advice_on_dispatch(modules_);
+  if (std::ranges::any_of(modules_, can_move_codes)) std::erase(idle_keys_, kIdleDispatch);
 }
 
 bool PrecisionPlan::quantizes_operands() const {

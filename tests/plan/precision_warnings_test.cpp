@@ -142,6 +142,31 @@ TEST(PlanWarnings, TellWhereQuantizedDispatchDoesNothing) {
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "quantized_dispatch": false})"), idle) << "there are no experts";
 }
 
+// Tokens of frozen experts travel as codes where those of trained ones travel as values: a step sends fewer bytes, and the advice is silent
+// about them.
+TEST(PlanWarnings, TellOfFrozenExpertsAsTheStepDispatches) {
+  const auto frozen = [](const char* match, bool on) {
+    RunConfig config = with_experts("mxfp8_te", on, 2);
+    config.training.grad_accum = 1;
+    config.training.global_batch_size = 2 * config.training.micro_batch_size;
+    if (*match != '\0') config.optimizer.rules = {{.match = match, .lr_factor = 0.0, .weight_decay = {}}};
+    return config;
+  };
+  const auto advice = [&](const char* match) { return resolve_plan(frozen(match, true)).dispatch_advice().value_or(""); };
+  const auto sent = [&](const char* match, bool on) {
+    const RunConfig config = frozen(match, on);
+    return step_bytes(config, resolve_plan(config)).sent.activations;
+  };
+  EXPECT_LT(sent("*.experts.gate_up", true), sent("", true));
+  EXPECT_THAT(advice("*.experts.gate_up"), HasSubstr("dispatches rows of layers.{0..1}.moe.experts.down as values"));
+  EXPECT_EQ(sent("*.experts.down", true), sent("", true));
+  EXPECT_EQ(advice("*.experts.down"), advice(""));
+  EXPECT_LT(sent("*.experts.gate_up", true), sent("*.experts.gate_up", false));
+  const auto idle = Contains(HasSubstr("precision.quantized_dispatch false has no effect"));
+  EXPECT_THAT(resolve_plan(frozen("*.experts.gate_up", false)).warnings(), Not(idle));
+  EXPECT_THAT(resolve_plan(frozen("*.experts.down", false)).warnings(), idle);
+}
+
 // On one rank nothing travels far; a run of mxfp8_te has nothing to be warned of.
 TEST(RunWarnings, OfTokensThatTravelAsValuesAreOfRanksThatShareExperts) {
   const auto found = [](const char* recipe, int64_t ranks) {
