@@ -195,17 +195,21 @@ void CheckpointDirectory::write_pointer(const char* file, const std::string& nam
 }
 
 bool CheckpointDirectory::keeps(int64_t step) const {
-  return (keep_.every > 0 && step % keep_.every == 0) || pinned_.contains(step) || (best_ && best_->path == path_of(step));
+  const auto is_step = [path = path_of(step)](const std::optional<SavedCheckpoint>& saved) { return saved && saved->path == path; };
+  return (keep_.every > 0 && step % keep_.every == 0) || pinned_.contains(step) || is_step(best_) || is_step(unnamed_best_);
 }
 
-void CheckpointDirectory::name_best(const SavedCheckpoint& saved) {
+void CheckpointDirectory::name_best(SavedCheckpoint saved) {
+  unnamed_best_ = saved;
   write_pointer(kBest, saved.path.filename().string(), saved.hash);
-  best_ = saved;
+  best_ = std::move(saved);
+  unnamed_best_.reset();
   delete_old();
 }
 
 bool CheckpointDirectory::adopt_best(std::optional<int64_t> step) {
   best_.reset();
+  unnamed_best_.reset();
   const std::optional<CheckpointPointer> now = read_pointer(folder_, kBest);
   try {
     if (step) {
@@ -317,7 +321,13 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
     log_warning("an old checkpoint was not deleted: ", error.what());
   }
   newest_step_ = step;
-  is_best && best_->hash != saved.hash ? name_best(saved) : delete_old();
+  if (unnamed_best_ ? unnamed_best_->path == saved.path : is_best && best_->hash != saved.hash) unnamed_best_ = saved;
+  try {
+    unnamed_best_ ? name_best(*unnamed_best_) : delete_old();
+  } catch (const Error& error) {  // the step is saved, whatever `best` says
+    log_warning("the best checkpoint, ", unnamed_best_->path.string(), ", is not named yet: ", error.what(), "; the next save tries again");
+    delete_old();
+  }
   return saved;
 }
 

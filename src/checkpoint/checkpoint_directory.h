@@ -113,10 +113,10 @@ class CheckpointDirectory {
   void unpin(int64_t step);
 
   // Makes `best` name a checkpoint that was saved here, then deletes the one that it named before unless the policy keeps it. Throws
-  // Error(storage): `best` then names either.
-  void name_best(const SavedCheckpoint& saved);
-  // Returns the checkpoint that `best` names, which is never deleted.
-  std::optional<SavedCheckpoint> best() const { return best_; }
+  // Error(storage): `best` then names either, neither is deleted, and each commit() tries once more, which a warning tells if it fails.
+  void name_best(SavedCheckpoint saved);
+  // Returns the best checkpoint, which is never deleted: the one that `best` names, or is to name.
+  std::optional<SavedCheckpoint> best() const { return unnamed_best_ ? unnamed_best_ : best_; }
   // Makes `best` name the checkpoint of this step, the best one of the run that goes on, as a kill or a way back to an older checkpoint may
   // have left another; deletes `best` if there is no such checkpoint, and returns false. Throws Error(environment).
   bool adopt_best(std::optional<int64_t> step);
@@ -143,7 +143,8 @@ class CheckpointDirectory {
   std::optional<FolderLock> lock_;
   int64_t newest_step_ = -1;  // the newest step saved here
   std::multiset<int64_t> pinned_;
-  std::optional<SavedCheckpoint> best_;
+  std::optional<SavedCheckpoint> best_;            // the one that `best` names
+  std::optional<SavedCheckpoint> unnamed_best_;    // the one that it is to name, as far as it could not be written
   std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };
 

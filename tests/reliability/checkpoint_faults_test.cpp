@@ -148,6 +148,25 @@ TEST_F(CheckpointFaults, TheBestIsSyncedBeforeItIsRenamedAndTheOneBeforeItGoesLa
 
 // ---- errors of the system
 
+TEST_F(CheckpointFaults, ABestOneThatCannotBeNamedStaysAndIsNamedAtALaterSave) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  directory.name_best(directory.save(State(1).content()));
+  for (int64_t step = 2; step <= 3; ++step) directory.save(State(step).content());
+  const SavedCheckpoint better = directory.save(State(4).content());
+  Fault unnamed{.kind = Fault::error, .at = 1, .only = "open", .path = "best.tmp"};
+  arm_fault(unnamed);
+  EXPECT_EQ(error_code_of([&] { directory.name_best(better); }), ExitCode::storage);
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(directory.best().value().path, better.path);
+  unnamed.times = 2;
+  arm_fault(unnamed);
+  for (int64_t step = 5; step <= 7; ++step) directory.save(State(step).content());
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_THAT(log(), HasSubstr("step-00000004, is not named yet: ")) << "which cost nobody the save";
+  EXPECT_EQ(read_pointer(checkpoints(), kBest).value().name, "step-00000004");
+  EXPECT_THAT(steps_in(checkpoints()), ElementsAre(4, 6, 7)) << "a best one that is not named is kept; the one before it is gone";
+}
+
 // One of the two at each operation: saves do not tell them apart.
 TEST_F(CheckpointFaults, AnErrorAtAnyFileOperationFailsTheSaveCleanlyAndTheNextOneWorks) {
   const SaveOfStepThree trial(folder.path());

@@ -118,6 +118,23 @@ TEST_P(Replacing, AnErrorAtAnyFileOperationLosesNeitherAndTheNextSaveWorks) {
   EXPECT_GT(failed, 15);
 }
 
+// The state is published already, and `best` has the hashes of both.
+TEST_P(Replacing, AStateIsSavedThoughItsNameAsTheBestCannotBeWritten) {
+  reset();
+  CheckpointDirectory directory = open();
+  Fault unnamed = fault(Fault::error, 2);  // the first is the pointer to both
+  unnamed.only = "open";
+  unnamed.path = "best.tmp";
+  arm_fault(unnamed);
+  EXPECT_EQ(error_code_of([&] { directory.save(State(3).content()); }), ExitCode::ok);
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(best(), Found::replaced);
+  EXPECT_NE(read_file(checkpoints() / "best"), read_file(checkpoints() / "latest"));
+  EXPECT_THAT(log(), HasSubstr("step-00000003, is not named yet: "));
+  directory.save(State(3).content());
+  EXPECT_EQ(read_file(checkpoints() / "best"), read_file(checkpoints() / "latest"));
+}
+
 // The new folder is there and its name is synced before `latest` names it; only then is the old one deleted.
 TEST_P(Replacing, TheOldStateIsDeletedAfterTheNewOneIsPublished) {
   reset();
