@@ -56,8 +56,8 @@ class Shares : public ::testing::Test {
             {Track::pass, "optimizer", at + 650, at + 950},
             {Track::step, "step", at, at + 1000, 0, 0, 0, number}};
   }
-  void write(int rank, int ranks, const std::vector<Made>& spans, bool whole = true) const {
-    TraceFile file(folder_.path(), {.rank = rank, .ranks = ranks, .first = 2, .last = 3, .device = "cpu"});
+  void write(int rank, int ranks, const std::vector<Made>& spans, bool whole = true, int64_t last = 3) const {
+    TraceFile file(folder_.path(), {.rank = rank, .ranks = ranks, .first = 2, .last = last, .device = "cpu"});
     std::vector<RecordedSpan> all;
     for (const Made& made : spans) all.push_back(span(made));
     file.write(all);
@@ -181,7 +181,7 @@ TEST_F(Shares, OfAKilledRunAreThoseOfItsWholeSteps) {
   EXPECT_THAT(all.steps, ElementsAre(2));
   const std::string shown = shares_table(all, "run", 20);
   EXPECT_THAT(shown, HasSubstr("the trace of rank 0 has no end: its run was killed, or still goes on\n"));
-  EXPECT_THAT(shown, HasSubstr("the traces of 1 of 2 ranks are not here\n"));
+  EXPECT_THAT(shown, HasSubstr("the traces of 1 of 2 ranks are not here: 1\n"));
   write(1, 2, step(3, 3000), false);
   EXPECT_THAT(error_of([&] { shares(); }).what(), HasSubstr("holds no whole step that all ranks have"));
   write(1, 2, step(2, 2000), false);
@@ -195,6 +195,24 @@ TEST_F(Shares, OfAKilledRunAreThoseOfItsWholeSteps) {
   const Error error = error_of([&] { shares(); });
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), HasSubstr("trace-rank00000.json: holds no whole step"));
+}
+
+TEST_F(Shares, OfFewRanksNameThoseThatAreMissing) {
+  const auto shown = [&] { return shares_table(shares(), "run", 20); };
+  write_two_steps(0, 12, false);
+  EXPECT_THAT(shown(), HasSubstr("the traces of 11 of 12 ranks are not here: 1, 2, 3, 4, 5, 6, 7, 8, ...\n"));
+  for (const int rank : {1, 2, 4}) write_two_steps(rank, 12, false);
+  EXPECT_THAT(shown(), HasSubstr("the traces of 8 of 12 ranks are not here: 3, 5, 6, 7, 8, 9, 10, 11\n"));
+}
+
+// An earlier run traced other steps, and the rank could not begin its part of this one.
+TEST_F(Shares, OfPartsOfDifferentRunsAreRefused) {
+  write(1, 2, step(2, 2000), false, 9);
+  write_two_steps(0, 2, false);
+  const Error error = error_of([&] { shares(); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("trace-rank00001.json:2: rank 1 traces steps 2 to 9, but rank 0 in "),
+                                  HasSubstr("trace-rank00000.json 2 to 3: they are of different runs; remove the older file")));
 }
 
 TEST_F(Shares, OfADamagedTraceAreRefusedWithFileAndLine) {

@@ -42,10 +42,13 @@ struct SpanEvent {
 
 struct AboutTrace {
   int version = 0, ranks = 0;
+  int64_t first = 0, last = 0;
   std::string device;
   void fields(auto& v) {
     v("version", version);
     v("ranks", ranks, "", limits::positive);
+    v("first", first, "", limits::positive);
+    v("last", last, "", limits::positive);
     v("device", device);
   }
 };
@@ -99,7 +102,12 @@ class LineTaker {
       reader.require(!open(), "rank ", rank, " begins before the one before has ended");
       reader.require(into_.ranks == 0 || into_.ranks == about.ranks, "ranks: got ", about.ranks, ", and ", into_.ranks, " before");
       reader.require(rank >= 0 && rank < about.ranks, "pid: must be a rank below ", about.ranks, ", got ", rank);
-      into_.ranks = about.ranks;
+      if (!into_.parts.empty()) {
+        reader.require(into_.first == about.first && into_.last == about.last, "rank ", rank, " traces steps ", about.first, " to ",
+                       about.last, ", but rank ", into_.parts.back().rank, " in ", into_.parts.back().file, ' ', into_.first, " to ",
+                       into_.last, ": they are of different runs; remove the older file");
+      }
+      into_.ranks = about.ranks, into_.first = about.first, into_.last = about.last;
       const bool twice = std::ranges::any_of(into_.parts, [&](const RankTrace& part) { return part.rank == rank; });
       reader.require(!twice, "rank ", rank, " begins a second time");
       current_ = &into_.parts.emplace_back(RankTrace{.rank = rank, .file = file_, .device = about.device});

@@ -32,11 +32,13 @@ struct RankTrace {
 
 struct ReadTrace {
   int ranks = 0;                 // ranks of the run
+  int64_t first = 0, last = 0;   // steps that all parts were to trace
   std::vector<RankTrace> parts;  // by rank; those of some ranks may be missing
 };
 
 // Reads a run folder: the parts of its ranks if there are any, which a run leaves that was killed or still traces, else its trace.json. Or
-// reads one such file. Throws Error(usage) if there is no trace, Error(data) that starts with file and line for a damaged one.
+// reads one such file. Throws Error(usage) if there is no trace, Error(data) that starts with file and line for a damaged one, and for a
+// part of other steps than those before, which an earlier run left.
 ReadTrace read_trace(const std::filesystem::path& run);
 
 }  // namespace mantissa::tools

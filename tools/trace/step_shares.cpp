@@ -269,6 +269,17 @@ std::string costs_table(const char* title, const std::map<std::string, Cost>& co
   return aligned(rows, Columns::numbers);
 }
 
+// Returns "1, 3" or "1, 2, 3, 4, 5, 6, 7, 8, ..."; "" if none is missing.
+std::string missing_ranks(const StepShares& shares) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < shares.ranks && missing.size() <= kMost; ++rank) {
+    const bool here = std::ranges::any_of(shares.by_rank, [&](const RankShares& own) { return own.rank == rank; });
+    if (!here) missing.push_back(missing.size() < kMost ? text(rank) : "...");
+  }
+  return joined(missing);
+}
+
 Json json_of(const Times& times, double steps) {
   return {{"seconds", times.all() / steps},
           {"kernels", times.kernels / steps},
@@ -300,8 +311,8 @@ std::string shares_table(const StepShares& shares, const std::string& name, size
   for (const RankShares& rank : shares.by_rank) {
     if (!rank.ended) out += text("the trace of rank ", rank.rank, " has no end: its run was killed, or still goes on\n");
   }
-  if (std::ssize(shares.by_rank) < shares.ranks)
-    out += text("the traces of ", shares.ranks - std::ssize(shares.by_rank), " of ", shares.ranks, " ranks are not here\n");
+  if (const std::string missing = missing_ranks(shares); !missing.empty())
+    out += text("the traces of ", shares.ranks - std::ssize(shares.by_rank), " of ", shares.ranks, " ranks are not here: ", missing, '\n');
   std::map<std::string, Cost> kernels = shares.kernels;
   kernels["(no kernel)"].seconds = all.rest;
   return out + '\n' + ranks_table(shares, top) + '\n' + passes_table(shares) + '\n' + costs_table("kernel", kernels, shares, top) + '\n' +
