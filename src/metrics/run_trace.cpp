@@ -186,19 +186,19 @@ void RunTrace::begin_step(int64_t number, const std::function<void()>& settle) {
   if (state_ == State::tracing) return flush_trace();
   settle();
   state_ = State::tracing;
-  start();
+  start(number);
 }
 
-// A trace is not worth the run.
-void RunTrace::start() {
-  const std::vector<int64_t>& steps = config_.training.trace->steps;
+// A trace is not worth the run. A run that was resumed may begin among the steps to trace.
+void RunTrace::start(int64_t first) {
+  const int64_t last = std::min(config_.training.trace->steps[1], config_.training.steps.value_or(INT64_MAX));
   clock_ = std::make_unique<DeviceClock>(device_);
   if (!clock_->measures()) clock_ = nullptr;
   if (tracing()) return;
   try {
     file_ = std::make_unique<TraceFile>(
         config_.logging.dir,
-        TraceFile::About{.rank = world_.rank(), .ranks = world_.size(), .first = steps[0], .last = steps[1], .device = device_.name()});
+        TraceFile::About{.rank = world_.rank(), .ranks = world_.size(), .first = first, .last = last, .device = device_.name()});
     const bool ours = start_trace([file = file_.get()](const std::vector<RecordedSpan>& spans) { file->write(spans); }, clock_.get());
     if (!ours) file_ = nullptr;
   } catch (const Error& error) {

@@ -3,7 +3,7 @@
 // trace.json is a list of Chrome's trace events, one a line, those of each rank in a row: `[`, events, `]`. The process is the rank, times
 // are microseconds of the monotonic clock, so that ranks of one host line up. Events of a rank:
 //
-//   M mantissa      the first: version of this form, ranks, first and last step to trace, device ("cpu", ...), host
+//   M mantissa      the first: version of this form, ranks, first step that is traced, last that is to be, device ("cpu", ...), host
 //   M process_name, thread_name
 //   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of
 //                   the step or the micro batch), bytes, flops and operands
@@ -75,7 +75,7 @@ class RunTrace {
  private:
   class DeviceClock;
   enum class State { before, tracing, over };
-  void start();
+  void start(int64_t first);
   void end_part() noexcept;
 
   const RunConfig& config_;

@@ -85,6 +85,25 @@ TEST_F(TraceFiles, HaveTheStepsOfACpu) {
   test::expect_traced_steps(folder_.path());
 }
 
+// A run that goes on at step 3, and ends with step 5.
+TEST_F(TraceFiles, NameTheStepsThatAreInThem) {
+  RunConfig config;
+  config.training.trace = TraceConfig{.steps = {2, 9}};
+  config.training.steps = 5;
+  config.logging.dir = folder_.path();
+  const auto device = make_backend("cpu");
+  const Communicator alone;
+  RunTrace trace(config, *device, alone);
+  for (int64_t step = 3; step <= 5; ++step) {
+    trace.begin_step(step, [] {});
+    const TraceSpan whole(Track::step, "step", step);
+  }
+  trace.end([] {});
+  const json events = json::parse(read_file(joined_trace(folder_.path())));
+  EXPECT_EQ(events[0]["args"]["first"], 3);
+  EXPECT_EQ(events[0]["args"]["last"], 5);
+}
+
 // A file that cannot be made costs the trace, not the run.
 TEST_F(TraceFiles, ThatCannotBeMadeAreAWarning) {
   test::write_file(folder_ / "file", "");
