@@ -70,10 +70,12 @@ inline Quantization drawn_quantization(CaseDraw& draw) {
   return rows == 1 && format != Format::e2m1 && draw.one_in(2) ? how.transposed() : how;
 }
 
-// Rounds two dimensions up to whole blocks of a matrix that is stored, or read transposed, with them as rows and columns.
-inline void whole_blocks_of(const Quantization& how, bool transposed, int64_t& rows, int64_t& cols) {
+// Rounds two dimensions up to whole blocks of a matrix that is stored, or read transposed, with them as rows and columns; or, unless it is
+// to have whole blocks, to the bytes of two columns.
+inline void whole_blocks_of(const Quantization& how, bool transposed, int64_t& rows, int64_t& cols, bool whole = true) {
   if (!how) return;
   const auto round_up = [](int64_t& size, int64_t block) { size = (size + block - 1) / block * block; };
+  if (!whole) return how.format == Format::e2m1 ? round_up(transposed ? rows : cols, 2) : void();
   round_up(rows, transposed ? how.block_cols : how.block_rows);
   round_up(cols, transposed ? how.block_rows : how.block_cols);
 }
@@ -90,13 +92,14 @@ inline GemmCase drawn_case(CaseDraw& draw) {
   c.extreme = c.b && draw.one_in(8);
   const Dtype narrow = c.a && c.b ? Dtype::bf16 : c.dense;
   c.out = c.accumulate ? Dtype::f32 : draw.from({narrow, Dtype::f32});
+  const bool whole = draw.one_in(2);
   do {
     c.k = deep ? 2300 + draw.below(700) : gemm_dimension(draw);
     c.n = deep ? 2600 + draw.below(400) : gemm_dimension(draw);
     c.m = deep ? draw.log_uniform(1, 48) : gemm_dimension(draw);
-    whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
-    whole_blocks_of(c.b, c.b_transposed, c.k, c.n);
-    whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
+    whole_blocks_of(c.a, c.a_transposed, c.m, c.k, whole);
+    whole_blocks_of(c.b, c.b_transposed, c.k, c.n, whole);
+    whole_blocks_of(c.a, c.a_transposed, c.m, c.k, whole);
   } while (c.m * c.n * c.k > kLargestGemm);
   return c;
 }

@@ -160,12 +160,12 @@ struct SlowQuantized {
   std::vector<uint32_t> values;  // dequantized, fp32 bits
 };
 
-// x [rows, columns] in blocks of block_rows x block_columns.
+// x [rows, columns] in blocks of block_rows x block_columns; those at the end have what is left.
 inline SlowQuantized slow_quantize(const SlowFormat& format, ScaleRule rule, const std::vector<double>& x, size_t columns,
                                    size_t block_rows, size_t block_columns) {
-  const size_t across = columns / block_columns, rows = x.size() / columns;
+  const size_t across = (columns + block_columns - 1) / block_columns, down = (x.size() / columns + block_rows - 1) / block_rows;
   const auto block_of = [&](size_t i) { return i / columns / block_rows * across + i % columns / block_columns; };
-  std::vector<double> amax(rows / block_rows * across, rule == ScaleRule::flashinfer ? kNan : 0.0);
+  std::vector<double> amax(down * across, rule == ScaleRule::flashinfer ? kNan : 0.0);
   for (size_t i = 0; i < x.size(); ++i) {
     double& largest = amax[block_of(i)];
     const double magnitude = std::abs(x[i]);

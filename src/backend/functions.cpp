@@ -7,8 +7,8 @@
 namespace mantissa {
 namespace {
 
-QuantizedTensor quantized_rows(const Tensor& x, const Quantization& how, int64_t block) {
-  QuantizedTensor out = empty_quantized(x.device(), {round_up(x.dim(0), block), x.dim(1)}, how);
+QuantizedTensor quantized_rows(const Tensor& x, const Quantization& how, int64_t rows) {
+  QuantizedTensor out = empty_quantized(x.device(), {rows, x.dim(1)}, how);
   x.device().run(Quantize{.x = x, .out = out});
   return out;
 }
@@ -83,9 +83,11 @@ QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization
           .how = how};
 }
 
-QuantizedTensor quantized(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, how.block_rows); }
+QuantizedTensor quantized(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, x.dim(0)); }
 
-QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, how.block()); }
+QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how) {
+  return quantized_rows(x, how, round_up(x.dim(0), how.block()));
+}
 
 Tensor decoded(const QuantizedTensor& codes, Dtype dtype) {
   Tensor out = empty(codes.device(), dtype, codes.shape);
@@ -95,9 +97,10 @@ Tensor decoded(const QuantizedTensor& codes, Dtype dtype) {
 
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end) {
   const int64_t block = tensor.how.block_rows;
-  require(begin % block == 0 && end % block == 0, "slice [", begin, ", ", end, ") of ", tensor.shape, " cuts a block of ", tensor.how);
+  require(begin % block == 0 && (end % block == 0 || end == tensor.shape[0]), "slice [", begin, ", ", end, ") of ", tensor.shape,
+          " cuts a block of ", tensor.how);
   return {.codes = tensor.codes.slice(begin, end),
-          .scales = tensor.scales.slice(begin / block, end / block),
+          .scales = tensor.scales.slice(begin / block, ceil_div(end, block)),
           .shape = tensor.shape.with_dim0(end - begin),
           .how = tensor.how};
 }

@@ -37,6 +37,9 @@ GemmObstacle obstacle_of_library(const GemmForm& form, const GemmDevice& device)
   return GemmObstacle::none;
 }
 
+// Returns the multiple of which the rows of op(a), or the columns of op(b), must be: tiles are to be whole.
+int64_t outer_multiple(const GemmOperandForm& operand) { return std::max<int64_t>(16, operand.how.tiles() ? operand.how.block() : 1); }
+
 // Reasons against a product of codes: first those of the operands, whatever their blocks, then those of device and library.
 GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
   const auto fp8 = [](const GemmOperandForm& o) { return o.how.format == Format::e4m3 || o.how.format == Format::e5m2; };
@@ -46,7 +49,7 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
   if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
   const auto along = [](const Quantization& how, bool rows) { return how.tiles() || (rows ? how.rowwise() : how.columnwise()); };
   if (!along(form.a.how, !form.a.transposed) || !along(form.b.how, form.b.transposed)) return GemmObstacle::blocks;
-  if (form.m % 16 != 0 || form.n % 16 != 0 || form.k % block != 0) return GemmObstacle::sizes;
+  if (form.m % outer_multiple(form.a) != 0 || form.n % outer_multiple(form.b) != 0 || form.k % block != 0) return GemmObstacle::sizes;
   if (std::min(form.a.alignment, form.b.alignment) % 16 != 0) return GemmObstacle::alignment;
   if (block == 32) {
     if (device.architecture / 10 != 10) return GemmObstacle::architecture;  // Blackwell of servers
@@ -61,7 +64,8 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
 
 // "n is 50257, no multiple of 16"
 std::string ragged_size(const GemmForm& form) {
-  for (const auto& [name, size, unit] : {std::tuple{'m', form.m, int64_t{16}}, {'n', form.n, 16}, {'k', form.k, form.a.how.block()}}) {
+  for (const auto& [name, size, unit] :
+       {std::tuple{'m', form.m, outer_multiple(form.a)}, {'n', form.n, outer_multiple(form.b)}, {'k', form.k, form.a.how.block()}}) {
     if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", not a multiple of ", unit);
   }
   return "";

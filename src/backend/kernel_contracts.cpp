@@ -103,15 +103,16 @@ Contract Dequantize::contract() const {
   Contract c("dequantize");
   c.input("x", x).size('R', x.shape[0]).output("out", out, "fp32|bf16 [R, W]");
   const int64_t end = first_col + c.size('W'), block = x.how.block_cols;
-  c.that(first_col >= 0 && end <= x.shape[1] && first_col % block == 0 && end % block == 0, "out is ", out.shape(), ": columns [",
-         first_col, ", ", end, ") of ", x.shape, " are not whole blocks of ", x.how);
+  const bool whole = first_col % block == 0 && (end % block == 0 || end == x.shape[1]);
+  c.that(first_col >= 0 && end <= x.shape[1] && whole, "out is ", out.shape(), ": columns [", first_col, ", ", end, ") of ", x.shape,
+         " are not whole blocks of ", x.how);
   return c.output("extreme", extreme, "i32 [1]?");
 }
 
 Contract FakeQuantize::contract() const {
   Contract c("fake_quantize");
   c.input("x", x, "fp32|bf16 [M, C]").output("out", out, "[M, C]");
-  codes_shape(x.shape(), how);  // throws where blocks are not whole
+  codes_shape(x.shape(), how);  // throws where there are no blocks
   allowed(c, how, x.dtype());
   return c;
 }

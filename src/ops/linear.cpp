@@ -159,7 +159,8 @@ LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool w
   require(!operands_.takes_gradient_codes(), "requantized output gradients must come as codes");
   OutputGradient out{high, high};
   const auto operand = [&](GemmRole gemm, const OperandChoice& choice) -> Value {
-    if (choice.is_codes()) return quantized(source_of(values), choice.how);
+    if (choice.is_codes())
+      return choice.how.columnwise() ? quantized_padded(source_of(values), choice.how) : quantized(source_of(values), choice.how);
     return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, values) : high;
   };
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
@@ -294,7 +295,7 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
   } else if (choice.source == OperandSource::requantized) {
     input = columnwise(x.codes);
   } else {
-    const QuantizedTensor codes = quantized(source_of(x.high), choice.how);
+    const QuantizedTensor codes = quantized_padded(source_of(x.high), choice.how);
     observe(OperandRole::input, x.high, codes);
     input = codes;
   }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "mantissa/base/integers.h"
+
 namespace mantissa {
 
 const char* format_name(Format format) {
@@ -37,8 +39,7 @@ std::ostream& operator<<(std::ostream& out, const Quantization& how) {
 
 Shape codes_shape(const Shape& shape, const Quantization& how) {
   require(how && shape.rank() == 2, "a quantized tensor is a matrix with a format, not ", shape, " as ", how);
-  require(how.block_rows > 0 && how.block_cols > 0 && shape[0] % how.block_rows == 0 && shape[1] % how.block_cols == 0, shape,
-          " has no whole number of blocks of ", how);
+  require(how.block_rows > 0 && how.block_cols > 0, shape, " cannot have blocks of ", how);
   if (how.format != Format::e2m1) return shape;
   require(shape[1] % 2 == 0, "rows of ", shape[1], " e2m1 codes do not fill whole bytes");
   return {shape[0], shape[1] / 2};
@@ -46,7 +47,7 @@ Shape codes_shape(const Shape& shape, const Quantization& how) {
 
 Shape scales_shape(const Shape& shape, const Quantization& how) {
   codes_shape(shape, how);
-  return {shape[0] / how.block_rows, shape[1] / how.block_cols};
+  return {ceil_div(shape[0], how.block_rows), ceil_div(shape[1], how.block_cols)};
 }
 
 Shape shape_of(const Value& value) {

@@ -39,6 +39,11 @@ struct Block {
   int64_t row, rows, col, cols;
 };
 
+// Returns the block that begins here. The last ones of a matrix may be smaller than its format says.
+inline Block block_at(const QuantizedTensor& tensor, int64_t row, int64_t col) {
+  return {row, std::min(tensor.how.block_rows, tensor.shape[0] - row), col, std::min(tensor.how.block_cols, tensor.shape[1] - col)};
+}
+
 template <class Body>
 void for_each_element(const Block& block, const Body& body) {
   for (int64_t r = block.row; r < block.row + block.rows; ++r) {

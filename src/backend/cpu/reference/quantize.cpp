@@ -22,7 +22,7 @@ void for_each_block(const QuantizedTensor& tensor, const Body& body) {
   parallel_for(row_blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t j = 0; j < across; ++j) {
-        body(Block{i * how.block_rows, how.block_rows, j * how.block_cols, how.block_cols}, scales[i * across + j]);
+        body(block_at(tensor, i * how.block_rows, j * how.block_cols), scales[i * across + j]);
       }
     }
   });

@@ -12,8 +12,8 @@ using namespace gpu;
 // The place for the codes of a matrix, and its blocks.
 struct Codes {
   uint8_t *codes, *scales;
-  int64_t rows, cols;  // whole blocks
-  int64_t block_rows, block_cols;
+  int64_t rows, cols;
+  int64_t block_rows, block_cols, blocks_across;
   ScaleRule rule;
   ScaleRange range;
 
@@ -24,9 +24,14 @@ struct Codes {
         cols(tensor.shape[1]),
         block_rows(tensor.how.block_rows),
         block_cols(tensor.how.block_cols),
+        blocks_across(tensor.scales.dim(1)),
         rule(tensor.how.rule),
         range(tensor.how.range) {}
-  MANTISSA_HOST_DEVICE int64_t blocks() const { return rows / block_rows * (cols / block_cols); }
+  MANTISSA_HOST_DEVICE int64_t row_blocks() const { return ceil_div(rows, block_rows); }
+  MANTISSA_HOST_DEVICE int64_t blocks() const { return row_blocks() * blocks_across; }
+  // The end of the rows, and of the columns, of a block that begins here; the last block may be smaller.
+  MANTISSA_HOST_DEVICE int64_t end_row(int64_t first) const { return first + block_rows < rows ? first + block_rows : rows; }
+  MANTISSA_HOST_DEVICE int64_t end_col(int64_t first) const { return first + block_cols < cols ? first + block_cols : cols; }
 };
 
 // x [rows, cols], and zeros below.
@@ -69,12 +74,14 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
     const bool inside = col < to.cols;
     const Pack pack = inside ? from.read(row, col) : Pack{};
     uint32_t key = 0;
-    for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+    if (inside) {
+      for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+    }
     for (unsigned distance = 1; distance < lanes; distance *= 2) key = Largest<uint32_t>()(key, shuffle_xor(key, distance));
     if (!inside) continue;
     const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule, to.range);
     write_codes<E>(to, row, col, encoded<E>(pack, PackOfScales::all(scale), to.rule));
-    if (lane() % lanes == 0) to.scales[(row * to.cols + col) / to.block_cols] = scale;
+    if (lane() % lanes == 0) to.scales[row * to.blocks_across + col / to.block_cols] = scale;
   }
 }
 
@@ -83,12 +90,14 @@ template <class E, class From>
 __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) {
   const int64_t index = OfWarp::row();
   if (index >= to.blocks()) return;
-  const auto across = static_cast<uint32_t>(to.cols / to.block_cols), packs_of_row = static_cast<uint32_t>(to.block_cols) / kPack;
+  const auto across = static_cast<uint32_t>(to.blocks_across);
   const int64_t first_row = static_cast<uint32_t>(index) / across * to.block_rows,
                 first_col = static_cast<uint32_t>(index) % across * to.block_cols;
+  const auto packs_of_row = static_cast<uint32_t>(to.end_col(first_col) - first_col) / kPack,
+             packs = static_cast<uint32_t>(to.end_row(first_row) - first_row) * packs_of_row;
   const auto each_pack = [&](const auto& visit) {
     MANTISSA_UNROLL_BY(4)
-    for (uint32_t pack = lane(); pack < static_cast<uint32_t>(to.block_rows) * packs_of_row; pack += kWarp)
+    for (uint32_t pack = lane(); pack < packs; pack += kWarp)
       visit(first_row + pack / packs_of_row, first_col + pack % packs_of_row * kPack);
   };
   uint32_t key = 0;
@@ -105,12 +114,12 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) 
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes to) {
   const auto across = static_cast<uint32_t>(to.cols / kPack);
-  for_each_element(to.rows / to.block_rows * across, [=](int64_t index) {
+  for_each_element(to.row_blocks() * across, [=](int64_t index) {
     const int64_t block_row = static_cast<uint32_t>(index) / across, col = static_cast<uint32_t>(index) % across * kPack,
-                  first = block_row * to.block_rows;
+                  first = block_row * to.block_rows, end = to.end_row(first);
     uint32_t keys[kPack] = {};
     MANTISSA_UNROLL_BY(4)
-    for (int64_t row = first; row < first + to.block_rows; ++row) {
+    for (int64_t row = first; row < end; ++row) {
       const Pack pack = from.read(row, col);
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i)
@@ -121,8 +130,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes
     for (unsigned i = 0; i < kPack; ++i) scales.bytes |= uint64_t{block_scale<E>(amax_of_key(keys[i]), to.rule, to.range)} << (8 * i);
     store(to.scales + block_row * to.cols + col, scales.bytes);
     MANTISSA_UNROLL_BY(2)
-    for (int64_t row = first; row < first + to.block_rows; ++row)
-      write_codes<E>(to, row, col, encoded<E>(from.read(row, col), scales, to.rule));
+    for (int64_t row = first; row < end; ++row) write_codes<E>(to, row, col, encoded<E>(from.read(row, col), scales, to.rule));
   });
 }
 
@@ -132,8 +140,9 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   constexpr int64_t kEach = E::codes_per_byte;
   const int64_t index = block() * kWarpsOfBlock + warp();
   if (index >= to.blocks()) return;
-  const int64_t across = to.cols / to.block_cols, first_row = index / across * to.block_rows, first_col = index % across * to.block_cols;
-  const auto bytes_of_row = static_cast<uint32_t>(to.block_cols / kEach), bytes = static_cast<uint32_t>(to.block_rows) * bytes_of_row;
+  const int64_t first_row = index / to.blocks_across * to.block_rows, first_col = index % to.blocks_across * to.block_cols;
+  const auto bytes_of_row = static_cast<uint32_t>((to.end_col(first_col) - first_col) / kEach),
+             bytes = static_cast<uint32_t>(to.end_row(first_row) - first_row) * bytes_of_row;
   const auto element = [&](uint32_t byte, int64_t i) {
     return from.bits(first_row + byte / bytes_of_row, first_col + byte % bytes_of_row * kEach + i);
   };
@@ -149,26 +158,36 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   if (lane() == 0) to.scales[index] = scale;
 }
 
+// So many groups of blocks side by side that share their bytes.
+template <class E>
+MANTISSA_HOST_DEVICE int64_t groups_of_blocks(const Codes& to) {
+  return to.row_blocks() * ceil_div(to.blocks_across, int64_t{E::codes_per_byte});
+}
+
 // Quantizes blocks that are columns, so that threads beside each other read neighbors, and blocks whose rows end within a byte: a thread
 // has a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
 // thread's values in memory.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
-  for_each_element(to.blocks() / E::codes_per_byte, [=](int64_t index) {
-    constexpr int64_t kEach = E::codes_per_byte;
-    const int64_t across = to.cols / to.block_cols / kEach, first_row = index / across * to.block_rows;
-    const int64_t first_col = index % across * kEach * to.block_cols, end_row = first_row + to.block_rows;
-    uint8_t scales[size_t{kEach}];
+  constexpr int64_t kEach = E::codes_per_byte;
+  for_each_element(groups_of_blocks<E>(to), [=](int64_t index) {
+    const int64_t across = ceil_div(to.blocks_across, kEach), block_row = index / across, block_col = index % across * kEach;
+    const int64_t first_row = block_row * to.block_rows, first_col = block_col * to.block_cols, end_row = to.end_row(first_row);
+    uint8_t scales[size_t{kEach}] = {};
+    int64_t bytes = 0;
     MANTISSA_UNROLL
     for (int64_t i = 0; i < kEach; ++i) {
       const int64_t col = first_col + i * to.block_cols;
+      if (col >= to.cols) continue;
+      const int64_t end_col = to.end_col(col);
+      bytes = (end_col - first_col) / kEach;
       uint32_t key = 0;
       for (int64_t row = first_row; row < end_row; ++row)
-        for (int64_t c = 0; c < to.block_cols; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, col + c), to.rule));
-      to.scales[index * kEach + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
+        for (int64_t c = col; c < end_col; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, c), to.rule));
+      to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
     }
     for (int64_t row = first_row; row < end_row; ++row) {
-      for (int64_t byte = 0; byte < to.block_cols; ++byte) {
+      for (int64_t byte = 0; byte < bytes; ++byte) {
         uint32_t codes = 0;
         for (int64_t i = 0; i < kEach; ++i) {
           const int64_t c = byte * kEach + i;
@@ -219,7 +238,7 @@ bool in_packs(const Codes& to) {
 template <class E, class From>
 KernelLaunch<From, Codes> columns_launch(const From&, const Codes& to) {
   if (in_packs(to)) return {quantize_columns<E, From>, {blocks_for(to.blocks() / kPack), kThreads}};
-  return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
+  return {quantize_alone<E, From>, {blocks_for(groups_of_blocks<E>(to)), kThreads}};
 }
 template <class E, class T>
 KernelLaunch<Source<T>, Codes> quantize_launch(const Source<T>& from, const Codes& to) {
@@ -231,7 +250,7 @@ KernelLaunch<Source<T>, Codes> quantize_launch(const Source<T>& from, const Code
     if (lanes <= kWarp && std::has_single_bit(static_cast<uint64_t>(lanes)))
       return {quantize_rows<E, From>, {ceil_div(to.rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}};
   }
-  if (to.block_cols % E::codes_per_byte != 0) return {quantize_alone<E, From>, {blocks_for(to.blocks() / E::codes_per_byte), kThreads}};
+  if (to.block_cols % E::codes_per_byte != 0) return {quantize_alone<E, From>, {blocks_for(groups_of_blocks<E>(to)), kThreads}};
   return {quantize<E, From>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}};
 }
 

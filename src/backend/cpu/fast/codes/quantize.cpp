@@ -47,18 +47,18 @@ template <class E>
   };
   for (int64_t r = first; r < end; r += how.block_rows) {
     uint8_t* scale = row_block.out.scales.device_data<uint8_t>() + r / how.block_rows * row_block.out.scales.dim(1);
-    for (int64_t c = 0; c < row_block.cols(); c += how.block_cols) {
-      *scale++ = quantize_block<E>({r, how.block_rows, c, how.block_cols}, how, Codes<E>(row_block.out), bits);
-    }
+    for (int64_t c = 0; c < row_block.cols(); c += how.block_cols)
+      *scale++ = quantize_block<E>(block_at(row_block.out, r, c), how, Codes<E>(row_block.out), bits);
   }
 }
 
-// Computes the scales of `blocks` blocks of `each` spans. On entry `spans` has the largest magnitude of each span; on return it has the
-// exponent shift by which the span's elements are encoded, which is the same for all spans of a block.
+// Computes the scales of the blocks of `count` spans, each block of `each` spans, and the last of those that are left. On entry `spans` has
+// the largest magnitude of each span; on return it has the exponent shift by which the span's elements are encoded, which is the same for
+// all spans of a block.
 template <class E>
-[[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t blocks, int64_t each, const Quantization& how,
-                                                    uint8_t* scales) {
-  for (int64_t b = 0; each > 1 && b < blocks; ++b) spans[b] = *std::max_element(spans + b * each, spans + (b + 1) * each);
+[[gnu::always_inline]] inline Found shifts_of_spans(int16_t* spans, int64_t count, int64_t each, const Quantization& how, uint8_t* scales) {
+  const int64_t blocks = ceil_div(count, each);
+  for (int64_t b = 0; each > 1 && b < blocks; ++b) spans[b] = *std::max_element(spans + b * each, spans + std::min((b + 1) * each, count));
   Words tiny_or_infinite{}, infinite{};
   std::fill(spans + blocks, spans + round_up(blocks, kLanes), int16_t{0});
   for (int64_t i = 0; i < blocks; i += kLanes) {
@@ -70,7 +70,8 @@ template <class E>
     store_bytes(bytes, scale);
     copy_bytes(scales + i, bytes, blocks - i);
   }
-  for (int64_t b = blocks - 1; each > 1 && b >= 0; --b) std::fill_n(spans + b * each, each, int16_t{spans[b]});
+  for (int64_t b = blocks - 1; each > 1 && b >= 0; --b)
+    std::fill(spans + b * each, spans + std::min((b + 1) * each, count), int16_t{spans[b]});
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
@@ -119,7 +120,8 @@ template <class E>
     for (int64_t c = 0; c < cols; c += kLanes) store(words + c, max(load(words + c), magnitude(load(x + c))));
   }
   if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // writes behind what it still reads
-  const Found found = shifts_of_spans<E>(words, cols / how.block_cols, how.tiles() ? how.block_cols / kPair : 1, how, scales);
+  const Found found = how.tiles() ? shifts_of_spans<E>(words, cols / kPair, how.block_cols / kPair, how, scales)
+                                  : shifts_of_spans<E>(words, cols, 1, how, scales);
   if (!found.covered) {
     quantize_blocks<E>(row_block, row_block.first, row_block.end);
     return found.nonfinite;
@@ -137,18 +139,18 @@ template <class E>
   return found.nonfinite;
 }
 
-// Quantizes a row block of 1 x b blocks, b a multiple of the span.
+// Quantizes a row block of 1 x b blocks, b and the columns multiples of the span.
 template <class E, int64_t kSpan>
 [[gnu::always_inline]] inline bool quantize_rows(const RowBlock& row_block, int16_t* words) {
   const Quantization how = row_block.out.how;
-  const int64_t cols = row_block.cols(), row_bytes = cols / E::codes_per_byte, blocks = cols / how.block_cols;
+  const int64_t cols = row_block.cols(), row_bytes = cols / E::codes_per_byte, blocks = row_block.out.scales.dim(1);
   uint8_t *codes = row_block.out.codes.device_data<uint8_t>() + row_block.first * row_bytes,
           *scales = row_block.out.scales.device_data<uint8_t>() + row_block.first * blocks;
   bool nonfinite = false;
   for (int64_t r = 0; r < row_block.given; ++r, codes += row_bytes, scales += blocks) {
     const bf16* x = row_block.x + r * cols;
     amax_of_spans<kSpan>(x, cols, words);
-    const Found found = shifts_of_spans<E>(words, blocks, how.block_cols / kSpan, how, scales);
+    const Found found = shifts_of_spans<E>(words, cols / kSpan, how.block_cols / kSpan, how, scales);
     nonfinite |= found.nonfinite;
     found.covered ? encode_spans<E, kSpan>(x, cols, words, codes)
                   : quantize_blocks<E>(row_block, row_block.first + r, row_block.first + r + 1);
@@ -179,7 +181,8 @@ int16_t* words_of_columns(int64_t cols) {
 }
 
 bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
-  if (row_block.out.how.block() % kPair != 0) return cloned<lanes::quantize_rows<E2M1, kLanes>>(row_block, words);
+  if (row_block.out.how.block() % kPair != 0 || row_block.cols() % kPair != 0)
+    return cloned<lanes::quantize_rows<E2M1, kLanes>>(row_block, words);
   return with_element(row_block.out.how.format, [&]<class E>() { return cloned<lanes::quantize<E>>(row_block, words); });
 }
 
@@ -188,9 +191,10 @@ bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
 void CpuBackend::execute(const Quantize& k) {
   const Quantization& how = k.out.how;
   const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
-  // The lanes take blocks whose length is a multiple of 32, and rowwise E2M1 blocks of a multiple of 16, which only fake quantization has.
-  // All else goes to the reference.
-  const bool pairs = height % kPair == 0 && cols % kPair == 0, groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0;
+  // The lanes take blocks whose length is a multiple of 32, and rowwise E2M1 blocks of a multiple of 16, which only fake quantization has,
+  // if the columns are such a multiple, too. All else goes to the reference.
+  const bool pairs = height % kPair == 0 && cols % kPair == 0,
+             groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0 && cols % kLanes == 0;
   if (k.x.dtype() != Dtype::bf16 || !(pairs || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
   parallel_for(ceil_div(rows, height), std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
@@ -218,6 +222,7 @@ class Reader {
         codes_(x.codes.device_data<uint8_t>()),
         scales_(x.scales.device_data<uint8_t>()),
         cols_(x.shape[1]),
+        across_(x.scales.dim(1)),
         first_(first),
         width_(width),
         row_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_rows))),
@@ -256,15 +261,15 @@ class Reader {
   static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
   static constexpr bool kTable = E::codes_per_byte > 1 && !kColumnwise;  // the elements of a span are those of one small table
 
-  uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
+  uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * across_ + (col >> col_bits_)]; }
   [[gnu::always_inline]] const uint8_t* codes_at(int64_t row, int64_t i) const {
     return codes_ + static_cast<uint64_t>(row * cols_ + first_ + i) / E::codes_per_byte;
   }
 
   // Writes the shift of each column or span. Returns true if no scale is outside kFirst .. kLast.
   [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
-    const int64_t count = width_ >> col_bits_;
-    const uint8_t* scales = scales_ + (row >> row_bits_) * (cols_ >> col_bits_) + (first_ >> col_bits_);
+    const int64_t count = ceil_div(width_, int64_t{1} << col_bits_);
+    const uint8_t* scales = scales_ + (row >> row_bits_) * across_ + (first_ >> col_bits_);
     Words outside{};
     for (int64_t i = 0; i < count; i += kLanes) {
       uint8_t bytes[kLanes];
@@ -275,7 +280,9 @@ class Reader {
       lanes::store(words + i, lanes::exponent_shift(scale));
     }
     const int64_t each = kColumnwise ? 1 : how_.block_cols / kSpan;
-    for (int64_t b = count - 1; each > 1 && b >= 0; --b) std::fill_n(words + b * each, each, int16_t{words[b]});
+    const int64_t spans = width_ / kSpan;  // the last block may have fewer of them
+    for (int64_t b = count - 1; each > 1 && b >= 0; --b)
+      std::fill(words + b * each, words + std::min((b + 1) * each, spans), int16_t{words[b]});
     return !lanes::any(outside);
   }
 
@@ -315,7 +322,7 @@ class Reader {
 
   Quantization how_;
   const uint8_t *codes_, *scales_;
-  int64_t cols_, first_, width_;
+  int64_t cols_, across_, first_, width_;
   int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
   Codes<E> all_;
 };
@@ -360,14 +367,14 @@ template <class E>
 // are quantized one by one from fp32. `values` has room for the rows.
 template <class E>
 [[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
-  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  const int64_t height = k.out.how.block_rows, block = std::min(height, k.x.shape[0] - row), cols = k.x.shape[1];
   const Reader<E, kPair, false> reader(k.x, 0, cols);
-  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the row block to fetch; after the last one there is none
+  const int64_t next = row + height < k.x.shape[0] ? row + height : row;  // the row block to fetch; after the last one there is none
   bool exact = true;
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
     const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
-    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (next + r) * cols, cols);
+    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + std::min(next + r, k.x.shape[0] - 1) * cols, cols);
     reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
   }
   if (exact) {
@@ -375,7 +382,7 @@ template <class E>
     return;
   }
   const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
-  uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
+  uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / height * cols;
   for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
 }
 
@@ -384,7 +391,7 @@ bool taken_by_lanes(const QuantizedTensor& x) {
   const Quantization& how = x.how;
   if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
   if (how.block() % kPair == 0 && x.shape[1] % kPair == 0) return true;
-  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
+  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes && x.shape[1] % kLanes == 0;
 }
 
 }  // namespace
@@ -407,7 +414,7 @@ void CpuBackend::execute(const RequantizeColumns& k) {
   if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
   const auto requantize = k.x.how.format == Format::e4m3 ? cloned<requantize_row_block<E4M3>> : cloned<requantize_row_block<E5M2>>;
-  parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
+  parallel_for(ceil_div(k.x.shape[0], block), std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
     thread_local std::vector<bf16> values;
     if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
     for (int64_t row_block = begin; row_block < end; ++row_block) {

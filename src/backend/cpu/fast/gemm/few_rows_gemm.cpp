@@ -26,8 +26,9 @@ template <class Scale>
 struct Piece {
   const std::byte* weight;
   int64_t rows, row_bytes, depth;
+  int64_t scales_across;             // scales of a row of blocks
   const std::byte* last;             // byte of the whole weight
-  const Scale* scales;               // [blocks, spans of a row]
+  const Scale* scales;               // [blocks, scales_across]
   int64_t block_rows, row_of_block;  // row_of_block: that of the first row
   const float* x;                    // [x_rows, x_row], laid out as the steps
   int64_t x_rows, x_row;
@@ -144,7 +145,7 @@ template <class Steps>
       left -= 2, x += 2 * piece.x_row, out += 2 * piece.rows * simd::kLanes;
     }
     if (left > 0) numbers &= multiply_row<Steps, 1>(piece, weight, scales, x, out);
-    if (++row_of_block == piece.block_rows) row_of_block = 0, scales += piece.depth / kSpan;
+    if (++row_of_block == piece.block_rows) row_of_block = 0, scales += piece.scales_across;
   }
   return numbers;
 }
@@ -172,22 +173,22 @@ T* room_for(int64_t count) {
   return room.data();
 }
 
-// Makes the scales of rows [first, first + rows) of codes: one for each span of each row of blocks, and one more, which multiplies what is
-// read beside a row. Returns nullptr if a block that is not zero has an extreme scale; blocks of zeros, as in padding, have the scale 0, or
-// the least of their range.
+// Makes the scales of rows [first, first + rows) of codes: one for each span of each row of blocks, those of the last block as if it were
+// whole, and one more, which multiplies what is read beside a row. Returns nullptr if a block that is not zero has an extreme scale; blocks
+// of zeros, as in padding, have the scale 0, or the least of their range.
 template <class Steps>
 const typename Steps::Scale* scales_of(const QuantizedTensor& codes, int64_t first, int64_t rows) {
   using Scale = typename Steps::Scale;
-  const int64_t height = codes.how.block_rows, each = codes.how.block_cols / kSpan, blocks = codes.shape[1] / codes.how.block_cols;
+  const int64_t height = codes.how.block_rows, each = codes.how.block_cols / kSpan, blocks = codes.scales.dim(1);
   const int64_t begin = first / height, count = (ceil_div(first + rows, height) - begin) * blocks;
   const uint8_t* stored = codes.scales.device_data<uint8_t>();
   Scale* const scales = room_for<Scale, 0>(count * each + 1);
   scales[count * each] = Steps::scale(127);
   const bool extreme = cloned<make_scales<Steps>>(stored + begin * blocks, count, scales);
   for (int64_t i = count - 1; each > 1 && i >= 0; --i) std::fill_n(scales + i * each, each, Scale{scales[i]});
-  const int64_t row_bytes = codes.shape[1] * Steps::kBytes / kStep;
+  const int64_t row_bytes = codes.shape[1] * Steps::kBytes / kStep, spans = codes.shape[1] / kSpan;
   for (int64_t row = first; extreme && row < first + rows; ++row) {
-    for (int64_t i = 0; i < blocks * each; ++i) {
+    for (int64_t i = 0; i < spans; ++i) {
       if (Steps::extreme(stored[row / height * blocks + i / each]) == 0) continue;
       if (!Steps::zero(codes.codes.device_bytes() + row * row_bytes + i * Steps::kBytes / kSpans)) return nullptr;
     }
@@ -265,6 +266,7 @@ bool multiply(std::span<const FewRowsGemm> gemms) {
                                          .rows = count,
                                          .row_bytes = row_bytes,
                                          .depth = depth,
+                                         .scales_across = 0,
                                          .last = elements(k.b) + rows * row_bytes - 1,
                                          .scales = nullptr,
                                          .block_rows = 1,
@@ -277,6 +279,7 @@ bool multiply(std::span<const FewRowsGemm> gemms) {
         const auto& codes = std::get<QuantizedTensor>(k.b);
         piece.scales = scales_of<Steps>(codes, first, count);
         piece.block_rows = codes.how.block_rows, piece.row_of_block = first % codes.how.block_rows;
+        piece.scales_across = codes.scales.dim(1) * (codes.how.block_cols / kSpan);
       }
       if ((Steps::kScaled && !piece.scales) || !run<Steps>(piece)) {
         exact = false;
@@ -293,7 +296,8 @@ bool multiply(std::span<const FewRowsGemm> gemms) {
 bool takes_few_rows(const Value& b) {
   const auto* codes = std::get_if<QuantizedTensor>(&b);
   if (!codes) return std::get<Tensor>(b).dtype() != Dtype::f64;
-  return (codes->how.format == Format::e4m3 || codes->how.format == Format::e2m1) && codes->how.block_cols % kSpan == 0;
+  const bool has_steps = codes->how.format == Format::e4m3 || codes->how.format == Format::e2m1;
+  return has_steps && codes->how.block_cols % kSpan == 0 && codes->shape[1] % kSpan == 0;
 }
 
 bool multiply_few_rows(std::span<const FewRowsGemm> gemms) {
