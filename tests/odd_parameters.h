@@ -17,7 +17,8 @@ inline std::vector<ParameterSpec> odd_parameters(Dtype dtype) {
     add("copy.weight", {96, 64}, {.std = 0.5}, tiles);
     add("codes.weight", {70, 64}, {.std = 2.0}, layer == "layers.0." ? rows : fours, false);
     if (layer == "layers.0.") add("tiles.weight", {416, 160}, {.std = 1.0}, tiles, false);
-    if (layer != "layers.0.") add("blocks.weight", {384, 128}, {.std = 1.0}, blocks, false);
+    if (layer == "layers.1.") add("blocks.weight", {384, 128}, {.std = 1.0}, blocks, false);
+    if (layer == "layers.2.") add("blocks.weight", {392, 144}, {.std = 1.0}, blocks, false);  // the last blocks are smaller
     add("bias", {5}, {});
   }
   out.push_back({.name = "output.weight", .shape = {33, 5}, .init = {.std = 0.1}, .dtype = dtype});

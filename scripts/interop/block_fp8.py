@@ -4,9 +4,9 @@
     .venv-interop/bin/python scripts/interop/block_fp8.py --mantissa build/release/bin/mantissa
 
 Folders of random codes and scales, whole and ragged, are exported dequantized: the values are those of the formula, rounded once to fp32.
-Packed again they have the same bytes, where scales are powers of two and tiles whole. Runs by fp8_block and by configs/recipes/deepseek_v4.json
-are exported packed: NumPy decodes what the dequantized export holds, and verify finds it equal. Prints a line per case, and exits with 1 if
-something differs.
+Packed again they have the same bytes, where scales are powers of two and tiles whole; inputs of ragged ones are refused. Runs by fp8_block and by
+configs/recipes/deepseek_v4.json are exported packed: NumPy decodes what the dequantized export holds, and verify finds it equal. Prints a line
+per case, and exits with 1 if something differs.
 """
 import argparse
 import json
@@ -151,7 +151,7 @@ def imported(work, sizes, scale_dtype, powers, experts=0, scale_name="weight_sca
     as_codes = powers and sizes is WHOLE
     if not as_codes and not experts:
         told = mantissa.run("export", work / "in", "--output", work / "refused", "--weights", "packed", "--convention", "fp8", exit_code=USAGE)
-        require("nothing to pack" in told, told)
+        require(("end within a block of 128" if powers else "nothing to pack") in told, told)
         return f"{count} weights are those of the formula"
     mantissa.run("export", work / "in", "--output", work / "packed", "--weights", "packed", "--convention", "fp8")
     packed = Folder(work / "packed")

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/parallel.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/with_element.h"
@@ -227,7 +228,7 @@ Quantization packed_form(Format format) {
 }
 
 int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }
-int64_t scale_bytes(const WeightForm& form) { return form.columns / form.codes.block_cols; }
+int64_t scale_bytes(const WeightForm& form) { return ceil_div(form.columns, form.codes.block_cols); }
 
 void TensorReader::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
   const int64_t rows = box.size[0], first = box.start[1], wanted = box.size[1], height = kept.codes.block_rows,

@@ -53,7 +53,8 @@ class RowBlock {
       const int64_t last = std::min(first + cell_cols_, shape_[1]);
       cell.clear();
       codes_.append_to(cell, begin, end, first / elements_per_byte, last / elements_per_byte);
-      scales_.append_to(cell, begin / how_.block_rows, ceil_div(end, how_.block_rows), first / how_.block_cols, last / how_.block_cols);
+      scales_.append_to(cell, begin / how_.block_rows, ceil_div(end, how_.block_rows), first / how_.block_cols,
+                        ceil_div(last, how_.block_cols));
       sums.codes += xxh64(cell, seed).value;
       cell.clear();
       values_.append_to(cell, begin, end, first * kValueBytes, last * kValueBytes);

@@ -107,7 +107,7 @@ std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
   const HostBytes kept(codes.scales);
-  const int64_t columns = codes.shape[1], row_scales = columns / codes.how.block_cols, wide = codes.how.block_cols / kPackedBlock;
+  const int64_t columns = codes.shape[1], row_scales = codes.scales.dim(1), wide = codes.how.block_cols / kPackedBlock;
   std::vector<std::byte> out;
   out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
   for (int64_t row = begin - first; row < end - first; ++row) {
@@ -306,11 +306,14 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   const Quantization& input = module.recipe.input;
   const bool inputs = types_.quantizes_inputs(tensor.parameter);
   const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
+  const int64_t columns = tensor.columns();
   require(!tensor.transposed || is_grouped(tensor), ExitCode::usage, who,
           ": GPT-2 keeps its weights [in, out], where no server reads blocks: take dequantized weights");
   require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
   require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
           ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
+  require(columns % kPackedBlock == 0, ExitCode::usage, who, ": its rows of ", columns, " elements end within a block of ", kPackedBlock,
+          ", which no server reads: take dequantized weights");
   if (of_mlx()) return;
   if (architecture_ == Architecture::gpt_oss) {
     require(is_grouped(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
@@ -324,6 +327,15 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
     require(inputs && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
             inputs ? text(input) : "in high precision",
             ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
+    require(columns % kTile == 0, ExitCode::usage, who, ": its inputs of ", columns, " elements end within a block of ", kTile,
+            ", and servers of the convention fp8 quantize whole blocks only: take the convention compressed-tensors");
+    const auto has_own_tiles = [&](const RowRun& run) {
+      return run.row % kTile == 0 && (run.rows % kTile == 0 || run.row + run.rows == module.module.rows());
+    };
+    require(!tiles || std::ranges::all_of(tensor.runs, has_own_tiles), ExitCode::usage, who, ": tiles of 128x128 lie across the rows of ",
+            tensor.name,
+            " and of what it is fused with, and those of the convention fp8 begin with each weight: take the convention "
+            "compressed-tensors");
     return;
   }
   require(!inputs || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ", input,

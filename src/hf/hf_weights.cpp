@@ -198,8 +198,13 @@ Format HfWeights::Piece::format() const {
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
 
-// If this is true of all pieces of a parameter, each piece begins with a tile of it.
-bool HfWeights::Piece::whole_tiles() const { return run.rows % kTile == 0 && tensor->columns() % kTile == 0; }
+// Returns the first piece of a parameter, but the last, that ends within a tile: then the tiles of those behind it are none of the
+// parameter. Null: none does.
+const HfWeights::Piece* HfWeights::ends_within_tile(const std::vector<Piece>& pieces) {
+  const auto end = pieces.end() - 1;
+  const auto found = std::find_if(pieces.begin(), end, [](const Piece& piece) { return piece.run.rows % kTile != 0; });
+  return found == end ? nullptr : &*found;
+}
 
 void HfWeights::find_tensors() {
   // A config may ask for more tensors than memory holds. Of those that the folder lacks, enough are listed to name the first.
@@ -281,8 +286,8 @@ WeightForm HfWeights::form(const std::string& parameter) const {
   const std::vector<Piece>& pieces = pieces_of(parameter);
   const Piece& first = pieces.front();
   if (first.tiles) {
-    const bool codes = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.whole_tiles() && !piece.tiles->no_power_of_two; });
-    if (!codes) return {.dtype = Dtype::f32, .products = true};
+    const bool powers = std::ranges::none_of(pieces, [](const Piece& piece) { return piece.tiles->no_power_of_two.has_value(); });
+    if (!powers || ends_within_tile(pieces)) return {.dtype = Dtype::f32, .products = true};
     const PackedScheme scheme{.format = Format::e4m3, .block = kTile};
     return {.dtype = Dtype::f32, .codes = form_of(scheme), .columns = first.tensor->columns()};
   }

@@ -95,8 +95,8 @@ class HfWeights : public TensorReader {
     RowRun run;
 
     Format format() const;
-    bool whole_tiles() const;
   };
+  static const Piece* ends_within_tile(const std::vector<Piece>& pieces);
   using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
   void find_tensors();
   bool find(const ArchitectureTensor& tensor, Unused& unused);

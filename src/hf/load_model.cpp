@@ -61,11 +61,6 @@ bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
   return module.kind == ModuleKind::linear || module.is_token_table();
 }
 
-bool in_whole_tiles(const ModuleShape& module) {
-  const bool parts = std::ranges::all_of(module.parts, [](const ModulePart& part) { return part.out % kTile == 0; });
-  return parts && module.out % kTile == 0 && module.in % kTile == 0;
-}
-
 // Returns one rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
 std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
   const bool ambient = packed.contains(kOutput);
@@ -181,11 +176,7 @@ std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
     const auto found = packed.find(module.path);
     if (found == packed.end()) continue;
     const bool codes = static_cast<bool>(form(module.path + ".weight").codes);
-    if (!codes || !computes_with(module, found->second)) {
-      packed.erase(found);
-    } else if (found->second.block == kTile && !in_whole_tiles(module)) {
-      found->second.inputs = false;
-    }
+    if (!codes || !computes_with(module, found->second)) packed.erase(found);
   }
   return packed;
 }
@@ -199,10 +190,9 @@ std::vector<std::string> HfWeights::weights_as_values() const {
   }
   for (const auto& [parameter, pieces] : pieces_) {
     const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
-    const auto boundary = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && !piece.whole_tiles(); });
     if (number != pieces.end())
       numbers.push_back(*number->tiles->no_power_of_two);
-    else if (boundary != pieces.end())
+    else if (const Piece* const boundary = pieces.front().tiles ? ends_within_tile(pieces) : nullptr)
       boundaries.push_back(text(boundary->entry->name, " in ", parameter));
   }
   if (!numbers.empty())
@@ -213,8 +203,8 @@ std::vector<std::string> HfWeights::weights_as_values() const {
         text(where(), ": ", joined(others), ": read as values, because output projections and routers have no block FP8 here"));
   if (!boundaries.empty())
     findings.push_back(text(where(), ": ", count_text(boundaries.size(), "weight"),
-                            " whose tiles of 128x128 are not whole, or are not tiles of the parameter that they are a part of (first: ",
-                            boundaries.front(), "): read as values"));
+                            " whose tiles of 128x128 are not tiles of the parameter that they are a part of (first: ", boundaries.front(),
+                            "): read as values"));
   return findings;
 }
 
@@ -228,8 +218,8 @@ std::vector<std::string> HfWeights::block_fp8_findings() const {
   }
   if (!high.empty())
     findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
-                            " whose inputs servers quantize in blocks of 128, but which are values here or not whole blocks (first: ",
-                            high.front(), "): their inputs are not quantized here"));
+                            " whose inputs servers quantize in blocks of 128, but which are values here (first: ", high.front(),
+                            "): their inputs are not quantized here"));
   const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
     findings.push_back(

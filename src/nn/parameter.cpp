@@ -15,11 +15,11 @@ Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
 // take(parameter) takes what the parameter has in this arena, or nothing.
 template <class Take>
-ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& take) {
+ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& take, bool of_scales = false) {
   ArenaMap map{.memory = arena.memory(), .places = {}};
   for (Parameter& parameter : parameters) {
-    const int64_t begin = arena.taken();
-    map.places.push_back({.begin = begin, .elements = take(parameter)});
+    const int64_t begin = arena.taken(), elements = take(parameter);
+    map.places.push_back({.begin = begin, .elements = elements, .height = of_scales ? parameter.quantized.block_rows : 1});
   }
   return map;
 }
@@ -173,11 +173,12 @@ void ParameterSet::allocate_codes(bool are_weights) {
         .codes = codes.take(codes_shape(shape, parameter.quantized)), .scales = {}, .shape = shape, .how = parameter.quantized};
     return parameter.codes_.codes.elements();
   });
-  ArenaMap scale_map = map_of(scales, parameters_, [&](Parameter& parameter) {
+  const auto take_scales = [&](Parameter& parameter) {
     if (!here(parameter)) return int64_t{0};
     parameter.codes_.scales = scales.take(scales_shape(parameter.codes_.shape, parameter.quantized));
     return parameter.codes_.scales.elements();
-  });
+  };
+  ArenaMap scale_map = map_of(scales, parameters_, take_scales, true);
   if (!are_weights) return;
   sources_.push_back(std::move(code_map));
   sources_.push_back(std::move(scale_map));

@@ -152,13 +152,15 @@ struct Buffer {
 struct ArenaMap {
   struct Place {
     int64_t begin, elements;
+    int64_t height = 1;  // rows of the parameter that a row here is of: those of a block for scales
   };
   Tensor memory;
   std::vector<Place> places;  // by parameter
 
-  // Returns where row `row` of `rows` of a parameter begins; the row must begin a row block.
+  // Returns where row `row` of `rows` of a parameter begins, or its end; the row must begin a row block.
   int64_t position(size_t parameter, int64_t row, int64_t rows) const {
-    return places[parameter].begin + places[parameter].elements * row / rows;
+    const auto& [begin, elements, height] = places[parameter];
+    return begin + elements / ceil_div(rows, height) * ceil_div(row, height);
   }
 };
 

@@ -101,10 +101,10 @@ std::vector<Layout::Boundary> Layout::boundaries(const Bucket& bucket, int ranks
 Layout::Bytes Layout::position(const Boundary& boundary) const {
   Bytes out = begin_[boundary.parameter];
   if (boundary.row == 0) return out;
-  const int64_t rows = parameters_[boundary.parameter].shape[0];
+  const ParameterSpec& parameter = parameters_[boundary.parameter];
   for (size_t arena = 0; arena < kArenas; ++arena) {
-    const int64_t size = size_[boundary.parameter][arena];  // the product with the row need not be representable
-    out[arena] += size / rows * boundary.row + size % rows * boundary.row / rows;
+    const int64_t height = arena == kScales ? parameter.quantized.block_rows : 1;  // rows that share a row here
+    out[arena] += size_[boundary.parameter][arena] / ceil_div(parameter.shape[0], height) * ceil_div(boundary.row, height);
   }
   return out;
 }

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "mantissa/backend/contract.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/text.h"
 #include "mantissa/precision/operands.h"
 
@@ -26,7 +27,8 @@ StoredType element_of(Format format) {
 int64_t resident_bytes(const ModulePrecision& entry, const ModuleShape& held) {
   const int64_t elements = held.weight_elements(), values = held.bias + (entry.stores_only_codes() ? 0 : elements);
   const Quantization& how = entry.resident_codes();
-  const int64_t codes = how.format == Format::e2m1 ? elements / 2 : elements, scales = elements / (how.block_rows * how.block_cols);
+  const int64_t codes = how.format == Format::e2m1 ? elements / 2 : elements;
+  const int64_t scales = ceil_div(held.rows(), how.block_rows) * ceil_div(held.in, how.block_cols);
   return dtype_bytes(entry.recipe.compute) * values + (how ? codes + scales : 0);
 }
 
@@ -42,31 +44,37 @@ struct UnfitSize {
   std::string size, reason;
 };
 
-// Returns the first size of a weight that cannot be divided so; none if all can.
+// Returns the first size of a weight that does not fit; none if all do. The last blocks of 128 of a row or column may be smaller, but
+// blocks belong to one rank, and tiles and columns of blocks to one expert.
 std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
   const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
   const int64_t rows = by.row_ranks(), columns = by.column_ranks();
   std::optional<UnfitSize> first;
-  const auto check = [&](const std::string& key, int64_t size, const std::string& name, int64_t ranks, int64_t block,
-                         const std::string& of) {
-    if (first || size % (ranks * block) == 0) return;
+  const auto check = [&](const std::string& key, int64_t size, const std::string& name, int64_t ranks, int64_t block, const std::string& of,
+                         bool whole = true) {
+    if (first || size % (ranks * block) == 0 || (ranks == 1 && !whole)) return;
     first = UnfitSize{key.empty() ? name : text(key, ' ', size),
                       ranks == 1 ? text("is not a multiple of ", block, ", the block of ", of)
                                  : text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
                                         ", the block of ", of, ": use fewer ranks")};
   };
-  const auto check_in = [&](int64_t block, const std::string& of) {
-    check(module.in_key, module.in, text("input size ", module.in), columns, block, of);
+  const auto check_in = [&](int64_t block, const std::string& of, bool whole = true) {
+    check(module.in_key, module.in, text("input size ", module.in), columns, block, of, whole);
   };
-  const auto check_out = [&](int64_t block, const std::string& of) {
+  const auto check_out = [&](int64_t block, const std::string& of, bool whole = true, bool each_part = true) {
     for (const ModulePart& part : module.parts)
-      check(part.out_key, part.out, text("output size ", part.out, " of part ", part.name), rows, block, of);
-    check(module.out_key, module.out, text(module.is_token_table() ? "padded vocabulary " : "output size ", module.out), rows, block, of);
+      check(part.out_key, part.out, text("output size ", part.out, " of part ", part.name), rows, block, of, each_part);
+    check(module.out_key, module.out, text(module.is_token_table() ? "padded vocabulary " : "output size ", module.out), rows, block, of,
+          whole);
   };
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string name = "recipe " + recipe.name;
   if (fake > 1) check_in(fake, "weight_fake_quant in " + name);
-  if (block > 0) check_in(block, name), check_out(block, name);
+  if (block == 128) {
+    check_in(block, name, false), check_out(block, name, module.experts && recipe.weight, false);
+  } else if (block > 0) {
+    check_in(block, name), check_out(block, name);
+  }
   const SimulatedLengths simulated = simulated_lengths(recipe);
   for (const int64_t length : simulated.in) check_in(length, "simulate in " + name);
   for (const int64_t length : simulated.out) check_out(length, "simulate in " + name);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/text.h"
 #include "mantissa/precision/plan.h"
 
@@ -183,8 +184,8 @@ std::optional<std::string> PrecisionPlan::cost_of_rows() const {
   for (const ModulePrecision& entry : modules_) {
     const Quantization& weight = entry.recipe.weight;
     if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
-    const int64_t elements = entry.module.weight_elements(), block = weight.block();
-    const int64_t more = elements / block - elements / (block * block);
+    const int64_t rows = entry.module.rows(), across = ceil_div(entry.module.in, weight.block());
+    const int64_t more = (rows - ceil_div(rows, weight.block())) * across;
     ++count;
     extra += more;
     sent += entry.stores_only_codes() ? more : 0;

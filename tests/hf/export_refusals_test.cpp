@@ -92,6 +92,33 @@ TEST_F(ExportRefusals, OfBlocksOf128) {
         {"precision.recipe=fp8_block", moe(128), routed, rule("layers.*.moe.experts.*", "routed")}}});
 }
 
+// A width of 192 is 1.5 blocks of 128, and one of 80 is 2.5 of 32.
+TEST_F(ExportRefusals, OfBlocksThatEndWithTheWeight) {
+  const Sets heads = {"model.num_attention_heads=2", "model.head_dim=64", "precision.dtype=bf16", "precision.recipe=fp8_block"};
+  const auto with = [&](Sets sets) { return sets.insert(sets.end(), heads.begin(), heads.end()), sets; };
+  expect_refused(
+      with({"model.hidden_size=192", "model.intermediate_size=256"}),
+      {{"layers.0.attn.qkv (recipe fp8_block, e4m3 128x128 rceil): its inputs of 192 elements end within a block of 128, and servers of "
+        "the convention fp8 quantize whole blocks only: take the convention compressed-tensors",
+        {},
+        Convention::fp8}});
+  const std::string across = "tiles of 128x128 lie across the rows of model.layers.0.", fused = " and of what it is fused with";
+  expect_refused(with({"model.hidden_size=128", "model.intermediate_size=192"}),
+                 {{across + "self_attn.k_proj.weight" + fused, {"model.num_key_value_heads=1"}, Convention::fp8},
+                  {across + "mlp.gate_proj.weight" + fused, {"model.num_key_value_heads=2", rule("*.down", "high")}, Convention::fp8}});
+  const Sets narrow = with({"model.hidden_size=80", "model.intermediate_size=128"});
+  const std::string within =
+      "layers.0.attn.qkv (recipe fp8_block, e4m3 128x128 rceil): its rows of 80 elements end within a block of 32, which no "
+      "server reads: take dequantized weights";
+  expect_refused(narrow,
+                 {{within, {}}, {within, {}, Convention::sglang}, {within, {}, Convention::modelopt}, {within, {}, Convention::fp8}});
+  RunConfig config = this->config("run", narrow).config;
+  config.model.vocab_size = 8;
+  const PrecisionPlan plan = resolve_plan(config);
+  const ExportOptions mlx{.format = ExportFormat::mlx, .weights = ExportWeights::packed};
+  EXPECT_THAT(test::error_of([&] { ExportedWeights(ForwardWeights(plan), config.model, mlx); }).what(), HasSubstr(within));
+}
+
 // Its experts have a form of their own.
 TEST_F(ExportRefusals, OfGptOss) {
   expect_refused({"model.hidden_size=64", "model.num_attention_heads=2", "model.head_dim=32", "model.qk_norm=false",

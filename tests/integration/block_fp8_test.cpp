@@ -25,8 +25,8 @@ TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
       const std::vector<std::string> findings = weights.block_fp8_findings();
       ASSERT_EQ(findings.size(), 2U);
       EXPECT_EQ(weights.weights_as_values(), std::vector{findings[0]});
-      EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, but which are values here or not whole "
-                                         "blocks (first: layers.0.attn.out): their inputs are not quantized"));
+      EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, but which are values here (first: "
+                                         "layers.0.attn.out): their inputs are not quantized"));
       EXPECT_THAT(findings[0], AllOf(HasSubstr("numbers: 8 weights with scales that are not powers of two (first: model.layers.0."),
                                      HasSubstr("_proj.weight_scale_inv[0, 0] is "), HasSubstr("read as values")));
     }
@@ -141,17 +141,15 @@ TEST_F(BlockFp8, AScaleOfAnyNumberInOnePartMakesValuesOfTheWholeWeight) {
   });
 }
 
-// Rows of k begin within a tile of q, k and v together, or tiles are smaller than 128 at an edge.
-TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
+// Rows of v begin within a tile of q, k and v together.
+TEST_F(BlockFp8, TilesThatAreNoneOfTheWholeParameterAreReadAsValuesAndTold) {
   const HfFolder folder = block_folder("boundaries", changed(kWhole, {{"num_key_value_heads", 1}}), FileDtype::f8_e8m0, power_of_two);
   expect_values_of_the_formula(folder, "boundaries", power_of_two);
   const HfWeights weights(path("boundaries"));
-  EXPECT_THAT(
-      weights.block_fp8_findings(),
-      ElementsAre(
-          AllOf(HasSubstr("2 weights whose tiles of 128x128 are not whole, or are not tiles of the parameter that they are a part of"),
-                HasSubstr("(first: model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight)")),
-          HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
+  EXPECT_THAT(weights.block_fp8_findings(),
+              ElementsAre(AllOf(HasSubstr("2 weights whose tiles of 128x128 are not tiles of the parameter that they are a part of"),
+                                HasSubstr("(first: model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight)")),
+                          HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
   EXPECT_FALSE(weights.form("layers.0.attn.qkv.weight").codes);
   EXPECT_TRUE(weights.form("layers.0.attn.out.weight").codes);
   pack(path("boundaries"), "packed");
@@ -162,10 +160,42 @@ TEST_F(BlockFp8, WhatIsNoWholeTilesIsReadAsValuesAndTold) {
   EXPECT_EQ(difference("packed", path("boundaries")), std::nullopt);
   EXPECT_THAT(json_in("packed/config.json")["quantization_config"]["modules_to_not_convert"], Contains("model.layers.1.self_attn.v_proj"));
   EXPECT_THAT(HfWeights(path("packed")).block_fp8_findings(), IsEmpty());
+}
 
+// Tiles at the edges hold what is there. No server quantizes inputs that end within a block of 128; those of blocks of 32 do.
+TEST_F(BlockFp8, TilesThatEndWithTheWeightAreCodes) {
   const HfFolder ragged = block_folder("ragged", kRagged, FileDtype::f8_e8m0, power_of_two);
   expect_values_of_the_formula(ragged, "ragged", power_of_two);
-  EXPECT_THAT(error_of([&] { pack(path("ragged"), "refused"); }).what(), HasSubstr("so there is nothing to pack"));
+  const HfWeights weights(path("ragged"));
+  for (const std::string module : {"attn.out", "mlp.down"}) EXPECT_TRUE(weights.form("layers.1." + module + ".weight").codes) << module;
+  for (const std::string module : {"attn.qkv", "mlp.gate_up"}) EXPECT_FALSE(weights.form("layers.1." + module + ".weight").codes) << module;
+  const Recipe recipe = resolve_plan(weights.run_config()).of("layers.1.mlp.down").recipe;
+  EXPECT_EQ(recipe.weight, (Quantization{.format = Format::e4m3, .block_rows = 128, .block_cols = 128}));
+  EXPECT_EQ(recipe.input, (Quantization{.format = Format::e4m3, .block_cols = 128}));
+  EXPECT_THAT(
+      error_of([&] { pack(path("ragged"), "refused"); }).what(),
+      AllOf(HasSubstr("layers.0.attn.out (recipe packed_e4m3_inputs_128, e4m3 128x128 rceil): its inputs of "),
+            HasSubstr("end within a block of 128, and servers of the convention fp8 quantize whole blocks only: take the convention "
+                      "compressed-tensors")));
+  pack_to(path("ragged"), "of 32");
+  EXPECT_EQ(difference("of 32", path("ragged")), std::nullopt);
+  EXPECT_EQ(HfFolder(path("of 32")).bytes(kDownWeight), ragged.bytes(kDownWeight));
+
+  // Rows alone end within a tile: of down_proj and o_proj, and of v_proj, the last of its parameter.
+  const json rows = changed(kWhole, {{"hidden_size", 256 + 64}, {"num_attention_heads", 4}, {"num_key_value_heads", 2}});
+  const auto only =
+      changed(kBlockFp8Config, {{"modules_to_not_convert", {"lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}}});
+  const CodesForm form{.scales = FileDtype::f32, .suffix = kScaleInv, .rows = 128, .columns = 128, .scale = power_of_two};
+  HfFolder edge(path("edge"), "qwen3", "BF16", changed(rows, {{"quantization_config", only}}));
+  for (const std::string& weight : edge.names())
+    if (weight.ends_with("o_proj.weight") || weight.ends_with("down_proj.weight")) edge = with_codes(edge, weight, form);
+  edge.write(path("edge"));
+  expect_values_of_the_formula(edge, "edge", power_of_two);
+  pack(path("edge"), "edge again");
+  EXPECT_EQ(HfFolder(path("edge again")).shape(kDownWeight + kScaleInv), (std::vector<int64_t>{3, 3}));
+  EXPECT_TRUE(all_bytes("edge again") == all_bytes("edge"));
+  EXPECT_EQ(difference("edge again", path("edge")), std::nullopt);
+  EXPECT_EQ(logits_of(path("edge again")), logits_of(path("edge")));
 }
 
 // The recipes of a folder are those of its files; scales by any number, which servers use, are told, and so is what nothing computes with.
@@ -183,15 +213,12 @@ TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
   EXPECT_THAT(HfWeights(path("output")).weights_as_values(),
               ElementsAre(HasSubstr("output: read as values, because output projections and routers have no block FP8 here")));
 
-  deepseek_folder("narrow", 64);  // whose width is no whole blocks of 128
+  deepseek_folder("narrow", 64);  // whose inputs are less than a block of 128
   const HfWeights weights(path("narrow"));
-  EXPECT_THAT(weights.block_fp8_findings(),
-              ElementsAre(AllOf(HasSubstr("4 weights whose inputs servers quantize in blocks of 128"),
-                                HasSubstr("not whole blocks (first: layers.0.moe.experts.down): their inputs are not quantized"))));
-  EXPECT_THAT(weights.weights_as_values(), IsEmpty());
+  EXPECT_THAT(weights.block_fp8_findings(), IsEmpty());
   const Recipe recipe = resolve_plan(weights.run_config()).of("layers.0.moe.experts.down").recipe;
   EXPECT_EQ(recipe.weight_fake_quant, packed_form(Format::e2m1));
-  EXPECT_FALSE(recipe.input);
+  EXPECT_EQ(recipe.input, (Quantization{.format = Format::e4m3, .block_cols = 128}));
   EXPECT_NO_THROW(require_usable(path("narrow")));
 }
 

@@ -366,9 +366,7 @@ bool is_routed(const json& module) { return module["module"].get<std::string>().
 
 TEST(Explain, DeepSeekV4HasTilesOf128AndRoutedExpertsInFourBits) {
   const std::string shared = "model.moe.shared_intermediate_size=128";
-  const Error narrow = test::error_of([&] { modules_under("deepseek_v4.json", {shared, "model.num_key_value_heads=2"}); });
-  EXPECT_EQ(narrow.code(), ExitCode::usage);
-  EXPECT_THAT(narrow.what(), HasSubstr("output size 64 of part k is not a multiple of 128, the block of recipe fp8_block"));
+  EXPECT_NO_THROW(modules_under("deepseek_v4.json", {shared, "model.num_key_value_heads=2"})) << "a tile lies across k and v";
   size_t routed = 0, others = 0;
   for (const json& module : modules_under("deepseek_v4.json", {shared, "model.num_key_value_heads=4"})) {
     const std::string name = module["module"];

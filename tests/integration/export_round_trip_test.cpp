@@ -210,6 +210,22 @@ INSTANTIATE_TEST_SUITE_P(
               "model.layers.1.self_attn.o_proj.weight_scale_inv F8_E8M0 [1, 1]"}}),
     [](const auto& one) { return std::string(one.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(
+    Edges, ExportRoundTrip,
+    ::testing::Values(Case{"tiles_that_end_with_the_weight", "qwen3",
+                           with(kShapeOfTiles, {"model.hidden_size=192", "model.intermediate_size=320", "model.num_attention_heads=3",
+                                                "model.num_key_value_heads=1"}),
+                           kOfMxfp8},
+                      Case{"rows_that_end_within_a_tile",
+                           "qwen3",
+                           with(kShapeOfTiles, {"model.hidden_size=192",
+                                                R"(precision.rules=[{"match": "layers.*.{attn.qkv,mlp.gate_up}", "recipe": "high"}])"}),
+                           kOfMxfp8 + " fp8",
+                           {"model.layers.1.mlp.down_proj.weight F8_E4M3 [192, 256]",
+                            "model.layers.1.mlp.down_proj.weight_scale_inv F32 [2, 2]",
+                            "model.layers.1.self_attn.o_proj.weight_scale_inv F32 [2, 1]"}}),
+    [](const auto& one) { return std::string(one.param.name); });
+
 class FoldersRoundTrip : public test::ExportTest {};
 
 TEST_F(FoldersRoundTrip, EveryByteOfWhatWasNeverTrainedComesBack) {

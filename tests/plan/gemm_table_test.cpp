@@ -92,6 +92,8 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
       {GemmObstacle::two_tiles, [](GemmForm& f, GemmDevice&) { f.a.how = f.b.how; }},
       {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.m = 255; }},
       {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.n = 520; }},
+      {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.n = 576; }},  // 4.5 tiles
+      {GemmObstacle::none, [](GemmForm& f, GemmDevice&) { f.m = 272; }},   // the blocks of a lie along its rows
       {GemmObstacle::sizes, [](GemmForm& f, GemmDevice&) { f.k = 1024 + 16; }},
       {GemmObstacle::alignment, [](GemmForm& f, GemmDevice&) { f.b.alignment = 8; }},
       {GemmObstacle::nothing, [](GemmForm& f, GemmDevice&) { f.k = 0; }},

@@ -84,6 +84,62 @@ TEST(Plan, EachPresetHasItsStorageWireExportAndBytes) {
   check(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["dgrad"]}}})", "bf16 bf16 bf16", 3 + 1.0 / 32);
 }
 
+// Sizes of SmolLM2-135M: 576 is 4.5 blocks of 128, and q, k and v together are 7.5.
+ModelConfig smol() {
+  ModelConfig model = small_model();
+  model.hidden_size = 576, model.num_attention_heads = 9, model.num_key_value_heads = 3, model.intermediate_size = 1536;
+  return model;
+}
+
+TEST(Plan, TheLastBlocksOf128MayBeSmallerAndHaveScalesOfTheirOwn) {
+  const Planned p = planned(R"({"recipe": "fp8_block", "fp8_param_gather": true})", smol()),
+                beside = planned(R"({"recipe": "fp8_block"})", smol());
+  ASSERT_EQ(p.errors() + beside.errors(), "");
+  const std::pair<const char*, int64_t> scales[] = {
+      {"attn.qkv", 8 * 5}, {"attn.out", 5 * 5}, {"mlp.gate_up", 24 * 5}, {"mlp.down", 5 * 12}};
+  for (const auto& [module, count] : scales) {
+    const std::string path = text("layers.1.", module);
+    const int64_t elements = p.plan.of(path).module.weight_elements();
+    EXPECT_EQ(p.plan.of(path).bytes, elements + count) << module;
+    EXPECT_EQ(beside.plan.of(path).bytes, 3 * elements + count) << module;
+  }
+  const std::string row = R"({"format": "e4m3", "block": [1, 128]})";
+  const Planned rows =
+      planned(R"({"recipe": "own", "recipes": {"own": {"gemms": ["fprop", "dgrad", "wgrad"], "weight": )" + row + R"(, "input": )" + row +
+                  R"(, "output_grad": )" + row + R"(}}, "rules": [{"match": "layers.{1,2}.*", "recipe": "high"}]})",
+              smol());
+  ASSERT_EQ(rows.errors(), "");
+  EXPECT_EQ(rows.plan.of("layers.0.attn.out").bytes, 3 * 576 * 576 + 576 * 5);
+  const int64_t more = (960 + 3072 + 576) * 5 + 576 * 12 - (8 + 24 + 5) * 5 - 5 * 12;
+  EXPECT_THAT(rows.plan.cost_of_rows().value_or(""), HasSubstr(text("4 weights in rows of blocks, not tiles: ", more, " bytes more")));
+}
+
+// Blocks belong to one rank, and tiles to one expert.
+TEST(Plan, BlocksOf128AreWholeBetweenRanksAndExperts) {
+  const auto errors = [](const ModelConfig& model, int64_t tensor, const std::string& recipe = R"({"recipe": "fp8_block"})") {
+    PrecisionConfig config = config_from_json<PrecisionConfig>(recipe, "c.json", ExitCode::usage);
+    ConfigReport report;
+    PrecisionPlan::resolve(config, model_shape(model, tensor), report);
+    return report.ok() ? "" : std::string(error_of([&] { report.throw_if_failed(); }).what());
+  };
+  EXPECT_EQ(errors(smol(), 1), "");
+  const std::string ranks = errors(smol(), 3);
+  EXPECT_THAT(ranks, HasSubstr("cannot be divided among the 3 ranks of parallel.tensor in multiples of 128, the block of recipe fp8_block: "
+                               "use fewer ranks"));
+  EXPECT_THAT(ranks, HasSubstr("each of layers.*.attn.out, layers.*.attn.qkv does not fit its recipe: model.hidden_size 576 "));
+  EXPECT_THAT(ranks, Not(HasSubstr("mlp.down"))) << "512 of its columns a rank, and rows that all ranks have";
+  ModelConfig experts = smol();
+  experts.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 192};
+  const std::string torn = errors(experts, 1);
+  EXPECT_THAT(torn,
+              HasSubstr("precision.recipe: layers.*.moe.experts.down does not fit its recipe: model.hidden_size 576 is not a multiple "
+                        "of 128, the block of recipe fp8_block"));
+  EXPECT_THAT(torn, Not(HasSubstr("gate_up"))) << "384 rows of an expert";
+  const std::string inputs =
+      R"({"recipe": "own", "recipes": {"own": {"input": {"format": "e4m3", "block": [1, 128]}, "gemms": ["fprop"]}}})";
+  EXPECT_EQ(errors(experts, 1, inputs), "");
+}
+
 TEST(Plan, WhatNoRuleMatchesTakesTheAmbientRecipeIfItIsALinear) {
   const Planned p = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.{0,-1}.*", "recipe": "high"},
     {"match": "layers.*.attn_norm", "recipe": "bf16"}]})");
@@ -206,6 +262,7 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   const auto four_heads = [](ModelConfig& model) { model.num_attention_heads = 4, model.head_dim = 24; };
   const auto narrow = [](ModelConfig& model) { model.intermediate_size = 100; };
   const auto hidden = [](ModelConfig& model) { model.hidden_size = 80; };
+  const auto both = [](ModelConfig& model) { model.hidden_size = 80, model.intermediate_size = 100; };
   const std::string mxfp8 = R"({"recipe": "mxfp8"})";
   const std::string two_high =
       R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})";
@@ -222,11 +279,11 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
         {"precision.rules.0.recipe: layers.1.mlp.down", "the block of weight_fake_quant in recipe mxfp4_qat"},
         narrow},
        {R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", {}, narrow},
-       {R"({"recipe": "fp8_block"})",
-        {"precision.recipe: modules do not fit their recipe: model.hidden_size 64 (layers.*.attn.out, layers.*.attn.qkv, "
-         "layers.*.mlp.gate_up), model.intermediate_size 96 (layers.*.mlp.down): each is not a multiple of 128, the block of "
-         "recipe fp8_block; change the sizes, or give the modules another recipe by a rule"},
-        {}},
+       {mxfp8,
+        {"precision.recipe: modules do not fit their recipe: model.hidden_size 80 (layers.*.attn.out, layers.*.attn.qkv, "
+         "layers.*.mlp.gate_up), model.intermediate_size 100 (layers.*.mlp.down): each is not a multiple of 32, the block of "
+         "recipe mxfp8; change the sizes, or give the modules another recipe by a rule"},
+        both},
        {two_high,
         {"precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up does not fit its recipe: "
          "model.hidden_size 80 is not a multiple of 32"},
@@ -241,7 +298,9 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
         {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"},
         of_experts}});
   ModelConfig model = small_model();
-  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})", model).errors(), Not(HasSubstr("errors"))) << "one cause";
+  both(model);
+  EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors"))) << "one cause";
+  model = small_model();
   four_heads(model);
   EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors")));
   model = small_model();

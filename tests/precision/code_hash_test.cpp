@@ -189,7 +189,8 @@ TEST_F(CodeHashContract, ShardsThatHaveNoWholeCellsAreRefused) {
 INSTANTIATE_TEST_SUITE_P(, CodeHash,
                          ::testing::Values(Case{{Format::e4m3, 32, 32}, {96, 160}}, Case{{Format::e4m3}, {70, 96}},
                                            Case{{Format::e2m1}, {45, 64}}, Case{{Format::e5m2, 128, 128}, {256, 384}},
-                                           Case{{Format::e4m3, 1, 128}, {70, 256}}, Case{{Format::e4m3, 32, 32}, {2048, 1024}}),
+                                           Case{{Format::e4m3, 1, 128}, {70, 256}}, Case{{Format::e4m3, 128, 128}, {300, 576}},
+                                           Case{{Format::e4m3, 1, 128}, {70, 200}}, Case{{Format::e4m3, 32, 32}, {2048, 1024}}),
                          [](const auto& c) { return "case" + std::to_string(c.index); });
 
 }  // namespace mantissa::code_hash_test

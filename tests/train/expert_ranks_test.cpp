@@ -120,8 +120,8 @@ const std::vector<ExpertCase> kCases = {
           "output_grad": {"format": "e3m2", "block": [1, 16], "rounding": "stochastic"},
           "hadamard": 16, "hadamard_gemms": ["wgrad"]}}})"}},
     {"fp8_block",
-     {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.moe.intermediate_size=128",
-      "model.intermediate_size=128"}},
+     {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.moe.intermediate_size=192",
+      "model.intermediate_size=160"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(, ExpertRanks, ::testing::ValuesIn(kCases), [](const auto& c) { return c.param.name; });

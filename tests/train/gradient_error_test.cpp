@@ -26,10 +26,10 @@ Agreement agreement(const std::vector<double>& a, const std::vector<double>& b) 
 class GradientError : public TrainingTest {
  protected:
   // Gradient of every linear weight after one backward pass at initial weights, by name.
-  std::map<std::string, std::vector<double>> gradients(const std::string& recipe) {
-    RunConfig config = this->config("gradients", {"precision.dtype=bf16", "precision.recipe=" + recipe, "model.hidden_size=256",
-                                                  "model.intermediate_size=384", "model.num_attention_heads=4", "model.qk_norm=true",
-                                                  "model.max_position_embeddings=128", "training.seq_len=128"})
+  std::map<std::string, std::vector<double>> gradients(const std::string& recipe, int64_t hidden = 256, int64_t inner = 384) {
+    RunConfig config = this->config("gradients", {"precision.dtype=bf16", "precision.recipe=" + recipe, text("model.hidden_size=", hidden),
+                                                  text("model.intermediate_size=", inner), "model.num_attention_heads=4",
+                                                  "model.qk_norm=true", "model.max_position_embeddings=128", "training.seq_len=128"})
                            .config;
     config.model.vocab_size = 64;
     const auto device = make_backend("cpu");
@@ -72,6 +72,16 @@ TEST_F(GradientError, StaysSmallForEveryRecipe) {
       EXPECT_GE(found.cosine, cosine) << recipe << ", " << name;
       EXPECT_GT(found.relative_rms, 1e-4) << recipe << ", " << name << " is not quantized";
     }
+  }
+}
+
+// All widths end within a block.
+TEST_F(GradientError, StaysSmallWhereTheLastBlocksAreSmaller) {
+  const auto expected = gradients("bf16", 336, 200), actual = gradients("fp8_block", 336, 200);
+  for (const auto& [name, gradient] : expected) {
+    const Agreement found = agreement(actual.at(name), gradient);
+    EXPECT_GE(found.cosine, 0.99) << name;
+    EXPECT_GT(found.relative_rms, 1e-4) << name << " is not quantized";
   }
 }
 
