@@ -54,8 +54,8 @@ struct NonfiniteElement {
 std::optional<NonfiniteElement> nonfinite_element(const Tensor& tensor);
 
 QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialized
-// quantized() pads the rows of x with zeros to whole blocks of `how`; quantized_padded() also to whole blocks of its transpose, so that
-// columnwise codes can be derived from rowwise ones.
+// quantized() keeps the rows of x; quantized_padded() pads them with zeros to whole blocks, so that codes of tokens along rows and along
+// columns have one height.
 QuantizedTensor quantized(const Tensor& x, const Quantization& how);
 QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how);
 // Returns the values of the codes, of the same shape.

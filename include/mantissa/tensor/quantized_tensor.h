@@ -34,7 +34,8 @@ std::string scale_range_text(ScaleRange range);                        // "" for
 std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil", "e4m3 1x32 rceil 2^-126..2^125"
 
 // Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8
-// E8M0, compact and row-major, [R / block_rows, C / block_cols]. `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].
+// E8M0, compact and row-major, one for each block. Blocks count from the first row and column, so those at the end may be smaller.
+// `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].
 struct QuantizedTensor {
   Tensor codes, scales;
   Shape shape;
@@ -51,7 +52,7 @@ using Value = std::variant<Tensor, QuantizedTensor>;
 Shape shape_of(const Value& value);
 Backend& device_of(const Value& value);
 
-// Return the shapes of the two buffers. Throw unless `shape` is a matrix of whole blocks.
+// Return the shapes of the two buffers. Throw unless `shape` is a matrix, whose rows of E2M1 fill whole bytes.
 Shape codes_shape(const Shape& shape, const Quantization& how);
 Shape scales_shape(const Shape& shape, const Quantization& how);
 
