@@ -169,8 +169,8 @@ MANTISSA_HOST_DEVICE int64_t groups_of_blocks(const Codes& to) {
 // thread's values in memory.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
-  constexpr int64_t kEach = E::codes_per_byte;
   for_each_element(groups_of_blocks<E>(to), [=](int64_t index) {
+    constexpr int64_t kEach = E::codes_per_byte;
     const int64_t across = ceil_div(to.blocks_across, kEach), block_row = index / across, block_col = index % across * kEach;
     const int64_t first_row = block_row * to.block_rows, first_col = block_col * to.block_cols, end_row = to.end_row(first_row);
     uint8_t scales[size_t{kEach}] = {};
