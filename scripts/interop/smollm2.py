@@ -5,10 +5,11 @@
 
 smollm2.sh fetches the file and runs this script. From the file alone, decoded by the package gguf, Python makes the weights, the tokenizer and the
 configuration. Compared with them: the folder that `export` makes of the file, ids of random strings, answers to conversations, log-probabilities, greedy
-continuations, exports in MXFP4 and MXFP8, and a run that starts from the file, stops and goes on. Prints a line per
+continuations, exports in MXFP4 and MXFP8, what `analyze` says of these formats, and a run that starts from the file, stops and goes on. Prints a line per
 case, and exits with 1 if one fails, with 77 where the file is not there.
 """
 import argparse
+import copy
 import json
 import re
 import sys
@@ -27,12 +28,15 @@ from hf_packed import decoded_by_numpy
 from mantissa_files import Checkpoint
 from mantissa_program import Failed, Mantissa, run_cases
 from mx_numpy import Folder  # also finds the package mantissa_formats
-from mantissa_formats import bf16_values, quantize  # isort: skip
+from mantissa_formats import bf16_values, dequantize, quantize  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(sys.prefix) / "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXTS, WINDOWS, WINDOW, CONTINUED = 2000, 4, 256, 24
 LOG_PROBABILITY, ROUNDED, NOISE, TIE = 5e-5, 1e-4, 1.25, 1e-3  # in fp32: the model, and with weights in other formats
+# Bounds of means over 1,024 targets. Log-probabilities differ by 1e-5 on average, by sums in another order, and such differences do not add up in a mean. A
+# format with another scale rule has losses that differ by 1e-3 and more.
+MEAN, GREEDY = 2e-5, 2
 PROMPTS = ["The capital of France is", "Water boils at", "Once upon a time", "The three laws of motion", "def fibonacci(n):", "In 1969,", "My favorite food is",
            "The opposite of hot is", "Dear Sir or Madam,", "1 + 1 =", "A recipe for bread:", "The sun rises in", "To be, or not to be,", "Photosynthesis is",
            "The quick brown fox", "SELECT name FROM"]
@@ -241,6 +245,39 @@ def check_packed(case, work, recipe):
     return f"{count} weights are the codes of NumPy, {size / 1e6:.0f} MB; loss {-np.concatenate(ours).mean():.5f}, log-probabilities within {worst:.1e}"
 
 
+@torch.no_grad()
+def predictions(model, inputs):
+    return torch.cat([model(torch.tensor([ids])).logits[0].double().log_softmax(-1) for ids in inputs])
+
+
+def check_analyze(case, work):
+    """Loss, KL and equal greedy tokens of each recipe, which transformers computes in fp32 with linears that NumPy has rounded."""
+    told = case.in_folder(work).run("analyze", FILE, "--recipes", ",".join(PACKED), "--data", ROOT / "LICENSE", "--seq-len", WINDOW, "--micro-batch-size", 1,
+                                    "--iters", WINDOWS, "--dtype", "fp32", "--json")
+    found = json.loads(told[told.index("{\n") : told.rindex("}") + 1])
+    ids = case.tokenizer.encode((ROOT / "LICENSE").read_text(), add_special_tokens=False)[: WINDOWS * WINDOW + 1]
+    inputs, targets = [ids[at : at + WINDOW] for at in range(0, WINDOWS * WINDOW, WINDOW)], torch.tensor(ids[1:])
+    if (found["seq_len"], found["targets"]) != (WINDOW, len(targets)):
+        raise Failed(f"analyze measures {found['targets']} targets in windows of {found['seq_len']}")
+    high = predictions(case.model, inputs)
+    shown = []
+    for entry in [{"recipe": "high", **found["high"]}, *found["recipes"]]:
+        model = copy.deepcopy(case.model)
+        rounded = quantized(case, entry["recipe"]) if entry["recipe"] in PACKED else {}
+        for name, (codes, scales) in rounded.items():
+            element, rule, block = PACKED[entry["recipe"]]
+            model.get_parameter(name).data = torch.from_numpy(dequantize(codes, scales, element, rule=rule, block=block))
+        own = predictions(model, inputs)
+        expected = {"loss": -own.gather(1, targets[:, None]).mean().item(), "kl": (high.exp() * (high - own)).sum(-1).mean().item()}
+        same = (own.argmax(-1) == high.argmax(-1)).double().mean().item()
+        wrong = {key: (entry[key], value) for key, value in expected.items() if not abs(entry[key] - value) <= MEAN}
+        if wrong or abs(entry["equal_greedy"] - same) * len(targets) > GREEDY + 0.5:
+            raise Failed(f"{entry['recipe']}: analyze and transformers say {wrong}, equal greedy {entry['equal_greedy']:.4f} and {same:.4f}")
+        gaps = ", ".join(f"{key} {entry[key]:.5f} ({entry[key] - value:+.1e})" for key, value in expected.items())
+        shown.append(f"{entry['recipe']} {gaps}, equal greedy {entry['equal_greedy']:.4f} ({same:.4f})")
+    return "; ".join(shown)
+
+
 def packed_weights_scale(name):
     return name.removesuffix("weight") + "weight_scale"
 
@@ -285,7 +322,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="smollm2-") as work:
         case = Case(args.mantissa, Path(work))
         cases = {"folder": check_folder, "ids": check_ids, "log-probabilities": check_logprobs, "greedy": check_greedy,
-                 **{recipe: lambda case, work, recipe=recipe: check_packed(case, work, recipe) for recipe in PACKED}, "resume": check_resume}
+                 **{recipe: lambda case, work, recipe=recipe: check_packed(case, work, recipe) for recipe in PACKED}, "analyze": check_analyze, "resume": check_resume}
         chosen = [(name, lambda work, check=check: check(case, work)) for name, check in cases.items() if not args.case or name in args.case]
         sys.exit(run_cases(f"SmolLM2-135M-Instruct, transformers {transformers.__version__}", chosen))
 

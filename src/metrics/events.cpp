@@ -72,6 +72,8 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
 std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | ", static_cast<long long>(event.step), static_cast<long long>(event.steps));
   line += event.loss ? formatted("loss %.4f", *event.loss) : "no targets";
+  if (event.divergence) line += formatted(" | kl %.4f", *event.divergence);
+  if (event.cross_entropy) line += formatted(" | ce %.4f", *event.cross_entropy);
   line += formatted(" | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s", event.gradient_norm, event.lr, event.milliseconds,
                     event.tokens_per_second);
   if (event.padding > 0.0) line += formatted(", %.1f%% padding", 100.0 * event.padding);
@@ -99,8 +101,9 @@ std::string step_line(const StepEvent& event) {
 
 std::string evaluation_line(const EvaluationEvent& event) {
   const Evaluation& result = event.result;
-  std::string line = formatted("eval %5lld | loss %.4f | ppl %.3f | %lld targets | %.1f s", static_cast<long long>(event.step), result.loss,
-                               std::exp(result.loss), static_cast<long long>(result.targets), event.seconds);
+  std::string line = formatted("eval %5lld | loss %.4f | ppl %.3f", static_cast<long long>(event.step), result.loss, std::exp(result.loss));
+  if (result.divergence) line += formatted(" | kl %.4f", *result.divergence);
+  line += formatted(" | %lld targets | %.1f s", static_cast<long long>(result.targets), event.seconds);
   if (event.best) line += " | best";
   if (result.sets.size() < 2) return line;
   for (const SetLoss& set : result.sets)

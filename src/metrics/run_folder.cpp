@@ -329,6 +329,8 @@ void Metrics::write(const StepEvent& event) {
   if (!events_) return;
   std::vector<TaggedValue> values;
   if (event.loss) values.push_back({"train/loss", static_cast<float>(*event.loss)});
+  if (event.divergence) values.push_back({"train/kl", static_cast<float>(*event.divergence)});
+  if (event.cross_entropy) values.push_back({"train/ce", static_cast<float>(*event.cross_entropy)});
   values.insert(values.end(), {{"train/grad_norm", static_cast<float>(event.gradient_norm)},
                                {"train/lr", static_cast<float>(event.lr)},
                                {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
@@ -351,7 +353,8 @@ void Metrics::write(const EvaluationEvent& event) {
   const double now = unix_time();
   append(lines_, "eval", event, now);
   if (!events_) return;
-  const std::array<TaggedValue, 1> values = {{{"valid/loss", static_cast<float>(event.result.loss)}}};
+  std::vector<TaggedValue> values = {{"valid/loss", static_cast<float>(event.result.loss)}};
+  if (event.result.divergence) values.push_back({"valid/kl", static_cast<float>(*event.result.divergence)});
   events_->write(event.step, now, values);
 }
 

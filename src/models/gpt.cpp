@@ -196,10 +196,14 @@ Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_cou
   if (teaching.teacher) {
     const TraceSpan span(Track::pass, "teacher");
     options.teacher = teaching.teacher->as_teacher(batch, teaching);
+    if (teaching.cross_entropy.defined()) options.row_cross_entropies = empty(device_, stats_dtype(compute_), {targets.elements()});
   }
   const Var x = hidden(batch, statistics);
   const ModuleScope scope("output");
-  return cross_entropy(x, output_->weight(), targets, options, output_operands_, context(batch));
+  const Var loss = cross_entropy(x, output_->weight(), targets, options, output_operands_, context(batch));
+  if (const Tensor& rows = options.row_cross_entropies; rows.defined())
+    device_.run(Sum{.x = rows, .out = teaching.cross_entropy, .factor = 1.0 / static_cast<double>(target_count)});
+  return loss;
 }
 
 Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {

@@ -39,6 +39,7 @@ class Gpt;
 struct Teaching {
   Gpt* teacher = nullptr;  // null: the targets are all there is to learn
   double share = 1.0, temperature = 1.0;
+  Tensor cross_entropy{};  // with a teacher, where given, fp64 [1]: gets what the loss would be without it
 };
 
 class Gpt {

@@ -11,7 +11,8 @@ namespace {
 // A chunk of rows, whose columns the ranks may share.
 struct LossRows {
   Tensor logits, targets, losses;
-  Tensor dlogits;  // undefined: no gradient is wanted
+  Tensor dlogits;            // undefined: no gradient is wanted
+  Tensor cross_entropies{};  // undefined: those beside the teacher are not wanted
 };
 
 // Ranks announce the sums of their own columns, [ranks, rows, sums], with which all know the loss.
@@ -26,7 +27,7 @@ int64_t first_column(const LossRows& rows, const TensorParallel& tp) { return sh
 
 void loss_of_rows(const LossRows& rows, const LossOptions& options, const TensorParallel& tp, double scale) {
   Backend& device = rows.logits.device();
-  const auto& [logits, targets, losses, dlogits] = rows;
+  const auto& [logits, targets, losses, dlogits, unused] = rows;
   if (!shared(tp)) {
     return device.run(
         CrossEntropy{.logits = logits, .targets = targets, .loss = losses, .vocab = options.vocab, .scale = scale, .dlogits = dlogits});
@@ -45,10 +46,12 @@ void loss_of_rows(const LossRows& rows, const LossOptions& options, const Tensor
                                   .dlogits = dlogits});
 }
 
-// Likewise, with the teacher's logits of the same columns.
+// Likewise, with the teacher's logits of the same columns. The gradient may take the place of the logits, so cross entropies come first.
 void loss_of_taught_rows(const LossRows& rows, const Tensor& teacher, const LossOptions& options, const TensorParallel& tp, double scale) {
   Backend& device = rows.logits.device();
-  const auto& [logits, targets, losses, dlogits] = rows;
+  const auto& [logits, targets, losses, dlogits, cross_entropies] = rows;
+  if (cross_entropies.defined())
+    loss_of_rows({.logits = logits, .targets = targets, .losses = cross_entropies, .dlogits = {}}, options, tp, 1.0);
   const int64_t first = first_column(rows, tp);
   const double temperature = options.teacher->temperature;
   const Tensor sums = shared_sums(rows, DistillationShare::kSums, tp), own = own_sums(sums, tp);
@@ -111,6 +114,7 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   const bool wgrad = training && weight.leaf != nullptr;  // which reads x
   const LinearGemms gemms(weight, operands);
   const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, wgrad) : LinearInput{.high = value};
+  const Tensor& entropies = options.row_cross_entropies;
   Tensor losses = options.row_losses;
   if (!losses.defined()) losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
   Tensor dx;
@@ -134,7 +138,8 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
     const LossRows of_chunk{.logits = logits,
                             .targets = targets.slice(begin, end),
                             .losses = losses.slice(begin, end),
-                            .dlogits = training ? logits : Tensor()};
+                            .dlogits = training ? logits : Tensor(),
+                            .cross_entropies = entropies.defined() ? entropies.slice(begin, end) : Tensor()};
     teacher ? loss_of_taught_rows(of_chunk, teacher->of_rows(begin, end, logits), options, tp, scale)
             : loss_of_rows(of_chunk, options, tp, scale);
     if (!training) continue;

@@ -225,6 +225,7 @@ struct LossOptions {
   int64_t chunk_elements = kLogitsAtATime;
   Tensor row_losses{};  // where given, [N] of stats: gets the loss of each row
   std::optional<LossTeacher> teacher{};
+  Tensor row_cross_entropies{};  // with a teacher, where given, [N] of stats: gets the cross entropy of each row, whatever its share
 };
 
 // Computes output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole: x [N, C], weight
@@ -233,7 +234,7 @@ struct LossOptions {
 // chunk_elements. Column-parallel, weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same
 // bits on every rank; x is whole or, with sequence parallelism, this rank's share, while targets has all tokens. The ranks exchange two
 // numbers a row. A teacher's logits are computed chunk by chunk beside the student's, in chunks of half as many rows; the ranks then
-// exchange five numbers a row.
+// exchange five numbers a row, and two more for row_cross_entropies.
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options,
                   const LinearOperands& operands = {}, const TensorParallel& tp = {});
 

@@ -32,14 +32,15 @@ void require_targets(const ValidationData& data, int64_t micro_batch_size, std::
 }
 
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-                    const std::function<bool()>& stop, const Communicator& ranks) {
+                    const std::function<bool()>& stop, const Communicator& ranks, Gpt* teacher) {
   const Tape::Scope paused(nullptr);
   require_targets(data, micro_batch_size, iters);
   struct Partial {
-    double loss = 0.0;
+    double loss = 0.0, divergence = 0.0;
     int64_t targets = 0;
   };
   Evaluation result;
+  double divergence = 0.0;
   for (int set = 0; set < data.sets(); ++set) {
     SetLoss sum{.name = data.name(set)};  // in the order of the windows
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
@@ -52,13 +53,18 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
       });
       Partial part{.targets = batch.target_count};
       if (part.targets == 0) {
+        if (teacher != nullptr) teacher->join_expert_collectives();
         model.join_expert_collectives();
       } else {
         const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
-        part.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
+        const Teaching teaching{.teacher = teacher, .cross_entropy = teacher ? empty(model.device(), Dtype::f64, {1}) : Tensor()};
+        const Tensor loss = model.loss(rows.tokens, rows.targets, 1, nullptr, teaching).value();
+        part.loss = to_host<double>(teacher ? teaching.cross_entropy : loss)[0];
+        if (teacher != nullptr) part.divergence = to_host<double>(loss)[0];
       }
       for (const Partial& each : ranks.all(part)) {
         sum.loss += each.loss;
+        divergence += each.divergence;
         sum.targets += each.targets;
       }
     }
@@ -68,6 +74,7 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
     result.sets.push_back(std::move(sum));
   }
   result.loss /= static_cast<double>(result.targets);
+  if (teacher != nullptr) result.divergence = divergence / static_cast<double>(result.targets);
   return result;
 }
 

@@ -25,9 +25,10 @@ int64_t evaluated_windows(const ValidationData& data, int64_t micro_batch_size, 
 
 // Evaluates the first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target
 // counts. `stop` is asked before each round of micro batches, one for each of `ranks`; true, which all ranks must answer alike, ends the
-// evaluation. The result is the same for any number of ranks.
+// evaluation. The result is the same for any number of ranks. With a teacher it has the divergence, too: KL(teacher || model) without a
+// temperature; the loss keeps its bits.
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-                    const std::function<bool()>& stop = {}, const Communicator& ranks = {});
+                    const std::function<bool()>& stop = {}, const Communicator& ranks = {}, Gpt* teacher = nullptr);
 
 // Returns the batch of one sequence of at least two tokens: all but the last, each with the next one as its target.
 Batch batch_of(const std::vector<int32_t>& sequence);

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
+#include <span>
 #include <thread>
 
 #include "base/limits.h"
@@ -35,6 +37,23 @@ bool reports(const Run& run, int64_t step) {
   return step == run.first_step || step == *run.config.training.steps || step % run.config.logging.interval == 0;
 }
 
+// Divides the loss of a step into the divergence from the teacher and the cross entropy of the targets, which the micro batches of all data
+// ranks add up to, in the order of one process.
+void divide_loss(const Run& run, const StepResult& result, StepEvent& event) {
+  if (result.cross_entropies.empty() || !event.loss) return;
+  const Communicator& data = run.mesh.data;
+  const size_t own = result.cross_entropies.size();
+  std::vector<double> all(own * static_cast<size_t>(data.size()));
+  std::ranges::copy(result.cross_entropies, all.begin() + static_cast<ptrdiff_t>(own) * data.rank());
+  if (data.size() > 1) {
+    const std::vector<int64_t> bytes(static_cast<size_t>(data.size()), static_cast<int64_t>(own * sizeof(double)));
+    data.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+  }
+  const double entropy = std::accumulate(all.begin(), all.end(), 0.0), share = run.config.training.teacher_weight;
+  event.cross_entropy = entropy;
+  event.divergence = (*event.loss - (1.0 - share) * entropy) / share;
+}
+
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
@@ -45,25 +64,26 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
     if (!peak) return {};
     return step_flops_per_token(run.config) * run.throughput.tokens_per_second() / *peak;
   };
-  const StepEvent event{.step = run.state.step,
-                        .steps = *training.steps,
-                        .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
-                        .gradient_norm = result.gradient_norm,
-                        .lr = lr,
-                        .milliseconds = 1e3 * seconds,
-                        .tokens_per_second = run.throughput.tokens_per_second(),
-                        .mfu = utilization(run.gpu_peak),
-                        .mfu_measured = utilization(run.gemm_rate),
-                        .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
-                        .gpu_memory_gib = run.device->host_memory() ? std::nullopt : std::optional(gpu_memory),
-                        .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(*training.steps - run.state.step),
-                        .tokens = run.state.tokens,
-                        .padding = static_cast<double>(result.padding) / static_cast<double>(training.tokens_per_step()),
-                        .skipped = result.skipped,
-                        .other_gemms = run.plan.quantizes_operands() || run.config.precision.dtype != Dtype::bf16,
-                        .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
-                        .routing = routing_summary(result.figures, result.routers, run.config, run.mesh.data),
-                        .precision = precision};
+  StepEvent event{.step = run.state.step,
+                  .steps = *training.steps,
+                  .loss = result.targets > 0 ? std::optional(result.loss) : std::nullopt,
+                  .gradient_norm = result.gradient_norm,
+                  .lr = lr,
+                  .milliseconds = 1e3 * seconds,
+                  .tokens_per_second = run.throughput.tokens_per_second(),
+                  .mfu = utilization(run.gpu_peak),
+                  .mfu_measured = utilization(run.gemm_rate),
+                  .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
+                  .gpu_memory_gib = run.device->host_memory() ? std::nullopt : std::optional(gpu_memory),
+                  .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(*training.steps - run.state.step),
+                  .tokens = run.state.tokens,
+                  .padding = static_cast<double>(result.padding) / static_cast<double>(training.tokens_per_step()),
+                  .skipped = result.skipped,
+                  .other_gemms = run.plan.quantizes_operands() || run.config.precision.dtype != Dtype::bf16,
+                  .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
+                  .routing = routing_summary(result.figures, result.routers, run.config, run.mesh.data),
+                  .precision = precision};
+  divide_loss(run, result, event);
   publish(run, run.events.step, event);
 }
 
@@ -93,7 +113,8 @@ void take_step(Run& run) {
                       .routers = measures || reports(run, number) ? RouterFigures::counts_and_losses : RouterFigures::counts,
                       .uploaded = std::move(batch.uploaded),
                       .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length},
-                      .teaching = teaching(run.config, run.teacher.get())};
+                      .teaching = teaching(run.config, run.teacher.get()),
+                      .cross_entropies = reports(run, number)};
   if (!run.device->host_memory() && number < *training.steps) {  // a CPU has no time to spare for the batch of the next step
     options.meanwhile = [&run, next = first + *training.global_batch_size] { run.batches.prefetch(next); };
   }
@@ -156,7 +177,8 @@ bool run_evaluation(Run& run) {
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run, "evaluation"); };
-  event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop, run.mesh.data);
+  event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop, run.mesh.data,
+                          run.teacher.get());
   if (event.result.stopped) return false;
   event.seconds = seconds_since(start);
   run.last_valid_loss = event.result.loss;

@@ -155,12 +155,15 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     if (options.uploaded.empty()) return to_device(model, batch, i * micro_batch_size, micro_batch_size);
     return std::exchange(options.uploaded.at(static_cast<size_t>(i)), {});
   };
+  const bool taught = options.cross_entropies && options.teaching.teacher != nullptr;
+  const Tensor entropies = taught ? empty(model.device(), Dtype::f64, accumulator.losses().shape()) : Tensor();
   accumulator.accumulate(
       [&](int64_t i) {
         const TraceSpan micro(Track::pass, "micro batch", i + 1);
         RoundingPosition at = options.rounding;
         at.token += i * micro_batch_size * batch.length;
         const RoundingScope scope(at);
+        if (taught) options.teaching.cross_entropy = entropies.slice(i, i + 1);
         return forward_and_backward(model, micro_batch(i), targets, routing, options.teaching);
       },
       optimizer.shards());
@@ -178,6 +181,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, result.assignments);
   }
   if (result.skipped) result.bad = first_bad_value(result, optimizer);
+  if (taught) result.cross_entropies = to_host<double>(entropies);
   result.targets = target_count;
   result.padding = padding_count;
   result.routers = options.routers;

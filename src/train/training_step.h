@@ -85,6 +85,7 @@ struct StepResult : UpdateResult {
   int64_t targets = 0;                                       // number of them, over all ranks
   int64_t padding = 0;                                       // padding among the tokens of all ranks
   std::string bad = {};                                      // why it was skipped: the first value that is not finite
+  std::vector<double> cross_entropies = {};                  // if asked for: the loss without a teacher, of each micro batch of this rank
   RouterFigures routers = RouterFigures::counts_and_losses;  // kind of the figures
 };
 
@@ -99,6 +100,7 @@ struct StepOptions {
   std::vector<DeviceBatch> uploaded = {};  // the micro batches of the batch: all, or none, which are then uploaded one by one
   RoundingPosition rounding = {};          // position of the first sequence of the batch
   Teaching teaching = {};
+  bool cross_entropies = false;          // measures them beside a teacher
   std::function<void()> meanwhile = {};  // called when all of the step is asked for, before the host waits for its result
 };
 

@@ -45,6 +45,16 @@ class Distillation : public test::TrainingOnRanks {
     std::erase_if(all, [](const auto& tensor) { return !tensor.first.starts_with("master."); });
     return all;
   }
+  // Returns the line of the last evaluation in metrics.jsonl.
+  nlohmann::json validation(const std::string& name) const {
+    std::istringstream lines(test::read_file(run_folder(name) + "/metrics.jsonl"));
+    nlohmann::json last;
+    for (std::string line; std::getline(lines, line);) {
+      const nlohmann::json event = nlohmann::json::parse(line);
+      if (event["type"] == "eval") last = event;
+    }
+    return last;
+  }
   std::string refused(const Sets& sets) const {
     const Error error = error_of([&] { run("refused", sets); });
     EXPECT_EQ(error.code(), ExitCode::usage);
@@ -135,6 +145,31 @@ TEST_F(Distillation, IsMixedWithLabels) {
       }
     }
   }
+}
+
+// Steps tell both parts of the loss, whatever their weights, and evaluations the divergence beside their loss, whose bits stay.
+TEST_F(Distillation, TellsTheDivergenceFromTheCrossEntropy) {
+  run("teacher", {"training.steps=20"});
+  const Sets still = {"training.steps=1", "training.seed=5", "optimizer.lr=1e-30", "optimizer.weight_decay=0", "schedule.warmup_steps=0"};
+  const TrainedRun labels = run("labels", still);
+  EXPECT_FALSE(labels.steps[0].divergence || labels.steps[0].cross_entropy);
+  EXPECT_EQ(validation("labels").count("kl"), 0U);
+  const Sets sets = with(still, {"training.teacher=" + run_folder("teacher")});
+  const double plain = run("plain", sets).losses[0], divergence = validation("plain")["kl"];
+  EXPECT_GT(divergence, 0.05);
+  for (const std::string temperature : {"1", "3"}) {
+    const Sets warm = with(sets, {"training.teacher_temperature=" + temperature});
+    const double whole = run("whole" + temperature, warm).losses[0];
+    const TrainedRun mixed = run("mixed" + temperature, with(warm, {"training.teacher_weight=0.3"}));
+    EXPECT_NEAR(mixed.steps[0].cross_entropy.value(), labels.losses[0], 1e-9);
+    EXPECT_NEAR(mixed.steps[0].divergence.value(), whole, 1e-5);
+    EXPECT_EQ(mixed.valid_losses, labels.valid_losses);
+    EXPECT_EQ(validation("mixed" + temperature)["kl"], divergence) << "without a temperature";
+  }
+  EXPECT_EQ(run("whole", sets).steps[0].divergence, plain);
+  const Sets self = {"checkpoint.init_from=" + run_folder("teacher"), "training.teacher=self"};
+  EXPECT_EQ(run("self", with(still, self)).steps[0].divergence, 0.0);
+  EXPECT_EQ(validation("self")["kl"], 0.0);
 }
 
 // A teacher computes in high precision, whatever recipe it was trained with: its codes would round what it says. Ranks hold parts of it.
@@ -313,12 +348,17 @@ TEST_F(Distillation, IsTheSameOnAnyLayout) {
     const int shared = experts ? 2 : 1;
     for (const TensorLayout& layout : {TensorLayout{2, 1, false, shared}, {4, 1, false, shared}}) {
       const std::string name = teacher + layout.name();
-      expect_same_course(alone, run_on(layout, name, sets));
+      const TrainedRun ranks = run_on(layout, name, sets);
+      expect_same_course(alone, ranks);
+      EXPECT_EQ(ranks.steps[0].divergence, alone.steps[0].divergence);
+      EXPECT_EQ(ranks.steps[0].cross_entropy, alone.steps[0].cross_entropy);
+      EXPECT_EQ(validation(name)["kl"], validation("alone" + teacher)["kl"]);
       expect_same_checkpoints("alone" + teacher, name, 3);
     }
     for (const TensorLayout& layout : {TensorLayout{1, 2, false}, {1, 2, true}, {2, 2, true, shared}}) {
       const TrainedRun together = run_on(layout, teacher + layout.name(), sets);
       EXPECT_NEAR(together.losses[0], alone.losses[0], 2e-3 * alone.losses[0]) << layout.name();
+      EXPECT_NEAR(together.steps[0].cross_entropy.value(), alone.steps[0].cross_entropy.value(), 2e-3) << layout.name();
       EXPECT_NEAR(together.norms[0], alone.norms[0], 0.05 * alone.norms[0]) << layout.name();
     }
   }

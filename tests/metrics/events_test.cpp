@@ -33,6 +33,7 @@ TEST(StepLine, IsTheDocumentedOne) {
       {[](StepEvent& e) { e.other_gemms = true; }, " | mfu(bf16) 46.9% | "},
       {[](StepEvent& e) { e.other_gemms = true, e.mfu.reset(); }, " | mfu n/a | "},
       {[](StepEvent& e) { e.gpu_memory_gib = 34.5; }, " | mem 4.5 GiB | gpu 34.5 GiB | eta "},
+      {[](StepEvent& e) { e.divergence = 0.12344, e.cross_entropy = 3.25; }, "loss 3.2826 | kl 0.1234 | ce 3.2500 | norm 1.234 | "},
       {[](StepEvent& e) { e.padding = 0.1234; }, " | 38347 tok/s, 12.3% padding | mfu 46.9% | "},
       {[](StepEvent& e) { e.loss = std::numeric_limits<double>::quiet_NaN(); }, "loss nan"},
       {[](StepEvent& e) { e.loss.reset(); }, "step   120/2000 | no targets | norm 1.234 | lr "},
@@ -48,6 +49,8 @@ TEST(EvaluationLine, NamesTheSetsOnlyIfThereAreSeveral) {
   EvaluationEvent evaluation{.step = 20, .seconds = 1.25, .best = true};
   evaluation.result = {.loss = 2.0, .targets = 30, .sets = {{.name = "a.txt", .loss = 2.0, .targets = 30}}};
   EXPECT_EQ(evaluation_line(evaluation), "eval    20 | loss 2.0000 | ppl 7.389 | 30 targets | 1.2 s | best");
+  evaluation.result.divergence = 0.12344;
+  EXPECT_EQ(evaluation_line(evaluation), "eval    20 | loss 2.0000 | ppl 7.389 | kl 0.1234 | 30 targets | 1.2 s | best");
   evaluation.result.sets.push_back({.name = "b.txt", .loss = 2.5, .targets = 10});
   EXPECT_THAT(evaluation_line(evaluation), ::testing::EndsWith(" | a.txt 2.0000 | b.txt 2.5000"));
   evaluation.result.sets[1] = {.name = "b.txt", .loss = std::numeric_limits<double>::quiet_NaN()};

@@ -27,7 +27,8 @@ struct SetLoss {
 };
 
 struct Evaluation {
-  double loss = 0.0;  // mean over the targets of all sets
+  double loss = 0.0;                      // mean over the targets of all sets
+  std::optional<double> divergence = {};  // KL(teacher || model) in nats, mean over the targets; none: no teacher
   int64_t targets = 0;
   std::vector<SetLoss> sets = {};
   bool stopped = false;  // by the caller, before the end: nothing else is set
@@ -72,6 +73,8 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers);  // th
 struct StepEvent {
   int64_t step = 0, steps = 0;       // step counts from 1
   std::optional<double> loss = 0.0;  // none: no target counted
+  // Parts of the loss beside a teacher, before their weights: the divergence, and the cross entropy of the targets. None: no teacher.
+  std::optional<double> divergence = {}, cross_entropy = {};
   double gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
@@ -104,6 +107,8 @@ struct StepEvent {
     v("skipped", skipped, limits::later);
   }
   void last_fields(auto& v) {
+    if (divergence) v("kl", *divergence);
+    if (cross_entropy) v("ce", *cross_entropy);
     if (padding > 0.0) v("padding", padding);
     if (gpu_memory_gib) v("gpu_mem_gib", *gpu_memory_gib);
     if (comm_bytes) v("comm_bytes", *comm_bytes);
@@ -124,6 +129,9 @@ struct EvaluationEvent {
     v("targets", result.targets, limits::later);
     v("sets", result.sets, limits::later);
     v("seconds", seconds, limits::later);
+  }
+  void last_fields(auto& v) {
+    if (result.divergence) v("kl", *result.divergence);
   }
 };
 
@@ -252,10 +260,12 @@ struct TrainEvents {
 
 // Returns "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
 // Where the peak is a measured rate it is "mfu_meas 46.9%", and with quantized GEMMs "mfu(bf16) 46.9%". A GPU has " | gpu 34.5 GiB" behind
-// mem, and a step with padding ", 12.3% padding" behind tok/s. A step without targets has "no targets" in place of the loss. With precision
-// also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 GEMMs 12" unless there are none.
+// mem, a step with padding ", 12.3% padding" behind tok/s, and one with a teacher " | kl 0.1234 | ce 3.2500" behind the loss. A step
+// without targets has "no targets" in place of the loss. With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " |
+// fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
-// Returns "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
+// Returns "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several. With a teacher
+// " | kl 0.1234" stands behind ppl.
 std::string evaluation_line(const EvaluationEvent& event);
 // Returns the text in a box under a title, control characters escaped.
 std::string sample_box(const SampleEvent& event);
