@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(sys.prefix) / "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXTS, WINDOWS, WINDOW, CONTINUED = 2000, 4, 256, 24
 LOG_PROBABILITY, ROUNDED, NOISE, TIE = 5e-5, 1e-4, 1.25, 1e-3  # in fp32: the model, and with weights in other formats
-# Bounds of means over 1,024 targets. Log-probabilities differ by 1e-5 on average, by sums in another order, and such differences do not add up in a mean. A
-# format with another scale rule has losses that differ by 1e-3 and more.
-MEAN, GREEDY = 2e-5, 2
+# Bounds of means over 1,024 targets. Log-probabilities differ by 1e-5 on average, because sums have another order; such differences are as often up as
+# down, so a mean has 1e-5 / 32 of them. A scale rule that is not the recipe's moves losses by 1e-3 and more.
+MEAN, GREEDY = 2e-6, 2
 PROMPTS = ["The capital of France is", "Water boils at", "Once upon a time", "The three laws of motion", "def fibonacci(n):", "In 1969,", "My favorite food is",
            "The opposite of hot is", "Dear Sir or Madam,", "1 + 1 =", "A recipe for bread:", "The sun rises in", "To be, or not to be,", "Photosynthesis is",
            "The quick brown fox", "SELECT name FROM"]
