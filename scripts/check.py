@@ -41,18 +41,17 @@ FAMILIES = {"src/ops", "src/backend/cpu/reference", "src/backend/cuda"} | {
     f"src/backend/{folder}/{room}" for folder in ("cpu/fast", "cuda") for room in ("gemm", "attention", "codes", "rows", "moe")}
 # Headers for their layer alone; so are those of its subfolders.
 PRIVATE = {f"{layer}/{name}.h" for layer, names in {
-    "backend": "activation_rule adamw_rule balance_rule caching_allocator gemm_scratch index_rule make_cuda shared_loss",
-    "checkpoint": "checkpoint_manifest checkpoint_writer",
+    "backend": "activation_rule adamw_rule balance_rule caching_allocator index_rule shared_loss",
+    "checkpoint": "checkpoint_manifest",
     "comm": "collective",
     "data": "example token_file",
     "hf": "architecture_table export_weights packing",
     "job": "frames rendezvous store_server",
     "json": "config_merge",
-    "metrics": "error_sums",
     "ops": "exchange experts linear",
     "optim": "step_control",
     "plan": "dry_pass",
-    "text": "characters jinja_syntax jinja_values normalizer pattern_syntax pretokenizer split_pattern",
+    "text": "characters jinja_syntax normalizer pattern_syntax pretokenizer split_pattern",
     "train": "gemm_rate run run_exports",
 }.items() for name in names.split()}
 CONDITIONAL_FILES = {"include/mantissa/base/host_device.h", "src/backend/cuda/chip/gpu/device.h"}  # macros that nvcc alone defines

@@ -99,6 +99,11 @@ std::unique_ptr<Backend> device_of(const std::string& device);
 // is no id below vocab_size.
 std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size);
 
+// Reads an amount as people write it, "4e12", "4T", "3.2G", "64Gi": a positive number with at most one unit behind it, k, M, G, T, P, E for
+// powers of 1000, Ki, Mi, Gi, Ti, Pi, Ei for powers of 1024. Throws Error(usage) that names the option for anything else, and for more than
+// 1e30.
+double quantity(const std::string& option, const std::string& word);
+
 Command train_command();
 Command eval_command();
 Command generate_command();

@@ -16,7 +16,6 @@
 #include "plan/plan_table.h"
 #include "tools/command.h"
 #include "tools/explain_search.h"
-#include "tools/quantity.h"
 
 namespace mantissa::tools {
 namespace {

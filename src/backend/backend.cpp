@@ -2,7 +2,6 @@
 
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/gpus.h"
-#include "backend/make_cuda.h"
 
 namespace mantissa {
 namespace {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "backend/caching_allocator.h"
-#include "backend/gemm_scratch.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa {

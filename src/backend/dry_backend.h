@@ -16,4 +16,11 @@ std::unique_ptr<Backend> dry_backend(int64_t expert_ranks = 1);
 // Returns whether the bytes are those of a tensor of a dry backend.
 bool is_dry(const std::byte* bytes);
 
+// Return how many bytes GEMMs of the backend "cpu" take from its allocator while they run, beside their operands: those of dequantized
+// operands, the same on every CPU. In cpu/fast/gemm/gemm.cpp. bf16 operands of a GEMM in fp32 are widened a tile at a time, and scales
+// that bf16 cannot follow (extreme ones) are not counted. The groups of GroupedWeightGradient are taken to have equally many rows.
+int64_t gemm_scratch(const Gemm& k);
+int64_t gemm_scratch(const GroupedGemm& k);
+int64_t gemm_scratch(const GroupedWeightGradient& k);
+
 }  // namespace mantissa

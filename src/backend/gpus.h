@@ -1,4 +1,4 @@
-// The GPUs of this host, as this build finds them.
+// The GPUs of this host, as this build finds them: in cuda/cuda_backend.cpp, or in no_cuda.cpp of a build without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,9 @@ std::optional<Gpu> find_gpu(int index);
 
 // Most bytes that a GEMM of cuBLASLt may take beside its operands, as NVIDIA advises for Hopper.
 inline constexpr int64_t kGemmWorkspace = int64_t{32} << 20;
+
+// Makes the backend of CUDA. Throws Error(environment) where this build or this host has none.
+std::unique_ptr<Backend> make_cuda_backend(int gpu);
 
 // The GPU that make_backend("cuda") opens in this process, by its number on this host; 0 at first. Ranks of one host take one each.
 void set_default_gpu(int index);

@@ -1,5 +1,4 @@
 #include "backend/gpus.h"
-#include "backend/make_cuda.h"
 
 namespace mantissa {
 

@@ -1,5 +1,3 @@
-#include "checkpoint/checkpoint_writer.h"
-
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -7,6 +5,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "checkpoint/checkpoint_directory.h"
 #include "io/safetensors.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/json/json.h"

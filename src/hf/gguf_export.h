@@ -17,7 +17,7 @@
 
 #include "hf/export.h"
 #include "hf/gguf_tokenizer.h"
-#include "io/gguf_writer.h"
+#include "io/gguf_file.h"
 
 namespace mantissa {
 

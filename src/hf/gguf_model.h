@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "hf/hugging_face.h"
-#include "io/gguf_writer.h"
+#include "io/gguf_file.h"
 
 namespace mantissa {
 

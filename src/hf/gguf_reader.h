@@ -65,7 +65,7 @@ std::string gguf_config(const GgufHeader& header, const GgufTensorFacts& facts);
 // file is another program's.
 std::optional<bool> gguf_difference_noted(const GgufHeader& header, std::string_view what);
 
-// Returns whether there is a tokenizer, in whatever form. In gguf_vocabulary.cpp, as are the next four.
+// Returns whether there is a tokenizer, in whatever form. In gguf_tokenizer.cpp, as are the next four.
 bool has_gguf_tokenizer(const GgufHeader& header);
 
 // Returns tokenizer.json and tokenizer_config.json. Throws Error(usage), naming the key, for a tokenizer that mantissa does not have;

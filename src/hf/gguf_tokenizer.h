@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "hf/export_files.h"
-#include "io/gguf_writer.h"
+#include "io/gguf_file.h"
 
 namespace mantissa {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
-#include "metrics/error_sums.h"
+#include "metrics/weight_errors.h"
 #include "ops/quantization_observer.h"
 
 namespace mantissa {

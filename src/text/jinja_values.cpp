@@ -1,11 +1,10 @@
-#include "text/jinja_values.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
 
 #include "text/characters.h"
+#include "text/jinja_syntax.h"
 
 namespace mantissa {
 namespace {

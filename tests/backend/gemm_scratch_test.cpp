@@ -1,8 +1,7 @@
 // Memory that GEMMs take from the allocator, against gemm_scratch().
-#include "backend/gemm_scratch.h"
-
 #include <gtest/gtest.h>
 
+#include "backend/dry_backend.h"
 #include "quantized_matrices.h"
 
 namespace mantissa::gemm_scratch_test {

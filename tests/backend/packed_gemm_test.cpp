@@ -7,7 +7,6 @@
 #include <new>
 #include <string_view>
 
-#include "backend/cpu/fast/gemm/gemm_check.h"
 #include "backend/cpu/fast/gemm/gemm_tiles.h"
 #include "backend/few_rows.h"
 #include "gemm_shapes.h"

@@ -1,9 +1,8 @@
 // The keys and tensor infos of GGUF files, byte by byte, and read again.
-#include "io/gguf_writer.h"
-
 #include <gmock/gmock.h>
 
 #include "files.h"
+#include "io/gguf_file.h"
 #include "testing.h"
 
 namespace mantissa::gguf_writer_test {

@@ -1,9 +1,9 @@
 // Numbers with units, as options take them.
-#include "tools/quantity.h"
 
 #include <gmock/gmock.h>
 
 #include "error_messages.h"
+#include "tools/command.h"
 
 namespace mantissa::quantity_test {
 

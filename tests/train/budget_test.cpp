@@ -1,6 +1,4 @@
 // Recipes for the parts of a model by what each costs alone.
-#include "train/budget.h"
-
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +6,7 @@
 #include "error_messages.h"
 #include "models/model_shape.h"
 #include "testing.h"
+#include "train/analyze.h"
 
 namespace mantissa::budget_test {
 

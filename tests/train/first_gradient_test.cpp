@@ -1,10 +1,9 @@
 // Gradients of a first step, against the moments that a run keeps of it, and their cosines.
-#include "train/first_gradient.h"
-
 #include <gmock/gmock.h>
 
 #include <cmath>
 
+#include "train/run_comparison.h"
 #include "training.h"
 
 namespace mantissa::first_gradient_test {

@@ -10,7 +10,6 @@
 
 #include "mantissa/json/json.h"
 #include "train/analyze.h"
-#include "train/budget.h"
 #include "train/recipe_losses.h"
 
 namespace mantissa::tools {

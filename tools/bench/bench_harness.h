@@ -106,9 +106,8 @@ class Harness {
 double monotonic_seconds();
 std::string machine_text(const Backend& device);  // "AMX bf16", "cuda sm_90"
 
-// Subcommands; each measures what the filter admits. They are in bench_quantized.cpp (which appends the quantizing kernels),
-// bench_kernels.cpp, bench_gemms.cpp, bench_moe.cpp and, on every rank of `world`, bench_comm.cpp.
-void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
+// Subcommands; each measures what the filter admits. They are in bench_kernels.cpp, bench_gemms.cpp, bench_moe.cpp and, on every rank of
+// `world`, bench_comm.cpp.
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);
 void bench_attention(Backend& device, const BenchOptions& options);

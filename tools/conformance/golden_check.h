@@ -59,9 +59,9 @@ double gemm_tolerance(int64_t k);
 // 2048 differ"; empty if none does. Sections: scales, codes, dequantized, swizzled; GEMM.
 std::string conformance_difference(const GoldenFile& file, Backend& device);
 
-// In worked_examples.cpp. Like conformance_difference(), for a file of readable blocks: a JSON list of {"title", "fmt", "mode", "input",
-// "scale_code", "codes", "dequant"}, where the rest of a block of 32 is zeros. Inputs are taken as bf16 and, except under flashinfer, as
-// fp32. The section is followed by the title. Throws Error(data) for a file that is something else.
+// Like conformance_difference(), for a file of readable blocks: a JSON list of {"title", "fmt", "mode", "input", "scale_code", "codes",
+// "dequant"}, where the rest of a block of 32 is zeros. Inputs are taken as bf16 and, except under flashinfer, as fp32. The section is
+// followed by the title. Throws Error(data) for a file that is something else.
 std::string worked_examples_difference(std::string_view json, const std::string& source, Backend& device);
 
 }  // namespace mantissa::tools

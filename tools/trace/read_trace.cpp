@@ -1,5 +1,3 @@
-#include "tools/trace/read_trace.h"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -10,6 +8,7 @@
 #include "mantissa/base/error.h"
 #include "mantissa/base/text.h"
 #include "metrics/run_trace.h"
+#include "tools/trace/step_shares.h"
 
 namespace mantissa::tools {
 namespace {

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "backend/gpus.h"
-#include "backend/make_cuda.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/text.h"
 

@@ -1,5 +1,3 @@
-#include "backend/cpu/fast/gemm/gemm_check.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/gemm/packed_gemm.h"
 #include "base/parallel.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/text.h"

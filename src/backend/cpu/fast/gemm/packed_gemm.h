@@ -2,12 +2,14 @@
 // shape for the whole process, with operands packed into tiles without gaps and filled up with zeros. The bits of an element therefore
 // depend only on its row of a, its column of b and its position in the tile: not on the number of rows, columns or threads, nor on strides,
 // orientation, alignment or padding with zeros along the depth. Where at most half of a tile's depth is left, a tile of half the depth
-// takes it. Whether the position in a tile matters, and which of the two depths multiplies, depends on the library: gemm_check.h tests it.
+// takes it. Whether the position in a tile matters, and which of the two depths multiplies, is up to the library: gemm_check.cpp tests it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "mantissa/tensor/tensor.h"
 
@@ -143,5 +145,20 @@ struct TileWorkers {
   TileWorker& for_depth(int64_t left) { return left <= half.gemm().shape().depth ? half : whole; }
 };
 TileWorkers& tile_workers(Dtype dtype);
+
+// Checks what the promises of equal bits require of the library's GEMM on this CPU, and construction cannot ensure: that neither the
+// position of a row or column in a tile matters nor which of the two depths multiplies. In gemm_check.cpp.
+
+enum class Alike { rows, columns };
+
+// Counts the rows, or columns, of a matrix of so many columns that have other bits than the first.
+int64_t unequal_lines(std::span<const float> sums, int64_t cols, Alike alike);
+
+// Multiplies tiles whose rows, and then those whose columns, are all alike, and compares the bits of the results; takes two to three
+// milliseconds. Returns what differs; "" if nothing does.
+std::string unequal_places(const PackedGemm& gemm);
+
+// Multiplies the same operands with each, zeros behind them in the deeper one, and compares the bits. Returns "" if they are equal.
+std::string unequal_depths(const PackedGemms& gemms);
 
 }  // namespace mantissa

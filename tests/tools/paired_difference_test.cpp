@@ -1,6 +1,4 @@
 // Intervals of paired differences: Student's quantiles against closed forms and published digits, and how often they cover the truth.
-#include "metrics/paired_difference.h"
-
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -9,8 +7,14 @@
 #include <tuple>
 
 #include "testing.h"
+#include "tools/compare/comparison.h"
 
 namespace mantissa::paired_difference_test {
+
+using tools::paired_difference;
+using tools::PairedDifference;
+using tools::student_probability;
+using tools::student_quantile;
 
 TEST(StudentQuantile, OfOneAndTwoDegreesIsTheClosedForm) {
   for (const double p : {0.0, 0.1, 0.5, 0.9, 0.95, 0.99, 0.9999}) {

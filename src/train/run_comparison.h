@@ -1,4 +1,5 @@
-// Gradients of a run's first step, and how well those of another recipe agree with them.
+// Answers what `mantissa compare` asks of a configuration without training it: hashes of all that a run reads, gradients of its first step,
+// and how well those of another recipe agree with them.
 #pragma once
 
 #include <map>
@@ -8,6 +9,15 @@
 #include "mantissa/config/run_config.h"
 
 namespace mantissa {
+
+// Hashes by path of a file of the data, or by key of the configuration. Runs of one configuration are the same only if these are equal,
+// too.
+using RunInputs = std::map<std::string, std::string>;
+
+// Returns size and hash of each file of the data, and hashes of the tokenizer and of the models of checkpoint.init_from and
+// training.teacher. Of large files and of folders the hash is that of samples: fingerprint() in data/token_writer.h and
+// HfWeights::fingerprint(). Throws what train() throws for these inputs before its first step.
+RunInputs run_inputs(const LoadedConfig& loaded);
 
 // Gradients by name of the parameter.
 using Gradients = std::map<std::string, std::vector<float>>;
