@@ -30,8 +30,7 @@ std::string kind_of(const std::string& path) {
 // A span that has begun, with what it lies in.
 struct Frame {
   const TracedSpan* span;
-  const std::string* pass;
-  std::string module{}, gemm{};
+  std::string pass = kInNone, module = kInNone, gemm{};
   bool covered;        // lies in a kernel, an exchange or a wait
   double inner = 0.0;  // microseconds of the spans directly in it
 };
@@ -45,8 +44,7 @@ class Walk {
   void take(const TracedSpan& span) {
     while (!frames_.empty() && span.middle() >= frames_.back().span->end()) leave();
     if (frames_.empty()) {
-      if (span.track == Track::step && steps_.contains(span.number))
-        enter(span, Frame{.span = &span, .pass = &span.name, .covered = false});
+      if (span.track == Track::step && steps_.contains(span.number)) enter(span, Frame{.span = &span, .covered = false});
       return;
     }
     constexpr double kRounding = 5.0;  // microseconds, of the clock of a device
@@ -55,7 +53,7 @@ class Walk {
             ": rank ", rank_.rank, ": ", span.name, " at ", span.begin, " overlaps ", outer.span->name, " at ", outer.span->begin);
     frames_.back().inner += span.duration;
     Frame frame{.span = &span,
-                .pass = span.track == Track::pass ? &span.name : outer.pass,
+                .pass = span.track == Track::pass ? span.name : outer.pass,
                 .module = span.track == Track::module ? kind_of(span.name) : outer.module,
                 .gemm = span.track == Track::gemm     ? span.name
                         : span.track == Track::module ? ""
@@ -69,7 +67,7 @@ class Walk {
 
  private:
   void enter(const TracedSpan& span, Frame frame) {
-    if (span.track == Track::pass || span.track == Track::step) ++all_.passes[*frame.pass].calls;
+    if (span.track == Track::pass || span.track == Track::step) ++all_.passes[frame.pass].calls;
     if (span.track == Track::module) ++all_.modules[frame.module].calls;
     if (span.track == Track::kernel && !frame.covered) {  // others are a part of theirs
       add_work(all_.modules[frame.module], span);
@@ -81,7 +79,7 @@ class Walk {
       cost.seconds += span.duration * 1e-6;
       add_work(cost, span);
       time_of(own_.times, span.track) += span.duration * 1e-6;
-      time_of(all_.passes[*frame.pass].times, span.track) += span.duration * 1e-6;
+      time_of(all_.passes[frame.pass].times, span.track) += span.duration * 1e-6;
     }
     frames_.push_back(std::move(frame));
   }
@@ -94,7 +92,7 @@ class Walk {
     all_.modules[frame.module].seconds += left;
     if (frame.covered || is_covering(frame.span->track)) return;
     own_.times.rest += left;
-    all_.passes[*frame.pass].times.rest += left;
+    all_.passes[frame.pass].times.rest += left;
   }
 
   static void add_work(Cost& cost, const TracedSpan& span) {
@@ -189,6 +187,7 @@ StepShares step_shares(const ReadTrace& trace, std::optional<int64_t> step) {
                  .kernels = {},
                  .modules = {}};
   for (const RankTrace& rank : trace.parts) out.by_rank.push_back(shares_of(rank, steps, out));
+  out.kernels[kNoKernel].seconds = out.times().rest;
   return out;
 }
 
@@ -240,9 +239,8 @@ std::string passes_table(const StepShares& shares) {
   const double all = shares.times().all(), steps = shares.rank_steps();
   for (const auto& [name, pass] : largest_first(shares.passes, [](const PassCost& each) { return each.times.all(); })) {
     const Times& times = pass.times;
-    rows.push_back({name == "step" ? "(in none)" : name, milliseconds(times.all() / steps), percent(times.all(), all),
-                    calls_text(static_cast<double>(pass.calls) / steps), percent(times.kernels, all), percent(times.exchanges, all),
-                    percent(times.waits, all), percent(times.rest, all)});
+    rows.push_back({name, milliseconds(times.all() / steps), percent(times.all(), all), calls_text(static_cast<double>(pass.calls) / steps),
+                    percent(times.kernels, all), percent(times.exchanges, all), percent(times.waits, all), percent(times.rest, all)});
   }
   return aligned(rows, Columns::numbers);
 }
@@ -253,7 +251,7 @@ std::string costs_table(const char* title, const std::map<std::string, Cost>& co
   Cost others;
   size_t left = 0;
   const auto add = [&](const std::string& name, const Cost& cost) {
-    rows.push_back({name.empty() ? "(in none)" : name, milliseconds(cost.seconds / steps), percent(cost.seconds, all),
+    rows.push_back({name, milliseconds(cost.seconds / steps), percent(cost.seconds, all),
                     cost.calls > 0 ? calls_text(static_cast<double>(cost.calls) / steps) : "", rate(cost.flops, cost.seconds, 1e9),
                     rate(cost.bytes, cost.seconds, 1e9)});
   };
@@ -313,10 +311,8 @@ std::string shares_table(const StepShares& shares, const std::string& name, size
   }
   if (const std::string missing = missing_ranks(shares); !missing.empty())
     out += text("the traces of ", shares.ranks - std::ssize(shares.by_rank), " of ", shares.ranks, " ranks are not here: ", missing, '\n');
-  std::map<std::string, Cost> kernels = shares.kernels;
-  kernels["(no kernel)"].seconds = all.rest;
-  return out + '\n' + ranks_table(shares, top) + '\n' + passes_table(shares) + '\n' + costs_table("kernel", kernels, shares, top) + '\n' +
-         costs_table("module", shares.modules, shares, top);
+  return out + '\n' + ranks_table(shares, top) + '\n' + passes_table(shares) + '\n' + costs_table("kernel", shares.kernels, shares, top) +
+         '\n' + costs_table("module", shares.modules, shares, top);
 }
 
 Json shares_json(const StepShares& shares, const std::string& name) {

@@ -71,15 +71,18 @@ struct RankShares {
   double beside = 0.0;  // seconds of exchanges that ran beside the computation
 };
 
-// Sums over all ranks and steps that are there.
+inline constexpr const char* kInNone = "(in none)";      // time outside of all passes, or of all modules
+inline constexpr const char* kNoKernel = "(no kernel)";  // time in which no kernel, exchange or wait runs
+
+// Sums over all ranks and steps that are there, by the names that tables and JSON show.
 struct StepShares {
   std::vector<int64_t> steps;  // that all ranks have whole
   int ranks = 0;               // ranks of the run
   std::string device;
   std::vector<RankShares> by_rank;
-  std::map<std::string, PassCost> passes;  // "forward"; "step" where there is none
-  std::map<std::string, Cost> kernels;     // "gemm fprop", "exchange of gradients", "wait"; without the rest
-  std::map<std::string, Cost> modules;     // "layers.*.mlp.down"; "" where there is none
+  std::map<std::string, PassCost> passes;  // "forward"; kInNone
+  std::map<std::string, Cost> kernels;     // "gemm fprop", "exchange of gradients", "wait"; kNoKernel
+  std::map<std::string, Cost> modules;     // "layers.*.mlp.down"; kInNone
   double flops = 0.0;
 
   double rank_steps() const { return static_cast<double>(steps.size() * by_rank.size()); }
