@@ -44,7 +44,8 @@ class TraceClock {
 // Takes spans in the order of their ends. It is called by any thread, one at a time, and must neither throw nor begin a span.
 using TraceSink = std::function<void(const std::vector<RecordedSpan>&)>;
 
-constexpr size_t kBufferedSpans = 1 << 16;  // as many as are kept at most, beyond those that the device has not come to
+// Once so many spans are kept, the sink gets those that the device has come to. Without a sink all stay until end_trace().
+constexpr size_t kBufferedSpans = 1 << 16;
 
 // Starts tracing. Returns false, and changes nothing, if this process traces already. The clock, if any, must outlive end_trace().
 bool start_trace(TraceSink sink = {}, TraceClock* clock = nullptr);
