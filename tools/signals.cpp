@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/limits.h"
+#include "base/parallel.h"
 
 namespace mantissa::tools {
 namespace {
@@ -27,13 +28,9 @@ void watch(int signal, void (*handler)(int), int flags) {
   sigaction(signal, &action, nullptr);
 }
 
-// Blocks or unblocks, by SIG_BLOCK or SIG_UNBLOCK, in the calling thread all signals except those that a thread brings on itself, by a
-// fault or a write, and those of job control, whose default action needs no handler.
+// Blocks or unblocks them, by SIG_BLOCK or SIG_UNBLOCK, in the calling thread.
 void mask_sent_signals(int operation) {
-  sigset_t sent;
-  sigfillset(&sent);
-  for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&sent, signal);
-  for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&sent, signal);
+  const sigset_t sent = sent_signals();
   ::pthread_sigmask(operation, &sent, nullptr);
 }
 

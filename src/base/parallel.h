@@ -60,11 +60,15 @@ class SingleThreadedLoops {
 // Calls body and lets libraries use num_threads() threads of their own, to measure a library by itself. Not inside parallel_for.
 void with_library_threads(const std::function<void()>& body);
 
+// Returns all signals except those that a thread brings on itself, by a fault or a write, and those of job control, whose default action
+// needs no handler.
+sigset_t sent_signals();
+
 // Gives signal handlers a stack of their own on a thread that multiplies. oneDNN's fp32 kernels keep data in the stack pointer (`mov rsp,
 // ARG_WS`), so the kernel would write the frame of a handler into the heap.
 
 // Belongs to the thread that constructs it, which also destroys it. It serves handlers that were installed with SA_ONSTACK; all others must
-// not run on such a thread, which blocks their signals (tools/signals.h).
+// not run on such a thread: those that parallel_for() starts block their signals, and tools/signals.h does for the caller.
 class AlternateStack {
  public:
   AlternateStack();

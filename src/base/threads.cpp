@@ -39,6 +39,14 @@ int num_threads() {
 void set_num_threads(int threads) { configured.store(threads, std::memory_order_relaxed); }
 void set_default_threads(int threads) { chosen_default.store(threads, std::memory_order_relaxed); }
 
+sigset_t sent_signals() {
+  sigset_t sent;
+  sigfillset(&sent);
+  for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&sent, signal);
+  for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&sent, signal);
+  return sent;
+}
+
 AlternateStack::AlternateStack() {
   stack_t own{};
   own.ss_sp = memory_;
@@ -146,9 +154,14 @@ class Pool {
     ::pthread_attr_init(&attributes);
     ::pthread_attr_setstacksize(&attributes, kThreadStackBytes);
     ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    // The thread inherits this mask, so that a signal goes to a thread that has a handler or waits for it.
+    const sigset_t sent = sent_signals();
+    sigset_t before;
+    ::pthread_sigmask(SIG_BLOCK, &sent, &before);
     pthread_t thread;
     const int error = ::pthread_create(
         &thread, &attributes, [](void* self) -> void* { static_cast<Pool*>(self)->serve(); }, this);
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ::pthread_attr_destroy(&attributes);
     if (error != 0) fail(ExitCode::environment, which, " cannot be started: ", system_message(error), process_limit());
   }

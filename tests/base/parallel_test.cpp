@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <unistd.h>
 #include <xmmintrin.h>
 
 #include <atomic>
@@ -48,6 +49,22 @@ TEST_P(ParallelFor, AnExceptionReachesTheCallerAndTheNextLoopIsWhole) {
                  std::runtime_error);
     EXPECT_EQ(pieces_of(64, 1).size(), 64U);
   }
+}
+
+// The caller blocks a signal to wait for it, as `launch` and `compare` do, after threads have started. On one of them its default action
+// would end the process.
+TEST_P(ParallelFor, ItsThreadsTakeNoSignalThatIsSentToTheProcess) {
+  pieces_of(64, 1);
+  sigset_t one, before;
+  sigemptyset(&one);
+  sigaddset(&one, SIGUSR2);
+  ::pthread_sigmask(SIG_BLOCK, &one, &before);
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_EQ(::kill(::getpid(), SIGUSR2), 0);
+    const timespec limit{.tv_sec = 10, .tv_nsec = 0};
+    EXPECT_EQ(::sigtimedwait(&one, nullptr, &limit), SIGUSR2);
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 bool on_alternate_stack() {
