@@ -362,8 +362,11 @@ LoadedConfig searched_run(const ExplainArguments& arguments, int64_t world) {
 }
 
 ExitCode search(const ExplainArguments& arguments) {
-  require(arguments.world && arguments.flops && arguments.memory, ExitCode::usage,
-          "--search needs --world, --flops and --memory, the bytes that a rank may use, as in 80G");
+  std::vector<std::string> missing;
+  if (!arguments.world) missing.emplace_back("--world");
+  if (!arguments.flops) missing.emplace_back("--flops");
+  if (!arguments.memory) missing.emplace_back("--memory, the bytes that a rank may use, as in 80G");
+  require(missing.empty(), ExitCode::usage, "--search needs ", joined(missing, " and "));
   require(!arguments.wide && arguments.device.empty(), ExitCode::usage, "--search shows layouts alone: leave out --wide and --device");
   const Rates rates = rates_of(arguments);
   const int64_t world = ranks_of(arguments.world);

@@ -57,6 +57,8 @@ void require_undamaged(const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / kProofFile, error)) verify_export(folder);
 }
 
+constexpr const char* kOtherFormats = "if it was exported with precision.* of --set or --set-file, give verify the same\n";
+
 // Says whether values that are equal are so by equal codes and scales.
 void report_codes(const std::string& path, HfWeights& folder, ForwardWeights& weights) {
   const auto [tensors, difference] = compare_codes(folder, weights);
@@ -88,6 +90,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   const std::optional<std::string> first = difference ? difference : against.tokenizer_difference(folder);
   if (first) {
     std::cout << printable(arguments.path) << ": " << printable(*first) << " (" << where << ")\n";
+    if (arguments.precision.empty()) std::cout << kOtherFormats;
     return ExitCode::difference;
   }
   const std::string simulated = against.simulated_weights();

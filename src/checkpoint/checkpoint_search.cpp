@@ -90,8 +90,8 @@ NamedCheckpoint find_checkpoint(const fs::path& path) {
   const std::string name = plain.filename().string();
   std::error_code error;
   if (!fs::exists(plain, error))
-    fail(ExitCode::usage, path.string(), ": there is no such checkpoint", checkpoint_step(name) ? steps_beside(plain) : "",
-         name == kBest ? "; a run keeps its best one under checkpoint.keep_best" : "");
+    fail(ExitCode::usage, path.string(), ": there is no such ", checkpoint_step(name) || name == kBest ? "checkpoint" : "file or folder",
+         checkpoint_step(name) ? steps_beside(plain) : "", name == kBest ? "; a run keeps its best one under checkpoint.keep_best" : "");
   if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
   const bool file = !fs::is_directory(plain, error);
   if (name == kBest && file) return {.folder = plain.parent_path(), .name = "", .best = true};

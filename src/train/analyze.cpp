@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <span>
 
@@ -245,6 +246,35 @@ struct Step {
   }
 };
 
+// Spends `left` bytes, which remain because the last steps overshot: gives one part another recipe, or two at a time, as long as the sum of
+// the costs falls.
+void fill(const std::vector<ModelPart>& parts, const std::vector<PartInRecipe>& choices, double left, std::vector<int64_t>& bytes,
+          std::vector<double>& costs, std::vector<std::string>& recipes) {
+  std::vector<PartInRecipe> all = choices;
+  for (size_t i = 0; i < parts.size(); ++i) all.push_back({.part = i, .recipe = kHigh, .bytes = parts[i].high_bytes});
+  const auto more = [&](const PartInRecipe& to) { return static_cast<double>(to.bytes - bytes[to.part]); };
+  const auto rise = [&](const PartInRecipe& to) { return to.cost - costs[to.part]; };
+  while (true) {
+    const PartInRecipe *one = nullptr, *two = nullptr;
+    double best = 0.0;
+    const auto consider = [&](const PartInRecipe& a, const PartInRecipe* b) {
+      const double change = rise(a) + (b ? rise(*b) : 0.0);
+      if (change < best && more(a) + (b ? more(*b) : 0.0) <= left) best = change, one = &a, two = b;
+    };
+    for (const PartInRecipe& a : all) {
+      consider(a, nullptr);
+      for (const PartInRecipe& b : all)
+        if (b.part != a.part && rise(a) < 0.0) consider(a, &b);
+    }
+    if (!one) return;
+    for (const PartInRecipe* to : {one, two}) {
+      if (!to) continue;
+      left -= more(*to);
+      bytes[to->part] = to->bytes, costs[to->part] = to->cost, recipes[to->part] = to->recipe;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ModelPart> model_parts(const PrecisionPlan& plan, int64_t most) {
@@ -295,6 +325,8 @@ Proposal propose(const std::vector<ModelPart>& parts, const std::vector<PartInRe
     costs[taken.part] = taken.cost;
     out.recipes[taken.part] = taken.recipe;
   }
+  fill(parts, choices, static_cast<double>(elements) * bits / 8.0 - static_cast<double>(all), bytes, costs, out.recipes);
+  all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   out.bits = mean();
   for (const double cost : costs) out.cost += cost;
   return out;

@@ -80,7 +80,8 @@ struct Proposal {
 };
 
 // Begins with all parts in high precision and gives, again and again, the part its next recipe where the cost rises least for each byte
-// that is saved, until the mean is at most `bits`. Throws Error(usage) that names the least that the recipes reach.
+// that is saved, until the mean is at most `bits`; then changes the recipes of one or two parts at a time as long as the cost falls and the
+// mean is still at most `bits`. Throws Error(usage) that names the least that the recipes reach.
 Proposal propose(const std::vector<ModelPart>& parts, const std::vector<PartInRecipe>& choices, double bits);
 
 // Returns the section "precision" that a proposal stands for, as JSON for --set-file, with the recipes of `precision` that it names. The

@@ -242,7 +242,7 @@ TEST_F(World, WhatMakesNoSenseIsRefused) {
   expect_refused({"explain", "run.json", "--price", "2"}, {}, "--price needs the time of a step: give --flops\n");
   expect_refused({"explain", "run.json", "--world", "2", "--flops", "1T", "--price", "2"}, {}, "give --flops, --link and");
   expect_refused({"explain", "run.json", "--memory", "1G"}, {}, "--memory is for --search");
-  expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G"}, {}, "--search needs --world, --flops and --memory");
+  expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G"}, {}, "--search needs --flops");
   expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G", "--flops", "1T"}, {},
                  "--search of several ranks needs --link");
   expect_refused({"explain", "run.json", "--search", "--world", "2", "--memory", "1G", "--flops", "1T", "--link", "1G", "--wide"}, {},

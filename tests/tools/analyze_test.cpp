@@ -370,7 +370,7 @@ TEST_F(AnalyzeTest, RefusesWhatItCannotMeasure) {
   EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp8"}), HasSubstr("--recipes: names mxfp8 twice"));
   EXPECT_THAT(refused({"--recipes", "mxfp8,"}), HasSubstr("--recipes: the name of a recipe is missing"));
   EXPECT_THAT(refused({"--recipes", "high,bf16"}), HasSubstr("--recipes high,bf16: they quantize no weight"));
-  EXPECT_THAT(refused({"--set", "precision.recipe=mxfp8"}), HasSubstr("name recipes with --recipes"));
+  EXPECT_THAT(refused({"--set", "precision.recipe=mxfp8", "--recipes", "mxfp8"}), HasSubstr("precision.recipe mxfp8: excludes --recipes"));
   EXPECT_THAT(refused({"--set", "model.rope_theta=1"}), HasSubstr("section precision"));
   EXPECT_THAT(refused({"--set", "precision.fp8_output_proj=true"}), HasSubstr("precision.fp8_output_proj"));
   test::set_element(saved, "master.layers.1.mlp.down.weight", 96 * 3 + 5, std::numeric_limits<float>::infinity());
@@ -455,8 +455,13 @@ TEST_F(AnalyzeTest, MeasuresPartsAloneAndProposesRules) {
               std::stod(number_after(proposed.output.substr(proposed.output.find("proposal | ")), " | loss ")), 2e-5)
       << used.error;
   EXPECT_FALSE(std::filesystem::exists(file + ".tmp"));
+  const nlohmann::json again = analyzed(test::with({from, "--set-file", file}, on));
+  EXPECT_EQ(again["recipes"].size(), 1U);
+  EXPECT_EQ(again["recipes"][0]["recipe"], json_in("rules.json")["precision"]["recipe"]);
   const nlohmann::json printed = analyzed(test::with({from, "--budget", "6"}, on));
   EXPECT_EQ(printed["proposal"]["file"], json_in("rules.json"));
+  for (const char* const figure : {"loss", "kl", "equal_greedy"}) EXPECT_EQ(again["recipes"][0][figure], printed["proposal"][figure]);
+  EXPECT_EQ(again["recipes"][0]["linears"]["bits_per_weight"], printed["proposal"]["bits_per_weight"]);
   test::write_file(path("analysis.json"), printed.dump());
   const CommandResult page = command_result({"report", path("analysis.json"), "--output", path("page.html")});
   EXPECT_EQ(page.output, path("page.html") + ": 0 runs, 1 analysis\n") << page.error;
@@ -478,6 +483,8 @@ TEST_F(AnalyzeTest, RefusesALossThatIsNotFinite) {
   const CommandResult result = analyze({saved, "--data", folder_ / "text.txt", "--iters", "1"});
   EXPECT_EQ(result.exit_code, 5) << result.output;
   EXPECT_THAT(result.error, HasSubstr("high: the loss is not finite"));
+  const CommandResult unreachable = analyze({saved, "--data", folder_ / "text.txt", "--iters", "1", "--budget", "4.2"});
+  EXPECT_EQ(unreachable.exit_code, 2) << "before losses are measured: " << unreachable.error;
 }
 
 TEST_F(AnalyzeTest, OptionsOfLossesNeedData) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "error_messages.h"
 #include "models/model_shape.h"
@@ -55,7 +56,7 @@ TEST(Budget, TakesWhatCostsLeastForEachByte) {
                                              {.part = 2, .recipe = "four", .bytes = 50, .cost = 3.0}};
   const auto recipes = [&](double bits) { return propose(three(), choices, bits).recipes; };
   EXPECT_THAT(recipes(16), ElementsAre("high", "high", "high"));
-  EXPECT_THAT(recipes(15.9), ElementsAre("high", "four", "high"));
+  EXPECT_THAT(recipes(15.9), ElementsAre("eight", "high", "high")) << "saves less than the second part, and is enough";
   EXPECT_THAT(recipes(12), ElementsAre("high", "four", "high"));
   EXPECT_THAT(recipes(11.9), ElementsAre("eight", "four", "high"));
   const Proposal all = propose(three(), choices, 5.4);
@@ -78,6 +79,62 @@ TEST(Budget, AStepMayGoOnFromAnEarlierOne) {
   EXPECT_THAT(propose(parts, choices, 10).recipes, ElementsAre("four", "high"));
   EXPECT_NEAR(propose(parts, choices, 10).cost, 0.55, 1e-15) << "the cost of the last step alone";
   EXPECT_THAT(propose(parts, choices, 6).recipes, ElementsAre("four", "eight"));
+}
+
+// The third part saves most for each byte and overshoots by 90 bytes, for which the first two have their values again.
+TEST(Budget, IsSpent) {
+  const std::vector<PartInRecipe> choices = {{.part = 0, .recipe = "eight", .bytes = 160, .cost = 0.1},
+                                             {.part = 1, .recipe = "eight", .bytes = 160, .cost = 0.2},
+                                             {.part = 2, .recipe = "four", .bytes = 50, .cost = 1.0}};
+  const Proposal proposal = propose(three(), choices, 8.0 * 460 / 300);
+  EXPECT_THAT(proposal.recipes, ElementsAre("high", "high", "four"));
+  EXPECT_DOUBLE_EQ(proposal.bits, 8.0 * 450 / 300);
+  EXPECT_DOUBLE_EQ(proposal.cost, 1.0);
+}
+
+// No change of one part or of two lowers the cost within the budget, and the figures are those of the recipes.
+TEST(Budget, LeavesNothingThatOneOrTwoPartsWouldGain) {
+  std::mt19937 random(7);
+  const auto below = [&](int bound) { return static_cast<int>(random() % static_cast<unsigned>(bound)); };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<ModelPart> parts;
+    std::vector<PartInRecipe> choices;
+    int64_t most = 0, elements = 0;
+    for (size_t i = 0; i < 6; ++i) {
+      const int64_t size = 32 * (1 + below(20));
+      parts.push_back({.modules = {text("layers.", i, ".mlp.down")}, .elements = size, .high_bytes = 2 * size});
+      for (const auto& [recipe, share] : {std::pair("eight", 32), {"four", 17}})
+        choices.push_back({.part = i, .recipe = recipe, .bytes = size * share / 32, .cost = below(1000) / 1000.0});
+      most += 2 * size, elements += size;
+    }
+    const double bits = 4.5 + below(110) / 10.0;
+    const Proposal proposal = propose(parts, choices, bits);
+    const auto room = static_cast<int64_t>(bits * static_cast<double>(elements) / 8.0);
+    const auto figures = [&](const std::vector<std::string>& recipes) {
+      std::pair<int64_t, double> out;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const auto own =
+            std::ranges::find_if(choices, [&](const PartInRecipe& choice) { return choice.part == i && choice.recipe == recipes[i]; });
+        out.first += own == choices.end() ? parts[i].high_bytes : own->bytes;
+        out.second += own == choices.end() ? 0.0 : own->cost;
+      }
+      return out;
+    };
+    const auto [bytes, cost] = figures(proposal.recipes);
+    EXPECT_LE(bytes, room);
+    EXPECT_DOUBLE_EQ(proposal.bits, 8.0 * static_cast<double>(bytes) / static_cast<double>(elements));
+    EXPECT_NEAR(proposal.cost, cost, 1e-12);
+    for (size_t a = 0; a < 36; ++a) {
+      for (const char* const first : {"high", "eight", "four"}) {
+        for (const char* const second : {"high", "eight", "four"}) {
+          std::vector<std::string> other = proposal.recipes;
+          other[a / 6] = first, other[a % 6] = second;
+          const auto [other_bytes, other_cost] = figures(other);
+          EXPECT_TRUE(other_bytes > room || other_cost >= cost - 1e-12) << "round " << round << ": " << joined(other);
+        }
+      }
+    }
+  }
 }
 
 TEST(Budget, AProposalIsASectionOfRules) {

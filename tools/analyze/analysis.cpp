@@ -11,6 +11,8 @@
 namespace mantissa::tools {
 namespace {
 
+std::string db_text(const std::optional<double>& db) { return db ? rounded(*db, 2) : "-"; }
+
 // The errors of the same module of several layers, or of one, under one recipe.
 struct Pooled {
   std::vector<std::string> paths;
@@ -34,7 +36,7 @@ struct Pooled {
     if (!parts) parts.emplace();
     parts->add(*error.parts);
   }
-  std::optional<double> sqnr_db() const { return decibels(signal, noise); }
+  std::string sqnr() const { return noise == 0.0 ? "exact" : db_text(decibels(signal, noise)); }
 };
 
 // Pools equal modules of all layers, or none; the order is that of the model.
@@ -50,7 +52,6 @@ std::vector<Pooled> pooled(const Analysis& analysis, size_t recipe, bool each) {
   return pools;
 }
 
-std::string db_text(const std::optional<double>& db) { return db ? rounded(*db, 2) : "-"; }
 std::string share_text(double part, double whole) { return whole > 0.0 ? rounded(100.0 * part / whole, 2) + "%" : "-"; }
 
 std::string table_of(const Analysis& analysis, size_t recipe, bool wide) {
@@ -59,7 +60,7 @@ std::string table_of(const Analysis& analysis, size_t recipe, bool wide) {
   for (const Pooled& pool : pooled(analysis, recipe, wide)) {
     const ErrorParts parts = pool.parts.value_or(ErrorParts{});
     const double error = parts.total();
-    rows.push_back({joined_path(pool.paths), db_text(pool.sqnr_db()), db_text(pool.worst_db), db_text(pool.worst_block_db),
+    rows.push_back({joined_path(pool.paths), pool.sqnr(), db_text(pool.worst_db), db_text(pool.worst_block_db),
                     share_text(pool.clipped, pool.elements), share_text(pool.flushed, pool.elements), share_text(parts.scale, error),
                     share_text(parts.dead_zone, error), share_text(parts.grid, error), bytes_text(pool.bytes)});
   }
@@ -80,8 +81,8 @@ void print_recipe(const Analysis& analysis, size_t number, bool wide) {
   }
   const StoredSize linears = stored_size(recipe.plan, true), size = stored_size(recipe.plan, false);
   std::cout << '\n'
-            << printable(recipe.name) << " | " << count_text(all.paths.size(), "weight") << " | SQNR " << db_text(all.sqnr_db())
-            << " dB | worst " << (all.worst.empty() ? "-" : text(all.worst, ' ', db_text(all.worst_db), " dB")) << " | "
+            << printable(recipe.name) << " | " << count_text(all.paths.size(), "weight") << " | SQNR " << all.sqnr()
+            << (all.noise == 0.0 ? "" : text(" dB | worst ", all.worst, ' ', db_text(all.worst_db), " dB")) << " | "
             << rounded(linears.bits(), 3) << " bits per weight of the linears | model " << bytes_text(size.bytes) << ", in high precision "
             << bytes_text(stored_size(analysis.high.plan, false).bytes) << '\n';
   if (!recipe.misfits.empty())

@@ -19,9 +19,9 @@ namespace mantissa::tools {
 namespace {
 
 struct AnalyzeArguments : EvaluationArguments {
-  std::string model, recipes = "mxfp8,mxfp4_qat", device = "auto";
+  std::string model, device = "auto";
   std::vector<std::string> precision, precision_files;
-  std::optional<std::string> dtype, output;
+  std::optional<std::string> recipes, dtype, output;
   std::optional<int64_t> modules;
   std::optional<double> budget;
   int threads = 0;
@@ -29,6 +29,21 @@ struct AnalyzeArguments : EvaluationArguments {
 };
 
 constexpr int64_t kParts = 64;  // measured alone unless --modules says otherwise
+
+constexpr const char* kRecipes = "mxfp8,mxfp4_qat";
+
+// Takes the recipe out of the values for precision.*, such as a proposal of --budget has, for which --recipes has a list.
+std::optional<std::string> take_recipe(std::vector<std::string>& precision) {
+  constexpr std::string_view kKey = "precision.recipe=";
+  std::optional<std::string> recipe;
+  for (const std::string& set : precision) {
+    if (!set.starts_with(kKey)) continue;
+    const std::string value = set.substr(kKey.size());
+    recipe = value.starts_with('"') ? parse_json(value, "precision.recipe", ExitCode::usage).string() : value;
+  }
+  std::erase_if(precision, [&](const std::string& set) { return set.starts_with(kKey); });
+  return recipe;
+}
 
 std::vector<std::string> names_of_recipes(const std::string& list) {
   std::vector<std::string> names;
@@ -44,7 +59,6 @@ void check(const AnalyzeArguments& arguments) {
   check_evaluation(arguments);
   for (const std::string& set : arguments.precision) {
     const auto sets = [&](const char* key) { return set.starts_with(text("precision.", key)); };
-    require(!sets("recipe="), ExitCode::usage, "--set ", printable(shortened(set)), ": name recipes with --recipes");
     require(!(arguments.modules || arguments.budget) || (!sets("rules") && !sets("fp8_output_proj")), ExitCode::usage, "--set ",
             printable(shortened(set)),
             ": excludes --modules and --budget, which measure linears alone "
@@ -82,7 +96,7 @@ Analysis measured_weights(const AnalyzeArguments& arguments, const std::vector<s
                .recipes = examined_recipes(config, folder, names, use)};
   const std::unique_ptr<Backend> device = device_of(arguments.device);
   out.weights = with_read_progress(bytes_of_weights(arguments.model), [&] { return weight_errors(*source.reader, out.recipes, *device); });
-  require(arguments.data || !out.weights.empty(), ExitCode::usage, "--recipes ", printable(arguments.recipes),
+  require(arguments.data || !out.weights.empty(), ExitCode::usage, "--recipes ", printable(joined(names, ",")),
           ": they quantize no weight, so there is nothing to measure; --data "
           "FILE measures losses");
   return out;
@@ -139,8 +153,14 @@ class LossMeasurement {
       }
     }
     if (!arguments_.budget) add_table();
-    require(!choices_.empty(), ExitCode::usage, arguments_.budget ? "--budget" : "--modules", ": the recipes ",
-            printable(arguments_.recipes), " quantize no part of the model");
+    require(!choices_.empty(), ExitCode::usage, arguments_.budget ? "--budget" : "--modules",
+            ": the recipes quantize no part of the model");
+    for (PartLoss& alone : choices_) {
+      const PrecisionPlan plan = resolve_plan(examined_config(config_, folder_, use_of_part(alone)));
+      alone.bytes = analysis_.parts[alone.part].high_bytes + stored_size(plan, false).bytes - stored_size(analysis_.high.plan, false).bytes;
+    }
+    if (arguments_.budget)
+      propose(analysis_.parts, priced(), *arguments_.budget);  // refuses what is out of reach before anything is measured
   }
 
   // Adds the table of tokens as a part, which ambient recipes do not quantize, in those that can round it.
@@ -173,19 +193,21 @@ class LossMeasurement {
   }
 
   void measure_part(const RecipeLosses& losses, PartLoss& alone) const {
-    const ModelPart& part = analysis_.parts[alone.part];
     const ModelUse use = use_of_part(alone);
     const PrecisionPlan plan = resolve_plan(examined_config(config_, folder_, use));
-    alone.bytes = part.high_bytes + stored_size(plan, false).bytes - stored_size(analysis_.high.plan, false).bytes;
     const std::unique_ptr<Gpt> model = with_plan(*high_->model, plan);
     alone.loss = finite(losses.of(model ? *model : *loaded(examined_values(use)).model), alone.recipe);
   }
 
-  void propose_rules(const RecipeLosses& losses) {
-    std::vector<PartInRecipe> priced;
+  std::vector<PartInRecipe> priced() const {
+    std::vector<PartInRecipe> out;
     for (const PartLoss& alone : choices_)
-      priced.push_back({.part = alone.part, .recipe = alone.recipe, .bytes = alone.bytes, .cost = alone.loss.kl});
-    ProposedRules out{.proposal = propose(analysis_.parts, priced, *arguments_.budget), .file = {}, .loss = {}};
+      out.push_back({.part = alone.part, .recipe = alone.recipe, .bytes = alone.bytes, .cost = alone.loss.kl});
+    return out;
+  }
+
+  void propose_rules(const RecipeLosses& losses) {
+    ProposedRules out{.proposal = propose(analysis_.parts, priced(), *arguments_.budget), .file = {}, .loss = {}};
     const RunConfig config = examined_config(config_, folder_, use_of(arguments_));
     out.file = proposal_text(analysis_.parts, out.proposal, config.precision);
     ModelUse use = use_of(arguments_);
@@ -204,11 +226,14 @@ class LossMeasurement {
   std::vector<PartLoss> choices_;
 };
 
-ExitCode run_analyze(const AnalyzeArguments& arguments) {
+ExitCode run_analyze(AnalyzeArguments arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   use_threads(arguments.threads);
+  const std::optional<std::string> recipe = take_recipe(arguments.precision);
+  require(!recipe || !arguments.recipes, ExitCode::usage, "precision.recipe ", printable(shortened(recipe.value_or(""))),
+          ": excludes --recipes, which names all that are measured");
   check(arguments);
-  const std::vector<std::string> names = names_of_recipes(arguments.recipes);
+  const std::vector<std::string> names = recipe ? std::vector{*recipe} : names_of_recipes(arguments.recipes.value_or(kRecipes));
   ExportSource source(arguments.model, device_of("cpu"));
   Analysis analysis = measured_weights(arguments, names, source);
   if (arguments.data) LossMeasurement(arguments, source, analysis).measure();
@@ -230,7 +255,10 @@ Command analyze_command() {
   std::vector<Option> options = {{"MODEL", &arguments->model,
                                   "a checkpoint or a run, a folder in Hugging Face's form, or a GGUF "
                                   "file"},
-                                 {"--recipes", &arguments->recipes, "names of recipes to compare, separated by commas"},
+                                 {"--recipes", &arguments->recipes,
+                                  text("names of recipes to compare, separated by commas; default: precision.recipe of --set-file or "
+                                       "--set, else ",
+                                       kRecipes)},
                                  precision_option(arguments->precision),
                                  precision_file_option(arguments->precision_files),
                                  {"--data", &arguments->data,
