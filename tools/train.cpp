@@ -68,7 +68,7 @@ std::string save_line(const char* what, const SaveEvent& event) {
 void print_summary(Console& console, const TrainSummary& summary) {
   std::string line = summary.exit == ExitCode::stopped ? "stopped" : summary.exit == ExitCode::storage ? "not saved" : "done";
   line += text(" | step ", summary.steps);
-  if (summary.best_valid_loss) line += text(" | best validation loss ", *summary.best_valid_loss);
+  if (summary.best_valid_loss) line += text(" | best validation ", summary.best_is, ' ', *summary.best_valid_loss);
   line += text(" | ", summary.tokens, " tokens | ", duration_text(summary.seconds), " | ", static_cast<int64_t>(summary.tokens_per_second),
                " tok/s");
   if (summary.skipped_steps > 0) line += text(" | ", count_text(summary.skipped_steps, "step"), " skipped");
@@ -78,7 +78,7 @@ void print_summary(Console& console, const TrainSummary& summary) {
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
   line +=
       text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint),
-           summary.best_checkpoint.empty() ? "" : " | best " + printable(summary.best_checkpoint));
+           summary.best_step ? text(" | best ", printable(summary.best_checkpoint), ", of step ", *summary.best_step) : "");
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
   log_info(line);

@@ -25,7 +25,8 @@
 
 namespace mantissa {
 
-// The checkpoint that the file `best` names: the one with the lowest validation loss of those that checkpoint.keep_best had to compare.
+// The checkpoint that the file `best` names: the one with the lowest validation loss, or figure of a run with a teacher, of those that
+// checkpoint.keep_best had to compare.
 struct BestCheckpoint {
   int64_t step = 0;
   double loss = 0.0;

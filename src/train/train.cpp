@@ -84,6 +84,10 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                   .routing = routing_summary(result.figures, result.routers, run.config, run.mesh.data),
                   .precision = precision};
   divide_loss(run, result, event);
+  if (run.state.step == 1 && event.divergence == 0.0)
+    log_warning(
+        "training.teacher: before its first update the model predicts what its teacher does, to the bit, so there is nothing to learn "
+        "from it; weights that are rounded already stay as they are when they are rounded again");
   publish(run, run.events.step, event);
 }
 
@@ -171,6 +175,18 @@ bool stopping(Run& run, const char* section) {
   return poll(run) == Request::save_and_stop;
 }
 
+// Returns what the run lowers, on validation data: with a teacher the loss of training, without a temperature.
+double objective(const Run& run, const Evaluation& result) {
+  const double share = run.config.training.teacher_weight;
+  return result.divergence ? share * *result.divergence + (1.0 - share) * result.loss : result.loss;
+}
+
+std::string name_of_objective(const RunConfig& config) {
+  if (!config.training.teacher) return "loss";
+  const double share = config.training.teacher_weight;
+  return share == 1.0 ? "kl" : text(share, " kl + ", 1.0 - share, " loss");
+}
+
 // Returns false if a request to stop cut the evaluation short.
 bool run_evaluation(Run& run) {
   run.set_phase("evaluation");
@@ -182,11 +198,12 @@ bool run_evaluation(Run& run) {
   if (event.result.stopped) return false;
   event.seconds = seconds_since(start);
   run.last_valid_loss = event.result.loss;
-  event.best = std::isfinite(event.result.loss) && (!run.state.best_valid_loss || event.result.loss < *run.state.best_valid_loss);
-  if (event.best) run.state.best_valid_loss = event.result.loss;
+  const double reached = objective(run, event.result);
+  event.best = std::isfinite(reached) && (!run.state.best_valid_loss || reached < *run.state.best_valid_loss);
+  if (event.best) run.state.best_valid_loss = reached;
   std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
-  if (run.config.checkpoint.keep_best && std::isfinite(event.result.loss) && (!best || event.result.loss < best->loss))
-    run.best_before = std::exchange(best, BestCheckpoint{.step = run.state.step, .loss = event.result.loss});
+  if (run.config.checkpoint.keep_best && std::isfinite(reached) && (!best || reached < best->loss))
+    run.best_before = std::exchange(best, BestCheckpoint{.step = run.state.step, .loss = reached});
   publish(run, run.events.evaluated, event);
   return true;
 }
@@ -391,6 +408,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .tokens = run.state.tokens,
           .skipped_steps = run.state.skipped_steps,
           .best_valid_loss = run.state.best_valid_loss,
+          .best_is = name_of_objective(run.config),
           .last_valid_loss = run.last_valid_loss,
           .seconds = seconds_since(began),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),
@@ -398,7 +416,8 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
           .checkpoint = run.newest_checkpoint,
-          .best_checkpoint = run.state.best_checkpoint ? (std::filesystem::path(run.config.checkpoint.dir) / "best").string() : ""};
+          .best_checkpoint = run.state.best_checkpoint ? (std::filesystem::path(run.config.checkpoint.dir) / "best").string() : "",
+          .best_step = run.state.best_checkpoint ? std::optional(run.state.best_checkpoint->step) : std::nullopt};
 }
 
 }  // namespace mantissa

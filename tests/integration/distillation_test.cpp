@@ -68,10 +68,15 @@ TEST_F(Distillation, OfAModelFromItselfChangesNothing) {
   int number = 0;
   for (const Sets& sets : {none, full, fp32_logits, with(kExperts, {"precision.dtype=bf16"})}) {
     const std::string teacher = text("teacher", ++number), name = text("student", number);
-    const TrainedRun same = run(name, with(from_itself(teacher, sets), with(kStill, {"training.teacher_temperature=2"})));
+    const Sets settings = with(from_itself(teacher, sets), with(kStill, {"training.teacher_temperature=2"}));
+    std::filesystem::remove(folder_ / "log.txt");
+    open_log({.console = false, .file = folder_ / "log.txt"});
+    const TrainedRun same = run(name, settings);
+    close_log();
     EXPECT_THAT(same.losses, ::testing::ElementsAre(0.0, 0.0, 0.0)) << number;
     EXPECT_THAT(same.norms, Each(0.0)) << number;
     EXPECT_EQ(weights(name, 3), weights(teacher, 6)) << number;
+    EXPECT_THAT(test::read_file(folder_ / "log.txt"), HasSubstr("the model predicts what its teacher does")) << number;
   }
 }
 
@@ -170,6 +175,25 @@ TEST_F(Distillation, TellsTheDivergenceFromTheCrossEntropy) {
   const Sets self = {"checkpoint.init_from=" + run_folder("teacher"), "training.teacher=self"};
   EXPECT_EQ(run("self", with(still, self)).steps[0].divergence, 0.0);
   EXPECT_EQ(validation("self")["kl"], 0.0);
+}
+
+// A student that is better than its teacher comes nearer to it: the divergence falls, and the loss rises.
+TEST_F(Distillation, KeepsTheCheckpointNearestToTheTeacher) {
+  run("teacher", {"training.steps=2"});
+  run("better", {"training.steps=40"});
+  const Sets sets = {"checkpoint.init_from=" + run_folder("better"),
+                     "training.teacher=" + run_folder("teacher"),
+                     "training.steps=4",
+                     "eval.interval=1",
+                     "eval.first=true",
+                     "checkpoint.keep_best=true"};
+  const TrainedRun nearer = run("nearer", sets), mixed = run("mixed", with(sets, {"training.teacher_weight=0.01"}));
+  EXPECT_LT(nearer.valid_losses.front(), nearer.valid_losses.back()) << "else this shows nothing";
+  EXPECT_EQ(nearer.summary.best_step, 4);
+  EXPECT_EQ(nearer.summary.best_is, "kl");
+  EXPECT_EQ(nearer.summary.best_valid_loss, validation("nearer")["kl"]);
+  EXPECT_EQ(mixed.summary.best_is, "0.01 kl + 0.99 loss");
+  EXPECT_NEAR(mixed.summary.best_valid_loss.value(), std::ranges::min(mixed.valid_losses), 0.02 * std::ranges::max(mixed.valid_losses));
 }
 
 // A teacher computes in high precision, whatever recipe it was trained with: its codes would round what it says. Ranks hold parts of it.

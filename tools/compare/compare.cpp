@@ -172,9 +172,10 @@ class ComparisonPlan {
     }
     std::string folder;  // logging.dir replaces %
     for (const char c : (folder_ / settings.name).string()) folder += c == '%' ? std::string("%%") : std::string(1, c);
-    sets.insert(sets.end(), {text("training.seed=", settings.seed), text("training.threads=", settings.threads),
-                             "logging.run_name=" + settings.name, "logging.dir=" + folder, "logging.jsonl=true", "logging.console=plain",
-                             "checkpoint.dir=%d/checkpoints", "checkpoint.resume=" + settings.resume});
+    sets.insert(sets.end(),
+                {text("training.seed=", settings.seed), text("training.threads=", settings.threads), "logging.run_name=" + settings.name,
+                 "logging.dir=" + folder, "logging.jsonl=true", "logging.console=plain", "checkpoint.dir=%d/checkpoints",
+                 "checkpoint.resume=" + settings.resume, "checkpoint.export=null"});  // the baseline may not have the form that it names
     try {
       run.loaded = load_alone(run.sources);
     } catch (const Error& error) {

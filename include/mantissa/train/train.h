@@ -22,16 +22,19 @@ namespace mantissa {
 struct TrainSummary {
   ExitCode exit = ExitCode::ok;  // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed, the export beside it
                                  // or, of a run that has finished, the export of any checkpoint that is there
-  int64_t steps = 0;  // done in the run so far
+  int64_t steps = 0;             // done in the run so far
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
-  std::optional<double> best_valid_loss, last_valid_loss;
+  std::optional<double> best_valid_loss = {};  // the lowest figure of an evaluation, by which checkpoint.keep_best goes
+  std::string best_is = "loss";                // its name; with a teacher "kl", or "0.5 kl + 0.5 loss"
+  std::optional<double> last_valid_loss = {};
   double seconds = 0.0;  // duration of this call
   double tokens_per_second = 0.0;
   int64_t failed_saves = 0;        // saves of a checkpoint, or of the export beside it
   int64_t dropped_lines = 0;       // lines of metrics and events
   std::string folder, checkpoint;  // the run folder; the newest checkpoint, "" if there is none
   std::string best_checkpoint;     // the file that names the best one, which checkpoint.keep_best keeps; "" if there is none
+  std::optional<int64_t> best_step = {};
 };
 
 // Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
