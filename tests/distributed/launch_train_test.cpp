@@ -255,7 +255,9 @@ TEST_F(LaunchedTraining, IsEndedBehindAWrapper) {
       for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(test::ends(pid_in(text(name, ".", rank)))) << rank << " of " << ranks;
       const auto resumed = launch(ranks, train(name, {"--resume", "--set", "training.steps=1"}));
       EXPECT_EQ(resumed.errors.find("LOCK"), std::string::npos) << resumed.errors;
-      EXPECT_THAT(test::read_file(folder_ / (name + "/log.txt")), HasSubstr("the launcher of this rank has ended"));
+      // With two, the other one may see it first, and its end ends this one, which has no line in its log then.
+      const std::string lines = test::read_file(folder_ / (name + "/log.txt"));
+      if (ranks == 1) EXPECT_THAT(lines, HasSubstr("the launcher of this rank has ended"));
     });
   }
   for (std::thread& job : jobs) job.join();
