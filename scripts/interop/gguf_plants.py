@@ -145,6 +145,7 @@ def check_plants(mantissa, program):
         plant(file)
         file.bytes.tofile(bad)
         mantissa.run("verify", bad, exit_code=4)
+        mantissa.run("verify", bad, "--against", good.run, exit_code=4)
         file.rename(OWN_HASH)  # so that only the contents can tell
         file.bytes.tofile(bad)
         told = mantissa.run("verify", bad, "--against", good.run, exit_code=1)

@@ -330,6 +330,7 @@ def plants(mantissa):
         plant(folder)
         folder.close()
         mantissa.run("verify", bad, exit_code=4)
+        mantissa.run("verify", bad, "--against", checkpoint, exit_code=4)
         (bad / "mantissa.json").unlink()  # so that only the contents can tell
         told = mantissa.run("verify", bad, "--against", checkpoint, exit_code=1)
         shown = symptoms(mantissa, bad, values, expected)
