@@ -63,7 +63,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const WeightForm kept = form(parameter);
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  if (takes_codes_ && kept.codes == how) {  // as they are: made anew from their values, a scale could be another one with the same values
+  if (takes_codes_ && kept.codes == how) {  // quantizing the values again could find another pair of scale and codes that stands for them
     const QuantizedTensor out = empty_quantized(*device_, {last - first, kept.columns}, how);
     fill_from_host(out.codes, [&](std::span<std::byte> codes) {
       fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_->read_codes(parameter, first, last, codes, scales); });

@@ -98,7 +98,7 @@ struct BothWays {
   }
 };
 
-// For wgrad: codes are padded to whole blocks of tokens, so an operand of values beside them is padded with rows of zeros to that height.
+// wgrad sums over tokens. If one operand is codes, padded to whole blocks of tokens, the other one gets as many rows by zeros.
 Value padded(const Value& value, int64_t rows) {
   if (shape_of(value)[0] == rows) return value;
   const Tensor& tensor = std::get<Tensor>(value);

@@ -98,9 +98,9 @@ Var add(const Var& a, const Var& b);
 // Column-parallel, weight and bias are this rank's rows, x is whole and the result is [N, out of this rank]. Row-parallel, weight is [out,
 // in of this rank] and x [N, in of this rank], while bias and result are whole. The sums over the ranks (dx column-parallel, the result
 // row-parallel) stay fp32 until they are added in tree order and rounded once; the bias is added after that sum. With sequence parallelism
-// x (column-parallel) and the result (row-parallel) are shares of tokens. Rows of x travel as codes if nothing but fprop's rowwise codes is
-// needed of them, else as values; the bits are the same. The bias gradient of a row-parallel layer is that of the own tokens; the owner of
-// the bias sums it over the group.
+// x (column-parallel) and the result (row-parallel) are shares of tokens. If only fprop's rowwise codes of x are needed, its rows are sent
+// as codes, else as values, with the same bits. With sequence parallelism the bias gradient of a row-parallel layer is that of this rank's
+// tokens alone, and the owner of the bias sums it over the group.
 Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const LinearOperands& operands = {}, const TensorParallel& tp = {});
 
 // Computes fprop alone, in any dtype; nothing is recorded. Column-parallel, the columns of all ranks are gathered to whole rows, of all

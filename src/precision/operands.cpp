@@ -22,7 +22,7 @@ OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
   if (recipe.simulated.weight && quantized) return simulated(recipe, recipe.simulated.weight, role, role == GemmRole::fprop ? 1 : 0);
   if (recipe.weight_fake_quant) {
-    // MXFP4 values lie on the grid of E4M3 codes of the same row if no code block has a part of two fake blocks.
+    // MXFP4 values can be written as E4M3 codes, exactly, if each block of those lies within one block of weight_fake_quant.
     const bool lossless =
         recipe.input && recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
     if (role == GemmRole::fprop && quantized && lossless) {

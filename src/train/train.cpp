@@ -334,7 +334,7 @@ bool after_step(Run& run) {
   return is_best(run) && save(run, after_save(run), SavedFor::best_alone);
 }
 
-// Asks for the export of the best checkpoint, of which there is none yet if it was saved between the intervals.
+// Queues the export of the best checkpoint. One that was saved only for being the best has not been exported yet.
 void export_best(Run& run) {
   SavedCheckpoint best;
   agree(run.mesh.world, [&] {

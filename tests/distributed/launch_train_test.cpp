@@ -257,7 +257,9 @@ TEST_F(LaunchedTraining, IsEndedBehindAWrapper) {
       EXPECT_EQ(resumed.errors.find("LOCK"), std::string::npos) << resumed.errors;
       // With two, the other one may see it first, and its end ends this one, which has no line in its log then.
       const std::string lines = test::read_file(folder_ / (name + "/log.txt"));
-      if (ranks == 1) EXPECT_THAT(lines, HasSubstr("the launcher of this rank has ended"));
+      if (ranks == 1) {
+        EXPECT_THAT(lines, HasSubstr("the launcher of this rank has ended"));
+      }
     });
   }
   for (std::thread& job : jobs) job.join();

@@ -32,7 +32,7 @@ MANTISSA_HOST_DEVICE constexpr ElementFacts facts_of() {
   return {E::mantissa_bits, E::emax, E::max_fraction};
 }
 
-// Returns a fraction in fp32 bits. If that of amax is at most this, the scale is 2^(floor(log2 amax) - emax), else twice that.
+// Returns the largest fraction of amax, in fp32 bits, for which the scale is 2^(floor(log2 amax) - emax). Above it the scale is twice that.
 MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ElementFacts of, ScaleRule rule) {
   switch (rule) {
     case ScaleRule::floor: return kFp32HiddenBit - 1U;
@@ -50,7 +50,8 @@ MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ScaleRule rule) {
 }
 
 // The scale code for fp32 bits `amax`, sign clear: for numbers the one that the rule gives (ScaleRule), clamped to the range; Inf and NaN
-// give 255. flashinfer is rceil, but 254 for Inf and 0 below largest element * 2^-126, and has the whole range.
+// give 255. flashinfer differs from rceil in two ways: Inf gives 254, and an amax below largest element * 2^-126 gives 0. Its range is the
+// whole one.
 MANTISSA_HOST_DEVICE inline uint8_t block_scale(uint32_t amax, ElementFacts of, ScaleRule rule, ScaleRange range = {}) {
   const uint32_t flushed_below = (static_cast<uint32_t>(of.emax + 1) << 23) | of.max_fraction;
   if (rule == ScaleRule::flashinfer && amax <= kFp32Inf && (amax == kFp32Inf || amax < flushed_below)) return amax == kFp32Inf ? 254 : 0;

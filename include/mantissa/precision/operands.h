@@ -18,7 +18,8 @@ enum class OperandSource {
   high,         // values in the compute dtype
   codes,        // codes from the bf16 values (rounded to bf16 first where compute is fp32)
   requantized,  // columnwise codes from the rowwise codes, by exponent shift: never a second quantization
-  dequantized,  // values DQ(Q(x)), which bf16 holds exactly but for extreme scales; Q is weight_fake_quant, or that of fprop
+  dequantized,  // values decoded from the codes of weight_fake_quant, else of fprop's operand; bf16 holds them exactly unless a scale is
+                // extreme
   fake_codes,   // e2m1 codes of weight_fake_quant, which the GEMM reads as the E4M3 codes of `how`: the same values
   simulated,    // values of a format without codes, from the bf16 values
 };

@@ -155,8 +155,8 @@ constexpr auto subnormal_midpoints() {
 }
 
 // Codes of bf16 bits at the scale of `shift`: the larger of two results. `normal` rounds as a normal element; `subnormal` counts midpoints
-// of subnormal elements that the magnitude exceeds, ties to even. Each is the code in its own range, and no larger than the other result
-// outside of it.
+// of subnormal elements that the magnitude exceeds, ties to even. Each result is right in its own range and not above the other
+// one elsewhere, so the larger one is right everywhere.
 template <class E>
 [[gnu::always_inline]] inline Words encode(Words bits, Words shift) {
   constexpr int kDrop = 7 - E::mantissa_bits;

@@ -52,7 +52,7 @@ template <class E>
   }
 }
 
-// Computes the scales of the blocks of `count` spans, each block of `each` spans, and the last of those that are left. On entry `spans` has
+// Computes the scales of the blocks that `count` spans make: `each` spans a block, fewer in the last. On entry `spans` has
 // the largest magnitude of each span; on return it has the exponent shift by which the span's elements are encoded, which is the same for
 // all spans of a block.
 template <class E>
@@ -75,8 +75,8 @@ template <class E>
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
 
-// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block whose length is
-// known when this is compiled. That of a block is not, and a loop over each block would load its constants anew.
+// Finds the largest magnitude of each span of a row of bf16 or of magnitudes. A span is a part of a block with a
+// length known when this is compiled. Blocks have a length known at run time, and a loop for each would load its constants anew.
 template <int64_t kSpan, class T>
 [[gnu::always_inline]] inline void amax_of_spans(const T* x, int64_t cols, int16_t* spans) {
   for (int64_t c = 0; c < cols; c += kSpan) {
@@ -119,7 +119,7 @@ template <class E>
   for (const bf16* x = row_block.x; x < row_block.x + row_block.given * cols; x += cols) {
     for (int64_t c = 0; c < cols; c += kLanes) store(words + c, max(load(words + c), magnitude(load(x + c))));
   }
-  if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // writes behind what it still reads
+  if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // in place: span k is written at k, and reading has gone past that
   const Found found = how.tiles() ? shifts_of_spans<E>(words, cols / kPair, how.block_cols / kPair, how, scales)
                                   : shifts_of_spans<E>(words, cols, 1, how, scales);
   if (!found.covered) {
