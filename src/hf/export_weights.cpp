@@ -212,8 +212,8 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
   for (const SafetensorsTensor& tensor : layout_->tensors()) items_.push_back(by_name.at(tensor.name));
 }
 
-// Tile scales keep the type of a folder; else they are as in DeepSeek-V4 if there are experts in E2M1, and as in DeepSeek-V3, which more
-// programs read.
+// Tile scales keep the type that a source folder has. Otherwise they are E8M0 as in DeepSeek-V4 if there are weights in E2M1, else fp32 as
+// in DeepSeek-V3, which more programs read.
 void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
   const Format format = types_.quantized(tensor.parameter).format;
   const PackedNames names = packed_names(tensor.name, format, options_.convention, options_.format);
@@ -276,8 +276,8 @@ void ExportedWeights::find_modules() {
   quantization();  // throws for what the convention lacks
 }
 
-// With quantize_activations mlx-lm quantizes the inputs of all linears that are codes, to MXFP8 by rceil in blocks of 32, and must find
-// MXFP8 weights without biases there; those of experts, and of embeddings that are the output projection, it never does.
+// With quantize_activations mlx-lm quantizes the inputs of every packed linear, to MXFP8 by rceil in blocks of 32; their weights must be
+// MXFP8 without biases. It never quantizes the inputs of experts or of a tied output projection.
 void ExportedWeights::settle_mlx_inputs() {
   std::vector<std::string> quantizing;  // modules, in training
   bool as_trained = true;               // with quantize_activations

@@ -39,7 +39,7 @@ std::vector<int64_t> places_of_share(int64_t size, int ranks, int rank, const st
 }
 
 // Returns the numbers from which the random bits of an operand of this shape are drawn. No number is used twice in a run: rows of a
-// weight are numbered anew for each step, rows of tokens by token (with experts, by assignment).
+// weight go on counting from step to step, rows of tokens have the number of the token (with experts, of the assignment).
 RoundingDraws draws_of(const WeightPlace& weight, const Dispatch& groups, GemmRole gemm, OperandRole role, const Shape& shape,
                        const RoundingPosition& at) {
   const ModelRanks& ranks = weight.sharding.ranks;

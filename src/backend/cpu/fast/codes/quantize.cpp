@@ -24,7 +24,7 @@ namespace {
 // row: the first pass finds the largest magnitudes, the second encodes with the scales that follow from them. A pass down the columns would
 // evict its own cache lines where rows are a power of two apart.
 
-// Rows [first, end) of `out`: one row block, or a single row of one. x holds the first `given` of these rows; those beyond are zeros.
+// Rows [first, end) of `out`, a whole row block. x holds the first `given` of these rows; those beyond are zeros.
 struct RowBlock {
   const bf16* x;
   int64_t given, first, end;
@@ -52,7 +52,7 @@ template <class E>
   }
 }
 
-// Computes the scales of the blocks that `count` spans make: `each` spans a block, fewer in the last. On entry `spans` has
+// Computes the scales of blocks. A block is `each` consecutive ones of the `count` spans; the last may have fewer. On entry `spans` has
 // the largest magnitude of each span; on return it has the exponent shift by which the span's elements are encoded, which is the same for
 // all spans of a block.
 template <class E>
