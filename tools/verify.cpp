@@ -90,7 +90,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
   const std::optional<std::string> first = difference ? difference : against.tokenizer_difference(folder);
   if (first) {
     std::cout << printable(arguments.path) << ": " << printable(*first) << " (" << where << ")\n";
-    if (arguments.precision.empty()) std::cout << kOtherFormats;
+    if (difference && arguments.precision.empty()) std::cout << kOtherFormats;
     return ExitCode::difference;
   }
   const std::string simulated = against.simulated_weights();

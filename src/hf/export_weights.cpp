@@ -328,7 +328,8 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
             inputs ? text(input) : "in high precision",
             ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
     require(columns % kTile == 0, ExitCode::usage, who, ": its inputs of ", columns, " elements end within a block of ", kTile,
-            ", and servers of the convention fp8 quantize whole blocks only: take the convention compressed-tensors");
+            ", and servers of the convention fp8 quantize whole blocks only: take ",
+            tiles ? "the convention compressed-tensors" : "dequantized weights");
     const auto has_own_tiles = [&](const RowRun& run) {
       return run.row % kTile == 0 && (run.rows % kTile == 0 || run.row + run.rows == module.module.rows());
     };

@@ -256,7 +256,7 @@ void fill(const std::vector<ModelPart>& parts, const std::vector<PartInRecipe>& 
   const auto rise = [&](const PartInRecipe& to) { return to.cost - costs[to.part]; };
   while (true) {
     const PartInRecipe *one = nullptr, *two = nullptr;
-    double best = 0.0;
+    double best = -1e-12;  // sums of costs are rounded: a change for less could be taken back for ever
     const auto consider = [&](const PartInRecipe& a, const PartInRecipe* b) {
       const double change = rise(a) + (b ? rise(*b) : 0.0);
       if (change < best && more(a) + (b ? more(*b) : 0.0) <= left) best = change, one = &a, two = b;

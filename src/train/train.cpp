@@ -51,7 +51,9 @@ void divide_loss(const Run& run, const StepResult& result, StepEvent& event) {
   }
   const double entropy = std::accumulate(all.begin(), all.end(), 0.0), share = run.config.training.teacher_weight;
   event.cross_entropy = entropy;
-  event.divergence = (*event.loss - (1.0 - share) * entropy) / share;
+  const double rest = (1.0 - share) * entropy, divergence = (*event.loss - rest) / share;
+  const bool rounding = std::abs(*event.loss - rest) <= 1e-6 * rest;  // losses of rows are fp32
+  event.divergence = rounding ? 0.0 : divergence;
 }
 
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
@@ -118,7 +120,7 @@ void take_step(Run& run) {
                       .uploaded = std::move(batch.uploaded),
                       .rounding = {.seed = training.seed, .step = state.step, .token = first * batch.rows.length},
                       .teaching = teaching(run.config, run.teacher.get()),
-                      .cross_entropies = reports(run, number)};
+                      .cross_entropies = measures || reports(run, number)};
   if (!run.device->host_memory() && number < *training.steps) {  // a CPU has no time to spare for the batch of the next step
     options.meanwhile = [&run, next = first + *training.global_batch_size] { run.batches.prefetch(next); };
   }
@@ -175,7 +177,8 @@ bool stopping(Run& run, const char* section) {
   return poll(run) == Request::save_and_stop;
 }
 
-// Returns what the run lowers, on validation data: with a teacher the loss of training, without a temperature.
+// Returns the figure by which the best checkpoint is chosen: the validation loss; with a teacher the shares of both, at temperature 1,
+// which is the loss of training only at that temperature.
 double objective(const Run& run, const Evaluation& result) {
   const double share = run.config.training.teacher_weight;
   return result.divergence ? share * *result.divergence + (1.0 - share) * result.loss : result.loss;

@@ -36,7 +36,8 @@ struct Pooled {
     if (!parts) parts.emplace();
     parts->add(*error.parts);
   }
-  std::string sqnr() const { return noise == 0.0 ? "exact" : db_text(decibels(signal, noise)); }
+  bool exact() const { return signal > 0.0 && noise == 0.0; }
+  std::string sqnr() const { return exact() ? "exact" : db_text(decibels(signal, noise)); }
 };
 
 // Pools equal modules of all layers, or none; the order is that of the model.
@@ -82,7 +83,7 @@ void print_recipe(const Analysis& analysis, size_t number, bool wide) {
   const StoredSize linears = stored_size(recipe.plan, true), size = stored_size(recipe.plan, false);
   std::cout << '\n'
             << printable(recipe.name) << " | " << count_text(all.paths.size(), "weight") << " | SQNR " << all.sqnr()
-            << (all.noise == 0.0 ? "" : text(" dB | worst ", all.worst, ' ', db_text(all.worst_db), " dB")) << " | "
+            << (all.exact() ? "" : " dB | worst " + (all.worst.empty() ? "-" : text(all.worst, ' ', db_text(all.worst_db), " dB"))) << " | "
             << rounded(linears.bits(), 3) << " bits per weight of the linears | model " << bytes_text(size.bytes) << ", in high precision "
             << bytes_text(stored_size(analysis.high.plan, false).bytes) << '\n';
   if (!recipe.misfits.empty())
