@@ -35,6 +35,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3")
 # Hardening: a position-independent executable with read-only relocations, checked library calls and stack canaries.
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES CXX)
-add_compile_options($<$<CONFIG:Release>:-fstack-protector-strong> $<$<CONFIG:Release>:-U_FORTIFY_SOURCE>)
-add_compile_definitions($<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS> $<$<CONFIG:Release>:_FORTIFY_SOURCE=3>)
+# Distributions define _FORTIFY_SOURCE=2, and definitions precede all options, so this one is an option behind the -U.
+add_compile_options($<$<CONFIG:Release>:-fstack-protector-strong>
+  "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3>")
+add_compile_definitions($<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS>)
 add_link_options(-Wl,-z,relro,-z,now)

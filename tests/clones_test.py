@@ -16,7 +16,7 @@ from collections import defaultdict
 NARROW = re.compile(r"\btranspose<mantissa::bf16>")
 # Functions that clones may call: the C library, accessors, constructors and errors, and the way for blocks and draws that the lanes
 # do not cover.
-CALLEES = re.compile(r"(mem(cpy|set)|expf|logf|__stack_chk_fail)$|mantissa::(dtype_name\(|random_normal\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
+CALLEES = re.compile(r"(mem(cpy|set)|__mem(cpy|set)_chk|expf|logf|__stack_chk_fail|__chk_fail)$|mantissa::(dtype_name\(|random_normal\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
                      r"|[\w ]*\*? ?mantissa::(Tensor::device_data<|fail<|lanes::\(anonymous namespace\)::quantize_blocks<|quantize_block<)|mantissa::bf16\* mantissa::Tensor::device_data<")
 
 

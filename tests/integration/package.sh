@@ -19,6 +19,10 @@ share=$work/program/usr/share mantissa=$work/program/usr/bin/mantissa
 ! find "$work/program" -name '*.a' | grep . || wrong "the program's package has a library"
 [ -f "$work/development/usr/include/mantissa/train/train.h" ] || wrong "mantissa-dev has no headers"
 ! readelf -S "$mantissa" | grep -F .symtab || wrong "the program is not stripped"
+readelf -hWld --dyn-syms "$mantissa" >"$work/elf"
+for protection in 'Type: *DYN' GNU_RELRO 'BIND_NOW\|FLAGS.*NOW' __stack_chk_fail __memcpy_chk; do
+  grep -q -e "$protection" "$work/elf" || wrong "the program lacks the protection $protection"
+done
 for package in mantissa:program mantissa-dev:development; do
   doc=$work/${package#*:}/usr/share/doc/${package%:*}
   grep -q '^License: Apache-2.0' "$doc/copyright" || wrong "$doc/copyright"
