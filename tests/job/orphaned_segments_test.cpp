@@ -56,7 +56,7 @@ TEST_F(OrphanedSegmentsTest, AreThoseThatNobodyHasOpenOrMapped) {
 
 TEST_F(OrphanedSegmentsTest, AreNoNewOnesNorOtherFilesNorThoseOfOthers) {
   const std::string empty = segment("ucx_shm_posix_1", 0), other = segment("psm2_shm.1");
-  ::symlink(other.c_str(), (folder_ / kSegment).c_str());
+  fs::create_symlink(other, folder_ / kSegment);
   ::mkfifo((folder_ / "ucx_shm_posix_2").c_str(), 0600);
   fs::create_directory(folder_ / "ucx_shm_posix_3");
   const bool gives = ::chown(segment("ucx_shm_posix_4").c_str(), 12345, 12345) == 0;  // only root can make files of others
