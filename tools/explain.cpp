@@ -220,6 +220,8 @@ void print_json(const Explanation& explained) {
   if (time.step && config.training.steps) {
     const RunPrice run = run_price(*config.training.steps, config.parallel.world(), *time.step);
     all["run"] = {{"steps", *config.training.steps},
+                  {"sequences_per_step", *config.training.global_batch_size},
+                  {"tokens", *config.training.steps * config.training.tokens_per_step()},
                   {"seconds", run.seconds},
                   {"rank_hours", run.rank_hours},
                   {"price", price},
@@ -266,8 +268,10 @@ std::string run_line(const Explanation& explained) {
   const RunPrice run = run_price(*config.training.steps, config.parallel.world(), *explained.time.step);
   constexpr double kDay = 86'400;
   const std::string duration = run.seconds < kDay ? duration_text(run.seconds) : text(std::setprecision(3), run.seconds / kDay, " days");
-  std::string line = text("run | ", count_text(*config.training.steps, "step"), ", ", duration, " | ", std::setprecision(4), run.rank_hours,
-                          explained.device == "cuda" ? " GPU hours" : " rank hours");
+  std::string line =
+      text("run | ", count_text(*config.training.steps, "step"), " of ", count_text(*config.training.global_batch_size, "sequence"), ", ",
+           *config.training.steps * config.training.tokens_per_step(), " tokens | ", duration, " | ", std::setprecision(4), run.rank_hours,
+           explained.device == "cuda" ? " GPU hours" : " rank hours");
   if (explained.price)
     line += text(" | cost ", std::setprecision(4), *explained.price * run.rank_hours, " at ", *explained.price, " an hour");
   return line + " | without evaluations, samples and saves";
@@ -381,9 +385,15 @@ ExitCode search(const ExplainArguments& arguments) {
           "--search of several ranks needs --link and, if --nproc-per-node divides them among hosts, --host-link");
   const double memory = std::min(1e18, quantity("--memory", *arguments.memory)),
                price = quantity_of("--price", arguments.price).value_or(0.0);
-  const std::vector<LayoutChoice> found = search_layouts(arguments.sources, config, world, rates, memory);
+  const FoundLayouts layouts = search_layouts(arguments.sources, config, world, rates, memory);
+  require(layouts.least_memory > 0, ExitCode::usage, "no layout of ", count_text(world, "rank"),
+          " divides the run: that of data ranks must divide the ", count_text(*config.training.global_batch_size, "sequence"),
+          " of a step (training.global_batch_size), and that of tensor ranks the ", config.model.num_attention_heads,
+          " attention heads and the sizes of the layers");
+  const std::vector<LayoutChoice>& found = layouts.fastest_first;
   require(!found.empty(), ExitCode::usage, "no layout of ", count_text(world, "rank"), " fits into ",
-          bytes_text(static_cast<int64_t>(memory)), " of a rank: give more ranks, or a smaller batch");
+          bytes_text(static_cast<int64_t>(memory)), " of a rank; the smallest takes ", bytes_text(layouts.least_memory),
+          ": give more memory or ranks, or a smaller batch");
   if (arguments.json) {
     std::cout << layouts_json(found, price).dump(1, Json::Order::keys) << '\n';
     return ExitCode::ok;

@@ -29,7 +29,7 @@ class LayoutSearch {
   LayoutSearch(const ConfigSources& sources, const RunConfig& run, int64_t world, const Rates& rates, double memory)
       : sources_(sources), run_(run), world_(world), rates_(rates), memory_(memory) {}
 
-  std::vector<LayoutChoice> all() const {
+  FoundLayouts all() {
     std::vector<LayoutChoice> found;
     for (const int64_t tensor : divisors(world_)) {
       if (run_.model.num_attention_heads % tensor != 0) continue;
@@ -45,7 +45,7 @@ class LayoutSearch {
       return std::tuple(choice.step_seconds, *choice.config.training.grad_accum, choice.memory.total());
     };
     std::ranges::stable_sort(found, {}, order);
-    return found;
+    return {.fastest_first = std::move(found), .least_memory = least_memory_};
   }
 
  private:
@@ -55,7 +55,7 @@ class LayoutSearch {
   };
 
   // Returns the fastest of this shape that fits.
-  std::optional<LayoutChoice> fitting(const Shape& shape) const {
+  std::optional<LayoutChoice> fitting(const Shape& shape) {
     if (*run_.training.global_batch_size % shape.data != 0) return {};
     std::vector<int64_t> micro_batches = divisors(*run_.training.global_batch_size / shape.data);
     std::ranges::reverse(micro_batches);
@@ -65,6 +65,7 @@ class LayoutSearch {
         if (!config) continue;
         const PrecisionPlan plan = resolve_plan(*config);
         const MemoryEstimate memory = estimate_memory(*config, plan);
+        least_memory_ = least_memory_ == 0 ? memory.total() : std::min(least_memory_, memory.total());
         if (static_cast<double>(memory.total()) > memory_) continue;
         const double seconds = step_time(*config, plan, rates_).step.value();
         return LayoutChoice{.config = std::move(*config), .memory = memory, .step_seconds = seconds};
@@ -97,6 +98,7 @@ class LayoutSearch {
   int64_t world_;
   const Rates& rates_;
   double memory_;
+  int64_t least_memory_ = 0;
 };
 
 // Returns none for a run of epochs whose data is not there.
@@ -114,8 +116,7 @@ std::string number_text(const char* form, double value) {
 
 }  // namespace
 
-std::vector<LayoutChoice> search_layouts(const ConfigSources& sources, const RunConfig& run, int64_t world, const Rates& rates,
-                                         double memory) {
+FoundLayouts search_layouts(const ConfigSources& sources, const RunConfig& run, int64_t world, const Rates& rates, double memory) {
   return LayoutSearch(sources, run, world, rates, memory).all();
 }
 

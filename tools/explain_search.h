@@ -17,12 +17,16 @@ struct LayoutChoice {
   double step_seconds = 0.0;
 };
 
+struct FoundLayouts {
+  std::vector<LayoutChoice> fastest_first;
+  int64_t least_memory = 0;  // of those that fit and of those that do not; 0 if no layout divides the run
+};
+
 // Returns every layout of `world` ranks that the model and the global batch of `run` allow and whose estimate fits into `memory` bytes of a
-// rank, the fastest first; `sources` are those of the run. A layout has the least recomputation that fits, since less is faster, and with
+// rank; `sources` are those of the run. A layout has the least recomputation that fits, since less is faster, and with
 // it the largest micro batch that fits, behind whose backward pass more of the exchange is hidden. The links that layouts need must be
 // known.
-std::vector<LayoutChoice> search_layouts(const ConfigSources& sources, const RunConfig& run, int64_t world, const Rates& rates,
-                                         double memory);
+FoundLayouts search_layouts(const ConfigSources& sources, const RunConfig& run, int64_t world, const Rates& rates, double memory);
 
 // Both show at most kMostLayouts. `price` is that of a rank hour, 0 if there is none.
 constexpr size_t kMostLayouts = 10;

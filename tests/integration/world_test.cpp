@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "mantissa/base/text.h"
 #include "process.h"
@@ -162,7 +163,7 @@ TEST_F(World, OfExplainHasThePriceOfTheRun) {
     more.insert(more.begin(), words.begin(), words.end());
     const ProcessResult result = mantissa(more);
     EXPECT_EQ(result.exit_code, 0) << result.errors;
-    return result.output;
+    return std::regex_replace(result.output, std::regex("\n  "), " ");  // lines that were broken
   };
   const json all = json::parse(with({"--price", "2.5", "--json"})), &run = all.at("run");
   EXPECT_EQ(all.at("seconds_per_step").at("host_link"), 1e6);
@@ -170,9 +171,12 @@ TEST_F(World, OfExplainHasThePriceOfTheRun) {
   EXPECT_DOUBLE_EQ(run.at("seconds"), 1000 * all.at("seconds_per_step").at("step").get<double>());
   EXPECT_DOUBLE_EQ(run.at("rank_hours"), 4 * run.at("seconds").get<double>() / 3600);
   EXPECT_DOUBLE_EQ(run.at("cost"), 2.5 * run.at("rank_hours").get<double>());
+  EXPECT_EQ(run.at("sequences_per_step"), 16);
+  EXPECT_EQ(run.at("tokens"), 1000 * 16 * 16);
   EXPECT_GT(all.at("bytes_per_step").at("between_hosts").at("gradients"), 0);
-  EXPECT_THAT(with({}), AllOf(HasSubstr("run | 1000 steps, "), HasSubstr(" rank hours | without evaluations, samples and saves\n"),
-                              HasSubstr("of these between hosts of 2 ranks | gradients "), Not(HasSubstr("cost"))));
+  EXPECT_THAT(with({}),
+              AllOf(HasSubstr("run | 1000 steps of 16 sequences, "), HasSubstr(" rank hours | without evaluations, samples and saves\n"),
+                    HasSubstr("of these between hosts of 2 ranks | gradients "), Not(HasSubstr("cost"))));
   EXPECT_THAT(with({"--price", "2.5"}), HasSubstr(" at 2.5 an hour | without"));
   EXPECT_THAT(mantissa({"explain", "run.json", "--world", "4", "--flops", "1G", "--link", "1G", "--nproc-per-node", "2"}).output,
               HasSubstr("give --host-link, bytes/s of a rank to other hosts"));
@@ -222,7 +226,12 @@ TEST_F(World, IsSearchedForLayoutsThatFit) {
   for (const json& layout : few.at("layouts")) EXPECT_EQ(layout.at("tensor"), 2);
   const ProcessResult none = search({"--link", "100M", "--memory", "1k"});
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.errors, HasSubstr("no layout of 4 ranks fits into 1000 B of a rank"));
+  EXPECT_THAT(none.errors, HasSubstr("no layout of 4 ranks fits into 1000 B of a rank; the smallest takes "));
+  const ProcessResult odd =
+      mantissa({"explain", "run.json", "--search", "--world", "7", "--flops", "1G", "--link", "1G", "--memory", "1P", "--set",
+                "training.global_batch_size=16", "--set", "training.grad_accum=null", "--set", "training.micro_batch_size=1"});
+  EXPECT_EQ(odd.exit_code, 2);
+  EXPECT_THAT(odd.errors, HasSubstr("no layout of 7 ranks divides the run: that of data ranks must divide the 16 sequences of a step"));
 }
 
 // Rates that are not positive, and ranks of a launcher where they make no sense.
