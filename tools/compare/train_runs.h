@@ -1,0 +1,36 @@
+// Trains the runs of a comparison: child processes of this executable, so many at a time.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mantissa::tools {
+
+struct ComparedRun {
+  std::string name;                // name of its folder
+  std::filesystem::path log;       // takes what the process prints
+  std::vector<std::string> words;  // command line behind the name of the program
+};
+
+// Says how training ended before all runs had finished; if nothing is set, all have.
+struct UnfinishedRuns {
+  struct Failure {
+    std::string name;
+    int code = 0;  // exit code; 128 + n if signal n killed it
+    std::filesystem::path log;
+  };
+  std::optional<Failure> failure = {};  // the first
+  bool stopped = false;                 // a signal asked for it, or a run stopped by itself
+  bool killed = false;                  // by a second Ctrl-C
+};
+
+// Starts the runs in their order. finished() is called for each that ended well. The first failure, and a signal that asks for an end, have
+// the others save and stop; SIGUSR2 is handed on; a second Ctrl-C kills. Runs that lose this process save and stop, too. Returns once all
+// processes have ended. Throws Error as path_failure() says for a log that cannot be written, Error(environment) if a process cannot be
+// started.
+UnfinishedRuns train_runs(const std::vector<ComparedRun>& runs, int at_a_time, const std::function<void(const ComparedRun&)>& finished);
+
+}  // namespace mantissa::tools
