@@ -19,7 +19,7 @@ struct LayoutChoice {
 
 struct FoundLayouts {
   std::vector<LayoutChoice> fastest_first;
-  int64_t least_memory = 0;  // of those that fit and of those that do not; 0 if no layout divides the run
+  int64_t least_memory = 0;  // bytes of the smallest, whether it fits or not; 0: no layout divides the run
 };
 
 // Returns every layout of `world` ranks that the model and the global batch of `run` allow and whose estimate fits into `memory` bytes of a

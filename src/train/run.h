@@ -80,11 +80,16 @@ struct StartPoint {
 // process trains there or the disk has no room for a single checkpoint, data for what is damaged, and what the steps throw.
 StartPoint find_start(const StartParts& parts, const StartSteps& steps);
 
+// The checkpoint or folder that was read, and a hash of its files.
+struct FoundTeacher {
+  std::string path, hash;
+};
+
 // Opens what training.teacher names, which must be given, and reads its weights into `teacher`; null: it only looks whether that could be
-// done. `self` is what the run was found to start from, not what checkpoint.init_from would stand for now: a run may save there. Returns a
-// hash of its files. All ranks call it together. Throws Error: usage for one with another tokenizer or of another shape than
+// done. `self` is what the run was found to start from, not what checkpoint.init_from would stand for now: a run may save there. All ranks
+// call it together. Throws Error: usage for one with another tokenizer or of another shape than
 // load_run_config() found, data for what is damaged or changes meanwhile.
-std::string read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher);
+FoundTeacher read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher);
 
 // Returns the size of a checkpoint as Manifest::bytes() has it.
 int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);

@@ -333,11 +333,10 @@ void require_tokenizer_of_teacher(const StartParts& parts, const std::string& te
 
 }  // namespace
 
-std::string read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher) {
+FoundTeacher read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher) {
   const RunConfig &config = parts.loaded.config, use = teacher_config(config);
   const bool is_start = config.training.teacher == "self" && !found.model_path.empty();
-  const std::string path = is_start ? found.model_path : *config.teacher_path();
-  std::string hash;
+  std::string path = is_start ? found.model_path : *config.teacher_path(), hash;
   if (starts_from_folder(parts.world, path)) {
     agree_on_reading(parts.world, [&] {
       HfWeights weights(path);
@@ -356,13 +355,14 @@ std::string read_teacher(const StartParts& parts, const StartPoint& found, Gpt* 
       });
       if (teacher) load_weights(reader, resolve_plan(use), LoadFor::use, teacher->parameters(), nullptr, parts.world);
     };
-    hash = load_checkpoint(path, load, RanksTogether(parts.world)).hash;
+    const LoadedCheckpoint loaded = load_checkpoint(path, load, RanksTogether(parts.world));
+    path = loaded.path.string(), hash = loaded.hash;
   }
   agree(parts.world, [&] {
     require(!is_start || hash == found.model_hash, ExitCode::data, path,
             ": changed between its two uses in this run, as the model to start from and as its teacher: start the run again");
   });
-  return hash;
+  return {.path = std::move(path), .hash = std::move(hash)};
 }
 
 std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
@@ -454,18 +454,24 @@ bool share_folder(Run& run) {
 
 // A run learns from the teacher that it began with, or from none, to its end.
 void start_teacher(Run& run, const StartParts& parts, const StartPoint& found) {
-  std::optional<std::string> hash;
-  if (run.teacher) hash = read_teacher(parts, found, run.teacher.get());
+  std::optional<FoundTeacher> teacher;
+  if (run.teacher) teacher = read_teacher(parts, found, run.teacher.get());
+  const std::optional<std::string> hash = teacher ? std::optional(teacher->hash) : std::nullopt;
   agree(run.mesh.world, [&] {
     if (!found.resumed || run.state.teacher == hash) return;
-    const char* const saved = !run.state.teacher ? "without training.teacher"
-                              : hash             ? "with another training.teacher"
+    const std::string saved = !run.state.teacher ? "without training.teacher"
+                              : teacher          ? text("with another training.teacher than ", teacher->path)
                                                  : "with a training.teacher";
-    fail(ExitCode::usage, found.resumed->path.string(), " was trained ", saved,
-         ": a run learns from the same to its end; to start a new run from its weights, use checkpoint.init_from");
+    // A run that is a teacher may have saved since; its folder stands for its newest checkpoint.
+    const std::string advice =
+        run.state.teacher && teacher && teacher->path != *run.config.teacher_path()
+            ? text("; ", *run.config.teacher_path(), " has saved since: name its checkpoint from which this run began to learn")
+            : "";
+    fail(ExitCode::usage, found.resumed->path.string(), " was trained ", saved, ": a run learns from the same to its end", advice,
+         "; to start a new run from its weights, use checkpoint.init_from");
   });
   run.state.teacher = hash;
-  if (hash && run.is_rank0()) log_info("learns from ", *run.config.teacher_path());
+  if (teacher && run.is_rank0()) log_info("learns from ", teacher->path);
 }
 
 // Makes `best` name what the state calls the best checkpoint, if that is there.
