@@ -59,6 +59,11 @@ std::string duration_text(double seconds) {
   return formatted("%llds", static_cast<long long>(total));
 }
 
+std::string objective_name(std::optional<double> teacher_weight) {
+  if (!teacher_weight) return "loss";
+  return *teacher_weight == 1.0 ? "kl" : text(*teacher_weight, " kl + ", 1.0 - *teacher_weight, " loss");
+}
+
 double mean_dropped(const std::vector<LayerRouting>& layers) {
   double sum = 0.0;
   for (const LayerRouting& layer : layers) sum += layer.dropped / static_cast<double>(layers.size());

@@ -85,6 +85,11 @@ struct FoundTeacher {
   std::string path, hash;
 };
 
+// Returns the share of the divergence in the loss; none: the run has no teacher.
+inline std::optional<double> teacher_weight(const TrainingConfig& config) {
+  return config.teacher ? std::optional(config.teacher_weight) : std::nullopt;
+}
+
 // Opens what training.teacher names, which must be given, and reads its weights into `teacher`; null: it only looks whether that could be
 // done. `self` is what the run was found to start from, not what checkpoint.init_from would stand for now: a run may save there. All ranks
 // call it together. Throws Error: usage for one with another tokenizer or of another shape than

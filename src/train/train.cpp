@@ -177,19 +177,6 @@ bool stopping(Run& run, const char* section) {
   return poll(run) == Request::save_and_stop;
 }
 
-// Returns the figure by which the best checkpoint is chosen: the validation loss; with a teacher the shares of both, at temperature 1,
-// which is the loss of training only at that temperature.
-double objective(const Run& run, const Evaluation& result) {
-  const double share = run.config.training.teacher_weight;
-  return result.divergence ? share * *result.divergence + (1.0 - share) * result.loss : result.loss;
-}
-
-std::string name_of_objective(const RunConfig& config) {
-  if (!config.training.teacher) return "loss";
-  const double share = config.training.teacher_weight;
-  return share == 1.0 ? "kl" : text(share, " kl + ", 1.0 - share, " loss");
-}
-
 // Returns false if a request to stop cut the evaluation short.
 bool run_evaluation(Run& run) {
   run.set_phase("evaluation");
@@ -201,7 +188,7 @@ bool run_evaluation(Run& run) {
   if (event.result.stopped) return false;
   event.seconds = seconds_since(start);
   run.last_valid_loss = event.result.loss;
-  const double reached = objective(run, event.result);
+  const double reached = event.result.objective(run.config.training.teacher_weight);
   event.best = std::isfinite(reached) && (!run.state.best_valid_loss || reached < *run.state.best_valid_loss);
   if (event.best) run.state.best_valid_loss = reached;
   std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
@@ -411,7 +398,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .tokens = run.state.tokens,
           .skipped_steps = run.state.skipped_steps,
           .best_valid_loss = run.state.best_valid_loss,
-          .best_is = name_of_objective(run.config),
+          .best_is = objective_name(teacher_weight(run.config.training)),
           .last_valid_loss = run.last_valid_loss,
           .seconds = seconds_since(began),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),

@@ -474,6 +474,17 @@ void start_teacher(Run& run, const StartParts& parts, const StartPoint& found) {
   if (teacher && run.is_rank0()) log_info("learns from ", teacher->path);
 }
 
+// Figures of evaluations under another objective say nothing about those to come.
+void drop_other_best(Run& run, const TrainingConfig& saved) {
+  const std::optional<double> before = teacher_weight(saved), now = teacher_weight(run.config.training);
+  if (before == now || !run.state.best_valid_loss) return;
+  if (run.is_rank0())
+    log_warning("training.teacher_weight: the best evaluation so far went by ", objective_name(before), ", this run goes by ",
+                objective_name(now), ": it looks for the best one afresh");
+  run.state.best_valid_loss.reset();
+  run.state.best_checkpoint.reset();
+}
+
 // Makes `best` name what the state calls the best checkpoint, if that is there.
 void adopt_best(Run& run) {
   std::optional<BestCheckpoint>& best = run.state.best_checkpoint;
@@ -507,7 +518,11 @@ void start(Run& run) {
               log_warning(*run.config.checkpoint.init_from, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
           },
       .load_weights = [&](CheckpointReader& reader) { load_weights(reader, run.plan, LoadFor::use, parameters, &run.optimizer); },
-      .restore = [&run](CheckpointReader& reader) { run.state = restore(reader, run.parts()); }};
+      .restore =
+          [&run](CheckpointReader& reader) {
+            run.state = restore(reader, run.parts());
+            drop_other_best(run, reader.config().training);
+          }};
   const StartParts parts{.loaded = run.loaded, .world = run.mesh.world, .data = run.data, .plan = run.plan};
   StartPoint found = find_start(parts, steps);
   start_teacher(run, parts, found);

@@ -196,6 +196,26 @@ TEST_F(Distillation, KeepsTheCheckpointNearestToTheTeacher) {
   EXPECT_NEAR(mixed.summary.best_valid_loss.value(), std::ranges::min(mixed.valid_losses), 0.02 * std::ranges::max(mixed.valid_losses));
 }
 
+// The lowest kl is far below any loss: where figures of both were compared, no evaluation would be the best again.
+TEST_F(Distillation, LooksForTheBestAfreshUnderAnotherWeight) {
+  run("teacher", {"training.steps=2"});
+  const Sets sets = {"training.teacher=" + run_folder("teacher"), "eval.interval=1", "checkpoint.keep_best=true", "checkpoint.resume=auto"};
+  const auto resumed = [&](const Sets& more) {
+    std::filesystem::remove(folder_ / "log.txt");
+    open_log({.console = false, .file = folder_ / "log.txt"});
+    const TrainedRun rest = run("run", with(sets, more));
+    close_log();
+    return std::pair(rest, test::read_file(folder_ / "log.txt"));
+  };
+  resumed({"training.steps=3"});
+  EXPECT_THAT(resumed({"training.steps=4"}).second, Not(HasSubstr("it looks for the best one afresh")));
+  const auto [mixed, told] = resumed({"training.steps=6", "training.teacher_weight=0.01"});
+  EXPECT_THAT(told, HasSubstr("training.teacher_weight: the best evaluation so far went by kl, this run goes by 0.01 kl + 0.99 loss: it "));
+  EXPECT_EQ(mixed.summary.best_is, "0.01 kl + 0.99 loss");
+  EXPECT_GT(mixed.summary.best_step.value_or(0), 4);
+  EXPECT_NEAR(mixed.summary.best_valid_loss.value(), std::ranges::min(mixed.valid_losses), 0.02 * std::ranges::max(mixed.valid_losses));
+}
+
 // A teacher computes in high precision, whatever recipe it was trained with: its codes would round what it says. Ranks hold parts of it.
 TEST_F(Distillation, FromATeacherThatWasTrainedInMxfp8ReadsItsMasters) {
   const Sets model = {"model.hidden_size=64", "precision.dtype=bf16"};

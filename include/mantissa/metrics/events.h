@@ -32,7 +32,14 @@ struct Evaluation {
   int64_t targets = 0;
   std::vector<SetLoss> sets = {};
   bool stopped = false;  // by the caller, before the end: nothing else is set
+
+  // Returns the figure by which evaluations of a run compare: the loss; with a teacher of this weight the shares of both, at temperature 1,
+  // which is the loss of training only at that temperature.
+  double objective(double teacher_weight) const { return divergence ? teacher_weight * *divergence + (1.0 - teacher_weight) * loss : loss; }
 };
+
+// Names the objective of a run: "loss"; with a teacher of this weight "kl", or "0.5 kl + 0.5 loss".
+std::string objective_name(std::optional<double> teacher_weight);
 
 // Summary of the errors of all that a step quantized.
 struct PrecisionSummary {
