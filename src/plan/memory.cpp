@@ -135,9 +135,24 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
 
 }  // namespace
 
+namespace {
+
+double forward_flops_per_token(const ModelConfig& model, int64_t seq_len) {
+  return training_flops_per_token(model_shape(model), seq_len) / 3;
+}
+
+double teacher_flops_per_token(const RunConfig& config) {
+  return config.teacher ? forward_flops_per_token(*config.teacher, config.training.seq_len) : 0.0;
+}
+
+}  // namespace
+
 double step_flops_per_token(const RunConfig& config) {
-  const auto of_training = [&](const ModelConfig& model) { return training_flops_per_token(model_shape(model), config.training.seq_len); };
-  return of_training(config.model) + (config.teacher ? of_training(*config.teacher) / 3 : 0.0);
+  return training_flops_per_token(model_shape(config.model), config.training.seq_len) + teacher_flops_per_token(config);
+}
+
+double evaluation_flops_per_token(const RunConfig& config) {
+  return forward_flops_per_token(config.model, config.training.seq_len) + teacher_flops_per_token(config);
 }
 
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {

@@ -429,9 +429,8 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const EvalConfig& eval = copy.config.eval;
   const int64_t steps = *training.steps, windows = evaluated_windows(data.valid, training.micro_batch_size, eval.iters);
   const int64_t of_last = 1, evaluations = (eval.first ? 1 : 0) + (eval.interval > 0 ? (steps - 1) / eval.interval : 0) + of_last;
-  constexpr double kForward = 1.0 / 3.0;  // share of a step's FLOPs
-  preview.evaluation_flops = kForward * preview.flops_per_token * static_cast<double>(training.seq_len) * static_cast<double>(windows) *
-                             static_cast<double>(evaluations);
+  preview.evaluation_flops = evaluation_flops_per_token(copy.config) * static_cast<double>(training.seq_len) *
+                             static_cast<double>(windows) * static_cast<double>(evaluations);
   const bool is_here = backend_name(training.device) != "cuda" || find_gpus().architecture > 0;
   if (copy.config.parallel.world() == 1 && is_here)
     preview.gemm_rate = measured_gemm_rate(copy.config, *make_backend(training.device), alone);

@@ -455,6 +455,7 @@ TEST_F(Distillation, IsPreviewedWithItsTeacher) {
   const Sets sets = from_itself("teacher", {"precision.dtype=bf16"});
   const RunPreview alone = preview_run(config("alone", {"precision.dtype=bf16"})), taught = preview_run(config("taught", sets));
   EXPECT_NEAR(taught.flops_per_token, alone.flops_per_token * 4 / 3, 1.0);
+  EXPECT_NEAR(taught.evaluation_flops / alone.evaluation_flops, 2.0, 1e-9) << "forward passes of both, which are of one size";
   EXPECT_GT(taught.memory.teacher, 0);
   EXPECT_EQ(taught.memory.total() - taught.memory.teacher - taught.memory.workspace, alone.memory.total() - alone.memory.workspace);
 }

@@ -44,4 +44,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
 // teacher would take, of which there is the forward pass alone.
 double step_flops_per_token(const RunConfig& config);
 
+// Returns the FLOPs of an evaluation for each token: those of the forward passes of the model and of its teacher, if there is one.
+double evaluation_flops_per_token(const RunConfig& config);
+
 }  // namespace mantissa
