@@ -19,8 +19,8 @@ void take(RunMetrics& run, const JsonReader& line) {
     const auto forget = [&run](auto& entries) {
       std::erase_if(entries, [&run](const auto& entry) { return entry.step > run.start.step; });
     };
-    for (Series* series :
-         {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.milliseconds, &run.imbalance})
+    for (Series* series : {&run.loss, &run.valid_loss, &run.valid_kl, &run.lr, &run.gradient_norm, &run.tokens_per_second,
+                           &run.milliseconds, &run.imbalance})
       forget(*series);
     forget(run.precision);
     forget(run.routing);
@@ -48,6 +48,7 @@ void take(RunMetrics& run, const JsonReader& line) {
   if (type == "eval") {
     const auto event = line.as<EvaluationEvent>();
     run.valid_loss.push_back({event.step, event.result.loss});
+    if (line.value().contains("kl")) run.valid_kl.push_back({event.step, line.at("kl").as<double>()});
   }
   if (type == "precision") {
     PrecisionEvent& event = run.precision.emplace_back(line.as<PrecisionEvent>());

@@ -28,6 +28,7 @@ struct RunMetrics {
   std::vector<int64_t> starts;  // the step of every start: the first, and then each restart
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;  // loss: of steps with targets
+  Series valid_kl;                                                // divergences of evaluations beside a teacher
   Series milliseconds;                                            // duration of each step that was reported
   Series imbalance;                                               // in the layer with experts where it is largest
   std::vector<RoutingPoint> routing;                              // reports of the newest kRoutingSteps steps

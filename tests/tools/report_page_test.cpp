@@ -99,6 +99,27 @@ TEST_F(ReportPage, HoldsTheMetricsOfARunAndNoMapsWithoutPrecisionStatistics) {
   EXPECT_EQ(held.at("config"), "");
 }
 
+// The best evaluation is the one that checkpoint.keep_best keeps: beside a teacher not that of the least loss.
+TEST_F(ReportPage, ItsBestIsTheLeastObjective) {
+  const auto evaluation = [](int64_t step, double loss, const std::string& more = "") {
+    return text(R"({"type":"eval","step":)", step, R"(,"loss":)", loss, more, "}\n");
+  };
+  const auto best = [&](const std::string& metrics, const std::string& config = "") { return shown(kStep + metrics, config).at("best"); };
+  const std::string plain = evaluation(1, 2.5) + evaluation(2, 2.25) + evaluation(3, 2.75),
+                    taught =
+                        evaluation(1, 2.25, R"(,"kl":0.5)") + evaluation(2, 2.5, R"(,"kl":0.25)") + evaluation(3, 2.75, R"(,"kl":null)");
+  EXPECT_TRUE(best("").is_null());
+  EXPECT_EQ(best(plain), Parsed({{"value", 2.25}, {"objective", "loss"}}));
+  EXPECT_EQ(best(taught), Parsed({{"value", 0.25}, {"objective", "kl"}}));
+  EXPECT_EQ(best(evaluation(0, 0.01) + taught), Parsed({{"value", 0.25}, {"objective", "kl"}})) << "the first had no teacher yet";
+  const std::string again =
+      R"({"type":"start","step":1,"steps":4,"resumed":"","parameters":7,"precision":"","device":"cpu","threads":2,"time":1})";
+  EXPECT_EQ(best(taught + again + "\n"), Parsed({{"value", 0.5}, {"objective", "kl"}})) << "what a restart repeats counts no more";
+  const auto weighted = [](const std::string& weight) { return R"({"training": {"teacher_weight": )" + weight + "}}"; };
+  EXPECT_EQ(best(taught, weighted("0.25")), Parsed({{"value", 1.8125}, {"objective", "0.25 kl + 0.75 loss"}}));
+  EXPECT_EQ(error_of([&] { best(taught, weighted("2")); }).code(), ExitCode::data);
+}
+
 TEST_F(ReportPage, IsOneFileThatLoadsNothing) {
   const std::string page = report_page({run("a", kStep)});
   EXPECT_THAT(

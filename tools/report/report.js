@@ -145,10 +145,7 @@ function pointAway() {
 
 const lastValue = ({values}) => values.length ? number(values[values.length - 1]) : '-';
 
-function bestValue({values}) {
-  const finite = values.filter(value => !Number.isNaN(value));
-  return finite.length ? number(finite.reduce((a, b) => Math.min(a, b))) : '-';
-}
+const bestValue = best => best ? `${number(best.value)}${best.objective === 'loss' ? '' : ` ${best.objective}`}` : '-';
 
 // "2, at steps 100, 350"; of many the newest.
 function restartsText({restarts}) {
@@ -167,7 +164,7 @@ function makeSummary() {
       runs.map(
           (run, index) =>
               [textCell(swatch(index), run.name), textCell(run.precision), `${run.step} of ${run.steps}`, textCell(restartsText(run)),
-               run.tokens, run.parameters, lastValue(run.series.loss), lastValue(run.series.valid_loss), bestValue(run.series.valid_loss),
+               run.tokens, run.parameters, lastValue(run.series.loss), lastValue(run.series.valid_loss), bestValue(run.best),
                lastValue(run.series.tok_s), run.ranks ?? '-', textCell(run.device)])));
 }
 

@@ -210,6 +210,26 @@ int64_t rank_count(const Json& config, const std::string& source) {
   return product;
 }
 
+// Returns the least objective of the evaluations and its name, as checkpoint.keep_best compares them. Null: none has a finite one.
+Json best_json(const RunMetrics& run, const Json& config, const std::string& source) {
+  std::optional<double> weight, least;
+  if (!run.valid_kl.empty()) {
+    constexpr const char* kWeight = "teacher_weight";
+    const Json* const found = config.get("training").find(kWeight);
+    weight = found ? JsonReader(*found, source, text("training.", kWeight)).as<double>(Limits{.min = 0, .max = 1, .above_min = true}) : 1.0;
+  }
+  auto divergence = run.valid_kl.begin();
+  for (const MetricPoint& point : run.valid_loss) {
+    Evaluation result{.loss = point.value};
+    while (divergence != run.valid_kl.end() && divergence->step < point.step) ++divergence;
+    if (divergence != run.valid_kl.end() && divergence->step == point.step) result.divergence = divergence->value;
+    if (weight && !result.divergence) continue;
+    const double reached = result.objective(weight.value_or(1.0));
+    if (std::isfinite(reached) && (!least || reached < *least)) least = reached;
+  }
+  return least ? Json{{"value", number_json(least)}, {"objective", objective_name(weight)}} : Json();
+}
+
 Json run_json(const RunMetrics& run, size_t most, size_t stride) {
   const std::string source = run.name + "/config.json";
   const bool configured = !run.config.empty();
@@ -228,6 +248,7 @@ Json run_json(const RunMetrics& run, size_t most, size_t stride) {
               {"ranks", configured ? Json(rank_count(config, source)) : Json()},
               {"device", text(run.start.device, ", ", count_text(run.start.threads, "thread"))},
               {"series", std::move(series)},
+              {"best", best_json(run, config, source)},
               {"maps", maps_json(run, stride)},
               {"experts", experts_json(run)},
               {"samples", samples_json(run)},

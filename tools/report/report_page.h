@@ -5,6 +5,7 @@
 // "metrics" of the page holds {"runs": [...], "analyses": [...]}. Each run has these members; numbers have seven significant digits:
 //   name, precision, step, steps, restarts (their steps), tokens, parameters, ranks (null: unknown), device, config (text; "": none)
 //   series     by name: steps, as [first, stride, count] for each range of them; values (null: not finite); points (how many the run has)
+//   best       null, or value and objective: the least figure by which evaluations compare, and its name ("loss", "kl", ...)
 //   maps       one per role: modules; cells [module, step, dB or null, clipped, flushed, amax or null, scales], and behind these the worst
 //              expert and its dB; steps (how many the run has). Scales are exponents, each before its number of blocks
 //   experts    null, or step and first (steps of the newest and the oldest report) and layers, whose load is the sum over these reports
