@@ -92,8 +92,8 @@ fs::path trace_part(const fs::path& folder, int rank) {
 fs::path joined_trace(const fs::path& folder) { return folder / "trace.json"; }
 
 TraceFile::TraceFile(const fs::path& folder, const About& about) : file_(part_file(folder, about.rank, about.ranks)), rank_(about.rank) {
-  const Json args{{"version", kTraceVersion}, {"ranks", about.ranks},   {"first", about.first},
-                  {"last", about.last},       {"device", about.device}, {"host", host_name()}};
+  const Json args{{"version", kTraceVersion}, {"ranks", about.ranks},   {"first", about.first}, {"last", about.last},
+                  {"attempt", about.attempt}, {"device", about.device}, {"host", host_name()}};
   file_.append(text(kBegin, metadata("mantissa", rank_, args), ",\n",
                     metadata("process_name", rank_, {{"name", text("rank ", rank_, " on ", host_name())}}), ",\n"));
 }
@@ -192,13 +192,15 @@ void RunTrace::begin_step(int64_t number, const std::function<void()>& settle) {
 // A trace is not worth the run. A run that was resumed may begin among the steps to trace.
 void RunTrace::start(int64_t first) {
   const int64_t last = std::min(config_.training.trace->steps[1], config_.training.steps.value_or(INT64_MAX));
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t attempt = world_.all(int64_t{std::chrono::duration_cast<std::chrono::microseconds>(now).count()}).front();
   clock_ = std::make_unique<DeviceClock>(device_);
   if (!clock_->measures()) clock_ = nullptr;
   if (tracing()) return;
   try {
-    file_ = std::make_unique<TraceFile>(
-        config_.logging.dir,
-        TraceFile::About{.rank = world_.rank(), .ranks = world_.size(), .first = first, .last = last, .device = device_.name()});
+    const TraceFile::About about{
+        .rank = world_.rank(), .ranks = world_.size(), .first = first, .last = last, .attempt = attempt, .device = device_.name()};
+    file_ = std::make_unique<TraceFile>(config_.logging.dir, about);
     const bool ours = start_trace([file = file_.get()](const std::vector<RecordedSpan>& spans) { file->write(spans); }, clock_.get());
     if (!ours) file_ = nullptr;
   } catch (const Error& error) {

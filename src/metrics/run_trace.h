@@ -3,7 +3,8 @@
 // trace.json is a list of Chrome's trace events, one a line, those of each rank in a row: `[`, events, `]`. The process is the rank, times
 // are microseconds of the monotonic clock, so that ranks of one host line up. Events of a rank:
 //
-//   M mantissa      the first: version of this form, ranks, first step that is traced, last that is to be, device ("cpu", ...), host
+//   M mantissa      the first: version of this form, ranks, first step that is traced, last that is to be, attempt (when tracing began, as
+//                   rank 0 says: microseconds since 1970, the same for all ranks), device ("cpu", ...), host
 //   M process_name, thread_name
 //   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of
 //                   the step or the micro batch), bytes, flops and operands
@@ -41,7 +42,7 @@ class TraceFile {
  public:
   struct About {
     int rank = 0, ranks = 1;
-    int64_t first = 0, last = 0;
+    int64_t first = 0, last = 0, attempt = 0;
     std::string device;
   };
   TraceFile(const std::filesystem::path& folder, const About& about);

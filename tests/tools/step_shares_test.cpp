@@ -56,8 +56,9 @@ class Shares : public ::testing::Test {
             {Track::pass, "optimizer", at + 650, at + 950},
             {Track::step, "step", at, at + 1000, 0, 0, 0, number}};
   }
-  void write(int rank, int ranks, const std::vector<Made>& spans, bool whole = true, int64_t last = 3) const {
-    TraceFile file(folder_.path(), {.rank = rank, .ranks = ranks, .first = 2, .last = last, .device = "cpu"});
+  void write(int rank, int ranks, const std::vector<Made>& spans, bool whole = true, int64_t last = 3,
+             int64_t attempt = 1'000'000'000'000'000) const {
+    TraceFile file(folder_.path(), {.rank = rank, .ranks = ranks, .first = 2, .last = last, .attempt = attempt, .device = "cpu"});
     std::vector<RecordedSpan> all;
     for (const Made& made : spans) all.push_back(span(made));
     file.write(all);
@@ -215,6 +216,19 @@ TEST_F(Shares, OfPartsOfDifferentRunsAreRefused) {
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("trace-rank00001.json:2: rank 1 traces steps 2 to 9, but rank 0 in "),
                                   HasSubstr("trace-rank00000.json 2 to 3: they are of different runs; remove the older file")));
+}
+
+// A restart traces the same steps, and one of its ranks was killed before it replaced its part.
+TEST_F(Shares, OfPartsOfTwoAttemptsAreRefused) {
+  write(0, 2, step(2, 2000), false, 3, 1'000'000'000'000'001);
+  write(1, 2, step(2, 2000), false);
+  EXPECT_THAT(error_of([&] { shares(); }).what(),
+              AllOf(HasSubstr("trace-rank00001.json:2: rank 1 was traced by an earlier attempt of the run than rank 0 in "),
+                    HasSubstr("trace-rank00000.json; remove the older file")));
+  write(1, 2, step(2, 2000), false, 3, 1'000'000'000'000'002);
+  const Error error = error_of([&] { shares(); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("by a later attempt of the run than rank 0"));
 }
 
 TEST_F(Shares, OfADamagedTraceAreRefusedWithFileAndLine) {

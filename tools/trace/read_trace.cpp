@@ -41,13 +41,14 @@ struct SpanEvent {
 
 struct AboutTrace {
   int version = 0, ranks = 0;
-  int64_t first = 0, last = 0;
+  int64_t first = 0, last = 0, attempt = 0;
   std::string device;
   void fields(auto& v) {
     v("version", version);
     v("ranks", ranks, "", limits::positive);
     v("first", first, "", limits::positive);
     v("last", last, "", limits::positive);
+    v("attempt", attempt, "", limits::later);
     v("device", device);
   }
 };
@@ -105,8 +106,11 @@ class LineTaker {
         reader.require(into_.first == about.first && into_.last == about.last, "rank ", rank, " traces steps ", about.first, " to ",
                        about.last, ", but rank ", into_.parts.back().rank, " in ", into_.parts.back().file, ' ', into_.first, " to ",
                        into_.last, ": they are of different runs; remove the older file");
+        reader.require(into_.attempt == about.attempt, "rank ", rank, " was traced by ",
+                       about.attempt < into_.attempt ? "an earlier" : "a later", " attempt of the run than rank ", into_.parts.back().rank,
+                       " in ", into_.parts.back().file, "; remove the older file");
       }
-      into_.ranks = about.ranks, into_.first = about.first, into_.last = about.last;
+      into_.ranks = about.ranks, into_.first = about.first, into_.last = about.last, into_.attempt = about.attempt;
       const bool twice = std::ranges::any_of(into_.parts, [&](const RankTrace& part) { return part.rank == rank; });
       reader.require(!twice, "rank ", rank, " begins a second time");
       current_ = &into_.parts.emplace_back(RankTrace{.rank = rank, .file = file_, .device = about.device});

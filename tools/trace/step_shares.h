@@ -38,12 +38,13 @@ struct RankTrace {
 struct ReadTrace {
   int ranks = 0;                 // ranks of the run
   int64_t first = 0, last = 0;   // steps that all parts were to trace
+  int64_t attempt = 0;           // when their run began to
   std::vector<RankTrace> parts;  // by rank; those of some ranks may be missing
 };
 
 // Reads a run folder, in read_trace.cpp: the parts of its ranks if there are any, which a run leaves that was killed or still traces, else
 // its trace.json. Or reads one such file. Throws Error(usage) if there is no trace, Error(data) that starts with file and line for a
-// damaged one, and for a part of other steps than those before, which an earlier run left.
+// damaged one, and for a part of other steps, or of another attempt, than those before, which an earlier run left.
 ReadTrace read_trace(const std::filesystem::path& run);
 
 // Times of the thread that computes, or of a device's lane that does: kernels; exchanges, which it sends, receives and adds up itself;
