@@ -195,7 +195,11 @@ namespace {
 
 std::string milliseconds(double seconds) { return rounded(seconds * 1e3, 2); }
 std::string percent(double part, double of) { return rounded(of > 0.0 ? 100.0 * part / of : 0.0, 1) + "%"; }
-std::string rate(double work, double seconds, double unit) { return work > 0.0 && seconds > 0.0 ? rounded(work / seconds / unit, 1) : ""; }
+std::string rate(double work, double seconds, double unit) {
+  if (!(work > 0.0 && seconds > 0.0)) return "";
+  const double units = work / seconds / unit;
+  return units < 0.05 ? "<0.1" : rounded(units, 1);
+}
 std::string calls_text(double calls) { return rounded(calls, calls == std::floor(calls) ? 0 : 2); }
 
 // Returns the entries by descending seconds.
