@@ -32,6 +32,7 @@ class SourceTree {
 
   Json root;
 
+  bool has_sources() const { return !sources_.empty(); }
   const Json* find(std::string_view key) const;  // none: nullptr
   ConfigPlace place(const Json& node) const;
   int64_t order(const Json& node) const;

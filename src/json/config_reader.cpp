@@ -22,8 +22,10 @@ bool marked(const std::vector<bool>& marks, uint32_t position) { return position
 
 const std::string& key_origin(const ConfigPlace& place) { return place.key_origin.empty() ? place.origin : place.key_origin; }
 
+// origin: "" where nothing was read, so that a value is nobody's default.
 std::string reported(const std::string& key, const std::string& message, const std::string& origin) {
-  return text(printable(detail::shown_key(key)), key.empty() ? "" : ": ", shortened(message, kLongestMessage), "   (", origin, ")");
+  return text(printable(detail::shown_key(key)), key.empty() ? "" : ": ", shortened(message, kLongestMessage),
+              origin.empty() ? "" : "   (" + origin + ")");
 }
 
 }  // namespace
@@ -122,7 +124,8 @@ ConfigReport::Nearest ConfigReport::nearest(const std::string& key) const {
 ConfigPlace ConfigReport::place(const std::string& key) const {
   const auto [stated, node] = nearest(key);
   if (stated != nullptr) return *stated;
-  return node != nullptr ? sources_->place(*node) : ConfigPlace{.origin = "default"};
+  if (node != nullptr) return sources_->place(*node);
+  return {.origin = sources_->has_sources() || !stated_.empty() ? "default" : ""};
 }
 
 int64_t ConfigReport::order(const std::string& key) const {

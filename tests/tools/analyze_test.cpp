@@ -366,11 +366,17 @@ TEST_F(AnalyzeTest, RefusesWhatItCannotMeasure) {
     EXPECT_EQ(result.exit_code, exit_code) << result.output;
     return result.error;
   };
-  EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp5"}), AllOf(HasSubstr("no recipe \"mxfp5\""), HasSubstr("mxfp8")));
+  EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp5"}),
+              AllOf(HasSubstr("no recipe \"mxfp5\""), HasSubstr("mxfp8"), Not(HasSubstr("default)"))));
   EXPECT_THAT(refused({"--recipes", "mxfp8,mxfp8"}), HasSubstr("--recipes: names mxfp8 twice"));
   EXPECT_THAT(refused({"--recipes", "mxfp8,"}), HasSubstr("--recipes: the name of a recipe is missing"));
   EXPECT_THAT(refused({"--recipes", "high,bf16"}), HasSubstr("--recipes high,bf16: they quantize no weight"));
   EXPECT_THAT(refused({"--set", "precision.recipe=mxfp8", "--recipes", "mxfp8"}), HasSubstr("precision.recipe mxfp8: excludes --recipes"));
+  for (const char* const value : {"=null", "=[\"mxfp8\"]", ".x=mxfp8"})
+    EXPECT_THAT(refused({"--set", text("precision.recipe", value)}), HasSubstr("precision.recipe: must be a string, got "));
+  EXPECT_THAT(refused({"--set", "precision.recipe=mxfp5"}), AllOf(HasSubstr("no recipe \"mxfp5\""), Not(HasSubstr("default)"))));
+  EXPECT_THAT(refused({"--set", "precision.recipe=\"mxfp5\" // a recipe"}), HasSubstr("no recipe \"mxfp5\""));
+  EXPECT_THAT(refused({"--set", "precision.recipe=mxfp8", "--set", "precision.recipe=mxfp5"}), HasSubstr("no recipe \"mxfp5\""));
   EXPECT_THAT(refused({"--set", "model.rope_theta=1"}), HasSubstr("section precision"));
   EXPECT_THAT(refused({"--set", "precision.fp8_output_proj=true"}), HasSubstr("precision.fp8_output_proj"));
   test::set_element(saved, "master.layers.1.mlp.down.weight", 96 * 3 + 5, std::numeric_limits<float>::infinity());
