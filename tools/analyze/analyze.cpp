@@ -32,17 +32,16 @@ constexpr int64_t kParts = 64;  // measured alone unless --modules says otherwis
 
 constexpr const char* kRecipes = "mxfp8,mxfp4_qat";
 
-// Takes the recipe out of the values for precision.*, such as a proposal of --budget has, for which --recipes has a list.
+// Takes the recipe out of the values for precision.*, such as a proposal of --budget has, for which --recipes has a list. Throws
+// Error(usage) for a value that is none of the key.
 std::optional<std::string> take_recipe(std::vector<std::string>& precision) {
-  constexpr std::string_view kKey = "precision.recipe=";
-  std::optional<std::string> recipe;
-  for (const std::string& set : precision) {
-    if (!set.starts_with(kKey)) continue;
-    const std::string value = set.substr(kKey.size());
-    recipe = value.starts_with('"') ? parse_json(value, "precision.recipe", ExitCode::usage).string() : value;
-  }
-  std::erase_if(precision, [&](const std::string& set) { return set.starts_with(kKey); });
-  return recipe;
+  const auto others = std::stable_partition(precision.begin(), precision.end(), [](const std::string& set) {
+    return !set.starts_with("precision.recipe=") && !set.starts_with("precision.recipe.");
+  });
+  const std::vector<std::string> own(others, precision.end());
+  precision.erase(others, precision.end());
+  if (own.empty()) return {};
+  return with_precision({}, own).precision.recipe;  // read as every command reads it
 }
 
 std::vector<std::string> names_of_recipes(const std::string& list) {
