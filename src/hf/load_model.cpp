@@ -300,6 +300,22 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
   precision.dtype = dtype;
 }
 
+// Resolves the plan of a folder on these ranks. Blocks of codes belong to one rank, so the ranks may not divide what they divide as
+// numbers.
+PrecisionPlan plan_of_folder(const RunConfig& folder, const RunConfig& used, const ModelRanks& ranks, const ModelUse& use) {
+  constexpr const char* kAsNumbers = "precision.recipe=high";
+  try {
+    return resolve_plan(used);
+  } catch (const Error& error) {
+    if (!use.precision.empty() || ranks.tensor == 1) throw;
+    const RunConfig numbers = for_ranks(as_used(folder, true, {.dtype = use.dtype, .precision = {kAsNumbers}}), ranks);
+    ConfigReport report;
+    PrecisionPlan::resolve(numbers.precision, model_shape(numbers.model, ranks.tensor), report);
+    if (!report.ok()) throw;
+    fail(error.code(), error.what(), "\n--set ", kAsNumbers, " reads the codes of the folder as numbers, which these ranks can divide");
+  }
+}
+
 // Loads the model of a folder of Hugging Face's form.
 LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> device, const Mesh& mesh, const ModelUse& use) {
   LoadedModel loaded;
@@ -310,8 +326,9 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
     if (mesh.tensor.rank() == 0) {
       for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
     }
-    loaded.config = for_ranks(as_used(weights.run_config(), true, use), mesh.ranks());
-    const PrecisionPlan plan = resolve_plan(loaded.config);
+    const RunConfig folder_config = weights.run_config();
+    loaded.config = for_ranks(as_used(folder_config, true, use), mesh.ranks());
+    const PrecisionPlan plan = plan_of_folder(folder_config, loaded.config, mesh.ranks(), use);
     std::vector<TokenizerFile> files;
     for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json",
                                    "chat_template.jinja", "chat_template.json"}) {

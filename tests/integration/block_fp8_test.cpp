@@ -4,15 +4,19 @@
 #include "hf/tile_scales.h"
 #include "models/model_shape.h"
 #include "process.h"
+#include "thread_ranks.h"
 
 namespace mantissa::test::block_fp8_test {
 
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
   for (const FileDtype dtype : {FileDtype::f32, FileDtype::bf16}) {
@@ -180,6 +184,16 @@ TEST_F(BlockFp8, TilesThatEndWithTheWeightAreCodes) {
   pack_to(path("ragged"), "of 32");
   EXPECT_EQ(difference("of 32", path("ragged")), std::nullopt);
   EXPECT_EQ(HfFolder(path("of 32")).bytes(kDownWeight), ragged.bytes(kDownWeight));
+
+  // Blocks belong to one rank each.
+  const auto on_two = [&](const ModelUse& use) {
+    return run_ranks(
+        2, [&](const Communicator& world) { load_model(path("ragged"), make_backend("cpu"), make_mesh(world, {.tensor = 2}), use); });
+  };
+  EXPECT_THAT(on_two({}), Each(AllOf(StartsWith("2: "), HasSubstr("cannot be divided among the 2 ranks"),
+                                     HasSubstr("--set precision.recipe=high reads the codes of the folder as numbers"))));
+  EXPECT_THAT(on_two({.precision = {"precision.recipe=high"}}), Each(""));
+  EXPECT_THAT(on_two({.precision = {"precision.recipe=mxfp8"}}), Each(Not(HasSubstr("as numbers")))) << "as the user has it";
 
   // Rows alone end within a tile: of down_proj and o_proj, and of v_proj, the last of its parameter.
   const json rows = changed(kWhole, {{"hidden_size", 256 + 64}, {"num_attention_heads", 4}, {"num_key_value_heads", 2}});
