@@ -48,6 +48,7 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
   });
   const std::string file = printable(arguments.output);
   print_exported(file, arguments.precision, done);
+  if (!done.has_tokenizer) std::cout << file << ": holds no tokenizer, so llama.cpp takes and gives token ids alone\n";
   if (done.decoded > 0)
     std::cout << file << ": " << count_text(done.decoded, "tensor") << " of codes in 8 bits, for which GGUF has no type, "
               << (done.decoded == 1 ? "holds" : "hold") << " the values that they decode to\n";

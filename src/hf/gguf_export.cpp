@@ -108,6 +108,7 @@ void GgufContent::add_keys(const ExportSource& source) {
   GgufRemarks tokenizer = add_gguf_tokenizer(source.files_beside(), *config.model.vocab_size, keys_);
   std::ranges::move(tokenizer.differences, std::back_inserter(remarks_.differences));
   remarks_.notes = std::move(tokenizer.notes);
+  remarks_.has_tokenizer = tokenizer.has_tokenizer;
   keys_.add_string(gguf::kVersionOfWriter, version());
   if (const std::optional<ProvenCheckpoint> checkpoint = source.proven()) {
     keys_.add_u32("mantissa.step", checkpoint->step);
@@ -230,6 +231,7 @@ ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const Ggu
   out.bytes = content.layout().bytes;
   out.simulated = !rounded.empty();
   out.chat_template = source.files_beside().chat_template;
+  out.has_tokenizer = content.remarks().has_tokenizer;
   out.codes = std::ranges::count(content.items(), GgmlType::mxfp4, &GgufContent::Item::type);
   out.decoded = std::ranges::count(content.items(), true, &GgufContent::Item::decoded);
   if (const std::optional<ProvenCheckpoint> checkpoint = source.proven()) out.step = checkpoint->step;

@@ -29,7 +29,8 @@ struct GgufOptions {
 
 struct ExportedGguf : ExportedModel {
   int64_t codes = 0;    // tensors in MXFP4
-  int64_t decoded = 0;  // tensors that are codes in training and values here, for want of a type
+  int64_t decoded = 0;  // tensors that are codes in forward and values here, for want of a type
+  bool has_tokenizer = true;
 };
 
 // The tensors and keys of a file.

@@ -206,6 +206,7 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
     remarks.notes.emplace_back(remarks.differences.empty() ? "tokenizer: the model has none, so that llama.cpp takes token ids alone"
                                                            : kTokenizerLeftOut);
     keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
+    remarks.has_tokenizer = false;
     return remarks;
   }
   const Json root = parse_json(file->bytes, file->name);
@@ -213,6 +214,7 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
   if (remarks.differences.empty()) return TokenizerTables(files, file->bytes, root, vocab_size).add(keys);
   remarks.notes.emplace_back(kTokenizerLeftOut);
   keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
+  remarks.has_tokenizer = false;
   return remarks;
 }
 

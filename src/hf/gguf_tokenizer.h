@@ -52,6 +52,7 @@ inline constexpr const char* kNoGgufVocabulary = "no_vocab";  // tokenizer.ggml.
 struct GgufRemarks {
   std::vector<std::string> differences;  // llama.cpp computes otherwise than training, or cannot load: refused unless allowed
   std::vector<std::string> notes;        // it comes close
+  bool has_tokenizer = true;
 };
 
 // Adds the tables, special tokens and the chat template; of a tokenizer that llama.cpp cannot read, and of a model without one, that there

@@ -23,6 +23,7 @@ using test::Sets;
 using test::with;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using std::string_literals::operator""s;
 
 const Sets kLlama = {"model.qk_norm=false", "model.num_attention_heads=2"},
@@ -392,6 +393,12 @@ TEST_F(GgufExport, WhatLlamaCppComputesOtherwiseIsRefusedUnlessItIsAllowed) {
   EXPECT_THAT(error_of([&] { to_gguf(letters, "letters"); }).what(), HasSubstr("tokenizer.json: model.merges: is empty"));
   to_gguf(letters, "letters", {.allow_different = true});
   EXPECT_EQ(GgufFile(file("letters")).header().string("tokenizer.ggml.model"), "no_vocab");
+  const auto last_lines = [&](const std::string& from, const std::string& name) {
+    return test::run_mantissa({"export", from, "--output", file(name), "--format", "gguf", "--allow-different"}, folder_.path()).output;
+  };
+  const std::string left_out = ": holds no tokenizer, so llama.cpp takes and gives token ids alone\n";
+  EXPECT_THAT(last_lines(letters, "again"), HasSubstr(file("again") + left_out));
+  EXPECT_THAT(last_lines(saved, "words"), AllOf(HasSubstr("read back and equal"), Not(HasSubstr("holds no tokenizer"))));
 }
 
 TEST_F(GgufExport, RotationsOfLlama3AreATensorAndOfYarnKeys) {
