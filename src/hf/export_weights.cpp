@@ -189,8 +189,8 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
   if (of_mlx()) deviations_ = mlx_differences(architecture_, model);
   if (options.weights == ExportWeights::packed) find_modules();
   require(deviations_.empty() || options.allow_different, ExitCode::usage,
-          "mlx-lm computes this model otherwise than training, or cannot load it:\n  ", joined(deviations_, "\n  "),
-          "\ntrain it without these, take the format hf, or export it all the same with --allow-different "
+          "mlx-lm computes this model otherwise than mantissa, or cannot load it:\n  ", joined(deviations_, "\n  "),
+          "\nuse it without these, take the format hf, or export it all the same with --allow-different "
           "(checkpoint.export.allow_different)");
   for (const ArchitectureTensor& tensor : tensors_) {
     const auto module = modules_.find(module_name(tensor));
@@ -296,7 +296,7 @@ void ExportedWeights::settle_mlx_inputs() {
   for (auto& [name, scheme] : modules_)
     if (scheme) scheme->inputs = false;
   deviations_.push_back(text("precision: inputs of ", count_text(quantizing.size(), "module"), ", the first of ", quantizing.front(),
-                             ", are quantized in training, and mlx-lm reads them in high precision: it quantizes those of all packed "
+                             ", are quantized in forward, and mlx-lm reads them in high precision: it quantizes those of all packed "
                              "linears or of none, to MXFP8 by rceil, beside MXFP8 weights without biases, and never those of experts"));
 }
 

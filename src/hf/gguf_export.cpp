@@ -81,8 +81,8 @@ GgufContent::GgufContent(ExportSource& source, const GgufOptions& options)
   remarks_.differences = gguf_differences(architecture_, model);
   add_keys(source);
   require(remarks_.differences.empty() || options.allow_different, ExitCode::usage,
-          "llama.cpp computes this model otherwise than training, or cannot load it:\n  ", joined(remarks_.differences, "\n  "),
-          "\ntrain it without these, take --format hf or mlx, or export it all the same with --allow-different");
+          "llama.cpp computes this model otherwise than mantissa, or cannot load it:\n  ", joined(remarks_.differences, "\n  "),
+          "\nuse it without these, take --format hf or mlx, or export it all the same with --allow-different");
   for (const ArchitectureTensor& tensor : architecture_tensors(architecture_, model, ExportFormat::gguf)) add_item(tensor, source);
   rope_factors_ = gguf_rope_factors(architecture_, model);
   const auto count = [&](GgmlType type) { return std::ranges::count(items_, type, &Item::type); };

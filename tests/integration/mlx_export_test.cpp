@@ -235,7 +235,7 @@ TEST_F(MlxRefusals, AModelThatMlxComputesOtherwiseIsExportedWhereThatIsAllowed) 
 // Then verify tells it, too, as of all folders.
 TEST_F(MlxRefusals, InputsThatMlxReadsInHighPrecisionAreToldByModule) {
   expect_refused("four bits", {"precision.recipe=mxfp4_qat_mxfp8_act"}, kPacked,
-                 "precision: inputs of 8 modules, the first of layers.0.attn.qkv, are quantized in training");
+                 "precision: inputs of 8 modules, the first of layers.0.attn.qkv, are quantized in forward");
   expect_refused("experts", with(kMixtral, {"precision.recipe=mxfp8"}), kPacked, "precision: inputs of ");
   expect_refused("with biases",
                  {"model.qk_norm=false", "model.attention_bias=qkv", "model.num_attention_heads=2", "precision.recipe=mxfp8"}, kPacked,
