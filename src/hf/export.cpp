@@ -339,7 +339,9 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
 }
 
 void check_export(const RunConfig& config, ConfigReport& report) {
-  if (!config.checkpoint.exported || report.failed("model") || report.failed("precision")) return;
+  for (const char* const key : {"model", "precision", "checkpoint.export"})
+    if (report.failed(key)) return;
+  if (!config.checkpoint.exported) return;
   ModelConfig model = config.model;
   // Where only the data can tell the vocabulary, any size shows the same: here one without padding.
   if (!model.vocab_size) model.vocab_size = std::lcm(model.pad_vocab_to, int64_t{128});
