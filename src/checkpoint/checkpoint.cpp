@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -101,6 +102,17 @@ LoadFor purpose_of_resume(const RunConfig& config) {
   return config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
 }
 
+// The steps of epochs are counted from the start of a run, with one global batch.
+void require_steps_of_epochs(const Manifest& manifest, const TrainingConfig& training, int64_t sequences, const std::string& source) {
+  const int64_t batch = *training.global_batch_size;
+  if (!training.epochs || manifest.samples == manifest.step * batch) return;
+  const double left = *training.epochs * static_cast<double>(sequences) - static_cast<double>(manifest.samples);
+  const int64_t steps = manifest.step + static_cast<int64_t>(std::ceil(std::max(0.0, left) / static_cast<double>(batch)));
+  fail(ExitCode::usage, "training.epochs: ", *training.epochs, " are ", *training.steps, " steps of ", batch, " sequences, but ", source,
+       " has taken ", manifest.samples, " in ", count_text(manifest.step, "step"), "; set training.epochs to null and training.steps to ",
+       steps, ", with which the run ends where these epochs do");
+}
+
 // Holds all that a checkpoint says of a run which may go on from it.
 struct Resumable {
   TrainState state;
@@ -118,6 +130,7 @@ Resumable resumable(const CheckpointReader& reader, const RunConfig& config, con
   require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with a tokenizer that differs from data.tokenizer");
   require_biases_kept(reader, has_expert_bias(config.model));
   require_moments(reader, plan);
+  require_steps_of_epochs(manifest, config.training, data.train->samples(), folder);
   auto state = from_json<TrainState>(manifest.state, source + ": state");
   state.step = manifest.step;
   state.samples = manifest.samples;

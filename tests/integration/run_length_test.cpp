@@ -60,6 +60,24 @@ TEST_F(RunLength, OfEpochsIsTheSameAfterAResume) {
   EXPECT_EQ(run(again("cut", {"training.steps=11", "training.epochs=null"})).summary.steps, 11);
 }
 
+// The steps before took 8 sequences each, so as many steps as 7.025 batches of 16 would be end in the middle.
+TEST_F(RunLength, OfEpochsIsNotThatOfAnotherBatchOnAResume) {
+  const std::vector<std::string> sets = {"training.steps=null", "training.epochs=0.05", "schedule.warmup_steps=2"},
+                                 wide = {"training.grad_accum=null", "training.global_batch_size=16"};
+  EXPECT_EQ(run(config("cut", sets), stop_at(4)).summary.exit, ExitCode::stopped);
+  const auto refused = [&](const std::vector<std::string>& more) {
+    const Error error = error_of([&] { run(again("cut", more)); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return std::string(error.what());
+  };
+  EXPECT_THAT(refused(wide), HasSubstr("training.epochs: 0.05 are 4 steps of 16 sequences, but " + run_folder("cut")));
+  EXPECT_THAT(refused(wide), HasSubstr("has taken 24 in 3 steps; set training.epochs to null and training.steps to 6, with which"));
+  const auto steps = test::with(wide, {"training.epochs=null", "training.steps=6"});
+  EXPECT_EQ(run(again("cut", steps)).summary.steps, 6) << "24 + 3 x 16 = 72 of 56.2 sequences";
+  EXPECT_THAT(refused(test::with(wide, {"training.steps=null", "training.epochs=0.1"})), HasSubstr("has taken 72 in 6 steps"));
+  EXPECT_EQ(run(again("cut", test::with(wide, {"training.epochs=null", "training.steps=7"}))).summary.steps, 7);
+}
+
 TEST_F(RunLength, OfEpochsCountsEachSetOnceWhateverItsWeight) {
   const std::string text = "{\"path\": \"" + (folder_ / "text.txt") + "\", \"weight\": ";
   const TrainedRun two = run("two", {"data.path=null", "data.train=[" + text + "1}, " + text + "9}]", "training.steps=null",
