@@ -72,6 +72,10 @@ TEST_F(Compare, RepeatsNothingAndTakesMoreSeedsAndRecipes) {
   EXPECT_THAT(again.errors, HasSubstr("compare: 2 of 6 runs have finished before\n"));
   EXPECT_THAT(again.output, HasSubstr("\nmxfp8 ")) << "the first one is the baseline";
   EXPECT_EQ(first["recipes"][0]["losses"][0], json::parse(test::read_file(run_of("compare.json")))["recipes"][1]["losses"][0]);
+  EXPECT_FALSE(std::filesystem::exists(run_of("compare-part.json")));
+  const ProcessResult fewer = compare({"--recipes", "mxfp8,high,mxfp4_qat", "--seeds", "1", "--set", "training.threads=1"});
+  EXPECT_THAT(fewer.output, HasSubstr("all/compare-part.json, " + run_of("report-part.html; compare.json is kept, which has more runs")));
+  EXPECT_EQ(json::parse(test::read_file(run_of("compare.json")))["seeds"], 2);
 }
 
 TEST_F(Compare, RefusesMoreRunsAtATimeThanCores) {
@@ -252,9 +256,16 @@ TEST_F(Compare, TakesFoldersAndThreadsAsTheyAreGiven) {
     return json::parse(done.output);
   };
   const json first = compared("high,mxfp8,mxfp8_te", {"--set", "training.threads=1", "--keep-checkpoints"});
+  const ProcessResult wider = test::run_mantissa({"compare", folder_ / "c.json", "--recipes", "high,mxfp8,mxfp8_te", "--seeds", "1",
+                                                  "--output", folder, "--set", "training.threads=2", "--keep-checkpoints"},
+                                                 folder_.path());
+  EXPECT_THAT(wider.errors, HasSubstr("high-seed1: finished with training.threads 1, and runs have 2 now: times of steps of both do not"));
   EXPECT_EQ(first["threads"], 1);
   EXPECT_TRUE(std::filesystem::exists(folder + "/high-seed1/checkpoints"));
   const json again = compared("high,mxfp8,mxfp8_te", {}), two = compared("high,mxfp8_te", {});
+  EXPECT_EQ(json::parse(test::read_file(folder + "/compare.json")), again) << "which a part of its runs does not replace";
+  EXPECT_EQ(json::parse(test::read_file(folder + "/compare-part.json")), two);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/report-part.html"));
   EXPECT_FALSE(std::filesystem::exists(folder + "/high-seed1/checkpoints")) << "those of runs that have finished go";
   EXPECT_EQ(again["recipes"][2]["losses"], first["recipes"][2]["losses"]);
   EXPECT_EQ(two["recipes"][1]["cosines"], again["recipes"][2]["cosines"]) << "all have the same baseline";

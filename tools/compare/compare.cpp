@@ -99,6 +99,33 @@ ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan
   return ExitCode::stopped;
 }
 
+// Times of runs that have finished are those of the threads that they had.
+void warn_of_other_threads(const ComparisonPlan& plan) {
+  for (const PlannedRun& run : plan.runs()) {
+    const fs::path folder = plan.folder() / run.name, file = folder / "config.json";
+    if (!finished_metrics(run, folder)) continue;
+    const Json there = parse_json(File::open_input(file).content(kLargestRunFile), file.string());
+    const Json& threads = there.get("training").get("threads");
+    if (threads != Json(plan.threads()))
+      return log_warning(run.name, ": finished with training.threads ", threads.shown(), ", and runs have ", plan.threads(),
+                         " now: times of steps of both do not compare");
+  }
+}
+
+// Returns "-part" if compare.json holds runs that this comparison lacks: then it stays, and the files of this one lie beside.
+std::string part_suffix(const fs::path& folder, const Comparison& comparison) {
+  std::error_code none;
+  const fs::path file = folder / "compare.json";
+  if (!fs::is_regular_file(file, none)) return "";
+  const ParsedJson there = parse_commented_json(File::open_input(file).content(kLargestRunFile));
+  const auto here = [&](const Json& cost) {
+    const auto is_it = [&](const RecipeCost& own) { return cost.get("recipe") == Json(own.recipe); };
+    const auto own = std::ranges::find_if(comparison.recipes, is_it);
+    return own != comparison.recipes.end() && own->losses.size() >= cost.get("losses").size();
+  };
+  return std::ranges::all_of(there.root.get("recipes").entries(), here) ? "" : "-part";
+}
+
 PrecisionPlan plan_of(const PlannedRun& run) {
   RunConfig config = run.loaded.config;
   set_vocabulary(config);
@@ -110,6 +137,7 @@ ExitCode compare(const CompareArguments& arguments) {
   const ComparisonPlan plan(arguments);
   make_folders(plan.folder());
   const FolderLock lock(plan.folder(), "mantissa compare");
+  warn_of_other_threads(plan);
   if (const ExitCode code = train_all(arguments, plan); code != ExitCode::ok) return code;
   const size_t count = plan.recipes().size();
   for (size_t r = 0; r < count; ++r)  // runs that were trained last may have read something else
@@ -136,13 +164,15 @@ ExitCode compare(const CompareArguments& arguments) {
   }
   compare_with_first(comparison.recipes);
   const Json json = comparison_json(comparison);
-  write_file_atomically(plan.folder() / "compare.json", json.dump(1, Json::Order::keys) + "\n");
-  write_file_atomically(plan.folder() / "report.html", report_page(all));
+  const std::string part = part_suffix(plan.folder(), comparison);
+  const fs::path figures = plan.folder() / ("compare" + part + ".json"), page = plan.folder() / ("report" + part + ".html");
+  write_file_atomically(figures, json.dump(1, Json::Order::keys) + "\n");
+  write_file_atomically(page, report_page(all));
   if (arguments.json) {
     std::cout << json.dump(1, Json::Order::keys) << '\n';
   } else {
-    std::cout << printable(comparison_table(comparison), "\n") << "files: " << printable((plan.folder() / "compare.json").string()) << ", "
-              << printable((plan.folder() / "report.html").string()) << '\n';
+    std::cout << printable(comparison_table(comparison), "\n") << "files: " << printable(figures.string()) << ", "
+              << printable(page.string()) << (part.empty() ? "" : "; compare.json is kept, which has more runs") << '\n';
   }
   return ExitCode::ok;
 }
