@@ -13,13 +13,15 @@ namespace {
 
 Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
+enum class Holds { elements, scales };
+
 // take(parameter) takes what the parameter has in this arena, or nothing.
 template <class Take>
-ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& take, bool of_scales = false) {
+ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, Holds what, const Take& take) {
   ArenaMap map{.memory = arena.memory(), .places = {}};
   for (Parameter& parameter : parameters) {
     const int64_t begin = arena.taken(), elements = take(parameter);
-    map.places.push_back({.begin = begin, .elements = elements, .height = of_scales ? parameter.quantized.block_rows : 1});
+    map.places.push_back({.begin = begin, .elements = elements, .height = what == Holds::scales ? parameter.quantized.block_rows : 1});
   }
   return map;
 }
@@ -143,7 +145,7 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
       if (here(parameter)) arena.reserve(parameter.shape);
     }
     arena.allocate(device);
-    sources_.push_back(map_of(arena, parameters_, [&](Parameter& parameter) {
+    sources_.push_back(map_of(arena, parameters_, Holds::elements, [&](Parameter& parameter) {
       if (here(parameter)) parameter.value_ = arena.take(parameter.shape);
       return here(parameter) ? parameter.shape.elements() : 0;
     }));
@@ -166,7 +168,7 @@ void ParameterSet::allocate_codes(bool are_weights) {
   }
   codes.allocate(*device_);
   scales.allocate(*device_);
-  ArenaMap code_map = map_of(codes, parameters_, [&](Parameter& parameter) {
+  ArenaMap code_map = map_of(codes, parameters_, Holds::elements, [&](Parameter& parameter) {
     if (!here(parameter)) return int64_t{0};
     const Shape shape = matrix(parameter.shape);
     parameter.codes_ = {
@@ -178,7 +180,7 @@ void ParameterSet::allocate_codes(bool are_weights) {
     parameter.codes_.scales = scales.take(scales_shape(parameter.codes_.shape, parameter.quantized));
     return parameter.codes_.scales.elements();
   };
-  ArenaMap scale_map = map_of(scales, parameters_, take_scales, true);
+  ArenaMap scale_map = map_of(scales, parameters_, Holds::scales, take_scales);
   if (!are_weights) return;
   sources_.push_back(std::move(code_map));
   sources_.push_back(std::move(scale_map));
