@@ -46,6 +46,16 @@ std::string counted(double value) {
   return out.str();
 }
 
+// Returns "lr 0.0003, cosine after 50 steps of warmup | learns from Qwen3-0.6B by kl".
+std::string learning_text(const RunConfig& config) {
+  const ScheduleConfig& schedule = config.schedule;
+  std::string out = text("lr ", config.optimizer.lr, ", ", choice_name(schedule.type));
+  if (schedule.warmup_steps > 0) out += text(" after ", count_text(schedule.warmup_steps, "step"), " of warmup");
+  if (const std::optional<std::string> teacher = config.teacher_path())
+    out += text(" | learns from ", printable(*teacher), " by ", objective_name(config.training.teacher_weight));
+  return out;
+}
+
 std::string start_line(const StartEvent& event, const RunConfig& config) {
   const ParallelConfig& parallel = config.parallel;
   std::string line =
@@ -53,7 +63,7 @@ std::string start_line(const StartEvent& event, const RunConfig& config) {
            counted(static_cast<double>(event.parameters)), " parameters",
            event.trained_parameters < event.parameters ? ", " + counted(static_cast<double>(event.trained_parameters)) + " trained" : "",
            " | ", event.training_tokens, " training tokens | ", event.precision, " | ", event.device, ", ",
-           count_text(event.threads, "thread"), " | ", length_text(event.steps, event.epochs));
+           count_text(event.threads, "thread"), " | ", length_text(event.steps, event.epochs), " | ", learning_text(config));
   if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
   if (event.resumed.empty() && config.checkpoint.resume != "never")
     line += text(" | starts afresh: no checkpoint in ", printable(config.checkpoint.dir));
@@ -65,7 +75,7 @@ std::string save_line(const char* what, const SaveEvent& event) {
   return text(what, ' ', event.step, " | ", printable(event.path), " | ", duration_text(event.seconds));
 }
 
-void print_summary(Console& console, const TrainSummary& summary) {
+void print_summary(Console& console, const TrainSummary& summary, bool exports) {
   std::string line = summary.exit == ExitCode::stopped ? "stopped" : summary.exit == ExitCode::storage ? "not saved" : "done";
   line += text(" | step ", summary.steps);
   if (summary.best_valid_loss) line += text(" | best validation ", summary.best_is, ' ', *summary.best_valid_loss);
@@ -80,6 +90,8 @@ void print_summary(Console& console, const TrainSummary& summary) {
       text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint),
            summary.best_step ? text(" | best ", printable(summary.best_checkpoint), ", of step ", *summary.best_step) : "");
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
+  if (summary.exit == ExitCode::ok && summary.best_step && !exports)
+    line += text("\nTo export the best one: mantissa export ", printable(summary.best_checkpoint), " --output FOLDER");
   console.line(line);
   log_info(line);
 }
@@ -201,7 +213,7 @@ ExitCode run_training(const TrainArguments& arguments) {
     session.set_phase(step, section);
   };
   session.run([&] { summary = train(loaded, command_line(), events, session.world()); });
-  if (launch.rank == 0) print_summary(console, summary);
+  if (launch.rank == 0) print_summary(console, summary, loaded.config.checkpoint.exported.has_value());
   return summary.exit;
 }
 

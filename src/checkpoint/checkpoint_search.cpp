@@ -89,6 +89,8 @@ NamedCheckpoint find_checkpoint(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();  // without a slash at the end
   const std::string name = plain.filename().string();
   std::error_code error;
+  if (const fs::path own = plain.parent_path() / "checkpoints" / name; !fs::exists(plain, error) && fs::exists(own, error))
+    fail(ExitCode::usage, path.string(), ": there is no such file or folder; the checkpoint of that run is ", own.string());
   if (!fs::exists(plain, error))
     fail(ExitCode::usage, path.string(), ": there is no such ", checkpoint_step(name) || name == kBest ? "checkpoint" : "file or folder",
          checkpoint_step(name) ? steps_beside(plain) : "", name == kBest ? "; a run keeps its best one under checkpoint.keep_best" : "");

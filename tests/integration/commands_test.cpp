@@ -59,7 +59,7 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAreAndEvalTheSameLoss) 
       {"train", "run.json", "--set", "eval.samples={\"prompts\":[\"ab\"]}", "--set", "training.threads=1", "--set", "eval.iters=null"});
   EXPECT_EQ(trained.exit_code, 0) << trained.errors;
   for (const std::string& part :
-       {std::string("step     1/3 | loss 5."), std::string("cpu, 1 thread | 3 steps\n"), std::string("step     3/3 | loss "),
+       {std::string("step     1/3 | loss 5."), std::string("cpu, 1 thread | 3 steps | lr "), std::string("step     3/3 | loss "),
         std::string("eval     3 | loss "), std::string("sample at step 3"), run_folder("run") + "/checkpoints/step-00000003"})
     EXPECT_THAT(trained.output, HasSubstr(part));
   EXPECT_EQ(trained.errors, "") << "no progress line without a terminal";
@@ -72,6 +72,25 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAreAndEvalTheSameLoss) 
   EXPECT_NEAR(number_after(evaluated, "bits per byte "), loss / std::log(2.0), 1e-5 * loss);
   EXPECT_THAT(evaluated, HasSubstr("| 1999 targets | seq_len 16\n"));
   EXPECT_NEAR(number_after(log(), "best validation loss "), loss, 1e-5 * loss);
+}
+
+TEST_F(CommandsTest, TrainTellsHowItLearnsAndWhatToExport) {
+  const auto train = [&](const std::string& name, const Words& sets) {
+    Words words = {"train", "run.json"};
+    for (const std::string& set :
+         test::with(sets, {"logging.dir=" + run_folder(name), "checkpoint.dir=%d/checkpoints", "checkpoint.keep_best=true"}))
+      words.insert(words.end(), {"--set", set});
+    return output(words);
+  };
+  EXPECT_THAT(train("best", {"optimizer.lr=0.002", "schedule.type=linear", "schedule.warmup_steps=1"}),
+              AllOf(HasSubstr(" | 3 steps | lr 0.002, linear after 1 step of warmup"), Not(HasSubstr("learns from")),
+                    HasSubstr("\nTo export the best one: mantissa export " + run_folder("best") + "/checkpoints/best --output FOLDER\n")));
+  const Words taught{"schedule.warmup_steps=0", "training.teacher=" + run_folder("best"), "training.teacher_weight=0.5",
+                     "checkpoint.export={}"};
+  EXPECT_THAT(train("taught", taught), AllOf(HasSubstr(", cosine | learns from " + run_folder("best") + " by 0.5 kl + 0.5 loss"),
+                                             Not(HasSubstr("To export the best one"))));
+  EXPECT_THAT(mantissa({"export", run_folder("best") + "/best", "--output", "out"}).errors,
+              HasSubstr("; the checkpoint of that run is " + run_folder("best") + "/checkpoints/best"));
 }
 
 TEST_F(CommandsTest, ConsoleAndLogHoldAsMuchAsTheirKeysSay) {
@@ -131,7 +150,7 @@ TEST_F(CommandsTest, ARunSaysHowManyEpochsItsStepsAre) {
   EXPECT_THAT(output({"train", "run.json", "--dry-run"}, test::with(none, {"training.epochs=1"})),
               ContainsRegex("; [0-9]+ steps [(]1 epoch[)]\n"));
   EXPECT_THAT(output({"train", "run.json"}, test::with(none, {"training.epochs=0.01"})),
-              ContainsRegex(" [|] [0-9]+ steps [(]0.01 epochs[)]\n"));
+              ContainsRegex(" [|] [0-9]+ steps [(]0.01 epochs[)] [|] lr "));
 }
 
 TEST_F(CommandsTest, BlockScalesAreHistogramsForTensorBoard) {
