@@ -67,6 +67,17 @@ TEST_P(ParallelFor, ItsThreadsTakeNoSignalThatIsSentToTheProcess) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// Starting threads blocks signals for a moment: afterwards those that the caller takes are the same.
+TEST(ParallelForOfMoreThreads, LeavesTheSignalsOfItsCaller) {
+  sigset_t before{}, after{};
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  set_num_threads(11);  // more than other cases have started
+  EXPECT_EQ(pieces_of(64, 1).size(), 64U);
+  set_num_threads(0);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) EXPECT_EQ(::sigismember(&after, signal), ::sigismember(&before, signal)) << signal;
+}
+
 bool on_alternate_stack() {
   stack_t stack{};
   return ::sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_ONSTACK) != 0;
