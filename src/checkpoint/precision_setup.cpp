@@ -86,10 +86,10 @@ CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place) {
 
 void add_code_sums(const QuantizedTensor& shard, const CodePlace& place, std::span<CodeSums> sums) {
   constexpr int64_t kRowBlockElements = 1 << 20;
-  const int64_t whole_cell = std::max<int64_t>(32, shard.how.block_rows), cell_cols = std::max<int64_t>(32, shard.how.block_cols);
+  const int64_t whole_cell = std::max<int64_t>(32, shard.how.block_rows), cell_cols = round_up<int64_t>(32, shard.how.block_cols);
   const int64_t cell_rows = std::gcd(whole_cell, place.matrix_rows);
-  require(cell_rows % shard.how.block_rows == 0 && cell_cols % shard.how.block_cols == 0, "code_sums: the blocks of ", shard.how,
-          " do not divide a cell of ", cell_rows, " x ", cell_cols);
+  require(cell_rows % shard.how.block_rows == 0, "code_sums: the blocks of ", shard.how, " do not divide a cell of ", cell_rows, " x ",
+          cell_cols);
   require(place.rows <= shard.shape[0], "code_sums: ", place.rows, " rows of a shard that is ", shard.shape);
   require(place.first_row % cell_rows == 0 && place.first_col % cell_cols == 0, "code_sums: a shard at ", place.first_row, ", ",
           place.first_col, " begins inside a cell of ", shard.how);

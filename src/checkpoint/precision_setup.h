@@ -16,7 +16,7 @@ namespace mantissa {
 
 // Hashes quantized tensors independently of how they are divided into shards.
 
-// Sums of xxh64 mod 2^64 over cells of 32 x 32 elements, or one block where a block is larger in either direction; the last cell of a row
+// Sums of xxh64 mod 2^64 over cells of 32 x 32 elements, or as many more as make whole blocks in either direction; the last cell of a row
 // or column may be short. Where the matrices of a grouped weight are not whole cells, a cell has gcd(32, rows of a matrix) rows, so that
 // none lies in two matrices. A cell is hashed as its code bytes by row, then its scale bytes by row; for `values` as the fp32 values that
 // they stand for, by row. Its seed is (row of cells) * (cells in a row) + (column of cells) of the whole tensor, so the sums of shards add
@@ -33,7 +33,7 @@ struct CodeSums {
 };
 
 // Locates a shard in the whole tensor. Rows from `rows` on are not counted (padding); first_row and first_col must be boundaries of cells.
-// Throws Error(internal) otherwise, if the shard has fewer rows, or if a cell is not whole blocks (those of 24, say).
+// Throws Error(internal) otherwise, if the shard has fewer rows, or if a cell is not whole blocks, as those of tiles across two matrices.
 struct CodePlace {
   int64_t rows;
   int64_t columns;  // width of the whole tensor

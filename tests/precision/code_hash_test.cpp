@@ -45,7 +45,7 @@ TEST_P(CodeHash, IsTheSumOverCells) {
   const auto& [how, shape] = GetParam();
   const Tensor decoded = empty(fast(), Dtype::f32, shape);
   fast().run(Dequantize{.x = x, .out = decoded});
-  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = std::max<int64_t>(32, how.block_cols),
+  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = (31 + how.block_cols) / how.block_cols * how.block_cols,
                 per_byte = shape[1] / x.codes.dim(1);
   const int64_t cells = (shape[1] + cols - 1) / cols, scales_per_row = x.scales.dim(1);
   const std::vector<uint8_t> codes = test::bytes_of(x.codes), scales = test::bytes_of(x.scales), floats = test::bytes_of(decoded);
@@ -73,7 +73,7 @@ TEST_P(CodeHash, IsTheSumOverCells) {
 TEST_P(CodeHash, OfShardsAddsUp) {
   const QuantizedTensor x = codes();
   const auto& [how, shape] = GetParam();
-  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = std::max<int64_t>(32, how.block_cols);
+  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = (31 + how.block_cols) / how.block_cols * how.block_cols;
   CodeSums by_rows, by_columns;
   for (int64_t r = 0; r < shape[0]; r += rows) {
     const int64_t end = std::min(r + rows, shape[0]);
@@ -182,15 +182,14 @@ TEST_F(CodeHashContract, ShardsThatHaveNoWholeCellsAreRefused) {
             "code_sums: a shard at 0, 16 begins inside a cell of e4m3 1x32 rceil");
   EXPECT_EQ(problem(empty_quantized(fast(), {96, 96}, {Format::e4m3, 32, 32}), {.rows = 96, .columns = 96, .matrix_rows = 48}),
             "code_sums: the blocks of e4m3 32x32 rceil do not divide a cell of 16 x 32");
-  const QuantizedTensor odd = empty_quantized(fast(), {64, 96}, {Format::e2m1, 1, 24});
-  EXPECT_EQ(problem(odd, {.rows = 64, .columns = 96}), "code_sums: the blocks of e2m1 1x24 rceil do not divide a cell of 32 x 32");
 }
 
 INSTANTIATE_TEST_SUITE_P(, CodeHash,
                          ::testing::Values(Case{{Format::e4m3, 32, 32}, {96, 160}}, Case{{Format::e4m3}, {70, 96}},
                                            Case{{Format::e2m1}, {45, 64}}, Case{{Format::e5m2, 128, 128}, {256, 384}},
                                            Case{{Format::e4m3, 1, 128}, {70, 256}}, Case{{Format::e4m3, 128, 128}, {300, 576}},
-                                           Case{{Format::e4m3, 1, 128}, {70, 200}}, Case{{Format::e4m3, 32, 32}, {2048, 1024}}),
+                                           Case{{Format::e4m3, 1, 128}, {70, 200}}, Case{{Format::e4m3, 32, 32}, {70, 75}},
+                                           Case{{Format::e2m1, 1, 24}, {45, 100}}, Case{{Format::e4m3, 32, 32}, {2048, 1024}}),
                          [](const auto& c) { return "case" + std::to_string(c.index); });
 
 }  // namespace mantissa::code_hash_test
