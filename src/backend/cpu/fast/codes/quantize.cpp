@@ -186,6 +186,53 @@ bool quantize_row_block(const lanes::RowBlock& row_block, int16_t* words) {
   return with_element(row_block.out.how.format, [&]<class E>() { return cloned<lanes::quantize<E>>(row_block, words); });
 }
 
+// Where columns end within a span, the lanes take copies of some rows, with zeros up to the end of the span. These change no scale and no
+// code of a block that is finite.
+
+// Copies rows of `count` of the `from` elements that they have, to rows of `to` elements.
+template <class T>
+void copy_rows(const T* source, int64_t from, T* target, int64_t to, int64_t count, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(source + r * from, count, target + r * to);
+    std::fill(target + r * to + count, target + (r + 1) * to, T{});
+  }
+}
+void copy_rows(const Tensor& source, int64_t first, const Tensor& target, int64_t first_there, int64_t rows) {
+  const int64_t from = source.dim(1), to = target.dim(1);
+  copy_rows(source.device_data<uint8_t>() + first * from, from, target.device_data<uint8_t>() + first_there * to, to, std::min(from, to),
+            rows);
+}
+
+// Returns room for rows of so many columns and what fills their last span, one for each kUse of a thread.
+template <int kUse>
+QuantizedTensor padded_room(Backend& device, int64_t rows, int64_t cols, const Quantization& how) {
+  thread_local std::vector<std::byte> room;
+  const Shape shape{rows, round_up(cols, kPair)}, codes = codes_shape(shape, how), scales = scales_shape(shape, how);
+  const auto bytes = static_cast<size_t>(codes.elements() + scales.elements());
+  if (room.size() < bytes) room.resize(bytes);
+  const auto view = [&](std::byte* from, const Shape& of) {
+    return Tensor(device, std::shared_ptr<std::byte>(std::shared_ptr<void>(), from), true, Dtype::u8, of);
+  };
+  return {.codes = view(room.data(), codes), .scales = view(room.data() + codes.elements(), scales), .shape = shape, .how = how};
+}
+
+// A block that is not finite decides by its own elements alone.
+bool quantize_ragged(Backend& device, const lanes::RowBlock& row_block, int16_t* words) {
+  const QuantizedTensor& out = row_block.out;
+  const int64_t cols = row_block.cols(), wide = round_up(cols, kPair), rows = row_block.end - row_block.first;
+  thread_local std::vector<bf16> x;
+  if (x.size() < static_cast<size_t>(row_block.given * wide)) x.resize(static_cast<size_t>(row_block.given * wide));
+  copy_rows(row_block.x, cols, x.data(), wide, cols, row_block.given);
+  const QuantizedTensor padded = padded_room<0>(device, rows, cols, out.how);
+  if (quantize_row_block({x.data(), row_block.given, 0, rows, padded}, words)) {
+    with_element(out.how.format, [&]<class E>() { lanes::quantize_blocks<E>(row_block, row_block.first, row_block.end); });
+    return true;
+  }
+  copy_rows(padded.codes, 0, out.codes, row_block.first, rows);
+  copy_rows(padded.scales, 0, out.scales, row_block.first / out.how.block_rows, padded.scales.dim(0));
+  return false;
+}
+
 }  // namespace
 
 void CpuBackend::execute(const Quantize& k) {
@@ -193,18 +240,21 @@ void CpuBackend::execute(const Quantize& k) {
   const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
   // The lanes take blocks whose length is a multiple of 32, and rowwise E2M1 blocks of a multiple of 16, which only fake quantization has,
   // if the columns are such a multiple, too. All else goes to the reference.
-  const bool pairs = height % kPair == 0 && cols % kPair == 0,
-             groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0 && cols % kLanes == 0;
-  if (k.x.dtype() != Dtype::bf16 || !(pairs || groups)) return CpuReference::execute(k);
+  const bool groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0 && cols % kLanes == 0,
+             ragged = cols % kPair != 0 && !groups;
+  if (k.x.dtype() != Dtype::bf16 || !(height % kPair == 0 || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
   parallel_for(ceil_div(rows, height), std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
-    int16_t* words = words_of_columns(cols);
+    int16_t* words = words_of_columns(round_up(cols, kPair));
+    const auto quantize = [&](const lanes::RowBlock& row_block) {
+      if (ragged ? quantize_ragged(*this, row_block, words) : quantize_row_block(row_block, words)) nonfinite = true;
+    };
     for (int64_t i = begin; i < end; ++i) {  // block by block: what the first pass read is still in cache for the second
       const int64_t first = i * height, last = std::min(rows, first + height),
                     given = std::clamp<int64_t>(k.x.dim(0) - first, 0, last - first);
       const bf16* x = k.x.device_data<bf16>() + std::min(first, k.x.dim(0)) * cols;
-      if (quantize_row_block({x, given, first, last, k.out}, words)) nonfinite = true;
-      if (k.second.defined()) quantize_row_block({x, given, first, last, k.second}, words);
+      quantize({x, given, first, last, k.out});
+      if (k.second.defined()) quantize({x, given, first, last, k.second});
     }
   });
   if (nonfinite && k.nonfinite.defined()) *k.nonfinite.device_data<int32_t>() = 1;
@@ -386,34 +436,70 @@ template <class E>
   for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how, Codes<E>(k.out), bits);
 }
 
-// The lanes decode blocks of a power of two: 32, 64, 128 ..., and 1 x 16 of E2M1, which only fake quantization has.
-bool taken_by_lanes(const QuantizedTensor& x) {
-  const Quantization& how = x.how;
-  if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
-  if (how.block() % kPair == 0 && x.shape[1] % kPair == 0) return true;
-  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes && x.shape[1] % kLanes == 0;
+// Dequantizes rows [begin, end) one by one.
+template <class E>
+bool dequantize_ragged(Backend& device, const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  const Quantization& how = k.x.how;
+  const int64_t width = k.out.dim(1), across = k.x.scales.dim(1), bytes = k.out.dtype() == Dtype::bf16 ? 2 : 4;
+  const QuantizedTensor row = padded_room<0>(device, 1, width, how);
+  std::fill_n(row.codes.device_data<uint8_t>(), row.codes.elements(), uint8_t{0});
+  std::fill_n(row.scales.device_data<uint8_t>(), row.scales.elements(), uint8_t{127});
+  thread_local std::vector<float> room;
+  if (room.size() < static_cast<size_t>(row.shape[1])) room.resize(static_cast<size_t>(row.shape[1]));
+  auto* const values = reinterpret_cast<std::byte*>(room.data());
+  const Tensor out(device, std::shared_ptr<std::byte>(std::shared_ptr<void>(), values), true, k.out.dtype(), row.shape);
+  bool extreme = false;
+  for (int64_t r = begin; r < end; ++r) {
+    std::copy_n(k.x.codes.device_data<uint8_t>() + (r * k.x.shape[1] + k.first_col) / E::codes_per_byte, width / E::codes_per_byte,
+                row.codes.device_data<uint8_t>());
+    std::copy_n(k.x.scales.device_data<uint8_t>() + r / how.block_rows * across + k.first_col / how.block_cols,
+                ceil_div(width, how.block_cols), row.scales.device_data<uint8_t>());
+    extreme |= cloned<dequantize_as<E>>(Dequantize{.x = row, .out = out}, 0, 1, words);
+    std::copy_n(values, width * bytes, k.out.device_bytes() + r * width * bytes);
+  }
+  return extreme;
 }
+
+template <class E>
+void requantize_ragged(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  const int64_t cols = k.x.shape[1], rows = std::min(k.out.how.block_rows, k.x.shape[0] - row);
+  Backend& device = k.x.device();
+  const QuantizedTensor x = padded_room<0>(device, rows, cols, k.x.how), out = padded_room<1>(device, rows, cols, k.out.how);
+  copy_rows(k.x.codes, row, x.codes, 0, rows);
+  copy_rows(k.x.scales, row, x.scales, 0, rows);
+  cloned<requantize_row_block<E>>(RequantizeColumns{.x = x, .out = out}, 0, values, words);
+  copy_rows(out.codes, 0, k.out.codes, row, rows);
+  copy_rows(out.scales, 0, k.out.scales, row / k.out.how.block_rows, 1);
+}
+
+// The lanes decode blocks of a power of two: 32, 64, 128 ..., and 1 x 16 of E2M1, which only fake quantization has, in whole spans.
+bool taken_by_lanes(const Quantization& how) { return std::has_single_bit(static_cast<uint64_t>(how.block())) && how.block() % kPair == 0; }
 
 }  // namespace
 
 void CpuBackend::execute(const Dequantize& k) {
-  const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
-  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::execute(k);
+  const Quantization& how = k.x.how;
+  const bool groups = how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
+  const int64_t span = groups ? kLanes : kPair, each = how.format == Format::e2m1 ? 2 : 1;
+  const bool whole = (k.x.shape[1] | k.first_col | k.out.dim(1)) % span == 0;
+  if (groups ? !whole : !taken_by_lanes(how) || k.first_col % each != 0 || k.out.dim(1) % each != 0) return CpuReference::execute(k);
   std::atomic<bool> extreme = false;
   parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
-    int16_t* words = words_of_columns(k.out.dim(1));
-    const bool any = span == kLanes
-                         ? cloned<dequantize_to<E2M1, kLanes, false>>(k, begin, end, words)
-                         : with_element(k.x.how.format, [&]<class E>() { return cloned<dequantize_as<E>>(k, begin, end, words); });
-    if (any) extreme = true;
+    int16_t* words = words_of_columns(round_up(k.out.dim(1), kPair));
+    const auto decode = [&]<class E>() {
+      return whole ? cloned<dequantize_as<E>>(k, begin, end, words) : dequantize_ragged<E>(*this, k, begin, end, words);
+    };
+    if (groups ? cloned<dequantize_to<E2M1, kLanes, false>>(k, begin, end, words) : with_element(how.format, decode)) extreme = true;
   });
   if (extreme && k.extreme.defined()) *k.extreme.device_data<int32_t>() = 1;
 }
 
 void CpuBackend::execute(const RequantizeColumns& k) {
-  if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
-  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
-  const auto requantize = k.x.how.format == Format::e4m3 ? cloned<requantize_row_block<E4M3>> : cloned<requantize_row_block<E5M2>>;
+  if (!taken_by_lanes(k.x.how)) return CpuReference::execute(k);
+  const int64_t block = k.out.how.block_rows, cols = round_up(k.x.shape[1], kPair);
+  const bool whole = cols == k.x.shape[1], e4m3 = k.x.how.format == Format::e4m3;
+  const auto requantize = e4m3 ? (whole ? cloned<requantize_row_block<E4M3>> : requantize_ragged<E4M3>)
+                               : (whole ? cloned<requantize_row_block<E5M2>> : requantize_ragged<E5M2>);
   parallel_for(ceil_div(k.x.shape[0], block), std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
     thread_local std::vector<bf16> values;
     if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
