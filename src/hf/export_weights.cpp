@@ -312,8 +312,11 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
   require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
           ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
+  const std::string form = of_mlx()                                 ? "the format mlx"
+                           : architecture_ == Architecture::gpt_oss ? "gpt-oss"
+                                                                    : text("the convention ", choice_name(options_.convention));
   require(columns % kPackedBlock == 0, ExitCode::usage, who, ": its rows of ", columns, " elements end within a block of ", kPackedBlock,
-          ", which no server reads: take dequantized weights");
+          ", and ", form, " has whole blocks only: take dequantized weights, or leave it in high precision by a rule");
   if (of_mlx()) return;
   if (architecture_ == Architecture::gpt_oss) {
     require(is_grouped(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,

@@ -138,9 +138,13 @@ void GgufContent::add_item(const ArchitectureTensor& tensor, const ExportSource&
     items_.push_back({.tensor = tensor, .type = value_type()});
     return;
   }
-  require(how.format != Format::e2m1 || std::cmp_equal(how.block_cols, kMxfp4Elements), ExitCode::usage, module.module.path, " (recipe ",
-          module.recipe.name, ", ", how, "): packed weights have blocks of ", kMxfp4Elements, ": take dequantized weights");
   const bool codes = how.format == Format::e2m1;
+  const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
+  require(!codes || std::cmp_equal(how.block_cols, kMxfp4Elements), ExitCode::usage, who, ": packed weights have blocks of ",
+          kMxfp4Elements, ": take dequantized weights");
+  require(!codes || module.module.in % static_cast<int64_t>(kMxfp4Elements) == 0, ExitCode::usage, who, ": its rows of ", module.module.in,
+          " elements end within a block of ", kMxfp4Elements,
+          ", and MXFP4 of GGUF has whole blocks only: take dequantized weights, or leave it in high precision by a rule");
   items_.push_back({.tensor = tensor, .type = codes ? GgmlType::mxfp4 : value_type(), .decoded = !codes});
 }
 

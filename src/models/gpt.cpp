@@ -55,7 +55,6 @@ void check_plan(const PrecisionPlan& plan, const ModelConfig& config, const Back
         output_projection_problems(output->recipe, {.tied_embeddings = config.tie_word_embeddings,
                                                     .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
                                                     .rows = config.padded_vocab_size(),
-                                                    .hidden = config.hidden_size,
                                                     .tensor = tensor});
     if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
   }

@@ -38,14 +38,22 @@ int64_t total(const std::vector<ModulePrecision>& modules, const auto& each) {
   return sum;
 }
 
-// A size of which a rank's share has no whole number of blocks, and what that is: "model.hidden_size 80" or "output size 100 of part k",
-// "is not a multiple of 32, the block of recipe mxfp8".
+// A size that does not fit, and why: "model.hidden_size 80" or "output size 100 of part k", "is not a multiple of 32, the block of recipe
+// mxfp8".
 struct UnfitSize {
   std::string size, reason;
 };
 
-// Returns the first size of a weight that does not fit; none if all do. The last blocks of 128 of a row or column may be smaller, but
-// blocks belong to one rank, and tiles and columns of blocks to one expert.
+// Returns ", 2 times model.intermediate_size 40," for a weight of gate and up, which both have the value of this key.
+std::string of_equal_parts(const ModuleShape& module) {
+  const std::vector<ModulePart>& parts = module.parts;
+  const auto like_first = [&](const ModulePart& part) { return part.out_key == parts.front().out_key; };
+  if (parts.empty() || parts.front().out_key.empty() || !std::ranges::all_of(parts, like_first)) return "";
+  return text(", ", parts.size(), " times ", parts.front().out_key, ' ', parts.front().out, ',');
+}
+
+// Returns the first size of a weight that does not fit; none if all do. The last blocks of a row or column may be smaller, but blocks
+// belong to one rank, tiles and columns of blocks to one expert, and two codes of E2M1 to a byte.
 std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
   const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
   const int64_t rows = by.row_ranks(), columns = by.column_ranks();
@@ -58,23 +66,24 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
                                  : text("cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block,
                                         ", the block of ", of, ": use fewer ranks")};
   };
+  const std::string in = text("input size ", module.in);
   const auto check_in = [&](int64_t block, const std::string& of, bool whole = true) {
-    check(module.in_key, module.in, text("input size ", module.in), columns, block, of, whole);
+    check(module.in_key, module.in, in, columns, block, of, whole);
   };
   const auto check_out = [&](int64_t block, const std::string& of, bool whole = true, bool each_part = true) {
     for (const ModulePart& part : module.parts)
       check(part.out_key, part.out, text("output size ", part.out, " of part ", part.name), rows, block, of, each_part);
-    check(module.out_key, module.out, text(module.is_token_table() ? "padded vocabulary " : "output size ", module.out), rows, block, of,
+    check(module.out_key, module.out,
+          text(module.is_token_table() ? "padded vocabulary " : "output size ", module.out, of_equal_parts(module)), rows, block, of,
           whole);
   };
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string name = "recipe " + recipe.name;
-  if (fake > 1) check_in(fake, "weight_fake_quant in " + name);
-  if (block == 128) {
-    check_in(block, name, false), check_out(block, name, module.experts && recipe.weight, false);
-  } else if (block > 0) {
-    check_in(block, name), check_out(block, name);
-  }
+  if (fake > 1) check_in(fake, "weight_fake_quant in " + name, false);
+  if (!first && recipe.weight_fake_quant.format == Format::e2m1 && module.in % 2 != 0)
+    first = UnfitSize{module.in_key.empty() ? in : text(module.in_key, ' ', module.in),
+                      text("must be even, because a byte holds two codes of a row (weight_fake_quant in ", name, " is e2m1)")};
+  if (block > 0) check_in(block, name, false), check_out(block, name, module.experts && recipe.weight, false);
   const SimulatedLengths simulated = simulated_lengths(recipe);
   for (const int64_t length : simulated.in) check_in(length, "simulate in " + name);
   for (const int64_t length : simulated.out) check_out(length, "simulate in " + name);
@@ -268,7 +277,7 @@ class Resolver {
     const auto output = std::find_if(model_.modules.begin(), model_.modules.end(),
                                      [](const ModuleShape& module) { return module.kind == ModuleKind::output; });
     OutputProjection projection{.tied_embeddings = model_.tied_embeddings, .fp32_logits = model_.fp32_logits, .tensor = model_.tensor};
-    if (output != model_.modules.end()) projection.rows = output->out, projection.hidden = output->in;
+    if (output != model_.modules.end()) projection.rows = output->out;
     for (const std::string& problem : output_projection_problems(ambient, projection)) report_.error("precision.fp8_output_proj", problem);
     if (!on.fprop && !on.dgrad && !on.wgrad)
       report_.error("precision.fp8_output_proj", "is enabled, but fprop, dgrad and wgrad are all off");
@@ -331,12 +340,10 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   }
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
-  if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
   const int64_t multiple = 32 * output.tensor;
-  if (output.rows % multiple != 0)
-    problems.push_back(text("needs a padded vocabulary in multiples of ", multiple,
-                            output.tensor == 1 ? "" : ", 32 for each rank of parallel.tensor", ", got ", output.rows,
-                            ": set model.pad_vocab_to to ", multiple));
+  if (output.tensor > 1 && output.rows % multiple != 0)
+    problems.push_back(text("needs a padded vocabulary in multiples of ", multiple, ", 32 for each rank of parallel.tensor, got ",
+                            output.rows, ": set model.pad_vocab_to to ", multiple));
   return problems;
 }
 

@@ -30,6 +30,18 @@ std::vector<RankSetting> settings() {
                       with(tied, {R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})", "precision.recipe=rows"})),
                  false,
                  {4}});
+  // Widths of 2.25 and 3.1 blocks of 32, of 1.1 and 1.6 of 128; a vocabulary of 8.1.
+  const Sets blocks_of_32 = {"model.hidden_size=72", "model.intermediate_size=100",    "data.tokenizer=byte",
+                             "model.vocab_size=259", "precision.fp8_output_proj=true", "model.attention_bias=qkv"};
+  const Sets fours = {"model.hidden_size=72", "model.intermediate_size=100", "precision.dtype=bf16",
+                      R"(precision.rules=[{"match": "embed", "recipe": "mxfp4_qat"}, {"match": "*.qkv", "recipe": "mxfp4_qat"}])"};
+  out.push_back({"odd_blocks_mxfp8", with(gather, blocks_of_32), false, {2}});
+  out.push_back({"odd_blocks_mxfp4", with(fours, with(tied, {"precision.recipe=mxfp4_qat_mxfp8_act"})), true, {2}});
+  out.push_back({"odd_blocks_fp8_block",
+                 {"model.hidden_size=144", "model.intermediate_size=200", "precision.dtype=bf16", "precision.recipe=fp8_block",
+                  "precision.fp8_param_gather=true", "optimizer.lr=3e-3"},
+                 false,
+                 {2}});
   // A layer of 7 row blocks in the one bucket, and 16 ranks.
   for (const char* gathers : {"false", "true"}) {
     out.push_back({text("few_blocks_", gathers),

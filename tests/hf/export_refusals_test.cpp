@@ -108,15 +108,22 @@ TEST_F(ExportRefusals, OfBlocksThatEndWithTheWeight) {
                   {across + "mlp.gate_proj.weight" + fused, {"model.num_key_value_heads=2", rule("*.down", "high")}, Convention::fp8}});
   const Sets narrow = with({"model.hidden_size=80", "model.intermediate_size=128"});
   const std::string within =
-      "layers.0.attn.qkv (recipe fp8_block, e4m3 128x128 rceil): its rows of 80 elements end within a block of 32, which no "
-      "server reads: take dequantized weights";
-  expect_refused(narrow,
-                 {{within, {}}, {within, {}, Convention::sglang}, {within, {}, Convention::modelopt}, {within, {}, Convention::fp8}});
+      "layers.0.attn.qkv (recipe fp8_block, e4m3 128x128 rceil): its rows of 80 elements end within a block of 32, and the ";
+  const std::string only = " has whole blocks only: take dequantized weights, or leave it in high precision by a rule";
+  for (const Convention convention : {Convention::compressed_tensors, Convention::sglang, Convention::modelopt, Convention::fp8})
+    expect_refused(narrow, {{text(within, "convention ", choice_name(convention), only), {}, convention}});
+  for (const auto& [recipe, how] : {std::pair("mxfp8", "e4m3 32x32 rceil"), {"mxfp4_qat", "e2m1 1x32 flashinfer"}})
+    expect_refused(narrow, {{text("layers.0.attn.qkv (recipe ", recipe, ", ", how,
+                                  "): its rows of 80 elements end within a block of 32, "
+                                  "and the convention compressed-tensors",
+                                  only),
+                             {text("precision.recipe=", recipe)}}});
   RunConfig config = this->config("run", narrow).config;
   config.model.vocab_size = 8;
   const PrecisionPlan plan = resolve_plan(config);
   const ExportOptions mlx{.format = ExportFormat::mlx, .weights = ExportWeights::packed};
-  EXPECT_THAT(test::error_of([&] { ExportedWeights(ForwardWeights(plan), config.model, mlx); }).what(), HasSubstr(within));
+  EXPECT_THAT(test::error_of([&] { ExportedWeights(ForwardWeights(plan), config.model, mlx); }).what(),
+              HasSubstr(within + "format mlx" + only));
 }
 
 // Its experts have a form of their own.
@@ -124,7 +131,10 @@ TEST_F(ExportRefusals, OfGptOss) {
   expect_refused({"model.hidden_size=64", "model.num_attention_heads=2", "model.head_dim=32", "model.qk_norm=false",
                   "model.attention_bias=all", "model.attention_sinks=true", "model.activation=swiglu_clamped",
                   moe(96, R"(, "router_bias": true, "expert_mlp_bias": true)"), "model.intermediate_size=96", "precision.dtype=bf16"},
-                 {{"convention sglang: gpt-oss has a form of its own, blocks and scales: drop the convention",
+                 {{"layers.0.moe.experts.down (recipe mxfp4_qat, e2m1 1x32 flashinfer): its rows of 80 elements end within a block of 32, "
+                   "and gpt-oss has whole blocks only",
+                   {rule("layers.*.moe.experts.*", "mxfp4_qat"), "model.moe.intermediate_size=80"}},
+                  {"convention sglang: gpt-oss has a form of its own, blocks and scales: drop the convention",
                    {rule("layers.*.moe.experts.*", "mxfp4_qat")},
                    Convention::sglang},
                   {"gpt-oss has MXFP4 in all layers or none", {rule("layers.1.moe.experts.*", "mxfp4_qat")}},

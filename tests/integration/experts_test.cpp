@@ -446,7 +446,8 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
       {{"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
         "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"},
        "2 experts of a rank have 80 rows of experts.down, which is not a multiple of 32"},
-      {{"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}, "model.moe.intermediate_size 48 is not a multiple of 32"},
+      {{"precision.recipe=mxfp8", "model.moe.intermediate_size=40"},
+       "output size 80, 2 times model.moe.intermediate_size 40, is not a multiple of 32"},
       {{"model.moe.score=softmax", "model.moe.bias_update_rate=1e-3"}, "model.moe.bias_update_rate: needs model.moe.score sigmoid"},
       {{"model.moe.score=sigmoid", "model.moe.bias_update_rate=-1e-3"}, "model.moe.bias_update_rate"}};
   for (const auto& [more, message] : cases) {

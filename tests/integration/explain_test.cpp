@@ -295,9 +295,11 @@ TEST(Explain, TakesTheVocabularyFromTheTokenizerAndTheDeviceFromTheRun) {
   EXPECT_EQ(explained_json({"high.json", "--set", "training.device=cpu_reference"}, kGolden).at("device"), "cpu_reference");
   EXPECT_THAT(explained({"high.json", "--set", "training.device=cuda"}, kGolden), HasSubstr("device cuda |")) << "where there is none";
   const ProcessResult refused =
-      explain({"c.json", "--set", "precision.recipe=mxfp8", "--set", "precision.fp8_output_proj=true"}, folder.path());
+      explain({"c.json", "--set", "precision.recipe=mxfp8", "--set", "precision.fp8_output_proj=true", "--set", "parallel.tensor=2"},
+              folder.path());
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.errors, HasSubstr("needs a padded vocabulary in multiples of 32, got 3: set model.pad_vocab_to to 32"));
+  EXPECT_THAT(refused.errors, HasSubstr("needs a padded vocabulary in multiples of 64, 32 for each rank of parallel.tensor, got 4: set "
+                                        "model.pad_vocab_to to 64"));
 }
 
 TEST(Explain, ShowsHowADeviceMultiplies) {

@@ -212,7 +212,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Edges, ExportRoundTrip,
-    ::testing::Values(Case{"tiles_that_end_with_the_weight", "qwen3",
+    ::testing::Values(Case{"blocks_that_end_with_the_row",
+                           "qwen3",
+                           {"precision.recipe=mxfp8", "model.hidden_size=72", "model.intermediate_size=100", "model.head_dim=36",
+                            R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"}},
+                      Case{"rows_of_blocks_that_end_with_the_column",
+                           "qwen3",
+                           {"precision.recipe=mxfp8", "model.intermediate_size=100", "model.head_dim=36", "model.num_attention_heads=8",
+                            R"(precision.rules=[{"match": "*.down", "recipe": "high"}])"},
+                           kOfMxfp8},
+                      Case{"tiles_that_end_with_the_weight", "qwen3",
                            with(kShapeOfTiles, {"model.hidden_size=192", "model.intermediate_size=320", "model.num_attention_heads=3",
                                                 "model.num_key_value_heads=1"}),
                            kOfMxfp8},

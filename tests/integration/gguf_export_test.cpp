@@ -423,6 +423,16 @@ TEST_F(GgufExport, RotationsOfLlama3AreATensorAndOfYarnKeys) {
   }
 }
 
+TEST_F(GgufExport, RowsThatEndWithinABlockAreValuesOrRefused) {
+  const std::string saved = trained_on_words("odd", with(kLlama, {"precision.recipe=mxfp4_qat", "model.intermediate_size=100"}));
+  to_gguf(saved, "values");
+  EXPECT_EQ(found_difference("values", saved), "");
+  EXPECT_THAT(
+      error_of([&] { to_gguf(saved, "packed", kPacked); }).what(),
+      HasSubstr("layers.0.mlp.down (recipe mxfp4_qat, e2m1 1x32 flashinfer): its rows of 100 elements end within a block of 32, and "
+                "MXFP4 of GGUF has whole blocks only: take dequantized weights, or leave it in high precision by a rule"));
+}
+
 // ggml wants F32 there, also of a folder that has them in BF16.
 TEST_F(GgufExport, RoutersAreF32WhateverTypeTheyHad) {
   const HfFolder folder(path("model"), "mixtral", "BF16");

@@ -114,13 +114,64 @@ TEST(Plan, TheLastBlocksOf128MayBeSmallerAndHaveScalesOfTheirOwn) {
   EXPECT_THAT(rows.plan.cost_of_rows().value_or(""), HasSubstr(text("4 weights in rows of blocks, not tiles: ", more, " bytes more")));
 }
 
+// 2.5 and 3.125 blocks of 32; q, k and v together are 5.
+ModelConfig ragged() {
+  ModelConfig model = small_model();
+  model.hidden_size = 80, model.intermediate_size = 100;
+  return model;
+}
+
+TEST(Plan, TheLastBlocksOf32MayBeSmallerAndHaveScalesOfTheirOwn) {
+  const auto bytes = [](const std::string& recipe, const char* module) {
+    const Planned p =
+        planned(text(R"({"recipe": ")", recipe, R"(", "fp8_param_gather": )", recipe == "mxfp8" ? "true" : "false", "}"), ragged());
+    EXPECT_EQ(p.errors(), "") << recipe;
+    return p.plan.of(text("layers.1.", module)).bytes;
+  };
+  const std::tuple<const char*, int64_t, int64_t> shapes[] = {
+      {"attn.qkv", 160, 80}, {"attn.out", 80, 80}, {"mlp.gate_up", 200, 80}, {"mlp.down", 80, 100}};
+  for (const auto& [module, out, in] : shapes) {
+    const int64_t across = ceil_div(in, 32), tiles = ceil_div(out, 32) * across;
+    EXPECT_EQ(bytes("mxfp8", module), out * in + tiles) << module;
+    EXPECT_EQ(bytes("mxfp8_weights", module), 3 * out * in + tiles) << module;
+    for (const char* const recipe : {"mxfp4_qat", "mxfp4_qat_mxfp8_act"})
+      EXPECT_EQ(bytes(recipe, module), 2 * out * in + out * in / 2 + out * across) << module;
+  }
+}
+
+std::string errors_of(const ModelConfig& model, int64_t tensor, const std::string& recipe) {
+  PrecisionConfig config = config_from_json<PrecisionConfig>(recipe, "c.json", ExitCode::usage);
+  ConfigReport report;
+  PrecisionPlan::resolve(config, model_shape(model, tensor), report);
+  return report.ok() ? "" : std::string(error_of([&] { report.throw_if_failed(); }).what());
+}
+
+TEST(Plan, BlocksOf32AreWholeBetweenRanksAndExperts) {
+  ModelConfig model = ragged();
+  model.num_key_value_heads = 2;
+  for (const std::string recipe : {"mxfp8", "mxfp8_weights", "mxfp4_qat"}) {
+    const std::string section = R"({"recipe": ")" + recipe + "\"}", ranks = errors_of(model, 2, section);
+    EXPECT_EQ(errors_of(model, 1, section), "");
+    for (const char* const size : {"model.hidden_size 80 (layers.*.attn.", "model.intermediate_size 100 (layers.*.mlp."})
+      EXPECT_THAT(ranks, HasSubstr(size)) << recipe;
+    EXPECT_THAT(ranks, HasSubstr("each cannot be divided among the 2 ranks of parallel.tensor in multiples of 32, the block of "))
+        << recipe;
+  }
+  model.head_dim = 32, model.intermediate_size = 128;
+  EXPECT_EQ(errors_of(model, 2, R"({"recipe": "mxfp8"})"), "") << "all ranks have whole rows of 80 elements";
+  model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 40};
+  const std::string torn = errors_of(model, 1, R"({"recipe": "mxfp8"})");
+  EXPECT_THAT(torn, HasSubstr("model.hidden_size 80 (layers.*.moe.experts.down), output size 80, 2 times model.moe.intermediate_size 40, "
+                              "(layers.*.moe.experts.gate_up): each is not a multiple of 32, the block of recipe mxfp8"));
+  EXPECT_EQ(errors_of(model, 1, R"({"recipe": "mxfp4_qat_mxfp8_act"})"), "") << "there are no tiles";
+  model.hidden_size = 96, model.moe->intermediate_size = 48;
+  EXPECT_EQ(errors_of(model, 1, R"({"recipe": "mxfp8"})"), "") << "96 rows of gate and up";
+}
+
 // Blocks belong to one rank, and tiles to one expert.
 TEST(Plan, BlocksOf128AreWholeBetweenRanksAndExperts) {
   const auto errors = [](const ModelConfig& model, int64_t tensor, const std::string& recipe = R"({"recipe": "fp8_block"})") {
-    PrecisionConfig config = config_from_json<PrecisionConfig>(recipe, "c.json", ExitCode::usage);
-    ConfigReport report;
-    PrecisionPlan::resolve(config, model_shape(model, tensor), report);
-    return report.ok() ? "" : std::string(error_of([&] { report.throw_if_failed(); }).what());
+    return errors_of(model, tensor, recipe);
   };
   EXPECT_EQ(errors(smol(), 1), "");
   const std::string ranks = errors(smol(), 3);
@@ -240,10 +291,7 @@ TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
       {with("fp8_block"), {"has weight e4m3 128x128 rceil"}, [](ModelConfig& model) { model.hidden_size = model.intermediate_size = 512; }},
       {with("mxfp8"), {"model.tie_word_embeddings must be false"}, [](ModelConfig& model) { model.tie_word_embeddings = true; }},
       {with("mxfp8"), {"excludes model.logits_dtype fp32"}, [](ModelConfig& model) { model.logits_dtype = LogitsDtype::fp32; }},
-      {with("mxfp8"), {"got 65: set model.pad_vocab_to to 32"}, [](ModelConfig& model) { model.pad_vocab_to = 1; }},
-      {with("mxfp8"),
-       {"needs model.hidden_size in multiples of 32, got 72"},
-       [](ModelConfig& model) { model.hidden_size = 72, model.head_dim = 32; }},
+      {with("mxfp8"), {}, [](ModelConfig& model) { model.pad_vocab_to = 1, model.hidden_size = 72; }},
       {R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false, "dgrad": false, "wgrad": false}})",
        {"fprop, dgrad and wgrad are all off"},
        {}}};
@@ -251,6 +299,11 @@ TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
     refusals.push_back({with(recipe), {needs}, {}});
   for (const char* const role : {"weight", "input", "output_grad"}) refusals.push_back({without(role), {needs, text(role, " none")}, {}});
   expect_refusals(refusals);
+  ModelConfig model = small_model();
+  model.num_key_value_heads = 2, model.pad_vocab_to = 1, model.vocab_size = 66, model.intermediate_size = 128;
+  EXPECT_THAT(errors_of(model, 2, with("mxfp8")),
+              HasSubstr("precision.fp8_output_proj: needs a padded vocabulary in multiples of 64, 32 for each rank of parallel.tensor, got "
+                        "66: set model.pad_vocab_to to 64"));
 }
 
 void of_experts(ModelConfig& model) {
@@ -258,54 +311,42 @@ void of_experts(ModelConfig& model) {
 }
 
 // Sizes are named once each, by the key where it is the value of one, for all modules together.
-TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
+TEST(Plan, SizesThatDoNotFitAreNamedOnce) {
   const auto four_heads = [](ModelConfig& model) { model.num_attention_heads = 4, model.head_dim = 24; };
-  const auto narrow = [](ModelConfig& model) { model.intermediate_size = 100; };
-  const auto hidden = [](ModelConfig& model) { model.hidden_size = 80; };
-  const auto both = [](ModelConfig& model) { model.hidden_size = 80, model.intermediate_size = 100; };
-  const std::string mxfp8 = R"({"recipe": "mxfp8"})";
+  const auto narrow = [](ModelConfig& model) { model.intermediate_size = 101; };
+  const auto hidden = [](ModelConfig& model) { model.hidden_size = 81, model.head_dim = 32; };
+  const auto both = [](ModelConfig& model) { model.hidden_size = 81, model.intermediate_size = 101, model.head_dim = 32; };
+  const std::string mxfp8 = R"({"recipe": "mxfp8"})", mxfp4 = R"({"recipe": "mxfp4_qat"})";
   const std::string two_high =
-      R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.mlp.down", "recipe": "high"}, {"match": "layers.2.mlp.down", "recipe": "high"}]})";
+      R"({"recipe": "mxfp4_qat", "rules": [{"match": "layers.1.mlp.*", "recipe": "high"}, {"match": "layers.2.mlp.*", "recipe": "high"}]})";
+  const std::string even = "must be even, because a byte holds two codes of a row (weight_fake_quant in recipe mxfp4_qat is e2m1)";
   expect_refusals(
-      {{mxfp8,
-        {"precision.recipe: layers.*.attn.qkv does not fit its recipe: output size 24 of part k is not a multiple of 32, the block of "
-         "recipe mxfp8; change the size, or give it another recipe by a rule"},
-        four_heads},
-       {R"({"recipe": "mxfp8_weights"})",
-        {"layers.*.mlp.gate_up does not fit its recipe: model.intermediate_size 100 is not a multiple of 32, the block of recipe "
-         "mxfp8_weights"},
-        narrow},
+      {{mxfp8, {}, four_heads},
+       {mxfp8, {}, both},
+       {mxfp8, {}, of_experts},
+       {R"({"recipe": "mxfp8", "rules": [{"match": "*.router", "recipe": "mxfp8"}]})", {}, of_experts},
+       {R"({"recipe": "mxfp8_weights"})", {}, both},
+       {mxfp4, {}, four_heads},
+       {R"({"recipe": "r", "recipes": {"r": {"weight_fake_quant": {"format": "e4m3"}}}})", {}, both},
        {R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})",
-        {"precision.rules.0.recipe: layers.1.mlp.down", "the block of weight_fake_quant in recipe mxfp4_qat"},
+        {"precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: model.intermediate_size 101 " + even +
+         "; change the size, or give it another recipe by a rule"},
         narrow},
        {R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", {}, narrow},
-       {mxfp8,
-        {"precision.recipe: modules do not fit their recipe: model.hidden_size 80 (layers.*.attn.out, layers.*.attn.qkv, "
-         "layers.*.mlp.gate_up), model.intermediate_size 100 (layers.*.mlp.down): each is not a multiple of 32, the block of "
-         "recipe mxfp8; change the sizes, or give the modules another recipe by a rule"},
+       {mxfp4,
+        {"precision.recipe: modules do not fit their recipe: model.hidden_size 81 (layers.*.attn.qkv, layers.*.mlp.gate_up), "
+         "model.intermediate_size 101 (layers.*.mlp.down): each " +
+         even + "; change the sizes, or give the modules another recipe by a rule"},
         both},
        {two_high,
-        {"precision.recipe: each of layers.*.attn.out, layers.*.attn.qkv, layers.0.mlp.down, layers.*.mlp.gate_up does not fit its recipe: "
-         "model.hidden_size 80 is not a multiple of 32"},
+        {"precision.recipe: each of layers.*.attn.qkv, layers.0.mlp.gate_up does not fit its recipe: model.hidden_size 81 must be even"},
         hidden},
-       {mxfp8,
-        {"output size 80 of part q", "input size 80"},
-        [](ModelConfig& model) { model.num_attention_heads = 2, model.head_dim = 40; }},
-       {R"({"recipe": "mxfp8", "rules": [{"match": "*.down", "recipe": "high"}]})",
-        {"model.intermediate_size 100"},
-        [](ModelConfig& model) { model.intermediate_size = 100, model.activation = Activation::gelu_tanh; }},
-       {R"({"recipe": "mxfp8", "rules": [{"match": "*.router", "recipe": "mxfp8"}]})",
-        {"model.moe.num_experts 4", "model.moe.intermediate_size 48", "model.moe.shared_intermediate_size 40"},
-        of_experts}});
+       {R"({"recipe": "mxfp4_qat_mxfp8_act"})", {"input size 99 must be even"}, [](ModelConfig& model) {
+          model.num_attention_heads = 3, model.head_dim = 33, model.position = Position::learned;
+        }}});
   ModelConfig model = small_model();
   both(model);
-  EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors"))) << "one cause";
-  model = small_model();
-  four_heads(model);
-  EXPECT_THAT(planned(mxfp8, model).errors(), Not(HasSubstr("errors")));
-  model = small_model();
-  hidden(model);
-  EXPECT_THAT(planned(two_high, model).errors(), Not(HasSubstr("errors")));
+  EXPECT_THAT(planned(mxfp4, model).errors(), Not(HasSubstr("errors"))) << "one cause";
 }
 
 TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipeAndComputesInTheDtypeOfTheRun) {
@@ -319,8 +360,8 @@ TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipeAndComputesInTheDtypeOfTheRun) {
        {"position has no GEMM, so \"mxfp4_qat\" has nothing to quantize"},
        [](ModelConfig& model) { model.position = Position::learned; }},
       {R"({"rules": [{"match": "embed", "recipe": "mxfp4_qat"}]})",
-       {"embed does not fit its recipe: model.hidden_size 80 is not a multiple of 32, the block of weight_fake_quant in recipe mxfp4_qat"},
-       [](ModelConfig& model) { model.hidden_size = 80; }},
+       {"embed does not fit its recipe: model.hidden_size 81 must be even, because a byte holds two codes of a row"},
+       [](ModelConfig& model) { model.hidden_size = 81, model.head_dim = 32; }},
       {R"({"recipes": {"own": {"base": "mxfp4_qat", "compute": "fp32"}}, "rules": [{"match": "embed", "recipe": "own"}]})",
        {"embed has no GEMM and computes in precision.dtype, bf16; recipe \"own\" computes in fp32"},
        {}},

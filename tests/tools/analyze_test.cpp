@@ -143,7 +143,8 @@ TEST_F(AnalyzeTest, TellsSimulatedFormatsApart) {
 TEST_F(AnalyzeTest, LinearsThatARecipeDoesNotFitStayInHighPrecision) {
   const std::string saved = trained("saved", {});
   const Sets wide = {
-      R"(precision.recipes={"wide": {"weight_fake_quant": {"format": "e2m1", "block": [1, 64], "rule": "even"}}, "widest": {"weight_fake_quant": {"format": "e2m1", "block": [1, 128], "rule": "even"}}})"};
+      R"(precision.recipes={"wide": {"simulate": {"weight": {"format": "e2m1", "block": [1, 64]}}, "gemms": ["fprop"]},
+                            "widest": {"simulate": {"weight": {"format": "e2m1", "block": [1, 128]}}, "gemms": ["fprop"]}})"};
   const ExportSource source(saved, make_backend("cpu"));
   const ExaminedRecipe recipe = recipes_of(source, {"wide"}, wide).front();
   EXPECT_THAT(recipe.misfits, ElementsAre("layers.0.attn.out", "layers.0.mlp.down", "layers.1.attn.out", "layers.1.mlp.down"));
@@ -237,12 +238,13 @@ TEST_F(AnalyzeTest, ReadsEveryChunkOfALargeWeight) {
   EXPECT_EQ(source.looks, 1) << "after all was read";
 }
 
-// 80 channels of the MLP are no whole blocks. The output projection keeps its switch.
+// 80 rows of an expert are no whole tiles. The output projection keeps its switch.
 TEST_F(AnalyzeTest, LinearsThatDoNotFitStayInHighPrecisionBesideAnOutputProjection) {
-  const std::string saved = trained("saved", {"model.intermediate_size=80", "model.tie_word_embeddings=false", "model.pad_vocab_to=32"});
+  const std::string saved = trained("saved", {R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 40})",
+                                              "model.tie_word_embeddings=false", "model.pad_vocab_to=32"});
   const ExportSource source(saved, make_backend("cpu"));
   const ExaminedRecipe recipe = recipes_of(source, {"mxfp8"}, {R"(precision.fp8_output_proj={"enabled": true})"}).front();
-  EXPECT_THAT(recipe.misfits, ElementsAre("layers.0.mlp.gate_up", "layers.0.mlp.down", "layers.1.mlp.gate_up", "layers.1.mlp.down"));
+  EXPECT_THAT(recipe.misfits, ElementsAre("layers.0.moe.experts.gate_up", "layers.1.moe.experts.gate_up"));
   EXPECT_TRUE(recipe.plan.of("output").recipe.quantizes());
 }
 

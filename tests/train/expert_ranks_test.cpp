@@ -122,6 +122,10 @@ const std::vector<ExpertCase> kCases = {
     {"fp8_block",
      {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.moe.intermediate_size=192",
       "model.intermediate_size=160"}},
+    // 2.5 and 1.25 blocks of 32; tokens are dispatched as codes.
+    {"odd_blocks",
+     {"precision.dtype=bf16", "precision.recipe=mxfp4_qat_mxfp8_act", "model.hidden_size=80", "model.moe.intermediate_size=40",
+      "model.moe.shared_intermediate_size=36", "model.moe.capacity_factor=1.1"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(, ExpertRanks, ::testing::ValuesIn(kCases), [](const auto& c) { return c.param.name; });

@@ -259,7 +259,7 @@ double ratio(const Measured& measured) { return static_cast<double>(measured.pre
 
 // The allocator rounds up; kernels keep small scratch.
 TEST(Estimate, PredictsThePeakOfAStep) {
-  const ModelConfig qwen = model_of(64, 4, 160, 128);
+  const ModelConfig qwen = model_of(64, 4, 160, 128), odd = model_of(72, 4, 150, 128);
   ModelConfig gpt2 = qwen, experts = qwen;
   gpt2.norm = Norm::layer, gpt2.norm_bias = true, gpt2.activation = Activation::gelu_tanh, gpt2.position = Position::learned;
   gpt2.qk_norm = false, gpt2.attention_bias = AttentionBias::all, gpt2.mlp_bias = true, gpt2.tie_word_embeddings = true;
@@ -273,7 +273,8 @@ TEST(Estimate, PredictsThePeakOfAStep) {
   const Case cases[] = {{qwen, {"high"}, 0.8, 1.25, 1.25},
                         {gpt2, {"high"}, 0.8, 1.25, 1.25},
                         {experts, {"high"}, 0.8, 1.25, 1.25},
-                        {qwen, {"mxfp8", "mxfp8_te", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}, 0.95, 1.1, 1.2}};
+                        {qwen, {"mxfp8", "mxfp8_te", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}, 0.95, 1.1, 1.2},
+                        {odd, {"mxfp8", "mxfp4_qat_mxfp8_act", "fp8_block"}, 0.95, 1.1, 1.2}};
   for (const Case& c : cases) {
     for (const char* const recipe : c.recipes) {
       for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {

@@ -102,8 +102,8 @@ struct ModulePrecision {
 // An output projection that is to take the formats of the ambient recipe.
 struct OutputProjection {
   bool tied_embeddings = false, fp32_logits = false;
-  int64_t rows = 0, hidden = 0;  // padded vocabulary, 0 if it is not known yet
-  int64_t tensor = 1;            // ranks that share the rows
+  int64_t rows = 0;    // padded vocabulary, 0 if it is not known yet
+  int64_t tensor = 1;  // ranks that share the rows
 };
 // Lists the unmet conditions of precision.fp8_output_proj; each message continues the name of the switch. Both the config and the
 // constructor of the layer check them.
