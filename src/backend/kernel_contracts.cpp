@@ -105,7 +105,7 @@ Contract Dequantize::contract() const {
   const int64_t end = first_col + c.size('W'), block = x.how.block_cols;
   const bool whole = first_col % block == 0 && (end % block == 0 || end == x.shape[1]);
   c.that(first_col >= 0 && end <= x.shape[1] && whole, "out is ", out.shape(), ": columns [", first_col, ", ", end, ") of ", x.shape,
-         " are not whole blocks of ", x.how);
+         " do not begin and end with blocks of ", x.how);
   return c.output("extreme", extreme, "i32 [1]?");
 }
 

@@ -46,7 +46,7 @@ int64_t block_columns(const Gemm& k, Dtype dtype) {
   return std::max<int64_t>(1, kColumnBlockBytes / (k.b.rows() * kColumnBlock * dtype_bytes(dtype))) * kColumnBlock;
 }
 
-// Returns columns [first, first + width) of op(b), whole blocks of a quantized b, dequantized; stored as b is.
+// Returns columns [first, first + width) of op(b), dequantized; stored as b is. They begin and end with blocks of a quantized b.
 Tensor dequantized_columns(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme) {
   const auto& quantized = std::get<QuantizedTensor>(b.value);
   if (b.transposed) return high_precision(slice(quantized, first, first + width), dtype, extreme);
