@@ -51,10 +51,10 @@ function readSeries({steps, values, points}) {
   return {steps: places, values: Float64Array.from(values, value => value === null || Math.abs(value) > 1e300 ? NaN : value), points};
 }
 
-let runs = [], analyses = [];
+let runs = [], analyses = [], comparison = null;
 
 function readRuns() {
-  ({runs, analyses} = JSON.parse(by('metrics').textContent));
+  ({runs, analyses, comparison} = JSON.parse(by('metrics').textContent));
   for (const run of runs) {
     for (const [name, series] of Object.entries(run.series)) run.series[name] = readSeries(series);
   }
@@ -152,6 +152,15 @@ function restartsText({restarts}) {
   if (!restarts.length) return '0';
   return `${restarts.length}, at ${restarts.length === 1 ? 'step' : 'steps'} ${restarts.length > 4 ? '... ' : ''}${
       restarts.slice(-4).join(', ')}`;
+}
+
+// The table of `mantissa compare`.
+function makeComparison() {
+  if (!comparison) return;
+  const {title, head, rows, notes} = comparison;
+  by('comparison').append(
+      make('h2', {}, 'Comparison'), make('p', {}, title), table(head, rows.map(([name, ...cells]) => [textCell(name), ...cells])),
+      ...notes.map(note => make('p', {class: 'soft'}, note)));
 }
 
 function makeSummary() {
@@ -257,6 +266,7 @@ function makePage() {
   analyses.forEach(makeAnalysis);
   by('view').hidden = !runs.length;
   if (!runs.length) return;
+  makeComparison();
   makeSummary();
   charts =
       CHARTS.filter(({rare, name}) => !rare || runs.some(run => run.series[name].steps.length)).map(definition => new Chart(definition));

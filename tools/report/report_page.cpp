@@ -271,7 +271,7 @@ std::string embedded(const Json& json) {
 
 }  // namespace
 
-std::string report_page(const Runs& runs, const Json::Entries& analyses, const PageLimits& limits) {
+std::string report_page(const Runs& runs, const Json::Entries& analyses, const PageLimits& limits, const Json& comparison) {
   constexpr std::string_view kMark = "{{metrics}}";
   const size_t place = kPage.find(kMark);
   const size_t most = most_points(runs, limits), stride = step_stride(runs, limits);
@@ -280,6 +280,7 @@ std::string report_page(const Runs& runs, const Json::Entries& analyses, const P
   Json metrics;
   metrics.add("runs", std::move(all));
   metrics.add("analyses", analyses);
+  metrics.add("comparison", comparison);
   std::string page(kPage.substr(0, place));
   page += embedded(metrics);
   return page += kPage.substr(place + kMark.size());

@@ -2,7 +2,8 @@
 // that draw them.
 //
 // cmake/embed_page.cmake joins report.html with report.css, report_charts.js, report_maps.js, report_analyses.js and report.js. The element
-// "metrics" of the page holds {"runs": [...], "analyses": [...]}. Each run has these members; numbers have seven significant digits:
+// "metrics" of the page holds {"runs": [...], "analyses": [...], "comparison": null or a table: title, head, rows, notes}. Each run has
+// these members; numbers have seven significant digits:
 //   name, precision, step, steps, restarts (their steps), tokens, parameters, ranks (null: unknown), device, config (text; "": none)
 //   series     by name: steps, as [first, stride, count] for each range of them; values (null: not finite); points (how many the run has)
 //   best       null, or value and objective: the least figure by which evaluations compare, and its name ("loss", "kl", ...)
@@ -32,7 +33,9 @@ struct PageLimits {
 // are null or empty. Throws Error(data) that names file and member for any other file.
 Json read_analysis(const std::filesystem::path& file);
 
-// Analyses are as read_analysis() returns them. Throws Error(data) for a config.json that is no JSON, or whose ranks are none.
-std::string report_page(const std::vector<RunMetrics>& runs, const Json::Entries& analyses = {}, const PageLimits& limits = {});
+// Analyses are as read_analysis() returns them, a comparison is as comparison_page() in tools/compare does; null: none. Throws Error(data)
+// for a config.json that is no JSON, or whose ranks are none.
+std::string report_page(const std::vector<RunMetrics>& runs, const Json::Entries& analyses = {}, const PageLimits& limits = {},
+                        const Json& comparison = {});
 
 }  // namespace mantissa::tools
