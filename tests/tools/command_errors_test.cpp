@@ -182,6 +182,48 @@ TEST_F(CommandErrors, AComparisonDoesNotResume) {
   std::filesystem::remove("resumes.json");
 }
 
+// A file of a recipe changes what is trained, neither what compare sets nor what losses are of.
+TEST_F(CommandErrors, AComparisonRefusesKeysOfARecipeThatDoNothingOrCompareNothing) {
+  const auto refused = [](const std::string& recipe, const Words& more = {}) {
+    test::write_file("own.json", recipe);
+    Words words = {"compare", "run.json", "--recipes", "high,own.json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const std::string message = outcome_of(words);
+    std::filesystem::remove("own.json");
+    return message;
+  };
+  const auto ignored = [](const std::string& key, const std::string& how) {
+    return "2, with the recipe own: " + key + ": compare sets it " + how + "; take it out of own.json";
+  };
+  const std::string each = "for each run by --recipes, --seeds and --output";
+  EXPECT_EQ(refused(R"({"training": {"seed": 3}})"), ignored("training.seed", each));
+  EXPECT_EQ(refused(R"({"logging": {"dir": "a"}})"), ignored("logging.dir", each));
+  EXPECT_EQ(refused(R"({"training": {"threads": 1}})"), ignored("training.threads", "for all runs alike: give it in the configuration"));
+  EXPECT_EQ(refused(R"({"logging": {"interval": 5}})"), ignored("logging.interval", "to 1, since a median needs the time of every step"));
+  EXPECT_EQ(refused(R"({"checkpoint": {"export": {}}})"), ignored("checkpoint.export", "to null: a comparison exports nothing"));
+  EXPECT_EQ(refused(R"({"optimizer": {"lr": 0.5}})", {"--set", "optimizer.lr=0.25"}),
+            "2, with the recipe own: optimizer.lr: --set optimizer.lr would replace it in all runs: give that by --set-file or in the "
+            "configuration");
+  EXPECT_THAT(refused(R"({"optimizer": {"lr": 0.5}})", {"--set", R"(optimizer={"beta1": 0.5})"}), HasSubstr("--set optimizer would"));
+  const auto other = [](const std::string& differences) {
+    return "2, with the recipe own: its losses would not compare, since they are of other tokens: " + differences;
+  };
+  EXPECT_EQ(refused(R"({"training": {"seq_len": 8}})"), other("training.seq_len is 8 and 16 with high"));
+  EXPECT_EQ(refused(R"({"data": {"valid_fraction": 0.5}})"), other("data.valid_fraction is 0.5 and 0.1 with high"));
+  EXPECT_EQ(refused(R"({"data": {"tokenizer": "char"}})"), other("data.tokenizer is \"char\" and \"byte\" with high"));
+  EXPECT_EQ(refused(R"({"model": {"vocab_size": 300}})"), other("model.vocab_size is 300 and 256 with high"));
+  const std::string hint = "; eval.iters null evaluates all of the validation data";
+  EXPECT_EQ(refused(R"({"eval": {"iters": 3}})"), other("eval.iters is 3 and 2 with high" + hint));
+  EXPECT_EQ(refused(R"({"training": {"micro_batch_size": 8, "grad_accum": 1}})"),
+            other("training.micro_batch_size is 8 and 4 with high" + hint));
+  EXPECT_THAT(refused(R"({"training": {"micro_batch_size": 8, "grad_accum": 1}, "eval": {"iters": 1}})"),
+              ::testing::StartsWith("2, a.txt/runs: "))
+      << "as many windows";
+  for (const char* const fine : {R"({"training": {"steps": 3}})", R"({"data": {"document_mask": true}})", R"({"model": {"num_layers": 1}})",
+                                 R"({"precision": {"recipe": "bf16"}})"})
+    EXPECT_THAT(refused(fine), ::testing::StartsWith("2, a.txt/runs: ")) << fine;
+}
+
 TEST_F(CommandErrors, AMissingStepListsThoseThatExist) {
   for (const auto& [steps, listed] :
        {std::pair{10, "; there are 2 older and step-00000003, step-00000004, "}, {1, "; there is step-00000001"}}) {

@@ -34,6 +34,14 @@ struct PlannedRun {
   RunInputs inputs = {};
 };
 
+// A key whose values differ; "absent": one configuration has no such entry.
+struct SettingDifference {
+  std::string key, one, other;
+};
+
+// Returns the differences of two contents of config.json, by key.
+std::vector<SettingDifference> setting_differences(const Json& one, const Json& other);
+
 class ComparisonPlan {
  public:
   // Throws Error(usage) for what is wrong with the arguments, and what the loader of the configuration throws; then the recipe is named.
