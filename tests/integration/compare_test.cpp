@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/parallel.h"
 #include "metrics/run_metrics.h"
 #include "process.h"
 #include "training.h"
@@ -60,6 +61,7 @@ TEST_F(Compare, GivesTheLossesOfSingleRunsFromTheSameSeeds) {
   EXPECT_TRUE(second["difference"]["half_width"].is_number());
   EXPECT_TRUE(std::filesystem::exists(run_of("report.html")));
   EXPECT_EQ(json::parse(test::read_file(run_of("compare.json"))), all);
+  EXPECT_THAT(test::read_file(run_of("report.html")), HasSubstr("\"comparison\":{\"title\":\""));
   EXPECT_FALSE(std::filesystem::exists(run_of("high-seed1/checkpoints"))) << "a finished run needs none";
 }
 
@@ -173,15 +175,26 @@ TEST_F(Compare, SaysWhatALayoutOfRanksIsToBe) {
               HasSubstr("with the recipe ranks: parallel asks for several ranks (data 2"));
 }
 
-TEST_F(Compare, NamesTheRunThatFailedAndItsLog) {
+// A run that diverges is a figure of its recipe: the others go on, and it is not repeated.
+TEST_F(Compare, CountsARunThatDiverged) {
   // A file of a recipe may change anything: here it is a rate that no run survives.
-  test::write_file(folder_ / "hot.json", R"({"optimizer": {"lr": 1e30, "grad_clip": 0}, "training": {"nonfinite_limit": 1}})");
-  const ProcessResult failed = compare({"--recipes", "high," + (folder_ / "hot.json") + ",mxfp8", "--seeds", "1"});
-  EXPECT_EQ(failed.exit_code, 5) << failed.errors;
-  EXPECT_THAT(failed.errors, HasSubstr("hot-seed1: training ended with exit code 5; it printed " + run_of("hot-seed1.log")));
-  EXPECT_THAT(failed.errors, HasSubstr("stopped at step ")) << "the error of the run";
-  EXPECT_THAT(failed.errors, HasSubstr("1 of 3 | high-seed1"));
-  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1"))) << "nothing is begun after a failure";
+  const std::string hot = R"({"optimizer": {"lr": 1e30, "grad_clip": 0}, "training": {"nonfinite_limit": 1}})";
+  test::write_file(folder_ / "hot.json", hot);
+  const std::vector<std::string> recipes = {"--recipes", "high," + (folder_ / "hot.json") + ",mxfp8", "--seeds", "1"};
+  const ProcessResult done = compare(recipes);
+  EXPECT_EQ(done.exit_code, 0) << done.errors;
+  EXPECT_THAT(done.errors, HasSubstr("compare: 2 of 3 | hot-seed1 | diverged | "));
+  EXPECT_THAT(done.errors, HasSubstr("compare: 3 of 3 | mxfp8-seed1 | loss "));
+  EXPECT_THAT(done.output, HasSubstr("\ndiverged: hot-seed1; "));
+  const json found = json::parse(test::read_file(run_of("compare.json")));
+  EXPECT_EQ(found["recipes"][1]["diverged_seeds"], json({1}));
+  EXPECT_TRUE(found["recipes"][1]["loss"].is_null());
+  EXPECT_TRUE(found["recipes"][2]["difference"]["mean"].is_number());
+  const ProcessResult again = compare(recipes);
+  EXPECT_EQ(again.output, done.output);
+  EXPECT_EQ(again.errors, "");
+  std::filesystem::remove_all(run_of("hot-seed1"));
+  EXPECT_THAT(compare(recipes).errors, HasSubstr("compare: 3 of 3 | hot-seed1 | diverged")) << "without its folder it begins again";
 }
 
 TEST_F(Compare, SavesWhatASignalStopsAndGoesOn) {
@@ -210,6 +223,17 @@ TEST_F(Compare, SavesWhatASignalStopsAndGoesOn) {
 }
 
 const std::vector<std::string> kEndless = {"--recipes", "high,mxfp8", "--seeds", "1", "--set", "training.steps=100000000"};
+
+TEST_F(Compare, NamesTheRunThatFailedAndItsLog) {
+  const auto process = started(kEndless, "high-seed1", "step    10/");
+  const std::vector<std::string> runs = test::children_of(process->pid());
+  ASSERT_EQ(runs.size(), 1U);
+  ASSERT_EQ(::kill(std::stoi(runs[0]), SIGKILL), 0);
+  EXPECT_EQ(process->wait(), 128 + SIGKILL);
+  EXPECT_THAT(process->output(), HasSubstr("high-seed1: training ended with exit code 137; it printed " + run_of("high-seed1.log") +
+                                           "; once that is mended, the same command goes on where the runs were"));
+  EXPECT_FALSE(std::filesystem::exists(run_of("mxfp8-seed1"))) << "nothing is begun after a failure";
+}
 
 TEST_F(Compare, ASecondInterruptKillsRuns) {
   const auto process = started(kEndless, "high-seed1", "step    10/");
@@ -245,6 +269,76 @@ TEST_F(Compare, LeavesNoRunBehindWhenItIsKilled) {
   EXPECT_TRUE(std::filesystem::exists(run_of("high-seed1/checkpoints/latest"))) << "it saved first";
 }
 
+// The current call says nothing about times of runs that finished before it.
+TEST_F(Compare, RemembersHowTimesWereMeasured) {
+  const auto state = [&](const std::string& run) { return json::parse(test::read_file(run_of(run + ".state.json"))); };
+  ASSERT_EQ(compare({"--recipes", "high,mxfp8", "--seeds", "1", "--set", "training.threads=1"}).exit_code, 0);
+  EXPECT_EQ(state("high-seed1")["starts"], (json::parse(R"([{"at_a_time": 1, "threads": 1}])")));
+  const ProcessResult more = compare({"--recipes", "high,mxfp8,mxfp4_qat", "--seeds", "1", "--set", "training.threads=2"});
+  EXPECT_EQ(more.exit_code, 0) << more.errors;
+  EXPECT_THAT(more.output, AllOf(HasSubstr("c.json | 20 steps | 1 seed\n"),
+                                 HasSubstr("\ntimes were not measured alike (high 1 at a time with "
+                                           "1 thread, mxfp8 1 at a time with 1 thread, mxfp4_qat 1 at a time with 2 threads), so ")));
+  const json found = json::parse(test::read_file(run_of("compare.json")));
+  EXPECT_TRUE(found["recipes"][1]["time"].is_number());
+  EXPECT_TRUE(found["recipes"][2]["time"].is_null());
+  std::filesystem::remove_all(run_of("mxfp4_qat-seed1"));
+  EXPECT_THAT(compare({"--recipes", "high,mxfp8,mxfp4_qat", "--seeds", "1", "--set", "training.threads=1"}).output,
+              HasSubstr("| 1 seed | 1 run at a time, 1 thread each\n"))
+      << "a run that begins again is measured again";
+  if (num_threads() < 2) return;
+  ASSERT_EQ(compare({"--recipes", "bf16,fp32,mxfp8_te", "--seeds", "1", "--jobs", "2"}).exit_code, 0);
+  EXPECT_EQ(state("mxfp8_te-seed1")["starts"][0]["at_a_time"], 2);
+  ASSERT_EQ(compare({"--recipes", "bf16,fp8_block", "--seeds", "1", "--jobs", "2", "--match", "*.qkv"}).exit_code, 2);
+  ASSERT_EQ(compare({"--recipes", "bf16,mxfp8_weights", "--seeds", "1", "--jobs", "2"}).exit_code, 0);
+  EXPECT_EQ(state("mxfp8_weights-seed1")["starts"][0]["at_a_time"], 1) << "it was alone";
+}
+
+// A comparison reports every step, of which it takes the median.
+TEST_F(Compare, MeasuresEveryStep) {
+  test::write_file(folder_ / "rare.json", R"({"logging": {"interval": 100}})");
+  ASSERT_EQ(compare({"--recipes", "high,mxfp8", "--seeds", "1", "--set-file", folder_ / "rare.json"}).exit_code, 0);
+  EXPECT_EQ(read_run_metrics(run_of("high-seed1")).milliseconds.size(), 20U);
+}
+
+// Gradients of different shapes have no cosine, and the rest of the table is there.
+TEST_F(Compare, TakesRecipesThatChangeTheModelOrItsLength) {
+  test::write_file(folder_ / "wide.json", R"({"model": {"hidden_size": 64}})");
+  test::write_file(folder_ / "short.json", R"({"training": {"steps": 10}})");
+  const json found = result({"--recipes", "high, " + (folder_ / "wide.json") + " ," + (folder_ / "short.json"), "--seeds", "1"});
+  const json& wide = found["recipes"][1];
+  EXPECT_EQ(wide["cosines"], json::object());
+  EXPECT_EQ(wide["no_cosines"], "the models differ: layers.0.attn.out is [64, 32], and [32, 32] in the baseline");
+  EXPECT_TRUE(wide["loss"].is_number());
+  EXPECT_TRUE(found["recipes"][0]["no_cosines"].is_null());
+  const json& small = found["recipes"][2];
+  EXPECT_EQ(small["steps"], 10);
+  EXPECT_EQ(small["tokens_per_step"], 128);
+  EXPECT_GT(small["cosines"].size(), 0U);
+  EXPECT_TRUE(found["steps"].is_null());
+}
+
+TEST_F(Compare, SaysWhyAModelThatIsItsOwnTeacherHasNoCosine) {
+  run("base", {kBlocks, "training.steps=2"});
+  const json found =
+      result({"--recipes", "high,mxfp8", "--seeds", "1", "--set", "training.steps=2", "--set", "checkpoint.init_from=" + run_folder("base"),
+              "--set", "training.teacher=self", "--set", "optimizer.weight_decay=0"});
+  EXPECT_EQ(found["recipes"][0]["no_cosines"], "the gradients of its first step are all 0, as where a model is its own teacher");
+  EXPECT_EQ(found["recipes"][1]["no_cosines"], "the gradients of the baseline's first step are all 0, as where a model is its own teacher");
+}
+
+TEST_F(Compare, RefusesAFolderThatNoComparisonMade) {
+  std::filesystem::create_directories(run_of(""));
+  test::write_file(run_of("mine.txt"), "keep");
+  const ProcessResult refused = compare({"--recipes", "high,mxfp8", "--seeds", "1"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.errors, HasSubstr("all: is not empty, and no comparison made it; choose another --output"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(run_of("")), {}), 1);
+  std::filesystem::remove(run_of("mine.txt"));
+  test::write_file(run_of("LOCK"), "");
+  EXPECT_EQ(compare({"--recipes", "high,mxfp8", "--seeds", "1", "--set", "training.steps=1"}).exit_code, 0) << "one that ended at once";
+}
+
 // Any folder, threads of the configuration, and others by the next start.
 TEST_F(Compare, TakesFoldersAndThreadsAsTheyAreGiven) {
   const std::string folder = folder_ / "100%n";
@@ -259,7 +353,7 @@ TEST_F(Compare, TakesFoldersAndThreadsAsTheyAreGiven) {
   const ProcessResult wider = test::run_mantissa({"compare", folder_ / "c.json", "--recipes", "high,mxfp8,mxfp8_te", "--seeds", "1",
                                                   "--output", folder, "--set", "training.threads=2", "--keep-checkpoints"},
                                                  folder_.path());
-  EXPECT_THAT(wider.errors, HasSubstr("high-seed1: finished with training.threads 1, and runs have 2 now: times of steps of both do not"));
+  EXPECT_EQ(wider.exit_code, 0) << wider.errors;
   EXPECT_EQ(first["threads"], 1);
   EXPECT_TRUE(std::filesystem::exists(folder + "/high-seed1/checkpoints"));
   const json again = compared("high,mxfp8,mxfp8_te", {}), two = compared("high,mxfp8_te", {});
@@ -290,6 +384,10 @@ TEST_F(Compare, GivesRecipesToModulesThatMatch) {
   EXPECT_EQ(there["precision"]["rules"],
             json::parse(R"([{"match": "layers.1.*", "recipe": "mxfp4_qat"}, {"match": "layers.*", "recipe": "bf16"}])"));
   EXPECT_EQ(there["precision"]["recipe"], "high");
+  const ProcessResult other = compare({"--recipes", "high,mxfp4_qat", "--seeds", "1"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.errors,
+              HasSubstr(": precision.rules.0.match is \"layers.1.*\" there and absent here, where --match gives a rule, too; "));
 }
 
 }  // namespace mantissa::compare_test

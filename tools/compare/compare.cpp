@@ -54,62 +54,75 @@ std::string last_error(const fs::path& log) {
   return begin == std::string::npos ? "" : "\n" + output.substr(begin, output.find('\n', begin) - begin);
 }
 
-// Trains all runs that have not finished. Returns the exit code with which to end; ok: all have.
-ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan) {
+// Returns the runs that have neither finished nor diverged. Deletes what is left of those that were killed before their first save.
+std::vector<ComparedRun> runs_to_train(const CompareArguments& arguments, const ComparisonPlan& plan) {
   std::vector<ComparedRun> left;
   for (const PlannedRun& run : plan.runs()) {
     const fs::path folder = plan.folder() / run.name;
     require_same_run(run, folder);
     std::error_code none;
-    const bool finished = finished_metrics(run, folder).has_value(),
+    const bool ended = finished_metrics(run, folder).has_value() || (fs::is_directory(folder, none) && read_state(folder).diverged),
                saved = fs::is_directory(folder / "checkpoints", none) &&
                        !checkpoint_candidates({.folder = folder / "checkpoints", .name = ""}).empty();
-    if (finished || saved) require_same_inputs(folder, run.inputs);
-    if (finished) {
+    if (ended || saved) require_same_inputs(folder, run.inputs);
+    if (ended) {
       delete_checkpoints(arguments, folder);
       continue;
     }
     require_nobody_trains(run.loaded.config);
-    if (!saved) {  // it is new, or was killed before its first save
+    if (!saved) {
       fs::remove_all(folder);
       write_inputs(folder, run.inputs);
+      write_state(folder, {});
     }
     left.push_back({.name = run.name, .log = plan.folder() / (run.name + ".log"), .words = words_of(run.sources)});
   }
+  return left;
+}
+
+// Trains all runs that have not ended. Returns the exit code with which to end; ok: all have.
+ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan) {
+  const std::vector<ComparedRun> left = runs_to_train(arguments, plan);
   size_t done = plan.runs().size() - left.size();
   if (!left.empty() && done > 0) std::cerr << "compare: " << done << " of " << plan.runs().size() << " runs have finished before\n";
   const auto began = std::chrono::steady_clock::now();
-  const UnfinishedRuns end = train_runs(left, arguments.jobs, [&](const ComparedRun& run) {
-    const fs::path folder = plan.folder() / run.name;
-    const RunMetrics metrics = read_run_metrics(folder);
-    const double loss = metrics.valid_loss.empty() ? 0.0 : metrics.valid_loss.back().value;
+  const auto ended = [&](const ComparedRun& run, const std::string& how) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    std::cerr << "compare: " << ++done << " of " << plan.runs().size() << " | " << printable(run.name) << " | loss " << loss << " | "
+    std::cerr << "compare: " << ++done << " of " << plan.runs().size() << " | " << printable(run.name) << " | " << how << " | "
               << duration_text(seconds) << '\n';
-    delete_checkpoints(arguments, folder);
-  });
+    delete_checkpoints(arguments, plan.folder() / run.name);
+  };
+  const Measured measured{.at_a_time = std::min(arguments.jobs, static_cast<int>(left.size())), .threads = plan.threads()};
+  const auto changed = [&](const ComparedRun& run, const auto& change) {
+    RunState state = read_state(plan.folder() / run.name);
+    change(state);
+    write_state(plan.folder() / run.name, state);
+  };
+  const RunEvents events{
+      .starts = [&](const ComparedRun& run) { changed(run, [&](RunState& state) { state.starts.push_back(measured); }); },
+      .finished =
+          [&](const ComparedRun& run) {
+            const RunMetrics metrics = read_run_metrics(plan.folder() / run.name);
+            ended(run, text("loss ", metrics.valid_loss.empty() ? 0.0 : metrics.valid_loss.back().value));
+          },
+      .diverged =
+          [&](const ComparedRun& run) {
+            std::error_code none;
+            if (!fs::exists(plan.folder() / run.name / "metrics.jsonl", none)) return false;  // its first step did not begin
+            changed(run, [](RunState& state) { state.diverged = true; });
+            ended(run, "diverged");
+            return true;
+          }};
+  const UnfinishedRuns end = train_runs(left, arguments.jobs, events);
   if (end.killed) return static_cast<ExitCode>(128 + SIGINT);
   if (end.failure) {
     const auto& [name, code, log] = *end.failure;
     fail(static_cast<ExitCode>(code), name, ": training ended with exit code ", code, "; it printed ", log.string(),
-         "; the same command goes on where the runs were", last_error(log));
+         "; once that is mended, the same command goes on where the runs were", last_error(log));
   }
   if (!end.stopped) return ExitCode::ok;
   std::cerr << "compare: stopped | " << done << " of " << plan.runs().size() << " runs have finished; the same command continues\n";
   return ExitCode::stopped;
-}
-
-// Times of runs that have finished are those of the threads that they had.
-void warn_of_other_threads(const ComparisonPlan& plan) {
-  for (const PlannedRun& run : plan.runs()) {
-    const fs::path folder = plan.folder() / run.name, file = folder / "config.json";
-    if (!finished_metrics(run, folder)) continue;
-    const Json there = parse_json(File::open_input(file).content(kLargestRunFile), file.string());
-    const Json& threads = there.get("training").get("threads");
-    if (threads != Json(plan.threads()))
-      return log_warning(run.name, ": finished with training.threads ", threads.shown(), ", and runs have ", plan.threads(),
-                         " now: times of steps of both do not compare");
-  }
 }
 
 // Returns "-part" if compare.json holds runs that this comparison lacks: then it stays, and the files of this one lie beside.
@@ -132,42 +145,82 @@ PrecisionPlan plan_of(const PlannedRun& run) {
   return resolve_plan(config);
 }
 
+// The first step of a recipe's first run.
+struct FirstStep {
+  PrecisionPlan plan;
+  Gradients gradients;
+  std::string problem;  // why they have no direction
+};
+
+FirstStep first_step_of(const PlannedRun& run) {
+  FirstStep out{.plan = plan_of(run), .gradients = {}, .problem = {}};
+  try {
+    out.gradients = first_gradients(run.loaded);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::numerical) throw;
+    out.problem = "are not finite";
+    return out;
+  }
+  const auto is_zero = [](const auto& gradient) { return std::ranges::all_of(gradient.second, [](float value) { return value == 0.0f; }); };
+  if (std::ranges::all_of(out.gradients, is_zero)) out.problem = "are all 0, as where a model is its own teacher";
+  return out;
+}
+
+void add_cosines(RecipeCost& cost, const FirstStep& own, const FirstStep& baseline) {
+  const std::string difference = tensor_difference(own.plan, baseline.plan);
+  if (!difference.empty()) {
+    cost.no_cosines = "the models differ: " + difference;
+  } else if (!own.problem.empty()) {
+    cost.no_cosines = "the gradients of its first step " + own.problem;
+  } else if (!baseline.problem.empty()) {
+    cost.no_cosines = "the gradients of the baseline's first step " + baseline.problem;
+  } else if (&own != &baseline) {
+    cost.cosines = gradient_cosines(own.gradients, baseline.gradients);
+    if (cost.cosines.empty()) cost.no_cosines = "no weight has gradients in both";
+  }
+}
+
+std::optional<Learning> learning_of(const PlannedRun& run) {
+  if (!run.loaded.config.teacher) return {};
+  return Learning{.teacher = run.inputs.at("training.teacher"), .weight = run.loaded.config.training.teacher_weight};
+}
+
 ExitCode compare(const CompareArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   const ComparisonPlan plan(arguments);
+  require_folder_of_comparison(plan.folder());
   make_folders(plan.folder());
   const FolderLock lock(plan.folder(), "mantissa compare");
-  warn_of_other_threads(plan);
   if (const ExitCode code = train_all(arguments, plan); code != ExitCode::ok) return code;
   const size_t count = plan.recipes().size();
   for (size_t r = 0; r < count; ++r)  // runs that were trained last may have read something else
     require_same_inputs(plan.folder() / plan.runs()[r].name, run_inputs(plan.runs()[r].loaded));
-  Comparison comparison{.name = arguments.sources.file,
-                        .steps = *plan.config().training.steps,
-                        .at_a_time = arguments.jobs,
-                        .threads = plan.threads(),
-                        .recipes = {}};
+  Comparison comparison{.name = arguments.sources.file, .recipes = {}};
   std::vector<RunMetrics> all;
   for (const PlannedRun& run : plan.runs()) all.push_back(read_run_metrics(plan.folder() / run.name));
-  Gradients baseline;
+  std::optional<FirstStep> baseline;
   for (size_t r = 0; r < count; ++r) {
-    std::vector<RunMetrics> runs;
-    for (size_t i = r; i < all.size(); i += count) runs.push_back(all[i]);
-    const PlannedRun first_step = plan.first_step(r);
-    RecipeCost& cost = comparison.recipes.emplace_back(recipe_cost(plan.recipes()[r].name, plan_of(first_step), runs));
-    Gradients gradients = first_gradients(first_step.loaded);
-    if (r == 0) {
-      baseline = std::move(gradients);
-    } else {
-      cost.cosines = gradient_cosines(gradients, baseline);
+    std::vector<ComparedMetrics> runs;
+    for (size_t i = r; i < all.size(); i += count) {
+      const RunState state = read_state(plan.folder() / plan.runs()[i].name);
+      runs.push_back({.metrics = all[i], .measured = state.measured(), .diverged = state.diverged});
     }
+    const PlannedRun first_run = plan.first_step(r);
+    FirstStep first_step = first_step_of(first_run);
+    RecipeCost& cost =
+        comparison.recipes.emplace_back(recipe_cost(plan.recipes()[r].name, first_step.plan, runs, learning_of(plan.runs()[r])));
+    const TrainingConfig& training = first_run.loaded.config.training;
+    cost.steps = *training.steps;
+    cost.tokens_per_step = training.tokens_per_step();
+    if (r == 0) baseline = std::move(first_step);
+    add_cosines(cost, r == 0 ? *baseline : first_step, *baseline);
   }
   compare_with_first(comparison.recipes);
   const Json json = comparison_json(comparison);
   const std::string part = part_suffix(plan.folder(), comparison);
   const fs::path figures = plan.folder() / ("compare" + part + ".json"), page = plan.folder() / ("report" + part + ".html");
   write_file_atomically(figures, json.dump(1, Json::Order::keys) + "\n");
-  write_file_atomically(page, report_page(all));
+  write_file_atomically(page, report_page(all, {}, {}, comparison_page(comparison)));
   if (arguments.json) {
     std::cout << json.dump(1, Json::Order::keys) << '\n';
   } else {

@@ -58,15 +58,15 @@ PairedDifference paired_difference(const std::vector<double>& values, const std:
 
 namespace {
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return {};
   std::ranges::sort(values);
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
 // The first step of a start also pays for memory and generated kernels.
-double median_milliseconds(const RunMetrics& run) {
+std::optional<double> median_milliseconds(const RunMetrics& run) {
   std::vector<double> steps;
   for (const MetricPoint& point : run.milliseconds) {
     if (std::ranges::none_of(run.starts, [&](int64_t start) { return point.step == start + 1; })) steps.push_back(point.value);
@@ -92,13 +92,17 @@ std::optional<double> largest_load(const RunMetrics& run) {
   return worst;
 }
 
-std::string with_interval(const PairedDifference& difference, double factor, int digits) {
-  const std::string mean = text(std::showpos, std::fixed, std::setprecision(digits), factor * difference.mean);
-  return difference.half_width ? mean + " +- " + rounded(factor * *difference.half_width, digits) : mean;
+std::string with_interval(const std::optional<PairedDifference>& difference, double factor, int digits, const char* unit = "") {
+  if (!difference) return "-";
+  const std::string mean = text(std::showpos, std::fixed, std::setprecision(digits), factor * difference->mean);
+  return (difference->half_width ? mean + " +- " + rounded(factor * *difference->half_width, digits) : mean) + unit;
 }
 
-Json json_of(const PairedDifference& difference) {
-  return {{"mean", difference.mean}, {"half_width", difference.half_width}, {"pairs", difference.pairs}};
+std::string shown(const std::optional<double>& value, int digits) { return value ? rounded(*value, digits) : "-"; }
+
+Json json_of(const std::optional<PairedDifference>& difference) {
+  if (!difference) return {};
+  return {{"mean", difference->mean}, {"half_width", difference->half_width}, {"pairs", difference->pairs}};
 }
 
 // The weight whose gradient agrees least, and the one that agrees most.
@@ -111,38 +115,224 @@ std::optional<CosineRange> cosine_range(const std::map<std::string, double>& cos
   return CosineRange{*least, *most};
 }
 
+std::optional<double> time_ratio(const RecipeCost& cost, const RecipeCost& first) {
+  const bool alike = cost.measured && cost.measured == first.measured;
+  return alike && cost.milliseconds && first.milliseconds.value_or(0.0) > 0.0 ? std::optional(*cost.milliseconds / *first.milliseconds)
+                                                                              : std::nullopt;
+}
+
+using Values = std::vector<std::optional<double>>;
+
+// Returns the mean of those that are there.
+std::optional<double> mean(const Values& values) {
+  double sum = 0.0;
+  int64_t count = 0;
+  for (const std::optional<double>& value : values) {
+    sum += value.value_or(0.0);
+    count += value ? 1 : 0;
+  }
+  return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
+}
+
+// Returns the difference over the pairs of which both are there.
+std::optional<PairedDifference> difference_of(const Values& values, const Values& baseline) {
+  std::vector<double> own, others;
+  for (size_t i = 0; i < baseline.size(); ++i) {
+    if (!values.at(i) || !baseline[i]) continue;
+    own.push_back(*values[i]);
+    others.push_back(*baseline[i]);
+  }
+  return own.empty() ? std::nullopt : std::optional(paired_difference(own, others));
+}
+
+// Returns the objective of the last evaluation beside a teacher; none: it is not finite.
+std::optional<double> last_objective(const RunMetrics& run, double weight) {
+  if (run.valid_kl.empty() || run.valid_kl.back().step != run.valid_loss.back().step) return {};
+  const double reached = Evaluation{.loss = run.valid_loss.back().value, .divergence = run.valid_kl.back().value}.objective(weight);
+  return std::isfinite(reached) ? std::optional(reached) : std::nullopt;
+}
+
+// Returns whether all recipes agree in what `of` takes from each.
+template <class Of>
+bool same(const std::vector<RecipeCost>& recipes, Of of) {
+  return std::ranges::all_of(recipes, [&](const RecipeCost& cost) { return of(cost) == of(recipes.front()); });
+}
+bool any_diverged(const std::vector<RecipeCost>& recipes) {
+  return std::ranges::any_of(recipes, [](const RecipeCost& cost) { return !cost.diverged_seeds().empty(); });
+}
+// Returns how all times were measured; none: not alike. Recipes of which every run diverged have no times.
+std::optional<Measured> common_way(const std::vector<RecipeCost>& recipes) {
+  std::vector<std::optional<Measured>> ways;
+  for (const RecipeCost& cost : recipes)
+    if (cost.loss()) ways.push_back(cost.measured);
+  const bool alike = std::ranges::all_of(ways, [&](const std::optional<Measured>& way) { return way == ways.front(); });
+  return alike && !ways.empty() ? ways.front() : std::nullopt;
+}
+
+// Returns whether all recipes learn alike from one teacher.
+bool has_objective(const std::vector<RecipeCost>& recipes) {
+  return recipes.front().learning && same(recipes, [](const RecipeCost& cost) { return cost.learning; });
+}
+std::string objective_of(const std::vector<RecipeCost>& recipes) {
+  return has_objective(recipes) ? objective_name(recipes.front().learning->weight) : "";
+}
+
+int64_t tokens_of(const RecipeCost& cost) { return cost.steps * cost.tokens_per_step; }
+
+std::string cosine_text(const RecipeCost& cost) {
+  if (const auto range = cosine_range(cost.cosines)) return rounded(range->least.second, 4) + " to " + rounded(range->most.second, 4);
+  return cost.no_cosines.empty() ? "1" : "none";
+}
+
+std::string difference_text(const std::optional<PairedDifference>& difference, int64_t seeds) {
+  const bool all = !difference || difference->pairs == seeds;
+  return with_interval(difference, 1, 4) + (all ? "" : text(" (", count_text(difference->pairs, "pair"), ")"));
+}
+
+// A column with a name that all recipes have, or that only some comparisons need.
+struct TableColumn {
+  std::string name;
+  std::vector<std::string> cells = {};
+};
+std::vector<TableColumn> columns_of(const std::vector<RecipeCost>& recipes) {
+  const RecipeCost& first = recipes.front();
+  std::vector<TableColumn> columns;
+  const auto add = [&](const std::string& name, const auto& cell) {
+    TableColumn& column = columns.emplace_back(TableColumn{name});
+    for (const RecipeCost& cost : recipes) column.cells.push_back(cell(cost));
+  };
+  const auto unless_first = [&](const RecipeCost& cost, const std::string& cell) { return &cost == &first ? "" : cell; };
+  add("recipe", [](const RecipeCost& cost) { return cost.recipe; });
+  if (!same(recipes, [](const RecipeCost& cost) { return cost.steps; }))
+    add("steps", [](const RecipeCost& cost) { return text(cost.steps); });
+  if (!same(recipes, [](const RecipeCost& cost) { return cost.tokens_per_step; }))
+    add("tokens a step", [](const RecipeCost& cost) { return text(cost.tokens_per_step); });
+  if (any_diverged(recipes))
+    add("diverged", [](const RecipeCost& cost) { return text(cost.diverged_seeds().size(), " of ", cost.losses.size()); });
+  const int64_t seeds = std::ssize(first.losses);
+  if (const std::string objective = objective_of(recipes); !objective.empty()) {
+    add(objective, [](const RecipeCost& cost) { return shown(cost.objective(), 4); });
+    add("its difference", [&](const RecipeCost& cost) { return unless_first(cost, difference_text(cost.objective_difference, seeds)); });
+  }
+  add("loss", [](const RecipeCost& cost) { return shown(cost.loss(), 4); });
+  add("difference", [&](const RecipeCost& cost) { return unless_first(cost, difference_text(cost.difference, seeds)); });
+  add("change", [&](const RecipeCost& cost) { return unless_first(cost, with_interval(cost.change, 100, 2, " %")); });
+  add("cosine of gradients", cosine_text);
+  add("ms a step", [](const RecipeCost& cost) { return shown(cost.milliseconds, 1); });
+  add("time", [&](const RecipeCost& cost) { return shown(time_ratio(cost, first), 2); });
+  add("bytes per weight", [](const RecipeCost& cost) { return text(std::setprecision(4), cost.bytes_per_weight); });
+  if (first.load) add("load", [](const RecipeCost& cost) { return cost.load ? rounded(*cost.load, 2) : ""; });
+  return columns;
+}
+
+std::string measured_text(const std::optional<Measured>& measured) {
+  return measured ? text(measured->at_a_time, " at a time with ", count_text(measured->threads, "thread")) : "in different ways";
+}
+
+std::vector<std::string> notes_of(const std::vector<RecipeCost>& recipes) {
+  std::vector<std::string> notes;
+  const size_t seeds = recipes.front().losses.size();
+  const bool diverged = any_diverged(recipes);
+  notes.push_back(seeds > 1 ? text("difference and change: mean over ", diverged ? "the" : text(seeds),
+                                   " pairs of equal seeds, +- Student's t at ", 100 * kConfidence,
+                                   " %; an interval with 0 in it shows no difference")
+                            : "difference and change have no interval: one seed tells nothing about others");
+  if (diverged) {
+    std::vector<std::string> runs;
+    for (const RecipeCost& cost : recipes)
+      for (const int64_t seed : cost.diverged_seeds()) runs.push_back(text(cost.recipe, "-seed", seed));
+    notes.push_back(text("diverged: ", joined(runs),
+                         "; losses and times are of the other runs, differences of pairs without these, which "
+                         "flatters whoever diverges"));
+  }
+  if (const std::string objective = objective_of(recipes); !objective.empty()) {
+    notes.push_back(
+        text(objective, ": validation of what the runs are trained for, at temperature 1; loss: the cross entropy of the targets"));
+  } else if (std::ranges::any_of(recipes, [](const RecipeCost& cost) { return cost.learning.has_value(); })) {
+    notes.emplace_back("recipes learn from different teachers, or with different teacher_weight: only the cross entropies are compared");
+  }
+  if (!same(recipes, tokens_of)) notes.emplace_back("recipes train on different numbers of tokens: losses differ by that, too");
+  if (!same(recipes, [](const RecipeCost& cost) { return cost.tokens_per_step; }))
+    notes.emplace_back("times are of steps with different numbers of tokens");
+  const auto trained = [](const RecipeCost& cost) { return cost.loss().has_value(); };
+  if (!common_way(recipes) && std::ranges::any_of(recipes, trained)) {
+    const auto how = [](const RecipeCost& cost) { return cost.recipe + " " + measured_text(cost.measured); };
+    notes.push_back(text("times were not measured alike (", joined(recipes, ", ", how),
+                         "), so some have no ratio: for all, train all into another --output, with the same --jobs and threads"));
+  }
+  for (const RecipeCost& cost : recipes) {
+    if (const auto range = cosine_range(cost.cosines)) notes.push_back(text("least cosine of ", cost.recipe, ": ", range->least.first));
+    if (!cost.no_cosines.empty()) notes.push_back(text("cosine of ", cost.recipe, ": none, since ", cost.no_cosines));
+  }
+  return notes;
+}
+
+std::string title_of(const Comparison& comparison) {
+  const std::vector<RecipeCost>& recipes = comparison.recipes;
+  const auto [least, most] = std::ranges::minmax(recipes, {}, &RecipeCost::steps);
+  const std::optional<Measured> measured = common_way(recipes);
+  return text(comparison.name, " | ", least.steps < most.steps ? text(least.steps, " to ") : "", count_text(most.steps, "step"), " | ",
+              count_text(recipes.front().losses.size(), "seed"),
+              measured
+                  ? text(" | ", count_text(measured->at_a_time, "run"), " at a time, ", count_text(measured->threads, "thread"), " each")
+                  : "");
+}
+
 using Rows = std::vector<std::vector<std::string>>;
 
-std::vector<std::string> row_of(const RecipeCost& cost, const RecipeCost& first) {
-  const bool baseline = &cost == &first;
-  const std::optional<CosineRange> range = cosine_range(cost.cosines);
-  const std::string cosine = baseline ? "1" : range ? rounded(range->least.second, 4) + " to " + rounded(range->most.second, 4) : "none";
-  std::vector<std::string> row = {cost.recipe,
-                                  rounded(cost.loss(), 4),
-                                  baseline ? "" : with_interval(cost.difference, 1, 4),
-                                  baseline ? "" : with_interval(cost.change, 100, 2) + " %",
-                                  cosine,
-                                  rounded(cost.milliseconds, 1),
-                                  first.milliseconds > 0 ? rounded(cost.milliseconds / first.milliseconds, 2) : "",
-                                  text(std::setprecision(4), cost.bytes_per_weight)};
-  if (first.load) row.push_back(cost.load ? rounded(*cost.load, 2) : "");
-  return row;
+Rows rows_of(const std::vector<RecipeCost>& recipes) {
+  Rows rows(1 + recipes.size());
+  for (const TableColumn& column : columns_of(recipes)) {
+    rows[0].emplace_back(column.name);
+    for (size_t r = 0; r < recipes.size(); ++r) rows[1 + r].push_back(column.cells[r]);
+  }
+  return rows;
+}
+
+std::string shape_text(const ModuleShape& module) {
+  return text("[", module.matrices > 1 ? text(module.matrices, ", ") : "", module.out, ", ", module.in, "]");
+}
+
+std::map<std::string, std::string> weight_shapes(const PrecisionPlan& plan) {
+  std::map<std::string, std::string> shapes;
+  for (const ModulePrecision& module : plan.modules())
+    if (module.module.multiplies()) shapes[module.module.path] = shape_text(module.module);
+  return shapes;
 }
 
 }  // namespace
 
-double RecipeCost::loss() const { return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size()); }
+std::optional<double> RecipeCost::loss() const { return mean(losses); }
+std::optional<double> RecipeCost::objective() const { return mean(objectives); }
 
-RecipeCost recipe_cost(const std::string& recipe, const PrecisionPlan& plan, const std::vector<RunMetrics>& runs) {
-  RecipeCost out{.recipe = recipe};
+std::vector<int64_t> RecipeCost::diverged_seeds() const {
+  std::vector<int64_t> seeds;
+  for (size_t i = 0; i < losses.size(); ++i)
+    if (!losses[i]) seeds.push_back(static_cast<int64_t>(i) + 1);
+  return seeds;
+}
+
+RecipeCost recipe_cost(const std::string& recipe, const PrecisionPlan& plan, const std::vector<ComparedMetrics>& runs,
+                       const std::optional<Learning>& learning) {
+  RecipeCost out{.recipe = recipe, .learning = learning};
   std::vector<double> milliseconds;
-  for (const RunMetrics& run : runs) {
-    require(!run.valid_loss.empty(), ExitCode::data, run.name, ": its metrics have no validation loss");
-    out.losses.push_back(run.valid_loss.back().value);
-    milliseconds.push_back(median_milliseconds(run));
+  std::vector<std::optional<Measured>> measured;
+  for (const auto& [run, way, diverged] : runs) {
+    require(diverged || !run.valid_loss.empty(), ExitCode::data, run.name, ": its metrics have no validation loss");
+    if (diverged || !std::isfinite(run.valid_loss.back().value)) {
+      out.losses.emplace_back();
+      out.objectives.emplace_back();
+      continue;
+    }
+    out.objectives.push_back(learning ? last_objective(run, learning->weight) : std::nullopt);
+    out.losses.emplace_back(run.valid_loss.back().value);
+    measured.push_back(way);
+    if (const std::optional<double> time = median_milliseconds(run)) milliseconds.push_back(*time);
     if (const std::optional<double> load = largest_load(run)) out.load = std::max(out.load.value_or(0.0), *load);
   }
-  out.milliseconds = median(std::move(milliseconds));
+  const bool alike = std::ranges::all_of(measured, [&](const auto& way) { return way == measured.front(); });
+  if (alike && !measured.empty()) out.measured = measured.front();
+  if (out.measured) out.milliseconds = median(std::move(milliseconds));
   int64_t bytes = 0, weights = 0;
   for (const ModulePrecision& module : plan.modules()) {
     if (module.module.kind != ModuleKind::linear) continue;
@@ -153,54 +343,84 @@ RecipeCost recipe_cost(const std::string& recipe, const PrecisionPlan& plan, con
   return out;
 }
 
+std::string tensor_difference(const PrecisionPlan& plan, const PrecisionPlan& baseline) {
+  const std::map<std::string, std::string> own = weight_shapes(plan), others = weight_shapes(baseline);
+  for (const auto& [path, shape] : own) {
+    const auto found = others.find(path);
+    if (found == others.end()) return text("the baseline has no ", path);
+    if (found->second != shape) return text(path, " is ", shape, ", and ", found->second, " in the baseline");
+  }
+  for (const auto& [path, shape] : others)
+    if (!own.contains(path)) return text("it has no ", path);
+  return "";
+}
+
 void compare_with_first(std::vector<RecipeCost>& recipes) {
-  const std::vector<double>& baseline = recipes.front().losses;
+  const Values& baseline = recipes.front().losses;
   for (size_t r = 1; r < recipes.size(); ++r) {
-    std::vector<double> ratios;
-    for (size_t i = 0; i < baseline.size(); ++i) ratios.push_back(recipes[r].losses.at(i) / baseline[i]);
-    recipes[r].difference = paired_difference(recipes[r].losses, baseline);
-    recipes[r].change = paired_difference(ratios, std::vector<double>(baseline.size(), 1.0));
+    Values ratios = recipes[r].losses;
+    for (size_t i = 0; i < baseline.size(); ++i)
+      if (ratios.at(i) && baseline[i]) *ratios[i] /= *baseline[i];
+    Values ones = baseline;
+    for (std::optional<double>& one : ones)
+      if (one) one = 1.0;
+    recipes[r].difference = difference_of(recipes[r].losses, baseline);
+    recipes[r].change = difference_of(ratios, ones);
+    if (has_objective(recipes)) recipes[r].objective_difference = difference_of(recipes[r].objectives, recipes.front().objectives);
   }
 }
 
 Json comparison_json(const Comparison& comparison) {
   const RecipeCost& first = comparison.recipes.front();
+  const auto measured_json = [](const std::optional<Measured>& way, int Measured::*member) { return way ? Json((*way).*member) : Json(); };
+  const std::optional<Measured> all = common_way(comparison.recipes);
+  const std::string objective = objective_of(comparison.recipes);
+  const bool one_length = same(comparison.recipes, [](const RecipeCost& cost) { return cost.steps; });
   Json::Entries recipes;
   for (const RecipeCost& cost : comparison.recipes) {
-    const bool baseline = &cost == &first;
     Json cosines = Json::Members();
     for (const auto& [weight, cosine] : cost.cosines) cosines.add(weight, cosine);
     recipes.push_back(Json{{"recipe", cost.recipe},
+                           {"steps", cost.steps},
+                           {"tokens_per_step", cost.tokens_per_step},
                            {"loss", cost.loss()},
                            {"losses", cost.losses},
-                           {"difference", baseline ? Json() : json_of(cost.difference)},
-                           {"change", baseline ? Json() : json_of(cost.change)},
+                           {"diverged_seeds", cost.diverged_seeds()},
+                           {"objective", objective.empty() ? Json() : Json(cost.objective())},
+                           {"objectives", objective.empty() ? Json() : Json(cost.objectives)},
+                           {"objective_difference", json_of(cost.objective_difference)},
+                           {"difference", json_of(cost.difference)},
+                           {"change", json_of(cost.change)},
                            {"cosines", cosines},
+                           {"no_cosines", cost.no_cosines.empty() ? Json() : Json(cost.no_cosines)},
+                           {"at_a_time", measured_json(cost.measured, &Measured::at_a_time)},
+                           {"threads", measured_json(cost.measured, &Measured::threads)},
                            {"ms_per_step", cost.milliseconds},
+                           {"time", time_ratio(cost, first)},
                            {"bytes_per_weight", cost.bytes_per_weight},
                            {"load", cost.load}});
   }
-  return {{"name", comparison.name},   {"steps", comparison.steps},         {"seeds", first.losses.size()},
-          {"confidence", kConfidence}, {"at_a_time", comparison.at_a_time}, {"threads", comparison.threads},
-          {"baseline", first.recipe},  {"recipes", std::move(recipes)}};
+  return {{"name", comparison.name},
+          {"steps", one_length ? Json(first.steps) : Json()},
+          {"seeds", first.losses.size()},
+          {"confidence", kConfidence},
+          {"at_a_time", measured_json(all, &Measured::at_a_time)},
+          {"threads", measured_json(all, &Measured::threads)},
+          {"baseline", first.recipe},
+          {"objective", objective.empty() ? "loss" : objective},
+          {"recipes", std::move(recipes)}};
 }
 
 std::string comparison_table(const Comparison& comparison) {
-  const std::vector<RecipeCost>& recipes = comparison.recipes;
-  const size_t seeds = recipes.front().losses.size();
-  Rows rows = {{"recipe", "loss", "difference", "change", "cosine of gradients", "ms a step", "time", "bytes per weight"}};
-  if (recipes.front().load) rows.front().push_back("load");
-  for (const RecipeCost& cost : recipes) rows.push_back(row_of(cost, recipes.front()));
-  std::string out = text(comparison.name, " | ", count_text(comparison.steps, "step"), " | ", count_text(seeds, "seed"), " | ",
-                         count_text(comparison.at_a_time, "run"), " at a time, ", count_text(comparison.threads, "thread"), " each\n\n",
-                         aligned(rows, Columns::numbers), '\n');
-  out += seeds > 1 ? text("difference and change: mean over ", seeds, " pairs of equal seeds, +- Student's t at ", 100 * kConfidence,
-                          " %; an interval with 0 in it shows no difference\n")
-                   : text("difference and change have no interval: one seed tells nothing about others\n");
-  for (const RecipeCost& cost : recipes) {
-    if (const auto range = cosine_range(cost.cosines)) out += text("least cosine of ", cost.recipe, ": ", range->least.first, '\n');
-  }
+  std::string out = text(title_of(comparison), "\n\n", aligned(rows_of(comparison.recipes), Columns::numbers), '\n');
+  for (const std::string& note : notes_of(comparison.recipes)) out += note + '\n';
   return out;
+}
+
+Json comparison_page(const Comparison& comparison) {
+  const Rows rows = rows_of(comparison.recipes);
+  Json::Entries cells(rows.begin() + 1, rows.end());
+  return {{"title", title_of(comparison)}, {"head", rows.front()}, {"rows", std::move(cells)}, {"notes", notes_of(comparison.recipes)}};
 }
 
 }  // namespace mantissa::tools

@@ -1,7 +1,7 @@
 #include "tools/compare/run_folders.h"
 
-#include <map>
-#include <set>
+#include <algorithm>
+#include <string>
 
 #include "base/file.h"
 #include "json/json_fields.h"
@@ -15,7 +15,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kElsewhere = "; choose another --output, or delete the folder";
 
-fs::path inputs_file(const fs::path& run) { return run.string() + ".inputs.json"; }
+constexpr const char* kInputs = ".inputs.json";
+fs::path inputs_file(const fs::path& run) { return run.string() + kInputs; }
+fs::path state_file(const fs::path& run) { return run.string() + ".state.json"; }
 
 }  // namespace
 
@@ -27,22 +29,40 @@ void require_same_run(const PlannedRun& run, const fs::path& folder) {
           ": is no folder of a run of this comparison; choose another --output");
   const Json there = parse_json(File::open_input(file).content(kLargestRunFile), file.string()),
              wanted = parse_json(effective_config(run.loaded.config), "the configuration");
-  const auto own = leaves_of(wanted), others = leaves_of(there);
-  const auto shown = [](const std::map<std::string, const Json*>& leaves, const std::string& key) {
-    const auto found = leaves.find(key);
-    return found == leaves.end() ? "not there" : found->second->shown();
-  };
-  std::set<std::string> keys;
-  for (const auto* const leaves : {&own, &others})
-    for (const auto& [key, value] : *leaves) keys.insert(key);
-  for (const std::string& key : keys) {
+  for (const auto& [key, here, was] : setting_differences(wanted, there)) {
     const bool of_data = key == "model.vocab_size" && !run.loaded.config.model.vocab_size;
-    if (of_data || key == "training.threads" || key == "logging.dir" || key == "checkpoint.dir") continue;
-    const std::string here = shown(own, key), was = shown(others, key);
-    require(here == was, ExitCode::usage, folder.string(), ": is of another configuration: ", printable(key), " is ", printable(was),
-            " there and ", printable(here), " here", kElsewhere);
+    const bool is_free = key == "precision.rules" /* empty: its entries follow */ || key == "training.threads" ||
+                         key == "logging.interval" || key == "logging.dir" || key == "checkpoint.dir";
+    require(of_data || is_free, ExitCode::usage, folder.string(), ": is of another configuration: ", printable(key), " is ", printable(was),
+            " there and ", printable(here), " here", key.starts_with("precision.rules") ? ", where --match gives a rule, too" : "",
+            kElsewhere);
   }
 }
+
+void require_folder_of_comparison(const fs::path& folder) {
+  std::error_code none;
+  bool foreign = false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(kInputs)) return;
+    foreign = foreign || name != "LOCK";
+  }
+  require(!foreign, ExitCode::usage, folder.string(), ": is not empty, and no comparison made it; choose another --output");
+}
+
+std::optional<Measured> RunState::measured() const {
+  const bool alike = !starts.empty() && std::ranges::all_of(starts, [&](const Measured& each) { return each == starts.front(); });
+  return alike ? std::optional(starts.front()) : std::nullopt;
+}
+
+RunState read_state(const fs::path& run) {
+  const fs::path file = state_file(run);
+  std::error_code none;
+  if (!fs::is_regular_file(file, none)) return {};
+  return from_json<RunState>(File::open_input(file).content(kLargestRunFile), file.string());
+}
+
+void write_state(const fs::path& run, const RunState& state) { write_file_atomically(state_file(run), json_text(state) + "\n"); }
 
 void write_inputs(const fs::path& run, const RunInputs& inputs) {
   Json json = Json::Members();

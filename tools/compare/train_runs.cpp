@@ -34,8 +34,8 @@ namespace {
 
 class RunQueue {
  public:
-  RunQueue(const std::vector<ComparedRun>& runs, int at_a_time, const std::function<void(const ComparedRun&)>& finished)
-      : runs_(runs), most_(static_cast<size_t>(at_a_time)), finished_(finished) {}
+  RunQueue(const std::vector<ComparedRun>& runs, int at_a_time, const RunEvents& events)
+      : runs_(runs), most_(static_cast<size_t>(at_a_time)), events_(events) {}
   ~RunQueue() {  // after an error
     send(SIGTERM);
     for (const auto& [pid, run] : running_) ::waitpid(pid, nullptr, 0);
@@ -56,6 +56,7 @@ class RunQueue {
 
  private:
   void start(const ComparedRun& run) {
+    events_.starts(run);
     const int log = ::open(run.log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     require(log >= 0, path_failure(errno), run.log.string(), ": cannot be opened: ", system_message(errno));
     std::vector<std::string> words = run.words;
@@ -105,7 +106,8 @@ class RunQueue {
   }
 
   void take_ending(const ComparedRun& run, int code) {
-    if (code == 0) return finished_(run);
+    if (code == 0) return events_.finished(run);
+    if (code == static_cast<int>(ExitCode::numerical) && events_.diverged(run)) return;
     const bool cut = ending_ && code == 128 + SIGTERM;  // before it had anything to save
     if (code == static_cast<int>(ExitCode::stopped) || cut) {
       outcome_.stopped = outcome_.stopped || !ending_;  // by somebody else
@@ -117,7 +119,7 @@ class RunQueue {
 
   const std::vector<ComparedRun>& runs_;
   size_t most_, next_ = 0;
-  const std::function<void(const ComparedRun&)>& finished_;
+  const RunEvents& events_;
   SignalQueue signals_;
   std::map<pid_t, const ComparedRun*> running_;
   UnfinishedRuns outcome_;
@@ -126,8 +128,8 @@ class RunQueue {
 
 }  // namespace
 
-UnfinishedRuns train_runs(const std::vector<ComparedRun>& runs, int at_a_time, const std::function<void(const ComparedRun&)>& finished) {
-  return RunQueue(runs, at_a_time, finished).train();
+UnfinishedRuns train_runs(const std::vector<ComparedRun>& runs, int at_a_time, const RunEvents& events) {
+  return RunQueue(runs, at_a_time, events).train();
 }
 
 }  // namespace mantissa::tools

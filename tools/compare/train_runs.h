@@ -27,10 +27,15 @@ struct UnfinishedRuns {
   bool killed = false;                  // by a second Ctrl-C
 };
 
-// Starts the runs in their order. finished() is called for each that ended well. The first failure, and a signal that asks for an end, have
-// the others save and stop; SIGUSR2 is handed on; a second Ctrl-C kills. Runs that lose this process save and stop, too. Returns once all
-// processes have ended. Throws Error as path_failure() says for a log that cannot be written, Error(environment) if a process cannot be
-// started.
-UnfinishedRuns train_runs(const std::vector<ComparedRun>& runs, int at_a_time, const std::function<void(const ComparedRun&)>& finished);
+struct RunEvents {
+  std::function<void(const ComparedRun&)> starts;    // right before its process
+  std::function<void(const ComparedRun&)> finished;  // it ended well
+  std::function<bool(const ComparedRun&)> diverged;  // it ended with ExitCode::numerical. Returns false where that is a failure
+};
+
+// Starts the runs in their order. A failure, and a signal that asks for an end, have the others save and stop; a run that diverged does
+// not; SIGUSR2 is handed on; a second Ctrl-C kills. Runs that lose this process save and stop, too. Returns once all processes have ended.
+// Throws Error as path_failure() says for a log that cannot be written, Error(environment) if a process cannot be started.
+UnfinishedRuns train_runs(const std::vector<ComparedRun>& runs, int at_a_time, const RunEvents& events);
 
 }  // namespace mantissa::tools
