@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/host_name.h"
+#include "json/json_fields.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/text.h"
@@ -44,21 +45,53 @@ std::string span_line(const RecordedSpan& span, int rank) {
   return line_of(line);
 }
 
-// Removes the trace of an earlier run of the folder: rank 0 all that is not a part of a rank of this one.
-void remove_earlier(const fs::path& folder, int rank, int ranks) {
-  std::error_code ignored;
-  fs::remove(trace_part(folder, rank), ignored);
-  if (rank != 0) return;
-  fs::remove(joined_trace(folder), ignored);
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("trace-rank") && name.ends_with(".json") && entry.path().filename() >= trace_part({}, ranks))
-      fs::remove(entry.path(), ignored);
+// Returns the first step of a trace or of a part, which the second line says; none for a file that is neither.
+std::optional<int64_t> first_step(const fs::path& path) {
+  std::string begin(4096, '\0');
+  try {
+    const File file = File::open(path);
+    begin.resize(static_cast<size_t>(std::min(file.size(), std::ssize(begin))));
+    file.read_at(0, std::as_writable_bytes(std::span(begin)));
+    const std::vector<std::string> lines = split(begin, '\n');
+    if (lines.size() < 3 || !lines[1].ends_with(',')) return {};
+    const std::string line = lines[1].substr(0, lines[1].size() - 1);
+    return JsonReader(parse_json(line, path.string()), path.string()).at("args").at("first").as<int64_t>();
+  } catch (const Error&) {
+    return {};
   }
 }
 
+// Keeps a trace or a part of an earlier attempt of the run under a name with its first step, "trace-from-00005-rank00000.json". One from
+// the same step, which this attempt traced again, gives way.
+void keep_earlier(const fs::path& path) {
+  std::error_code ignored;
+  const std::optional<int64_t> first = first_step(path);
+  if (!first) {
+    fs::remove(path, ignored);
+    return;
+  }
+  std::ostringstream name;
+  name << "trace-from-" << std::setw(5) << std::setfill('0') << *first << path.filename().string().substr(std::size("trace") - 1);
+  fs::rename(path, path.parent_path() / name.str(), ignored);
+}
+
+// Each rank calls it before its part begins; rank 0 also keeps what is not a part of a rank of this attempt.
+void keep_earlier_parts(const fs::path& folder, int rank, int ranks) {
+  keep_earlier(trace_part(folder, rank));
+  if (rank != 0) return;
+  keep_earlier(joined_trace(folder));
+  std::error_code ignored;
+  std::vector<fs::path> others;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("trace-rank") && name.ends_with(".json") && entry.path().filename() >= trace_part({}, ranks))
+      others.push_back(entry.path());
+  }
+  for (const fs::path& other : others) keep_earlier(other);
+}
+
 AppendFile part_file(const fs::path& folder, int rank, int ranks) {
-  remove_earlier(folder, rank, ranks);
+  keep_earlier_parts(folder, rank, ranks);
   return AppendFile(trace_part(folder, rank));
 }
 

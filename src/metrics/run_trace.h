@@ -7,11 +7,13 @@
 //                   rank 0 says: microseconds since 1970, the same for all ranks), device ("cpu", ...), host
 //   M process_name, thread_name
 //   X               a span: cat is one of kTrackNames, tid the thread, of a device the lane; args, as far as they apply, number (of
-//                   the step or the micro batch), bytes, flops and operands
+//                   the step or the micro batch), bytes, flops and operands. What a run does behind a step is a span of cat step,
+//                   too, with the number of that step: evaluation, samples, save
 //   M end           the last: how many spans there are
 //
 // Each rank writes its part, trace-rank00000.json, of the same form, while the run goes on. Rank 0 joins the parts when all are complete.
-// A killed run leaves parts without an end, which lack the spans of about a step.
+// A killed run leaves parts without an end, which lack the spans of about a step. What an earlier attempt of the run traced stays beside,
+// under names with its first step: trace-from-00005.json, trace-from-00005-rank00000.json.
 #pragma once
 
 #include <array>

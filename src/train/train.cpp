@@ -107,9 +107,9 @@ void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   TrainState& state = run.state;
   const int64_t number = state.step + 1, interval = run.config.precision.report_interval;
-  const auto start = Clock::now();
   run.set_phase("step");
-  run.trace.begin_step(number, [&run] { run.optimizer.shards().arrive(); });
+  run.trace.begin_step(number, [&run] { run.optimizer.shards().arrive(); });  // it writes spans, which the time of a step is without
+  const auto start = Clock::now();
   const TraceSpan span(Track::step, "step", number);
   const int64_t first = state.samples + run.mesh.data.rank() * run.batches.sequences();  // number of this rank's first sequence
   StepBatch batch = run.batches.take(first);
@@ -180,6 +180,7 @@ bool stopping(Run& run, const char* section) {
 // Returns false if a request to stop cut the evaluation short.
 bool run_evaluation(Run& run) {
   run.set_phase("evaluation");
+  const TraceSpan span(Track::step, "evaluation", run.state.step);
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run, "evaluation"); };
@@ -201,6 +202,7 @@ bool run_evaluation(Run& run) {
 // Returns false if a request to stop cut the samples short; an incomplete sample is not written.
 bool write_samples(Run& run) {
   run.set_phase("samples");
+  const TraceSpan span(Track::step, "samples", run.state.step);
   const SamplesConfig& samples = *run.config.eval.samples;
   const auto go_on = [&run](int32_t) { return !stopping(run, "samples"); };
   for (size_t i = 0; i < run.prompts.size(); ++i) {
@@ -275,6 +277,7 @@ enum class SavedFor { interval_or_request, best_alone };
 // seconds left, no export is begun but that of the end, after which nobody may resume the run. A checkpoint that is saved for being the
 // best is exported at the end, as a better one may follow.
 bool save(Run& run, AfterSave after, SavedFor cause = SavedFor::interval_or_request) {
+  const TraceSpan span(Track::step, "save", run.state.step);
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   SavedCheckpoint saved;

@@ -70,14 +70,21 @@ TEST_F(TraceFiles, StayPartsUntilAllAreWhole) {
   EXPECT_FALSE(has(joined_trace(folder_.path())));
 }
 
-TEST_F(TraceFiles, ReplaceThoseOfAnEarlierRunOfMoreRanks) {
+TEST_F(TraceFiles, KeepThoseOfAnEarlierAttemptOfMoreRanksUnderTheirFirstStep) {
   for (const int rank : {0, 1, 3}) write_part(rank, 4, false);  // rank 2 could not write
-  test::write_file(joined_trace(folder_.path()), "earlier");
+  test::write_file(joined_trace(folder_.path()), "no trace");
+  const std::string of_three = read_file(trace_part(folder_.path(), 3));
   write_part(0, 1);
   for (int rank = 1; rank < 4; ++rank) EXPECT_FALSE(has(trace_part(folder_.path(), rank))) << rank;
+  for (const int rank : {0, 1, 3}) EXPECT_TRUE(has(folder_ / text("trace-from-00002-rank0000", rank, ".json"))) << rank;
+  EXPECT_EQ(read_file(folder_ / "trace-from-00002-rank00003.json"), of_three);
+  EXPECT_FALSE(has(folder_ / "trace-from-00002.json")) << "what is no trace does not stay";
   EXPECT_FALSE(has(joined_trace(folder_.path())));
   join_trace(folder_.path(), 1);
-  EXPECT_THAT(json::parse(read_file(joined_trace(folder_.path()))), SizeIs(5));
+  const std::string first = read_file(joined_trace(folder_.path()));
+  EXPECT_THAT(json::parse(first), SizeIs(5));
+  write_part(0, 1);
+  EXPECT_EQ(read_file(folder_ / "trace-from-00002.json"), first);
 }
 
 TEST_F(TraceFiles, HaveTheStepsOfACpu) {

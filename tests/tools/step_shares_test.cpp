@@ -13,8 +13,10 @@ namespace mantissa::step_shares_test {
 
 using test::error_of;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Key;
 using ::testing::Not;
 using tools::read_trace;
 using tools::StepShares;
@@ -64,11 +66,12 @@ class Shares : public ::testing::Test {
     file.write(all);
     if (whole) file.end();
   }
-  void write_two_steps(int rank = 0, int ranks = 1, bool whole = true) const {
+  void write_two_steps(int rank = 0, int ranks = 1, bool whole = true, const std::vector<Made>& behind = {}) const {
     std::vector<Made> spans = {{Track::kernel, "between", 10, 20}};  // before the steps: an evaluation
     for (const int64_t number : {2, 3}) {
       for (const Made& made : step(number, 1000 * number)) spans.push_back(made);
     }
+    spans.insert(spans.end(), behind.begin(), behind.end());
     write(rank, ranks, spans, whole);
   }
   StepShares shares(std::optional<int64_t> step = {}) const { return step_shares(read_trace(folder_.path()), step); }
@@ -108,6 +111,30 @@ TEST_F(Shares, AddUpToTheStep) {
   EXPECT_NEAR(all.passes.at("(in none)").times.all(), 2 * 200e-6, 1e-9) << "what is in no pass";
   EXPECT_EQ(all.passes.at("forward").calls, 2);
   EXPECT_EQ(all.flops, 2 * 5e5);
+}
+
+TEST_F(Shares, LeaveWhatRanBesideStepsAndBetweenThemToTablesOfTheirOwn) {
+  const std::vector<Made> behind = {{Track::kernel, "gemm", 4020, 4030, 1e9},
+                                    {Track::step, "evaluation", 4010, 4060, 0, 0, 0, 3},
+                                    {Track::step, "save", 4070, 4100, 0, 0, 0, 3},
+                                    {Track::step, "evaluation", 4200, 4300, 0, 0, 0, 9}};  // of a step that was not traced
+  for (int rank = 0; rank < 2; ++rank) write_two_steps(rank, 2, true, behind);
+  const StepShares all = shares();
+  EXPECT_THAT(all.beside, ElementsAre(Key("exchange of parameters")));
+  const tools::Cost& beside = all.beside.at("exchange of parameters");
+  EXPECT_NEAR(beside.seconds, 2 * 2 * 190e-6, 1e-9);
+  EXPECT_EQ(beside.bytes, 2 * 2 * 64);
+  EXPECT_EQ(beside.calls, 2 * 2);
+  EXPECT_THAT(all.between, ElementsAre(Key("evaluation"), Key("save")));
+  EXPECT_NEAR(all.between.at("evaluation").seconds, 2 * 50e-6, 1e-9);
+  EXPECT_EQ(all.between.at("save").calls, 2);
+  const std::string table = shares_table(all, "runs/a", 20);
+  EXPECT_THAT(table,
+              AllOf(ContainsRegex("beside the computation +ms a step[^\n]*\nexchange of parameters +0.19 +19.0% +1 "),
+                    ContainsRegex("between steps +ms each +times +of the steps' time\nevaluation +0.05 +1 +2.5%\nsave +0.03 +1 +1.5%")));
+  const Json json = shares_json(all, "runs/a");
+  EXPECT_NEAR(json.at("between").at("evaluation").at("seconds").number(), 25e-6, 1e-9) << "of a step";
+  EXPECT_TRUE(shares(2).between.empty());
 }
 
 TEST_F(Shares, NameKernelsByTheGemmThatTheyAreAndModulesByTheirKind) {

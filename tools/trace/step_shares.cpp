@@ -12,6 +12,9 @@
 namespace mantissa::tools {
 namespace {
 
+// Others of its track follow a step: an evaluation, a save.
+bool is_step(const TracedSpan& span) { return span.track == Track::step && span.name == "step"; }
+
 bool is_covering(Track track) { return track == Track::kernel || track == Track::exchange || track == Track::wait; }
 
 double& time_of(Times& times, Track track) {
@@ -44,7 +47,12 @@ class Walk {
   void take(const TracedSpan& span) {
     while (!frames_.empty() && span.middle() >= frames_.back().span->end()) leave();
     if (frames_.empty()) {
-      if (span.track == Track::step && steps_.contains(span.number)) enter(span, Frame{.span = &span, .covered = false});
+      if (is_step(span) && steps_.contains(span.number)) enter(span, Frame{.span = &span, .covered = false});
+      if (span.track == Track::step && !is_step(span) && steps_.contains(span.number)) {
+        Cost& cost = all_.between[span.name];
+        ++cost.calls;
+        cost.seconds += span.duration * 1e-6;
+      }
       return;
     }
     constexpr double kRounding = 5.0;  // microseconds, of the clock of a device
@@ -115,7 +123,7 @@ class Walk {
 std::vector<const TracedSpan*> steps_of(const RankTrace& rank) {
   std::vector<const TracedSpan*> out;
   for (const TracedSpan& span : rank.spans) {
-    if (span.track == Track::step) out.push_back(&span);
+    if (is_step(span)) out.push_back(&span);
   }
   return out;
 }
@@ -143,7 +151,12 @@ RankShares shares_of(const RankTrace& rank, const std::set<int64_t>& steps, Step
     const bool inside = std::ranges::any_of(traced, [&](const TracedSpan* step) {
       return steps.contains(step->number) && span.middle() >= step->begin && span.middle() < step->end();
     });
-    if (inside) own.beside += span.duration * 1e-6;
+    if (!inside) continue;
+    Cost& cost = all.beside["exchange of " + span.name];
+    ++cost.calls;
+    cost.seconds += span.duration * 1e-6;
+    cost.bytes += static_cast<double>(span.bytes);
+    own.beside += span.duration * 1e-6;
   }
   return own;
 }
@@ -185,7 +198,9 @@ StepShares step_shares(const ReadTrace& trace, std::optional<int64_t> step) {
                  .by_rank = {},
                  .passes = {},
                  .kernels = {},
-                 .modules = {}};
+                 .modules = {},
+                 .beside = {},
+                 .between = {}};
   for (const RankTrace& rank : trace.parts) out.by_rank.push_back(shares_of(rank, steps, out));
   out.kernels[kNoKernel].seconds = out.times().rest;
   return out;
@@ -271,6 +286,17 @@ std::string costs_table(const char* title, const std::map<std::string, Cost>& co
   return aligned(rows, Columns::numbers);
 }
 
+// Returns what followed the steps: how often on each rank, and its time beside that of the steps.
+std::string between_table(const StepShares& shares) {
+  std::vector<std::vector<std::string>> rows = {{"between steps", "ms each", "times", "of the steps' time"}};
+  const auto ranks = static_cast<double>(shares.by_rank.size());
+  for (const auto& [name, cost] : largest_first(shares.between, [](const Cost& each) { return each.seconds; })) {
+    const auto calls = static_cast<double>(cost.calls);
+    rows.push_back({name, milliseconds(cost.seconds / calls), calls_text(calls / ranks), percent(cost.seconds, shares.times().all())});
+  }
+  return aligned(rows, Columns::numbers);
+}
+
 // Returns "1, 3" or "1, 2, 3, 4, 5, 6, 7, 8, ..."; "" if none is missing.
 std::string missing_ranks(const StepShares& shares) {
   constexpr size_t kMost = 8;
@@ -315,8 +341,11 @@ std::string shares_table(const StepShares& shares, const std::string& name, size
   }
   if (const std::string missing = missing_ranks(shares); !missing.empty())
     out += text("the traces of ", shares.ranks - std::ssize(shares.by_rank), " of ", shares.ranks, " ranks are not here: ", missing, '\n');
-  return out + '\n' + ranks_table(shares, top) + '\n' + passes_table(shares) + '\n' + costs_table("kernel", shares.kernels, shares, top) +
-         '\n' + costs_table("module", shares.modules, shares, top);
+  out += '\n' + ranks_table(shares, top) + '\n' + passes_table(shares) + '\n' + costs_table("kernel", shares.kernels, shares, top);
+  if (!shares.beside.empty()) out += '\n' + costs_table("beside the computation", shares.beside, shares, top);
+  out += '\n' + costs_table("module", shares.modules, shares, top);
+  if (!shares.between.empty()) out += '\n' + between_table(shares);
+  return out;
 }
 
 Json shares_json(const StepShares& shares, const std::string& name) {
@@ -345,7 +374,9 @@ Json shares_json(const StepShares& shares, const std::string& name) {
           {"by_rank", std::move(ranks)},
           {"passes", std::move(passes)},
           {"kernels", json_of(shares.kernels, steps)},
-          {"modules", json_of(shares.modules, steps)}};
+          {"modules", json_of(shares.modules, steps)},
+          {"beside", json_of(shares.beside, steps)},
+          {"between", json_of(shares.between, steps)}};
 }
 
 }  // namespace mantissa::tools

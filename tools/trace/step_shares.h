@@ -84,6 +84,8 @@ struct StepShares {
   std::map<std::string, PassCost> passes;  // "forward"; kInNone
   std::map<std::string, Cost> kernels;     // "gemm fprop", "exchange of gradients", "wait"; kNoKernel
   std::map<std::string, Cost> modules;     // "layers.*.mlp.down"; kInNone
+  std::map<std::string, Cost> beside;      // "exchange of gradients": those that ran beside the computation of steps
+  std::map<std::string, Cost> between;     // "evaluation", "save": what followed one of the steps
   double flops = 0.0;
 
   double rank_steps() const { return static_cast<double>(steps.size() * by_rank.size()); }
