@@ -117,7 +117,7 @@ TEST_F(Shares, LeaveWhatRanBesideStepsAndBetweenThemToTablesOfTheirOwn) {
   const std::vector<Made> behind = {{Track::kernel, "gemm", 4020, 4030, 1e9},
                                     {Track::step, "evaluation", 4010, 4060, 0, 0, 0, 3},
                                     {Track::step, "save", 4070, 4100, 0, 0, 0, 3},
-                                    {Track::step, "evaluation", 4200, 4300, 0, 0, 0, 9}};  // of a step that was not traced
+                                    {Track::step, "evaluation", 4200, 4300, 0, 0, 0, 9}};  // behind a step that was not traced
   for (int rank = 0; rank < 2; ++rank) write_two_steps(rank, 2, true, behind);
   const StepShares all = shares();
   EXPECT_THAT(all.beside, ElementsAre(Key("exchange of parameters")));
