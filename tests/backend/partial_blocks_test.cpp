@@ -112,6 +112,19 @@ TEST_F(PartialBlocks, AreThoseOfAMatrixPaddedWithZeros) {
   }
 }
 
+TEST_F(PartialBlocks, TellAnExtremeScaleOfAnyRow) {
+  for (Backend* device : devices()) {
+    const QuantizedTensor codes = quantized(drawn(*device, 0, 5, 70), rows_of(Format::e4m3, 32));
+    for (const int64_t scale : {0, 7, 14}) {
+      set_value(codes.scales, scale, 2);
+      const Tensor extreme = zeros(*device, Dtype::i32, {1});
+      device->run(Dequantize{.x = codes, .out = empty(*device, Dtype::bf16, codes.shape), .extreme = extreme});
+      EXPECT_EQ(to_host<int32_t>(extreme), std::vector{1}) << device->name() << ' ' << scale;
+      set_value(codes.scales, scale, 127);
+    }
+  }
+}
+
 // fprop, dgrad and wgrad of a weight in tiles, against sums in fp64 of what the codes stand for.
 TEST_F(PartialBlocks, AreMultipliedInAllThreeGemms) {
   for (uint32_t i = 0; i < 16; ++i) {
