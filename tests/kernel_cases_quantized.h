@@ -60,7 +60,7 @@ struct QuantizedCase {
 inline std::vector<QuantizedCase> quantized_shapes() {
   std::vector<QuantizedCase> out;
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
-    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil}) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil, ScaleRule::mse}) {
       for (const auto& [rows, cols, block, spread] :
            {std::tuple<int64_t, int64_t, int64_t, int>{32, 96, 32, 120}, {64, 32, 32, 2}, {128, 384, 128, 120}}) {
         if (rule != ScaleRule::rceil && rows != 32) continue;  // quantization_bits_test.cpp has all rules in blocks of any length

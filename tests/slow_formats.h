@@ -17,8 +17,10 @@ namespace mantissa::test {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
-// All but flashinfer, which is for one format.
+// Rules of the largest magnitude of a block, but flashinfer, which is for one format.
 inline constexpr std::array kUsualRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil};
+// Rules that look at all elements of a block beside those that look at its largest alone.
+inline constexpr std::array kBlockRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil, ScaleRule::mse};
 inline constexpr std::array kAllRules{ScaleRule::rceil, ScaleRule::floor, ScaleRule::even, ScaleRule::ceil, ScaleRule::flashinfer};
 
 struct SlowFormat {
@@ -114,6 +116,32 @@ inline uint8_t slow_scale(const SlowFormat& format, double amax, ScaleRule rule)
   return static_cast<uint8_t>(std::lower_bound(format.tops.begin(), format.tops.end(), amax) - format.tops.begin());
 }
 
+__extension__ using WideInteger = __int128;
+
+// The scale under mse of a block of finite numbers: tries floor's exponent and its neighbors. Squared errors are compared as exact
+// integers: their differences from those at floor's exponent are multiples of 2^-60 if that exponent is 0.
+inline uint8_t slow_searched_scale(const SlowFormat& format, const std::vector<double>& block) {
+  double amax = 0;
+  for (const double x : block) amax = std::max(amax, std::abs(x));
+  if (amax == 0) return 0;
+  const int floor = std::ilogb(amax) - std::ilogb(format.power);
+  const auto rounded = [&](double x, int exponent) {
+    return std::ldexp(format.magnitudes[slow_nearest(format, std::ldexp(x, -exponent))], exponent);
+  };
+  int best = 0;
+  WideInteger least = 0;
+  for (const int exponent : {-1, 0, 1}) {
+    WideInteger error = 0;
+    for (const double element : block) {
+      const double x = std::ldexp(std::abs(element), -floor), at_floor = rounded(x, 0), here = rounded(x, exponent);
+      error +=
+          static_cast<WideInteger>(static_cast<long double>(here - at_floor) * static_cast<long double>(here + at_floor - 2 * x) * 0x1p60L);
+    }
+    if (exponent == -1 || error < least) best = exponent, least = error;
+  }
+  return static_cast<uint8_t>(std::clamp(floor + 127 + best, 0, 254));
+}
+
 // The code of x in a block of this scale.
 inline uint8_t slow_code(const SlowFormat& format, double x, uint8_t scale, ScaleRule rule) {
   if (rule != ScaleRule::flashinfer) return scale == 255 ? format.poison : slow_nearest(format, std::ldexp(x, 127 - scale));
@@ -174,8 +202,13 @@ inline SlowQuantized slow_quantize(const SlowFormat& format, ScaleRule rule, con
     else if (!std::isnan(largest))
       largest = std::isnan(magnitude) ? kNan : std::max(largest, magnitude);
   }
+  std::vector<std::vector<double>> blocks(amax.size());
+  for (size_t i = 0; i < x.size(); ++i) blocks[block_of(i)].push_back(x[i]);
   SlowQuantized out;
-  for (const double largest : amax) out.scales.push_back(slow_scale(format, largest, rule));
+  for (size_t i = 0; i < amax.size(); ++i) {
+    const bool searched = rule == ScaleRule::mse && std::isfinite(amax[i]);
+    out.scales.push_back(searched ? slow_searched_scale(format, blocks[i]) : slow_scale(format, amax[i], rule));
+  }
   for (size_t i = 0; i < x.size(); ++i) {
     const uint8_t scale = out.scales[block_of(i)];
     out.codes.push_back(slow_code(format, x[i], scale, rule));

@@ -18,7 +18,7 @@ void check_operand(const std::string& key, const Quantization& how, bool tiles_a
   if (!how) return;
   if (how.format == Format::e2m1) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant only"});
   if (how.rule == ScaleRule::flashinfer) {
-    problems.push_back({key + ".rule", "must be rceil, floor, even or ceil: flashinfer is for weight_fake_quant in e2m1 only"});
+    problems.push_back({key + ".rule", "must be rceil, floor, even, ceil or mse: flashinfer is for weight_fake_quant in e2m1 only"});
   }
   check_range(key, how, problems);
   const bool right = (how.block_cols == 32 || how.block_cols == 128) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
@@ -32,7 +32,7 @@ void check_fake_quant(const Quantization& how, Problems& problems) {
   if (how.rule == ScaleRule::flashinfer && how.format != Format::e2m1) {
     problems.push_back(
         {"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format),
-                                        "; set rule to rceil, floor, even or ceil, also where flashinfer comes from the base")});
+                                        "; set rule to rceil, floor, even, ceil or mse, also where flashinfer comes from the base")});
   }
   check_range("weight_fake_quant", how, problems);
   if (how.block_rows != 1 || how.block_cols < 2 || how.block_cols % 2 != 0) {

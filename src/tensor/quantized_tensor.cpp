@@ -23,6 +23,7 @@ const char* scale_rule_name(ScaleRule rule) {
     case ScaleRule::flashinfer: return "flashinfer";
     case ScaleRule::even: return "even";
     case ScaleRule::ceil: return "ceil";
+    case ScaleRule::mse: return "mse";
   }
   return "unknown";
 }

@@ -177,6 +177,12 @@ TEST_P(ContractCheck, FakeQuantizedValuesKeepDtypeAndShape) {
   EXPECT_THROW((FakeQuantize{.x = f32({4, 25}), .out = f32({4, 25}), .how = how}.contract()), Error) << "half a byte";
 }
 
+TEST_P(ContractCheck, MseIsForCodesOnly) {
+  accepts(Quantize{.x = f32({64, 32}), .out = codes({64, 32}, {Format::e2m1, 1, 32, ScaleRule::mse, {105, 254}})});
+  const Simulation how{.element = {2, 1}, .rule = ScaleRule::mse};
+  refuses(Simulate{.x = f32({64, 32}), .out = f32({64, 32}), .how = how}, "simulate", {"the rule mse is for codes only"});
+}
+
 TEST_P(ContractCheck, ColumnwiseCodesComeFromRowwiseOnes) {
   const Quantization how{Format::e4m3}, fp4{Format::e2m1};
   accepts(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({64, 32}, how.transposed())});

@@ -43,8 +43,8 @@ Drawn drawn_size(CaseDraw& draw) {
                 step = draw.from<int64_t>({32, 8, format == Format::e2m1 ? 2 : 1});
   const int64_t down = draw.from<int64_t>({1, block, block});
   const bool columnwise = down > 1 && draw.one_in(2);
-  const ScaleRule of_four_bits = draw.from({ScaleRule::flashinfer, ScaleRule::rceil}),
-                  rule = format == Format::e2m1 ? of_four_bits : draw.from({ScaleRule::rceil, ScaleRule::floor});
+  const ScaleRule of_four_bits = draw.from({ScaleRule::flashinfer, ScaleRule::rceil, ScaleRule::mse}),
+                  rule = format == Format::e2m1 ? of_four_bits : draw.from({ScaleRule::rceil, ScaleRule::floor, ScaleRule::mse});
   return {.how = {format, down, columnwise ? 1 : block, rule},
           .rows = draw.log_uniform(1, 300),
           .cols = draw.log_uniform(1, 700 / static_cast<double>(step)) * step};

@@ -11,7 +11,7 @@
 namespace mantissa::test::quantization_bits_test {
 
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr auto& kRules = kUsualRules;
+constexpr auto& kRules = kBlockRules;
 // Transformer Engine's, DeepSeek's of activations, and the narrowest.
 constexpr std::array kRanges{ScaleRange{1, 252}, ScaleRange{105, 254}, ScaleRange{0, 127}, ScaleRange{127, 254}, ScaleRange{127, 127}};
 
@@ -184,11 +184,13 @@ TEST_F(QuantizationBits, QuantizeToARangeOfScalesIsThatOfTheReference) {
   }
 }
 
-TEST_F(QuantizationBits, FlashinferOfAnyPatternIsThatOfTheReferenceForAnyBlockLength) {
+TEST_F(QuantizationBits, E2m1OfAnyPatternIsThatOfTheReferenceForAnyBlockLength) {
   for (const Patterns& p : patterns()) {
-    for (const int64_t b : {2, 6, 8, 16, 24, 32, 64, 128}) {
+    for (const int64_t b : {2, 6, 8, 16, 24, 32, 48, 64, 128, 256, 272}) {
       for (const Sized& size : {Sized{1, b}, {7, 3 * b}, {33, 16 * b}}) {
-        check_quantize(p, Dtype::bf16, size, rows_of(Format::e2m1, b, ScaleRule::flashinfer));
+        for (const ScaleRule rule : {ScaleRule::flashinfer, ScaleRule::mse}) {
+          if (b < 256 || size.rows < 33) check_quantize(p, Dtype::bf16, size, rows_of(Format::e2m1, b, rule));
+        }
       }
     }
   }
@@ -340,6 +342,65 @@ class SlowReference : public OnAllBackends {
     }
   }
 };
+
+// Each of the three scales is the best of some of these blocks.
+TEST_F(SlowReference, AgreesWithEveryBackendOnScalesThatAreSearched) {
+  constexpr int64_t kRows = 192, kCols = 512;
+  const auto elements = static_cast<size_t>(kRows * kCols);
+  const std::vector<double> along_rows = searched_blocks(elements, 256), anywhere = searched_blocks(elements, size_t{32} * kCols);
+  std::array<int, 3> won{};  // by half of floor's scale, by it, by twice it
+  for (const auto& [down, across] : {std::pair<int64_t, int64_t>{1, 32},
+                                     {1, 16},
+                                     {1, 48},
+                                     {1, 64},
+                                     {1, 128},
+                                     {1, 256},
+                                     {1, 272},
+                                     {1, 6},
+                                     {32, 1},
+                                     {32, 32},
+                                     {128, 128}}) {
+    const std::vector<double>& x = down == 1 ? along_rows : anywhere;
+    const Quantization how{Format::e2m1, down, across, ScaleRule::mse};
+    const SlowQuantized searched = expected(x, kCols, how);
+    const SlowQuantized floor = slow_quantize(slow(Format::e2m1), ScaleRule::floor, x, static_cast<size_t>(kCols),
+                                              static_cast<size_t>(down), static_cast<size_t>(across));
+    for (size_t i = 0; i < floor.scales.size(); ++i) ++won.at(static_cast<size_t>(searched.scales[i] - floor.scales[i] + 1));
+    for (Backend* device : devices()) {
+      for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+        const QuantizedTensor out = stale(*device, {kRows, kCols}, how);
+        device->run(Quantize{.x = tensor_of(*device, dtype, {kRows, kCols}, x), .out = out});
+        expect_equal(out, searched);
+      }
+    }
+  }
+  for (const int blocks : won) EXPECT_GT(blocks, 300);
+}
+
+// The binades of subnormal elements, where lanes do not cover blocks, and the last ones.
+TEST_F(SlowReference, AgreesWithEveryBackendOnSearchedScalesOfAnyBinade) {
+  constexpr int64_t kRows = 32, kCols = 64;
+  const std::vector<double> drawn = searched_blocks(static_cast<size_t>(kRows * kCols), 256);
+  for (const int binade : {-133, -130, -128, -127, -126, -125, -124, -123, -122, -121, -120, -119, -118, -100, 0, 100, 124, 125}) {
+    std::vector<double> x;
+    for (size_t i = 0; i < drawn.size(); ++i) {
+      const double amax =
+          *std::max_element(drawn.begin() + static_cast<int64_t>(i / 32 * 32), drawn.begin() + static_cast<int64_t>(i / 32 * 32 + 32),
+                            [](double a, double b) { return std::abs(a) < std::abs(b); });
+      x.push_back(value_of_bits(uint32_t{slow_bf16(std::ldexp(drawn[i], binade - std::ilogb(amax) + 2))} << 16));
+    }
+    for (Quantization how : {rows_of(Format::e2m1, 32, ScaleRule::mse), rows_of(Format::e2m1, 64, ScaleRule::mse),
+                             rows_of(Format::e2m1, 32, ScaleRule::mse).transposed()}) {
+      const SlowQuantized searched = expected(x, kCols, how);
+      for (Backend* device : devices()) {
+        const QuantizedTensor out = stale(*device, {kRows, kCols}, how);
+        device->run(Quantize{.x = tensor_of(*device, Dtype::bf16, {kRows, kCols}, x), .out = out});
+        SCOPED_TRACE(binade);
+        expect_equal(out, searched);
+      }
+    }
+  }
+}
 
 TEST_F(SlowReference, AgreesWithEveryBackendOnBlocksOf128) {
   const int64_t rows = 251, padded = 256, cols = 256;

@@ -9,7 +9,7 @@
 namespace mantissa::test::quantization_invariants_test {
 
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr auto& kRules = kUsualRules;
+constexpr auto& kRules = kBlockRules;
 constexpr int64_t kRows = 128, kCols = 256;
 
 double scale_value(int scale) { return std::ldexp(1.0, scale - 127); }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <span>
 
 #include "mantissa/base/rng.h"
 #include "mantissa/formats/block_scale.h"
@@ -21,10 +22,19 @@ struct Quantized {
 };
 
 template <class E>
-Quantized quantize(const Block& block, ScaleRule rule) {
+uint8_t scale_of(std::span<const uint32_t> block, ScaleRule rule) {
   uint32_t key = 0;
   for (const uint32_t x : block) key = std::max(key, amax_key(x, rule));
-  Quantized out{.scale = block_scale<E>(amax_of_key(key), rule)};
+  const uint32_t amax = amax_of_key(key);
+  if (!searches_scale<E>(rule)) return block_scale<E>(amax, rule);
+  ScaleErrors errors;
+  for (const uint32_t x : block) errors.add(x, amax);
+  return searched_scale<E>(amax, errors, {});
+}
+
+template <class E>
+Quantized quantize(const Block& block, ScaleRule rule) {
+  Quantized out{.scale = scale_of<E>(block, rule)};
   for (size_t i = 0; i < 32; ++i) out.codes[i] = encode_in_block<E>(block[i], out.scale, rule);
   return out;
 }
@@ -57,6 +67,8 @@ struct Example {
 
 const std::vector<ScaleRule> kRceil{ScaleRule::rceil}, kFloor{ScaleRule::floor}, kFlashinfer{ScaleRule::flashinfer},
     kUp{ScaleRule::rceil, ScaleRule::flashinfer};
+constexpr std::array kEveryRule{ScaleRule::rceil, ScaleRule::floor,      ScaleRule::even,
+                                ScaleRule::ceil,  ScaleRule::flashinfer, ScaleRule::mse};
 constexpr double kBf16Max = 0x1.FEp127;
 
 const std::vector<Example> kExamples = {
@@ -137,7 +149,7 @@ TEST(Block, EveryBf16InABlockOfEveryScaleHasTheCodeOfItsRule) {
 TEST(Block, OneNonFiniteElementPoisonsItsBlockButUnderFlashinfer) {
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     for (const uint32_t nonfinite : {0x7F800000U, 0xFF800000U, 0x7FC00000U, 0xFF800001U}) {
-      for (const ScaleRule rule : test::kUsualRules) {
+      for (const ScaleRule rule : test::kBlockRules) {
         Block block{};
         block.fill(test::fp32_bits(-1.5)), block[17] = nonfinite;
         const Quantized quantized = quantize(format, block, rule);
@@ -222,6 +234,89 @@ TEST(Flashinfer, EqualsRceilWhereverAmaxIsAbove6Times2ToMinus125) {
   }
 }
 
+// Blocks of so many elements up to `amax`, all of the last binades, which is where scales differ: multiples of 1/16 of amax's binade, and
+// any others.
+std::vector<uint32_t> searched_block(uint32_t amax, size_t count, uint64_t number, bool bf16) {
+  std::vector<uint32_t> out{amax};
+  const double binade = std::ldexp(1.0, std::ilogb(value_of_bits(amax)));
+  while (out.size() < count) {
+    const auto words = random_words({.seed = 12}, 3, number << 12 | out.size());
+    const double share = words[0] % 4 == 0 ? words[1] * 0x1p-32 : words[0] % 4 == 1 ? words[1] % 33 / 16.0 : words[1] % 9 / 32.0;
+    const double x = std::min(binade * share, value_of_bits(amax));
+    const uint32_t bits = bf16 ? uint32_t{test::slow_bf16(x)} << 16 : test::fp32_bits(x);
+    out.push_back((words[2] & kFp32Sign) | bits);
+  }
+  return out;
+}
+
+template <class E>
+void check_searched(Format format, uint32_t amax, size_t count, bool bf16) {
+  const std::vector<uint32_t> block = searched_block(amax, count, amax, bf16);
+  std::vector<double> numbers;
+  for (const uint32_t x : block) numbers.push_back(value_of_bits(x));
+  ASSERT_EQ(scale_of<E>(block, ScaleRule::mse), test::slow_searched_scale(slow(format), numbers))
+      << std::hex << amax << " in a block of " << std::dec << count << (bf16 ? ", bf16" : ", fp32");
+}
+
+// 512 of E4M3 in fp32 are the most of which amax decides.
+TEST(Mse, HasTheLeastSquaredErrorOfThreeNeighboringScales) {
+  for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
+    with_element(format, [&]<class E>() {
+      for (uint32_t amax = 1; amax < 0x7F80; ++amax) {
+        const size_t count = amax % 61 == 0 ? 512 : amax % 7 == 0 ? 128 : amax % 5 == 0 ? 16 : 32;
+        check_searched<E>(format, amax << 16, count, true);
+        check_searched<E>(format, amax << 16 | (amax * 40503U & 0xFFFFU), count, false);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    });
+  }
+}
+
+TEST(Mse, TakesTheSmallestOfEquallyGoodScales) {
+  const auto scale = [](double amax, double others, size_t count) {
+    std::vector<uint32_t> block(count, test::fp32_bits(others));
+    block[0] = test::fp32_bits(amax);
+    return scale_of<E2M1>(block, ScaleRule::mse);
+  };
+  EXPECT_EQ(scale(4, 0.25, 17), 126) << "16 elements save 1/16 each, and 4 adds 1";
+  EXPECT_EQ(scale(4, 0.25, 16), 127);
+  EXPECT_EQ(scale(7, 0, 32), 127) << "6 and 8 are equally near";
+  EXPECT_EQ(scale(7.5, 0.5, 9), 127) << "8 elements save 1/4 each, and 7.5 adds 2";
+  EXPECT_EQ(scale(7.5, 0.5, 8), 128);
+  EXPECT_EQ(scale(6, 1, 32), 127);
+}
+
+// An order of any kind gives the same sums, also in parts.
+TEST(Mse, IsDecidedByExactSums) {
+  std::vector<uint32_t> block = searched_block(test::fp32_bits(7.99), 128, 1, false);
+  const uint32_t amax = block[0];
+  const auto errors = [&](size_t begin, size_t end) {
+    ScaleErrors sums;
+    for (size_t i = begin; i < end; ++i) sums.add(block[i], amax);
+    return sums;
+  };
+  const ScaleErrors whole = errors(0, 128), first = errors(0, 50), second = errors(50, 128);
+  std::reverse(block.begin(), block.end());
+  EXPECT_EQ(errors(0, 128).below, whole.below);
+  EXPECT_EQ(errors(0, 128).above, whole.above);
+  EXPECT_EQ(first.below + second.below, whole.below);
+  EXPECT_EQ(first.above + second.above, whole.above);
+}
+
+TEST(Mse, ClampsToTheRangeAfterTheSearch) {
+  const auto scale = [](double amax, ScaleRange range) {
+    ScaleErrors errors;
+    const uint32_t bits = test::fp32_bits(amax);
+    errors.add(bits, bits);
+    return searched_scale<E2M1>(bits, errors, range);
+  };
+  EXPECT_EQ(scale(7.5, {}), 128);
+  EXPECT_EQ(scale(7.5, {0, 127}), 127);
+  EXPECT_EQ(scale(0.01, {120, 254}), 120);
+  EXPECT_EQ(scale(0, {120, 254}), 120);
+  EXPECT_EQ(scale(0x1p-149, {}), 0);
+}
+
 struct Requantized {
   Quantized first, second, third;
   Block once, twice;
@@ -256,6 +351,7 @@ void check_requantization(Format format, uint32_t amax, ScaleRule rule, bool bf1
   ASSERT_EQ(r.once, r.twice);
   int exact_from = 0;
   if (bf16) exact_from = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 10 : 0;
+  if (rule == ScaleRule::mse) return;  // it takes the smallest of the scales that change nothing
   if (rule == ScaleRule::floor || rule == ScaleRule::even) {
     if (r.first.scale >= exact_from) {
       ASSERT_EQ(r.first, r.second);
@@ -272,7 +368,7 @@ TEST(Requantization, KeepsEveryValueAndLowersAScaleByExactlyOneWhereTheMaximumRo
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     with_element(format, [&]<class E>() {
       for (uint32_t amax = 1; amax < 0x7F80; ++amax) {
-        for (const ScaleRule rule : test::kAllRules) {
+        for (const ScaleRule rule : kEveryRule) {
           if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
           for (const bool bf16 : {true, false}) {
             check_requantization<E>(format, amax << 16 | (bf16 ? 0U : amax * 40503U & 0xFFFFU), rule, bf16);

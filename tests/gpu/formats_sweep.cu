@@ -90,6 +90,21 @@ struct Scale {
   MANTISSA_HOST_DEVICE Result operator()(uint32_t amax) const { return block_scale<E>(amax & ~kFp32Sign, rule); }
 };
 
+// Scales that are searched, of a block of 32: amax, and elements below it that depend on the input.
+struct SearchedScale {
+  using Result = uint8_t;
+  MANTISSA_HOST_DEVICE Result operator()(uint32_t x) const {
+    const uint32_t amax = x & ~kFp32Sign;
+    ScaleErrors errors;
+    errors.add(amax, amax);
+    for (uint32_t i = 1; i < 32; ++i) {
+      const uint32_t word = (x + i) * 2654435761U, drop = (word >> 28) % 5 << 23;
+      errors.add(amax > drop ? (amax - drop) ^ (word & 0x007F0000U) : amax, amax);
+    }
+    return searched_scale<E2M1>(amax, errors, {});
+  }
+};
+
 template <class E>
 struct Decode {
   using Result = uint32_t;
@@ -222,6 +237,7 @@ bool sweep_format(const std::string& name, bool flashinfer) {
   same &= sweep(name + " scale, floor", Scale<E>{ScaleRule::floor}, all / 2);
   same &= sweep(name + " scale, even", Scale<E>{ScaleRule::even}, all / 2);
   same &= sweep(name + " scale, ceil", Scale<E>{ScaleRule::ceil}, all / 2);
+  if (!searches_scale<E>(ScaleRule::mse)) same &= sweep(name + " scale, mse", Scale<E>{ScaleRule::mse}, all / 2);
   same &= sweep(name + " decode", Decode<E>{ScaleRule::rceil}, codes * 256);
   same &= sweep(name + " decode to bf16", DecodeBf16<E>{}, codes * 256);
   same &= sweep(name + " shift", Shift<E>{}, codes << 16);
@@ -229,6 +245,7 @@ bool sweep_format(const std::string& name, bool flashinfer) {
     same &= sweep(name + " encode in blocks, flashinfer", EncodeInBlock<E>{ScaleRule::flashinfer}, all);
     same &= sweep(name + " encode in packs, flashinfer", EncodeInPack<E>{ScaleRule::flashinfer}, all);
     same &= sweep(name + " decode in packs, flashinfer", DecodeInPack<E>{ScaleRule::flashinfer}, codes * 256);
+    same &= sweep(name + " scale, mse", SearchedScale(), all / 2);
     same &= sweep(name + " scale, flashinfer", Scale<E>{ScaleRule::flashinfer}, all / 2);
     same &= sweep(name + " decode, flashinfer", Decode<E>{ScaleRule::flashinfer}, codes * 256);
   }

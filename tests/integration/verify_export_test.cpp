@@ -227,7 +227,7 @@ TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
 // Codes have signs of zeros, too. No file names the rule that made them: readers decode -0 as it is, and forward does by all rules but one.
 TEST_F(Verify, ZerosOfCodesHaveTheSignsThatForwardReads) {
   const std::string down = kDownWeight + "_packed";
-  for (const std::string rule : {"rceil", "floor", "even", "ceil", "flashinfer"}) {
+  for (const std::string rule : {"rceil", "floor", "even", "ceil", "mse", "flashinfer"}) {
     const std::string saved = trained(rule, {"precision.recipe=own", R"(precision.recipes={"own": {"base": "mxfp4_qat",
         "weight_fake_quant": {"rule": ")" + rule + R"("}}})"});
     pack_to(saved, rule + " packed");

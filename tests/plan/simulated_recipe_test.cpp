@@ -146,6 +146,7 @@ TEST(SimulatedRecipe, WhatCannotBeIsRefusedWithItsKey) {
        "simulate.input.block: must be [1, n] or [rows, columns]"},
       {R"("simulate": {"input": {"format": "e3m2", "rule": "flashinfer"}})" + all,
        "simulate.input.rule: must be rceil, floor, even or ceil"},
+      {R"("simulate": {"input": {"format": "e2m1", "rule": "mse"}})" + all, "simulate.input.rule: must be rceil, floor, even or ceil"},
       {R"("simulate": {"input": {"format": "e3m2", "scale": "e4m3", "rule": "floor"}})" + all,
        "simulate.input.rule: applies to e8m0 scales only"},
       {R"("simulate": {"input": {"format": "e3m2", "scale": "e5m2"}})" + all, "simulate.input.scale: must be one of e8m0, e4m3"},

@@ -174,6 +174,16 @@ TEST(Recipe, AFakeQuantizationInE2m1WithoutARuleIsFlashinfer) {
   EXPECT_EQ(rule(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "floor"}})"), ScaleRule::floor);
 }
 
+TEST(Recipe, MseIsForEveryOperandThatIsStoredAsCodes) {
+  const Resolved r = own(R"({"base": "mxfp8", "weight": {"rule": "mse"}, "input": {"rule": "mse"}, "output_grad": {"rule": "mse"}})");
+  ASSERT_EQ(r.errors(), "");
+  const Recipe& recipe = r.recipes.at("own");
+  for (const Quantization& how : {recipe.weight, recipe.input, recipe.output_grad}) EXPECT_EQ(how.rule, ScaleRule::mse);
+  const Resolved qat = own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"rule": "mse", "scale_range": [-20, 127]}})");
+  ASSERT_EQ(qat.errors(), "");
+  EXPECT_EQ(qat.recipes.at("own").weight_fake_quant, (Quantization{Format::e2m1, 1, 32, ScaleRule::mse, {107, 254}}));
+}
+
 TEST(Recipe, TheCommandLineChangesOneMemberOfAQuantization) {
   const Resolved r =
       own(R"({"base": "mxfp8"})", {"precision.recipes.own.weight={\"block\": [1, 32]}", "precision.recipes.own.input.rule=floor"});
@@ -218,7 +228,8 @@ TEST(Recipe, WhatCannotBeIsRefusedWithItsKeyAndPlace) {
       {R"({"weights": null})", "precision.recipes.own.weights: unknown key; did you mean 'weight'?"},
       {R"({"base": "mxfp8", "weight": {"format": "e2m1"}})",
        "precision.recipes.own.weight.format: must be e4m3 or e5m2: e2m1 is for weight_fake_quant"},
-      {R"({"base": "mxfp8", "input": {"rule": "flashinfer"}})", "precision.recipes.own.input.rule: must be rceil, floor, even or ceil"},
+      {R"({"base": "mxfp8", "input": {"rule": "flashinfer"}})",
+       "precision.recipes.own.input.rule: must be rceil, floor, even, ceil or mse"},
       {R"({"base": "mxfp8", "weight": {"block": [1, 64]}})",
        "precision.recipes.own.weight.block: must be [1, b] or [b, b] with b = 32 or 128, got [1, 64]"},
       {R"({"base": "mxfp8", "weight": {"block": [32, 1]}})", "precision.recipes.own.weight.block: must be [1, b] or [b, b]"},

@@ -138,6 +138,8 @@ void add_quantized(Kernels& out, Backend& device, Dtype dtype) {
   add("kernel.quantize_both", Quantize{.x = x, .out = row, .second = column});
   add("kernel.quantize_tiles", Quantize{.x = x, .out = tile});
   add("kernel.quantize_e2m1", Quantize{.x = x, .out = packed});
+  const QuantizedTensor searched = quantized(x, {Format::e2m1, 1, 32, ScaleRule::mse});
+  add("kernel.quantize_e2m1_mse", Quantize{.x = x, .out = searched});
   add("kernel.dequantize_row", Dequantize{.x = row, .out = y});
   add("kernel.dequantize_tiles", Dequantize{.x = tile, .out = y});
   add("kernel.dequantize_e2m1", Dequantize{.x = packed, .out = y});

@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kHeaderBytes = 64;
 constexpr uint32_t kDequantized = 1, kSwizzled = 2, kNonfinite = 4;
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
-constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer, ScaleRule::even, ScaleRule::ceil};
+constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer, ScaleRule::even, ScaleRule::ceil, ScaleRule::mse};
 constexpr std::array<const char*, 3> kOrientations{"row", "col", "tile"};
 
 using Header = std::array<uint32_t, 16>;  // word 0 is the magic

@@ -17,11 +17,11 @@ namespace mantissa::tools {
 // bytes, then the payload without padding.
 //
 // .mxg, one quantized matrix. "MXG1", then u32: version 1; format 0 E4M3, 1 E5M2, 2 E2M1; rule 0 floor, 1 rceil, 2 flashinfer (E2M1 from
-// bf16 only); input 0 bf16, 1 fp32; blocks 0 1x32, 1 32x1, 2 32x32; rows R; columns C; flags 1 dequantized values, 2 swizzled scales,
-// 4 the input holds NaN or Inf; bytes of scales; of codes; of swizzled scales; crc32 (zlib) of the payload; three zeros. Payload: input
-// bits [R, C]; scales, compact; codes [R, C], E2M1 two a byte; if flagged fp32 bits [R, C] of the dequantized values, any NaN standing for
-// NaN; if flagged the scales in the 128x4 layout. Named <format>_<rule>_<kind>_<row|col|tile>.mxg, with _f32 before the last part for fp32
-// input, or swizzle_<R>x<C>_<row|col>.mxg.
+// bf16 only), 3 even, 4 ceil, 5 mse; input 0 bf16, 1 fp32; blocks 0 1x32, 1 32x1, 2 32x32; rows R; columns C; flags 1 dequantized values,
+// 2 swizzled scales, 4 the input holds NaN or Inf; bytes of scales; of codes; of swizzled scales; crc32 (zlib) of the payload; three zeros.
+// Payload: input bits [R, C]; scales, compact; codes [R, C], E2M1 two a byte; if flagged fp32 bits [R, C] of the dequantized values, any
+// NaN standing for NaN; if flagged the scales in the 128x4 layout. Named <format>_<rule>_<kind>_<row|col|tile>.mxg, with _f32 before the
+// last part for fp32 input, or swizzle_<R>x<C>_<row|col>.mxg.
 //
 // .mxm, one GEMM D[m, n] = sum over k of A[m, k] * B[n, k], both rowwise rceil. "MXM1", then u32: version 1; formats of A and B (0, 1);
 // M; N; K; bytes of A's scales; of B's; three zeros; crc32; three zeros. Payload: scales u8 [M, K/32] and codes u8 [M, K] of A, the same

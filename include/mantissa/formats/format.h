@@ -12,8 +12,9 @@ enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
 // Rules by which a block's E8M0 scale follows from its largest magnitude. rceil: 2^ceil(log2(amax / largest element)), as Transformer
 // Engine and cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only; even:
 // floor of amax rounded to the bits of an element, half up, as compressed-tensors, Quark and torchao's EVEN; ceil: 2^(ceil(log2 amax) -
-// emax), as torchao's CEIL.
-enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil };
+// emax), as torchao's CEIL; mse: of floor's scale, half of it and twice it, the one whose elements have the least squared error, of equal
+// ones the smallest.
+enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil, mse };
 
 // Range to which the scale codes of numbers are clamped. `least` is at most 127 and `most` at least that. A finite element divided by
 // 2^(most - 127) is then finite, too: encoding in 16-bit lanes and by multiplication rests on it.

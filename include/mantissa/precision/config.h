@@ -17,8 +17,8 @@ constexpr auto choices(Format) {
   return std::array{Choice{"e4m3", Format::e4m3}, Choice{"e5m2", Format::e5m2}, Choice{"e2m1", Format::e2m1}};
 }
 constexpr auto choices(ScaleRule) {
-  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor}, Choice{"even", ScaleRule::even},
-                    Choice{"ceil", ScaleRule::ceil}, Choice{"flashinfer", ScaleRule::flashinfer}};
+  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor},           Choice{"even", ScaleRule::even},
+                    Choice{"ceil", ScaleRule::ceil},   Choice{"flashinfer", ScaleRule::flashinfer}, Choice{"mse", ScaleRule::mse}};
 }
 constexpr auto choices(SimulatedScale) { return std::array{Choice{"e8m0", SimulatedScale::e8m0}, Choice{"e4m3", SimulatedScale::e4m3}}; }
 constexpr auto choices(Rounding) { return std::array{Choice{"nearest", Rounding::nearest}, Choice{"stochastic", Rounding::stochastic}}; }
@@ -44,8 +44,8 @@ struct QuantizationConfig {
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
       "for weight_fake_quant [1, n] with any even n");
     v("rule", rule,
-      "how a block's scale follows from its amax; flashinfer is for weight_fake_quant in e2m1 only, and its default if the base has "
-      "no rule");
+      "how a block's scale follows from its amax; mse: the least squared error; flashinfer is for weight_fake_quant in e2m1 only, and its "
+      "default if the base has no rule");
     v("scale_range", scale_range,
       "smallest and largest exponent of a scale; scales of the rule are clamped to them; not for flashinfer. [-126, 125] is the clamp of "
       "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
@@ -63,7 +63,7 @@ struct SimulationConfig {
     v("format", format, "eXmY: X from 1 to 7 bits of exponent and Y from 0 to 7 of mantissa, in any combination");
     v("block", block, "rows and columns that share a scale: [1, n], along the contraction of each GEMM, or tiles");
     v("scale", scale, "e8m0: a power of two; e4m3: an E4M3 number for each block and an fp32 number for the tensor, as NVFP4");
-    v("rule", rule, "how an e8m0 scale follows from the amax of its block; not flashinfer");
+    v("rule", rule, "how an e8m0 scale follows from the amax of its block; not flashinfer or mse");
     v("rounding", rounding,
       "rounding of elements; stochastic is used in training, with the same bits in every layout, and nearest elsewhere");
   }

@@ -63,6 +63,26 @@ __device__ void write_codes(const Codes& to, int64_t row, int64_t col, const Pac
   store(to.codes + (row * to.cols + col) / E::codes_per_byte, codes.bytes);
 }
 
+__device__ inline uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
+
+// The scale of a block with this key. If all its elements decide, each(add) calls add(bits) for those of this thread, and joined(sum) adds
+// the sums of the threads that share the block.
+template <class E, class Each, class Joined>
+__device__ uint8_t scale_of(const Codes& to, uint32_t key, const Each& each, const Joined& joined) {
+  const uint32_t amax = amax_of_key(key);
+  if (!searches_scale<E>(to.rule)) return block_scale<E>(amax, to.rule, to.range);
+  ScaleErrors errors;
+  each([&](uint32_t bits) { errors.add(bits, amax); });
+  return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
+}
+
+struct Alone {
+  __device__ int64_t operator()(int64_t sum) const { return sum; }
+};
+struct JoinWarp {
+  __device__ int64_t operator()(int64_t sum) const { return join_warp(sum, Plus<int64_t>()); }
+};
+
 // Quantizes blocks of a row. A warp has a row, and the lanes beside each other that have a block find its largest element together.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
@@ -73,13 +93,21 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(From from, Codes to) {
     const int64_t col = start + lane() * kPack;
     const bool inside = col < to.cols;
     const Pack pack = inside ? from.read(row, col) : Pack{};
+    const auto join = [lanes](auto value, auto join_two) {
+      for (unsigned distance = 1; distance < lanes; distance *= 2) value = join_two(value, shuffle_xor(value, distance));
+      return value;
+    };
     uint32_t key = 0;
     if (inside) {
-      for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+      for (const float value : pack.at) key = Largest<uint32_t>()(key, amax_key(bits_of(value), to.rule));
     }
-    for (unsigned distance = 1; distance < lanes; distance *= 2) key = Largest<uint32_t>()(key, shuffle_xor(key, distance));
+    const uint8_t scale = scale_of<E>(
+        to, join(key, Largest<uint32_t>()),
+        [&](const auto& add) {
+          for (const float value : pack.at) add(bits_of(value));
+        },
+        [&](int64_t sum) { return join(sum, Plus<int64_t>()); });
     if (!inside) continue;
-    const uint8_t scale = block_scale<E>(amax_of_key(key), to.rule, to.range);
     write_codes<E>(to, row, col, encoded<E>(pack, PackOfScales::all(scale), to.rule));
     if (lane() % lanes == 0) to.scales[row * to.blocks_across + col / to.block_cols] = scale;
   }
@@ -102,9 +130,16 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(From from, Codes to) 
   };
   uint32_t key = 0;
   each_pack([&](int64_t row, int64_t col) {
-    for (const float value : from.read(row, col).at) key = Largest<uint32_t>()(key, amax_key(__builtin_bit_cast(uint32_t, value), to.rule));
+    for (const float value : from.read(row, col).at) key = Largest<uint32_t>()(key, amax_key(bits_of(value), to.rule));
   });
-  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule, to.range);
+  const uint8_t scale = scale_of<E>(
+      to, join_warp(key, Largest<uint32_t>()),
+      [&](const auto& add) {
+        each_pack([&](int64_t row, int64_t col) {
+          for (const float value : from.read(row, col).at) add(bits_of(value));
+        });
+      },
+      JoinWarp());
   each_pack(
       [&](int64_t row, int64_t col) { write_codes<E>(to, row, col, encoded<E>(from.read(row, col), PackOfScales::all(scale), to.rule)); });
   if (lane() == 0) to.scales[index] = scale;
@@ -122,12 +157,16 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_columns(From from, Codes
     for (int64_t row = first; row < end; ++row) {
       const Pack pack = from.read(row, col);
       MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i)
-        keys[i] = Largest<uint32_t>()(keys[i], amax_key(__builtin_bit_cast(uint32_t, pack.at[i]), to.rule));
+      for (unsigned i = 0; i < kPack; ++i) keys[i] = Largest<uint32_t>()(keys[i], amax_key(bits_of(pack.at[i]), to.rule));
     }
     PackOfScales scales{0};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) scales.bytes |= uint64_t{block_scale<E>(amax_of_key(keys[i]), to.rule, to.range)} << (8 * i);
+    for (unsigned i = 0; i < kPack; ++i) {
+      const auto column = [&](const auto& add) {
+        for (int64_t row = first; row < end; ++row) add(from.bits(row, col + i));
+      };
+      scales.bytes |= uint64_t{scale_of<E>(to, keys[i], column, Alone())} << (8 * i);
+    }
     store(to.scales + block_row * to.cols + col, scales.bytes);
     MANTISSA_UNROLL_BY(2)
     for (int64_t row = first; row < end; ++row) write_codes<E>(to, row, col, encoded<E>(from.read(row, col), scales, to.rule));
@@ -149,7 +188,11 @@ __global__ void __launch_bounds__(kThreads) quantize(From from, Codes to) {
   uint32_t key = 0;
   for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
     for (int64_t i = 0; i < kEach; ++i) key = Largest<uint32_t>()(key, amax_key(element(byte, i), to.rule));
-  const uint8_t scale = block_scale<E>(amax_of_key(join_warp(key, Largest<uint32_t>())), to.rule, to.range);
+  const auto each = [&](const auto& add) {
+    for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
+      for (int64_t i = 0; i < kEach; ++i) add(element(byte, i));
+  };
+  const uint8_t scale = scale_of<E>(to, join_warp(key, Largest<uint32_t>()), each, JoinWarp());
   for (uint32_t byte = lane(); byte < bytes; byte += kWarp) {
     uint32_t codes = 0;
     for (int64_t i = 0; i < kEach; ++i) codes |= uint32_t{encode_in_block<E>(element(byte, i), scale, to.rule)} << (4 * i);
@@ -181,10 +224,13 @@ __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes t
       if (col >= to.cols) continue;
       const int64_t end_col = to.end_col(col);
       bytes = (end_col - first_col) / kEach;
+      const auto each = [&](const auto& visit) {
+        for (int64_t row = first_row; row < end_row; ++row)
+          for (int64_t c = col; c < end_col; ++c) visit(from.bits(row, c));
+      };
       uint32_t key = 0;
-      for (int64_t row = first_row; row < end_row; ++row)
-        for (int64_t c = col; c < end_col; ++c) key = Largest<uint32_t>()(key, amax_key(from.bits(row, c), to.rule));
-      to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = block_scale<E>(amax_of_key(key), to.rule, to.range);
+      each([&](uint32_t bits) { key = Largest<uint32_t>()(key, amax_key(bits, to.rule)); });
+      to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = scale_of<E>(to, key, each, Alone());
     }
     for (int64_t row = first_row; row < end_row; ++row) {
       for (int64_t byte = 0; byte < bytes; ++byte) {

@@ -28,6 +28,7 @@ using Quads = uint64_t __attribute__((vector_size(32)));
 using TwoQuads = uint64_t __attribute__((vector_size(16)));
 using PairBytes = uint8_t __attribute__((vector_size(32)));
 using Half = int16_t __attribute__((vector_size(16)));
+using HalfUnsigned = uint16_t __attribute__((vector_size(16)));
 }  // namespace detail
 
 // Goes through 64-bit lanes, because g++ 12 makes sixteen insertions of sixteen equal words.
@@ -247,6 +248,56 @@ template <class E>
   const auto kept = static_cast<int16_t>(largest_kept_fraction<E>(rule) >> 16);
   const Words scale = (amax >> 7) - static_cast<int16_t>(E::emax) - ((amax & 0x7F) > kept);
   return min(max(scale, broadcast(range.least)), broadcast(range.most));
+}
+
+// Eight fp32 lanes. They sum the errors of ScaleErrors exactly, in units of 1 and in any order: elements of bf16 are multiples of 2^-10
+// where they count, so errors are multiples of 2^-11, and those of kMostSearched elements stay below 2^13.
+using Floats = float __attribute__((vector_size(32)));
+inline constexpr int64_t kMostSearched = 256;
+// Exponents of amax, and with them of floor's scale, from which on no element that counts is subnormal.
+inline constexpr int16_t kFirstSearchedAmax = 8 << 7;
+// Largest bits of a fraction of amax with which twice floor's scale is never better.
+inline constexpr int kNeverAbove = static_cast<int>(largest_kept_fraction<E2M1>(ScaleRule::mse) >> 16);
+
+namespace detail {
+using Integers = uint32_t __attribute__((vector_size(32)));
+using FourFloats = float __attribute__((vector_size(16)));
+
+[[gnu::always_inline]] inline Floats positive(Floats a) { return a > 0.0F ? a : Floats{}; }
+[[gnu::always_inline]] inline Floats absolute(Floats a) { return reinterpret_cast<Floats>(reinterpret_cast<Integers>(a) & 0x7FFFFFFFU); }
+[[gnu::always_inline]] inline float sum(Floats a) {
+  FourFloats low, high;
+  std::memcpy(&low, &a, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&a) + sizeof low, sizeof high);
+  FourFloats q = low + high;
+  q += __builtin_shufflevector(q, q, 2, 3, 0, 1);
+  return q[0] + q[1];
+}
+}  // namespace detail
+
+// ScaleErrors::below and above of eight elements, from their magnitudes at floor's scale.
+[[gnu::always_inline]] inline Floats errors_below(Floats t) {
+  const Floats saved = detail::positive(0.125F - detail::absolute(detail::absolute(t - 0.5F) - 0.25F));
+  return 2.0F * detail::positive(t - 3.5F) + 4.0F * detail::positive(t - 5.0F) - 0.5F * saved;
+}
+[[gnu::always_inline]] inline Floats errors_above(Floats t) {
+  const Floats added = detail::positive(0.25F - detail::absolute(detail::absolute(t - 1.0F) - 0.5F));
+  return added - 4.0F * detail::positive(t - 7.0F);
+}
+
+// The sum of what `errors` gives for `count` elements, a multiple of sixteen, of a block whose amax has these bits. Elements from which the
+// shift takes more than their exponent are negative or tiny afterwards: they count as zeros.
+template <class Errors>
+[[gnu::always_inline]] inline float sum_of_errors(const bf16* x, int64_t count, int16_t amax, const Errors& errors) {
+  const Words shift = broadcast((amax & 0x7F80) - ((127 + E2M1::emax) << 7));
+  Floats sums{};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Words scaled = max(wrapped_difference(magnitude(load(x + i)), shift), Words{});
+    const auto halves = std::bit_cast<std::array<detail::HalfUnsigned, 2>>(scaled);
+    for (const detail::HalfUnsigned half : halves)
+      sums += errors(reinterpret_cast<Floats>(__builtin_convertvector(half, detail::Integers) << 16));
+  }
+  return detail::sum(sums);
 }
 
 // Lanes whose block the functions above do not cover; they do cover blocks of zeros.
