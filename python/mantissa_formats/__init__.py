@@ -13,6 +13,8 @@ Scale rules, with amax the largest magnitude of a block and E the binary exponen
     ceil        2^(ceil(log2 amax) - E(largest element)): torchao's CEIL.
     even        floor of amax rounded to the bits of an element, half up: compressed-tensors, Quark, torchao's EVEN.
     flashinfer  fp4_quantize of FlashInfer >= 0.3.1 with UE8M0 scales: rceil with its flushes. E2M1 of bfloat16 values alone.
+    mse         of floor's scale, half of it and twice it, the one whose elements have the least squared error; of equal ones the smallest. For E4M3
+                and E5M2 amax decides: twice floor's scale if amax is more than half a step beyond floor's largest element.
 
 Elements are rounded to the nearest, ties to even, and saturate; zeros keep their sign. A NaN or Inf in a block makes its scale 255 and its values NaN
 (but under flashinfer). Every function is pure, takes arrays of any number of leading dimensions and raises ValueError for what it cannot take.
@@ -32,7 +34,7 @@ __all__ = [
 
 BLOCK = 32
 NAN_SCALE = 255
-RULES = ("rceil", "floor", "ceil", "even", "flashinfer")
+RULES = ("rceil", "floor", "ceil", "even", "flashinfer", "mse")
 
 
 class Element(NamedTuple):
@@ -151,18 +153,43 @@ def _spread(scales: np.ndarray, block: tuple[int, int]) -> np.ndarray:
 
 def block_scales(amax: np.ndarray, format="e4m3", rule: str = "rceil") -> np.ndarray:
     """Scale codes (uint8) of blocks whose largest magnitudes are `amax` (float32). NaN and Inf give 255; under flashinfer Inf gives 254, and NaN is
-    that of a block without numbers. A largest magnitude of exactly 6 * 2^-126 under flashinfer gives 1, where hardware may give 0."""
+    that of a block without numbers. A largest magnitude of exactly 6 * 2^-126 under flashinfer gives 1, where hardware may give 0. ValueError: mse of
+    e2m1, for which quantize() looks at all elements."""
     element = _element(format)
     _check_rule(rule, element)
+    if rule == "mse" and element.packed:
+        raise ValueError("under the rule mse all elements of a block of e2m1 decide about its scale, not the largest one")
     bits = np.abs(np.asarray(amax, np.float32)).view(np.uint32)
     exponent, fraction = (bits >> 23).astype(np.int64), bits & 0x7FFFFF
     largest_fraction = (element.largest_code & ((1 << element.mantissa_bits) - 1)) << (23 - element.mantissa_bits)
-    kept = {"floor": 0x7FFFFF, "ceil": 0, "even": 0x800000 - (1 << (22 - element.mantissa_bits)) - 1}.get(rule, largest_fraction)
+    half_step = 1 << (22 - element.mantissa_bits)
+    kept = {"floor": 0x7FFFFF, "ceil": 0, "even": 0x800000 - half_step - 1, "mse": largest_fraction + half_step}.get(rule, largest_fraction)
     scale = np.clip(exponent - element.emax + (fraction > kept), 0, 254)
     scale = np.where(bits >= 0x7F800000, NAN_SCALE, scale)
     if rule == "flashinfer":
         scale = np.where(bits == 0x7F800000, 254, np.where(bits < ((element.emax + 1) << 23 | largest_fraction), 0, scale))
     return scale.astype(np.uint8)
+
+
+def _searched_scales(magnitude: np.ndarray, element: Element) -> np.ndarray:
+    """Scale codes under mse of _blocks() of magnitudes. Errors are compared at an amax of 4 to 8 by their differences from those at floor's scale, which
+    are exact in float64, and so are sums of up to 2^17 of them."""
+    amax = magnitude.max(axis=(-3, -1), keepdims=True)
+    finite = np.isfinite(amax)
+    numbers = np.where(finite, magnitude, np.float32(0)).astype(np.float64)
+    largest = np.where(finite & (amax > 0), amax, np.float32(1)).astype(np.float64)
+    floor = np.frexp(largest)[1] - 1 - element.emax
+    x = np.ldexp(numbers, -floor)
+    values = element.values()
+
+    def rounded(exponent):
+        return np.ldexp(values[_encode(x, np.full(x.shape, 127 + exponent), element)], exponent)
+
+    at_floor = rounded(0)
+    errors = [((q - at_floor) * (q + at_floor - 2 * x)).sum(axis=(-3, -1)) for q in (rounded(-1), at_floor, rounded(1))]
+    scale = floor[..., 0, :, 0] + 127 - 1 + np.argmin(errors, axis=0)  # the first of equal ones
+    scale = np.where(amax[..., 0, :, 0] > 0, np.clip(scale, 0, 254), 0)
+    return np.where(finite[..., 0, :, 0], scale, NAN_SCALE).astype(np.uint8)
 
 
 def _encode(x: np.ndarray, scale: np.ndarray, element: Element) -> np.ndarray:
@@ -196,7 +223,7 @@ def quantize(x, format="e4m3", *, rule: str = "rceil", block: tuple[int, int] = 
         amax = np.where(none, np.float32(np.nan), np.where(np.isnan(magnitude), np.float32(0), magnitude).max(axis=(-3, -1)))
     else:
         amax = magnitude.max(axis=(-3, -1))  # NaN wins
-    scales = block_scales(amax, element.name, rule)
+    scales = _searched_scales(magnitude, element) if rule == "mse" and element.packed else block_scales(amax, element.name, rule)
     if values.ndim == 1:
         scales = scales[0]
     each = _spread(scales, block)

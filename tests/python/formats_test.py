@@ -17,7 +17,7 @@ sys.path.insert(0, str(TESTS.parent / "python"))
 import mantissa_formats as mx  # noqa: E402
 
 FORMATS = ("e4m3", "e5m2", "e2m1")
-MODES = ("floor", "rceil", "flashinfer", "even", "ceil")
+MODES = ("floor", "rceil", "flashinfer", "even", "ceil", "mse")
 BLOCKS = ((1, 32), (32, 1), (32, 32))
 
 
@@ -84,11 +84,29 @@ class Golden(unittest.TestCase):
 class Properties(unittest.TestCase):
     def test_a_second_pass_changes_no_value(self):
         for format in FORMATS:
-            for rule in ("rceil", "floor", "even", "ceil"):
+            for rule in ("rceil", "floor", "even", "ceil", "mse"):
                 x = wide(1, (64, 128), 20)
                 once = mx.dequantize(*mx.quantize(x, format, rule=rule), format)
                 twice = mx.dequantize(*mx.quantize(once, format, rule=rule), format)
                 self.assertTrue(same_bits(once, twice), (format, rule))
+
+    def test_mse_is_the_best_of_neighboring_scales(self):
+        """E2M1 in any blocks, fp32 values, and sums of exact differences."""
+        random = np.random.default_rng(10)
+        x = np.concatenate([random.standard_normal((64, 64)), random.integers(0, 65, (64, 64)) / 16 * np.where(random.random((64, 64)) < 0.9, 0.25, 1)])
+        x = x.astype(np.float32)
+        values = mx.FORMATS["e2m1"].values()
+        for block in BLOCKS:
+            scales = mx.quantize(x, "e2m1", rule="mse", block=block).scales.astype(int)
+            floor = mx.quantize(x, "e2m1", rule="floor", block=block).scales.astype(int)
+            each = mx._spread(floor, block)
+            y = np.abs(np.ldexp(x.astype(np.float64), 127 - each))
+            def nearest(step):
+                grid = values[:8] * 2.0**step
+                return grid[np.abs(y[..., None] - grid).argmin(-1)]
+            errors = np.stack([mx._blocks((nearest(step) - nearest(0)) * (nearest(step) + nearest(0) - 2 * y), block).sum(axis=(-3, -1)) for step in (-1, 0, 1)])
+            np.testing.assert_array_equal(scales - floor, errors.argmin(0) - 1)
+        self.assertEqual(set((scales - floor).ravel()) | {-1, 0, 1}, {-1, 0, 1})
 
     def test_leading_dimensions_are_matrices(self):
         x = wide(2, (3, 64, 96))
@@ -194,6 +212,7 @@ class Refusals(unittest.TestCase):
             (lambda: mx.quantize(x, "e3m2"), "unknown element format 'e3m2'"),
             (lambda: mx.quantize(x, rule="round"), "unknown scale rule 'round'"),
             (lambda: mx.quantize(x, rule="flashinfer"), "flashinfer is of e2m1"),
+            (lambda: mx.block_scales(x, "e2m1", "mse"), "all elements of a block"),
             (lambda: mx.quantize(x + np.float32(1.0000001), "e2m1", rule="flashinfer"), "values of bfloat16"),
             (lambda: mx.quantize(x[:, :33]), "not a multiple"),
             (lambda: mx.quantize(x[:20], block=(32, 1)), "not a multiple"),
