@@ -150,8 +150,9 @@ class GgufHeader::Parser {
     return read_as<T>(bytes(sizeof(T)), 0);
   }
   void require_count(int64_t position, uint64_t count, const char* of, int64_t least, size_t most) const {
-    require_at(position, std::cmp_less_equal(count, file_bytes_ / least) && count <= most, count, ' ', of, " in a file of ", file_bytes_,
-               " bytes, at most ", most, " are accepted");
+    require_at(position, std::cmp_less_equal(count, file_bytes_ / least), count, ' ', of, " in a file of ", file_bytes_,
+               " bytes, which is truncated or damaged");
+    require_at(position, count <= most, count, ' ', of, ", at most ", most, " are accepted");
   }
   std::string name(const char* of, int64_t most) {
     const int64_t position = at_;
