@@ -35,6 +35,7 @@ void print_exported(const std::string& output, const std::vector<std::string>& p
             << " bytes; read back and equal to " << (done.simulated ? "the weights, which forward rounds" : "what forward multiplies by")
             << '\n';
   if (!done.chat_template.empty()) std::cout << output << ": " << printable(done.chat_template) << '\n';
+  for (const std::string& line : done.lines) std::cout << output << ": " << printable(line) << '\n';
 }
 
 ExitCode run_gguf_export(const ExportArguments& arguments) {
@@ -48,7 +49,7 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
   });
   const std::string file = printable(arguments.output);
   print_exported(file, arguments.precision, done);
-  if (!done.has_tokenizer) std::cout << file << ": holds no tokenizer, so llama.cpp takes and gives token ids alone\n";
+  if (!done.has_tokenizer) std::cout << file << ": holds no tokenizer: " << kGgufWithoutTokenizer << '\n';
   if (done.decoded > 0)
     std::cout << file << ": " << count_text(done.decoded, "tensor") << " of codes in 8 bits, for which GGUF has no type, "
               << (done.decoded == 1 ? "holds" : "hold") << " the values that they decode to\n";

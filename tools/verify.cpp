@@ -40,6 +40,16 @@ void warn_of_servers(const HfWeights& folder) {
   if (const std::optional<std::string> rounding = folder.vllm_rounding()) log_warning(*rounding);
 }
 
+void print_lines(const std::string& path, const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) std::cout << printable(path) << ": " << printable(line) << '\n';
+}
+
+// Repeats what the export was allowed to have otherwise.
+void print_allowed(const std::string& path, const char* program, const std::vector<std::string>& differences) {
+  for (const std::string& one : differences)
+    std::cout << printable(path) << ": " << program << " computes it otherwise than forward, or cannot load it: " << printable(one) << '\n';
+}
+
 void report_tiles(HfWeights& folder) {
   const TileFit fit = fit_of_tiles(folder);
   if (fit.tiles == 0) return;
@@ -74,6 +84,7 @@ void report_codes(const std::string& path, HfWeights& folder, ForwardWeights& we
 
 ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) {
   HfWeights folder(arguments.path);
+  print_allowed(arguments.path, "mlx-lm", export_deviations(folder));
   ForwardWeights& weights = against.weights();
   const std::string where = printable(weights.where());
   const auto differs = [&](const char* how, const auto& list) {
@@ -99,11 +110,7 @@ ExitCode compare_folder(const VerifyArguments& arguments, ModelExport& against) 
             << '\n';
   if (!simulated.empty()) log_warning(where + ": " + simulated);
   report_codes(arguments.path, folder, weights);
-  if (folder.format() == ExportFormat::mlx) {
-    const Dtype trained = weights.module_of("embed.weight").recipe.compute;
-    std::cout << printable(arguments.path) << ": "
-              << mlx_rounding(folder.config().architecture, folder.type_in_file("embed.weight"), trained) << '\n';
-  }
+  print_lines(arguments.path, server_lines(folder, weights));
   report_tiles(folder);
   warn_of_servers(folder);
   return ExitCode::ok;
@@ -132,6 +139,9 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return verify_export(arguments.path); });
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
   HfWeights folder(arguments.path);
+  print_allowed(arguments.path, "mlx-lm", export_deviations(folder));
+  if (folder.format() == ExportFormat::mlx)
+    if (const std::string need = mlx_inputs_need(folder); !need.empty()) print_lines(arguments.path, {need});
   report_tiles(folder);
   warn_of_servers(folder);
   return ExitCode::ok;
@@ -140,6 +150,7 @@ ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend
 ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   ExportSource source(*arguments.against, std::move(device), arguments.precision);
   GgufFile file(arguments.path);
+  print_allowed(arguments.path, "llama.cpp", gguf_allowed_differences(file));
   const std::string where = printable(source.weights->where()), path = printable(arguments.path);
   const std::optional<std::string> difference =
       with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return gguf_difference(file, source); });
@@ -151,9 +162,14 @@ ExitCode compare_gguf(const VerifyArguments& arguments, std::unique_ptr<Backend>
   std::cout << path << ": 0 values differ in " << count_text(file.header().tensors().size(), "tensor") << " from "
             << (rounded.empty() ? "what forward multiplies by" : "the weights") << " in " << where << precision_text(arguments.precision)
             << '\n';
-  for (const std::string& line : gguf_roundings(file, source)) std::cout << path << ": " << line << '\n';
+  if (const int64_t tensors = gguf_tensors_of_codes(file, source); tensors > 0)
+    std::cout << path << ": codes and scales of " << count_text(tensors, "tensor") << " are those of forward, bit for bit\n";
+  print_lines(arguments.path, gguf_roundings(file, source));
   if (!rounded.empty()) log_warning(where + ": " + rounded);
-  return ExitCode::ok;
+  const std::optional<std::string> left_out = gguf_tokenizer_left_out(file, source);
+  if (!left_out) return ExitCode::ok;
+  std::cout << path << ": " << *left_out << " (" << where << ")\n";
+  return ExitCode::difference;  // the tokenizer
 }
 
 // Files of other programs have no hashes, and are compared as folders are: they may have other types and keys than an export has.
@@ -162,8 +178,7 @@ ExitCode verify_other_gguf(const VerifyArguments& arguments, std::unique_ptr<Bac
     const ExitCode verdict = verify_folder_against(arguments, std::move(device));
     if (verdict != ExitCode::ok) return verdict;
     const ExportSource source(*arguments.against, device_of(arguments.device), arguments.precision);
-    for (const std::string& line : gguf_roundings(GgufFile(arguments.path), source))
-      std::cout << printable(arguments.path) << ": " << line << '\n';
+    print_lines(arguments.path, gguf_roundings(GgufFile(arguments.path), source));
     return verdict;
   }
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return read_all_of_gguf(arguments.path); });
@@ -179,6 +194,7 @@ ExitCode verify_gguf_file(const VerifyArguments& arguments, std::unique_ptr<Back
   if (!arguments.against) {
     const int64_t tensors = verify_gguf(arguments.path);
     std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
+    print_allowed(arguments.path, "llama.cpp", gguf_allowed_differences(GgufFile(arguments.path)));
     return ExitCode::ok;
   }
   const ExitCode verdict = compare_gguf(arguments, std::move(device));
@@ -209,7 +225,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   if (is_gguf_file(arguments.path)) return verify_gguf_file(arguments, std::move(device));
   if (exported || is_published_model(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against || std::filesystem::exists(arguments.path, error), ExitCode::usage, arguments.path,
-          ": there is no such folder");
+          ": there is no such file or folder");
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint, but ", arguments.path, " is not an export");
   return verify_checkpoint(arguments.path, *device);
 }
@@ -218,21 +234,22 @@ ExitCode verify(const VerifyArguments& arguments) {
 
 Command verify_command() {
   const auto arguments = std::make_shared<VerifyArguments>();
-  return {.name = "verify",
-          .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
-          .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
-          .options = {{"PATH", &arguments->path,
-                       "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; an export; or a GGUF file"},
-                      {"--against", &arguments->against,
-                       "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, with inputs quantized alike; "
-                       "else exit code 1, or 4 if the export is damaged"},
-                      precision_option(arguments->precision),
-                      precision_file_option(arguments->precision_files),
-                      device_option(arguments->device)},
-          .run = [arguments] {
-            add_precision_files(arguments->precision_files, arguments->precision);
-            return verify(*arguments);
-          }};
+  return {
+      .name = "verify",
+      .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
+      .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
+      .options = {{"PATH", &arguments->path,
+                   "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; an export; or a GGUF file"},
+                  {"--against", &arguments->against,
+                   "checkpoint or folder whose forward weights the export PATH must hold, bit for bit, codes with inputs quantized alike; "
+                   "else exit code 1, or 4 if the export is damaged"},
+                  precision_option(arguments->precision),
+                  precision_file_option(arguments->precision_files),
+                  device_option(arguments->device)},
+      .run = [arguments] {
+        add_precision_files(arguments->precision_files, arguments->precision);
+        return verify(*arguments);
+      }};
 }
 
 }  // namespace mantissa::tools

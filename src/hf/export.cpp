@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint_search.h"
 #include "hf/export_files.h"
 #include "hf/load_model.h"
+#include "hf/mlx.h"
 #include "hf/tile_scales.h"
 #include "io/pending_folder.h"
 #include "io/safetensors.h"
@@ -51,11 +52,13 @@ struct ExportProof {
   std::optional<ProvenOptions> options;      // none: of an earlier version
   std::map<std::string, std::string> files;  // their hashes
   std::vector<ProvenTensor> tensors;
+  std::vector<std::string> differences = {};  // things that the program of the format computes otherwise; none are not written
   std::string xxh64;
 
   void fields(auto& v) {
     v("checkpoint", checkpoint);
     v("options", options, limits::later);
+    v("differences", differences, limits::later);
     v("files", files);
     v("tensors", tensors);
     v("xxh64", xxh64);
@@ -83,7 +86,7 @@ Json read_proof(const fs::path& folder) {
 
 void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const ExportOptions& options,
                         const std::vector<std::string>& precision, bool has_convention, const std::vector<TokenizerFile>& files,
-                        const std::vector<ProvenTensor>& tensors) {
+                        const std::vector<ProvenTensor>& tensors, const std::vector<std::string>& differences) {
   Json hashes = Json::Members(), entries = Json::Entries(), from;
   for (const TokenizerFile& file : files) hashes[file.name] = xxh64(file.bytes).text();
   for (const ProvenTensor& tensor : tensors) {
@@ -106,6 +109,7 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
   if (precision.empty()) stated.members().erase("precision");
   Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},      {"checkpoint", std::move(from)},
                 {"options", std::move(stated)},     {"files", std::move(hashes)}, {"tensors", std::move(entries)}};
+  for (const std::string& one : differences) proof["differences"].entries().emplace_back(one);
   proof["xxh64"] = proof_hash(proof);
   write_new_file(folder / kProofFile, proof.dump(1) + "\n");
 }
@@ -161,6 +165,44 @@ std::string simulated_weights(const PrecisionPlan& plan) {
   if (first == plan.modules().end()) return "";
   return text("forward rounds ", count_text(std::ranges::count_if(plan.modules(), rounds), "weight"), ", the first of ", first->module.path,
               ", to ", first->recipe.simulated.weight, " (recipe ", first->recipe.name, "); an export has them unrounded");
+}
+
+std::string unquantized_inputs(const HfWeights& folder, const PrecisionPlan& plan) {
+  const std::map<std::string, PackedScheme> packed = folder.packed_modules();
+  const auto quantizes = [&](const ModulePrecision& module) {
+    const Recipe& recipe = module.recipe;
+    return has_gemm(module.module.kind) && recipe.gemms.fprop && (recipe.input || recipe.simulated.input) &&
+           !packed.contains(module.module.path);
+  };
+  const auto first = std::ranges::find_if(plan.modules(), quantizes);
+  if (first == plan.modules().end()) return "";
+  return text(folder.format() == ExportFormat::mlx ? "mlx-lm does" : "servers do", " not quantize inputs of ",
+              count_text(std::ranges::count_if(plan.modules(), quantizes), "module"), ", the first of ", first->module.path,
+              "; forward here does, to ", first->recipe.input ? text(first->recipe.input) : text(first->recipe.simulated.input));
+}
+
+std::vector<std::string> export_deviations(HfWeights& folder) {
+  if (folder.format() != ExportFormat::mlx) return {};
+  const fs::path place = folder.where();
+  std::error_code error;
+  if (fs::exists(place / kProofFile, error)) {
+    const Json whole = read_proof(place);
+    const auto proof = JsonReader(whole, (place / kProofFile).string()).as<ExportProof>();
+    if (!proof.differences.empty()) return proof.differences;
+  }
+  return mlx_differences(folder.config().architecture, folder.config().model);
+}
+
+std::vector<std::string> server_lines(HfWeights& folder, const ForwardWeights& types) {
+  std::vector<std::string> lines;
+  const std::string inputs = unquantized_inputs(folder, types.plan());
+  if (!inputs.empty()) lines.push_back(inputs);
+  if (folder.format() != ExportFormat::mlx) return lines;
+  MlxTypes mlx = mlx_types(folder, types.module_of("embed.weight").recipe.compute);
+  mlx.as_forward = inputs.empty() && export_deviations(folder).empty();
+  lines.push_back(mlx_rounding(mlx));
+  if (std::string need = mlx_inputs_need(folder); !need.empty()) lines.push_back(std::move(need));
+  return lines;
 }
 
 ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device, const std::vector<std::string>& values)
@@ -298,7 +340,8 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   }
   const bool hf = source_->options.format == ExportFormat::hf;
   const bool has_convention = hf && !quantization.empty() && exported.architecture() != Architecture::gpt_oss;
-  write_export_proof(folder, source_->proven(), source_->options, source_->precision, has_convention, files, tensors);
+  write_export_proof(folder, source_->proven(), source_->options, source_->precision, has_convention, files, tensors,
+                     exported.deviations());
 }
 
 std::optional<std::string> ModelExport::difference(HfWeights& written, int part, int parts, const Progressed& progressed) {
@@ -324,13 +367,14 @@ std::optional<std::string> ModelExport::tokenizer_difference(HfWeights& folder) 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device,
                            const std::vector<std::string>& precision) {
   ModelExport model(from, options, std::move(device), precision);
-  const ExportedModel summary = model.summary();  // throws what model and options refuse; values are refused while they are written
+  ExportedModel summary = model.summary();  // throws what model and options refuse; values are refused while they are written
   PendingFolder pending(output);
   model.begin(pending.path());
   model.finish(pending.path(), model.write(pending.path(), 0, 1));
   HfWeights written(pending.path());
   const std::optional<std::string> difference = model.difference(written, 0, 1);
   require(!difference, ExitCode::storage, output.string(), ": ", difference.value_or(""));
+  summary.lines = server_lines(written, model.weights());
   pending.publish();
   for (const std::string& warning : model.warnings()) log_warning(warning);
   for (const std::string& finding : written.ignore_list_findings()) log_warning(finding);

@@ -25,9 +25,10 @@ namespace mantissa {
 struct ExportedModel {
   Architecture architecture = Architecture::qwen3;
   int64_t tensors = 0, bytes = 0;
-  std::optional<int64_t> step = {};  // step of the checkpoint; none: it came from a folder
-  bool simulated = false;            // forward rounds some weights further (ModelExport::simulated_weights())
-  std::string chat_template = {};    // outcome of take_chat_template()
+  std::optional<int64_t> step = {};     // step of the checkpoint; none: it came from a folder
+  bool simulated = false;               // forward rounds some weights further (ModelExport::simulated_weights())
+  std::string chat_template = {};       // outcome of take_chat_template()
+  std::vector<std::string> lines = {};  // server_lines(), of a file gguf_roundings()
 };
 
 // A model to export, with what lies beside its weights. Throws as ModelExport does.
@@ -110,6 +111,13 @@ std::vector<std::string> export_warnings(const ModelConfig& model, ExportFormat 
 
 // Says which weights forward rounds to formats without codes, so that an export has them as they were before; "": none.
 std::string simulated_weights(const PrecisionPlan& plan);
+
+// Says of which modules forward quantizes inputs and servers of a folder do not, as these are values there; "": none.
+std::string unquantized_inputs(const HfWeights& folder, const PrecisionPlan& plan);
+// Returns what allow_different let through, as mantissa.json or, without it, config.json tells it.
+std::vector<std::string> export_deviations(HfWeights& folder);
+// Returns a line for each thing that a server of a folder rounds otherwise than forward, or needs.
+std::vector<std::string> server_lines(HfWeights& folder, const ForwardWeights& types);
 
 // Lists packed modules whose inputs are quantized only by the server or only by the checkpoint's forward: "layers.0.mlp.down:
 // inputs are quantized in the checkpoint, in high precision here". Blocks of inputs are compared for the convention fp8 only: all others

@@ -135,7 +135,7 @@ std::string module_name(const ArchitectureTensor& tensor) {
   return is_grouped(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-// Returns true if bf16 holds all values of a tensor that is codes. Looks at values only where their scales leave it open.
+// Returns true if bf16 holds all values of a tensor. Of codes it looks at values only where their scales leave it open.
 bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
   // bf16 holds multiples of 2^-133, and E4M3 codes are multiples of 2^-9: so it holds all codes with this scale, 2^-124, or a larger one.
   constexpr std::byte kLeastScale{3};
@@ -152,7 +152,9 @@ bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
       if (std::ranges::all_of(scales, [](std::byte scale) { return scale >= kLeastScale; })) return;
     }
     values.resize(static_cast<size_t>((end - begin) * tensor.columns()));
-    folder.read_fp32(tensor.parameter, {.start = {begin, 0}, .size = {end - begin, tensor.columns()}}, values);
+    Box box{.start = {begin}, .size = {end - begin}};
+    if (tensor.shape.size() > 1) box = {.start = {begin, 0}, .size = {end - begin, tensor.columns()}};
+    folder.read_fp32(tensor.parameter, box, values);
     holds = std::ranges::all_of(
         values, [](float value) { return std::bit_cast<uint32_t>(to_float(to_bf16(value))) == std::bit_cast<uint32_t>(value); });
   });
@@ -379,9 +381,13 @@ std::string ExportedWeights::quantization() const {
   return quantization_config(modules_, options_.convention);
 }
 
-// Returns, under auto, the narrowest type that holds the tensor exactly; a tensor that is codes in a folder is looked at.
+// Returns, under auto, the narrowest type that holds the tensor exactly; a tensor that is codes in a folder is looked at. So are F32 values
+// of a bf16 model, such as norms of a GGUF file, where the folder is mlx-lm's: one F32 tensor makes it compute in fp32.
 Dtype ExportedWeights::values_dtype(const ArchitectureTensor& tensor) const {
-  return dtype_of_values(tensor, types_, options_.dtype, folder_);
+  const Dtype dtype = dtype_of_values(tensor, types_, options_.dtype, folder_);
+  const bool looks = of_mlx() && folder_ != nullptr && options_.dtype == ExportDtype::automatic && dtype == Dtype::f32 &&
+                     types_.module_of(tensor.parameter).recipe.compute == Dtype::bf16;
+  return looks && bf16_holds(*folder_, tensor) ? Dtype::bf16 : dtype;
 }
 
 Dtype dtype_of_values(const ArchitectureTensor& tensor, const ForwardWeights& types, ExportDtype asked, HfWeights* folder) {

@@ -37,6 +37,7 @@ class ForwardWeights {
 
   void require_unchanged() { source_->require_unchanged(); }  // TensorReader
   std::string where() const { return source_->where(); }      // for messages
+  const PrecisionPlan& plan() const { return plan_; }
   const ModulePrecision& module_of(const std::string& parameter) const { return plan_.module_of(parameter); }
   // Returns the format of its codes; none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
@@ -104,10 +105,11 @@ struct ProvenCheckpoint {
 };
 
 // Writes it into a folder that holds these files. Without a checkpoint the model came from a folder of Hugging Face's form.
-// has_convention: the folder has codes in the form of options.convention.
+// has_convention: the folder has codes in the form of options.convention. differences: ExportedWeights::deviations().
 void write_export_proof(const std::filesystem::path& folder, const std::optional<ProvenCheckpoint>& checkpoint,
                         const ExportOptions& options, const std::vector<std::string>& precision, bool has_convention,
-                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
+                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors,
+                        const std::vector<std::string>& differences);
 
 // Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
 void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);

@@ -109,6 +109,10 @@ std::vector<float> decoded_rows(std::span<const std::byte> bytes, GgmlType type)
   return out;
 }
 
+bool has_codes_of(GgmlType type, const Quantization& how) {
+  return type == GgmlType::mxfp4 && how.format == Format::e2m1 && std::cmp_equal(how.block_cols, kMxfp4Elements);
+}
+
 // Compares rows of a tensor with what forward reads.
 class RowComparison {
  public:
@@ -121,7 +125,7 @@ class RowComparison {
         zeros_alike_(found.type == GgmlType::mxfp4 || how_.rule == ScaleRule::flashinfer) {}
 
   GgufVerdict of(std::span<const std::byte> bytes, int64_t begin, int64_t end) {
-    if (found_.type == GgmlType::mxfp4 && how_.format == Format::e2m1 && std::cmp_equal(how_.block_cols, kMxfp4Elements))
+    if (has_codes_of(found_.type, how_))
       if (GgufVerdict difference = of_codes(bytes, begin, end)) return difference;
     return of_values(bytes, begin, end);
   }
@@ -234,6 +238,29 @@ std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source)
   if (GgufVerdict difference = rope_difference(file, gguf_rope_factors(architecture, model), take(kRopeFactors))) return difference;
   if (!found.empty()) return text("has the tensor ", found.begin()->first, ", which the model does not");
   return {};
+}
+
+int64_t gguf_tensors_of_codes(const GgufFile& file, const ExportSource& source) {
+  const ModelConfig& model = source.model->config.model;
+  std::map<std::string_view, GgmlType> types;
+  for (const GgufTensor& tensor : file.header().tensors()) types[tensor.name] = tensor.type;
+  return std::ranges::count_if(architecture_tensors(architecture_of(model), model, ExportFormat::gguf), [&](const auto& tensor) {
+    return types.contains(tensor.name) && has_codes_of(types[tensor.name], source.weights->quantized(tensor.parameter));
+  });
+}
+
+std::optional<std::string> gguf_tokenizer_left_out(const GgufFile& file, const ExportSource& source) {
+  const ExportFiles beside = source.files_beside();
+  const bool has_own = std::ranges::any_of(beside.files, [](const TokenizerFile& one) {
+    return one.name == "tokenizer.json" || one.name == "tokenizer.model" || one.name == "vocab.json";
+  });
+  if (!has_own || file.header().string(gguf::kTokenizerModel) != kNoGgufVocabulary) return {};
+  return text("lacks the tokenizer of the model: ", kGgufWithoutTokenizer);
+}
+
+std::vector<std::string> gguf_allowed_differences(const GgufFile& file) {
+  const auto noted = file.header().strings(gguf::kDifferences).value_or(std::vector<std::string_view>());
+  return {noted.begin(), noted.end()};
 }
 
 std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource& source) {

@@ -82,7 +82,7 @@ GgufContent::GgufContent(ExportSource& source, const GgufOptions& options)
   add_keys(source);
   require(remarks_.differences.empty() || options.allow_different, ExitCode::usage,
           "llama.cpp computes this model otherwise than mantissa, or cannot load it:\n  ", joined(remarks_.differences, "\n  "),
-          "\nuse it without these, take --format hf or mlx, or export it all the same with --allow-different");
+          "\nuse it without these, take --format hf, or export it all the same with --allow-different");
   for (const ArchitectureTensor& tensor : architecture_tensors(architecture_, model, ExportFormat::gguf)) add_item(tensor, source);
   rope_factors_ = gguf_rope_factors(architecture_, model);
   const auto count = [&](GgmlType type) { return std::ranges::count(items_, type, &Item::type); };
@@ -212,7 +212,7 @@ ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const Ggu
   ExportSource source(from, std::move(device), precision);
   const GgufContent content(source, options);  // throws all refusals, before anything is written
   std::error_code error;
-  require(!fs::exists(fs::symlink_status(output, error)), ExitCode::usage, output.string(), ": there is something already");
+  require(!fs::exists(fs::symlink_status(output, error)), ExitCode::usage, output.string(), ": exists already; give another name");
   require_output_file(output);
   PendingFile file(output);
   write_gguf(content, *source.weights, file);
@@ -238,6 +238,7 @@ ExportedGguf export_gguf(const fs::path& from, const fs::path& output, const Ggu
   out.has_tokenizer = content.remarks().has_tokenizer;
   out.codes = std::ranges::count(content.items(), GgmlType::mxfp4, &GgufContent::Item::type);
   out.decoded = std::ranges::count(content.items(), true, &GgufContent::Item::decoded);
+  out.lines = gguf_roundings(again, source);
   if (const std::optional<ProvenCheckpoint> checkpoint = source.proven()) out.step = checkpoint->step;
   return out;
 }

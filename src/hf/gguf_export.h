@@ -83,6 +83,11 @@ bool has_gguf_hashes(const std::filesystem::path& path);
 // architecture, tables of the tokenizer, codes, scales or values, or a tensor of MXFP4 whose inputs llama.cpp would round to 4 bits though
 // forward does not; none: all is right. Values are compared bit by bit, but zeros as in export_difference().
 std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source);
+// Returns the number of tensors whose codes and scales gguf_difference() compares.
+int64_t gguf_tensors_of_codes(const GgufFile& file, const ExportSource& source);
+// Says that a file was exported without the tokenizer that the model has; none: it has it, or there is none.
+std::optional<std::string> gguf_tokenizer_left_out(const GgufFile& file, const ExportSource& source);
+std::vector<std::string> gguf_allowed_differences(const GgufFile& file);  // outcome of allow_different
 // Returns a line for each thing that llama.cpp rounds and forward does not, in a file of this content.
 std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource& source);
 

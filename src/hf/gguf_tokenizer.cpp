@@ -192,9 +192,9 @@ class TokenizerTables {
   GgufRemarks remarks_;
 };
 
-}  // namespace
+std::string left_out() { return text("the tokenizer is left out of the file, as llama.cpp cannot read it: ", kGgufWithoutTokenizer); }
 
-constexpr const char* kTokenizerLeftOut = "the tokenizer is left out of the file, as llama.cpp cannot read it: it takes token ids alone";
+}  // namespace
 
 GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, GgufKeys& keys) {
   const auto file = std::ranges::find(files.files, kTokenizerJson, &TokenizerFile::name);
@@ -203,8 +203,7 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
     for (const TokenizerFile& other : files.files)
       if (other.name == "tokenizer.model" || other.name == "vocab.json")
         remarks.differences.push_back(text(other.name, ": is not read, and there is no ", kTokenizerJson));
-    remarks.notes.emplace_back(remarks.differences.empty() ? "tokenizer: the model has none, so that llama.cpp takes token ids alone"
-                                                           : kTokenizerLeftOut);
+    remarks.notes.push_back(remarks.differences.empty() ? text("tokenizer: the model has none: ", kGgufWithoutTokenizer) : left_out());
     keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
     remarks.has_tokenizer = false;
     return remarks;
@@ -212,7 +211,7 @@ GgufRemarks add_gguf_tokenizer(const ExportFiles& files, int64_t vocab_size, Ggu
   const Json root = parse_json(file->bytes, file->name);
   remarks.differences = unreadable_parts(root);
   if (remarks.differences.empty()) return TokenizerTables(files, file->bytes, root, vocab_size).add(keys);
-  remarks.notes.emplace_back(kTokenizerLeftOut);
+  remarks.notes.push_back(left_out());
   keys.add_string(gguf::kTokenizerModel, kNoGgufVocabulary);
   remarks.has_tokenizer = false;
   return remarks;

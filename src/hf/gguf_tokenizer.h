@@ -48,6 +48,9 @@ inline constexpr std::array kGgufSplits = {
 
 inline constexpr const char* kNoGgufVocabulary = "no_vocab";  // tokenizer.ggml.model where there is none
 
+inline constexpr const char* kGgufWithoutTokenizer =
+    "llama-server and llama-cli cannot serve the file, only programs that call libllama with token ids";
+
 // Sentences for the user of a file, each as "tokenizer.json: normalizer: llama.cpp ...".
 struct GgufRemarks {
   std::vector<std::string> differences;  // llama.cpp computes otherwise than training, or cannot load: refused unless allowed

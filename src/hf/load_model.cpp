@@ -98,8 +98,9 @@ std::optional<PackedConfig> HfWeights::packed_config() const {
     if (codes == pieces.end()) continue;
     const std::optional<std::string> side = files_->file(kModeloptSideFile);
     if (side) return PackedConfig::of_modelopt(*side, (folder_ / kModeloptSideFile).string());
-    fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
-         " with scales, but there is neither a quantization_config in config.json nor a ", kModeloptSideFile,
+    fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype, " with scales, but there is ",
+         format_ == ExportFormat::mlx ? "no quantization in config.json"
+                                      : text("neither a quantization_config in config.json nor a ", kModeloptSideFile),
          ", which would say for which modules inputs are quantized: add the one that belongs to these weights");
   }
   return {};

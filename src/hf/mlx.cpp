@@ -1,7 +1,9 @@
 #include "hf/mlx.h"
 
 #include <algorithm>
+#include <map>
 
+#include "hf/hf_weights.h"
 #include "mantissa/base/text.h"
 #include "mantissa/json/json.h"
 #include "models/model_shape.h"
@@ -102,17 +104,60 @@ std::string mlx_quantization(const PackedModules& modules) {
   return keys.dump(-1, Json::Order::keys);
 }
 
-std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained) {
-  if (embedding == FileDtype::f32)
-    return text("mlx-lm computes in fp32 and rounds nothing that forward here does not",
-                trained == Dtype::f32 ? "" : ", which computes in bf16");
-  const char* const narrow = embedding == FileDtype::f16 ? "fp16" : "bf16";  // also where embeddings are codes
-  const bool until_router = architecture == Architecture::mixtral || architecture == Architecture::gpt_oss;
+MlxTypes mlx_types(const HfWeights& folder, Dtype trained) {
+  MlxTypes out{.architecture = folder.config().architecture, .trained = trained};
+  const auto is_table = [](const std::string& parameter) { return parameter == "embed.weight" || parameter == "position.weight"; };
+  const FileDtype embedding = folder.type_in_file("embed.weight");
+  const bool codes = folder.form("embed.weight").codes != Quantization{};
+  out.activations = codes ? FileDtype::bf16 : embedding;
+  out.at_once = true;
+  for (const ArchitectureTensor& tensor : folder.tensors()) {
+    if (tensor.parameter == "embed.weight" || tensor.parameter.find(".router.") != std::string::npos) continue;
+    if (out.activations == FileDtype::f32) break;
+    const FileDtype type = folder.type_in_file(tensor.parameter);
+    const bool value = type == FileDtype::f32 || type == FileDtype::bf16 || type == FileDtype::f16;
+    if (value && type != out.activations) {
+      out.activations = FileDtype::f32;
+      out.widened_by = tensor.name;
+    } else if (!is_table(tensor.parameter)) {
+      out.at_once = false;
+    }
+  }
+  const std::map<std::string, PackedScheme> packed = folder.packed_modules();
+  out.mxfp8_inputs = std::ranges::any_of(packed, [](const auto& module) { return module.second.inputs; });
+  return out;
+}
+
+std::string mlx_rounding(const MlxTypes& types) {
+  const bool until_router = types.architecture == Architecture::mixtral || types.architecture == Architecture::gpt_oss;
+  const char* const inputs = types.mxfp8_inputs ? " with inputs of packed linears in MXFP8" : "";
+  if (types.activations == FileDtype::f32) {
+    const std::string wide = types.widened_by.empty() ? "" : text(", because ", types.widened_by, " is F32");
+    if (!types.widened_by.empty() && !types.at_once)
+      return text("mlx-lm computes", inputs, " in bf16 up to ", types.widened_by, " and in fp32 from there on", wide, "; forward here in ",
+                  types.trained);
+    return text("mlx-lm computes in fp32", inputs, types.as_forward ? " and rounds nothing that forward here does not" : "",
+                types.trained == Dtype::f32 ? ""
+                : types.as_forward          ? ", which computes in bf16"
+                                            : "; forward here computes in bf16",
+                wide);
+  }
+  const char* const narrow = types.activations == FileDtype::f16 ? "fp16" : "bf16";
   const char* const where = until_router ? "before the first router" : "everywhere";
-  if (embedding == FileDtype::f16 || trained == Dtype::f32)
-    return text("mlx-lm rounds activations to ", narrow, " ", where, ", which forward here does not");
-  return text("mlx-lm computes in bf16 as forward here does, and rounds ", where,
+  if (types.activations == FileDtype::f16 || types.trained == Dtype::f32)
+    return text("mlx-lm", types.mxfp8_inputs ? " has inputs of packed linears in MXFP8 and" : "", " rounds activations to ", narrow, ' ',
+                where, ", which forward here does not");
+  return text("mlx-lm computes in bf16", inputs, types.as_forward ? " as forward here does" : "", ", and rounds ", where,
               " to bf16 what that keeps in fp32 within an operation: SiLU before it is multiplied, a product before its bias is added");
+}
+
+std::string mlx_inputs_need(const HfWeights& folder) {
+  const std::map<std::string, PackedScheme> packed = folder.packed_modules();
+  const auto count = std::ranges::count_if(packed, [](const auto& module) { return module.second.inputs; });
+  if (count == 0) return "";
+  return text("mlx-lm quantizes inputs of ", count_text(count, "module"),
+              " to MXFP8 (quantize_activations), which MLX computes on GPUs (Metal) and not on CPUs (\"[QQMatmul] NYI\"): for these take "
+              "dequantized weights, or train with the recipe mxfp8_weights");
 }
 
 }  // namespace mantissa

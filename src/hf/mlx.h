@@ -16,6 +16,8 @@
 
 namespace mantissa {
 
+class HfWeights;
+
 // Names options of a model with which mlx-lm 0.32.2 computes otherwise, mostly without a word, or which it cannot load, each with what it
 // does: "model.swiglu_limit: mlx-lm clamps at 7".
 std::vector<std::string> mlx_differences(Architecture architecture, const ModelConfig& model);
@@ -25,8 +27,21 @@ std::vector<std::string> mlx_differences(Architecture architecture, const ModelC
 // be those of all modules or of none.
 std::string mlx_quantization(const PackedModules& modules);
 
-// Says what mlx-lm rounds that forward does not. embedding: the type of the embeddings in the folder, which is that of mlx-lm's
-// activations; trained: that of training's.
-std::string mlx_rounding(Architecture architecture, FileDtype embedding, Dtype trained);
+// Types by which mlx-lm computes a folder. Activations begin in the type of the embeddings, bf16 if these are codes. MLX promotes a product
+// of bf16 and F32 to fp32, so that one norm in F32 makes all that follows fp32.
+struct MlxTypes {
+  Architecture architecture = {};
+  FileDtype activations = FileDtype::bf16;  // in the end
+  std::string widened_by = {};              // the tensor from which on they are fp32; "": none, as the embeddings have their type
+  bool at_once = false;                     // nothing is computed before it
+  Dtype trained = {};                       // the type of training's activations
+  bool mxfp8_inputs = false;                // mlx-lm quantizes inputs of packed linears
+  bool as_forward = true;                   // but for these types, forward computes the same
+};
+MlxTypes mlx_types(const HfWeights& folder, Dtype trained);
+// Says what mlx-lm rounds that forward does not.
+std::string mlx_rounding(const MlxTypes& types);
+// Says what a folder whose inputs mlx-lm quantizes needs; "": it quantizes none.
+std::string mlx_inputs_need(const HfWeights& folder);
 
 }  // namespace mantissa

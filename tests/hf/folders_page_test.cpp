@@ -221,7 +221,7 @@ TEST(FoldersPage, HasTheMembersOfMantissaJson) {
   const test::TemporaryFolder folder;
   const Quantization how{.format = Format::e4m3, .range = {.least = 1, .most = 200}};
   write_export_proof(folder.path(), ProvenCheckpoint{.step = 1, .manifest = "a"}, ExportOptions{}, {}, true, {},
-                     {ProvenTensor{.name = "a", .module = "b", .dtype = "F32", .shape = {1}, .how = how}});
+                     {ProvenTensor{.name = "a", .module = "b", .dtype = "F32", .shape = {1}, .how = how}}, {"model.head_dim: "});
   const json file = json::parse(test::read_file(folder / "mantissa.json"));
   const Said said = said_under({"## mantissa.json"}, {"the file", "a tensor"});
   const auto members = [](const json& object) {

@@ -156,17 +156,27 @@ TEST(Mlx, ModelsThatItComputesOtherwiseAreToldByOption) {
   }
 }
 
-TEST(Mlx, ActivationsHaveTheTypeOfTheEmbeddings) {
-  EXPECT_EQ(mlx_rounding(Architecture::qwen3, FileDtype::f32, Dtype::f32),
-            "mlx-lm computes in fp32 and rounds nothing that forward here does not");
-  EXPECT_EQ(mlx_rounding(Architecture::qwen3, FileDtype::f32, Dtype::bf16),
-            "mlx-lm computes in fp32 and rounds nothing that forward here does not, which computes in bf16");
-  EXPECT_EQ(mlx_rounding(Architecture::llama, FileDtype::bf16, Dtype::f32),
+TEST(Mlx, SaysInWhichTypeItComputes) {
+  const auto said = [](MlxTypes types) { return mlx_rounding(types); };
+  const std::string same = "mlx-lm computes in fp32 and rounds nothing that forward here does not";
+  EXPECT_EQ(said({.architecture = Architecture::qwen3, .activations = FileDtype::f32, .trained = Dtype::f32}), same);
+  EXPECT_EQ(said({.architecture = Architecture::qwen3, .activations = FileDtype::f32, .trained = Dtype::bf16}),
+            same + ", which computes in bf16");
+  EXPECT_EQ(said({.architecture = Architecture::llama, .activations = FileDtype::bf16, .trained = Dtype::f32}),
             "mlx-lm rounds activations to bf16 everywhere, which forward here does not");
-  EXPECT_EQ(mlx_rounding(Architecture::mixtral, FileDtype::f16, Dtype::bf16),
+  EXPECT_EQ(said({.architecture = Architecture::mixtral, .activations = FileDtype::f16, .trained = Dtype::bf16}),
             "mlx-lm rounds activations to fp16 before the first router, which forward here does not");
-  EXPECT_THAT(mlx_rounding(Architecture::gpt_oss, FileDtype::bf16, Dtype::bf16),
+  EXPECT_THAT(said({.architecture = Architecture::gpt_oss, .activations = FileDtype::bf16, .trained = Dtype::bf16}),
               HasSubstr("as forward here does, and rounds before the first router"));
+  MlxTypes wide{.architecture = Architecture::qwen3, .activations = FileDtype::f32, .widened_by = "norm", .trained = Dtype::bf16};
+  EXPECT_EQ(said(wide), "mlx-lm computes in bf16 up to norm and in fp32 from there on, because norm is F32; forward here in bf16");
+  wide.at_once = true;
+  EXPECT_EQ(said(wide), same + ", which computes in bf16, because norm is F32");
+  wide.as_forward = false;
+  EXPECT_EQ(said(wide), "mlx-lm computes in fp32; forward here computes in bf16, because norm is F32");
+  EXPECT_THAT(said({.trained = Dtype::bf16, .as_forward = false}), ::testing::StartsWith("mlx-lm computes in bf16, and rounds everywhere"));
+  EXPECT_THAT(said({.trained = Dtype::bf16, .mxfp8_inputs = true}),
+              ::testing::StartsWith("mlx-lm computes in bf16 with inputs of packed linears in MXFP8 as forward here does, and rounds"));
 }
 
 }  // namespace mantissa::mlx_test

@@ -388,7 +388,8 @@ TEST_F(GgufExport, WhatLlamaCppComputesOtherwiseIsRefusedUnlessItIsAllowed) {
   EXPECT_EQ(found_difference("windows", saved), "");
   EXPECT_THAT(GgufFile(file("windows")).header().strings("mantissa.differences").value(),
               ::testing::ElementsAre(HasSubstr("model.sliding_window: ")));
-  EXPECT_THAT(error_of([&] { to_gguf(saved, "windows", {.allow_different = true}); }).what(), HasSubstr("there is something already"));
+  EXPECT_THAT(error_of([&] { to_gguf(saved, "windows", {.allow_different = true}); }).what(),
+              HasSubstr("windows.gguf: exists already; give another name"));
   const std::string letters = trained("letters", {});
   EXPECT_THAT(error_of([&] { to_gguf(letters, "letters"); }).what(), HasSubstr("tokenizer.json: model.merges: is empty"));
   to_gguf(letters, "letters", {.allow_different = true});
@@ -396,7 +397,8 @@ TEST_F(GgufExport, WhatLlamaCppComputesOtherwiseIsRefusedUnlessItIsAllowed) {
   const auto last_lines = [&](const std::string& from, const std::string& name) {
     return test::run_mantissa({"export", from, "--output", file(name), "--format", "gguf", "--allow-different"}, folder_.path()).output;
   };
-  const std::string left_out = ": holds no tokenizer, so llama.cpp takes and gives token ids alone\n";
+  const std::string left_out =
+      ": holds no tokenizer: llama-server and llama-cli cannot serve the file, only programs that call libllama with token ids\n";
   EXPECT_THAT(last_lines(letters, "again"), HasSubstr(file("again") + left_out));
   EXPECT_THAT(last_lines(saved, "words"), AllOf(HasSubstr("read back and equal"), Not(HasSubstr("holds no tokenizer"))));
 }
@@ -469,11 +471,13 @@ TEST_F(GgufExport, VerifyTellsAFileOfAnotherModelFromADamagedOne) {
   const auto run = [&](std::vector<std::string> words) { return test::run_mantissa(words, folder_.path()); };
   const test::ProcessResult exported = run({"export", saved, "--output", file("good"), "--format", "gguf", "--weights", "packed"});
   EXPECT_EQ(exported.exit_code, 0) << exported.errors;
-  EXPECT_THAT(exported.output, HasSubstr("good.gguf: llama of step 1, 21 tensors, "));
+  EXPECT_THAT(exported.output,
+              AllOf(HasSubstr("good.gguf: llama of step 1, 21 tensors, "), HasSubstr("good.gguf: llama.cpp rounds inputs of 14 MXFP4")));
   const test::ProcessResult right = run({"verify", file("good"), "--against", saved});
   EXPECT_EQ(right.exit_code, 0) << right.errors;
-  EXPECT_THAT(right.output,
-              AllOf(HasSubstr("0 values differ in 21 tensors"), HasSubstr("llama.cpp rounds inputs of 14 MXFP4 tensors to Q8_0")));
+  EXPECT_THAT(right.output, AllOf(HasSubstr("0 values differ in 21 tensors"),
+                                  HasSubstr("codes and scales of 14 tensors are those of forward, bit for bit"),
+                                  HasSubstr("llama.cpp rounds inputs of 14 MXFP4 tensors to Q8_0")));
   EXPECT_EQ(run({"verify", file("good"), "--against", other}).exit_code, 1);
   EXPECT_EQ(run({"verify", file("good")}).exit_code, 0);
   change("good", "output.weight", "bad", [](std::string& bytes) { bytes[7] = static_cast<char>(bytes[7] ^ 1); });
@@ -498,6 +502,43 @@ TEST_F(GgufExport, VerifyTellsAFileOfAnotherModelFromADamagedOne) {
   to_gguf(trained_on_words("inputs", with(kLlama, {"precision.recipe=mxfp8"})), "inputs", kPacked);
   EXPECT_THAT(run({"verify", file("inputs"), "--against", path("runs/inputs")}).output,
               HasSubstr("llama.cpp does not quantize inputs of 14 tensors; forward here does"));
+}
+
+// Every verification tells the differences that --allow-different let through, and a tokenizer that was left out is one that counts.
+TEST_F(GgufExport, VerifyRepeatsWhatWasAllowed) {
+  const auto run = [&](std::vector<std::string> words) { return test::run_mantissa(words, folder_.path()); };
+  const std::string windows = trained_on_words("windows", {"model.sliding_window=8"}), letters = trained("letters", {});
+  const std::string told =
+      "windows.gguf: llama.cpp computes it otherwise than forward, or cannot load it: model.sliding_window: llama.cpp has";
+  to_gguf(windows, "windows", {.allow_different = true});
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--against", windows}}) {
+    std::vector<std::string> words = {"verify", file("windows")};
+    words.insert(words.end(), more.begin(), more.end());
+    const test::ProcessResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    EXPECT_THAT(result.output, HasSubstr(told));
+  }
+  to_gguf(letters, "letters", {.allow_different = true});
+  const test::ProcessResult against = run({"verify", file("letters"), "--against", letters});
+  EXPECT_EQ(against.exit_code, 1) << against.errors;
+  EXPECT_THAT(against.output,
+              AllOf(HasSubstr("0 values differ"), HasSubstr("letters.gguf: lacks the tokenizer of the model: llama-server")));
+  EXPECT_EQ(run({"verify", file("letters")}).exit_code, 0);
+  // A model that never had one lacks none.
+  const HfFolder folder(path("model"), "llama", "BF16");
+  std::filesystem::remove(path("model/tokenizer.json"));
+  to_gguf(path("model"), "model");
+  EXPECT_EQ(run({"verify", file("model"), "--against", path("model")}).exit_code, 0);
+}
+
+// Its norms are F32, also where training computed them in bf16.
+TEST_F(GgufExport, ComesBackForMlxAsItWasTrained) {
+  const std::string saved = trained_on_words("run", with(kLlama, {"precision.recipe=mxfp4_qat"}));
+  const ExportOptions packed{.format = ExportFormat::mlx, .weights = ExportWeights::packed};
+  to_gguf(saved, "run", kPacked);
+  export_to(saved, "mlx", packed);
+  export_to(file("run"), "again", packed);
+  EXPECT_TRUE(all_bytes("mlx") == all_bytes("again"));
 }
 
 }  // namespace mantissa::gguf_export_test

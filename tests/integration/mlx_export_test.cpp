@@ -383,4 +383,102 @@ TEST_F(MlxVerify, TellsOtherCodesOfTheSameValues) {
                   " are not all those of forward, although the values are; the first that differs is " + module + ".weight[0, 0]\n"});
 }
 
+// MLX promotes bf16 by F32: one norm in F32, as every GGUF file has them, makes what follows fp32.
+TEST_F(MlxVerify, TheTypeInWhichMlxComputesIsThatOfNormsToo) {
+  const std::string norm = "model.layers.0.input_layernorm.weight", last = "model.norm.weight";
+  const std::string saved = trained("run", {"precision.recipe=mxfp4_qat"});
+  export_to(saved, "out", kPacked);
+  const HfFolder good(path("out"));
+  ASSERT_EQ(good.dtype(norm), FileDtype::bf16);
+  const auto wide = [&](const std::string& name) {
+    const std::vector<float> values = good.values(name);
+    const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    return good.put(name, FileDtype::f32, good.shape(name), bytes);
+  };
+  const auto widened = [&](const std::string& name) {
+    std::filesystem::copy(path("out"), path("wide " + name));
+    std::filesystem::remove(path("wide " + name + "/mantissa.json"));
+    wide(name).write(path("wide " + name));
+    return "wide " + name;
+  };
+  expect_verdict("out", 0, {"mlx-lm computes in bf16 as forward here does"});
+  expect_verdict(
+      widened(norm), 0,
+      {"mlx-lm computes in fp32 and rounds nothing that forward here does not, which computes in bf16, because " + norm + " is F32"});
+  expect_verdict(widened(last), 0, {"mlx-lm computes in bf16 up to " + last + " and in fp32 from there on"});
+  // Norms that hold bf16 values are BF16 in a folder for mlx-lm, and nowhere else.
+  export_to(path("wide " + norm), "narrow", kPacked);
+  EXPECT_EQ(HfFolder(path("narrow")).dtype(norm), FileDtype::bf16);
+  expect_verdict("narrow", 0, {"mlx-lm computes in bf16 as forward here does"});
+  export_to(path("wide " + norm), "hf");
+  EXPECT_EQ(HfFolder(path("hf")).dtype(norm), FileDtype::f32);
+  wide(norm).flip(norm, 0, 1).write(path("wide " + norm));
+  export_to(path("wide " + norm), "not narrow", kPacked);
+  EXPECT_EQ(HfFolder(path("not narrow")).dtype(norm), FileDtype::f32);
+  const test::ProcessResult told = test::run_mantissa({"verify", path("not narrow"), "--against", path("wide " + norm)}, folder_.path());
+  EXPECT_THAT(told.output, HasSubstr("which computes in bf16, because " + norm + " is F32"));
+}
+
+TEST_F(MlxVerify, ATableOfCodesIsWidenedByNormsOfAnFp32Model) {
+  export_to(trained("run", {"precision.dtype=fp32", "precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"}), "out",
+            kPacked);
+  expect_verdict("out", 0, {"mlx-lm computes in fp32 and rounds nothing that forward here does not, because model.layers.0."});
+}
+
+TEST_F(MlxVerify, SaysWhichInputsOnlyForwardQuantizes) {
+  const auto printed = [&](std::vector<std::string> words) {
+    const test::ProcessResult result = test::run_mantissa(words, folder_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.output << result.errors;
+    return result.output;
+  };
+  const auto exported = [&](const std::string& run, const std::string& name, const std::string& format, const std::string& weights) {
+    return printed({"export", run_folder(run), "--output", path(name), "--format", format, "--weights", weights});
+  };
+  trained("run", {"precision.recipe=mxfp8"});
+  const std::string told = " quantize inputs of 8 modules, the first of layers.0.attn.qkv; forward here does, to e4m3 1x32 rceil";
+  for (const std::string format : {"mlx", "hf"}) {
+    const auto said =
+        AllOf(HasSubstr((format == "mlx" ? "mlx-lm does not" : "servers do not") + told), Not(HasSubstr("as forward here does")));
+    EXPECT_THAT(exported("run", format + " values", format, "dequantized"), said);
+    EXPECT_THAT(printed({"verify", path(format + " values"), "--against", run_folder("run")}), said);
+  }
+  EXPECT_THAT(exported("run", "hf packed", "hf", "packed"), Not(HasSubstr("quantize inputs")));
+  // With quantize_activations, a GPU is needed.
+  const std::string need =
+      "mlx-lm quantizes inputs of 8 modules to MXFP8 (quantize_activations), which MLX computes on GPUs (Metal) and not "
+      "on CPUs";
+  const auto of_gpu =
+      AllOf(HasSubstr(need), HasSubstr("mlx-lm computes in bf16 with inputs of packed linears in MXFP8 as forward here does"),
+            Not(HasSubstr("does not quantize")));
+  EXPECT_THAT(exported("run", "packed", "mlx", "packed"), of_gpu);
+  EXPECT_THAT(printed({"verify", path("packed"), "--against", run_folder("run")}), of_gpu);
+  EXPECT_THAT(printed({"verify", path("packed")}), HasSubstr(need));
+  trained("weights", {kWeights});
+  EXPECT_THAT(exported("weights", "weights packed", "mlx", "packed"), Not(HasSubstr("inputs")));
+}
+
+TEST_F(MlxVerify, RepeatsWhatWasAllowed) {
+  const std::string saved = trained("run", {"model.sliding_window=8"});
+  export_to(saved, "out", allowed(kValues));
+  const std::string told =
+      "out: mlx-lm computes it otherwise than forward, or cannot load it: model.sliding_window: mlx-lm has no windows in this architecture";
+  expect_verdict("out", 0, {told, "0 values differ", "mlx-lm computes in bf16, and rounds everywhere"});
+  expect_verdict("out", 0, {told, "intact"}, false);
+  EXPECT_THAT(json_in("out/mantissa.json")["differences"].dump(), HasSubstr("model.sliding_window: "));
+  nlohmann::json other = json_in("out/mantissa.json");
+  other["differences"][0] = "model.other: ";
+  test::write_file(path("out/mantissa.json"), other.dump());
+  expect_verdict("out", 4, {"its hash of itself differs"}, false);
+  std::filesystem::remove(path("out/mantissa.json"));
+  expect_verdict("out", 0, {told, "0 values differ"});
+}
+
+TEST_F(MlxVerify, CodesWithoutTheKeyAreToldByIt) {
+  export_to(trained("run", {kWeights}), "out", kPacked);
+  nlohmann::json config = json_in("out/config.json");
+  config.erase("quantization");
+  test::write_file(path("out/config.json"), config.dump());
+  EXPECT_THAT(folder_error("out").what(), HasSubstr("with scales, but there is no quantization in config.json, which would say"));
+}
+
 }  // namespace mantissa::mlx_export_test

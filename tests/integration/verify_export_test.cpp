@@ -186,7 +186,7 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   expect_verdict({out}, 0, out + ": intact: 25 tensors as exported");
   expect_verdict({out, "--against", run}, 0, out + ": 0 values differ in 25 tensors from what forward multiplies by in " + saved);
   expect_verdict({run, "--against", run}, 2, "is not an export");
-  expect_verdict({"nowhere", "--against", run}, 2, "nowhere: there is no such folder");
+  expect_verdict({"nowhere", "--against", run}, 2, "nowhere: there is no such file or folder");
   for (const char* const name : {"config.json", "model.safetensors"}) {
     std::filesystem::rename(path(text("out/", name)), path("away"));
     expect_verdict({out, "--against", run}, 4, text(out, ": lacks ", name));
