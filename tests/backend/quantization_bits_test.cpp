@@ -377,6 +377,20 @@ TEST_F(SlowReference, AgreesWithEveryBackendOnScalesThatAreSearched) {
   for (const int blocks : won) EXPECT_GT(blocks, 300);
 }
 
+// The largest amax of 32 elements for which half of floor's scale can be as good.
+TEST_F(SlowReference, AgreesWithEveryBackendAtTheEdgeOfWhatIsSearched) {
+  std::vector<double> x(32, 0.25);
+  x[7] = 4 + 15 / 32.0;
+  const Quantization how = rows_of(Format::e2m1, 32, ScaleRule::mse);
+  const SlowQuantized searched = expected(x, 32, how);
+  EXPECT_EQ(int{searched.scales[0]}, 126);
+  for (Backend* device : devices()) {
+    const QuantizedTensor out = stale(*device, {1, 32}, how);
+    device->run(Quantize{.x = tensor_of(*device, Dtype::bf16, {1, 32}, x), .out = out});
+    expect_equal(out, searched);
+  }
+}
+
 // The binades of subnormal elements, where lanes do not cover blocks, and the last ones.
 TEST_F(SlowReference, AgreesWithEveryBackendOnSearchedScalesOfAnyBinade) {
   constexpr int64_t kRows = 32, kCols = 64;

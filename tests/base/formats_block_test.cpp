@@ -284,6 +284,7 @@ TEST(Mse, TakesTheSmallestOfEquallyGoodScales) {
   EXPECT_EQ(scale(7.5, 0.5, 9), 127) << "8 elements save 1/4 each, and 7.5 adds 2";
   EXPECT_EQ(scale(7.5, 0.5, 8), 128);
   EXPECT_EQ(scale(6, 1, 32), 127);
+  EXPECT_EQ(scale(7.5, 0.25, 301), 128) << "half of floor's scale saves 3/4, twice it 2";
 }
 
 // An order of any kind gives the same sums, also in parts.
