@@ -158,13 +158,13 @@ TEST_P(ContractCheck, DequantizedColumnsAreWholeBlocks) {
   const QuantizedTensor x = codes({64, 32}, {Format::e5m2, 32, 32}), wide = codes({64, 96}, {Format::e5m2, 32, 32});
   accepts(Dequantize{.x = x, .out = bf16s({64, 32})});
   accepts(Dequantize{.x = wide, .out = f32({64, 32}), .first_col = 64});
-  refuses(Dequantize{.x = wide, .out = f32({64, 32}), .first_col = 16}, "dequantize", {"[16, 48)", "whole blocks"});
-  refuses(Dequantize{.x = wide, .out = f32({64, 16}), .first_col = 32}, "dequantize", {"[32, 48)", "whole blocks"});
+  refuses(Dequantize{.x = wide, .out = f32({64, 32}), .first_col = 16}, "dequantize", {"[16, 48)", "begin and end with blocks"});
+  refuses(Dequantize{.x = wide, .out = f32({64, 16}), .first_col = 32}, "dequantize", {"[32, 48)", "begin and end with blocks"});
   refuses(Dequantize{.x = wide, .out = f32({64, 64}), .first_col = 64}, "dequantize", {"[64, 128)", "[64, 96]"});
   refuses(Dequantize{.x = wide, .out = f32({64, 32}), .first_col = -32}, "dequantize", {"[-32, 0)"});
   const QuantizedTensor edge = codes({64, 80}, {Format::e5m2, 32, 32});
   accepts(Dequantize{.x = edge, .out = f32({64, 16}), .first_col = 64});
-  refuses(Dequantize{.x = edge, .out = f32({64, 48}), .first_col = 0}, "dequantize", {"[0, 48)", "whole blocks"});
+  refuses(Dequantize{.x = edge, .out = f32({64, 48}), .first_col = 0}, "dequantize", {"[0, 48)", "begin and end with blocks"});
   refuses(Dequantize{.x = edge, .out = f32({64, 32}), .first_col = 64}, "dequantize", {"[64, 96)", "[64, 80]"});
 }
 

@@ -21,15 +21,16 @@ TEST_F(TracedOnCuda, HasTheKernelsOfItsStepsAndTheBitsOfOneThatIsNotTraced) {
   RunConfig config = this->config("planned", sets).config;
   config.model.vocab_size = 8;
   std::map<int64_t, double> flops;  // by step
-  std::vector<json> steps;
-  std::vector<json> kernels;
+  std::vector<json> steps, behind, kernels;
   for (const json& event : json::parse(test::read_file(joined_trace(run_folder("traced"))))) {
     if (event["ph"] != "X") continue;
     EXPECT_EQ(event["tid"], static_cast<int>(Lane::compute)) << event;
-    if (event["cat"] == "step") steps.push_back(event);
+    if (event["cat"] == "step") (event["name"] == "step" ? steps : behind).push_back(event);
     if (event["cat"] == "kernel") kernels.push_back(event);
   }
   ASSERT_EQ(steps.size(), 2U);
+  ASSERT_EQ(behind.size(), 2U) << "the evaluation and the save at the end";
+  EXPECT_EQ(behind.back()["name"], "save");
   const auto begin = [](const json& span) { return span["ts"].get<double>(); };
   const auto end = [&](const json& span) { return begin(span) + span["dur"].get<double>(); };
   for (const json& kernel : kernels) {
