@@ -252,7 +252,7 @@ TEST_F(PackedForms, OfEveryRuleFormatAndBlockVerifyOrAreRefusedByModule) {
       EXPECT_EQ(negative_zeros(name) == 0, codes.how.rule == ScaleRule::flashinfer);
     }
   }
-  EXPECT_EQ(packed, 4 * (4 * 3 + 1) + 4 * 3 + 5) << "operands of E4M3, fake-quantized E4M3 and E2M1";
+  EXPECT_EQ(packed, 5 * (4 * 3 + 1) + 5 * 3 + 6) << "operands of E4M3, fake-quantized E4M3 and E2M1";
 }
 
 TEST(ExportWarnings, NameRotationsThatAServerLacks) {
