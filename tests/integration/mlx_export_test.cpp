@@ -419,6 +419,11 @@ TEST_F(MlxVerify, TheTypeInWhichMlxComputesIsThatOfNormsToo) {
   EXPECT_THAT(told.output, HasSubstr("which computes in bf16, because " + norm + " is F32"));
 }
 
+TEST_F(MlxVerify, ATableOfCodesBeginsInBf16) {
+  export_to(trained("run", {"precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"}), "out", kPacked);
+  expect_verdict("out", 0, {"mlx-lm computes in bf16 as forward here does"});
+}
+
 TEST_F(MlxVerify, ATableOfCodesIsWidenedByNormsOfAnFp32Model) {
   export_to(trained("run", {"precision.dtype=fp32", "precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"}), "out",
             kPacked);
