@@ -66,6 +66,13 @@ TEST_F(BenchOnRanks, RefusesWhatNeedsOthersOrNobody) {
   refused(launch(2, {"bench", "comm", "--json", "missing/r.jsonl"}), "--json missing/r.jsonl: cannot be opened for writing");
 }
 
+// Eight bytes are shares of 0, 4 and 4 then.
+TEST_F(BenchOnRanks, OfCollectivesTakesSharesThatDiffer) {
+  const auto run = launch(3, {"bench", "comm", "--filter", "all_to_all"});
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_EQ(count(run.output, "all_to_all "), 9U) << run.output;
+}
+
 TEST_F(BenchOnRanks, OfCollectivesReportsSmallAndLargeOnesAndTheLink) {
   const auto run = launch(2, {"bench", "comm", "--json", "r.jsonl", "--filter", "all_"});
   ASSERT_EQ(run.exit_code, 0) << run.errors;

@@ -37,7 +37,10 @@ int calls_of(const Communicator& world, const std::function<void()>& run) {
 class CommBench {
  public:
   CommBench(const Communicator& world, Backend& device, const BenchOptions& options)
-      : world_(world), options_(options), bytes_(static_cast<size_t>(kLargest)), copy_(bytes_.size()) {
+      : world_(world),
+        options_(options),
+        bytes_(static_cast<size_t>(kLargest)),
+        copy_(bytes_.size() + 4 * static_cast<size_t>(world.size())) {
     sums_ = zeros(device, Dtype::f32, {kLargest / 4});
     agree(world, [this] {
       if (world_.rank() == 0) json_.open(options_.json);
@@ -51,10 +54,11 @@ class CommBench {
     for (int64_t size = 8; size <= kLargest; size = std::min(size * 8, size == kLargest ? 2 * kLargest : kLargest)) {
       std::vector<int64_t> counts;  // shares of whole 4 bytes: 8 bytes over more than two ranks leave some empty
       for (int r = 0; r < world_.size(); ++r) counts.push_back((size / 4 * (r + 1) / world_.size() - size / 4 * r / world_.size()) * 4);
-      const std::span<std::byte> in(bytes_.data(), static_cast<size_t>(size)), out(copy_.data(), in.size());
+      const std::span<std::byte> in(bytes_.data(), static_cast<size_t>(size));
       measure("all_gather", size, [&] { world_.all_gather(in, counts, Purpose::other); });
       const std::vector<int64_t> swapped(counts.size(), counts[static_cast<size_t>(world_.rank())]);
-      const std::span<std::byte> back = out.first(static_cast<size_t>(swapped[0]) * counts.size());
+      // As many as a rank's share may be a little more than all: shares differ by 4 bytes.
+      const std::span<std::byte> back = std::span(copy_).first(static_cast<size_t>(swapped[0]) * counts.size());
       measure("all_to_all", size, [&] { world_.all_to_all(in, counts, back, swapped, Purpose::other); });
       const Tensor tensor = sums_.slice(0, size / 4);
       measure("tree_sum", size, [&] { world_.sum(tensor, Purpose::other); });
