@@ -108,7 +108,7 @@ class Good:
         mantissa.run("export", self.run, "--output", work / "mlx", "--format", "mlx", *PACKED)
         self.values = converted("mixtral", model, Folder(self.hf))
         self.ids = mantissa.token_ids(tokenizer, [self.text])[0]
-        self.windows = [self.ids[:128], self.ids[128:256]]
+        self.windows = [self.ids[first : first + 16] for first in range(0, 256, 16)]  # an input rounded to the other side is seen by all later tokens of a window
         if program:
             self.ours = np.concatenate(mantissa.log_probabilities(self.hf, self.windows, "--dtype", "fp32"))
             self.emulated = emulated(work / "mlx", True, self.windows)
