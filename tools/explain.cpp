@@ -389,7 +389,8 @@ ExitCode search(const ExplainArguments& arguments) {
   require(layouts.least_memory > 0, ExitCode::usage, "no layout of ", count_text(world, "rank"),
           " divides the run: that of data ranks must divide the ", count_text(*config.training.global_batch_size, "sequence"),
           " of a step (training.global_batch_size), and that of tensor ranks the ", config.model.num_attention_heads,
-          " attention heads and the sizes of the layers");
+          " attention heads and the sizes of the layers", layouts.refusal.empty() ? "" : "; the configuration refuses the first with\n",
+          layouts.refusal);
   const std::vector<LayoutChoice>& found = layouts.fastest_first;
   require(!found.empty(), ExitCode::usage, "no layout of ", count_text(world, "rank"), " fits into ",
           bytes_text(static_cast<int64_t>(memory)), " of a rank; the smallest takes ", bytes_text(layouts.least_memory),

@@ -45,7 +45,7 @@ class LayoutSearch {
       return std::tuple(choice.step_seconds, *choice.config.training.grad_accum, choice.memory.total());
     };
     std::ranges::stable_sort(found, {}, order);
-    return {.fastest_first = std::move(found), .least_memory = least_memory_};
+    return {.fastest_first = std::move(found), .refusal = refusal_, .least_memory = least_memory_};
   }
 
  private:
@@ -75,7 +75,7 @@ class LayoutSearch {
   }
 
   // Returns none for a layout that the configuration refuses, such as heads that do not divide.
-  std::optional<RunConfig> configured(const Shape& shape, Recompute recompute, int64_t micro_batch) const {
+  std::optional<RunConfig> configured(const Shape& shape, Recompute recompute, int64_t micro_batch) {
     ConfigSources sources = sources_;
     sources.sets.insert(sources.sets.end(),
                         {text("parallel.data=", shape.data), text("parallel.tensor=", shape.tensor), text("parallel.expert=", shape.expert),
@@ -89,6 +89,7 @@ class LayoutSearch {
       return config;
     } catch (const Error& error) {
       if (error.code() != ExitCode::usage) throw;
+      if (refusal_.empty()) refusal_ = error.what();
       return {};
     }
   }
@@ -98,6 +99,7 @@ class LayoutSearch {
   int64_t world_;
   const Rates& rates_;
   double memory_;
+  std::string refusal_;
   int64_t least_memory_ = 0;
 };
 

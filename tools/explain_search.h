@@ -19,6 +19,7 @@ struct LayoutChoice {
 
 struct FoundLayouts {
   std::vector<LayoutChoice> fastest_first;
+  std::string refusal;       // why the first layout that the configuration refuses is none; "": it refuses none
   int64_t least_memory = 0;  // bytes of the smallest, whether it fits or not; 0: no layout divides the run
 };
 

@@ -72,7 +72,9 @@ void keep_earlier(const fs::path& path) {
   }
   std::ostringstream name;
   name << "trace-from-" << std::setw(5) << std::setfill('0') << *first << path.filename().string().substr(std::size("trace") - 1);
-  fs::rename(path, path.parent_path() / name.str(), ignored);
+  std::error_code error;
+  fs::rename(path, path.parent_path() / name.str(), error);
+  require(!error, ExitCode::storage, path.string(), ": cannot be kept as ", name.str(), ": ", error.message());
 }
 
 // Each rank calls it before its part begins; rank 0 also keeps what is not a part of a rank of this attempt.

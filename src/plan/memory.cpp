@@ -133,10 +133,6 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.exchange = bytes(static_cast<double>(largest));
 }
 
-}  // namespace
-
-namespace {
-
 double forward_flops_per_token(const ModelConfig& model, int64_t seq_len) {
   return training_flops_per_token(model_shape(model), seq_len) / 3;
 }

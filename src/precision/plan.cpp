@@ -89,7 +89,7 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   for (const int64_t length : simulated.out) check_out(length, "simulate in " + name);
   if (recipe.reads_weight_codes() || recipe.weight_fake_quant) {
     constexpr int64_t kCell = 32;  // tensor ranks hash the codes of their shares in such cells (checkpoint/precision_setup.h)
-    if (columns > 1) check_in(kCell, "codes of " + name);
+    if (columns > 1) check_in(round_up(kCell, std::max(fake, block)), "codes of " + name);
     if (rows > 1) check_out(kCell, "codes of " + name);
   }
   return first;

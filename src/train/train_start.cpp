@@ -461,11 +461,11 @@ void start_teacher(Run& run, const StartParts& parts, const StartPoint& found) {
     const std::string saved = !run.state.teacher ? "without training.teacher"
                               : teacher          ? text("with another training.teacher than ", teacher->path)
                                                  : "with a training.teacher";
-    // A run that is a teacher may have saved since; its folder stands for its newest checkpoint.
-    const std::string advice =
-        run.state.teacher && teacher && teacher->path != *run.config.teacher_path()
-            ? text("; ", *run.config.teacher_path(), " has saved since: name its checkpoint from which this run began to learn")
-            : "";
+    // The folder of a run stands for its newest checkpoint.
+    const std::string advice = run.state.teacher && teacher && teacher->path != *run.config.teacher_path()
+                                   ? text("; if ", *run.config.teacher_path(),
+                                          " is the run that it learns from, and has saved since, name the checkpoint from then")
+                                   : "";
     fail(ExitCode::usage, found.resumed->path.string(), " was trained ", saved, ": a run learns from the same to its end", advice,
          "; to start a new run from its weights, use checkpoint.init_from");
   });

@@ -107,8 +107,7 @@ TEST_F(TraceFiles, NameTheStepsThatAreInThem) {
   }
   trace.end([] {});
   const json events = json::parse(read_file(joined_trace(folder_.path())));
-  const auto now = std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1);
-  EXPECT_NEAR(events[0]["args"]["attempt"].get<double>(), static_cast<double>(now), 600e6);
+  EXPECT_GT(events[0]["args"]["attempt"].get<int64_t>(), 0);
   EXPECT_EQ(events[0]["args"]["first"], 3);
   EXPECT_EQ(events[0]["args"]["last"], 5);
 }

@@ -159,6 +159,12 @@ TEST(Plan, BlocksOf32AreWholeBetweenRanksAndExperts) {
   }
   model.head_dim = 32, model.intermediate_size = 128;
   EXPECT_EQ(errors_of(model, 2, R"({"recipe": "mxfp8"})"), "") << "all ranks have whole rows of 80 elements";
+  // A cell of hashes is 36 columns there, which a share must not begin inside.
+  const std::string twelve =
+      R"({"recipe": "own", "recipes": {"own": {"weight_fake_quant": {"format": "e2m1", "block": [1, 12], "rule": "rceil"}}}})";
+  model.intermediate_size = 192;
+  EXPECT_THAT(errors_of(model, 2, twelve), HasSubstr("in multiples of 36, the block of codes of recipe"));
+  model.intermediate_size = 128;
   model.moe = MoeConfig{.num_experts = 4, .num_experts_per_tok = 2, .intermediate_size = 40};
   const std::string torn = errors_of(model, 1, R"({"recipe": "mxfp8"})");
   EXPECT_THAT(torn, HasSubstr("model.hidden_size 80 (layers.*.moe.experts.down), output size 80, 2 times model.moe.intermediate_size 40, "

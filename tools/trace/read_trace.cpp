@@ -178,7 +178,9 @@ ReadTrace read_trace(const fs::path& run) {
   if (!fs::is_directory(run, ignored)) {
     const bool ended = read_file(run, out);
     require_trace(run, out);
-    const bool part = run.filename().string().find("-rank") != std::string::npos;  // also one of an earlier attempt
+    const std::string name = run.filename().string();
+    const bool part =
+        is_part(run) || (name.starts_with("trace-from-") && name.find("-rank") != std::string::npos);  // an earlier attempt left it
     require(ended || part, ExitCode::data, run.string(), ": ends in the middle");
     return out;
   }

@@ -181,8 +181,11 @@ template <class E, int64_t kSpan>
     }
     const Found found = shifts_of_spans<E>(words, cols / kSpan, how.block_cols / kSpan, how, scales);
     nonfinite |= found.nonfinite;
-    found.covered&& searched ? encode_spans<E, kSpan>(x, cols, words, codes)
-                             : quantize_blocks<E>(row_block, row_block.first + r, row_block.first + r + 1);
+    if (found.covered && searched) {
+      encode_spans<E, kSpan>(x, cols, words, codes);
+    } else {
+      quantize_blocks<E>(row_block, row_block.first + r, row_block.first + r + 1);
+    }
   }
   std::memset(codes, 0, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * row_bytes));
   std::memset(scales, how.range.least, static_cast<size_t>((row_block.end - row_block.first - row_block.given) * blocks));
