@@ -231,9 +231,9 @@ TEST_F(World, IsSearchedForLayoutsThatFit) {
       mantissa({"explain", "run.json", "--search", "--world", "7", "--flops", "1G", "--link", "1G", "--memory", "1P", "--set",
                 "training.global_batch_size=16", "--set", "training.grad_accum=null", "--set", "training.micro_batch_size=1"});
   EXPECT_EQ(odd.exit_code, 2);
-  const ProcessResult tree =
-      mantissa({"explain", "run.json", "--search", "--world", "3", "--flops", "1G", "--link", "1G", "--memory", "1P", "--set",
-                "training.global_batch_size=12", "--set", "training.grad_accum=null", "--set", "training.accumulation=tree"});
+  const ProcessResult tree = mantissa({"explain", "run.json", "--search", "--world", "3", "--flops", "1G", "--link", "1G", "--memory", "1P",
+                                       "--set", "training.global_batch_size=12", "--set", "training.grad_accum=null", "--set",
+                                       "training.accumulation=tree", "--set", "training.micro_batch_size=3"});
   EXPECT_THAT(tree.errors, HasSubstr("tree needs a power-of-two number of replicas, got parallel.data 3"));
   EXPECT_THAT(odd.errors, HasSubstr("no layout of 7 ranks divides the run: that of data ranks must divide the 16 sequences of a step"));
 }
