@@ -14,8 +14,11 @@ namespace mantissa::run_trace_test {
 using nlohmann::json;
 using test::error_of;
 using test::read_file;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using ::testing::SizeIs;
 
 class TraceFiles : public ::testing::Test {
@@ -100,6 +103,8 @@ TEST_F(TraceFiles, NameTheStepsThatAreInThem) {
   config.logging.dir = folder_.path();
   const auto device = make_backend("cpu");
   const Communicator alone;
+  const auto now = [] { return std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1); };
+  const int64_t before = now();
   RunTrace trace(config, *device, alone);
   for (int64_t step = 3; step <= 5; ++step) {
     trace.begin_step(step, [] {});
@@ -107,7 +112,7 @@ TEST_F(TraceFiles, NameTheStepsThatAreInThem) {
   }
   trace.end([] {});
   const json events = json::parse(read_file(joined_trace(folder_.path())));
-  EXPECT_GT(events[0]["args"]["attempt"].get<int64_t>(), 0);
+  EXPECT_THAT(events[0]["args"]["attempt"].get<int64_t>(), AllOf(Ge(before), Le(now())));
   EXPECT_EQ(events[0]["args"]["first"], 3);
   EXPECT_EQ(events[0]["args"]["last"], 5);
 }
