@@ -288,7 +288,8 @@ TEST_F(Compare, RemembersHowTimesWereMeasured) {
       << "a run that begins again is measured again";
   if (num_threads() < 2) return;
   ASSERT_EQ(compare({"--recipes", "bf16,fp32,mxfp8_te", "--seeds", "1", "--jobs", "2"}).exit_code, 0);
-  EXPECT_EQ(state("mxfp8_te-seed1")["starts"][0]["at_a_time"], 2);
+  EXPECT_TRUE(state("bf16-seed1")["starts"][0]["at_a_time"] == 2 || state("fp32-seed1")["starts"][0]["at_a_time"] == 2);
+  EXPECT_EQ(state("mxfp8_te-seed1")["starts"][0]["at_a_time"], 1) << "once the first two had ended nothing ran beside it";
   ASSERT_EQ(compare({"--recipes", "bf16,fp8_block", "--seeds", "1", "--jobs", "2", "--match", "*.qkv"}).exit_code, 2);
   ASSERT_EQ(compare({"--recipes", "bf16,mxfp8_weights", "--seeds", "1", "--jobs", "2"}).exit_code, 0);
   EXPECT_EQ(state("mxfp8_weights-seed1")["starts"][0]["at_a_time"], 1) << "it was alone";

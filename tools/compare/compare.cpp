@@ -92,14 +92,18 @@ ExitCode train_all(const CompareArguments& arguments, const ComparisonPlan& plan
               << duration_text(seconds) << '\n';
     delete_checkpoints(arguments, plan.folder() / run.name);
   };
-  const Measured measured{.at_a_time = std::min(arguments.jobs, static_cast<int>(left.size())), .threads = plan.threads()};
   const auto changed = [&](const ComparedRun& run, const auto& change) {
     RunState state = read_state(plan.folder() / run.name);
     change(state);
     write_state(plan.folder() / run.name, state);
   };
   const RunEvents events{
-      .starts = [&](const ComparedRun& run) { changed(run, [&](RunState& state) { state.starts.push_back(measured); }); },
+      .starts =
+          [&](const ComparedRun& run, int at_a_time) {
+            changed(run, [&](RunState& state) { state.starts.push_back({.at_a_time = at_a_time, .threads = plan.threads()}); });
+          },
+      .ends = [&](const ComparedRun& run,
+                  int at_a_time) { changed(run, [&](RunState& state) { state.starts.back().at_a_time = at_a_time; }); },
       .finished =
           [&](const ComparedRun& run) {
             const RunMetrics metrics = read_run_metrics(plan.folder() / run.name);

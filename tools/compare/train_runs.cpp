@@ -6,9 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <map>
+#include <utility>
 
 #include "base/file.h"
 #include "mantissa/base/error.h"
@@ -38,7 +41,7 @@ class RunQueue {
       : runs_(runs), most_(static_cast<size_t>(at_a_time)), events_(events) {}
   ~RunQueue() {  // after an error
     send(SIGTERM);
-    for (const auto& [pid, run] : running_) ::waitpid(pid, nullptr, 0);
+    for (const auto& [pid, process] : running_) ::waitpid(pid, nullptr, 0);
   }
   RunQueue(const RunQueue&) = delete;
   RunQueue& operator=(const RunQueue&) = delete;
@@ -55,8 +58,12 @@ class RunQueue {
   }
 
  private:
+  struct Process {
+    const ComparedRun* run = nullptr;
+    std::map<size_t, std::chrono::nanoseconds> time = {};  // by the number of runs that ran, it among them
+  };
+
   void start(const ComparedRun& run) {
-    events_.starts(run);
     const int log = ::open(run.log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     require(log >= 0, path_failure(errno), run.log.string(), ": cannot be opened: ", system_message(errno));
     std::vector<std::string> words = run.words;
@@ -70,7 +77,16 @@ class RunQueue {
     ::close(log);
     require(child > 0, ExitCode::environment, "no process for ", run.name, ": ", system_message(error), " (ulimit -u)");
     ::setpgid(child, child);  // whoever is first
-    running_[child] = &run;
+    count_time();
+    running_[child] = {.run = &run, .time = {}};
+    events_.starts(run, static_cast<int>(std::min(most_, running_.size() + runs_.size() - next_)));
+  }
+
+  // Adds the time since the last call to those of the runs that have run since, all at once.
+  void count_time() {
+    const auto now = std::chrono::steady_clock::now();
+    for (auto& [pid, process] : running_) process.time[running_.size()] += now - counted_;
+    counted_ = now;
   }
 
   void take(int signal) {
@@ -84,7 +100,7 @@ class RunQueue {
   }
 
   void send(int signal) const {
-    for (const auto& [pid, run] : running_) ::kill(-pid, signal);
+    for (const auto& [pid, process] : running_) ::kill(-pid, signal);
   }
 
   void end_others() {
@@ -99,9 +115,12 @@ class RunQueue {
         ++next;
         continue;
       }
-      const ComparedRun& run = *next->second;
+      count_time();
+      const auto [run, time] = std::move(next->second);
       next = running_.erase(next);
-      take_ending(run, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+      const auto most = std::ranges::max_element(time, {}, [](const auto& each) { return each.second; });
+      events_.ends(*run, static_cast<int>(most->first));
+      take_ending(*run, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
     }
   }
 
@@ -121,7 +140,8 @@ class RunQueue {
   size_t most_, next_ = 0;
   const RunEvents& events_;
   SignalQueue signals_;
-  std::map<pid_t, const ComparedRun*> running_;
+  std::map<pid_t, Process> running_;
+  std::chrono::steady_clock::time_point counted_ = std::chrono::steady_clock::now();
   UnfinishedRuns outcome_;
   bool ending_ = false, interrupted_ = false;
 };

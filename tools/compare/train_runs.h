@@ -28,8 +28,9 @@ struct UnfinishedRuns {
 };
 
 struct RunEvents {
-  std::function<void(const ComparedRun&)> starts;    // right before its process
-  std::function<void(const ComparedRun&)> finished;  // it ended well
+  std::function<void(const ComparedRun&, int at_a_time)> starts;  // right after its process. As many runs are then to run, it among them
+  std::function<void(const ComparedRun&, int at_a_time)> ends;    // before finished and diverged. As many ran for most of its time
+  std::function<void(const ComparedRun&)> finished;               // it ended well
   std::function<bool(const ComparedRun&)> diverged;  // it ended with ExitCode::numerical. Returns false where that is a failure
 };
 
