@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -107,9 +106,7 @@ void require_steps_of_epochs(const Manifest& manifest, const TrainingConfig& tra
   const int64_t batch = *training.global_batch_size;
   if (!training.epochs || manifest.samples == manifest.step * batch) return;
   const double left = *training.epochs * static_cast<double>(sequences) - static_cast<double>(manifest.samples);
-  constexpr double kRounding = 1e-12;  // as in resolve_steps()
-  const int64_t steps =
-      manifest.step + static_cast<int64_t>(std::ceil(std::max(0.0, left) / static_cast<double>(batch) * (1.0 - kRounding)));
+  const int64_t steps = manifest.step + static_cast<int64_t>(steps_of(std::max(0.0, left), batch));
   fail(ExitCode::usage, "training.epochs: ", *training.epochs, " are ", *training.steps, " steps of ", batch, " sequences, but ", source,
        " has taken ", manifest.samples, " in ", count_text(manifest.step, "step"), "; set training.epochs to null and training.steps to ",
        steps, ", with which the run ends where these epochs do");

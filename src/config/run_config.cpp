@@ -389,13 +389,15 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   check_model_changes(config.checkpoint.allow_model_change, report);
 }
 
+double steps_of(double sequences, int64_t global_batch) {
+  constexpr double kRounding = 1e-12;
+  return std::ceil(sequences / static_cast<double>(global_batch) * (1.0 - kRounding));
+}
+
 void resolve_steps(RunConfig& config, int64_t sequences, ConfigReport& report) {
   TrainingConfig& training = config.training;
   if (!training.epochs) return;
-  // A product that is a whole number of steps but for its rounding is that number.
-  constexpr double kRounding = 1e-12;
-  const double passed = *training.epochs * static_cast<double>(sequences) / static_cast<double>(*training.global_batch_size);
-  const double steps = std::max(1.0, std::ceil(passed * (1.0 - kRounding)));
+  const double steps = std::max(1.0, steps_of(*training.epochs * static_cast<double>(sequences), *training.global_batch_size));
   if (steps > kMostSteps) {
     report.error("training.epochs", text(*training.epochs, " are more than ", kMostSteps, " steps of ", *training.global_batch_size, " of ",
                                          count_text(sequences, "sequence")));

@@ -386,6 +386,10 @@ RunFolders run_folders(const RunConfig& config, const std::string& file);
 // Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
 
+// Returns how many steps of a global batch pass so many sequences: the quotient rounded up, but for the rounding of its own division and of
+// the product that gave the sequences.
+double steps_of(double sequences, int64_t global_batch);
+
 // Sets training.steps where training.epochs is given: epochs * sequences / global_batch_size, rounded up. `sequences` are those of all
 // training data, of training.seq_len tokens each; with several sets their weights say how often each is seen meanwhile. Reports more steps
 // than a run can have, and a schedule that is longer.
