@@ -18,12 +18,27 @@ template <class T>
 struct alignas(16) PackInMemory {
   T at[kPack];
 };
+// Two elements in each word, the first in the low half: taking halves of registers would cost an instruction more for each element.
+template <>
+struct alignas(16) PackInMemory<bf16> {
+  uint32_t words[kPack / 2];
+};
 
 template <class T>
 __device__ inline Pack values_of(const PackInMemory<T>& pack) {
   Pack out;
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kPack; ++i) out.at[i] = value_of(pack.at[i]);
+  return out;
+}
+template <>
+__device__ inline Pack values_of<bf16>(const PackInMemory<bf16>& pack) {
+  Pack out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; i += 2) {
+    out.at[i] = __builtin_bit_cast(float, pack.words[i / 2] << 16);
+    out.at[i + 1] = __builtin_bit_cast(float, pack.words[i / 2] & 0xffff0000U);
+  }
   return out;
 }
 template <class T>
@@ -40,13 +55,12 @@ __device__ inline PackInMemory<bf16> rounded_pack<bf16>(const Pack& pack) {
   bool numbers = true;
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kPack; i += 2) {
-    const uint32_t two = pack_bf16(pack.at[i], pack.at[i + 1]);
-    out.at[i] = {static_cast<uint16_t>(two)}, out.at[i + 1] = {static_cast<uint16_t>(two >> 16)};
+    out.words[i / 2] = pack_bf16(pack.at[i], pack.at[i + 1]);
     numbers = numbers && pack.at[i] == pack.at[i] && pack.at[i + 1] == pack.at[i + 1];
   }
   if (numbers) return out;
   MANTISSA_UNROLL
-  for (unsigned i = 0; i < kPack; ++i) out.at[i] = to_bf16(pack.at[i]);
+  for (unsigned i = 0; i < kPack; i += 2) out.words[i / 2] = to_bf16(pack.at[i]).bits | uint32_t{to_bf16(pack.at[i + 1]).bits} << 16;
   return out;
 }
 
