@@ -281,8 +281,10 @@ bool save(Run& run, AfterSave after, SavedFor cause = SavedFor::interval_or_requ
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   SavedCheckpoint saved;
+  bool complete = false;  // on every rank, though only one knows the path
   try {
     saved = save_state(run, after);
+    complete = true;
     event.path = saved.path.string();
     if (is_best(run)) {
       agree(run.mesh.world, [&] {
@@ -292,7 +294,6 @@ bool save(Run& run, AfterSave after, SavedFor cause = SavedFor::interval_or_requ
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     event.problem = error.what();
-    const bool complete = !event.path.empty();
     log_error("the checkpoint of step ", run.state.step,
               complete ? " was saved, but not named as the best: " : " was not saved: ", error.what());
     if (is_best(run) && !complete) run.state.best_checkpoint = run.best_before;  // `best` still names that

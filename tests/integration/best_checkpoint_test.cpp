@@ -267,4 +267,17 @@ TEST_F(BestOfARun, IsTheSameOnSeveralRanks) {
   EXPECT_EQ(steps("ranks"), steps("alone"));
 }
 
+TEST_F(BestOfARun, ThatIsSavedButNotNamedIsTheBestOfEveryRank) {
+  const Sets sets = test::with(sets_, {"eval.first=true", "optimizer.lr=2", "schedule.warmup_steps=0", "parallel.data=2",
+                                       "training.grad_accum=1", "training.accumulation=tree", "training.threads=1"});
+  const fs::path in_the_way = folder("ranks") + "/best.tmp";
+  const auto failures = test::run_ranks(2, [&](const Communicator& world) {
+    TrainEvents events;  // rank 0 alone is told
+    events.evaluated = [&](const EvaluationEvent& event) { event.step == 0 ? fs::create_directory(in_the_way) : fs::remove(in_the_way); };
+    EXPECT_EQ(train(config("ranks", sets), {}, events, world).failed_saves, 1);
+  });
+  EXPECT_THAT(failures, ::testing::Each(::testing::IsEmpty()));
+  EXPECT_EQ(best("ranks"), 0);
+}
+
 }  // namespace mantissa::best_checkpoint_test
