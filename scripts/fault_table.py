@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Writes the figures of soaks into docs/reliability.md:   scripts/fault_table.py [RESULT.json...]
+
+Without arguments it takes the results that scripts/soak.sh left in build/soak/. Also checks that every test which the page names exists.
+"""
+import collections
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/reliability.md"
+HEADING = "## Figures\n"
+
+
+def missing_tests(page):
+    """Names of the column of tests that no test has, neither as its suite nor as an entry of ctest."""
+    sources = "".join(path.read_text() for pattern in ("tests/*/*.cpp", "tests/*.h", "tests/CMakeLists.txt", "tests/*.cmake") for path in sorted(ROOT.glob(pattern)))
+    suites = set(re.findall(r"TEST(?:_F|_P)?\((\w+), *\w+\)", sources))
+    cases = {f"{suite}.{case}" for suite, case in re.findall(r"TEST(?:_F|_P)?\((\w+), *(\w+)\)", sources)}
+    named = [name for row in page.splitlines() if row.startswith("| ") for name in re.findall(r"`([\w.]+)`", row.rsplit("|", 2)[1])]
+    return [name for name in named if name not in cases and name not in suites and not re.search(rf"\b{name}\b", sources)]
+
+
+def figures(results):
+    trials, pauses, totals = collections.Counter(), collections.Counter(), collections.Counter()
+    for result in results:
+        trials.update(result["trials"])
+        for name, pause in result["longest_pause_s"].items():
+            pauses[name] = max(pauses[name], pause)
+        for name, count in result["totals"].items():
+            totals[name] = max(totals[name], count) if name.startswith("most ") else totals[name] + count
+    codes = sum((collections.Counter(result["exit_codes"]) for result in results), collections.Counter())
+    soaks = ", ".join(f"{result['layout']} {result['seed']} ({result['hours']:.1f} h)" for result in results)
+    lost = collections.Counter(result["finding"] for result in results if result["finding"])
+    lines = [f"Soaks by layout and seed: {soaks}; {totals['rounds']} rounds, {sum(trials.values())} faults, {totals['starts']} starts, of which {totals['starts by hand']} by hand, "
+             f"{totals['failed attempts']} failed attempts,",
+             f"{totals['checkpoints passed over']} reports of damaged checkpoints passed over, {totals['unauthenticated connections']} unauthenticated connections. "
+             f"Steps, evaluations and weights that differ: {0 if not lost else 'see findings'}. Exit codes: " + ", ".join(f"{code} {count} times" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".",
+             "", "| fault | trials | saves lost | longest time without a step, s |", "|---|---|---|---|"]
+    lines += [f"| {name} | {trials[name]} | 0 | {pauses[name]:.1f} |" for name in sorted(trials)]
+    return "\n".join(lines) + "\n" + "".join(f"\nFinding: {finding}\n" for finding in lost)
+
+
+def main():
+    page = PAGE.read_text()
+    missing = missing_tests(page)
+    if missing:
+        sys.exit(f"fault_table: {PAGE.name} names tests that do not exist: {', '.join(missing)}")
+    files = [Path(name) for name in sys.argv[1:]] or sorted((ROOT / "build/soak").glob("*.json"))
+    if not files:
+        sys.exit("fault_table: no results; run scripts/soak.sh")
+    PAGE.write_text(page.split(HEADING)[0] + HEADING + "\n" + figures([json.loads(path.read_text()) for path in files]))
+
+
+if __name__ == "__main__":
+    main()
