@@ -9,10 +9,13 @@ set(MANTISSA_CUDA_ARCHITECTURES native CACHE STRING
     "GPUs that get machine code, such as 90a;100a: native is those at hand, or 90a without any, all is what packages have; others of compute capability 8.0 and later compile PTX when they start")
 option(MANTISSA_CUDA_FAST_COMPILE "compile kernels of CUDA with few optimizations, in a third of the time, for tests where there is no GPU: the program then refuses GPUs" OFF)
 
-# Machine code for each further architecture takes a third longer to compile.
+# Machine code for each further architecture takes a third longer to compile, and PTX does, too. PTX of 8.9 has the conversions of FP8, which
+# kernels of 8.0 do with integers, in ten times as many instructions: it is for GPUs from 8.9 on without machine code, such as 10.3 and 12.0.
 set(MANTISSA_CUDA_TARGETS ${MANTISSA_CUDA_ARCHITECTURES})
+set(MANTISSA_CUDA_PTX 80)
 if(MANTISSA_CUDA_TARGETS STREQUAL "all")
   set(MANTISSA_CUDA_TARGETS 90a 100a)
+  list(APPEND MANTISSA_CUDA_PTX 89)
 elseif(MANTISSA_CUDA_TARGETS STREQUAL "native")
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE at_hand ERROR_QUIET RESULT_VARIABLE absent)
   string(REGEX MATCHALL "(8|9|[1-9][0-9])[.][0-9]" at_hand "${at_hand}")
@@ -56,11 +59,14 @@ else()
         string(REGEX REPLACE "a$" "" number ${architecture})
         if(codes AND NOT codes MATCHES "sm_${number}\n")
           list(APPEND unknown ${architecture})
+          set(MANTISSA_CUDA_PTX 80 89)
           list(REMOVE_ITEM MANTISSA_CUDA_TARGETS ${architecture})
         endif()
       endforeach()
     endif()
-    set(MANTISSA_CUDA_CODE "PTX of 8.0")
+    list(JOIN MANTISSA_CUDA_PTX " and " versions)
+    string(REGEX REPLACE "([0-9])([0-9])" "\\1.\\2" versions "${versions}")
+    set(MANTISSA_CUDA_CODE "PTX of ${versions}")
     if(MANTISSA_CUDA_TARGETS)
       list(JOIN MANTISSA_CUDA_TARGETS ", sm_" architectures)
       set(MANTISSA_CUDA_CODE "sm_${architectures} and ${MANTISSA_CUDA_CODE}")
@@ -108,7 +114,10 @@ list(APPEND MANTISSA_DEPENDENCY_TABLE "  ${state}   CUDA              training o
 # Rounds as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root. Compressed, because the
 # code of kernels would be half of the program.
 set(MANTISSA_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -fmad=false -ftz=false -prec-div=true -prec-sqrt=true --compress-mode=size
-    -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-unused-parameter -gencode=arch=compute_80,code=compute_80)
+    -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-unused-parameter)
+foreach(version ${MANTISSA_CUDA_PTX})
+  list(APPEND MANTISSA_NVCC_FLAGS -gencode=arch=compute_${version},code=compute_${version})
+endforeach()
 foreach(architecture ${MANTISSA_CUDA_TARGETS})
   list(APPEND MANTISSA_NVCC_FLAGS -gencode=arch=compute_${architecture},code=sm_${architecture})
 endforeach()

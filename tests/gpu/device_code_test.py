@@ -70,6 +70,13 @@ def opcodes_of_kernels(objects):
     return opcodes
 
 
+def wrong_ptx(objects):
+    """Packages have PTX of 8.9, which converts FP8 by instructions, for GPUs without machine code."""
+    of_packages = [path for path in objects if "sm_100a" in output("cuobjdump", "--list-elf", path)]
+    has = lambda path: "e4m3x2" in output("cuobjdump", "-ptx", "-arch", "sm_89", path)
+    return [f"{path.name}: no PTX that converts FP8" for path in of_packages if path.name == "quantize.o" and not has(path)]
+
+
 def kernels_in(path):
     return re.findall(r"__global__\s+void\s+__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*(\w+)\(", path.read_text())
 
@@ -107,6 +114,7 @@ def main():
     if absent := set(EXPECTED) - {path.name for path in sources} or set(kernels) - set(opcodes):
         sys.exit(f"there is no {' and no '.join(sorted(absent))}")
     wrong += [f"{kernel}: the name of two kernels" for kernel in sorted(set(kernels)) if kernels.count(kernel) > 1]
+    wrong += wrong_ptx(objects)
     for path in objects:
         wrong += functions_with_a_stack(path)
     for path in sources:
