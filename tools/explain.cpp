@@ -179,6 +179,7 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
                            {"path", gemm_path_name(route.path)},
                            {"because", obstacle_text(route.obstacle, gemm.form, device)},
                            {"dequantized", route.dequantized},
+                           {"widened", route.widened},
                            {"transposed", route.transposed},
                            {"scales", route.scales},
                            {"bound", route.bound}});

@@ -20,7 +20,7 @@ double fp32_bound(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k
 
 // A step of a tensor core aligns its products and the sum so far to the largest of them, cuts what is below the 24 bits of fp32 and one
 // more (8.x, 8 products) or two more (from 9.0 on, 16), and cuts its result to 24. Each of its terms is off by one unit of what is kept, at
-// most. arXiv 2512.07004 is about this; no chip has confirmed these numbers. FP8 on 10.x is supposed to do the same.
+// most. arXiv 2512.07004 is about this; no chip has confirmed these numbers. FP8 on 10.x and 12.x is supposed to do the same.
 double bf16_bound(int64_t k, int architecture) {
   const int products = architecture < 90 ? 8 : 16;
   const double unit = architecture < 90 ? 0x1p-24 : 0x1p-25, of_result = 0x1p-23;
@@ -40,19 +40,28 @@ GemmObstacle obstacle_of_library(const GemmForm& form, const GemmDevice& device)
 // Returns the multiple of which the rows of op(a), or the columns of op(b), must be: tiles are to be whole.
 int64_t outer_multiple(const GemmOperandForm& operand) { return std::max<int64_t>(16, operand.how.tiles() ? operand.how.block() : 1); }
 
+bool is_blackwell_of_servers(const GemmDevice& device) { return device.architecture / 10 == 10; }
+bool is_blackwell_of_desktops(const GemmDevice& device) { return device.architecture / 10 == 12; }
+
+// Returns true if all elements of these codes are E4M3 elements in blocks of one or several times `block`, or if they are FP8 codes in such
+// blocks.
+bool fits_fp8(const Quantization& how, int64_t block) {
+  if (how.format == Format::e2m1) return how.block() % block == 0 && !how.tiles();
+  return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == block;
+}
+
 // Reasons against a product of codes: first those of the operands, whatever their blocks, then those of device and library.
 GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
-  const auto fp8 = [](const GemmOperandForm& o) { return o.how.format == Format::e4m3 || o.how.format == Format::e5m2; };
   if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;
-  const int64_t block = form.a.how.block();
-  if (!fp8(form.a) || !fp8(form.b) || block != form.b.how.block()) return GemmObstacle::element_format;
+  const int64_t block = native_block(form);
+  if (!fits_fp8(form.a.how, block) || !fits_fp8(form.b.how, block)) return GemmObstacle::element_format;
   if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
   const auto along = [](const Quantization& how, bool rows) { return how.tiles() || (rows ? how.rowwise() : how.columnwise()); };
   if (!along(form.a.how, !form.a.transposed) || !along(form.b.how, form.b.transposed)) return GemmObstacle::blocks;
   if (form.m % outer_multiple(form.a) != 0 || form.n % outer_multiple(form.b) != 0 || form.k % block != 0) return GemmObstacle::sizes;
   if (std::min(form.a.alignment, form.b.alignment) % 16 != 0) return GemmObstacle::alignment;
   if (block == 32) {
-    if (device.architecture / 10 != 10) return GemmObstacle::architecture;  // Blackwell of servers
+    if (!is_blackwell_of_servers(device) && !is_blackwell_of_desktops(device)) return GemmObstacle::architecture;
     if (device.library < kFirstWithMx) return GemmObstacle::old_library;
   } else {
     if (block != 128 || device.architecture != 90) return GemmObstacle::architecture;
@@ -65,7 +74,7 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
 // "n is 50257, no multiple of 16"
 std::string ragged_size(const GemmForm& form) {
   for (const auto& [name, size, unit] :
-       {std::tuple{'m', form.m, outer_multiple(form.a)}, {'n', form.n, outer_multiple(form.b)}, {'k', form.k, form.a.how.block()}}) {
+       {std::tuple{'m', form.m, outer_multiple(form.a)}, {'n', form.n, outer_multiple(form.b)}, {'k', form.k, native_block(form)}}) {
     if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", not a multiple of ", unit);
   }
   return "";
@@ -94,9 +103,13 @@ GemmRoute without_library(const GemmForm& form, const GemmDevice& device, GemmOb
 }
 
 GemmRoute native(const GemmForm& form, const GemmDevice& device) {
-  if (form.a.how.block() == 32) return {.path = GemmPath::mxfp8, .scales = 2, .bound = bf16_bound(form.k, device.architecture)};
-  const int transposed = (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1);
-  return {.path = GemmPath::fp8_block, .transposed = transposed, .scales = 2, .bound = fp8_bound_of_hopper(form.k)};
+  const bool mx = native_block(form) == 32, by_depth = !mx || is_blackwell_of_desktops(device);
+  const auto is_e2m1 = [](const GemmOperandForm& operand) { return operand.how.format == Format::e2m1 ? 1 : 0; };
+  return {.path = mx ? GemmPath::mxfp8 : GemmPath::fp8_block,
+          .widened = is_e2m1(form.a) + is_e2m1(form.b),
+          .transposed = by_depth ? (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1) : 0,
+          .scales = 2,
+          .bound = mx ? bf16_bound(form.k, device.architecture) : fp8_bound_of_hopper(form.k)};
 }
 
 // Codes are written as values of the other operand's dtype, or as bf16 where both are codes.
@@ -182,17 +195,16 @@ const char* gemm_path_name(GemmPath path) {
 }
 
 std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const GemmDevice& device) {
-  const std::string gpu = device.architecture == 0 ? "a CPU" : text("sm_", device.architecture),
-                    scales = text("scales per ", std::max(form.a.how.block(), form.b.how.block()));
+  const std::string gpu = device.architecture == 0 ? "a CPU" : text("sm_", device.architecture);
+  const int64_t block = is_codes(form.a) && is_codes(form.b) ? native_block(form) : std::max(form.a.how.block(), form.b.how.block());
+  const std::string scales = text("scales per ", block);
   switch (obstacle) {
     case GemmObstacle::none: return "";
     case GemmObstacle::switched_off: return "precision.native_products is never";
     case GemmObstacle::no_library: return "there is no cuBLASLt";
     case GemmObstacle::old_library:
-      return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", form.a.how.block() == 32 ? "12.8" : "12.9");
-    case GemmObstacle::architecture:
-      return device.architecture >= 120 && form.a.how.block() == 32 ? text("on ", gpu, " cuBLASLt has ", scales, " for some layouts only")
-                                                                    : text(gpu, " has no FP8 GEMMs with ", scales);
+      return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", block == 32 ? "12.8" : "12.9");
+    case GemmObstacle::architecture: return text(gpu, " has no FP8 GEMMs with ", scales);
     case GemmObstacle::one_operand: return "one operand is high-precision";
     case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length";
     case GemmObstacle::blocks: return "blocks do not lie along the contraction";
@@ -229,5 +241,7 @@ GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& devic
   const GemmObstacle hindrance = obstacle_of_mma(of_a_group);
   return without_library(of_a_group, device, hindrance, hindrance == GemmObstacle::none ? grouped : hindrance);
 }
+
+int64_t native_block(const GemmForm& form) { return std::min(form.a.how.block(), form.b.how.block()); }
 
 }  // namespace mantissa

@@ -217,6 +217,7 @@ std::string before_text(const GemmRoute& route) {
     if (operands > 0) out += text(out.empty() ? "" : ", ", operands, ' ', what);
   };
   add(route.dequantized, "dequantized");
+  add(route.widened, "widened");
   add(route.transposed, "transposed");
   add(route.scales, "of scales");
   return out.empty() ? "-" : out;

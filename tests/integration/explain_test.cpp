@@ -321,6 +321,9 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_EQ(simulated.exit_code, 2);
   EXPECT_THAT(simulated.errors, HasSubstr("simulates formats, which only the CPU backend supports: use --device cpu"));
   EXPECT_EQ(explained_json(words("sm_100", {mxfp8})).at("quantized_gemms"), "native");
+  EXPECT_THAT(explained(words("sm_120", {mxfp8})), HasSubstr("wgrad  3072 x 768 x 4096   mxfp8  2 transposed, 2 of scales"));
+  EXPECT_THAT(explained(words("sm_100", {"precision.recipe=mxfp4_qat_mxfp8_act"})),
+              HasSubstr("fprop  4096 x 3072 x 768   mxfp8     1 widened, 2 of scales"));
   const json emulated = explained_json(words("sm_90", {mxfp8}));
   EXPECT_EQ(emulated.at("quantized_gemms"), "emulated");
   const json& first = emulated.at("gemms").at("of").at(0);

@@ -18,8 +18,9 @@ constexpr std::array<int, 3> kLibraries = {120800, 130100, 130400};
 std::string line_of(const std::string& what, const GemmForm& form, const GemmDevice& device) {
   const GemmRoute route = route_gemm(form, device);
   std::ostringstream out;
-  out << what << " | " << gemm_path_name(route.path) << " | dequantized " << route.dequantized << ", transposed " << route.transposed
-      << ", scales " << route.scales << " | " << std::scientific << std::setprecision(2) << route.bound;
+  out << what << " | " << gemm_path_name(route.path) << " | dequantized " << route.dequantized
+      << (route.widened > 0 ? text(", widened ", route.widened) : "") << ", transposed " << route.transposed << ", scales " << route.scales
+      << " | " << std::scientific << std::setprecision(2) << route.bound;
   if (route.obstacle != GemmObstacle::none) out << " | " << obstacle_text(route.obstacle, form, device);
   return out.str() + '\n';
 }
@@ -56,7 +57,8 @@ TEST(GemmTable, IsThatOfTheFile) {
 
 TEST(GemmTable, NeverMultipliesCodesAsCodesWhereItMayNot) {
   const ModuleShape weight{.path = "w", .out = 512, .in = 1024};
-  for (const auto& [preset, architecture] : {std::pair{"fp8_block", 90}, {"mxfp8", 100}, {"mxfp8", 103}}) {
+  for (const auto& [preset, architecture] :
+       {std::pair{"fp8_block", 90}, {"mxfp8", 100}, {"mxfp8", 103}, {"mxfp8", 120}, {"mxfp4_qat_mxfp8_act", 100}}) {
     const GemmForm form = gemm_form(preset_recipe(preset), GemmRole::fprop, weight, 256);
     const GemmDevice may{.architecture = architecture, .library = 130100},
         may_not{.architecture = architecture, .library = 130100, .native = false};
@@ -83,7 +85,7 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
       {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 89; }},
       {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 100; }},
       {GemmObstacle::one_operand, [](GemmForm& f, GemmDevice&) { f.a.how = {}; }},
-      {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
+      {GemmObstacle::none, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
       {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.block_cols = 32; }},
       {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.transposed = true; }},
       {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.how = f.a.how.transposed(); }},
@@ -105,6 +107,24 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
     EXPECT_EQ(route.path == GemmPath::mma, obstacle == GemmObstacle::no_library);
     EXPECT_EQ(route.path == GemmPath::plain, obstacle == GemmObstacle::nothing);
   }
+}
+
+TEST(GemmTable, WidensE2m1InWholeBlocks) {
+  const auto route = [](Quantization of_weight, int64_t block_of_input) {
+    return route_with([&](GemmForm& f, GemmDevice& d) {
+      f.a.how = {Format::e4m3, 1, block_of_input}, f.b.how = of_weight;
+      d.architecture = block_of_input == 32 ? 100 : 90;
+    });
+  };
+  const auto e2m1 = [](int64_t block) { return Quantization{Format::e2m1, 1, block, ScaleRule::flashinfer}; };
+  EXPECT_EQ(route(e2m1(32), 32).widened, 1);
+  EXPECT_EQ(route(e2m1(96), 32).path, GemmPath::mxfp8);
+  EXPECT_EQ(route(e2m1(128), 128).path, GemmPath::fp8_block);
+  EXPECT_EQ(route(e2m1(256), 128).scales, 2);
+  for (const auto& [of_weight, of_input] : {std::pair<int64_t, int64_t>{16, 32}, {48, 32}, {32, 128}})
+    EXPECT_EQ(route(e2m1(of_weight), of_input).obstacle, GemmObstacle::element_format) << of_weight;
+  EXPECT_EQ(route(e2m1(32).transposed(), 32).obstacle, GemmObstacle::blocks);
+  EXPECT_EQ(route(Quantization{Format::e2m1, 32, 32}, 32).obstacle, GemmObstacle::element_format);
 }
 
 TEST(GemmTable, HasKernelsOfOursWithoutTheLibrary) {

@@ -176,7 +176,8 @@ bool has_fp8(const Side& a, const Side& b, int architecture) {
     if (side->outer % 16 != 0 || side->depth % 16 != 0 || side->matrix.column % 16 != 0 || side->scales == nullptr) return false;
     if (reinterpret_cast<uintptr_t>(side->scales) % 16 != 0) return false;
   }
-  if (a.mode == ScaleMode::per_32 && b.mode == ScaleMode::per_32) return architecture / 10 == 10 && a.depth % 32 == 0;
+  if (a.mode == ScaleMode::per_32 && b.mode == ScaleMode::per_32)
+    return (architecture / 10 == 10 || (architecture / 10 == 12 && tn)) && a.depth % 32 == 0;
   const auto block = [](const Side& side) { return side.mode == ScaleMode::per_128 || side.mode == ScaleMode::per_tile; };
   return architecture == 90 && tn && block(a) && block(b) && !(a.mode == ScaleMode::per_tile && b.mode == ScaleMode::per_tile);
 }

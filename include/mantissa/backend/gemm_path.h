@@ -8,8 +8,12 @@
 //   operands                                      from              conditions
 //   fp32 (never TF32), bf16                       any version       none
 //   FP8, one fp32 scale per 128 or 128 x 128      12.9, on 9.0      TN: the contraction is contiguous in both; not 128 x 128 twice
-//   FP8, one E8M0 scale per 32                    12.8, on 10.x     scales in the swizzled layout
+//   FP8, one E8M0 scale per 32                    12.8, on 10.x     scales in the swizzled layout; on 12.x TN
 //   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
+//
+// E2M1 codes, whose blocks are one or several of the other operand's, are multiplied as E4M3 codes with the same scales: E4M3 has all of
+// their elements. Where their blocks lie across the contraction, as those of a weight in dgrad, they are multiplied as values: one scale
+// for 32 rows would be exact only while the rows' own scales lie within 15 binades, which nobody promises.
 //
 // Everything else is multiplied as the values that codes stand for, which bf16 holds exactly but for extreme scales: codes are dequantized
 // before. That is reported as "emulated". Scales of native GEMMs are given to the library as they are, also extreme ones: whether it honors
@@ -99,6 +103,7 @@ struct GemmRoute {
   GemmPath path = GemmPath::cpu;
   GemmObstacle obstacle = GemmObstacle::none;
   int dequantized = 0;  // operands written as values before
+  int widened = 0;      // operands whose E2M1 codes are written as E4M3 codes before
   int transposed = 0;   // operands whose codes are written transposed before
   int scales = 0;       // operands whose scales are written in the layout of the library before
   double bound = 0.0;   // limit of |error| / sum of |a b|, in fp32, before the result is rounded to its dtype
@@ -112,5 +117,8 @@ GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, 
 // the other.
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows = 0);
 inline constexpr int64_t kRowsForLibrary = 512;
+
+// Returns the length of the blocks that a native GEMM of these codes has along its contraction.
+int64_t native_block(const GemmForm& form);
 
 }  // namespace mantissa

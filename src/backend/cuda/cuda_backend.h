@@ -137,7 +137,7 @@ class CudaBackend final : public Backend {
   template <class Groups>
   std::vector<gpu::LibraryGemm> library_groups(const Groups& k, const Tensor& a, const Tensor& b);
   void add_extremes(const Gemm& k, const Scratch& scratch);
-  gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch);
+  gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, int64_t block, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
   Tensor values_of(const Value& value, Scratch& scratch);
   // These multiply bf16 operands on tensor cores: those of k, or a and b in their place.
@@ -150,8 +150,9 @@ class CudaBackend final : public Backend {
   void multiply_plainly(const GroupedGemm& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
   void multiply_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
   gpu::OnlyIf only_if_extreme(const Scratch& scratch) { return {scratch.flag.device_data<int32_t>(), &part().report->fp32_gemms}; }
+  QuantizedTensor widened_codes(const QuantizedTensor& x);  // writes E2M1 codes as E4M3 codes, with the same scales
   Tensor transposed_codes(const QuantizedTensor& x);
-  Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout);
+  Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout);
   void clear_where(const Tensor& flag, const Tensor& values);
   void report_refused(const GemmForm& form, const GemmRoute& route);
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }

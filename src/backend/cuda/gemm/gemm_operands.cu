@@ -31,6 +31,26 @@ __global__ void __launch_bounds__(kThreads) transpose(const uint8_t* x, uint8_t*
   }
 }
 
+// E4M3 codes of four E2M1 codes, whose elements are 0, 1/2 and, from code 2 on, 1 and half a binade more for each: 0, 0x30, 0x38, 0x3c...
+// Four bytes at a time, of which none carries into the next.
+__device__ inline uint32_t widened(uint32_t four) {
+  const uint32_t pairs = (four | four << 8) & 0x00ff00ffU, each = (pairs | pairs << 4) & 0x0f0f0f0fU, magnitudes = each & 0x07070707U;
+  const uint32_t from_1 = (magnitudes + 0x07070707U) & 0x08080808U, from_2 = (magnitudes + 0x06060606U) & 0x08080808U;  // 8 or 0
+  return from_1 * 6 + ((magnitudes & (from_2 - (from_2 >> 3))) << 2) + ((each & 0x08080808U) << 4);
+}
+struct alignas(16) SixteenCodes {
+  uint32_t words[4];
+};
+__global__ void __launch_bounds__(kThreads) widen_codes(const uint8_t* x, uint8_t* out, int64_t packs) {
+  for_each_element(packs, [=](int64_t i) {
+    const auto codes = load<uint64_t>(x + 8 * i);
+    SixteenCodes wide;
+    MANTISSA_UNROLL
+    for (unsigned word = 0; word < 4; ++word) wide.words[word] = widened(static_cast<uint32_t>(codes >> 16 * word) & 0xffffU);
+    store(out + 16 * i, wide);
+  });
+}
+
 // A scale of block j along the contraction, for row i of op(a) or column i of op(b).
 struct ScalesOfSide {
   CodeMatrix matrix;
@@ -67,6 +87,14 @@ __global__ void __launch_bounds__(kThreads) clear_where(const int32_t* flag, T* 
 
 }  // namespace
 
+QuantizedTensor CudaBackend::widened_codes(const QuantizedTensor& x) {
+  const Quantization how{Format::e4m3, x.how.block_rows, x.how.block_cols, ScaleRule::rceil, x.how.range};
+  const QuantizedTensor out{.codes = empty(*this, Dtype::u8, x.shape), .scales = x.scales, .shape = x.shape, .how = how};
+  const int64_t packs = out.codes.elements() / 16;  // native GEMMs have whole blocks of 32
+  launch(widen_codes, {blocks_for(packs), kThreads}, x.codes.device_data<uint8_t>(), out.codes.device_data<uint8_t>(), packs);
+  return out;
+}
+
 Tensor CudaBackend::transposed_codes(const QuantizedTensor& x) {
   const int64_t rows = x.shape[0], cols = x.shape[1];
   const Tensor out = empty(*this, Dtype::u8, {cols, rows});
@@ -75,8 +103,8 @@ Tensor CudaBackend::transposed_codes(const QuantizedTensor& x) {
   return out;
 }
 
-Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, gpu::ScaleLayout layout) {
-  const int64_t block = x.how.block(), outer = x.shape[along_rows ? 0 : 1], inner = x.shape[along_rows ? 1 : 0] / block;
+Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout) {
+  const int64_t outer = x.shape[along_rows ? 0 : 1], inner = x.shape[along_rows ? 1 : 0] / block;
   const ScalesOfSide side{CodeMatrix(x), along_rows, outer, inner, block};
   const auto written = [&](auto* kernel, Dtype dtype, auto none, int64_t elements) {
     const Tensor out = empty(*this, dtype, {elements});

@@ -153,7 +153,8 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
   if (adds_later && k.accumulate) return false;
   if (!refused_.empty() && refused_.contains(refusal_key(k, form, route))) return false;
   Scratch scratch = scratch_for(route);
-  const LibraryMatrix a = side_of(k.a, true, route, scratch), b = side_of(k.b, false, route, scratch);
+  const int64_t block = native_block(form);
+  const LibraryMatrix a = side_of(k.a, true, route, block, scratch), b = side_of(k.b, false, route, block, scratch);
   const Tensor out = adds_later ? empty(*this, Dtype::f32, k.out.shape()) : k.out;
   const gpu::LibraryGemm gemm{.a = a,
                               .b = b,
@@ -229,20 +230,22 @@ void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
 }
 
 // Returns an operand as the library reads it. `left`: it is a, whose contraction lies along its rows unless it is transposed.
-gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const GemmRoute& route, Scratch& scratch) {
+gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const GemmRoute& route, int64_t block, Scratch& scratch) {
   const QuantizedTensor* const codes = operand.quantized();
   if (codes == nullptr) return matrix_of(operand.dense(), operand.transposed);
   if (!scratch.native) return matrix_of(values_of(operand.value, scratch), operand.transposed);
-  const bool along_rows = left != operand.transposed;
+  const bool along_rows = left != operand.transposed, by_depth = route.transposed > 0;
   const ScaleLayout layout = route.path == GemmPath::mxfp8 ? ScaleLayout::swizzled_e8m0
                              : codes->how.tiles()          ? ScaleLayout::tiles_fp32
                                                            : ScaleLayout::outer_fp32;
-  LibraryMatrix out{.data = codes->codes.device_bytes(), .format = codes->how.format, .transposed = operand.transposed, .layout = layout};
-  if (route.path == GemmPath::fp8_block && !along_rows) {
-    out.data = scratch.held.emplace_back(transposed_codes(*codes)).device_bytes();
+  const QuantizedTensor wide = codes->how.format == Format::e2m1 ? widened_codes(*codes) : *codes;
+  scratch.held.push_back(wide.codes);
+  LibraryMatrix out{.data = wide.codes.device_bytes(), .format = wide.how.format, .transposed = operand.transposed, .layout = layout};
+  if (by_depth && !along_rows) {
+    out.data = scratch.held.emplace_back(transposed_codes(wide)).device_bytes();
     out.transposed = !out.transposed;
   }
-  out.scales = scratch.held.emplace_back(scales_of_side(*codes, along_rows, layout)).device_bytes();
+  out.scales = scratch.held.emplace_back(scales_of_side(wide, along_rows, block, layout)).device_bytes();
   return out;
 }
 
