@@ -68,6 +68,7 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
   const std::optional<RecipeProblem> problem = out.architecture > 0 ? plan.needs_cpu() : std::nullopt;
   if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": use --device cpu");
   out.native = config.precision.native_products == NativeProducts::automatic;
+  out.grouped = config.precision.grouped_gemms == GroupedGemms::automatic;
   return out;
 }
 

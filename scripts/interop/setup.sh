@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy, transformers, mlx-lm, gguf of PyPI.
-# Tests labeled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop.
+# setup.sh [4 | cublas]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy, transformers, mlx-lm, gguf of
+# PyPI. Tests labeled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop. With cublas
+# only .venv-cublas, which has cuBLASLt 13.10, later than that of PyTorch, for its descriptors.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[ $# = 0 ] || [ "$*" = 4 ] || { echo "interop: usage: setup.sh [4]" >&2; exit 2; }
+[[ "$*" =~ ^(4|cublas)?$ ]] || { echo "interop: usage: setup.sh [4 | cublas]" >&2; exit 2; }
+if [ "$*" = cublas ]; then
+  python3 -m venv .venv-cublas
+  exec .venv-cublas/bin/python -m pip install --quiet --no-deps nvidia-cublas==13.10.0.20
+fi
 
 make() {  # folder, requirements, the folder whose packages it also sees
   if cmp -s "$2" "$1/installed"; then

@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int kFirstWithMx = 120800, kFirstWithBlocks = 120900;
+constexpr int kFirstWithMx = 120800, kFirstWithBlocks = 120900, kFirstWithGroups = 131000;
 
 bool is_codes(const GemmOperandForm& operand) { return static_cast<bool>(operand.how); }
 
@@ -190,6 +190,7 @@ const char* gemm_path_name(GemmPath path) {
     case GemmPath::bf16: return "bf16";
     case GemmPath::fp8_block: return "fp8_block";
     case GemmPath::mxfp8: return "mxfp8";
+    case GemmPath::grouped: return "grouped";
   }
   return "unknown";
 }
@@ -233,12 +234,22 @@ GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, 
   return without_library(form, device, form.k > 0 ? obstacle_of_mma(form) : GemmObstacle::nothing, why);
 }
 
+bool multiplies_groups(const GemmDevice& device) {
+  return device.grouped && device.library >= kFirstWithGroups && (device.architecture == 90 || is_blackwell_of_servers(device));
+}
+
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows) {
   if (device.architecture == 0) return on_cpu(of_a_group);
   const GemmObstacle grouped = operands_of_codes(of_a_group) > 0 ? GemmObstacle::grouped : GemmObstacle::none;
+  const GemmObstacle hindrance = obstacle_of_mma(of_a_group);
+  if (usual_rows > 0 && multiplies_groups(device) && hindrance == GemmObstacle::none &&
+      of_a_group.n * dtype_bytes(of_a_group.out) % 16 == 0) {
+    GemmRoute out = of_values(of_a_group, device, grouped);
+    out.path = GemmPath::grouped;
+    return out;
+  }
   if (usual_rows >= kRowsForLibrary && obstacle_of_library(of_a_group, device) == GemmObstacle::none)
     return of_values(of_a_group, device, grouped);
-  const GemmObstacle hindrance = obstacle_of_mma(of_a_group);
   return without_library(of_a_group, device, hindrance, hindrance == GemmObstacle::none ? grouped : hindrance);
 }
 

@@ -205,7 +205,7 @@ int64_t Permute::bytes_moved() const {
 }
 
 int64_t rows_of_groups(const Tensor& offsets, const HostGroups* host, int64_t rows) {
-  if (host != nullptr) return host->offsets.back();
+  if (host != nullptr && !host->offsets.empty()) return host->offsets.back();
   const bool known = offsets.device().host_memory() && !is_dry(offsets.device_bytes());
   return known ? offsets.data<int32_t>()[offsets.elements() - 1] : rows;
 }
@@ -252,11 +252,11 @@ Contract Permute::contract() const {
 namespace {
 
 Contract& known_groups(Contract& c, const HostGroups* host, int64_t rows) {
-  if (!host) return c;
+  if (!host || host->offsets.empty()) return c;
   const std::vector<int64_t>& offsets = host->offsets;
   c.that(std::ssize(offsets) == c.size('P'), "host has ", offsets.size(), " offsets, but offsets has ", c.size('P'));
-  return c.that(std::ranges::is_sorted(offsets) && (offsets.empty() || (offsets.front() >= 0 && offsets.back() <= rows)),
-                "the offsets in host do not divide ", rows, " rows into groups");
+  return c.that(std::ranges::is_sorted(offsets) && offsets.front() >= 0 && offsets.back() <= rows, "the offsets in host do not divide ",
+                rows, " rows into groups");
 }
 
 }  // namespace

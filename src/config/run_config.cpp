@@ -415,6 +415,7 @@ RunConfig teacher_config(const RunConfig& config) {
   out.precision = {};
   out.precision.dtype = config.precision.dtype;
   out.precision.native_products = config.precision.native_products;
+  out.precision.grouped_gemms = config.precision.grouped_gemms;
   out.optimizer.rules.clear();
   out.teacher.reset();
   ConfigReport report;

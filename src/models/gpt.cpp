@@ -82,6 +82,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
               .kv_heads = config.kv_heads() / options.mesh.tensor.size(),
               .head_dim = config.head_size()} {
   device.allow_native_gemms(plan.native_gemms());
+  device.allow_grouped_gemms(plan.grouped_gemms());
   check_plan(plan, config, device, options.mesh.tensor.size());
   const Init normal{.constant = 0.0, .std = config.init_std};
   const Mesh& mesh = options_.mesh;

@@ -180,15 +180,16 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
 }  // namespace
 
 // Where groups usually have this many rows, the library of a GPU multiplies one group after the other (gemm_path.h). The host must then
-// know where they end: it reads that once a dispatch.
+// know where they end: it reads that once a dispatch, unless the library reads it itself.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
                   ExpertGradients gradients) {
   if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);
   Dispatch out = dispatch_here(experts, num_experts, multiple, capacity);
   const int64_t usual_rows = ceil_div(experts.elements(), num_experts);
-  const bool for_library = experts.device().gemm_device().library > 0 && usual_rows >= kRowsForLibrary;
+  const GemmDevice device = experts.device().gemm_device();
+  const bool at_once = multiplies_groups(device), for_library = at_once || (device.library > 0 && usual_rows >= kRowsForLibrary);
   if (!for_library || gradients != ExpertGradients::summed) return out;
-  const std::vector<int32_t> ends = to_host<int32_t>(out.offsets);
+  const std::vector<int32_t> ends = at_once ? std::vector<int32_t>() : to_host<int32_t>(out.offsets);
   out.host = std::make_shared<const HostGroups>(HostGroups{.offsets = {ends.begin(), ends.end()}, .usual_rows = usual_rows});
   return out;
 }

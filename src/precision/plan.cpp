@@ -376,6 +376,7 @@ PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelS
   plan.idle_keys_ = idle_keys(config, plan.modules_);
   if (config.quantized_dispatch) plan.dispatch_advice_ = advice_on_dispatch(plan.modules_);
   plan.native_gemms_ = config.native_products == NativeProducts::automatic;
+  plan.grouped_gemms_ = config.grouped_gemms == GroupedGemms::automatic;
   return plan;
 }
 

@@ -280,4 +280,16 @@ TEST(RunConfig, AFolderInPlaceOfAConfigurationIsRefusedWithItsOwn) {
                 (folder / "model.gguf"));
 }
 
+// A device multiplies for both in one way, which the model that is made last decides.
+TEST(RunConfig, TeacherMultipliesAsTheRunDoes) {
+  RunConfig config = resolved({}).config;
+  config.training.teacher = "teacher";
+  config.teacher = config.model;
+  config.precision.native_products = NativeProducts::never;
+  config.precision.grouped_gemms = GroupedGemms::automatic;
+  const PrecisionConfig teacher = teacher_config(config).precision;
+  EXPECT_EQ(teacher.native_products, NativeProducts::never);
+  EXPECT_EQ(teacher.grouped_gemms, GroupedGemms::automatic);
+}
+
 }  // namespace mantissa::run_config_test

@@ -324,6 +324,8 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_THAT(explained(words("sm_120", {mxfp8})), HasSubstr("wgrad  3072 x 768 x 4096   mxfp8  2 transposed, 2 of scales"));
   EXPECT_THAT(explained(words("sm_100", {"precision.recipe=mxfp4_qat_mxfp8_act"})),
               HasSubstr("fprop  4096 x 3072 x 768   mxfp8     1 widened, 2 of scales"));
+  const std::vector<std::string> experts = {"configs/moe-8x1b.json", "--device", "sm_90", "--set", "precision.grouped_gemms=auto"};
+  EXPECT_THAT(explained(experts), HasSubstr("grouped"));
   const json emulated = explained_json(words("sm_90", {mxfp8}));
   EXPECT_EQ(emulated.at("quantized_gemms"), "emulated");
   const json& first = emulated.at("gemms").at("of").at(0);

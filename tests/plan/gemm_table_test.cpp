@@ -127,6 +127,27 @@ TEST(GemmTable, WidensE2m1InWholeBlocks) {
   EXPECT_EQ(route(Quantization{Format::e2m1, 32, 32}, 32).obstacle, GemmObstacle::element_format);
 }
 
+TEST(GemmTable, MultipliesGroupsAtOnceWhereThatIsAskedFor) {
+  const auto path = [](const std::function<void(GemmForm&, GemmDevice&)>& change, int64_t usual_rows = 600) {
+    GemmForm form{.a = {}, .b = {}, .m = 600, .n = 512, .k = 1024};
+    GemmDevice device{.architecture = 90, .library = 131000, .grouped = true};
+    change(form, device);
+    return route_grouped_gemm(form, device, usual_rows).path;
+  };
+  EXPECT_EQ(path([](GemmForm&, GemmDevice&) {}), GemmPath::grouped);
+  EXPECT_EQ(path([](GemmForm&, GemmDevice&) {}, 1), GemmPath::grouped);
+  EXPECT_EQ(path([](GemmForm&, GemmDevice&) {}, 0), GemmPath::mma) << "layouts are to have the bits of one rank";
+  EXPECT_EQ(path([](GemmForm& f, GemmDevice&) { f.b.how = {Format::e4m3, 32, 32}; }), GemmPath::grouped);
+  EXPECT_EQ(path([](GemmForm&, GemmDevice& d) { d.architecture = 103; }), GemmPath::grouped);
+  EXPECT_EQ(path([](GemmForm&, GemmDevice& d) { d.grouped = false; }), GemmPath::bf16);
+  EXPECT_EQ(path([](GemmForm&, GemmDevice& d) { d.library = 130999; }), GemmPath::bf16);
+  for (const int architecture : {80, 89, 120})
+    EXPECT_EQ(path([&](GemmForm&, GemmDevice& d) { d.architecture = architecture; }), GemmPath::bf16) << architecture;
+  EXPECT_EQ(path([](GemmForm& f, GemmDevice&) { f.n = 508; }), GemmPath::bf16);
+  EXPECT_EQ(path([](GemmForm& f, GemmDevice&) { f.n = 508, f.b.transposed = true, f.out = Dtype::f32; }), GemmPath::grouped);
+  EXPECT_EQ(path([](GemmForm& f, GemmDevice&) { f.a.dtype = Dtype::f32; }), GemmPath::fp32);
+}
+
 TEST(GemmTable, HasKernelsOfOursWithoutTheLibrary) {
   const auto path = [](const std::function<void(GemmForm&)>& change) {
     GemmForm form{.a = {}, .b = {}, .m = 24, .n = 32, .k = 40};

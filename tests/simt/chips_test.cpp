@@ -32,9 +32,11 @@ TEST(NativeGemms, AreAllowedByThePlan) {
   PrecisionConfig precision;
   for (const NativeProducts products : {NativeProducts::never, NativeProducts::automatic}) {
     precision.native_products = products;
+    precision.grouped_gemms = products == NativeProducts::never ? GroupedGemms::automatic : GroupedGemms::never;
     ConfigReport report;
     const Gpt gpt(model, *device, PrecisionPlan::resolve(precision, model_shape(model), report), {});
     EXPECT_EQ(device->gemm_device().native, products == NativeProducts::automatic);
+    EXPECT_EQ(device->gemm_device().grouped, precision.grouped_gemms == GroupedGemms::automatic);
   }
 }
 

@@ -1,12 +1,16 @@
 // cuBLASLt without a device: its descriptors, layouts and preferences are those of the real library, which needs no GPU for them. The
 // choice of an algorithm refuses what the library refuses on an architecture; products are sums in fp64 of the values that the attributes
-// describe.
+// describe. Where the real library is older than groups, this file keeps what only they have.
 #include <dlfcn.h>
 
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/cublaslt/calls.h"
@@ -22,16 +26,22 @@
 namespace mantissa::simt {
 namespace {
 
-std::atomic<int64_t> of_values, per_32, per_128, algorithms;
+std::atomic<int64_t> of_values, per_32, per_128, at_once, algorithms, checks;
 
 }  // namespace
 
-LibraryGemms library_gemms() { return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128, .algorithms = algorithms}; }
+LibraryGemms library_gemms() {
+  return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128, .at_once = at_once, .algorithms = algorithms, .checks = checks};
+}
 std::atomic<int64_t>& refused_columns() {
   static std::atomic<int64_t> columns;
   return columns;
 }
 std::atomic<bool>& refuses_codes() {
+  static std::atomic<bool> refuses;
+  return refuses;
+}
+std::atomic<bool>& refuses_groups() {
   static std::atomic<bool> refuses;
   return refuses;
 }
@@ -49,41 +59,119 @@ constexpr size_t kWorkspace = 4096;
 constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
 enum class ScaleMode : int32_t { scalar = 0, per_32 = 2, per_128 = 4, per_tile = 5 };
 
-// The functions that read attributes back.
-struct Reading {
+// Functions of the real library: those that read attributes back, and those that stand behind functions of this file.
+struct Real {
   decltype(&cublasLtMatmulDescGetAttribute) MatmulDescGetAttribute;
   decltype(&cublasLtMatrixLayoutGetAttribute) MatrixLayoutGetAttribute;
   decltype(&cublasLtMatmulPreferenceGetAttribute) MatmulPreferenceGetAttribute;
+  CublasLtCalls calls;
 };
-Reading& real() {
-  static Reading reading{};
-  return reading;
+Real& real() {
+  static Real functions{};
+  return functions;
 }
 
+// Attributes that a library before 13.10 lacks, by object and number. A later one keeps them itself.
+class LaterAttributes {
+ public:
+  void set(const void* object, int which, const void* value, size_t bytes) {
+    const std::scoped_lock lock(mutex_);
+    const auto* const first = static_cast<const std::byte*>(value);
+    kept_[{object, which}].assign(first, first + bytes);
+  }
+  bool get(const void* object, int which, void* value, size_t bytes, size_t& written) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = kept_.find({object, which});
+    if (found == kept_.end()) return false;
+    written = found->second.size();
+    if (written == bytes) std::memcpy(value, found->second.data(), bytes);
+    return true;
+  }
+  void forget(const void* object) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(kept_, [&](const auto& each) { return each.first.first == object; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const void*, int>, std::vector<std::byte>> kept_;
+};
+LaterAttributes& later() {
+  static LaterAttributes attributes;
+  return attributes;
+}
+constexpr int kBatchMode = 8, kRowsOfGroups = 9, kColumnsOfGroups = 10, kLeadingDimensionsOfGroups = 11, kBatchInvariance = 41;
+constexpr int kAverageDepth = 13, kAverageRows = 14, kAverageColumns = 15;
+
+cublasStatus_t set_in_desc(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which, const void* value, size_t bytes) {
+  if (which != kBatchInvariance) return real().calls.MatmulDescSetAttribute(desc, which, value, bytes);
+  if (bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
+  later().set(desc, which, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t set_in_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which, const void* value, size_t bytes) {
+  if (which < kRowsOfGroups) return real().calls.MatrixLayoutSetAttribute(layout, which, value, bytes);
+  if (bytes != 8 || which > kLeadingDimensionsOfGroups) return CUBLAS_STATUS_INVALID_VALUE;
+  later().set(layout, which, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t set_in_preference(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which, const void* value,
+                                 size_t bytes) {
+  if (which < kAverageDepth) return real().calls.MatmulPreferenceSetAttribute(preference, which, value, bytes);
+  if (bytes != 8) return CUBLAS_STATUS_INVALID_VALUE;  // so does the real one, whose header speaks of 4
+  later().set(preference, which, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t create_layout_of_groups(cublasLtMatrixLayout_t* layout, cudaDataType type, int groups, const void* rows, const void* columns,
+                                       const void* leading_dimensions) {
+  const cublasStatus_t status = real().calls.MatrixLayoutCreate(layout, type, 0, 0, 0);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  const uint32_t grouped = 2;
+  later().set(*layout, kBatchMode, &grouped, sizeof grouped);
+  const int which[] = {kRowsOfGroups, kColumnsOfGroups, kLeadingDimensionsOfGroups};
+  const void* const arrays[] = {rows, columns, leading_dimensions};
+  for (size_t i = 0; i < 3; ++i) later().set(*layout, which[i], &arrays[i], sizeof arrays[i]);
+  return real().calls.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &groups, sizeof groups);
+}
+cublasStatus_t destroy_desc(cublasLtMatmulDesc_t desc) {
+  later().forget(desc);
+  return real().calls.MatmulDescDestroy(desc);
+}
+cublasStatus_t destroy_layout(cublasLtMatrixLayout_t layout) {
+  later().forget(layout);
+  return real().calls.MatrixLayoutDestroy(layout);
+}
+cublasStatus_t destroy_preference(cublasLtMatmulPreference_t preference) {
+  later().forget(preference);
+  return real().calls.MatmulPreferenceDestroy(preference);
+}
+size_t version() {
+  const char* const given = std::getenv("MANTISSA_SIMT_CUBLASLT_VERSION");
+  return given ? static_cast<size_t>(std::atoi(given)) : real().calls.GetVersion();
+}
+
+template <class T, class Object, class Which>
+T attribute(cublasStatus_t (*read)(Object, Which, void*, size_t, size_t*), std::type_identity_t<Object> object, int which) {
+  T value{};
+  size_t written = 0;
+  if (!later().get(object, which, &value, sizeof value, written)) {
+    const cublasStatus_t status = read(object, static_cast<Which>(which), &value, sizeof value, &written);
+    require(status == CUBLAS_STATUS_SUCCESS, "attribute ", which, " is not to be had");
+  }
+  require(written == sizeof value, "attribute ", which, " has ", written, " bytes");
+  return value;
+}
 template <class T>
 T attribute(cublasLtMatmulDesc_t desc, int which) {
-  T value{};
-  size_t written = 0;
-  const auto status =
-      real().MatmulDescGetAttribute(desc, static_cast<cublasLtMatmulDescAttributes_t>(which), &value, sizeof value, &written);
-  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a descriptor is not to be had");
-  return value;
+  return attribute<T>(real().MatmulDescGetAttribute, desc, which);
 }
 template <class T>
-T attribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which) {
-  T value{};
-  size_t written = 0;
-  const auto status = real().MatrixLayoutGetAttribute(layout, which, &value, sizeof value, &written);
-  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a layout is not to be had");
-  return value;
+T attribute(cublasLtMatrixLayout_t layout, int which) {
+  return attribute<T>(real().MatrixLayoutGetAttribute, layout, which);
 }
 template <class T>
-T attribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which) {
-  T value{};
-  size_t written = 0;
-  const auto status = real().MatmulPreferenceGetAttribute(preference, which, &value, sizeof value, &written);
-  require(status == CUBLAS_STATUS_SUCCESS && written == sizeof value, "attribute ", which, " of a preference is not to be had");
-  return value;
+T attribute(cublasLtMatmulPreference_t preference, int which) {
+  return attribute<T>(real().MatmulPreferenceGetAttribute, preference, which);
 }
 
 double power_of(uint8_t scale) { return scale == 255 ? std::nan("") : std::ldexp(1.0, scale - 127); }
@@ -102,6 +190,8 @@ struct Matrix {
     require(attribute<int32_t>(layout, CUBLASLT_MATRIX_LAYOUT_ORDER) == CUBLASLT_ORDER_COL, "a layout is not column-major");
     require(column >= rows, "columns of ", rows, " elements lie ", column, " apart");
   }
+  Matrix(cudaDataType of, int64_t row_count, int64_t col_count, int64_t leading_dimension)
+      : type(of), rows(row_count), cols(col_count), column(leading_dimension) {}
   bool fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
   int64_t element_bytes() const { return fp8() ? 1 : type == CUDA_R_16BF ? 2 : 4; }
 
@@ -111,8 +201,9 @@ struct Matrix {
 
 // A side of the product, op(A) [m, k] or op(B)^T [n, k].
 struct Side {
-  Side(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t layout, bool is_a)
-      : matrix(layout),
+  Side(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t layout, bool is_a) : Side(desc, Matrix(layout), is_a) {}
+  Side(cublasLtMatmulDesc_t desc, const Matrix& of, bool is_a)
+      : matrix(of),
         transposed(attribute<int32_t>(desc, is_a ? CUBLASLT_MATMUL_DESC_TRANSA : CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T),
         by_column(transposed == is_a),
         outer(by_column ? matrix.cols : matrix.rows),
@@ -139,6 +230,12 @@ struct Side {
       case CUDA_R_8F_E5M2: return element_of<E5M2>(static_cast<const uint8_t*>(data)[at]);
       default: fail(ExitCode::internal, "a matrix of type ", static_cast<int>(matrix.type));
     }
+  }
+  Side with(const Matrix& of) const {  // a side of the same operation
+    Side out = *this;
+    out.matrix = of;
+    out.outer = by_column ? of.cols : of.rows, out.depth = by_column ? of.rows : of.cols;
+    return out;
   }
   // Some kernels of the library read padding, which is therefore 0.
   void require_padding() const {
@@ -195,10 +292,10 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
 }
 
-// An algorithm keeps the alignments that its addresses must have, and whether it may split a sum.
+// An algorithm keeps the alignments that its addresses must have, whether it may split a sum, and whether it is for groups at once.
 struct Promised {
   uint32_t a, b, c, d;
-  bool splits;
+  bool splits, at_once;
 };
 Promised promised_of(const cublasLtMatmulAlgo_t& algorithm) {
   Promised out{};
@@ -213,10 +310,65 @@ cublasStatus_t create(cublasLtHandle_t* handle) {
 }
 cublasStatus_t destroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 
+// Matrices of groups as a layout says, which a product reads when the stream comes to it.
+struct Matrices {
+  explicit Matrices(cublasLtMatrixLayout_t layout)
+      : type(static_cast<cudaDataType>(attribute<uint32_t>(layout, CUBLASLT_MATRIX_LAYOUT_TYPE))),
+        groups(attribute<int32_t>(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT)),
+        rows(attribute<const int32_t*>(layout, kRowsOfGroups)),
+        columns(attribute<const int32_t*>(layout, kColumnsOfGroups)),
+        leading_dimensions(attribute<const int32_t*>(layout, kLeadingDimensionsOfGroups)) {}
+  static bool are(cublasLtMatrixLayout_t layout) {
+    uint32_t mode = 0;
+    size_t written = 0;
+    if (!later().get(layout, kBatchMode, &mode, sizeof mode, written))
+      real().MatrixLayoutGetAttribute(layout, static_cast<cublasLtMatrixLayoutAttribute_t>(kBatchMode), &mode, sizeof mode, &written);
+    return mode == 2;
+  }
+  Matrix of(int64_t group) const {
+    const Matrix out(type, rows[group], columns[group], leading_dimensions[group]);
+    require(out.column >= out.rows && out.column * out.element_bytes() % 16 == 0, "a matrix of a group has columns of ", out.rows, ", ",
+            out.column, " apart");
+    return out;
+  }
+
+  cudaDataType type;
+  int groups;
+  const int32_t *rows, *columns, *leading_dimensions;
+};
+
+void choose_for_groups(cublasLtMatmulDesc_t desc, const Matrices& a, const Matrices& b, const Matrices& d,
+                       cublasLtMatmulPreference_t preference, cublasLtMatmulHeuristicResult_t* results, int* found) {
+  const auto average = [&](int which) { return attribute<int64_t>(preference, which); };
+  require(a.groups == d.groups && b.groups == d.groups && d.groups > 0, "groups of ", a.groups, ", ", b.groups, " and ", d.groups);
+  require(attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_POINTER_MODE) == CUBLASLT_POINTER_MODE_DEVICE,
+          "on 9.0 groups with factors of the host are wrong in cuBLASLt 13.4 to 13.8");
+  require(attribute<int32_t>(desc, kBatchInvariance) == 4, "the bits of a row may depend on others");
+  require(attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) == CUBLASLT_REDUCTION_SCHEME_NONE,
+          "the sum of a group may be split");
+  require(average(kAverageRows) > 0 && average(kAverageColumns) > 0 && average(kAverageDepth) > 0, "the usual sizes of groups are unknown");
+  for (const int each : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    require(attribute<uint32_t>(preference, each) == 16, "groups of any alignment");
+  const int architecture = simt::architecture();
+  const bool is = version() >= 131000 && (architecture == 90 || architecture / 10 == 10) && a.type == CUDA_R_16BF && b.type == a.type;
+  if (!is || simt::refuses_groups() || attribute<uint64_t>(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) < kWorkspace) return;
+  const Promised promised{16, 16, 16, 16, false, true};
+  std::memcpy(&results->algo, &promised, sizeof promised);
+  results->state = CUBLAS_STATUS_SUCCESS;
+  results->workspaceSize = kWorkspace;
+  *found = 1;
+  ++simt::algorithms;
+}
+
 cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int requested,
                       cublasLtMatmulHeuristicResult_t* results, int* found) {
   *found = 0;
+  if (Matrices::are(d)) {
+    choose_for_groups(desc, Matrices(a), Matrices(b), Matrices(d), preference, results, found);
+    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   const Side left(desc, a, true), right(desc, b, false);
   const Matrix out(d), in(c);
   require(requested > 0 && left.depth == right.depth && out.rows == left.outer && out.cols == right.outer, "layouts do not fit each other");
@@ -231,7 +383,8 @@ cublasStatus_t choose(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatri
                           attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES),
                           attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES),
                           attribute<uint32_t>(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES),
-                          reductions != CUBLASLT_REDUCTION_SCHEME_NONE};
+                          reductions != CUBLASLT_REDUCTION_SCHEME_NONE,
+                          false};
   std::memcpy(&results->algo, &promised, sizeof promised);
   results->state = CUBLAS_STATUS_SUCCESS;
   results->workspaceSize = kWorkspace;
@@ -245,6 +398,9 @@ cublasStatus_t check_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
                                cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algorithm,
                                cublasLtMatmulHeuristicResult_t* result) {
   require(!promised_of(*algorithm).splits, "the sum of a group may be split, by sizes of another");
+  require(version() < 131000 || attribute<int32_t>(desc, kBatchInvariance) == std::countr_zero(promised_of(*algorithm).a),
+          "the bits of a row may depend on others");
+  ++simt::checks;
   const Side left(desc, a, true), right(desc, b, false);
   const Matrix out(d);
   const bool fit = left.depth == right.depth && out.rows == left.outer && out.cols == right.outer;
@@ -295,10 +451,59 @@ struct Product {
   }
 };
 
+// GEMMs of groups, read when the stream comes to them. Like the real library before 13.3, it leaves alone what has an empty contraction.
+struct ProductsOfGroups {
+  Side a, b;  // sides of the operation, with no matrix
+  Matrices of_a, of_b, of_d;
+  const void* const* addresses[3];
+  const float *alpha, *beta;
+
+  void compute() const {
+    require(*alpha == 1.0F, "a product of groups is multiplied by ", *alpha);
+    for (int64_t g = 0; g < of_d.groups; ++g) {
+      Product product{.a = a.with(of_a.of(g)),
+                      .b = b.with(of_b.of(g)),
+                      .d = of_d.of(g),
+                      .of_a = addresses[0][g],
+                      .of_b = addresses[1][g],
+                      .of_c = addresses[2][g],
+                      .bias = nullptr,
+                      .out = const_cast<void*>(addresses[2][g]),
+                      .bias_is_fp32 = false,
+                      .beta = double{*beta}};
+      require(product.a.depth == product.b.depth && product.d.rows == product.a.outer && product.d.cols == product.b.outer,
+              "the matrices of group ", g, " do not fit each other");
+      for (const auto& each : addresses) require_aligned(each[g], 16, product.d, "a matrix of a group");
+      if (product.a.depth > 0) product.compute();
+    }
+  }
+};
+
 cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a, cublasLtMatrixLayout_t layout_a,
                         const void* b, cublasLtMatrixLayout_t layout_b, const void* beta, const void* c, cublasLtMatrixLayout_t, void* d,
                         cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t bytes,
                         cudaStream_t stream) {
+  if (Matrices::are(layout_d)) {
+    const auto promised = promised_of(*algorithm);
+    require(promised.at_once && bytes >= kWorkspace && workspace != nullptr && c == d, "groups without an algorithm or a workspace");
+    const Matrix none(CUDA_R_16BF, 0, 0, 0);
+    const ProductsOfGroups products{
+        .a = Side(desc, none, true),
+        .b = Side(desc, none, false),
+        .of_a = Matrices(layout_a),
+        .of_b = Matrices(layout_b),
+        .of_d = Matrices(layout_d),
+        .addresses = {static_cast<const void* const*>(a), static_cast<const void* const*>(b), static_cast<const void* const*>(d)},
+        .alpha = static_cast<const float*>(alpha),
+        .beta = static_cast<const float*>(beta)};
+    if (const int status = simt::status_of_gemms(); status != 0) return static_cast<cublasStatus_t>(status);
+    ++simt::at_once;
+    submit(*reinterpret_cast<Stream*>(stream), [=] {
+      std::memset(workspace, 0xff, bytes);
+      products.compute();
+    });
+    return CUBLAS_STATUS_SUCCESS;
+  }
   const bool biased = attribute<uint32_t>(desc, CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BIAS;
   const Product product{.a = Side(desc, layout_a, true),
                         .b = Side(desc, layout_b, false),
@@ -332,20 +537,30 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*
 // None unless the executor stands for an architecture.
 std::optional<CublasLtCalls> load_cublaslt() {
   if (!simt::stands_for_a_chip()) return std::nullopt;
-  static void* const library = dlopen(MANTISSA_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+  // Another library than that of the toolkit, whose descriptors are to be read back (tests/interop/cublaslt.sh).
+  const char* const given = std::getenv("MANTISSA_SIMT_CUBLASLT");
+  static void* const library = dlopen(given ? given : MANTISSA_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
   require(library != nullptr, ExitCode::environment, "no cuBLASLt can be loaded");
-  CublasLtCalls calls{};
-#define MANTISSA_CALL(name)                                                              \
-  calls.name = reinterpret_cast<decltype(calls.name)>(dlsym(library, "cublasLt" #name)); \
-  require(calls.name != nullptr, ExitCode::environment, "cuBLASLt has no function ", #name);
-  MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
-#undef MANTISSA_CALL
   const auto take = [](auto& function, const char* name) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    return function != nullptr;
   };
+  CublasLtCalls calls{};
+#define MANTISSA_CALL(name) require(take(calls.name, "cublasLt" #name), ExitCode::environment, "cuBLASLt has no function ", #name);
+  MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
+#undef MANTISSA_CALL
+  const bool has_groups = take(calls.GroupedMatrixLayoutCreate, "cublasLtGroupedMatrixLayoutCreate");
   take(real().MatmulDescGetAttribute, "cublasLtMatmulDescGetAttribute");
   take(real().MatrixLayoutGetAttribute, "cublasLtMatrixLayoutGetAttribute");
   take(real().MatmulPreferenceGetAttribute, "cublasLtMatmulPreferenceGetAttribute");
+  real().calls = calls;
+  calls.GetVersion = version;
+  if (!has_groups) {
+    calls.GroupedMatrixLayoutCreate = create_layout_of_groups;
+    calls.MatmulDescSetAttribute = set_in_desc, calls.MatmulDescDestroy = destroy_desc;
+    calls.MatrixLayoutSetAttribute = set_in_layout, calls.MatrixLayoutDestroy = destroy_layout;
+    calls.MatmulPreferenceSetAttribute = set_in_preference, calls.MatmulPreferenceDestroy = destroy_preference;
+  }
   calls.Create = create, calls.Destroy = destroy, calls.MatmulAlgoGetHeuristic = choose;
   calls.MatmulAlgoCheck = check_algorithm, calls.Matmul = multiply;
   return calls;

@@ -389,16 +389,51 @@ TEST_P(LibraryGemm, OfGroupsHasOneAlgorithm) {
     device().synchronize();
     EXPECT_EQ(count_of(device(), path), taken + 1);
     const simt::LibraryGemms after = simt::library_gemms();
-    return std::pair(after.algorithms - before.algorithms, after.of_values - before.of_values);
+    return std::vector{after.algorithms - before.algorithms, after.checks - before.checks, after.of_values - before.of_values};
   };
-  EXPECT_EQ(with({1, 130, 69}, 512, GemmPath::bf16), std::pair(int64_t{1}, int64_t{3}));
-  EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
-  EXPECT_EQ(with({77, 0, 123}, 511, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
+  using Counts = std::vector<int64_t>;
+  EXPECT_EQ(with({1, 130, 69}, 512, GemmPath::bf16), (Counts{1, 3, 3}));
+  EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::bf16), (Counts{0, 2, 2}));
+  EXPECT_EQ(with({123, 77, 0}, 512, GemmPath::bf16), (Counts{0, 0, 2})) << "the library is asked once about so many rows";
+  EXPECT_EQ(with({77, 0, 123}, 511, GemmPath::mma), (Counts{0, 0, 0}));
   // A group for which it is refused takes all of its call to our kernel, and no other call: a run that is resumed knows no earlier ones.
-  simt::refused_columns() = 77;
-  EXPECT_EQ(with({77, 0, 123}, 512, GemmPath::mma), std::pair(int64_t{0}, int64_t{0}));
+  simt::refused_columns() = 76;
+  EXPECT_EQ(with({76, 0, 123}, 512, GemmPath::mma), (Counts{0, 1, 0}));
   simt::refused_columns() = 0;
-  EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::bf16), std::pair(int64_t{0}, int64_t{2}));
+  EXPECT_EQ(with({76, 0, 123}, 512, GemmPath::mma), (Counts{0, 0, 0})) << "which stays refused";
+  EXPECT_EQ(with({78, 0, 122}, 512, GemmPath::bf16), (Counts{0, 2, 2}));
+}
+
+// Only the device knows the sizes of groups that are multiplied at once. Where the library refuses that, the host reads them.
+TEST_P(LibraryGemm, OfGroupsAtOnceNeedsNoSizes) {
+  ::setenv("MANTISSA_SIMT_CUBLASLT_VERSION", "131000", 1);
+  device().allow_grouped_gemms(true);
+  Operands o(device(), Dtype::bf16);
+  const auto with = [&](int64_t columns, int64_t usual_rows) {
+    const simt::LibraryGemms before = simt::library_gemms();
+    const GroupedGemm gemm{.a = {.value = o.input({200, 72})},
+                           .b = {.value = o.input({3 * columns, 72}), .transposed = true},
+                           .out = o.output_of(Dtype::bf16, "out", {200, columns}, kExact),
+                           .offsets = o.given(Dtype::i32, {4}, {0, 77, 77, 197}),
+                           .host = std::make_shared<const HostGroups>(HostGroups{.offsets = {}, .usual_rows = usual_rows})};
+    device().run(gemm);
+    device().synchronize();
+    expect_exact(gemm, route_grouped_gemm(form_of(gemm), device().gemm_device(), usual_rows).bound);
+    const simt::LibraryGemms after = simt::library_gemms();
+    return std::pair(after.at_once - before.at_once, after.of_values - before.of_values);
+  };
+  const bool has = GetParam() != 80 && GetParam() != 120;
+  const std::pair<int64_t, int64_t> at_once{1, 0}, one_by_one{0, 2}, ours{0, 0};
+  EXPECT_EQ(with(40, 67), has ? at_once : ours);
+  EXPECT_EQ(with(40, 512), has ? at_once : one_by_one);
+  EXPECT_EQ(with(36, 512), one_by_one) << "rows of out are not whole 16 bytes";
+  simt::refuses_groups() = true;
+  EXPECT_EQ(with(48, 512), one_by_one);
+  EXPECT_EQ(with(48, 67), ours);
+  simt::refuses_groups() = false;
+  ::setenv("MANTISSA_SIMT_CUBLASLT_VERSION", "130900", 1);
+  EXPECT_EQ(with(56, 67), ours);
+  ::unsetenv("MANTISSA_SIMT_CUBLASLT_VERSION");
 }
 
 // Sums of a group are whole, so that they do not depend on the rows of other groups, where the same product alone may be split.
@@ -443,6 +478,17 @@ TEST_P(LibraryGemm, OfExpertsWithManyRowsIsTheLibrarys) {
   };
   EXPECT_FALSE(groups_of(1022, ExpertGradients::summed).host) << "511 rows each";
   EXPECT_FALSE(groups_of(1100, ExpertGradients::by_source).host) << "layouts have the bits of one rank";
+  ::setenv("MANTISSA_SIMT_CUBLASLT_VERSION", "131000", 1);
+  device().allow_grouped_gemms(true);
+  const Dispatch at_once = groups_of(1022, ExpertGradients::summed);
+  EXPECT_EQ(at_once.host != nullptr, GetParam() == 90 || GetParam() == 100);
+  if (at_once.host) {
+    EXPECT_EQ(at_once.host->offsets, std::vector<int64_t>()) << "the host waited";
+    EXPECT_EQ(at_once.host->usual_rows, 511);
+  }
+  EXPECT_FALSE(groups_of(1100, ExpertGradients::by_source).host);
+  device().allow_grouped_gemms(false);
+  ::unsetenv("MANTISSA_SIMT_CUBLASLT_VERSION");
   const Dispatch to = groups_of(1100, ExpertGradients::summed);
   ASSERT_TRUE(to.host);
   EXPECT_EQ(to.host->usual_rows, 550);

@@ -35,25 +35,35 @@ class MmaGemm : public ::testing::Test {
   std::unique_ptr<Backend> device_;
 };
 
-// Groups of rows by our kernel, or by the library where the host knows them.
-class GroupGemm : public MmaGemm, public ::testing::WithParamInterface<bool> {
+// Groups of rows by our kernel, or by the library: one after the other where the host knows them, or all at once where it does not.
+class GroupGemm : public MmaGemm, public ::testing::WithParamInterface<GemmPath> {
  protected:
   GroupGemm() {
-    if (GetParam()) ::setenv("MANTISSA_SIMT_ARCHITECTURE", "90", 1);
+    if (path() == GemmPath::mma) return;
+    ::setenv("MANTISSA_SIMT_ARCHITECTURE", "90", 1);
+    ::setenv("MANTISSA_SIMT_CUBLASLT_VERSION", "131000", 1);
   }
-  ~GroupGemm() override { ::unsetenv("MANTISSA_SIMT_ARCHITECTURE"); }
+  ~GroupGemm() override {
+    ::unsetenv("MANTISSA_SIMT_ARCHITECTURE");
+    ::unsetenv("MANTISSA_SIMT_CUBLASLT_VERSION");
+  }
   void SetUp() override {
-    if (GetParam() && device().gemm_device().library == 0) GTEST_SKIP() << "there is no cuBLASLt";
+    device().allow_grouped_gemms(path() == GemmPath::grouped);
+    if (path() == GemmPath::bf16 && device().gemm_device().library == 0) GTEST_SKIP() << "there is no cuBLASLt";
+    if (path() == GemmPath::grouped && !multiplies_groups(device().gemm_device())) GTEST_SKIP() << "cuBLASLt has no groups here";
   }
-  GemmPath path() const { return GetParam() ? GemmPath::bf16 : GemmPath::mma; }
+  GemmPath path() const { return GetParam(); }
   std::shared_ptr<const HostGroups> host_of(const std::vector<int64_t>& sizes, int64_t usual_rows = kRowsForLibrary) const {
-    if (!GetParam()) return nullptr;
+    if (path() == GemmPath::mma) return nullptr;
     HostGroups out{.offsets = {0}, .usual_rows = usual_rows};
+    if (path() == GemmPath::grouped) return std::make_shared<const HostGroups>(HostGroups{.offsets = {}, .usual_rows = usual_rows});
     for (const int64_t size : sizes) out.offsets.push_back(out.offsets.back() + size);
     return std::make_shared<const HostGroups>(std::move(out));
   }
 };
-INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Bool(), [](const auto& c) { return c.param ? "Library" : "Kernel"; });
+INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Values(GemmPath::mma, GemmPath::bf16, GemmPath::grouped), [](const auto& c) {
+  return c.param == GemmPath::mma ? "Kernel" : c.param == GemmPath::bf16 ? "Library" : "AtOnce";
+});
 
 const std::vector<int64_t> kSizes = {0, 1, 127, 0, 130, 33, 128, 0};
 
@@ -95,10 +105,10 @@ TEST_P(GroupGemm, OfWeightsSumsTheRowsOfAGroup) {
   }
 }
 
-// A token has the same bits whichever tokens are beside it in its group.
+// A token has the same bits whichever tokens are beside it in its group, and however many.
 TEST_P(GroupGemm, OfARowDoesNotDependOnItsGroup) {
   Operands o(device(), Dtype::bf16);
-  const int64_t rows = 200, k = 72, n = 40;
+  const int64_t rows = path() == GemmPath::mma ? 200 : 4200, k = 72, n = 40;
   const Tensor a = o.input({rows, k}), one = o.input({n, k});
   std::vector<double> many;
   for (int i = 0; i < 3; ++i) {
@@ -114,9 +124,9 @@ TEST_P(GroupGemm, OfARowDoesNotDependOnItsGroup) {
                            .host = host_of(sizes)},
                path());
   };
-  const std::vector<double> whole = with({0, 200, 0});
-  EXPECT_EQ(with({1, 130, 69}), whole);
-  EXPECT_EQ(with({77, 0, 123}), whole);
+  const std::vector<double> whole = with({0, rows, 0});
+  EXPECT_EQ(with({1, rows - 70, 69}), whole);
+  EXPECT_EQ(with({rows - 123, 0, 123}), whole);
 }
 
 // This is without the library, as on the executor; with it these are the library's GEMMs.

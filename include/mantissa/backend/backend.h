@@ -693,9 +693,9 @@ struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without th
   }
 };
 
-// Bounds of groups of rows that the host knows, so that it may ask a library for a GEMM of each group.
+// Facts of groups of rows for a library: with the bounds, the host may ask it for a GEMM of each group.
 struct HostGroups {
-  std::vector<int64_t> offsets;  // content of the tensor `offsets`
+  std::vector<int64_t> offsets;  // content of the tensor `offsets`; empty: only the device knows it
   int64_t usual_rows;            // rows of a group if all had as many; a device decides by it, not by the actual rows, how to multiply
 };
 
@@ -708,7 +708,7 @@ int64_t rows_of_groups(const Tensor& offsets, const HostGroups* host, int64_t ro
 struct GroupedGemm {
   Operand a, b;
   Tensor out, offsets;
-  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
+  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets, and no library may multiply
 
   double flops() const {
     const auto rows = static_cast<double>(rows_of_groups(offsets, host.get(), out.dim(0)));
@@ -723,7 +723,7 @@ struct GroupedWeightGradient {
   Value a, b;
   Tensor out, offsets;
   bool accumulate;
-  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets
+  std::shared_ptr<const HostGroups> host{};  // null: only the device knows offsets, and no library may multiply
 
   double flops() const {
     const auto rows = static_cast<double>(rows_of_groups(offsets, host.get(), shape_of(a)[0]));
@@ -940,6 +940,8 @@ class Backend {
   // Says whether codes may be multiplied as codes from now on, where the device can, or always as the values that they stand for. A model
   // says it when it is made, so of several on a device the last decides.
   virtual void allow_native_gemms(bool) {}
+  // Says likewise whether a library may multiply groups of rows whose sizes only the device knows.
+  virtual void allow_grouped_gemms(bool) {}
 
   // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. A GPU counts them itself, a
   // grouped one as one; this returns its count as of the latest wait of the host.

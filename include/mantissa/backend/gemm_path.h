@@ -10,10 +10,16 @@
 //   FP8, one fp32 scale per 128 or 128 x 128      12.9, on 9.0      TN: the contraction is contiguous in both; not 128 x 128 twice
 //   FP8, one E8M0 scale per 32                    12.8, on 10.x     scales in the swizzled layout; on 12.x TN
 //   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
+//   groups of bf16 rows, sizes on the device      13.10, on 9.0     rows of 16 bytes
+//                                                 and 10.x
 //
 // E2M1 codes, whose blocks are one or several of the other operand's, are multiplied as E4M3 codes with the same scales: E4M3 has all of
 // their elements. Where their blocks lie across the contraction, as those of a weight in dgrad, they are multiplied as values: one scale
 // for 32 rows would be exact only while the rows' own scales lie within 15 binades, which nobody promises.
+//
+// Groups need 13.10: libraries from 13.4.0 to 13.6.0 hang on 9.0 where calls share a workspace, and 13.10 is the first that promises the
+// same bits to a row whatever rows are beside it (batch invariance). No GPU has confirmed them, so that they must be asked for
+// (GemmDevice::grouped).
 //
 // Everything else is multiplied as the values that codes stand for, which bf16 holds exactly but for extreme scales: codes are dequantized
 // before. That is reported as "emulated". Scales of native GEMMs are given to the library as they are, also extreme ones: whether it honors
@@ -36,13 +42,14 @@ struct GroupedWeightGradient;
 struct GemmDevice {
   int architecture = 0;  // ten times the compute capability, 90 for 9.0; 0: a CPU
   int library = 0;
-  bool native = true;  // codes may be multiplied as codes (precision.native_products)
+  bool native = true;    // codes may be multiplied as codes (precision.native_products)
+  bool grouped = false;  // the library may multiply groups whose sizes only the device knows (precision.grouped_gemms)
 };
 
 // Takes "cpu" or "sm_80", with the library that explain supposes. Throws Error(usage) for another name.
 GemmDevice gemm_device(const std::string& name);
-inline constexpr int kSupposedLibrary = 130100;
-std::string gemm_library_text(int version);  // "cuBLASLt 13.1"
+inline constexpr int kSupposedLibrary = 131000;
+std::string gemm_library_text(int version);  // "cuBLASLt 13.10"
 
 // An operand as it lies in memory.
 struct GemmOperandForm {
@@ -69,9 +76,10 @@ enum class GemmPath : uint8_t {
   fp32,       // cuBLASLt
   bf16,       // cuBLASLt, on tensor cores
   fp8_block,  // cuBLASLt, codes with a scale per 128
-  mxfp8       // cuBLASLt, codes with a scale per 32
+  mxfp8,      // cuBLASLt, codes with a scale per 32
+  grouped     // cuBLASLt, bf16 on tensor cores: groups of rows whose sizes are on the device, in one call
 };
-inline constexpr size_t kGemmPaths = 7;
+inline constexpr size_t kGemmPaths = 8;
 const char* gemm_path_name(GemmPath path);
 using GemmCounts = std::array<int64_t, kGemmPaths>;      // number of GEMMs that took each path
 std::string gemm_counts_text(const GemmCounts& counts);  // "bf16 120, mma 48"; empty where nothing is counted, as on CPUs
@@ -113,8 +121,10 @@ struct GemmRoute {
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
 // Returns the route over our kernels, on a GPU where the library cannot multiply this because of `why`.
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why);
-// usual_rows: HostGroups::usual_rows where the host knows groups, else 0. From kRowsForLibrary on, the library multiplies one group after
-// the other.
+// Returns true if the library multiplies groups whose sizes only the device knows, so that the host need not read them.
+bool multiplies_groups(const GemmDevice& device);
+// usual_rows: HostGroups::usual_rows, or 0 where only our kernel may multiply. From kRowsForLibrary on, the library multiplies one group
+// after the other, unless it takes all at once.
 GemmRoute route_grouped_gemm(const GemmForm& of_a_group, const GemmDevice& device, int64_t usual_rows = 0);
 inline constexpr int64_t kRowsForLibrary = 512;
 

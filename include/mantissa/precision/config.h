@@ -141,6 +141,11 @@ constexpr auto choices(NativeProducts) {
   return std::array{Choice{"auto", NativeProducts::automatic}, Choice{"never", NativeProducts::never}};
 }
 
+// Selects how the library of a GPU multiplies groups of rows, those of experts: all at once where it can, which no GPU has confirmed yet,
+// or one after the other.
+enum class GroupedGemms { automatic, never };
+constexpr auto choices(GroupedGemms) { return std::array{Choice{"auto", GroupedGemms::automatic}, Choice{"never", GroupedGemms::never}}; }
+
 struct PrecisionConfig {
   Dtype dtype = Dtype::bf16;  // dtype of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
   std::string recipe = "high";
@@ -150,6 +155,7 @@ struct PrecisionConfig {
   bool fp8_param_gather = false;
   bool quantized_dispatch = true;
   NativeProducts native_products = NativeProducts::automatic;
+  GroupedGemms grouped_gemms = GroupedGemms::never;
   int64_t report_interval = 0;
 
   void fields(auto& v) {
@@ -163,6 +169,8 @@ struct PrecisionConfig {
       "dispatch tokens to experts, and their gradients back, as codes where the GEMMs there read codes; false: as values");
     v("native_products", native_products,
       "auto: a GPU multiplies codes natively where its tensor cores can; never: it dequantizes them first, as a CPU does");
+    v("grouped_gemms", grouped_gemms,
+      "auto: cuBLASLt 13.10 and later multiplies all experts in one call, which no GPU has confirmed; never: one after the other");
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };

@@ -116,9 +116,10 @@ class PrecisionPlan {
   // Takes modules that are already resolved.
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
-  Dtype compute() const { return compute_; }           // dtype of activations, and of all that belongs to no module
-  bool quantizes_operands() const;                     // true if it quantizes operands of any GEMM
-  bool native_gemms() const { return native_gemms_; }  // a device may multiply codes as codes
+  Dtype compute() const { return compute_; }             // dtype of activations, and of all that belongs to no module
+  bool quantizes_operands() const;                       // true if it quantizes operands of any GEMM
+  bool native_gemms() const { return native_gemms_; }    // a device may multiply codes as codes
+  bool grouped_gemms() const { return grouped_gemms_; }  // a library may multiply all groups of rows at once
   const std::vector<ModulePrecision>& modules() const { return modules_; }
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
@@ -150,7 +151,7 @@ class PrecisionPlan {
 
  private:
   Dtype compute_;
-  bool native_gemms_ = true;
+  bool native_gemms_ = true, grouped_gemms_ = false;
   std::vector<ModulePrecision> modules_;
   std::unordered_map<std::string, size_t> by_path_, by_parameter_;
   std::vector<std::string> idle_keys_;  // warnings about the config

@@ -38,6 +38,19 @@ struct OnlyIf {
   uint32_t* fp32_gemms = nullptr;  // counts the times that the flag was up
 };
 
+// A matrix of each group, one below the other: the group's rows of tokens, or `rows` rows of a weight.
+struct MatrixOfGroups {
+  std::byte* first;
+  int64_t row_bytes;
+  int32_t rows, cols;
+  bool of_tokens;
+};
+struct TablesOfGroups {  // [3, groups], in device memory
+  std::byte** addresses;
+  int32_t *rows, *cols;
+  float* factors;
+};
+
 struct CheckedIndices {  // an operand, which kernels read by checked()
   const int32_t* values;
   IndexRule rule;
@@ -72,6 +85,7 @@ class CudaBackend final : public Backend {
   GemmCounts gemm_counts() const override { return gemm_counts_; }
   int64_t fp32_gemms() const override { return int64_t{parts_[0].fp32_gemms} + parts_[1].fp32_gemms; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
+  void allow_grouped_gemms(bool allowed) override { grouped_gemms_ = allowed; }
   gpu::Stream& stream() { return *part().stream; }  // the stream of this thread's lane
 
  protected:
@@ -135,7 +149,12 @@ class CudaBackend final : public Backend {
   void multiply(const Groups& k);
   bool multiply_by_library(const Gemm& k, const GemmForm& form, const GemmRoute& route);
   template <class Groups>
-  std::vector<gpu::LibraryGemm> library_groups(const Groups& k, const Tensor& a, const Tensor& b);
+  std::vector<gpu::LibraryGemm> library_groups(const Groups& k, const Tensor& a, const Tensor& b, const std::vector<int64_t>& ends);
+  // These ask the library for a GEMM of each group, or for one of all. They return false if it refuses them.
+  template <class Groups>
+  bool multiply_one_by_one(const Groups& k, const Tensor& a, const Tensor& b, const Tensor& offsets, const GemmForm& usual);
+  template <class Groups>
+  bool multiply_at_once(const Groups& k, const Tensor& a, const Tensor& b, const Tensor& offsets, const GemmForm& usual);
   void add_extremes(const Gemm& k, const Scratch& scratch);
   gpu::LibraryMatrix side_of(const Operand& operand, bool left, const GemmRoute& route, int64_t block, Scratch& scratch);
   Scratch scratch_for(const GemmRoute& route);
@@ -153,6 +172,11 @@ class CudaBackend final : public Backend {
   QuantizedTensor widened_codes(const QuantizedTensor& x);  // writes E2M1 codes as E4M3 codes, with the same scales
   Tensor transposed_codes(const QuantizedTensor& x);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout);
+  // Writes the arrays that the library reads of groups of rows, a column of tables for each group: addresses of a, b and out, then their
+  // rows, then their columns; and two factors, the second of which is 1 or 0.
+  void describe_groups(const std::array<gpu::MatrixOfGroups, 3>& matrices, const Tensor& offsets, const gpu::TablesOfGroups& tables,
+                       bool accumulate);
+  void clear_groups_without_rows(const Tensor& out, const Tensor& offsets);
   void clear_where(const Tensor& flag, const Tensor& values);
   void report_refused(const GemmForm& form, const GemmRoute& route);
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
@@ -177,7 +201,7 @@ class CudaBackend final : public Backend {
 
   gpu::Facts facts_;
   std::unique_ptr<gpu::GemmLibrary> library_;
-  bool native_gemms_ = true;
+  bool native_gemms_ = true, grouped_gemms_ = false;
   GemmCounts gemm_counts_{};
   std::set<std::string> refused_;        // GEMMs that the library has no algorithm for, and forms that were reported
   const std::unique_ptr<Backend> host_;  // for what the host computes

@@ -25,6 +25,10 @@ std::optional<CublasLtCalls> load_cublaslt() {
   if (calls.name == nullptr) missing = "cublasLt" #name;
   MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
 #undef MANTISSA_CALL
+  const auto take_if_there = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library.handle, name));
+  };
+  take_if_there(calls.GroupedMatrixLayoutCreate, "cublasLtGroupedMatrixLayoutCreate");
   if (missing.empty()) return calls;
   log_warning(library.text, " has no function ", missing, slow);
   return std::nullopt;

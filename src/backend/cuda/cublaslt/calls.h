@@ -29,6 +29,9 @@ struct CublasLtCalls {
 #define MANTISSA_CALL(name) decltype(&cublasLt##name) name;
   MANTISSA_CUBLASLT_CALLS(MANTISSA_CALL)
 #undef MANTISSA_CALL
+  // Null in libraries that lack it. Headers before 13.2 do, too. The arrays are in device memory, with an element for each group.
+  cublasStatus_t (*GroupedMatrixLayoutCreate)(cublasLtMatrixLayout_t* layout, cudaDataType type, int groups, const void* rows,
+                                              const void* columns, const void* leading_dimensions);
 };
 
 // None where the library is missing, of another major version than its header, or without one of the functions; the log says which.

@@ -46,6 +46,20 @@ struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n];
   uint32_t alignment = kLibraryAlignment;  // alignment of all addresses, in bytes
 };
 
+// Matrices of groups, an element of each array for each group. The arrays are in device memory.
+struct GroupedMatrix {
+  void* addresses;  // pointers to the matrices, which begin at multiples of 16 bytes
+  const int32_t *rows, *cols;
+  Dtype dtype;
+  bool transposed;  // read as the transpose of what lies there
+};
+struct GroupedProduct {  // out_g = factors[0] * op(a_g) * op(b_g) + factors[1] * out_g for every group g; some m or k may be 0
+  GroupedMatrix a, b, out;
+  int groups;
+  const float* factors;  // in device memory
+  int64_t m, n, k;       // sizes of a usual group
+};
+
 class GemmLibrary {
  public:
   using Memory = std::function<std::shared_ptr<std::byte>(int64_t bytes)>;  // belongs to the stream, in whose order it goes back
@@ -61,6 +75,8 @@ class GemmLibrary {
   // Like multiply(), but for several GEMMs of values, one after the other: it runs all of them or none. They differ from the usual one in
   // addresses, and in m or in k along rows of operands; all take its algorithm, so that the bits of a group do not depend on its rows.
   virtual bool multiply_groups(Stream& stream, const LibraryGemm& usual, std::span<const LibraryGemm> groups, const Memory& workspace) = 0;
+  // Like multiply(), but for groups whose sizes only the device knows. Sums are whole, and the bits of a row do not depend on other rows.
+  virtual bool multiply_at_once(Stream& stream, const GroupedProduct& product, const Memory& workspace) = 0;
 };
 
 // Null where there is none.

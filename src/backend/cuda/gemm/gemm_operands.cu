@@ -79,6 +79,37 @@ __global__ void __launch_bounds__(kThreads) widen_tiles(ScalesOfSide x, float* o
   });
 }
 
+struct GroupsToDescribe {
+  MatrixOfGroups of[3];
+  TablesOfGroups tables;
+  const int32_t* offsets;
+  int64_t groups;
+  float second_factor;
+};
+__global__ void __launch_bounds__(kThreads) describe_groups(GroupsToDescribe x) {
+  for_each_element(x.groups, [=](int64_t group) {
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < 3; ++i) {
+      const MatrixOfGroups& matrix = x.of[i];
+      const int64_t at = i * x.groups + group, first = matrix.of_tokens ? int64_t{x.offsets[group]} : group * matrix.rows;
+      x.tables.addresses[at] = matrix.first + first * matrix.row_bytes;
+      x.tables.rows[at] = matrix.of_tokens ? x.offsets[group + 1] - x.offsets[group] : matrix.rows;
+      x.tables.cols[at] = matrix.cols;
+    }
+  });
+  if (block() == 0 && thread() == 0) x.tables.factors[0] = 1.0F, x.tables.factors[1] = x.second_factor;
+}
+
+// Several blocks have the matrix of a group.
+constexpr int64_t kBlocksOfGroup = 8;
+template <class T>
+__global__ void __launch_bounds__(kThreads) clear_group_without_rows(T* out, const int32_t* offsets, int64_t elements) {
+  const int64_t group = block() / kBlocksOfGroup;
+  if (offsets[group + 1] > offsets[group]) return;
+  for (int64_t i = block() % kBlocksOfGroup * kThreads + thread(); i < elements; i += kBlocksOfGroup * kThreads)
+    out[group * elements + i] = rounded<T>(0.0F);
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) clear_where(const int32_t* flag, T* values, int64_t count) {
   if (*flag == 0) return;
@@ -93,6 +124,25 @@ QuantizedTensor CudaBackend::widened_codes(const QuantizedTensor& x) {
   const int64_t packs = out.codes.elements() / 16;  // native GEMMs have whole blocks of 32
   launch(widen_codes, {blocks_for(packs), kThreads}, x.codes.device_data<uint8_t>(), out.codes.device_data<uint8_t>(), packs);
   return out;
+}
+
+void CudaBackend::describe_groups(const std::array<MatrixOfGroups, 3>& matrices, const Tensor& offsets, const TablesOfGroups& tables,
+                                  bool accumulate) {
+  const int64_t groups = offsets.elements() - 1;
+  launch(mantissa::describe_groups, {blocks_for(groups), kThreads},
+         GroupsToDescribe{.of = {matrices[0], matrices[1], matrices[2]},
+                          .tables = tables,
+                          .offsets = offsets.device_data<int32_t>(),
+                          .groups = groups,
+                          .second_factor = accumulate ? 1.0F : 0.0F});
+}
+
+void CudaBackend::clear_groups_without_rows(const Tensor& out, const Tensor& offsets) {
+  const int64_t groups = offsets.elements() - 1;
+  with_values(out.dtype(), [&]<class T>() {
+    launch(clear_group_without_rows<T>, {groups * kBlocksOfGroup, kThreads}, out.device_data<T>(), offsets.device_data<int32_t>(),
+           out.elements() / groups);
+  });
 }
 
 Tensor CudaBackend::transposed_codes(const QuantizedTensor& x) {

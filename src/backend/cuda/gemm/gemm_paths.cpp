@@ -42,7 +42,10 @@ auto& value_in(auto& side) {
 }  // namespace
 
 GemmDevice CudaBackend::gemm_device() const {
-  return {.architecture = facts_.architecture, .library = library_ ? library_->version() : 0, .native = native_gemms_};
+  return {.architecture = facts_.architecture,
+          .library = library_ ? library_->version() : 0,
+          .native = native_gemms_,
+          .grouped = grouped_gemms_};
 }
 
 template <class Product>
@@ -83,8 +86,8 @@ void CudaBackend::multiply(const Gemm& k) {
   add_extremes(k, scratch);
 }
 
-// If the library refuses the groups, our kernels multiply them. The refusal holds for this call only, because the groups depend on the
-// data.
+// The library may have groups one after the other that it refuses at once, and our kernels multiply those that it refuses then. That
+// refusal holds for this call only, because the groups depend on the data.
 template <class Groups>
 void CudaBackend::multiply(const Groups& k) {
   constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
@@ -92,38 +95,100 @@ void CudaBackend::multiply(const Groups& k) {
                                          kForWeights ? shape_of(value_in(k.a))[0] : k.out.dim(0));
   const GemmForm form = form_of(k);
   GemmForm usual = form;
+  GemmDevice device = gemm_device();
   const int64_t usual_rows = k.host ? k.host->usual_rows : 0;
   (kForWeights ? usual.k : usual.m) = usual_rows;
-  const GemmRoute own = route_grouped_gemm(form, gemm_device()), route = route_grouped_gemm(usual, gemm_device(), usual_rows);
-  const auto multiply_extremes = [&](const Scratch& scratch) {  // in fp32
-    if (scratch.flag.defined()) multiply_plainly(k, offsets, only_if_extreme(scratch));
-  };
-  const auto ask_library = [&] {
+  const auto multiplied = [&](const GemmRoute& route, const auto& product) {  // product(a, b) returns false where it is refused
     Scratch scratch = scratch_for(route);
     const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
-    const std::vector<gpu::LibraryGemm> groups = library_groups(k, a, b);
-    if (!groups.empty()) {
-      gpu::LibraryGemm like = groups.front();  // a group that has the usual rows
-      like.m = usual.m, like.k = usual.k, like.alignment = alignment_of_rows({a, b, k.out});
-      const auto memory = [this](int64_t bytes) { return allocate(bytes); };
-      const bool multiplied = asked([&] { return library_->multiply_groups(stream(), like, groups, memory); });
-      multiplied ? count_gemm(route.path) : report_refused(usual, route);
-      if (!multiplied) return false;
+    if (!product(a, b)) {
+      report_refused(usual, route);
+      return false;
     }
-    multiply_extremes(scratch);
+    count_gemm(route.path);
+    if (scratch.flag.defined()) multiply_plainly(k, offsets, only_if_extreme(scratch));
     return true;
   };
-  const bool by_library = !is_ours(route) && ask_library();
-  if (!by_library) count_gemm(own.path);
-  if (!by_library && own.path == GemmPath::mma) {
-    Scratch scratch = scratch_for(own);
-    const Tensor a = values_of(value_in(k.a), scratch), b = values_of(value_in(k.b), scratch);
-    multiply_values(k, a, b, offsets);
-    multiply_extremes(scratch);
-  } else if (!by_library) {
-    multiply_plainly(k, offsets);
+  const auto by_library = [&] {
+    GemmRoute route = route_grouped_gemm(usual, device, usual_rows);
+    if (route.path == GemmPath::grouped) {
+      if (multiplied(route, [&](const Tensor& a, const Tensor& b) { return multiply_at_once(k, a, b, offsets, usual); })) return true;
+      device.grouped = false;
+      route = route_grouped_gemm(usual, device, usual_rows);
+    }
+    return !is_ours(route) &&
+           multiplied(route, [&](const Tensor& a, const Tensor& b) { return multiply_one_by_one(k, a, b, offsets, usual); });
+  };
+  if (!by_library()) {
+    const GemmRoute own = route_grouped_gemm(form, device);
+    if (own.path == GemmPath::mma) {
+      multiplied(own, [&](const Tensor& a, const Tensor& b) { return multiply_values(k, a, b, offsets), true; });
+    } else {
+      count_gemm(own.path);
+      multiply_plainly(k, offsets);
+    }
   }
   if constexpr (!kForWeights) clear_rows_of_no_group(k.out, offsets);
+}
+
+template <class Groups>
+bool CudaBackend::multiply_one_by_one(const Groups& k, const Tensor& a, const Tensor& b, const Tensor& offsets, const GemmForm& usual) {
+  std::vector<int64_t> ends = k.host->offsets;
+  if (ends.empty()) {  // they were to be multiplied at once: now the host waits
+    const std::vector<int32_t> read = to_host<int32_t>(offsets);
+    ends.assign(read.begin(), read.end());
+  }
+  const std::vector<gpu::LibraryGemm> groups = library_groups(k, a, b, ends);
+  if (groups.empty()) return true;
+  gpu::LibraryGemm like = groups.front();  // a group that has the usual rows
+  like.m = usual.m, like.k = usual.k, like.alignment = alignment_of_rows({a, b, k.out});
+  const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+  return asked([&] { return library_->multiply_groups(stream(), like, groups, memory); });
+}
+
+template <class Groups>
+bool CudaBackend::multiply_at_once(const Groups& k, const Tensor& a, const Tensor& b, const Tensor& offsets, const GemmForm& usual) {
+  constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
+  bool accumulate = false, b_transposed = false;
+  if constexpr (kForWeights)
+    accumulate = k.accumulate;
+  else
+    b_transposed = k.b.transposed;
+  const int64_t groups = offsets.elements() - 1;
+  const Tensor addresses = empty(*this, Dtype::u8, {3 * groups * static_cast<int64_t>(sizeof(void*))});
+  const Tensor sizes = empty(*this, Dtype::i32, {6 * groups}), factors = empty(*this, Dtype::f32, {2});
+  const gpu::TablesOfGroups tables{.addresses = reinterpret_cast<std::byte**>(addresses.device_bytes()),
+                                   .rows = sizes.device_data<int32_t>(),
+                                   .cols = sizes.device_data<int32_t>() + 3 * groups,
+                                   .factors = factors.device_data<float>()};
+  const auto lying = [&](const Tensor& x, bool of_tokens) {
+    return gpu::MatrixOfGroups{.first = x.device_bytes(),
+                               .row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype())),
+                               .rows = static_cast<int32_t>(x.dim(0) / groups),
+                               .cols = static_cast<int32_t>(x.dim(1)),
+                               .of_tokens = of_tokens};
+  };
+  describe_groups({lying(a, true), lying(b, kForWeights), lying(k.out, !kForWeights)}, offsets, tables, accumulate);
+  const auto described = [&](int64_t matrix, const Tensor& x, bool transposed) {
+    const int64_t at = matrix * groups;
+    return gpu::GroupedMatrix{.addresses = tables.addresses + at,
+                              .rows = tables.rows + at,
+                              .cols = tables.cols + at,
+                              .dtype = x.dtype(),
+                              .transposed = transposed};
+  };
+  const gpu::GroupedProduct product{.a = described(0, a, kForWeights),
+                                    .b = described(1, b, b_transposed),
+                                    .out = described(2, k.out, false),
+                                    .groups = static_cast<int>(groups),
+                                    .factors = tables.factors,
+                                    .m = usual.m,
+                                    .n = usual.n,
+                                    .k = usual.k};
+  const auto memory = [this](int64_t bytes) { return allocate(bytes); };
+  if (!asked([&] { return library_->multiply_at_once(stream(), product, memory); })) return false;
+  if (kForWeights && !accumulate) clear_groups_without_rows(k.out, offsets);
+  return true;
 }
 
 CudaBackend::Scratch CudaBackend::scratch_for(const GemmRoute& route) {
@@ -179,14 +244,14 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
 
 // Returns a GEMM for each group that has rows. Gradients of groups without rows are written at once.
 template <class Groups>
-std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const Tensor& a, const Tensor& b) {
+std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const Tensor& a, const Tensor& b,
+                                                          const std::vector<int64_t>& ends) {
   constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
   bool accumulate = false, b_transposed = false;
   if constexpr (kForWeights)
     accumulate = k.accumulate;
   else
     b_transposed = k.b.transposed;
-  const std::vector<int64_t>& ends = k.host->offsets;
   std::vector<gpu::LibraryGemm> groups;
   for (size_t g = 0; g + 1 < ends.size(); ++g) {
     const auto matrix = [&](const Tensor& x) {  // the one of group g
@@ -226,7 +291,9 @@ void CudaBackend::report_refused(const GemmForm& form, const GemmRoute& route) {
   any.m = 0;
   if (!refused_.insert(text(gemm_path_name(route.path), ' ', form_text(any))).second) return;
   log_warning("cuBLASLt has no algorithm for ", form_text(form), " by ", gemm_path_name(route.path), " on sm_", facts_.architecture,
-              is_native(route.path) ? ": codes are dequantized first" : ": mantissa's own kernel multiplies, which is slow");
+              is_native(route.path)             ? ": codes are dequantized first"
+              : route.path == GemmPath::grouped ? ": groups are multiplied one after the other, or by mantissa's own kernel"
+                                                : ": mantissa's own kernel multiplies, which is slow");
 }
 
 // Returns an operand as the library reads it. `left`: it is a, whose contraction lies along its rows unless it is transposed.
