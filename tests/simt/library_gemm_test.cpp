@@ -409,12 +409,12 @@ TEST_P(LibraryGemm, OfGroupsAtOnceNeedsNoSizes) {
   ::setenv("MANTISSA_SIMT_CUBLASLT_VERSION", "131000", 1);
   device().allow_grouped_gemms(true);
   Operands o(device(), Dtype::bf16);
-  const auto with = [&](int64_t columns, int64_t usual_rows) {
+  const auto with = [&](int64_t columns, int64_t usual_rows, const std::vector<double>& offsets = {0, 77, 77, 197}) {
     const simt::LibraryGemms before = simt::library_gemms();
     const GroupedGemm gemm{.a = {.value = o.input({200, 72})},
                            .b = {.value = o.input({3 * columns, 72}), .transposed = true},
                            .out = o.output_of(Dtype::bf16, "out", {200, columns}, kExact),
-                           .offsets = o.given(Dtype::i32, {4}, {0, 77, 77, 197}),
+                           .offsets = o.given(Dtype::i32, {4}, offsets),
                            .host = std::make_shared<const HostGroups>(HostGroups{.offsets = {}, .usual_rows = usual_rows})};
     device().run(gemm);
     device().synchronize();
@@ -425,6 +425,9 @@ TEST_P(LibraryGemm, OfGroupsAtOnceNeedsNoSizes) {
   const bool has = GetParam() != 80 && GetParam() != 120;
   const std::pair<int64_t, int64_t> at_once{1, 0}, one_by_one{0, 2}, ours{0, 0};
   EXPECT_EQ(with(40, 67), has ? at_once : ours);
+  std::vector<Tensor> held;  // where sizes and addresses of the call before lay
+  for (int i = 0; i < 8; ++i) held.push_back(zeros(device(), Dtype::u8, {72}));
+  EXPECT_EQ(with(40, 67, {0, 33, 150, 197}), has ? at_once : ours);
   EXPECT_EQ(with(40, 512), has ? at_once : one_by_one);
   EXPECT_EQ(with(36, 512), one_by_one) << "rows of out are not whole 16 bytes";
   simt::refuses_groups() = true;
