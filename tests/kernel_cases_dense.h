@@ -29,6 +29,12 @@ inline void elementwise_cases(Cases& add) {
       const Tensor a = o.updated("a", o.input({n}), kExact), b = o.input({n});
       o.device().run(Add{.a = b, .b = a, .out = a});
     });
+    for (const auto& [others, place] : {std::pair<int64_t, int64_t>{1, 0}, {3, 2}, {4, 4}, {7, 5}, {18, 16}}) {
+      add("TreeSum", size + "_" + named({others, place}), [n, others = others, place = place](Operands& o) {
+        const Tensor own = o.updated("own", o.input({n}), kExact), rows = o.input({others, n}, 10.0);
+        o.device().run(TreeSum{.own = own, .others = rows, .place = place});
+      });
+    }
     add("AddBias", size, [n](Operands& o) {
       const Tensor x = o.input_of(Dtype::f32, {3, n}), bias = o.input({n});
       o.device().run(AddBias{.x = x, .bias = bias, .out = o.output("out", {3, n}, kExact)});

@@ -14,6 +14,7 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"Convert", {"out: floating dtype", "x: floating dtype"}},
       {"RandomNormal", {"out: floating dtype", "out: rank", "out: rows"}},
       {"Add", {"out: memory of a", "out: memory of b"}},
+      {"TreeSum", {"others: rows"}},
       {"AddBias", {"x: memory of out"}},
       {"AddGroupedBias", {"out: memory of bias", "row_weights: memory of out", "x: memory of out"}},  // the first two of one element
       {"GroupedBiasGradient", {"dy: floating dtype", "dy: rows"}},                                    // without weights of rows

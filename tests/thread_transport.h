@@ -22,6 +22,9 @@ namespace mantissa::test {
 class ThreadTransport final : public Transport {
  public:
   struct Mailbox {
+    // Hosts of the ranks, if there are several, and the bytes that each has sent to others, without headers.
+    std::vector<int> hosts;
+    std::vector<int64_t> left_host;
     struct Post {
       int sender, receiver;
       uint64_t tag;
@@ -50,6 +53,9 @@ class ThreadTransport final : public Transport {
     const std::lock_guard lock(mailbox_->mutex);
     const uint64_t number = mailbox_->next++;
     mailbox_->posts.emplace(number, Mailbox::Post{rank_, peer, tag, bytes});
+    const auto from = static_cast<size_t>(rank_), to = static_cast<size_t>(peer);
+    if (!mailbox_->hosts.empty() && mailbox_->hosts[from] != mailbox_->hosts[to] && tag >> 47 == 0)
+      mailbox_->left_host[from] += std::ssize(bytes);
     mailbox_->change();
     requests_.push_back({.post = number});
     return requests_.size() - 1;
@@ -116,8 +122,9 @@ class ThreadTransport final : public Transport {
 };
 
 // Makes one transport per rank, all over one mailbox.
-inline std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {}) {
-  const auto mailbox = std::make_shared<ThreadTransport::Mailbox>();
+inline std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {},
+                                                                 std::shared_ptr<ThreadTransport::Mailbox> mailbox = {}) {
+  if (!mailbox) mailbox = std::make_shared<ThreadTransport::Mailbox>();
   std::vector<std::unique_ptr<Transport>> out;
   for (int rank = 0; rank < ranks; ++rank) out.push_back(std::make_unique<ThreadTransport>(mailbox, rank, ranks, interrupt));
   return out;

@@ -32,8 +32,10 @@ class TrainingOnRanks : public TrainingTest {
   }
 
   // Returns what rank 0 was told. make_device(rank) makes the device of a rank, make_link links between those; without them it is the CPU.
+  // ranks_per_host 0: all.
   TrainedRun run_on(const TensorLayout& layout, const std::string& name, const Sets& sets,
-                    const std::function<std::unique_ptr<Backend>(int)>& make_device = {}, const MakeDeviceLink& make_link = {}) const {
+                    const std::function<std::unique_ptr<Backend>(int)>& make_device = {}, const MakeDeviceLink& make_link = {},
+                    int ranks_per_host = 0) const {
     const Sets of_layout = {text("parallel.data=", layout.data), text("parallel.tensor=", layout.tensor),
                             text("parallel.expert=", layout.expert),
                             text("parallel.sequence_parallel=", layout.sequence ? "true" : "false")};
@@ -52,7 +54,9 @@ class TrainingOnRanks : public TrainingTest {
       body({});
       return out;
     }
-    EXPECT_THAT(run_ranks(layout.ranks(), body, {}, make_link), ::testing::Each(::testing::IsEmpty())) << name;
+    RanksOnHosts where;
+    for (int r = 0; ranks_per_host > 0 && r < layout.ranks(); ++r) where.hosts.push_back(r / ranks_per_host);
+    EXPECT_THAT(run_ranks(layout.ranks(), body, {}, make_link, &where), ::testing::Each(::testing::IsEmpty())) << name;
     return out;
   }
   TrainedRun run_on(int ranks, const std::string& name, const Sets& sets) const {

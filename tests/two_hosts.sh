@@ -28,9 +28,10 @@ two_hosts_delete() {
   ip netns delete "$b" 2>/dev/null || true
 }
 
-# two_hosts_node HOST NUMBER WORDS...: two of four ranks on this host.
+# two_hosts_node HOST NUMBER WORDS...: two of four ranks on this host, which has a name of its own.
 two_hosts_node() {
   local host=$1 number=$2
   shift 2
-  ip netns exec "$host" "$binary" launch --nnodes 2 --node-rank "$number" --nproc-per-node 2 --master-addr 10.77.0.1 --master-port 29555 -- "$@"
+  ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" \
+    "$binary" launch --nnodes 2 --node-rank "$number" --nproc-per-node 2 --master-addr 10.77.0.1 --master-port 29555 -- "$@"
 }

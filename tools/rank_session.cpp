@@ -259,10 +259,15 @@ MakeDeviceLink links_between_gpus(const Launch& launch, const RunConfig& config,
     store->set(name, id);
     return id;
   };
-  const std::vector<std::string> names = store->gather("host", host_name());
-  std::vector<int> hosts;  // by rank
+  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s});
+}
+
+// Returns a number for the host of each rank.
+std::vector<int> hosts_of_ranks(Store& store) {
+  const std::vector<std::string> names = store.gather("host", host_name());
+  std::vector<int> hosts;
   for (const std::string& name : names) hosts.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
-  return nccl_links({.share_id = share_id, .init_timeout_s = config.parallel.init_timeout_s, .hosts = hosts});
+  return hosts;
 }
 
 }  // namespace
@@ -307,7 +312,8 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& address) { return store->gather("address", address); }, [store] { store->check(); });
-  world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink());
+  world_ = Communicator(std::move(transport), on_gpus ? links_between_gpus(launch, config, nccl, store) : MakeDeviceLink(),
+                        hosts_of_ranks(*store_));
 }
 
 // An error of one rank ends all, with its code. A message may fail before the store knows which rank was lost; the error is then that of

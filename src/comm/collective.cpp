@@ -138,6 +138,9 @@ void Session::watch(const std::shared_ptr<Session>& session, Backend& device) {
 
 void RankGroup::make_link() {
   look = [all = session.get()] { all->look(); };
+  std::vector<int> hosts;
+  for (const int each : ranks) hosts.push_back(session->hosts.empty() ? 0 : session->hosts[static_cast<size_t>(each)]);
+  levels = HostLevels(hosts);
   link = session->make_link ? session->make_link(*this) : staged_link(*session, *this);
   const std::lock_guard lock(session->mutex);
   std::erase_if(session->links, [](const auto& each) { return each.expired(); });
@@ -243,12 +246,6 @@ void Collective::receive(int peer, const Bytes& bytes) {
   transport_.receive(group_.ranks[static_cast<size_t>(peer)], tag_, bytes.host());
 }
 
-void Collective::gather(int root, const Bytes& bytes) {
-  if (bytes.size == 0) return;  // the share is empty
-  shares_.push_back({.root = root, .bytes = bytes});
-  if (root == group_.rank) group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size * (group_.size() - 1);
-}
-
 void Collective::keep(const Bytes& source, const Bytes& target) {
   if (source.size == 0) return;
   if (device_) return device_->run(Convert{.x = source.tensor(), .out = target.tensor()});
@@ -266,7 +263,6 @@ void Collective::finish() {
   }
   // A link through host memory settles what it waits for.
   group_.link->exchange(std::exchange(messages_, {}));
-  if (!shares_.empty()) group_.link->gather(std::exchange(shares_, {}));
 }
 
 }  // namespace mantissa

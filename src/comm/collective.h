@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "comm/host_levels.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/comm/communicator.h"
 
@@ -57,6 +58,7 @@ struct Session {
   std::vector<Headers> settled;
   std::unique_ptr<Transport> transport;
   MakeDeviceLink make_link;
+  std::vector<int> hosts;                      // by rank of the world; empty: all are on one
   std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
   std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
   std::atomic<int64_t> calls{0};
@@ -109,9 +111,10 @@ struct RankGroup : LinkRanks {
   std::shared_ptr<DeviceLink> link;  // groups of the same ranks share one: their calls have an order
   uint32_t sequence = 0;             // calls so far; belongs to whoever is busy
   std::vector<int64_t> received;     // addends of a sum of integers; belongs to whoever is busy
+  HostLevels levels;
 
   int size() const { return static_cast<int>(ranks.size()); }
-  void make_link();  // when the other members are set
+  void make_link();  // when the other members are set; finds the levels, too
 };
 
 // In staged_link.cpp. Makes a link through host memory and the transport.
@@ -135,9 +138,6 @@ class Collective {
   void send(int peer, const Bytes& bytes);
   void receive(int peer, const Bytes& bytes);
   void keep(const Bytes& source, const Bytes& target);  // moves bytes that this rank sends to itself
-  // Sends what is at `bytes` of rank `root` to all other ranks, which call it, too. Only where gathers().
-  void gather(int root, const Bytes& bytes);
-  bool gathers() const { return device_ != nullptr && group_.link->gathers(); }
   // Memory of messages, made here or lent; it stays until no message can touch it any more.
   Tensor keep(Tensor scratch) { return kept_.emplace_back(std::move(scratch)); }
   // Waits for all messages so far, and compares headers; on a device, the lane does so, and headers are deferred.
@@ -156,7 +156,6 @@ class Collective {
   uint64_t tag_;
   std::vector<Tensor> kept_;
   std::vector<DeviceMessage> messages_;
-  std::vector<DeviceShare> shares_;
   Headers headers_;
 };
 

@@ -48,16 +48,43 @@ void each_peer(const RankGroup& group, Body body) {
   for (int distance = 1; distance < group.size(); ++distance) body((group.rank + distance) % group.size());
 }
 
-// Gathers directly, unless the link has its own way: every rank sends its bytes to all peers in one step. It sends as much as a ring does,
-// and unequal shares do not delay each other.
-void post_gather(Collective& collective, const RankGroup& group, const Bytes& bytes, const std::vector<int64_t>& boundaries,
-                 int64_t element_bytes = 1) {
-  if (collective.gathers()) {
-    for (int root = 0; root < group.size(); ++root) collective.gather(root, share(bytes, boundaries, root, element_bytes));
-    return;
+// Bytes of which those of rank r + 1 follow those of rank r.
+struct Shares {
+  Bytes bytes;
+  std::vector<int64_t> boundaries;
+  int64_t element_bytes = 1;
+
+  Bytes of(int rank) const { return share(bytes, boundaries, rank, element_bytes); }
+};
+
+// Every rank sends its shares, and on several hosts those that it received for its own, to all others of its host in one step. On one host
+// that is as much as a ring sends, and unequal shares do not delay each other.
+void gather_shares(Collective& collective, const RankGroup& group, std::span<const Shares> parts) {
+  const HostLevels& levels = group.levels;
+  const auto receive = [&](int peer, int root) {
+    for (const Shares& part : parts) collective.receive(peer, part.of(root));
+  };
+  const auto send = [&](int peer, int root) {
+    for (const Shares& part : parts) collective.send(peer, part.of(root));
+  };
+  if (levels.several()) {
+    each_peer(group, [&](int peer) {
+      if (levels.receives(group.rank, peer)) receive(peer, peer);
+    });
+    each_peer(group, [&](int peer) {
+      if (levels.receives(peer, group.rank)) send(peer, group.rank);
+    });
+    collective.finish();  // behind it, ranks send on what they hold
   }
-  each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, boundaries, peer, element_bytes)); });
-  each_peer(group, [&](int peer) { collective.send(peer, share(bytes, boundaries, group.rank, element_bytes)); });
+  const std::vector<int> own = levels.held(group.rank);
+  each_peer(group, [&](int peer) {
+    if (!levels.together(peer, group.rank)) return;
+    for (const int root : levels.held(peer)) receive(peer, root);
+  });
+  each_peer(group, [&](int peer) {
+    if (!levels.together(peer, group.rank)) return;
+    for (const int root : own) send(peer, root);
+  });
 }
 
 Bytes memory(const Tensor& tensor) {
@@ -67,40 +94,91 @@ Bytes memory(const Tensor& tensor) {
   return tensor;
 }
 
-// Computes out = sum of operands in the order in which GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are
-// overwritten; out may be one of them.
-void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
-  const size_t count = operands.size();
-  for (size_t distance = 1; distance < count; distance *= 2) {
-    const bool last = 2 * distance >= count;
-    for (size_t i = 0; i + distance < count; i += 2 * distance) {
-      out.device().run(Add{.a = operands[i], .b = operands[i + distance], .out = last ? out : operands[i]});
+// Ranks first, first + stride, ... that sum among themselves. The one at place p of them, counted from 0, wants the sums of the shares of the
+// ranks share(p, 0), share(p, 1), ... of the group.
+struct Summing {
+  int first, stride, ranks;
+  int first_share, step, shares;
+
+  int share(int place, int i) const { return first_share + place * stride + i * step; }
+};
+
+// The levels of a sum_scatter (host_levels.h): among the ranks of a block, then among those at one place of their blocks.
+Summing within_block(const RankGroup& group) {
+  const int block = group.levels.block();
+  return {
+      .first = group.rank / block * block, .stride = 1, .ranks = block, .first_share = 0, .step = block, .shares = group.size() / block};
+}
+Summing across_blocks(const RankGroup& group) {
+  const int block = group.levels.block(), first = group.rank % block;
+  return {.first = first, .stride = block, .ranks = group.size() / block, .first_share = first, .step = 0, .shares = 1};
+}
+int place_in(const Summing& among, const RankGroup& group) { return (group.rank - among.first) / among.stride; }
+
+// Returns how many elements arrive at this rank.
+int64_t arriving(const Summing& among, const RankGroup& group, const std::vector<int64_t>& boundaries) {
+  int64_t wanted = 0;
+  for (int i = 0; i < among.shares; ++i) {
+    const auto of = static_cast<size_t>(among.share(place_in(among, group), i));
+    wanted += boundaries[of + 1] - boundaries[of];
+  }
+  return wanted * (among.ranks - 1);
+}
+int64_t most_arriving(const RankGroup& group, const std::vector<int64_t>& boundaries) {
+  return std::max(arriving(within_block(group), group, boundaries), arriving(across_blocks(group), group, boundaries));
+}
+
+// Sends each of the ranks the shares that it wants, and sums what arrives in scratch for the own ones.
+void sum_among(Collective& collective, const RankGroup& group, const Summing& among, const Tensor& flat,
+               const std::vector<int64_t>& boundaries, const Tensor& scratch) {
+  const int place = place_in(among, group), others = among.ranks - 1;
+  const auto share_of = [&](int at, int i) {
+    const auto of = static_cast<size_t>(among.share(at, i));
+    return flat.slice(boundaries[of], boundaries[of + 1]);
+  };
+  std::vector<TreeSum> sums;
+  int64_t begin = 0;
+  for (int i = 0; i < among.shares; ++i) {
+    const Tensor own = share_of(place, i);
+    const int64_t end = begin + own.elements() * others;
+    sums.push_back({.own = own, .others = scratch.slice(begin, end).view({others, own.elements()}), .place = place});
+    begin = end;
+  }
+  const auto each_other = [&](const auto& body) {
+    for (int distance = 1; distance < among.ranks; ++distance) {
+      const int at = (place + distance) % among.ranks;
+      body(at, among.first + at * among.stride);
     }
+  };
+  each_other([&](int at, int peer) {
+    const int row = at - (at > place ? 1 : 0);
+    for (const TreeSum& sum : sums) {
+      const int64_t count = sum.own.elements();
+      collective.receive(peer, memory(sum.others.view({others * count}).slice(row * count, (row + 1) * count)));
+    }
+  });
+  each_other([&](int at, int peer) {
+    for (int i = 0; i < among.shares; ++i) collective.send(peer, memory(share_of(at, i)));
+  });
+  collective.finish();
+  for (const TreeSum& sum : sums) {
+    if (sum.own.elements() > 0) flat.device().run(sum);
   }
 }
 
-// Sends every peer its share of `flat` and sums what arrives for the own share. `lent` is scratch to hold it, if defined.
+// Sums the own share over all ranks. `lent` is scratch for what arrives, if defined.
 void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& boundaries,
              const Tensor& lent = {}) {
-  const auto r = static_cast<size_t>(group.rank);
-  const int64_t elements = boundaries[r + 1] - boundaries[r];
-  const Tensor scratch =
-      collective.keep(lent.defined() ? lent.view({lent.elements()}) : empty(flat.device(), flat.dtype(), {elements * (group.size() - 1)}));
-  const Tensor mine = flat.slice(boundaries[r], boundaries[r + 1]);
-  std::vector<Tensor> operands;
-  for (int peer = 0, row = 0; peer < group.size(); ++peer) {
-    operands.push_back(peer == group.rank ? mine : scratch.slice(row * elements, (row + 1) * elements));
-    row += peer != group.rank;
-  }
-  each_peer(group, [&](int peer) { collective.receive(peer, memory(operands[static_cast<size_t>(peer)])); });
-  each_peer(group, [&](int peer) { collective.send(peer, share(memory(flat), boundaries, peer, dtype_bytes(flat.dtype()))); });
-  collective.finish();
-  if (elements > 0) tree_sum(operands, mine);
+  const Tensor scratch = collective.keep(lent.defined() ? lent.view({lent.elements()})
+                                                        : empty(flat.device(), flat.dtype(), {most_arriving(group, boundaries)}));
+  if (group.levels.block() > 1) sum_among(collective, group, within_block(group), flat, boundaries, scratch);
+  sum_among(collective, group, across_blocks(group), flat, boundaries, scratch);
 }
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link) {
+Communicator::Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link, std::vector<int> hosts) {
+  require(hosts.empty() || std::ssize(hosts) == transport->size(), hosts.size(), " hosts for ", transport->size(), " ranks");
   if (transport->size() == 1) return;
   group_ = std::make_shared<RankGroup>();
   group_->rank = transport->rank();
@@ -110,6 +188,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink 
   group_->session = std::make_shared<Session>();
   group_->session->transport = std::move(transport);
   group_->session->make_link = std::move(make_link);
+  group_->session->hosts = std::move(hosts);
   group_->make_link();
 }
 
@@ -151,19 +230,17 @@ void Communicator::all_gather(const Bytes& bytes, std::span<const int64_t> count
 }
 
 void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) const {
-  std::vector<std::vector<int64_t>> cuts;
+  std::vector<Shares> shares;
   Header header{.operation = Operation::all_gather};
   for (const Gather& part : parts) {
-    cuts.push_back(boundaries("all_gather", part.counts, size(), part.bytes.size));
-    header.count += cuts.back().back();
+    shares.push_back({.bytes = part.bytes, .boundaries = boundaries("all_gather", part.counts, size(), part.bytes.size)});
+    header.count += part.bytes.size;
     header.counts = hash_of(std::vector<int64_t>{static_cast<int64_t>(header.counts), static_cast<int64_t>(hash_of(part.counts))});
   }
   if (!group_) return;
   Backend* const device = device_of("all_gather", parts, &Gather::bytes);
-  Collective::run(*group_, {.header = header, .purpose = purpose, .device = device}, [&](Collective& collective) {
-    auto cut = cuts.begin();
-    for (const Gather& part : parts) post_gather(collective, *group_, part.bytes, *cut++);
-  });
+  Collective::run(*group_, {.header = header, .purpose = purpose, .device = device},
+                  [&](Collective& collective) { gather_shares(collective, *group_, shares); });
 }
 
 void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) const {
@@ -211,15 +288,21 @@ void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
   const Header header{.count = tensor.elements(), .operation = Operation::sum, .dtype = tensor.dtype()};
   Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device}, [&](Collective& collective) {
     scatter(collective, *group_, tensor.view({tensor.elements()}), cuts);
-    post_gather(collective, *group_, bytes, cuts, dtype_bytes(tensor.dtype()));
+    const Shares sums{.bytes = bytes, .boundaries = cuts, .element_bytes = dtype_bytes(tensor.dtype())};
+    gather_shares(collective, *group_, {&sums, 1});
   });
+}
+
+int64_t Communicator::scratch_elements(std::span<const int64_t> counts) const {
+  const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return group_ ? most_arriving(*group_, boundaries("sum_scatter", counts, size(), count)) : 0;
 }
 
 void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch) const {
   const auto cuts = boundaries("sum_scatter", counts, size(), tensor.elements());
   const Bytes bytes = memory(tensor);  // its dtype is checked in a group of one, too
   if (!group_) return;
-  const int64_t needed = counts[static_cast<size_t>(rank())] * (size() - 1);
+  const int64_t needed = most_arriving(*group_, cuts);
   require(!scratch.defined() || (scratch.dtype() == tensor.dtype() && scratch.elements() >= needed), "sum_scatter: scratch is ",
           scratch.defined() ? scratch.elements() : 0, " elements of ", scratch.defined() ? scratch.dtype() : tensor.dtype(), ", but ",
           needed, " of ", tensor.dtype(), " are needed");
@@ -276,6 +359,7 @@ Communicator Communicator::split(int color) const {
   group->session = group_->session;
   if (group->size() == group_->size()) {
     group->link = group_->link;
+    group->levels = group_->levels;
   } else {
     group->make_link();
   }

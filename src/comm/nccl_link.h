@@ -21,11 +21,8 @@ struct NcclOptions {
   // differ.
   std::function<std::string(const std::string& name, const std::string& id)> share_id;
   double init_timeout_s;        // parallel.init_timeout_s, for each group: from its id until a byte has come from every peer
-  std::vector<int> hosts{};     // by rank of the world: equal numbers for ranks of one host; empty: all are on one
   double close_timeout_s = 60;  // for each link: until the messages that are under way at its end have arrived; then it is aborted
 };
-// Gathers among the ranks of several hosts are broadcasts of NCCL, which cross from host to host once and not once for each rank there.
-//
 // Makes links between the default GPUs of the ranks (default_gpu()), of which no two are the same one. Throws Error(environment) where NCCL
 // cannot be used. The maker belongs to one rank: a link that gives up, or that cannot be closed, ends all that it has made. It returns when
 // all connections of the group and their memory are there; exchanges have no limit of time of their own.

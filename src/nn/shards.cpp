@@ -137,15 +137,13 @@ std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const
   return out;
 }
 
-Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
+Shards::Shards(ParameterSet& parameters, Mesh mesh, std::optional<int64_t> least_bucket)
     : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world, &parameters.device()) {
-  const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
+  const Layout layout({parameters.all().begin(), parameters.all().end()}, least_bucket.value_or(bucket_bytes(mesh_.data.size())));
   for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
   int64_t scratch = 0;  // for the shares of other ranks in the largest range that is summed
   for (const Bucket& bucket : buckets_) {
-    const Communicator& ranks = group(bucket);
-    for (const Gradients& range : bucket.exchanged)
-      scratch = std::max(scratch, range.counts[static_cast<size_t>(ranks.rank())] * (ranks.size() - 1));
+    for (const Gradients& range : bucket.exchanged) scratch = std::max(scratch, group(bucket).scratch_elements(range.counts));
   }
   if (scratch > 0) scratch_ = empty(parameters_.gradients().device(), parameters_.gradients().dtype(), {scratch});
 }

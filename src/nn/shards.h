@@ -11,10 +11,12 @@
 // Parameters that are frozen are owned like others, for their masters, but take no part in either: they are gathered once, when all are.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -87,11 +89,15 @@ class Layout {
 
 class Shards {
  public:
-  // The least fp32 gradients of a bucket, in bytes. A bucket has whole layers, so one layer may exceed it.
-  static constexpr int64_t kBucketBytes = 25'000'000;
+  // Returns the least fp32 gradients of a bucket among so many data ranks, in bytes; a bucket has whole layers, so one layer may exceed it.
+  // A message should be so large that its start is a small part of its time: 20 MB to each rank of a host, of which eight are usual, and 4
+  // MB to each rank of others. Megatron's buckets of 40M elements, or 1M for each rank, are as large.
+  static int64_t bucket_bytes(int64_t data_ranks) {
+    return std::max(20'000'000 * std::clamp<int64_t>(data_ranks, 1, 8), 4'000'000 * data_ranks);
+  }
 
-  // The set must be allocated and outlive this. A group of one owns everything and exchanges nothing.
-  explicit Shards(ParameterSet& parameters, Mesh mesh = {}, int64_t bucket_bytes = kBucketBytes);
+  // The set must be allocated and outlive this. A group of one owns everything and exchanges nothing. Tests choose the least of a bucket.
+  explicit Shards(ParameterSet& parameters, Mesh mesh = {}, std::optional<int64_t> least_bucket = {});
   ~Shards();
   Shards(const Shards&) = delete;
   Shards& operator=(const Shards&) = delete;

@@ -9,8 +9,8 @@
 
 namespace mantissa {
 
-Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, int64_t bucket_bytes)
-    : parameters_(parameters), shards_(parameters, mesh, bucket_bytes), config_(config) {
+Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, std::optional<int64_t> least_bucket)
+    : parameters_(parameters), shards_(parameters, mesh, least_bucket), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
   for (const ParameterShard& shard : shards_.own())
     states_.push_back({.shard = shard, .master = {}, .first_moment = {}, .second_moment = {}});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +20,7 @@ class Optimizer {
   // The moments start at 0 and the masters undefined: initialize() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer. Among several ranks this one owns its Shards; all ranks then call initialize(),
   // store_masters() and update() together.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, int64_t bucket_bytes = Shards::kBucketBytes);
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, std::optional<int64_t> least_bucket = {});
   Shards& shards() { return shards_; }
   const Shards& shards() const { return shards_; }
 

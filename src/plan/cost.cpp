@@ -1,10 +1,12 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <span>
 #include <utility>
 
+#include "comm/host_levels.h"
 #include "hf/hugging_face.h"
 #include "mantissa/base/integers.h"
 #include "metrics/routing_summary.h"
@@ -19,7 +21,7 @@ namespace {
 
 // Returns the layout that all ranks have alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
-  return {parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes};
+  return {parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::bucket_bytes(config.parallel.data)};
 }
 
 // Returns the shares of the ranks that hold a bucket.
@@ -115,55 +117,128 @@ class Hosts {
   double link_, host_link_;
 };
 
-// Shares of what ranks send to each other, as much to each of their group, that go to another host: over all ranks, and of the rank that
-// sends most of it there.
-struct CrossingShare {
-  double mean = 0.0, most = 0.0;
+// Bytes that a rank moves in an exchange, on its host and beyond.
+struct Moved {
+  int64_t sent_inside = 0, sent_between = 0, received_inside = 0, received_between = 0;
 };
-CrossingShare crossing_share(const Hosts& hosts, const std::vector<SpacedRanks>& groups) {
-  CrossingShare out;
+
+// The ranks of a group on their hosts, with the shares that they own: what each moves in the two levels of host_levels.h.
+class SharesOnHosts {
+ public:
+  // on_hosts are the numbers of ranks on each host, in their order.
+  SharesOnHosts(const std::vector<int64_t>& owned, const std::vector<int64_t>& on_hosts) : owned_(owned), on_hosts_(on_hosts) {
+    for (size_t host = 0; host < on_hosts.size(); ++host)
+      hosts_.insert(hosts_.end(), static_cast<size_t>(on_hosts[host]), static_cast<int>(host));
+    all_ = std::accumulate(owned.begin(), owned.end(), int64_t{0});
+  }
+
+  // Every rank gets the sum of its share.
+  std::vector<Moved> sum() const {
+    const auto block = static_cast<size_t>(HostLevels(hosts_).block());
+    std::vector<int64_t> at_place(block), here(on_hosts_.size() * block);  // shares of all ranks at a place, and of those on a host
+    for (size_t r = 0; r < owned_.size(); ++r) at_place[r % block] += owned_[r], here[host(r) * block + r % block] += owned_[r];
+    std::vector<Moved> out;
+    for (size_t r = 0; r < owned_.size(); ++r) {
+      const int64_t wanted = at_place[r % block], wanted_here = here[host(r) * block + r % block], blocks = count(owned_.size() / block),
+                    blocks_here = on_hosts_[host(r)] / count(block);
+      out.push_back({.sent_inside = all_ - wanted + wanted_here - owned_[r],
+                     .sent_between = wanted - wanted_here,
+                     .received_inside = wanted * (count(block) - 1) + owned_[r] * (blocks_here - 1),
+                     .received_between = owned_[r] * (blocks - blocks_here)});
+    }
+    return out;
+  }
+
+  // Every rank gets the shares of all.
+  std::vector<Moved> gather() const {
+    std::vector<Moved> out;
+    std::map<int64_t, std::vector<int64_t>> of_receivers;  // shares that each of so many ranks of a host holds, its own among them
+    for (size_t first = 0, host = 0; host < on_hosts_.size(); first += static_cast<size_t>(on_hosts_[host++])) {
+      const int64_t ranks = on_hosts_[host];
+      std::vector<int64_t>& held = of_receivers[ranks];
+      if (held.empty()) held = held_by(ranks);
+      for (size_t place = 0; place < static_cast<size_t>(ranks); ++place) {
+        const int64_t own = owned_[first + place];
+        out.push_back({.sent_inside = held[place] * (ranks - 1),
+                       .sent_between = own * (count(on_hosts_.size()) - 1),
+                       .received_inside = all_ - held[place],
+                       .received_between = held[place] - own});
+      }
+    }
+    return out;
+  }
+
+ private:
+  static int64_t count(size_t value) { return static_cast<int64_t>(value); }
+  size_t host(size_t rank) const { return static_cast<size_t>(hosts_[rank]); }
+  std::vector<int64_t> held_by(int64_t ranks) const {
+    std::vector<int64_t> held(static_cast<size_t>(ranks));
+    size_t rank = 0;
+    for (const int64_t there : on_hosts_) {
+      for (int64_t place = 0; place < there; ++place) held[static_cast<size_t>(place % ranks)] += owned_[rank++];
+    }
+    return held;
+  }
+
+  const std::vector<int64_t>& owned_;
+  const std::vector<int64_t>& on_hosts_;
+  std::vector<int> hosts_;  // by rank
+  int64_t all_ = 0;
+};
+
+int64_t crossing_bytes(const std::vector<Moved>& moved) {
+  int64_t out = 0;
+  for (const Moved& each : moved) out += each.sent_between;
+  return out;
+}
+
+// Returns the seconds of the rank that needs most, which sends while it receives.
+double exchange_seconds(const Hosts& hosts, const std::vector<Moved>& moved) {
+  double most = 0.0;
+  for (const Moved& each : moved) {
+    const auto seconds = [&](int64_t inside, int64_t between) {
+      return hosts.seconds(static_cast<double>(inside), static_cast<double>(between));
+    };
+    most = std::max({most, seconds(each.sent_inside, each.sent_between), seconds(each.received_inside, each.received_between)});
+  }
+  return most;
+}
+
+// Exchanges of the ranks of groups, with equal shares, so that each rank moves as much.
+struct Exchanged {
+  double crossing = 0.0;  // part of the bytes that goes to another host
+  double seconds = 0.0;   // time of a byte, for the rank that needs most
+};
+
+// Takes groups of ranks that sum and gather as often.
+Exchanged sums_and_gathers(const Hosts& hosts, const std::vector<SpacedRanks>& groups) {
+  Exchanged out;
+  for (const SpacedRanks& group : groups) {
+    if (group.ranks == 1) return {};
+    const std::vector<int64_t> owned(static_cast<size_t>(group.ranks), 1), on_hosts = hosts.on_hosts(group);
+    const SharesOnHosts shares(owned, on_hosts);
+    const std::vector<Moved> summed = shares.sum(), gathered = shares.gather();
+    const auto each = static_cast<double>(2 * (group.ranks - 1));  // shares that a rank moves in both
+    out.crossing += static_cast<double>(crossing_bytes(summed) + crossing_bytes(gathered)) / each / static_cast<double>(group.ranks) /
+                    static_cast<double>(groups.size());
+    out.seconds = std::max(out.seconds, (exchange_seconds(hosts, summed) + exchange_seconds(hosts, gathered)) / each);
+  }
+  return out;
+}
+
+// Takes groups of ranks that send each other as much.
+Exchanged all_to_all(const Hosts& hosts, const std::vector<SpacedRanks>& groups) {
+  Exchanged out;
   for (const SpacedRanks& group : groups) {
     if (group.ranks == 1) return {};
     const auto others = static_cast<double>(group.ranks - 1);
     for (const int64_t here : hosts.on_hosts(group)) {
       const double share = static_cast<double>(group.ranks - here) / others;
-      out.mean += share * static_cast<double>(here) / static_cast<double>(group.ranks) / static_cast<double>(groups.size());
-      out.most = std::max(out.most, share);
+      out.crossing += share * static_cast<double>(here) / static_cast<double>(group.ranks) / static_cast<double>(groups.size());
+      out.seconds = std::max(out.seconds, hosts.seconds(1.0 - share, share));
     }
   }
   return out;
-}
-
-// Returns what the ranks of a group send to other hosts if each sends all others what they own.
-int64_t crossing_bytes(const std::vector<int64_t>& owned, const std::vector<int64_t>& on_hosts) {
-  const int64_t all = std::accumulate(owned.begin(), owned.end(), int64_t{0});
-  int64_t out = 0;
-  size_t rank = 0;
-  for (const int64_t here : on_hosts) {
-    int64_t own = 0;
-    for (int64_t i = 0; i < here; ++i) own += owned[rank++];
-    out += here * (all - own);
-  }
-  return out;
-}
-
-// Returns the seconds of the rank that needs most if each sends all others what they own, or receives it from them.
-double exchange_seconds(const Hosts& hosts, const std::vector<int64_t>& owned, const std::vector<int64_t>& on_hosts) {
-  const int64_t all = std::accumulate(owned.begin(), owned.end(), int64_t{0});
-  double most = 0.0;
-  size_t rank = 0;
-  for (const int64_t here : on_hosts) {
-    const auto end = owned.begin() + static_cast<std::ptrdiff_t>(rank) + here;
-    const int64_t own = std::accumulate(owned.begin() + static_cast<std::ptrdiff_t>(rank), end, int64_t{0});
-    const int64_t elsewhere = std::ssize(owned) - here;
-    for (int64_t i = 0; i < here; ++i, ++rank) {
-      const auto mine = owned[rank];
-      const double sends = hosts.seconds(static_cast<double>(own - mine), static_cast<double>(all - own)),
-                   receives = hosts.seconds(static_cast<double>(mine * (here - 1)), static_cast<double>(mine * elsewhere));
-      most = std::max({most, sends, receives});
-    }
-  }
-  return most;
 }
 
 // Shares of a bucket that ranks own of one kind of its bytes.
@@ -184,8 +259,8 @@ BucketSeconds bucket_seconds(const Hosts& hosts, const std::vector<Layout::Share
   for (const SpacedRanks& group : hosts.holders(expert_ranks)) {
     std::vector<int64_t> on_hosts = hosts.on_hosts(group);
     if (std::ranges::count(seen, on_hosts) > 0) continue;
-    out.gradients = std::max(out.gradients, exchange_seconds(hosts, gradients, on_hosts));
-    out.gathered = std::max(out.gathered, exchange_seconds(hosts, gathered, on_hosts));
+    out.gradients = std::max(out.gradients, exchange_seconds(hosts, SharesOnHosts(gradients, on_hosts).sum()));
+    out.gathered = std::max(out.gathered, exchange_seconds(hosts, SharesOnHosts(gathered, on_hosts).gather()));
     seen.push_back(std::move(on_hosts));
   }
   return out;
@@ -287,8 +362,8 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t
   const int64_t replicas = data * *config.training.grad_accum;  // micro batches of all
   const int64_t groups = replicas / config.parallel.expert;     // each of one of every rank that shares experts
   const Hosts hosts(config, ranks_per_host);
-  const double crossing_tensor = crossing_share(hosts, hosts.tensor_groups()).mean,
-               crossing_experts = crossing_share(hosts, hosts.expert_groups()).mean;
+  const double crossing_tensor = sums_and_gathers(hosts, hosts.tensor_groups()).crossing,
+               crossing_experts = all_to_all(hosts, hosts.expert_groups()).crossing;
   int64_t norm_blocks = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
@@ -303,10 +378,11 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t
     out.sent.gradients += 2 * (tensor - 1) * summed;  // gradients of experts are never partial
     out.between_hosts.gradients += static_cast<int64_t>(crossing_tensor * static_cast<double>(2 * (tensor - 1) * summed));
     if (hosts.several()) {
+      const auto gradients = owned_bytes(shares, &Layout::Share::gradients), gathered = owned_bytes(shares, &Layout::Share::gathered);
       for (const SpacedRanks& group : hosts.holders(layout.expert_ranks(bucket))) {
         const std::vector<int64_t> on_hosts = hosts.on_hosts(group);
-        out.between_hosts.gradients += crossing_bytes(owned_bytes(shares, &Layout::Share::gradients), on_hosts);
-        out.between_hosts.parameters += crossing_bytes(owned_bytes(shares, &Layout::Share::gathered), on_hosts);
+        out.between_hosts.gradients += crossing_bytes(SharesOnHosts(gradients, on_hosts).sum());
+        out.between_hosts.parameters += crossing_bytes(SharesOnHosts(gathered, on_hosts).gather());
       }
     }
     const std::span<const ParameterSpec> parameters(layout.parameters());
@@ -352,23 +428,19 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   if (rates.flops) out.compute = flops * tokens * static_cast<double>(micro_batches) / *rates.flops;
   const bool sends = config.parallel.world() > 1;
   if (sends && ((!rates.link && rates.ranks_per_host != 1) || (!rates.host_link && hosts.several()))) return out;
-  const auto seconds = [&hosts](int64_t bytes, double crossing) {
-    return hosts.seconds(static_cast<double>(bytes) * (1 - crossing), static_cast<double>(bytes) * crossing);
-  };
-  const double tensor_crossing = crossing_share(hosts, hosts.tensor_groups()).most,
-               expert_crossing = crossing_share(hosts, hosts.expert_groups()).most;
+  const auto seconds = [](int64_t bytes, const Exchanged& by) { return static_cast<double>(bytes) * by.seconds; };
+  const Exchanged by_tensor = sums_and_gathers(hosts, hosts.tensor_groups()), by_experts = all_to_all(hosts, hosts.expert_groups());
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
     const BucketSeconds held = bucket_seconds(hosts, shares, layout.expert_ranks(bucket));
-    exchange.push_back(held.gradients + seconds(partial_bytes(shares, tensor), tensor_crossing));
+    exchange.push_back(held.gradients + seconds(partial_bytes(shares, tensor), by_tensor));
     gather.push_back(held.gathered);
   }
   out.exchange = std::accumulate(exchange.begin(), exchange.end(), 0.0);
   out.gather = std::accumulate(gather.begin(), gather.end(), 0.0);
   const DryPass pass = exchanges_of_pass(config, plan);
-  out.activations =
-      seconds(micro_batches * pass.tensor.busiest, tensor_crossing) + seconds(micro_batches * pass.experts.busiest, expert_crossing);
+  out.activations = seconds(micro_batches * pass.tensor.busiest, by_tensor) + seconds(micro_batches * pass.experts.busiest, by_experts);
   if (!rates.flops) return out;
   const bool beside = tensor == 1 && config.parallel.expert == 1;
   out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;

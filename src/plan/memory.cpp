@@ -99,13 +99,14 @@ int64_t teacher_bytes(const RunConfig& config) {
   if (!config.teacher) return 0;
   const RunConfig teacher = teacher_config(config);
   const PrecisionPlan plan = resolve_plan(teacher);
-  const Layout::Totals all = Layout(parameter_specs(plan, teacher.parallel.ranks()), Shards::kBucketBytes).totals();
+  const Layout::Totals all = Layout(parameter_specs(plan, teacher.parallel.ranks()), Shards::bucket_bytes(1)).totals();
   return bytes(static_cast<double>(all.fp32_values + all.other_values + 4 * plan.buffers()));
 }
 
 // Counts weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
-  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes);
+  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()),
+                      Shards::bucket_bytes(config.parallel.data));
   const auto ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
   struct Own {
     int64_t masters = 0, moments = 0;

@@ -1,5 +1,5 @@
 // Runs of train() on devices behind every layout of ranks: steps, statistics, evaluation, samples, saves and resumes have the bits of the
-// CPU, although the host cannot touch the memory and the kernels end later than they are asked for.
+// CPU, although the host cannot touch the memory, the kernels end later than they are asked for, and two ranks are on a host.
 #include "async_device.h"
 #include "thread_links.h"
 #include "training_on_ranks.h"
@@ -65,7 +65,7 @@ class DevicesOnRanks : public test::TrainingOnRanks, public ::testing::WithParam
     const auto async = [](int rank) { return std::make_unique<test::AsyncDevice>(static_cast<uint32_t>(7 + rank)); };
     const Sets sets = with(with(with(base, tree_of(8)), GetParam().model.sets), more);
     if (kind == Kind::cpu) return run_on(GetParam().layout, name, sets);
-    return run_on(GetParam().layout, name, sets, async, kind == Kind::async ? links.maker() : MakeDeviceLink());
+    return run_on(GetParam().layout, name, sets, async, kind == Kind::async ? links.maker() : MakeDeviceLink(), 2);
   }
 
   // Reports of the run about precision and routing.

@@ -135,7 +135,7 @@ TEST_P(LayoutTest, FrozenParametersAreOwnedAndOnceGathered) {
 
 INSTANTIATE_TEST_SUITE_P(, LayoutTest,
                          ::testing::Values(Case{Dtype::f32, 1}, Case{Dtype::bf16, 1}, Case{Dtype::bf16, 700'000},
-                                           Case{Dtype::f32, Shards::kBucketBytes}),
+                                           Case{Dtype::f32, Shards::bucket_bytes(1)}),
                          ::testing::PrintToStringParamName());
 
 // The definition, block by block: entry r is the first row block of rank r, which begins at or after r / ranks of the whole.

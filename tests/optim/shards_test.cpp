@@ -99,7 +99,7 @@ TEST_P(ShardsTest, HaveTheBitsOfOneRank) {
   const test::Threads one(1);
   std::mutex mutex;
   Trained alone, shared;
-  const Trained expected = train({}, GetParam().dtype, Shards::kBucketBytes, alone, mutex);
+  const Trained expected = train({}, GetParam().dtype, Shards::bucket_bytes(1), alone, mutex);
   const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
     const Trained own = train(data, GetParam().dtype, GetParam().bucket_bytes, shared, mutex);
     EXPECT_EQ(own.state, expected.state) << "rank " << data.rank();
@@ -241,7 +241,7 @@ TEST(ShardsBeside, WhatOutlivesThemIsFree) {
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    for (const int ranks : {2, 3, 13}) out.push_back({dtype, ranks, ranks % 2 == 0 ? 1 : Shards::kBucketBytes});
+    for (const int ranks : {2, 3, 13}) out.push_back({dtype, ranks, ranks % 2 == 0 ? 1 : Shards::bucket_bytes(ranks)});
   }
   for (const int ranks : {1, 3, 8}) out.push_back({Dtype::bf16, ranks, 1});
   return out;

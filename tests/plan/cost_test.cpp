@@ -151,7 +151,7 @@ TEST(StepTime, OfALinkThatIsSlowIsTheSumOfItsTransfers) {
 // The result lies between the two: all buckets but the last to be computed are exchanged behind backward only where backward is as long.
 TEST(StepTime, HidesAsMuchAsOneMicroBatchHasRoomFor) {
   const RunConfig config = config_of(2);
-  const Layout layout(parameter_specs(resolve_plan(config)), Shards::kBucketBytes);
+  const Layout layout(parameter_specs(resolve_plan(config)), Shards::bucket_bytes(2));
   ASSERT_GE(layout.buckets().size(), 5U);
   double before = 0.0;
   for (const double link : {1e8, 1e9, 1e10, 1e11}) {

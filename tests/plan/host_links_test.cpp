@@ -48,6 +48,73 @@ std::vector<Moved> moved(int64_t world, int64_t per_host, const Bytes& bytes) {
   }
   return out;
 }
+
+// Ranks of a run that sum and gather together, on hosts of so many ranks.
+struct Group {
+  std::vector<int64_t> ranks;
+  int64_t per_host;
+
+  int64_t host(size_t i) const { return ranks[i] / per_host; }
+  size_t place(size_t i) const {
+    size_t before = 0;
+    while (before < i && host(i - before - 1) == host(i)) ++before;
+    return before;
+  }
+  bool receives(size_t i, size_t root) const {  // the share of a rank of another host
+    size_t there = 0;
+    for (size_t j = 0; j < ranks.size(); ++j) there += host(j) == host(i) ? 1U : 0U;
+    return host(i) != host(root) && place(i) == place(root) % there;
+  }
+  size_t block() const {
+    size_t out = 1;
+    if (host(0) == host(ranks.size() - 1)) return out;
+    const auto divides = [&](size_t size) {
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        if (ranks.size() % size != 0 || host(i) != host(i / size * size)) return false;
+      }
+      return true;
+    };
+    while (divides(2 * out)) out *= 2;
+    return out;
+  }
+
+  // Return what one sends to another so that each gets the sum of its share, or the shares of all.
+  template <class Share>
+  int64_t summed(size_t from, size_t to, const Share& share) const {
+    const size_t size = block();
+    if (from / size != to / size) return from % size == to % size ? share(ranks[to]) : 0;
+    int64_t bytes = 0;
+    for (size_t i = to % size; i < ranks.size(); i += size) bytes += share(ranks[i]);
+    return bytes;
+  }
+  template <class Share>
+  int64_t gathered(size_t from, size_t to, const Share& share) const {
+    if (host(from) != host(to)) return receives(to, from) ? share(ranks[from]) : 0;
+    int64_t bytes = share(ranks[from]);
+    for (size_t i = 0; i < ranks.size(); ++i) bytes += receives(from, i) ? share(ranks[i]) : 0;
+    return bytes;
+  }
+};
+
+enum class By { sum, gather };
+// Returns the exchange of all groups of ranks that are `alike`, with these shares.
+template <class Alike, class Share>
+std::vector<Moved> exchanged(By how, int64_t world, int64_t per_host, const Alike& alike, const Share& share) {
+  std::vector<Group> group_of;
+  for (int64_t r = 0; r < world; ++r) {
+    Group& group = group_of.emplace_back(Group{.ranks = {}, .per_host = per_host});
+    for (int64_t other = 0; other < world; ++other) {
+      if (alike(r, other)) group.ranks.push_back(other);
+    }
+  }
+  return moved(world, per_host, [&](int64_t from, int64_t to) -> int64_t {
+    if (!alike(from, to)) return 0;
+    const Group& group = group_of[static_cast<size_t>(from)];
+    const auto index = [&](int64_t rank) { return static_cast<size_t>(std::ranges::find(group.ranks, rank) - group.ranks.begin()); };
+    return how == By::sum ? group.summed(index(from), index(to), share) : group.gathered(index(from), index(to), share);
+  });
+}
+
 double slowest(const std::vector<Moved>& all, const Rates& rates) {
   double most = 0.0;
   for (const Moved& rank : all) most = std::max(most, rank.seconds(rates));
@@ -66,10 +133,25 @@ struct Expected {
 
 Expected counted(const RunConfig& config, const Rates& rates) {
   const PrecisionPlan plan = resolve_plan(config);
-  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes);
+  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()),
+                      Shards::bucket_bytes(config.parallel.data));
   const int64_t world = config.parallel.world(), tensor = config.parallel.tensor, per_host = rates.ranks_per_host;
   const auto replica = [&](int64_t rank) { return rank / tensor; };
   const auto same_part = [&](int64_t a, int64_t b) { return a % tensor == b % tensor; };
+  // Sums and gathers of tensor ranks, in each of which a rank moves half of these bytes.
+  const auto of_tensor = [&](double bytes) {
+    struct {
+      double seconds = 0.0, crossing = 0.0;
+    } out;
+    if (tensor == 1) return out;
+    for (const By how : {By::sum, By::gather}) {
+      const auto unit = exchanged(
+          how, world, per_host, [&](int64_t a, int64_t b) { return replica(a) == replica(b); }, [](int64_t) { return 1; });
+      out.seconds += slowest(unit, rates) * bytes / static_cast<double>(2 * (tensor - 1));
+      out.crossing += crossing(unit) * bytes / static_cast<double>(2 * (tensor - 1));
+    }
+    return out;
+  };
   Expected out;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const int64_t experts = layout.expert_ranks(bucket);
@@ -78,20 +160,15 @@ Expected counted(const RunConfig& config, const Rates& rates) {
     const auto alike = [&](int64_t a, int64_t b) { return same_part(a, b) && replica(a) % experts == replica(b) % experts; };
     int64_t partial = 0;
     for (const Layout::Share& each : shares) partial = std::max(partial, each.partial);
-    const auto gradients = moved(world, per_host, [&](int64_t from, int64_t to) { return alike(from, to) ? share(to).gradients : 0; });
-    const auto gathered = moved(world, per_host, [&](int64_t from, int64_t to) { return alike(from, to) ? share(from).gathered : 0; });
-    const auto sums = [&](double bytes) {
-      return moved(world, per_host, [&, bytes](int64_t from, int64_t to) { return replica(from) == replica(to) ? bytes : 0.0; });
-    };
-    const double others = std::max(1.0, static_cast<double>(tensor - 1));
-    out.exchange +=
-        slowest(gradients, rates) + slowest(sums(static_cast<double>(2 * ceil_div(partial * (tensor - 1), tensor)) / others), rates);
+    const auto gradients = exchanged(By::sum, world, per_host, alike, [&](int64_t rank) { return share(rank).gradients; });
+    const auto gathered = exchanged(By::gather, world, per_host, alike, [&](int64_t rank) { return share(rank).gathered; });
+    out.exchange += slowest(gradients, rates) + of_tensor(static_cast<double>(2 * ceil_div(partial * (tensor - 1), tensor))).seconds;
     out.gather += slowest(gathered, rates);
     out.crossing_gradients += crossing(gradients);
     out.crossing_parameters += crossing(gathered);
     for (const Layout::Share& each : shares) {  // the tensor ranks of one replica; of all, as many
-      const auto of_share = sums(2.0 * static_cast<double>(each.partial) / static_cast<double>(tensor));
-      out.crossing_gradients += crossing(of_share) / static_cast<double>(shares.size());
+      const double moved = 2.0 * static_cast<double>(each.partial * (tensor - 1)) / static_cast<double>(tensor);
+      out.crossing_gradients += of_tensor(moved).crossing / static_cast<double>(shares.size());
     }
   }
   const DryPass pass = dry_pass(config, plan);
@@ -104,7 +181,9 @@ Expected counted(const RunConfig& config, const Rates& rates) {
     out.activations += slowest(each(micro * static_cast<double>(exchanges.busiest) / static_cast<double>(group - 1)), rates);
     out.crossing_activations += crossing(each(micro * static_cast<double>(exchanges.bytes) / static_cast<double>(group * (group - 1))));
   };
-  activations(pass.tensor, tensor, [&](int64_t a, int64_t b) { return replica(a) == replica(b); });
+  const auto by_tensor = of_tensor(micro * static_cast<double>(pass.tensor.busiest));
+  out.activations += by_tensor.seconds;
+  out.crossing_activations += of_tensor(micro * static_cast<double>(pass.tensor.bytes) / static_cast<double>(tensor)).crossing;
   activations(pass.experts, config.parallel.expert, [&](int64_t a, int64_t b) {
     return same_part(a, b) && replica(a) / config.parallel.expert == replica(b) / config.parallel.expert;
   });

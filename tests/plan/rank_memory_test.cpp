@@ -126,7 +126,7 @@ void expect_as_predicted(const RunConfig& config) {
   EXPECT_LT(ratio(memory.tensors(), found.peak), 1.25);
   if (config.parallel.tensor > 1) return;
   // Masters and moments: 12 bytes of each own parameter, and at most a row block of each bucket more than that.
-  const size_t buckets = mantissa::Layout(parameter_specs(plan), Shards::kBucketBytes).buckets().size();
+  const size_t buckets = mantissa::Layout(parameter_specs(plan), Shards::bucket_bytes(config.parallel.data)).buckets().size();
   const bool fp32 = config.precision.dtype == Dtype::f32;
   const double whole = (fp32 ? 8.0 : 12.0) * static_cast<double>(plan.parameters()), row_block = 12.0 * 32 * 1024;
   EXPECT_LE(static_cast<double>(memory.optimizer + (fp32 ? 0 : memory.masters)),

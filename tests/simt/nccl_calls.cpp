@@ -162,7 +162,8 @@ ncclResult_t join(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclCon
   const std::lock_guard lock(state().mutex);
   if (state().settings.refusal != NcclResult::success) return result_of(state().settings.refusal);
   const auto found = state().cliques.find(std::string(id.internal, sizeof id.internal));
-  if (config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank >= ranks || found == state().cliques.end())
+  if (config->magic != 0xcafebeef || config->blocking != 0 || config->maxCTAs != 16 || rank < 0 || rank >= ranks ||
+      found == state().cliques.end())
     return ncclInvalidArgument;
   if (!found->second) found->second = std::make_shared<Clique>(Clique{.ranks = ranks});
   if (found->second->ranks != ranks || ++found->second->joined > ranks) return ncclInvalidArgument;
@@ -250,24 +251,6 @@ ncclResult_t send(const void* data, size_t size, ncclDataType_t type, int peer, 
 ncclResult_t receive_later(void* data, size_t size, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
   return add(data, size, type, peer, communicator, stream, true);
 }
-// Sends messages from the root to all others.
-ncclResult_t broadcast(const void* from, void* to, size_t size, ncclDataType_t type, int root, ncclComm_t communicator,
-                       cudaStream_t stream) {
-  int own = 0, ranks = 0;
-  {
-    const std::lock_guard lock(state().mutex);
-    const auto self = alive(communicator);
-    own = self->rank, ranks = self->clique->ranks;
-    if (from != to || root < 0 || root >= ranks) return complain(*self, text("a broadcast of rank ", root, ", or not in place"));
-    ++state().counts.broadcasts;
-  }
-  if (own != root) return add(to, size, type, root, communicator, stream, true);
-  ncclResult_t result = ncclSuccess;
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer != own && result == ncclSuccess) result = add(to, size, type, peer, communicator, stream, false);
-  }
-  return result;
-}
 ncclResult_t group_end() {
   const Group ended = std::exchange(group, {});
   if (!ended.open) return ncclInvalidUsage;
@@ -347,7 +330,6 @@ NcclLibrary load_nccl() {
                              .GroupEnd = simt::group_end,
                              .Send = simt::send,
                              .Recv = simt::receive_later,
-                             .Broadcast = simt::broadcast,
                              .GetErrorString = simt::error_string,
                              .GetLastError = simt::last_error},
           .text = "NCCL over threads"};

@@ -38,7 +38,7 @@ void require_all(const Tensor& x, double value) {
 }
 
 using Body = std::function<void(Backend&, const Communicator&)>;
-std::vector<std::string> errors_on_ranks(int ranks, const MakeDeviceLink& links, const Body& body) {
+std::vector<std::string> errors_on_ranks(int ranks, const MakeDeviceLink& links, const Body& body, test::RanksOnHosts* where = nullptr) {
   const auto on_rank = [&](const Communicator& world) {
     const test::Threads one(1);
     const auto device = make_backend("cuda");
@@ -49,7 +49,7 @@ std::vector<std::string> errors_on_ranks(int ranks, const MakeDeviceLink& links,
       throw;
     }
   };
-  return test::run_ranks(ranks, on_rank, {}, links);
+  return test::run_ranks(ranks, on_rank, {}, links, where);
 }
 
 TEST(NcclLink, BringsTheBytesOfEveryCollective) {
@@ -76,39 +76,28 @@ TEST(NcclLink, BringsTheBytesOfEveryCollective) {
   EXPECT_EQ(nccl.counts().aborted, 0);
 }
 
-// Gathers among hosts are broadcasts, in groups that have ranks of several hosts.
-TEST(NcclLink, GathersAmongHostsByBroadcasts) {
+// Bytes between hosts, by rank: its share of a gather once, and the share of one rank of the other host as a sum of two.
+TEST(NcclLink, SumsAndGathersInTwoLevels) {
   simt::ThreadNccl nccl;
-  const std::vector<int> hosts = {0, 0, 1, 1};
-  const auto errors =
-      errors_on_ranks(4, nccl.links(test::kHangSeconds, test::kHangSeconds, hosts), [&](Backend& device, const Communicator& world) {
-        const int rank = world.rank();
-        const Communicator within = world.split(hosts[static_cast<size_t>(rank)]), across = world.split(rank % 2);
-        const auto broadcasts_of = [&](const std::function<void()>& body) {
-          world.barrier();
-          const int before = nccl.counts().broadcasts;
-          world.barrier();
-          body();
-          world.barrier();
-          return nccl.counts().broadcasts - before;
-        };
-        const std::vector<int64_t> counts = {12 * 4, 0, 5 * 4, 13 * 4};
-        const Tensor all = filled(device, rank + 1, 30);
-        const int64_t sent = world.traffic().other;
-        EXPECT_EQ(broadcasts_of([&] { world.all_gather(all, counts, Purpose::other); }), 3 * 4);
-        EXPECT_EQ(world.traffic().other - sent, 3 * counts[static_cast<size_t>(rank)]);
-        require_all(all.slice(0, 12), 1);
-        require_all(all.slice(12, 17), 3);
-        require_all(all.slice(17, 30), 4);
-        const Tensor x = filled(device, rank + 1);
-        EXPECT_EQ(broadcasts_of([&] { world.sum(x, Purpose::other); }), 4 * 4);
-        require_all(x, 10);
-        EXPECT_EQ(broadcasts_of([&] { within.sum(x, Purpose::other); }), 0);
-        require_all(x, 20);
-        EXPECT_EQ(broadcasts_of([&] { across.sum(x, Purpose::other); }), 2 * 2 * 2);
-        require_all(x, 40);
-      });
-  EXPECT_THAT(errors, Each(IsEmpty()));
+  test::RanksOnHosts where{.hosts = {0, 0, 1, 1}};
+  const std::vector<int64_t> counts = {12 * 4, 0, 5 * 4, 13 * 4};
+  const auto body = [&](Backend& device, const Communicator& world) {
+    const Communicator within = world.split(world.rank() / 2), across = world.split(world.rank() % 2);
+    const Tensor all = filled(device, world.rank() + 1, 30);
+    world.all_gather(all, counts, Purpose::other);
+    require_all(all.slice(0, 12), 1);
+    require_all(all.slice(12, 17), 3);
+    require_all(all.slice(17, 30), 4);
+    const Tensor x = filled(device, world.rank() + 1, 64);
+    world.sum(x, Purpose::other);
+    require_all(x, 10);
+    within.sum(x, Purpose::other);
+    require_all(x, 20);
+    across.sum(x, Purpose::other);
+    require_all(x, 40);
+  };
+  EXPECT_THAT(errors_on_ranks(4, nccl.links(), body, &where), Each(IsEmpty()));
+  for (size_t r = 0; r < 4; ++r) EXPECT_EQ(where.left[r], counts[r] + 2 * 16 * 4 + 2 * 32 * 4 + 2 * 4) << r << ", with two colors";
   EXPECT_EQ(nccl.counts().destroyed, 12);
   EXPECT_EQ(nccl.counts().aborted, 0);
 }
@@ -161,21 +150,6 @@ TEST(NcclLink, ConnectsAllPeersBeforeTheFirstCall) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_GT(nccl.counts().groups, 8);
   EXPECT_EQ(nccl.counts().connections, 4 * 3 + 4);
-}
-
-// Broadcasts have connections of their own.
-TEST(NcclLink, BroadcastsToAllPeersBeforeTheFirstCallWhereItGathers) {
-  simt::ThreadNccl nccl;
-  const std::vector<int> hosts = {0, 0, 1, 1};
-  const auto errors =
-      errors_on_ranks(4, nccl.links(test::kHangSeconds, test::kHangSeconds, hosts), [&](Backend&, const Communicator& world) {
-        const Communicator within = world.split(world.rank() / 2), across = world.split(world.rank() % 2);
-        world.barrier();
-        EXPECT_EQ(nccl.counts().broadcasts, 4 * 4 + 2 * 2 * 2);
-        EXPECT_EQ(nccl.counts().groups, 3 * 4 + 2 * 4) << "of messages and of broadcasts";
-        world.barrier();
-      });
-  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(NcclLink, CallsThatDifferAreNamed) {

@@ -29,7 +29,6 @@ struct NcclSettings {
 struct NcclCounts {
   int made = 0, destroyed = 0, aborted = 0;  // communicators
   int groups = 0;                            // groups of messages
-  int broadcasts = 0;                        // asked for by all ranks together
   int connections = 0;                       // from a rank to a peer in a communicator, made by the first message
   int blocked = 0;                           // aborts that a kernel of the same process has not let return
 };
@@ -44,8 +43,7 @@ class ThreadNccl {
 
   void change(const NcclSettings& settings);
   // Makes links for all ranks of a new job, with a maker for each, as processes have; outlives their groups.
-  MakeDeviceLink links(double init_timeout_s = test::kHangSeconds, double close_timeout_s = test::kHangSeconds,
-                       const std::vector<int>& hosts = {}) {
+  MakeDeviceLink links(double init_timeout_s = test::kHangSeconds, double close_timeout_s = test::kHangSeconds) {
     {
       const std::lock_guard lock(mutex_);
       ids_.clear();
@@ -54,13 +52,12 @@ class ThreadNccl {
       std::mutex mutex;
       std::map<int, MakeDeviceLink> of_rank;
     };
-    return [this, init_timeout_s, close_timeout_s, hosts, makers = std::make_shared<Makers>()](const LinkRanks& of) {
+    return [this, init_timeout_s, close_timeout_s, makers = std::make_shared<Makers>()](const LinkRanks& of) {
       std::unique_lock lock(makers->mutex);
       MakeDeviceLink& maker = makers->of_rank[of.ranks[static_cast<size_t>(of.rank)]];
       if (!maker)
         maker = nccl_links({.share_id = [this](const std::string& name, const std::string& id) { return share(name, id); },
                             .init_timeout_s = init_timeout_s,
-                            .hosts = hosts,
                             .close_timeout_s = close_timeout_s});
       lock.unlock();
       return maker(of);

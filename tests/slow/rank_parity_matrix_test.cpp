@@ -31,7 +31,7 @@ TEST_P(RankParityMatrix, HasTheBitsOfOne) { expect_the_bits_of_one(); }
 
 INSTANTIATE_TEST_SUITE_P(, RankParityMatrix, ::testing::ValuesIn(combinations()), [](const auto& c) { return c.param.name; });
 
-// 19M parameters: buckets of 25 MB of gradients hold two layers each, and the embedding begins one.
+// 19M parameters, 76 MB of gradients: several buckets of 40 MB of two ranks, one of 80 MB of four.
 class SeveralBuckets : public test::TrainingOnRanks, public ::testing::WithParamInterface<test::RankSetting> {};
 
 TEST_P(SeveralBuckets, HaveTheBitsOfOne) {

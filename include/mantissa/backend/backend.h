@@ -86,6 +86,20 @@ struct Add {  // out = a + b; out may be a or b
   Contract contract() const { return Contract("add").input("a", a, "[...]").input("b", b, "[...]").in_place("out", out, "[...]"); }
 };
 
+// Sums the rows of `others` with `own` between them, as row `place` of R + 1: neighbors, then pairs of them, and so on, as
+// GradientAccumulator does with micro batches. Each sum is rounded, as by Add. own gets the sum of all; others are unspecified then.
+struct TreeSum {
+  Tensor own, others;
+  int64_t place;
+
+  Contract contract() const {
+    Contract c("tree_sum");
+    c.output("own", own, "[N]").output("others", others, "[R, N]");
+    return c.that(place >= 0 && place <= c.size('R'), "place is ", place, " among ", c.size('R'), " others");
+  }
+  int64_t bytes_moved() const { return others.bytes() + 2 * own.bytes(); }
+};
+
 // Computes out = x + bias in every row. x are unrounded sums; out may be x.
 struct AddBias {
   Tensor x, bias, out;
@@ -830,6 +844,7 @@ struct SquaredNorm {
   DECLARE(Convert)                \
   DECLARE(RandomNormal)           \
   DECLARE(Add)                    \
+  DECLARE(TreeSum)                \
   DECLARE(AddBias)                \
   DECLARE(Gemm)                   \
   DECLARE(Quantize)               \

@@ -5,6 +5,9 @@
 // codes and scales and the dispatch of experts need, and what NCCL offers as grouped calls. Sums have the order of an aligned binary tree
 // over the ranks, neighbors first, then pairs of neighbors, whichever rank computes them.
 //
+// Sums and gathers of tensors have two levels where ranks are on several hosts, the same bits as on one: what all ranks of a host have or
+// want crosses between two hosts once. comm/host_levels.h has the rule.
+//
 // A process runs one collective at a time, on any thread, because all its groups share one transport. A second one that begins meanwhile
 // throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails, or a wait for a
 // device that finds communication at its end, leaves the process without communication: every later one throws the same error.
@@ -57,8 +60,9 @@ inline Traffic operator-(const Traffic& a, const Traffic& b) {
 class Communicator {
  public:
   Communicator() = default;  // a group of one
-  // A group of all ranks. Without a maker of links, bytes of devices go through host memory and the transport.
-  explicit Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link = {});
+  // A group of all ranks. Without a maker of links, bytes of devices go through host memory and the transport. hosts[r] is equal for ranks
+  // of one host, and the same list on all ranks; an empty list says that all are on one.
+  explicit Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link = {}, std::vector<int> hosts = {});
 
   int rank() const;  // within the group
   int size() const;
@@ -96,9 +100,10 @@ class Communicator {
 
   // sum() adds fp32 or fp64 elements over the ranks, in place. It takes bf16 elements only where all but one of a sum are zero, because
   // every further addition would be rounded. sum_scatter() sums only the own elements, of which rank r has counts[r] behind those of rank r
-  // - 1; the others stay as they are. Both need scratch for as much as the own share from each other rank. A caller with shares of many
-  // sizes can lend sum_scatter() memory of the tensor's device and dtype that holds the largest.
+  // - 1; the others are then unspecified. Both need scratch for what arrives, sum_scatter() scratch_elements(). A caller with shares of
+  // many sizes can lend sum_scatter() memory of the tensor's device and dtype that holds the largest.
   void sum(const Tensor& tensor, Purpose purpose) const;
+  int64_t scratch_elements(std::span<const int64_t> counts) const;
   void sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch = {}) const;
 
   void broadcast(const Bytes& bytes, int root, Purpose purpose) const;

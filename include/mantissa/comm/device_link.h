@@ -19,24 +19,12 @@ struct DeviceMessage {
   Bytes bytes;
 };
 
-// One broadcast: `root` holds the bytes, every other rank receives them.
-struct DeviceShare {
-  int root;
-  Bytes bytes;
-};
-
 class DeviceLink {
  public:
   virtual ~DeviceLink() = default;
   // Moves the messages of one call as one group, in this thread's lane of the device, which is the same one for all of them; may return
   // before they have moved. Messages of a pair of ranks arrive in the order in which they are sent.
   virtual void exchange(std::span<const DeviceMessage> messages) = 0;
-  // Returns true if gathers are calls of gather(), the same on all ranks; else they are messages between all ranks.
-  virtual bool gathers() const { return false; }
-  // Like exchange(), but called by all ranks, with shares of the same sizes in the same order.
-  virtual void gather(std::span<const DeviceShare>) {
-    fail(ExitCode::internal, "gather: this link exchanges messages only; call it where gathers() is true");
-  }
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
   // Makes the exchange under way and all later ones fail, and returns when lanes do not wait for peers any more. Other links of the same

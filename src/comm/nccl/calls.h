@@ -22,7 +22,6 @@ namespace mantissa {
   X(GroupEnd)                  \
   X(Send)                      \
   X(Recv)                      \
-  X(Broadcast)                 \
   X(GetErrorString)            \
   X(GetLastError)
 

@@ -23,6 +23,10 @@ namespace {
 
 constexpr int kOldestMinor = 22;  // earlier ones do not abort communicators as a group
 
+// Blocks of a kernel of NCCL, each of which takes a multiprocessor from GEMMs while a message is under way. The variable NCCL_MAX_CTAS
+// overrides it.
+constexpr int kMostBlocks = 16;
+
 bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
 // While a communicator is made, an error is this host's unless a peer reported it. Later a connection ends because its other side has.
@@ -58,19 +62,10 @@ struct Communicators {
   }
 };
 
-bool are_on_several(const std::vector<int>& hosts, const std::vector<int>& ranks) {
-  const auto host_of = [&](int rank) { return hosts[static_cast<size_t>(rank)]; };
-  return !hosts.empty() && std::ranges::any_of(ranks, [&](int rank) { return host_of(rank) != host_of(ranks.front()); });
-}
-
 class NcclLink final : public DeviceLink {
  public:
   NcclLink(std::shared_ptr<Communicators> all, LinkRanks group, const NcclOptions& options)
-      : all_(std::move(all)),
-        calls_(all_->calls),
-        group_(std::move(group)),
-        gathers_(are_on_several(options.hosts, group_.ranks)),
-        close_timeout_s_(options.close_timeout_s) {}
+      : all_(std::move(all)), calls_(all_->calls), group_(std::move(group)), close_timeout_s_(options.close_timeout_s) {}
   ~NcclLink() override { close(); }
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -87,18 +82,12 @@ class NcclLink final : public DeviceLink {
       // The values of the bytes do not matter: they make connections. Two bytes of the memory belong to each rank.
       const auto byte = [&](int index) { return Bytes(std::span(bytes.memory() + index, 1)); };
       std::vector<DeviceMessage> messages;
-      std::vector<DeviceShare> shares;
       for (int peer = 0; peer < static_cast<int>(group_.ranks.size()); ++peer) {
-        shares.push_back({.root = peer, .bytes = byte(peer)});
         if (peer == group_.rank) continue;
         messages.push_back({.peer = peer, .receives = true, .bytes = byte(2 * peer)});
         messages.push_back({.peer = peer, .receives = false, .bytes = byte(2 * peer + 1)});
       }
       ask_for(messages, bytes.stream());
-      if (gathers_) {
-        wait(limit);
-        ask_for_shares(shares, bytes.stream());
-      }
       wait_until(limit, [&] { return settled() && bytes.finished(); });
     } catch (...) {
       give_up();
@@ -111,11 +100,6 @@ class NcclLink final : public DeviceLink {
     if (messages.empty()) return;
     ask_for(messages, cuda_stream(*messages.front().bytes.device));
     wait({});  // until then the stream may be without them
-  }
-  bool gathers() const override { return gathers_; }
-  void gather(std::span<const DeviceShare> shares) override {
-    ask_for_shares(shares, cuda_stream(*shares.front().bytes.device));
-    wait({});
   }
   void check() override {
     const std::lock_guard lock(all_->mutex);
@@ -136,6 +120,7 @@ class NcclLink final : public DeviceLink {
   void join(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = kMostBlocks;
     const std::lock_guard lock(all_->mutex);
     require_open();
     all_->open.reserve(all_->open.size() + 1);
@@ -143,25 +128,15 @@ class NcclLink final : public DeviceLink {
     if (communicator_) all_->open.push_back(communicator_);
     refuse(result);
   }
-  void ask_for(std::span<const DeviceMessage> messages, void* stream) {
-    ask_for_group(messages, [this, stream = static_cast<cudaStream_t>(stream)](const DeviceMessage& m) {
-      const auto size = static_cast<size_t>(m.bytes.size);
-      return m.receives ? calls_.Recv(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream)
-                        : calls_.Send(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream);
-    });
-  }
-  void ask_for_shares(std::span<const DeviceShare> shares, void* stream) {
-    ask_for_group(shares, [this, stream = static_cast<cudaStream_t>(stream)](const DeviceShare& s) {
-      return calls_.Broadcast(s.bytes.data, s.bytes.data, static_cast<size_t>(s.bytes.size), ncclUint8, s.root, communicator_, stream);
-    });
-  }
-  template <class Each, class Call>
-  void ask_for_group(std::span<const Each> all, Call call) {
+  void ask_for(std::span<const DeviceMessage> messages, void* handle) {
+    const auto stream = static_cast<cudaStream_t>(handle);
     const std::lock_guard lock(all_->mutex);
     require_open();
     ncclResult_t error = calls_.GroupStart();
-    for (const Each& each : all) {
-      const ncclResult_t result = call(each);
+    for (const DeviceMessage& m : messages) {
+      const auto size = static_cast<size_t>(m.bytes.size);
+      const ncclResult_t result = m.receives ? calls_.Recv(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream)
+                                             : calls_.Send(m.bytes.data, size, ncclUint8, m.peer, communicator_, stream);
       if (!is_error(error)) error = result;
     }
     const ncclResult_t end = calls_.GroupEnd();  // also after an error: the group is this thread's
@@ -234,7 +209,6 @@ class NcclLink final : public DeviceLink {
   const std::shared_ptr<Communicators> all_;
   const NcclCalls& calls_;
   const LinkRanks group_;
-  const bool gathers_;
   const double close_timeout_s_;
   const int unwinding_ = std::uncaught_exceptions();
   ncclComm_t communicator_ = nullptr;  // one of all that are open, until it is closed or they are given up

@@ -24,6 +24,7 @@ class CpuBackend final : public CpuReference {
   void execute(const Convert& k) override;
   void execute(const RandomNormal& k) override;
   void execute(const Add& k) override;
+  void execute(const TreeSum& k) override;
   void execute(const AddBias& k) override;
   void execute(const Gemm& k) override;
   void execute(const Quantize& k) override;

@@ -69,6 +69,21 @@ void CpuReference::execute(const Add& k) {
   });
 }
 
+void CpuReference::execute(const TreeSum& k) {
+  with_values(k.own.dtype(), [&]<class T>() {
+    const int64_t count = k.own.elements(), operands = k.others.dim(0) + 1;
+    T *own = k.own.device_data<T>(), *others = k.others.device_data<T>();
+    const auto operand = [&](int64_t i) { return i == k.place ? own : others + (i - (i > k.place ? 1 : 0)) * count; };
+    for (int64_t distance = 1; distance < operands; distance *= 2) {
+      for (int64_t i = 0; i + distance < operands; i += 2 * distance) {
+        T *a = operand(i), *b = operand(i + distance);
+        for (int64_t j = 0; j < count; ++j) a[j] = store<T>(load(a[j]) + load(b[j]));
+      }
+    }
+    if (k.place != 0) std::copy_n(operand(0), count, own);
+  });
+}
+
 void CpuReference::execute(const AddBias& k) {
   with_values(k.out.dtype(), [&]<class T>() {
     const auto* x = k.x.device_data<Arithmetic<T>>();

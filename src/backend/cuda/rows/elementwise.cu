@@ -27,6 +27,40 @@ __global__ void __launch_bounds__(kThreads) add(Packs<const T> a, Packs<const T>
   });
 }
 
+// Operands of a TreeSum: the rows of `others` with `own` among them.
+template <class T>
+struct Leaves {
+  T *own, *others;
+  int64_t place, count, elements;
+
+  __device__ Packs<T> at(int64_t i, bool aligned) const {
+    return {i == place ? own : others + (i - (i > place ? 1 : 0)) * elements, elements, aligned};
+  }
+};
+inline constexpr int64_t kLeaves = 8;  // operands that a thread reads before it adds
+
+// Sums the operands first, first + apart, ... to the first of them, or to own if they are `all` that is left.
+template <class T>
+__global__ void __launch_bounds__(kThreads) tree_sum(Leaves<T> k, int64_t first, int64_t apart, bool all, bool aligned) {
+  for_each_pack(k.elements, [=](int64_t at) {
+    Pack sums[kLeaves];
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kLeaves; ++i) {
+      if (first + i * apart < k.count) sums[i] = k.at(first + i * apart, aligned).read(at);
+    }
+    MANTISSA_UNROLL
+    for (unsigned distance = 1; distance < kLeaves; distance *= 2) {
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i + distance < kLeaves; i += 2 * distance) {
+        if (first + (i + distance) * apart >= k.count) continue;
+        MANTISSA_UNROLL
+        for (unsigned j = 0; j < kPack; ++j) sums[i].at[j] = value_of(rounded<T>(sums[i].at[j] + sums[i + distance].at[j]));
+      }
+    }
+    k.at(all ? k.place : first, aligned).write(at, sums[0]);
+  });
+}
+
 template <class Team, class T>
 __global__ void __launch_bounds__(kThreads) add_bias(Packs<const float> x, Packs<const T> bias, Packs<T> out, int64_t rows) {
   const int64_t row = Team::row();
@@ -66,6 +100,18 @@ void CudaBackend::execute(const Convert& k) {
 void CudaBackend::execute(const Add& k) {
   with_values(k.out.dtype(), [&]<class T>() {
     launch(add<T>, {blocks_for_packs(k.out.elements()), kThreads}, packs_of<const T>(k.a), packs_of<const T>(k.b), packs_of<T>(k.out));
+  });
+}
+
+void CudaBackend::execute(const TreeSum& k) {
+  with_values(k.own.dtype(), [&]<class T>() {
+    const Leaves<T> leaves{k.own.device_data<T>(), k.others.device_data<T>(), k.place, k.others.dim(0) + 1, k.own.elements()};
+    const bool aligned = begin_at_packs(leaves.elements, leaves.own, leaves.others);
+    const Grid grid{blocks_for_packs(leaves.elements), kThreads};
+    for (int64_t apart = 1; apart < leaves.count; apart *= kLeaves) {
+      const bool all = apart * kLeaves >= leaves.count;
+      for (int64_t first = 0; first < leaves.count; first += apart * kLeaves) launch(tree_sum<T>, grid, leaves, first, apart, all, aligned);
+    }
   });
 }
 

@@ -22,6 +22,21 @@ template <class T>
              __attribute__((always_inline)) { simd::store(out + j, simd::load(a + j, part) + simd::load(b + j, part), part); });
 }
 
+// Adds what a cache holds of all operands before it goes on.
+template <class T>
+[[gnu::always_inline]] inline void tree_range(T* own, T* others, int64_t stride, int64_t operands, int64_t place, int64_t n) {
+  constexpr int64_t kChunk = 2048;
+  for (int64_t first = 0; first < n; first += kChunk) {
+    const int64_t count = std::min(kChunk, n - first);
+    const auto operand = [&](int64_t i) { return (i == place ? own : others + (i - (i > place ? 1 : 0)) * stride) + first; };
+    for (int64_t distance = 1; distance < operands; distance *= 2) {
+      const bool last = 2 * distance >= operands;
+      for (int64_t i = 0; i + distance < operands; i += 2 * distance)
+        add_range(operand(i), operand(i + distance), last ? own + first : operand(i), count);
+    }
+  }
+}
+
 template <class T>
 [[gnu::always_inline]] inline void add_bias_rows(const float* x, const T* bias, T* out, int64_t columns, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -92,6 +107,17 @@ void CpuBackend::execute(const Add& k) {
     T* out = k.out.device_data<T>();
     parallel_for(k.out.elements(), kPieceElements,
                  [&](int64_t begin, int64_t end) { cloned<add_range<T>>(a + begin, b + begin, out + begin, end - begin); });
+  });
+}
+
+void CpuBackend::execute(const TreeSum& k) {
+  if (k.own.dtype() == Dtype::f64 || k.others.dim(0) == 0) return CpuReference::execute(k);
+  with_narrow_values(k.own.dtype(), [&]<class T>() {
+    T *own = k.own.device_data<T>(), *others = k.others.device_data<T>();
+    const int64_t count = k.own.elements(), operands = k.others.dim(0) + 1;
+    parallel_for(count, kPieceElements, [&](int64_t begin, int64_t end) {
+      cloned<tree_range<T>>(own + begin, others + begin, count, operands, k.place, end - begin);
+    });
   });
 }
 
