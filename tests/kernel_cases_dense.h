@@ -352,7 +352,7 @@ inline void distillation_cases(Cases& add) {
   }
 }
 
-inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
+inline AdamW adamw_of(Operands& o, Shape shape, bool with_value, double skip) {
   const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact);
   const Tensor m = o.updated("m", o.input_of(Dtype::f32, shape, 0.1), kExact), grad = o.input_of(Dtype::f32, shape);
   std::vector<double> squares = random_values(shape.elements(), 77, 0.1);
@@ -360,16 +360,31 @@ inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
   const Tensor v = o.updated("v", o.given(Dtype::f32, shape, squares), kExact);
   const Tensor step = o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.81, skip});
   const Tensor value = with_value ? o.updated("value", o.input(shape), kExact) : Tensor();
-  o.device().run(AdamW{.master = master,
-                       .m = m,
-                       .v = v,
-                       .grad = grad,
-                       .step = step,
-                       .beta1 = 0.9,
-                       .beta2 = 0.95,
-                       .eps = 1e-8,
-                       .weight_decay = 0.1,
-                       .value = value});
+  return {.master = master,
+          .m = m,
+          .v = v,
+          .grad = grad,
+          .step = step,
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .value = value};
+}
+inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) { o.device().run(adamw_of(o, shape, with_value, skip)); }
+
+// Tensors of one call: some of several blocks, one that is skipped, more than a warp has lanes.
+inline void adamw_of_many(Operands& o) {
+  std::vector<AdamW> all;
+  for (const int64_t size : {5, 20001, 8192, 1, 8193}) all.push_back(adamw_of(o, {size}, size != 1, size == 8192 ? 1.0 : 0.0));
+  for (int64_t size = 1; size < 40; ++size) all.push_back(adamw_of(o, {size}, size % 2 == 0, 0.0));
+  o.device().run_all(std::span<const AdamW>(all));
+}
+inline void squared_norms_of_many(Operands& o) {
+  std::vector<SquaredNorm> all;
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{33, 7}, {100, 257}, {1, 1}, {64, 3}})
+    all.push_back({.x = o.input({rows, columns}), .partials = o.output_of(Dtype::f64, "partials", {(rows + 31) / 32}, {1e-13, 1e-13})});
+  o.device().run_all(std::span<const SquaredNorm>(all));
 }
 
 inline void loss_and_optimizer_cases(Cases& add) {
@@ -400,6 +415,8 @@ inline void loss_and_optimizer_cases(Cases& add) {
     add("AdamW", size + "_value", [=](Operands& o) { adamw_case(o, shape, true, 0.0); });
     add("AdamW", size + "_skipped", [=](Operands& o) { adamw_case(o, shape, true, 1.0); });
   }
+  add("AdamW", "many", adamw_of_many);
+  add("SquaredNorm", "many", squared_norms_of_many);
   for (const bool flag : {false, true}) {
     add("FinishGradients", flag ? "skipped" : "taken", [=](Operands& o) {
       o.device().run(FinishGradients{.partials = o.given(Dtype::f64, {3}, {1.5, 0.25, 7.0}),

@@ -4,10 +4,15 @@
 #include <memory>
 
 #include "comm/mesh.h"
+#include "config/open_device.h"
 #include "mantissa/config/run_config.h"
 #include "models/gpt.h"
 
 namespace mantissa {
+
+// Elements of logits that training on a GPU has at a time, 1 GiB in fp32: every chunk of rows reads and writes the gradient of the output
+// projection once more.
+inline constexpr int64_t kLogitsOfGpu = int64_t{1} << 28;
 
 // Returns the options with which the ranks of a mesh train the model of a config.
 inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
@@ -15,7 +20,8 @@ inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
           .mesh = mesh,
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
           .quantized_dispatch = config.precision.quantized_dispatch,
-          .expert_gradients = config.training.expert_gradients()};
+          .expert_gradients = config.training.expert_gradients(),
+          .logits_at_a_time = backend_name(config.training.device) == "cuda" ? kLogitsOfGpu : kLogitsAtATime};
 }
 
 // Makes the model of training.teacher, without its weights, on the ranks of the run; none: null. Throws what teacher_config() does.

@@ -192,7 +192,10 @@ LossTeacher Gpt::as_teacher(const TokenBatch& batch, const Teaching& teaching) {
 
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics,
               const Teaching& teaching) {
-  LossOptions options{.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()};
+  LossOptions options{.vocab = *config_.vocab_size,
+                      .target_count = target_count,
+                      .logits_dtype = logits_dtype(),
+                      .chunk_elements = options_.logits_at_a_time};
   if (teaching.teacher) {
     const TraceSpan span(Track::pass, "teacher");
     options.teacher = teaching.teacher->as_teacher(batch, teaching);

@@ -18,6 +18,7 @@ struct GptOptions {
   int64_t micro_batches = 1;       // in a global batch: each has its share of the auxiliary losses of routers
   bool quantized_dispatch = true;  // dispatches tokens to experts as codes where GEMMs there read codes
   ExpertGradients expert_gradients = ExpertGradients::summed;
+  int64_t logits_at_a_time = kLogitsAtATime;  // elements of a chunk of the loss
 };
 
 // Rows of tokens with what belongs to them; all are i32 tensors [batch * length].

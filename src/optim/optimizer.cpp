@@ -4,6 +4,9 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "nn/parameter.h"
 
@@ -60,13 +63,15 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   set(StepValue::inverse_bias_correction1, 1.0 / (1.0 - std::pow(config_.beta1, n)));
   set(StepValue::inverse_bias_correction2, 1.0 / (1.0 - std::pow(config_.beta2, n)));
   device.upload(step.data(), step_);
+  std::vector<SquaredNorm> norms;
   int64_t begin = 0;
   for (const State& state : states_) {
     if (!state.shard.of->trained()) continue;
     const int64_t end = begin + state.shard.norms();
-    device.run(SquaredNorm{.x = state.shard.gradient(), .partials = partials.slice(begin, end)});
+    norms.push_back({.x = state.shard.gradient(), .partials = partials.slice(begin, end)});
     begin = end;
   }
+  device.run_all(std::span<const SquaredNorm>(norms));
   control_.decide(losses, parameters_.nonfinite(), step_, config_.grad_clip);
   for (const auto& [factor, values] : scaled_) {  // with the decision
     const auto scaled = static_cast<float>(lr * factor);
@@ -74,16 +79,33 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
     device.run(Convert{.x = step_, .out = values});
     device.upload(&scaled, values.slice(kLr, kLr + 1));
   }
-  // A finished bucket is sent while the next is updated.
+  // A finished bucket is sent while the next is updated; alone, all buckets are updated in one call.
+  const bool alone = shards_.mesh().world.size() == 1;
   size_t next = 0;
   for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
-    for (; next < shards_.own_end(bucket); ++next) {
-      const State& state = states_[next];
-      const ModuleTraining& training = state.shard.of->training;
-      if (training.frozen()) continue;
-      const TraceSpan span(Track::module, state.shard.of->name.c_str());
-      const Tensor rounding = parameters_.rounding_target(state.shard);
-      device.run(AdamW{.master = state.master,
+    if (alone && bucket + 1 < shards_.buckets()) continue;
+    apply(next, shards_.own_end(bucket));
+    next = shards_.own_end(bucket);
+    shards_.gather(bucket);
+  }
+  if (losses.meanwhile) losses.meanwhile();
+  UpdateResult result = control_.result(losses);
+  if (!result.skipped) ++updates_;
+  return result;
+}
+
+// Updates the shards [begin, end). Those whose rounded masters are kept for their codes alone are updated one by one, to hold one of these.
+void Optimizer::apply(size_t begin, size_t end) {
+  std::vector<AdamW> together;
+  std::vector<std::pair<const ParameterShard*, Tensor>> rounded;
+  for (size_t i = begin; i < end; ++i) {
+    const State& state = states_[i];
+    const ModuleTraining& training = state.shard.of->training;
+    if (training.frozen()) continue;
+    const bool codes_alone = state.shard.of->quantized && !state.shard.of->keeps_value;
+    const TraceSpan span(Track::module, state.shard.of->name.c_str());
+    const Tensor rounding = parameters_.rounding_target(state.shard);
+    const AdamW update{.master = state.master,
                        .m = state.first_moment,
                        .v = state.second_moment,
                        .grad = state.shard.gradient(),
@@ -92,15 +114,17 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
                        .beta2 = config_.beta2,
                        .eps = config_.eps,
                        .weight_decay = state.shard.of->decays() ? training.weight_decay.value_or(config_.weight_decay) : 0.0,
-                       .value = rounding});
+                       .value = rounding};
+    if (codes_alone) {
+      parameters_.device().run(update);
       parameters_.quantize(state.shard, rounding);
+    } else {
+      together.push_back(update);
+      rounded.emplace_back(&state.shard, rounding);
     }
-    shards_.gather(bucket);
   }
-  if (losses.meanwhile) losses.meanwhile();
-  UpdateResult result = control_.result(losses);
-  if (!result.skipped) ++updates_;
-  return result;
+  parameters_.device().run_all(std::span<const AdamW>(together));
+  for (const auto& [shard, rounding] : rounded) parameters_.quantize(*shard, rounding);
 }
 
 Optimizer::Nonfinite Optimizer::first_nonfinite(Checked values) const {

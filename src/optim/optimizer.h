@@ -57,6 +57,8 @@ class Optimizer {
   Nonfinite first_nonfinite(Checked values) const;
 
  private:
+  void apply(size_t begin, size_t end);
+
   ParameterSet& parameters_;
   Shards shards_;
   OptimizerConfig config_;

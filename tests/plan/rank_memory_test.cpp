@@ -311,6 +311,16 @@ TEST(GpuMemory, HoldsWhatCudaTakesBesideTensorsAndTheHostNothing) {
   EXPECT_EQ(shared.total(), shared.tensors() + kCudaContext + shared.cublaslt + shared.nccl);
 }
 
+// 2,400 tokens of 50,304 logits are two chunks on a CPU.
+TEST(GpuMemory, HoldsLargerChunksOfLogits) {
+  const auto workspace = [](const std::string& device) {
+    const RunConfig config =
+        config_of(gpt2(), {1, 1}, {"training.device=" + device, "model.vocab_size=50304", "training.micro_batch_size=37"});
+    return static_cast<double>(dry_pass(config, resolve_plan(config)).workspace);
+  };
+  EXPECT_NEAR(workspace("cuda") / workspace("cpu"), 37.0 * 64 / 1280, 0.3);
+}
+
 TEST(GpuMemory, HoldsBuffersOfEachGroupOfExpertRanks) {
   nlohmann::json model = qwen3();
   model["moe"] = {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"intermediate_size", 256}};

@@ -233,6 +233,26 @@ TEST_P(LibraryGemm, OfE2m1CodesHasTheirValues) {
   }
 }
 
+// The few blocks that wait for an extreme scale go on from tile to tile: 306 of them.
+TEST_P(LibraryGemm, OfExtremeScalesHasMoreTilesThanBlocks) {
+  device().allow_native_gemms(false);
+  Operands o(device(), Dtype::bf16);
+  const auto codes = [&](int64_t rows, uint32_t what, int scale) {
+    std::vector<double> from = wide_values(rows, 32, what, 0);
+    for (double& value : from) value = std::ldexp(value, scale);
+    return quantized(tensor_of(device(), Dtype::bf16, {rows, 32}, from), rows_of(Format::e4m3, 32));
+  };
+  const Gemm gemm{.a = {.value = codes(17 * 64, 81, -124)},
+                  .b = {.value = codes(18 * 64, 82, 114), .transposed = true},
+                  .out = o.output_of(Dtype::f32, "out", {17 * 64, 18 * 64}, kExact),
+                  .accumulate = false};
+  const int64_t extreme = device().fp32_gemms();
+  device().run(gemm);
+  device().synchronize();
+  EXPECT_EQ(device().fp32_gemms(), extreme + 1);
+  expect_exact(gemm, {}, 1e-6);
+}
+
 TEST_P(LibraryGemm, IsThePlainOneWhereTheLibraryHasNone) {
   const int64_t plain = count_of(device(), GemmPath::plain);
   Operands o(device(), Dtype::bf16);

@@ -132,7 +132,7 @@ void give_memory(std::byte* memory) noexcept {
 std::byte* take_staging(int64_t bytes) { return bytes > simt::kMemory ? nullptr : aligned(bytes); }
 void give_staging(std::byte* memory) noexcept { std::free(memory); }
 
-std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
+std::shared_ptr<Stream> make_stream(Lane) { return std::make_shared<Stream>(); }
 void* handle_of(Stream& stream) { return &stream; }
 
 // Throws what has failed before, as on a chip: the next call reports it.

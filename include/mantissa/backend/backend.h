@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -982,12 +983,33 @@ class Backend {
     traced->operands = contract.text_of_operands();
     if constexpr (requires { k.flops(); }) traced->flops = k.flops();
   }
+  // Runs kernels of one kind that share no output, in any order; a device may run them as one.
+  template <class Kernel>
+  void run_all(std::span<const Kernel> all) {
+    if (all.empty()) return;
+    const TraceSpan span(Track::kernel, all.front().contract().kernel());
+    int64_t bytes = 0;
+    for (const Kernel& k : all) {
+      const Contract contract = k.contract();
+      if (!computes_fp64()) contract.refuse_fp64(name());
+      bytes += bytes_moved(k, contract);
+    }
+    log_->add(all.front().contract().kernel());
+    execute_all(all);
+    if (RecordedSpan* const traced = span.ended()) traced->bytes = bytes;
+  }
   std::shared_ptr<const KernelLog> kernel_log() const { return log_; }  // names of the latest kernels of run()
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) virtual void execute(const Kernel& k) = 0;
   MANTISSA_KERNELS(MANTISSA_EXECUTE)
 #undef MANTISSA_EXECUTE
+  virtual void execute_all(std::span<const AdamW> all) {
+    for (const AdamW& k : all) execute(k);
+  }
+  virtual void execute_all(std::span<const SquaredNorm> all) {
+    for (const SquaredNorm& k : all) execute(k);
+  }
 
   void heed_interrupt() const {  // throws if the wait is to end
     if (interrupt_) interrupt_();

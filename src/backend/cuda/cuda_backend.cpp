@@ -61,7 +61,7 @@ CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu:
   for (size_t i = 0; i < pools.size(); ++i) sources[i]->set_other(pools[1 - i]);
   for (size_t lane = 0; lane < parts_.size(); ++lane) {
     LaneParts& each = parts_[lane];
-    each.stream = gpu::make_stream();
+    each.stream = gpu::make_stream(static_cast<Lane>(lane));
     each.memory = pools[lane];
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
     std::byte* const report = gpu::take_memory(sizeof(gpu::LaneReport));  // from no pool, because those count the memory of tensors

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -92,6 +93,8 @@ class CudaBackend final : public Backend {
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
   MANTISSA_KERNELS(MANTISSA_EXECUTE)
 #undef MANTISSA_EXECUTE
+  void execute_all(std::span<const AdamW> all) override;
+  void execute_all(std::span<const SquaredNorm> all) override;
 
  private:
   // Bytes of the host that a copy to or from the device may still use.
@@ -197,6 +200,14 @@ class CudaBackend final : public Backend {
   template <class... P>
   void launch(void (*kernel)(P...), gpu::Grid grid, std::type_identity_t<P>... arguments) {
     if (grid.blocks > 0) asked([&] { gpu::launch(stream(), kernel, grid, arguments...); });
+  }
+  // Launches blocks that find their entry in a table.
+  template <class Entry>
+  void launch_over(void (*kernel)(const Entry*, int64_t), const std::vector<Entry>& entries, gpu::Grid grid) {
+    const int64_t bytes = std::ssize(entries) * static_cast<int64_t>(sizeof(Entry));
+    const std::shared_ptr<std::byte> table = allocate(bytes);
+    copy_in(part(), reinterpret_cast<const std::byte*>(entries.data()), table.get(), bytes);
+    launch(kernel, grid, reinterpret_cast<const Entry*>(table.get()), std::ssize(entries));
   }
 
   gpu::Facts facts_;

@@ -30,8 +30,8 @@ std::byte* take_staging(int64_t bytes);
 void give_staging(std::byte* memory) noexcept;
 
 class Stream;
-std::shared_ptr<Stream> make_stream();
-void* handle_of(Stream& stream);  // the handle that libraries take
+std::shared_ptr<Stream> make_stream(Lane lane = Lane::compute);  // that of communication has the highest priority
+void* handle_of(Stream& stream);                                 // the handle that libraries take
 using Event = std::shared_ptr<const void>;
 
 // These run in the order of the stream. discard() says that nobody needs what the memory holds.

@@ -41,6 +41,9 @@ T* data_or_null(const Tensor& tensor) {
 inline constexpr unsigned kThreads = 256, kWarpsOfBlock = kThreads / kWarp;
 inline int64_t blocks_for(int64_t elements) { return std::min<int64_t>(ceil_div(elements, int64_t{kThreads}), int64_t{1} << 16); }
 
+// Blocks of kernels that hardly ever have something to do: two for each multiprocessor of a large GPU.
+inline constexpr int64_t kFewBlocks = 264;
+
 // Calls body(i) for the elements of [0, count) that belong to this thread of a grid of blocks_for(count).
 template <class Body>
 __device__ inline void for_each_element(int64_t count, Body body) {

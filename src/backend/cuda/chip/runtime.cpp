@@ -3,10 +3,12 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <map>
 #include <mutex>
 #include <set>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "base/hash.h"
 #include "mantissa/base/error.h"
@@ -73,7 +75,13 @@ cudaEvent_t event_of(const Event& event) { return static_cast<cudaEvent_t>(const
 
 class Stream {
  public:
-  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "creating a stream"); }
+  // Blocks of a message start before those of GEMMs that were launched earlier and wait for a multiprocessor.
+  explicit Stream(Lane lane) {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading the priorities of streams");
+    check(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, lane == Lane::communication ? greatest : least),
+          "creating a stream");
+  }
   ~Stream() { cudaStreamDestroy(handle_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -152,7 +160,7 @@ std::byte* take_staging(int64_t bytes) {
 }
 void give_staging(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
-std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
+std::shared_ptr<Stream> make_stream(Lane lane) { return std::make_shared<Stream>(lane); }
 void* handle_of(Stream& stream) { return stream.handle(); }
 
 void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
@@ -166,10 +174,37 @@ void copy_on_device(Stream& stream, std::byte* to, const std::byte* from, int64_
 }
 void discard(Stream&, std::byte*, int64_t) {}
 
+// Events of a device that no mark has any more. To make one takes the host longer than to record it.
+class IdleEvents {
+ public:
+  cudaEvent_t take(int device) {
+    const std::lock_guard lock(mutex_);
+    std::vector<cudaEvent_t>& own = by_device_[device];
+    cudaEvent_t event = nullptr;
+    if (own.empty()) {
+      check(cudaEventCreate(&event), "creating an event");
+    } else {
+      event = own.back();
+      own.pop_back();
+    }
+    return event;
+  }
+  void give(int device, cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    by_device_[device].push_back(event);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::vector<cudaEvent_t>> by_device_;
+};
+
 Event record(Stream& stream) {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "creating an event");
-  const Event mark(event, cudaEventDestroy);
+  static auto* const idle = new IdleEvents;  // marks may go after it would
+  int device = 0;
+  check(cudaGetDevice(&device), "reading the device of this thread");
+  const cudaEvent_t event = idle->take(device);
+  const Event mark(event, [device](cudaEvent_t own) { idle->give(device, own); });
   check(cudaEventRecord(event, stream.handle()), "recording an event");
   return mark;
 }

@@ -168,8 +168,8 @@ Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, in
 
 void CudaBackend::clear_where(const Tensor& flag, const Tensor& values) {
   with_values(values.dtype(), [&]<class T>() {
-    launch(mantissa::clear_where<T>, {blocks_for(values.elements()), kThreads}, flag.device_data<int32_t>(), values.device_data<T>(),
-           values.elements());
+    launch(mantissa::clear_where<T>, {std::min(blocks_for(values.elements()), kFewBlocks), kThreads}, flag.device_data<int32_t>(),
+           values.device_data<T>(), values.elements());
   });
 }
 

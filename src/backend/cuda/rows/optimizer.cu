@@ -9,19 +9,40 @@ namespace {
 
 using namespace gpu;
 
+// One of the tensors that the blocks of a launch share, from block first_block on.
 struct Update {
+  int64_t first_block;
   AdamWRule<float> rule;
   Packs<float> master, m, v;
   Packs<const float> grad;
   const float* step;
+  Packs<float> value;  // one of the two, or none
+  Packs<bf16> narrow_value;
+};
+struct Squares {
+  int64_t first_block;
+  const void* x;
+  int64_t count, of_rows;
+  double* partials;
 };
 
-// value.values may be null.
-template <class T>
-__global__ void __launch_bounds__(kThreads) adamw(Update k, Packs<T> value) {
+// Returns the tensor that this block belongs to. All threads of a warp call it.
+template <class Entry>
+__device__ Entry entry_of_block(const Entry* entries, int64_t count) {
+  uint32_t begun = 0;
+  for (int64_t i = lane(); i < count; i += kWarp) begun += entries[i].first_block <= block() ? 1U : 0U;
+  return entries[join_warp(begun, Plus<uint32_t>()) - 1];
+}
+
+constexpr int64_t kUpdatedByBlock = int64_t{kThreads} * kPack * 4;  // elements of a block
+
+__global__ void __launch_bounds__(kThreads) adamw(const Update* all, int64_t count) {
+  const Update k = entry_of_block(all, count);
   const bool skip = k.step[static_cast<int>(StepValue::skip)] != 0.0F;
   const AdamWStep<float> step(k.step);
-  for_each_pack(k.master.count, [=](int64_t first) {
+  const int64_t begin = (block() - k.first_block) * kUpdatedByBlock,
+                end = begin + kUpdatedByBlock < k.master.count ? begin + kUpdatedByBlock : k.master.count;
+  for (int64_t first = begin + thread() * kPack; first < end; first += kThreads * kPack) {
     Pack master = k.master.read(first);
     if (!skip) {
       Pack m = k.m.read(first), v = k.v.read(first);
@@ -30,19 +51,22 @@ __global__ void __launch_bounds__(kThreads) adamw(Update k, Packs<T> value) {
       for (unsigned i = 0; i < kPack; ++i) k.rule.apply(step, master.at[i], m.at[i], v.at[i], grad.at[i]);
       k.master.write(first, master), k.m.write(first, m), k.v.write(first, v);
     }
-    if (value.values != nullptr) value.write(first, master);
-  });
+    if (k.value.values != nullptr) k.value.write(first, master);
+    if (k.narrow_value.values != nullptr) k.narrow_value.write(first, master);
+  }
 }
 
 // A block has 32 rows.
 template <class T>
-__global__ void __launch_bounds__(kThreads) squared_norm(const T* x, int64_t count, int64_t of_rows, double* partials) {
-  const int64_t first = block() * of_rows, end = first + of_rows < count ? first + of_rows : count;
+__global__ void __launch_bounds__(kThreads) squared_norm(const Squares* all, int64_t count) {
+  const Squares k = entry_of_block(all, count);
+  const T* const x = static_cast<const T*>(k.x);
+  const int64_t own = block() - k.first_block, first = own * k.of_rows, end = first + k.of_rows < k.count ? first + k.of_rows : k.count;
   double sum = 0.0;
   for (int64_t i = first + thread(); i < end; i += kThreads)
     sum += static_cast<double>(value_of(x[i])) * static_cast<double>(value_of(x[i]));
   sum = block_sum(sum);
-  if (thread() == 0) partials[block()] = sum;
+  if (thread() == 0) k.partials[own] = sum;
 }
 
 // Sums of neighbors, of pairs of these, and so on, each of which waits for its other half.
@@ -88,21 +112,46 @@ __global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
 
 }  // namespace
 
-void CudaBackend::execute(const AdamW& k) {
-  const Grid grid{blocks_for_packs(k.master.elements()), kThreads};
-  const Update update{AdamWRule<float>(k),  packs_of<float>(k.master),     packs_of<float>(k.m),
-                      packs_of<float>(k.v), packs_of<const float>(k.grad), k.step.device_data<float>()};
-  if (!k.value.defined()) return launch(adamw<float>, grid, update, Packs<float>{});
-  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, update, packs_of<T>(k.value)); });
+void CudaBackend::execute_all(std::span<const AdamW> all) {
+  std::vector<Update> entries;
+  int64_t blocks = 0;
+  for (const AdamW& k : all) {
+    Update& entry = entries.emplace_back(Update{.first_block = blocks,
+                                                .rule = AdamWRule<float>(k),
+                                                .master = packs_of<float>(k.master),
+                                                .m = packs_of<float>(k.m),
+                                                .v = packs_of<float>(k.v),
+                                                .grad = packs_of<const float>(k.grad),
+                                                .step = k.step.device_data<float>(),
+                                                .value = {},
+                                                .narrow_value = {}});
+    if (k.value.defined() && k.value.dtype() == Dtype::f32) entry.value = packs_of<float>(k.value);
+    if (k.value.defined() && k.value.dtype() == Dtype::bf16) entry.narrow_value = packs_of<bf16>(k.value);
+    blocks += ceil_div(k.master.elements(), kUpdatedByBlock);
+  }
+  launch_over(adamw, entries, {blocks, kThreads});
 }
 
-void CudaBackend::execute(const SquaredNorm& k) {
+void CudaBackend::execute_all(std::span<const SquaredNorm> all) {
   constexpr int64_t kRows = 32;
-  with_values(k.x.dtype(), [&]<class T>() {
-    launch(squared_norm<T>, {k.partials.dim(0), kThreads}, k.x.device_data<T>(), k.x.elements(),
-           kRows * k.x.shape().with_dim0(1).elements(), k.partials.device_data<double>());
-  });
+  const Dtype dtype = all.front().x.dtype();
+  std::vector<Squares> entries;
+  int64_t blocks = 0;
+  for (const SquaredNorm& k : all) {
+    require(k.x.dtype() == dtype, "squared_norm: x are ", dtype, " and ", k.x.dtype(), ", but all of a call must have one dtype");
+    entries.push_back({.first_block = blocks,
+                       .x = k.x.device_bytes(),
+                       .count = k.x.elements(),
+                       .of_rows = kRows * k.x.shape().with_dim0(1).elements(),
+                       .partials = k.partials.device_data<double>()});
+    blocks += k.partials.dim(0);
+  }
+  with_values(dtype, [&]<class T>() { launch_over(squared_norm<T>, entries, {blocks, kThreads}); });
 }
+
+void CudaBackend::execute(const AdamW& k) { execute_all(std::span(&k, 1)); }
+
+void CudaBackend::execute(const SquaredNorm& k) { execute_all(std::span(&k, 1)); }
 
 void CudaBackend::execute(const FinishGradients& k) {
   launch(finish_gradients, {1, kThreads},

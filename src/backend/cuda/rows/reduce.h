@@ -47,7 +47,7 @@ __device__ inline T block_sum(T value) {
   return join_block(value, T{0}, Plus<T>());
 }
 
-inline constexpr int64_t kAddedAtOnce = 1024;
+inline constexpr int64_t kAddedAtOnce = 1024, kAhead = 16;
 
 struct Addends {
   double values[kAddedAtOnce];
@@ -64,7 +64,16 @@ __device__ inline double sum_in_order(const T* x, int64_t count) {
     barrier();  // behind those that still read addends
     for (int64_t i = thread(); i < loaded; i += kThreads) addends.values[i] = static_cast<double>(x[first + i]);
     barrier();
-    for (int64_t i = 0; i < loaded && thread() == 0; ++i) sum += addends.values[i];
+    if (thread() != 0) continue;
+    int64_t i = 0;
+    for (; i + kAhead <= loaded; i += kAhead) {  // a sum waits for the one before, but not for its addend
+      double ahead[kAhead];
+      MANTISSA_UNROLL
+      for (int64_t j = 0; j < kAhead; ++j) ahead[j] = addends.values[i + j];
+      MANTISSA_UNROLL
+      for (int64_t j = 0; j < kAhead; ++j) sum += ahead[j];
+    }
+    for (; i < loaded; ++i) sum += addends.values[i];
   }
   return sum;
 }
