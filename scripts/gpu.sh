@@ -2,14 +2,14 @@
 # Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
 #   scripts/gpu.sh pack         where there is the CUDA toolkit: builds for all GPUs, and packs the programs for a GPU's machine
 #   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
-#                               primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed
+#                               profile primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed
 # A slice takes at most ten minutes and is passed over where this pack has passed it on such a GPU. Each writes a JSON line to
 # build/gpu/results.jsonl. cuBLASLt and NCCL are those of the machine. Exit code 77: something is missing that it must have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 out=build/gpu pack=build/gpu/mantissa-gpu.tar.xz
-slices=(primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed)
+slices=(profile primitives kernels formats conformance train ranks memcheck racecheck initcheck synccheck bench speed)
 usage() { sed -n '2,8s/^# //p' "$0"; exit "$1"; }
 
 make_pack() {
@@ -69,6 +69,7 @@ shards() {
 
 run_slice() {
   case $1 in
+    profile) scripts/gpu_profile.py "$home" "$out/profile" ;;
     primitives) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Primitives*' ;;
     kernels) shards '-*Primitives*:*TrainingOnCuda*' ;;
     formats) "$home/gpu_formats" ;;

@@ -5,7 +5,8 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr int64_t kRows = 16384, kWidth = 768, kFeedForward = 3072, kVocab = 50257, kHeadDim = 64;
+constexpr int64_t kRows = 16384, kWidth = 768, kFeedForward = 3072, kVocab = 50304, kHeadDim = 64;
+constexpr int64_t kUnpadded = 50257;  // tokens of GPT-2; model.pad_vocab_to pads a row of logits to kVocab
 
 using Kernels = std::vector<Workload>;
 
@@ -15,6 +16,8 @@ void add_norms(Kernels& out, Backend& device, Dtype dtype) {
   const Tensor mean = o.stats({kRows}), rstd = o.stats({kRows}), dw = o.stats({kWidth}), db = o.stats({kWidth});
   const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(kRows, "x", kWidth), k)); };
   add("kernel.add", Add{.a = x, .b = y, .out = dx});
+  const Tensor eight = o.stats({8, kRows / 8 * kWidth});
+  add("kernel.tree_sum", TreeSum{.own = eight.slice(0, 1).view({eight.dim(1)}), .others = eight.slice(1, 8), .place = 3});
   add("kernel.rms_norm_forward", RmsNormForward{.x = x, .weight = w, .y = y, .rstd = rstd, .eps = 1e-6});
   add("kernel.rms_norm_backward", RmsNormBackward{.x = x, .weight = w, .rstd = rstd, .dy = y, .dx = dx, .dweight = dw, .accumulate = true});
   add("kernel.layer_norm_forward", LayerNormForward{.x = x, .weight = w, .y = y, .mean = mean, .rstd = rstd, .eps = 1e-5, .bias = w});
@@ -64,14 +67,14 @@ void add_heads(Kernels& out, Backend& device, Dtype dtype) {
 void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
   BenchOperands o(device, dtype);
   const int64_t rows = 512;
-  const Tensor logits = o.values({rows, kVocab}), targets = o.ids(rows, kVocab), loss = o.stats({rows});
-  const CrossEntropy in_place{.logits = logits, .targets = targets, .loss = loss, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
+  const Tensor logits = o.values({rows, kVocab}), targets = o.ids(rows, kUnpadded), loss = o.stats({rows});
+  const CrossEntropy in_place{.logits = logits, .targets = targets, .loss = loss, .vocab = kUnpadded, .scale = 1e-3, .dlogits = logits};
   out.push_back(o.workload("kernel.cross_entropy", text(rows, "x", kVocab), in_place));
   const Tensor share = o.stats({rows, 2}), shares = o.stats({2, rows, 2});
   out.push_back(o.workload("kernel.cross_entropy_share", text(rows, "x", kVocab),
-                           CrossEntropyShare{.logits = logits, .targets = targets, .sums = share, .first = 0, .vocab = kVocab}));
+                           CrossEntropyShare{.logits = logits, .targets = targets, .sums = share, .first = 0, .vocab = kUnpadded}));
   const CrossEntropyOfShares of_shares{
-      .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
+      .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kUnpadded, .scale = 1e-3, .dlogits = logits};
   out.push_back(o.workload("kernel.cross_entropy_of_shares", text(rows, "x", kVocab), of_shares));
   const Tensor teacher = o.values({rows, kVocab}), taught = o.stats({1, rows, DistillationShare::kSums});
   out.push_back(o.workload("kernel.distillation_share", text(rows, "x", kVocab),
@@ -80,7 +83,7 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
                                              .targets = targets,
                                              .sums = taught.view({rows, DistillationShare::kSums}),
                                              .first = 0,
-                                             .vocab = kVocab,
+                                             .vocab = kUnpadded,
                                              .temperature = 1.0}));
   out.push_back(o.workload("kernel.distillation_of_shares", text(rows, "x", kVocab),
                            DistillationOfShares{.logits = logits,
@@ -89,12 +92,12 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
                                                 .sums = taught,
                                                 .loss = loss,
                                                 .first = 0,
-                                                .vocab = kVocab,
+                                                .vocab = kUnpadded,
                                                 .temperature = 1.0,
                                                 .weight = 1.0,
                                                 .scale = 1e-3,
                                                 .dlogits = logits}));
-  const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
+  const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kUnpadded), y = o.values({kRows, kWidth});
   const Tensor dweight = o.stats({kVocab, kWidth});
   const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(kRows, "x", kWidth), k)); };
   add("kernel.embedding_forward", EmbeddingForward{.ids = ids, .weight = weight, .out = y});
