@@ -39,8 +39,13 @@ void write_record(int fd, const std::filesystem::path& path, const std::string& 
   std::array<char, 32> since{};
   std::strftime(since.data(), since.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
   const std::string record = text("host ", host_name(), ", process ", ::getpid(), ", since ", since.data(), ", job ", job, "\n");
-  const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, record.data(), record.size(), 0) == static_cast<ssize_t>(record.size());
-  if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
+  bool ok = ::ftruncate(fd, 0) == 0;
+  for (size_t done = 0; ok && done < record.size();) {  // a write that took a part says nothing; the next one says why
+    const ssize_t count = ::pwrite(fd, record.data() + done, record.size() - done, static_cast<off_t>(done));
+    ok = count > 0;
+    if (ok) done += static_cast<size_t>(count);
+  }
+  if (!ok) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
 }
 
 // Returns 0, or why not.

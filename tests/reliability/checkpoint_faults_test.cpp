@@ -201,10 +201,11 @@ TEST_F(CheckpointFaults, AFailedFsyncIsNotTriedAgainAndLeavesNoTemporaryFolder) 
 
 TEST_F(CheckpointFaults, ShortWritesAreContinued) {
   const SaveOfStepThree trial(folder.path());
-  for (int at = 1; at <= 4; ++at) {  // the two tensors of the shard, the manifest, latest; LOCK was written before
+  for (int at = 1; at <= 5; ++at) {  // LOCK, the two tensors of the shard, the manifest, latest
     trial.reset();
-    CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
     arm_fault({.kind = Fault::short_write, .at = at, .only = "pwrite"});
+    CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+    EXPECT_THAT(read_file(trial.checkpoints() / "LOCK"), ::testing::EndsWith("job trial\n")) << "write " << at;
     directory.save(State(3).content());
     EXPECT_TRUE(disarm_fault()) << "write " << at;
     EXPECT_EQ(newest_intact(trial.checkpoints(), 1000), 3) << "write " << at;
