@@ -32,15 +32,19 @@ def figures(results):
         for name, count in result["totals"].items():
             totals[name] = max(totals[name], count) if name.startswith("most ") else totals[name] + count
     codes = sum((collections.Counter(result["exit_codes"]) for result in results), collections.Counter())
-    soaks = ", ".join(f"{result['layout']} {result['seed']} ({result['hours']:.1f} h)" for result in results)
-    lost = collections.Counter(result["finding"] for result in results if result["finding"])
-    lines = [f"Soaks by layout and seed: {soaks}; {totals['rounds']} rounds, {sum(trials.values())} faults, {totals['starts']} starts, of which {totals['starts by hand']} by hand, "
-             f"{totals['failed attempts']} failed attempts,",
-             f"{totals['checkpoints passed over']} reports of damaged checkpoints passed over, {totals['unauthenticated connections']} unauthenticated connections. "
-             f"Steps, evaluations and weights that differ: {0 if not lost else 'see findings'}. Exit codes: " + ", ".join(f"{code} {count} times" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".",
-             "", "| fault | trials | saves lost | longest time without a step, s |", "|---|---|---|---|"]
-    lines += [f"| {name} | {trials[name]} | 0 | {pauses[name]:.1f} |" for name in sorted(trials)]
-    return "\n".join(lines) + "\n" + "".join(f"\nFinding: {finding}\n" for finding in lost)
+    hours = sum(result["hours"] for result in results)
+    lines = [f"{len(results)} soaks, {hours:.1f} hours in all: {sum(trials.values())} faults, {totals['starts']} starts, {totals['starts by hand']} of them by hand, {totals['failed attempts']} failed "
+             f"attempts. {totals['rounds']} rounds were finished and had the bits of the quiet run;",
+             f"faults of a round that was not finished were followed by no comparison of weights. Exit codes of attempts and launchers: "
+             + ", ".join(f"{code} {count} times" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".", ""]
+    cells = [f"{name} | {trials[name]} | {pauses[name]:.1f}" for name in sorted(trials)]
+    half = (len(cells) + 1) // 2
+    pairs = zip(cells[:half], cells[half:] + [" | | "] * (2 * half - len(cells)))
+    lines += ["| fault | trials | longest time without a step, s | fault | trials | longest time without a step, s |", "|---|---|---|---|---|---|"]
+    lines += [f"| {left} | {right} |" for left, right in pairs]
+    lines += ["", "How each ended:", ""]
+    lines += [f"- {result['layout']} {result['seed']}, {result['hours']:.2f} h: {result['finding'].split(': round')[0][:150].strip() or 'no finding'}" for result in results]
+    return "\n".join(lines) + "\n"
 
 
 def main():

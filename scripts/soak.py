@@ -70,7 +70,7 @@ class Run:
     def __init__(self, soak, name):
         self.soak, self.name, self.folder = soak, name, soak.work / name
         self.lines, self.stalled, self.starts = [], threading.Event(), 0
-        self.events, self.offset, self.port, self.done = [], 0, 0, False
+        self.events, self.offset, self.port, self.trainers, self.done = [], 0, 0, {}, False
 
     def start(self):
         resume = ["--resume"] if list(self.folder.glob("checkpoints/step-*/manifest.json")) else ["--set", "checkpoint.resume=auto"]
@@ -107,15 +107,17 @@ class Run:
         self.offset += len(whole)
         new = [json.loads(line) for line in whole.splitlines()]
         self.events += new
+        if any(event["type"] == "start" for event in new):
+            self.trainers = self.ranks()
         return new
 
     def last_step(self):
         return next((event["step"] for event in reversed(self.events) if event["type"] == "step"), 0)
 
     def is_training(self):
-        """True once all ranks live and a step has followed the newest start."""
+        """True once a step has followed the newest start, and its ranks live."""
         newest = next((event["type"] for event in reversed(self.events) if event["type"] in ("step", "start")), "")
-        return newest == "step" and len(self.ranks()) == RANKS
+        return newest == "step" and len(self.trainers) == RANKS and self.ranks() == self.trainers
 
 
 class Soak(Faults):
@@ -191,6 +193,7 @@ class Soak(Faults):
             if event["type"] == "checkpoint" and event["path"]:
                 self.kept.append(event["step"])
                 self.damaged.discard(f"step-{event['step']:08}")
+                self.kept = [step for step in self.kept if f"step-{step:08}" not in self.damaged][-3:]  # checkpoint.keep_latest
             if event["type"] == "start":
                 self.totals["starts"] += 1
                 whole = max((step for step in self.kept if f"step-{step:08}" not in self.damaged), default=0)
@@ -211,7 +214,7 @@ class Soak(Faults):
         if not wait_until(lambda: not alive(), LEAVE_S):
             raise Finding(f"processes {alive()} go on {LEAVE_S} s after the launcher ended with {code}")
         made = next((event["step"] for event in reversed(run.events) if event["type"] in ("step", "start")), 0)
-        if code == 75 and max(self.kept, default=0) < made:
+        if code == 75 and self.known_ranks.items() <= run.trainers.items() and max(self.kept, default=0) < made:  # training had begun
             raise Finding(f"a stop ended with 75, but step {made} was made and only step {max(self.kept, default=0)} saved")
 
     def sample(self, run):

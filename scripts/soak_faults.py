@@ -54,9 +54,13 @@ class Faults:
     def pause(self, whom, least, most):
         def act(run, rng):
             pid = run.process.pid if whom == "launcher" else self.pick(run, rng)
+            training, failed = run.is_training(), self.totals["failed attempts"]
             self.signal(pid, signal.SIGSTOP)
             time.sleep(rng.uniform(least, most))
             self.signal(pid, signal.SIGCONT)
+            self.rest(run, 2)
+            if training and not run.done and least > HEARTBEAT_S and self.totals["failed attempts"] == failed:
+                raise Finding(f"a rank was stopped for {least} s or more, and nobody noticed")
             return pid is not None
         return act
 
@@ -78,16 +82,16 @@ class Faults:
         return act
 
     def kill_on_disk(self, mode):
-        """While a save meets the fault."""
+        """While a save meets the fault. A killed launcher takes all ranks with it, so that nobody tidies up."""
         def act(run, rng):
-            begin, hits = run.last_step(), self.control.hits
+            begin = run.last_step()
             self.control.mode = MODES[mode]
             self.signal(run.process.pid, signal.SIGUSR2)
             end = time.monotonic() + 2
-            while self.control.hits == hits and time.monotonic() < end:
+            while not any(run.folder.glob("checkpoints/.tmp-*")) and time.monotonic() < end:
                 time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.1))
-            self.signal(self.pick(run, rng), signal.SIGKILL)
+            time.sleep(rng.choice([0, rng.uniform(0, 0.2)]))
+            self.signal(rng.choice([run.process.pid, self.pick(run, rng)]), signal.SIGKILL)
             self.rest(run, rng.uniform(0, 1))
             self.control.mode = 0
             self.windows.append([begin, STEPS])
@@ -109,7 +113,8 @@ class Faults:
             folders = sorted(run.folder.glob("checkpoints/step-*"))
             whole = [folder for folder in folders if folder.name not in self.damaged]
             newest = attempt(lambda: run.folder / "checkpoints" / (run.folder / "checkpoints/latest").read_text().split()[0])
-            if len(whole) < 2 or newest != whole[-1] or f"step-{max(self.kept, default=0):08}" != newest.name:
+            last = run.process.poll() is not None or newest is None or newest.name == f"step-{STEPS:08}"  # nothing would read it again
+            if last or len(whole) < 2 or newest != whole[-1] or f"step-{max(self.kept, default=0):08}" != newest.name:
                 return False
             file = rng.choice(sorted(newest.iterdir()) or [newest])
             self.damaged.add(newest.name)
@@ -196,7 +201,7 @@ class Faults:
 
     def kinds(self):
         """(name, what it does, exit codes that it excuses), the harmless ones first."""
-        gone = {6, 137}
+        gone = {6, 137}  # where no memory can be mapped, UCX ends its process by a signal, and libnuma, before main, with 1
         harmless = [
             ("SIGUSR2 of a rank", self.of_rank(signal.SIGUSR2), set()), ("SIGUSR2 of the launcher", self.of_launcher(signal.SIGUSR2), set()),
             ("a rank stopped for a moment", self.pause("rank", 0.05, 2), set()), ("the launcher stopped for a moment", self.pause("launcher", 0.05, 3), set()),
@@ -213,7 +218,7 @@ class Faults:
             ("bit flip in the newest checkpoint", self.damage("flip"), gone), ("newest checkpoint truncated", self.damage("truncated"), gone),
             ("file of the newest checkpoint missing", self.damage("missing"), gone),
             ("SIGKILL on a full disk", self.kill_on_disk("full"), gone | DISK | {140}), ("SIGKILL on a slow disk", self.kill_on_disk("slow"), gone | {140}),
-            ("address space at its limit", self.limit(resource.RLIMIT_AS, 1.0), gone | {3, 70}),
+            ("address space at its limit", self.limit(resource.RLIMIT_AS, 1.0), gone | {1, 3, 70, 134, 139}),
         ]
         if self.given.isolated:
             harmless.append(("disk full without a shim", self.fill_disk, DISK))
