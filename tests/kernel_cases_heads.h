@@ -32,6 +32,14 @@ inline void qk_norm_backward_case(Operands& o, int64_t rows, HeadLayout layout, 
                                 .accumulate = accumulate});
 }
 
+// The inverse is in place.
+inline void rope_case(Operands& o, int64_t rows, HeadLayout layout, bool inverse) {
+  const Tensor x = o.input({rows, layout.row()}), positions = o.indices(rows, 50);
+  const Tensor table = o.input_of(Dtype::f32, {50, layout.head_dim});
+  const Tensor y = inverse ? o.updated("y", x, kValues) : o.output("y", x.shape(), kValues);
+  o.device().run(Rope{.x = x, .table = table, .positions = positions, .y = y, .layout = layout, .inverse = inverse});
+}
+
 inline void heads_cases(Cases& add) {
   for (const HeadLayout& layout : kLayouts) {
     for (const int64_t rows : {1, 7, 130}) {
@@ -39,12 +47,7 @@ inline void heads_cases(Cases& add) {
       add("QkNormForward", size, [=](Operands& o) { qk_norm_case(o, rows, layout); });
       for (const bool flag : {false, true}) {
         add("QkNormBackward", size + (flag ? "_accumulate" : ""), [=](Operands& o) { qk_norm_backward_case(o, rows, layout, flag); });
-        add("Rope", size + (flag ? "_inverse" : ""), [=](Operands& o) {
-          const Tensor x = o.input({rows, layout.row()}), positions = o.indices(rows, 50);
-          const Tensor table = o.input_of(Dtype::f32, {50, layout.head_dim});
-          const Tensor y = o.output("y", x.shape(), kValues);
-          o.device().run(Rope{.x = x, .table = table, .positions = positions, .y = y, .layout = layout, .inverse = flag});
-        });
+        add("Rope", size + (flag ? "_inverse_in_place" : ""), [=](Operands& o) { rope_case(o, rows, layout, flag); });
       }
     }
   }

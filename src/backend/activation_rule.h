@@ -1,4 +1,4 @@
-// SwiGLU and GELU of an element, and their derivatives, as all backends compute them.
+// SwiGLU and GELU of an element, and their derivatives, as all backends compute them; each has its own sigmoid.
 #pragma once
 
 #include <cmath>
@@ -14,23 +14,25 @@ struct Gated {
   S value, dgate, dup;
 };
 
-template <class S>
-MANTISSA_HOST_DEVICE S sigmoid(S x) {
-  return S{1} / (S{1} + std::exp(-x));
-}
+struct PlainSigmoid {
+  template <class S>
+  MANTISSA_HOST_DEVICE static S at(S x) {
+    return S{1} / (S{1} + std::exp(-x));
+  }
+};
 
 // With s = sigmoid(gate): dgate = up s (1 + gate (1 - s)), dup = gate s.
-template <class S>
+template <class Sigmoid = PlainSigmoid, class S>
 MANTISSA_HOST_DEVICE Gated<S> plain_glu(S gate, S up) {
-  const S s = sigmoid(gate);
+  const S s = Sigmoid::at(gate);
   return {gate * s * up, up * s * (S{1} + gate * (S{1} - s)), gate * s};
 }
 
 // Clamps like torch, whose clamp has the derivative 1 at its bounds. NaN stays.
-template <class S>
+template <class Sigmoid = PlainSigmoid, class S>
 MANTISSA_HOST_DEVICE Gated<S> clamped_glu(S gate, S up, S limit) {
   const S slope = static_cast<S>(1.702), g = gate > limit ? limit : gate, u = up > limit ? limit : (up < -limit ? -limit : up);
-  const S s = sigmoid(slope * g);
+  const S s = Sigmoid::at(slope * g);
   return {g * s * (u + S{1}), gate > limit ? S{0} : (u + S{1}) * s * (S{1} + slope * g * (S{1} - s)), std::abs(up) > limit ? S{0} : g * s};
 }
 
@@ -45,20 +47,19 @@ struct Slope {
   S value, derivative;
 };
 
-// 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2 u).
 struct TanhForm {
-  template <class S>
+  template <class Sigmoid = PlainSigmoid, class S>
   MANTISSA_HOST_DEVICE static Slope<S> at(S x) {
-    const S factor = static_cast<S>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi), cubic = static_cast<S>(0.044715),
-            half = static_cast<S>(0.5);
-    const S t = std::tanh(factor * (x + cubic * x * x * x)), du = factor * (S{1} + S{3} * cubic * x * x);
-    return {half * x * (S{1} + t), half * (S{1} + t) + half * x * (S{1} - t * t) * du};
+    const S factor = static_cast<S>(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi), cubic = static_cast<S>(0.044715) * factor;
+    const S square = x * x, s = Sigmoid::at(x * (factor + cubic * square)), slope = factor + S{3} * cubic * square;
+    return {x * s, s + x * slope * (s * (S{1} - s))};
   }
 };
 
 // x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))).
 struct ErfForm {
-  template <class S>
+  template <class Sigmoid = PlainSigmoid, class S>
   MANTISSA_HOST_DEVICE static Slope<S> at(S x) {
     const S half = static_cast<S>(0.5), root_half = static_cast<S>(1.0 / std::numbers::sqrt2);
     const S density = static_cast<S>(std::numbers::inv_sqrtpi / std::numbers::sqrt2) * std::exp(-half * x * x);

@@ -89,10 +89,11 @@ TEST_F(KernelEdges, RandomNumbersOfSeveralPiecesAreThoseOfTheirPlaces) {
 
 // Pieces of rows that are not whole, and rows for one pass, for two, for a warp and for a block.
 TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
-  for (const int64_t columns : {24, 250, 256, 264, 768, 1000, 1032, 1536, 1544, 2048, 2056, 4104}) {
+  for (const int64_t columns : {24, 250, 256, 264, 768, 1000, 1032, 1536, 1544, 2048, 2056, 4104, 6152, 8200}) {
     for (const int64_t rows : {1, 39, 64}) {
       if (rows != 39 && columns != 250 && columns != 264) continue;
       expect_as_reference(text("norms ", named({rows, columns})), [&](Operands& o) {
+        if (columns <= 1032) rms_norm_case(o, rows, columns), layer_norm_case(o, rows, columns, rows == 39);
         rms_norm_backward_case(o, rows, columns, rows == 39);
         layer_norm_backward_case(o, rows, columns, true, rows == 39);
         layer_norm_backward_case(o, rows, columns, false, rows == 64);
@@ -101,9 +102,9 @@ TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
   }
 }
 
-// A block has a row that is too long for a warp, of whole packs or not.
+// A block has a row that is too long for a warp, of whole packs or not, which its threads hold or read again.
 TEST_F(KernelEdges, LongRowsHaveABlockEach) {
-  for (const int64_t columns : {4104, 4101}) {
+  for (const int64_t columns : {2056, 4104, 4101, 8200}) {
     expect_as_reference(text("rows of ", columns), [&](Operands& o) {
       rms_norm_case(o, 3, columns);
       layer_norm_case(o, 3, columns, true);
@@ -127,12 +128,14 @@ TEST_F(KernelEdges, LongRowsHaveABlockEach) {
 }
 
 // A warp has one, two or four heads at a time, or parts of one.
-TEST_F(KernelEdges, HeadsOfAnyLengthAreNormalized) {
-  for (const HeadLayout& layout : {HeadLayout{1, 1, 64}, {12, 4, 64}, {6, 3, 64}, {3, 1, 128}, {8, 2, 128}, {2, 1, 256}, {4, 2, 24}}) {
+TEST_F(KernelEdges, HeadsOfAnyLengthAreNormalizedAndTurned) {
+  for (const HeadLayout& layout :
+       {HeadLayout{1, 1, 64}, {12, 4, 64}, {6, 3, 64}, {3, 1, 128}, {8, 2, 128}, {2, 1, 256}, {4, 2, 24}, {1, 1, 528}}) {
     for (const int64_t rows : {1, 33, 70}) {
       expect_as_reference(text("heads ", named({rows}), ' ', named(layout)), [&](Operands& o) {
         qk_norm_case(o, rows, layout);
         qk_norm_backward_case(o, rows, layout, rows == 33);
+        rope_case(o, rows, layout, rows != 33);
       });
     }
   }
@@ -224,7 +227,9 @@ TEST_F(KernelEdges, OneOfTheOperandsBeginsAnywhere) {
         return o.updated(name, place(which, o.given(Dtype::bf16, shape, std::vector<double>(static_cast<size_t>(shape.elements())))),
                          kValues);
       };
-      o.device().run(Add{.a = place(0, o.input({40})), .b = place(1, o.input({40})), .out = output(2, "sum", {40})});
+      o.device().run(Add{.a = place(0, o.input({8203})), .b = place(1, o.input({8203})), .out = output(2, "sum", {8203})});
+      o.device().run(GeluBackward{
+          .x = place(0, o.input({8203})), .dy = place(1, o.input({8203})), .dx = output(2, "dgelu", {8203}), .form = GeluForm::tanh});
       o.device().run(
           AddBias{.x = place(0, o.input_of(Dtype::f32, {3, 64})), .bias = place(1, o.input({64})), .out = output(2, "biased", {3, 64})});
       o.device().run(SwiGluForward{.x = place(0, o.input({3, 128})), .out = output(1, "gated", {3, 64})});
@@ -280,12 +285,13 @@ TEST_F(KernelEdges, OneInfinityIsFound) {
   }
 }
 
-// A thread has several packs of a row, of which any may have the largest logit, and a column of padding follows.
+// A thread has several packs of a row, of which any may have the largest logit, and padding follows. Shared memory keeps the longer rows.
 TEST_F(KernelEdges, LogitsOfLongRowsAreReadOnce) {
   for (const double scale : {1.0, 40.0}) {
     expect_as_reference(text("logits times ", scale), [&](Operands& o) {
       cross_entropy_case(o, 5, 6007, 6008, scale, Gradient::apart);
       cross_entropy_share_case(o, 5, 6007, 6008, scale);
+      cross_entropy_case(o, 3, 16381, 16392, scale, scale > 1.0 ? Gradient::in_place : Gradient::apart);
     });
   }
 }

@@ -376,7 +376,7 @@ struct QkNormBackward {
 };
 
 // Rotates query and key heads by position (rotate-half, Su et al. 2021; element j pairs with j + D/2); values are copied. Row p of table
-// holds cos in the first D/2 columns and sin in the rest. positions lie in [0, P). inverse rotates back, which is the gradient.
+// holds cos in the first D/2 columns and sin in the rest. positions lie in [0, P). y may be x. inverse rotates back, which is the gradient.
 struct Rope {
   Tensor x, table, positions, y;
   HeadLayout layout;
@@ -386,7 +386,7 @@ struct Rope {
     Contract c = layout.contract("rope");
     c.that(layout.head_dim % 2 == 0, "head_dim is ", layout.head_dim, ", but channels are rotated in pairs");
     c.input("x", x, "[N, R]").input("table", table, "fp32 [P, D]").input("positions", positions, "i32 [N]");
-    return c.output("y", y, "[N, R]");
+    return c.in_place("y", y, "[N, R]");
   }
 };
 

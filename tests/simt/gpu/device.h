@@ -85,6 +85,15 @@ void store(void* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+template <class V>
+void store_wide(void* to, V value) {
+  store(to, value);
+}
+template <class V>
+V load_constant(const void* from) {
+  return load<V>(from);
+}
+
 // The host rounds twice: without instructions of its own one rounding is a call.
 inline constexpr bool kMultiplyAddRoundsOnce = false;
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
@@ -92,6 +101,11 @@ inline float multiply_add(float a, float b, float c) { return a * b + c; }
 inline float fast_exp2(float x) {
   const float out = std::exp2(x);
   return out < std::numeric_limits<float>::min() ? 0.0F : out;
+}
+
+inline float fast_reciprocal(float x) {
+  const auto flushed = [](float value) { return std::abs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0F, value) : value; };
+  return flushed(1.0F / flushed(x));
 }
 
 // Shared memory is read and written here, by the thread whose copy it is, so that sanitizers see it.

@@ -184,7 +184,7 @@ void CpuReference::execute(const Rope& k) {
           y[head + half + j] = store<T>(second * cosine + first * sine);
         }
       }
-      std::copy(x + rotated, x + row, y + rotated);
+      if (x != y) std::copy(x + rotated, x + row, y + rotated);
     }
   });
 }

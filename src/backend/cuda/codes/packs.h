@@ -10,7 +10,7 @@ namespace mantissa::gpu {
 
 inline constexpr unsigned kPack = 8;  // elements
 
-struct Pack {
+struct alignas(16) Pack {
   float at[kPack];
 };
 
@@ -41,16 +41,17 @@ __device__ inline Pack values_of<bf16>(const PackInMemory<bf16>& pack) {
   }
   return out;
 }
+// Writes a rounded pack to global memory, at a multiple of 16 bytes.
 template <class T>
-__device__ inline PackInMemory<T> rounded_pack(const Pack& pack) {
+__device__ inline void store_rounded(T* to, const Pack& pack) {
   PackInMemory<T> out;
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kPack; ++i) out.at[i] = rounded<T>(pack.at[i]);
-  return out;
+  store_wide(to, out);
 }
 // The instruction rounds two numbers as to_bf16() does, but gives another NaN.
 template <>
-__device__ inline PackInMemory<bf16> rounded_pack<bf16>(const Pack& pack) {
+__device__ inline void store_rounded<bf16>(bf16* to, const Pack& pack) {
   PackInMemory<bf16> out;
   bool numbers = true;
   MANTISSA_UNROLL
@@ -58,14 +59,13 @@ __device__ inline PackInMemory<bf16> rounded_pack<bf16>(const Pack& pack) {
     out.words[i / 2] = pack_bf16(pack.at[i], pack.at[i + 1]);
     numbers = numbers && pack.at[i] == pack.at[i] && pack.at[i + 1] == pack.at[i + 1];
   }
-  if (numbers) return out;
+  if (numbers) return store_wide(to, out);
   MANTISSA_UNROLL
-  for (unsigned i = 0; i < kPack; i += 2) out.words[i / 2] = to_bf16(pack.at[i]).bits | uint32_t{to_bf16(pack.at[i + 1]).bits} << 16;
-  return out;
+  for (unsigned i = 0; i < kPack; ++i) to[i] = to_bf16(pack.at[i]);
 }
 
-// `count` elements from `values` on. aligned: they begin at a multiple of 16 bytes.
-template <class T>
+// `count` elements from `values` on. aligned: they begin at a multiple of 16 bytes. kWhole: so they do, and are whole packs.
+template <class T, bool kWhole = false>
 struct Packs {
   T* values;
   int64_t count;
@@ -75,17 +75,23 @@ struct Packs {
   __device__ Packs row(int64_t i) const { return {values + i * count, count, aligned}; }
   // Reads a pack, with zeros behind the end.
   __device__ Pack read(int64_t first) const {
-    using Element = std::remove_const_t<T>;
-    if (aligned && first + kPack <= count) return values_of(load<PackInMemory<Element>>(values + first));
-    Pack out;
+    if (kWhole || (aligned && first + kPack <= count)) return values_of(load<PackInMemory<std::remove_const_t<T>>>(values + first));
+    Pack out{};
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
+    for (unsigned i = 0; i < kPack; ++i) {
+      if (!kWhole && first + i < count) out.at[i] = value_of(values[first + i]);
+    }
     return out;
+  }
+  // Reads a pack of what no thread of the launch writes.
+  __device__ Pack read_constant(int64_t first) const {
+    if constexpr (kWhole) return values_of(load_constant<PackInMemory<std::remove_const_t<T>>>(values + first));
+    return read(first);
   }
   // Writes a rounded pack, but nothing behind the end.
   __device__ void write(int64_t first, const Pack& pack) const {
-    if (aligned && first + kPack <= count) {
-      store(values + first, rounded_pack<T>(pack));
+    if (kWhole || (aligned && first + kPack <= count)) {
+      store_rounded(values + first, pack);
     } else {
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) {
@@ -151,27 +157,107 @@ void with_team(int64_t rows, int64_t columns, Body&& body) {
     body.template operator()<OfBlock>(Grid{rows, kThreads});
 }
 
+// Calls body.operator()<Team, kWhole>(grid) like with_team(), kWhole being `whole`; rows that are not whole have blocks.
+template <class Body>
+void with_rows(int64_t rows, int64_t columns, bool whole, Body&& body) {
+  if (!whole) return body.template operator()<OfBlock, false>(Grid{rows, kThreads});
+  with_team(rows, columns, [&]<class Team>(Grid grid) { body.template operator()<Team, true>(grid); });
+}
+
 // Calls body(first) for the packs of a row that belong to this thread of its team.
 template <class Team, class Body>
 __device__ inline void for_each_pack_of_row(int64_t columns, Body body) {
   for (int64_t first = Team::rank() * kPack; first < columns; first += Team::kSize * kPack) body(first);
 }
 
-// A lane's packs of up to kPacks * kColumnsOfPacks columns of a warp's row, which has whole packs and begins at a multiple of 16 bytes. All
-// loads are under way before one of them is waited for.
-inline constexpr int64_t kColumnsOfPacks = int64_t{kWarp} * kPack;
-__device__ inline int64_t column_of_lane(unsigned p) { return p * kColumnsOfPacks + lane() * kPack; }
-template <class T, unsigned kPacks>
-struct PacksOfLane {
+// A thread's packs of up to kPacks * kSize * kPack columns of its team's row, which has whole packs and begins at a multiple of 16 bytes.
+// All loads are under way before one of them is waited for.
+template <class Team, unsigned kPacks, class T>
+struct HeldPacks {
   PackInMemory<T> at[kPacks];
 
   // Zeros behind the end.
-  __device__ PacksOfLane(const T* row, int64_t columns) : at{} {
+  __device__ HeldPacks(const T* row, unsigned columns) : at{} {
     MANTISSA_UNROLL
     for (unsigned p = 0; p < kPacks; ++p) {
-      if (column_of_lane(p) < columns) at[p] = load<PackInMemory<T>>(row + column_of_lane(p));
+      if (column(p) < columns) at[p] = load<PackInMemory<T>>(row + column(p));
+    }
+  }
+  __device__ static unsigned column(unsigned p) { return (p * Team::kSize + Team::rank()) * kPack; }
+};
+
+// Calls body(first, pack) for the packs of a thread of a row that is read again each time, or that its threads hold.
+template <class Team, class T, bool kWhole>
+struct AnyRow {
+  Packs<const T, kWhole> row;
+
+  template <class Body>
+  __device__ void for_each(Body body) const {
+    for_each_pack_of_row<Team>(row.count, [&](int64_t first) { body(first, row.read(first)); });
+  }
+};
+template <class Team, unsigned kPacks, class T>
+struct HeldRow {
+  unsigned columns;
+  HeldPacks<Team, kPacks, T> held;
+
+  __device__ explicit HeldRow(const Packs<const T, true>& row) : columns(static_cast<unsigned>(row.count)), held(row.values, columns) {}
+  template <class Body>
+  __device__ void for_each(Body body) const {
+    MANTISSA_UNROLL
+    for (unsigned p = 0; p < kPacks; ++p) {
+      if (held.column(p) < columns) body(held.column(p), values_of(held.at[p]));
     }
   }
 };
+// kPacks: 0 or those of a HeldRow.
+template <class Team, unsigned kPacks, class T>
+using TeamRow = std::conditional_t<kPacks != 0, HeldRow<Team, kPacks != 0 ? kPacks : 1, T>, AnyRow<Team, T, false>>;
+
+// Calls body.operator()<Team, kPacks>(grid) with the TeamRow for rows of so many columns.
+template <class Body>
+void with_held_rows(int64_t rows, int64_t columns, Body&& body) {
+  constexpr unsigned kOfBlock = 4;
+  const Grid of_warps{ceil_div(rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}, of_blocks{rows, kThreads};
+  if (columns % kPack != 0 || columns > kOfBlock * OfBlock::kSize * kPack) return body.template operator()<OfBlock, 0>(of_blocks);
+  if (columns > kColumnsOfWarp) return body.template operator()<OfBlock, kOfBlock>(of_blocks);
+  const auto fits = [&]<unsigned kPacks>() {
+    const bool found = columns <= kPacks * OfWarp::kSize * kPack;
+    if (found) body.template operator()<OfWarp, kPacks>(of_warps);
+    return found;
+  };
+  fits.template operator()<1>() || fits.template operator()<2>() || fits.template operator()<3>() || fits.template operator()<4>() ||
+      fits.template operator()<8>() || fits.template operator()<16>();
+}
+
+inline constexpr int64_t kColumnsOfPacks = int64_t{kWarp} * kPack;
+__device__ inline unsigned column_of_lane(unsigned p) { return HeldPacks<OfWarp, 1, float>::column(p); }
+
+// Packs of a thread of map().
+inline constexpr unsigned kPacksOfThread = 2, kElementsOfMap = kPacksOfThread * kThreads * kPack;
+
+template <class F, class... Operands>
+__device__ inline Pack pack_of(const F& f, const Operands&... operands) {
+  Pack out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = f(operands.at[i]...);
+  return out;
+}
+template <class F, class To, class... From>
+__device__ inline void store_map(const F& f, To* out, const HeldPacks<OfBlock, kPacksOfThread, From>&... in) {
+  MANTISSA_UNROLL
+  for (unsigned p = 0; p < kPacksOfThread; ++p)
+    store_rounded(out + HeldPacks<OfBlock, 1, To>::column(p), pack_of(f, values_of(in.at[p])...));
+}
+
+// out[i] = f(in[i]...) for all i, in a grid of grid_of_map(). out may be one of the others.
+template <class F, class To, class... From>
+__global__ void __launch_bounds__(kThreads) map(F f, Packs<To> out, Packs<const From>... in) {
+  const int64_t first = block() * kElementsOfMap, end = first + kElementsOfMap;
+  if ((out.aligned && ... && in.aligned) && end <= out.count)
+    return store_map(f, out.values + first, HeldPacks<OfBlock, kPacksOfThread, From>(in.values + first, kElementsOfMap)...);
+  for (int64_t at = first + thread() * kPack; at < end && at < out.count; at += kThreads * kPack) out.write(at, pack_of(f, in.read(at)...));
+}
+inline Grid grid_of_map(int64_t count) { return {ceil_div(count, int64_t{kElementsOfMap}), kThreads}; }
 
 }  // namespace mantissa::gpu

@@ -67,17 +67,23 @@ struct alignas(16) ColumnsOfWarps {
   float at[kWarpsOfBlock][kColumnsOfPacks];
 };
 
-// out[j], for j in [0, cols), is the sum over the warps of a block; a lane has columns kPack * lane and on. All threads call it.
-__device__ inline void add_warps(const Pack& own, int64_t cols, float* out) {
+// out[j], for the columns j in [0, cols) of pack p, of `packs` of a lane, is the sum over the teams of a block, which have 2^team warps each.
+// Warp w of a team has packs * kColumnsOfPacks columns, those from w times as many on. All threads call it.
+__device__ inline void add_warps(const Pack& own, unsigned team, unsigned packs, unsigned p, int64_t cols, float* out) {
   static_assert(kColumnsOfPacks == kThreads);
   auto& columns = block_shared<ColumnsOfWarps>().at;
   barrier();  // behind those that still read earlier ones
-  store(&columns[warp()][lane() * kPack], rounded_pack<float>(own));
+  store(&columns[warp()][lane() * kPack], own);
   barrier();
-  if (thread() >= cols) return;
-  float sum = columns[0][thread()];
-  for (unsigned w = 1; w < kWarpsOfBlock; ++w) sum += columns[w][thread()];
-  out[thread()] = sum;
+  MANTISSA_UNROLL_BY(1)
+  for (unsigned part = 0; part < 1U << team; ++part) {
+    const int64_t column = (part * packs + p) * kColumnsOfPacks + thread();
+    if (column >= cols) return;
+    float sum = columns[part][thread()];
+    MANTISSA_UNROLL_BY(1)
+    for (unsigned w = part + (1U << team); w < kWarpsOfBlock; w += 1U << team) sum += columns[w][thread()];
+    out[column] = sum;
+  }
 }
 
 // Grids of sum_pieces() and add_pieces().

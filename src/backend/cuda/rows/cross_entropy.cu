@@ -4,6 +4,7 @@
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/codes/packs.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/gemm/aligned.h"
 #include "backend/shared_loss.h"
 
 namespace mantissa {
@@ -14,26 +15,77 @@ using namespace gpu;
 // e^x for x <= 0, without subnormal results. NaN stays.
 __device__ inline float exponential(float x) { return fast_exp2(x * std::numbers::log2e_v<float>); }
 
+// A row of logits, which the threads of its block go through twice, each through packs of its own. kKept: of whole packs that begin at
+// multiples of 16 bytes, and so long that the rows of all blocks would not fit into the cache: shared memory keeps it in between. Two such
+// blocks share a multiprocessor of an H200.
+template <class T>
+struct KeptLogits {
+  static constexpr int64_t kLeast = int64_t{1} << 15;  // bytes of a row
+
+  PackInMemory<T> packs[(size_t{197} << 9) / sizeof(PackInMemory<T>)];
+};
+template <bool kKept, class T>
+struct LogitRow {
+  using Index = std::conditional_t<kKept, int, int64_t>;
+  static constexpr unsigned kThreadsOfRow = kKept ? 4 * kThreads : kThreads;
+  Packs<const T, kKept> logits;
+
+  // Calls body(first, pack), the first time and then again.
+  template <class Body>
+  __device__ void first(Body body) const {
+    for_each([&](Index first) {
+      if constexpr (kKept)
+        launched_shared<KeptLogits<T>>().packs[static_cast<unsigned>(first) / kPack] = load<PackInMemory<T>>(logits.values + first);
+      again_at(first, body);
+    });
+  }
+  template <class Body>
+  __device__ void again(Body body) const {
+    for_each([&](Index first) { again_at(first, body); });
+  }
+
+ private:
+  template <class Body>
+  __device__ void for_each(Body body) const {
+    for (auto first = static_cast<Index>(thread() * kPack); first < static_cast<Index>(logits.count);
+         first += static_cast<Index>(kThreadsOfRow * kPack))
+      body(first);
+  }
+  template <class Body>
+  __device__ void again_at(Index first, Body body) const {
+    if constexpr (kKept)
+      body(first, values_of(launched_shared<KeptLogits<T>>().packs[static_cast<unsigned>(first) / kPack]));
+    else
+      body(first, logits.read(first));
+  }
+};
+
 struct RowSum {
   float largest, sum;  // sum is that of exp(logit - largest)
 };
 
-// Reads the row once: a thread corrects its sum whenever it meets a larger logit. The largest starts from a finite number, so that rows of
-// -Inf give a sum of zero.
-template <class T>
-__device__ RowSum sum_of_row(const Packs<const T>& logits) {
-  float own = std::numeric_limits<float>::lowest(), sum = 0.0F;
-  for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
-    const Pack pack = logits.read(first);
-    float largest = own;
+// Goes through a row of which `own` logits count: a thread corrects its sum whenever it meets a larger logit. The largest starts from a
+// finite number, so that rows of -Inf give a sum of zero.
+template <class Row>
+__device__ RowSum sum_of_row(const Row& row, typename Row::Index own) {
+  using Index = typename Row::Index;
+  float largest = std::numeric_limits<float>::lowest(), sum = 0.0F;
+  const auto add = [&](const Pack& pack, Index count) {
+    float met = largest;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) largest = first + i < logits.count && pack.at[i] > largest ? pack.at[i] : largest;
-    if (largest > own) sum *= exponential(own - largest), own = largest;
+    for (Index i = 0; i < Index{kPack}; ++i) met = i < count ? fmaxf(pack.at[i], met) : met;
+    if (met > largest) sum *= exponential(largest - met), largest = met;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) sum += first + i < logits.count ? exponential(pack.at[i] - own) : 0.0F;
+    for (Index i = 0; i < Index{kPack}; ++i) sum += i < count ? exponential(pack.at[i] - largest) : 0.0F;
+  };
+  row.first([&](Index first, const Pack& pack) {
+    if (first + Index{kPack} <= own)
+      add(pack, kPack);
+    else
+      add(pack, own - first);
   });
-  const float largest = join_block(own, std::numeric_limits<float>::lowest(), Largest<float>());
-  return {largest, block_sum(sum * exponential(own - largest))};
+  const float of_all = join_block(largest, std::numeric_limits<float>::lowest(), Largest<float>());
+  return {of_all, block_sum(sum * exponential(largest - of_all))};
 }
 
 // Logits of this block's row and of its gradient, which may be null or the logits: whoever writes an element has read it.
@@ -45,51 +97,64 @@ struct LogitRows {
   bool aligned;
   CheckedIndices targets;
 
-  __device__ Packs<const T> row(int64_t count) const { return {logits + block() * columns, count, aligned}; }
+  __device__ const T* row() const { return logits + block() * columns; }
+  __device__ Packs<const T> packs() const { return {row(), columns, aligned}; }
   __device__ Packs<T> gradients() const { return {dlogits + block() * columns, columns, aligned}; }
 };
 
 // Writes the gradients of a row's logits, of which `own` are in the vocabulary and the others get zeros: scale * (p - 1 at the target), p
 // being exp(logit - subtracted) * factor.
-template <class T>
-__device__ void write_gradients(const LogitRows<T>& k, float subtracted, float factor, int64_t own, int64_t target, float scale) {
-  const Packs<const T> logits = k.row(k.columns);
+template <class Row, class T>
+__device__ void write_gradients(const LogitRows<T>& k, const Row& row, float subtracted, float factor, typename Row::Index own,
+                                typename Row::Index target, float scale) {
+  using Index = typename Row::Index;
   const Packs<T> dlogits = k.gradients();
-  for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
-    Pack pack = logits.read(first);
+  const float scaled = factor * scale;
+  row.again([&](Index first, Pack pack) {
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) {
-      const int64_t j = first + i;
-      const float difference = exponential(pack.at[i] - subtracted) * factor - (j == target ? 1.0F : 0.0F);
-      pack.at[i] = j < own ? scale * difference : 0.0F;
+    for (unsigned i = 0; i < kPack; ++i) pack.at[i] = exponential(pack.at[i] - subtracted) * scaled;
+    const Index at = target - first, left = own - first;
+    if (at >= 0 && at < Index{kPack}) {
+      MANTISSA_UNROLL
+      for (Index i = 0; i < Index{kPack}; ++i) pack.at[i] -= i == at ? scale : 0.0F;
+    }
+    if (left < Index{kPack}) {
+      MANTISSA_UNROLL
+      for (Index i = 0; i < Index{kPack}; ++i) pack.at[i] = i < left ? pack.at[i] : 0.0F;
     }
     dlogits.write(first, pack);
   });
 }
 
 // A block has a row, in all kernels here. A target is negative where the row is ignored or it is refused.
-template <class T>
-__global__ void __launch_bounds__(kThreads) cross_entropy(LogitRows<T> k, float* loss, float scale) {
+template <bool kKept, class T>
+__global__ void __launch_bounds__(LogitRow<kKept, T>::kThreadsOfRow, kKept ? 2 : 6)
+    cross_entropy(LogitRows<T> k, float* loss, float scale) {
+  using Row = LogitRow<kKept, T>;
   const int64_t target = checked(k.targets, block());
   if (target < 0) {
     if (thread() == 0) loss[block()] = 0.0F;
-    if (k.dlogits != nullptr) for_each_pack_of_row<OfBlock>(k.columns, [&](int64_t first) { k.gradients().write(first, Pack{}); });
+    for (int64_t first = thread() * kPack; k.dlogits != nullptr && first < k.columns; first += Row::kThreadsOfRow * kPack)
+      k.gradients().write(first, Pack{});
     return;
   }
-  const float target_logit = value_of(k.row(k.columns).values[target]);
-  const RowSum row = sum_of_row(k.row(k.own));
-  if (thread() == 0) loss[block()] = row.largest + logf(row.sum) - target_logit;
-  if (k.dlogits != nullptr) write_gradients(k, row.largest, 1.0F / row.sum, k.own, target, scale);
+  const float target_logit = value_of(k.row()[target]);
+  const Row row{{k.row(), k.columns, k.aligned}};
+  const RowSum sum = sum_of_row(row, static_cast<typename Row::Index>(k.own));
+  if (thread() == 0) loss[block()] = sum.largest + logf(sum.sum) - target_logit;
+  if (k.dlogits != nullptr)
+    write_gradients(k, row, sum.largest, 1.0F / sum.sum, static_cast<typename Row::Index>(k.own), static_cast<typename Row::Index>(target),
+                    scale);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) share(LogitRows<T> k, float* sums) {
   const int64_t target = checked(k.targets, block());
-  const RowSum row = sum_of_row(k.row(k.own));
+  const RowSum row = sum_of_row(LogitRow<false, T>{k.packs()}, k.own);
   if (thread() != 0) return;
   const bool here = target >= k.first && target - k.first < k.own;
   sums[2 * block()] = target < 0 ? 0.0F : row.largest + logf(row.sum);
-  sums[2 * block() + 1] = here ? value_of(k.row(k.columns).values[target - k.first]) : 0.0F;
+  sums[2 * block() + 1] = here ? value_of(k.row()[target - k.first]) : 0.0F;
 }
 
 template <class T>
@@ -98,7 +163,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t target = checked(k.targets, block());
   const auto row = combined(sums, ranks, rows, block());
   if (thread() == 0) loss[block()] = target < 0 ? 0.0F : row.loss;
-  if (k.dlogits != nullptr) write_gradients(k, row.log_sum, 1.0F, target < 0 ? 0 : k.own, target - k.first, scale);
+  if (k.dlogits != nullptr)
+    write_gradients(k, LogitRow<false, T>{k.packs()}, row.log_sum, 1.0F, target < 0 ? 0 : k.own, target - k.first, scale);
 }
 
 // The teacher's logits of this block's row, beside those of the student.
@@ -113,7 +179,7 @@ struct TaughtRows {
 // Goes through the columns of both rows that are in the vocabulary.
 template <class T, class Body>
 __device__ void for_each_pair(const TaughtRows<T>& k, Body body) {
-  const Packs<const T> logits = k.student.row(k.student.own), teacher = k.teacher_row(k.student.own);
+  const Packs<const T> logits{k.student.row(), k.student.own, k.student.aligned}, teacher = k.teacher_row(k.student.own);
   for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
     const Pack s = logits.read(first), t = teacher.read(first);
     MANTISSA_UNROLL
@@ -151,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) distillation_share(TaughtRows<T> k, 
   out[1] = target < 0 ? 0.0F : from_teacher + logf(teacher_sum);
   out[2] = target < 0 || k.student.own == 0 ? 0.0F : cross * factor / teacher_sum;
   out[3] = target < 0 ? 0.0F : factor != 1.0F ? largest + logf(label_sum) : out[0];
-  out[4] = here ? value_of(k.student.row(k.student.columns).values[target - k.student.first]) : 0.0F;
+  out[4] = here ? value_of(k.student.row()[target - k.student.first]) : 0.0F;
 }
 
 template <class T>
@@ -161,7 +227,7 @@ __global__ void __launch_bounds__(kThreads) distillation_of_shares(TaughtRows<T>
   const auto row = distilled(sums, ranks, rows, block(), factors);
   if (thread() == 0) loss[block()] = target < 0 ? 0.0F : row.loss;
   if (k.student.dlogits == nullptr) return;
-  const Packs<const T> logits = k.student.row(k.student.columns), teacher = k.teacher_row(k.student.columns);
+  const Packs<const T> logits = k.student.packs(), teacher = k.teacher_row(k.student.columns);
   const Packs<T> gradients = k.student.gradients();
   const float factor = factors.per_temperature;
   for_each_pack_of_row<OfBlock>(logits.count, [&](int64_t first) {
@@ -202,8 +268,17 @@ TaughtRows<T> taught_rows_of(const Kernel& k, const Tensor& dlogits, const Check
 void CudaBackend::execute(const CrossEntropy& k) {
   const CheckedIndices targets = checked(k.targets, IndexRule::targets("cross_entropy", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
-    launch(cross_entropy<T>, {k.logits.dim(0), kThreads}, rows_of<T>(k.logits, k.dlogits, 0, k.vocab, targets), k.loss.device_data<float>(),
-           static_cast<float>(k.scale));
+    const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1), bytes = columns * static_cast<int64_t>(sizeof(T));
+    const auto run = [&](auto kernel, Grid grid, const Tensor& logits, const Tensor& dlogits) {
+      launch(kernel, grid, rows_of<T>(logits, dlogits, 0, k.vocab, targets), k.loss.device_data<float>(), static_cast<float>(k.scale));
+    };
+    using Kept = KeptLogits<T>;
+    if (columns % kPack != 0 || bytes < Kept::kLeast || bytes > static_cast<int64_t>(sizeof(Kept)))
+      return run(cross_entropy<false, T>, {rows, kThreads}, k.logits, k.dlogits);
+    const Tensor logits = aligned(*this, k.logits),
+                 dlogits = k.dlogits.defined() ? aligned(*this, k.dlogits, Contents::overwritten) : k.dlogits;
+    run(cross_entropy<true, T>, {rows, LogitRow<true, T>::kThreadsOfRow, sizeof(Kept)}, logits, dlogits);
+    if (dlogits.defined()) copy_back(*this, dlogits, k.dlogits);
   });
 }
 

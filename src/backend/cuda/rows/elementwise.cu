@@ -11,21 +11,9 @@ __global__ void __launch_bounds__(kThreads) fill(T* out, T value, int64_t count)
   for_each_element(count, [=](int64_t i) { out[i] = value; });
 }
 
-template <class From, class To>
-__global__ void __launch_bounds__(kThreads) convert(Packs<const From> x, Packs<To> out) {
-  for_each_pack(x.count, [=](int64_t first) { out.write(first, x.read(first)); });
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) add(Packs<const T> a, Packs<const T> b, Packs<T> out) {
-  for_each_pack(out.count, [=](int64_t first) {
-    Pack sum = a.read(first);
-    const Pack other = b.read(first);
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) sum.at[i] += other.at[i];
-    out.write(first, sum);
-  });
-}
+struct Same {
+  __device__ float operator()(float x) const { return x; }
+};
 
 // Operands of a TreeSum: the rows of `others` with `own` among them.
 template <class T>
@@ -92,14 +80,15 @@ void CudaBackend::execute(const Convert& k) {
   if (k.x.dtype() == k.out.dtype()) return copy(k.x, k.out);
   with_values(k.x.dtype(), [&]<class From>() {
     with_values(k.out.dtype(), [&]<class To>() {
-      launch(convert<From, To>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const From>(k.x), packs_of<To>(k.out));
+      launch(map<Same, To, From>, grid_of_map(k.x.elements()), Same(), packs_of<To>(k.out), packs_of<const From>(k.x));
     });
   });
 }
 
 void CudaBackend::execute(const Add& k) {
   with_values(k.out.dtype(), [&]<class T>() {
-    launch(add<T>, {blocks_for_packs(k.out.elements()), kThreads}, packs_of<const T>(k.a), packs_of<const T>(k.b), packs_of<T>(k.out));
+    launch(map<Plus<float>, T, T, T>, grid_of_map(k.out.elements()), Plus<float>(), packs_of<T>(k.out), packs_of<const T>(k.a),
+           packs_of<const T>(k.b));
   });
 }
 

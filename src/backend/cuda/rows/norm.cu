@@ -6,9 +6,9 @@
 namespace mantissa::gpu {
 
 // Operands that both passes read, rows of `weight.count` channels.
-template <bool kLayerNorm, class T>
+template <bool kLayerNorm, bool kWhole, class T>
 struct NormRows {
-  Packs<const T> x, weight;
+  Packs<const T, kWhole> x, weight;
   int64_t count;
   float *mean, *rstd;
 
@@ -31,34 +31,37 @@ __device__ Pack normalized(const Packs<const T>& x, int64_t first, float mean, f
 }
 
 // bias.values may be null.
-template <bool kLayerNorm, class Team, class T>
-__global__ void __launch_bounds__(kThreads) norm_forward(NormRows<kLayerNorm, T> k, Packs<const T> bias, Packs<T> y, float eps) {
+template <bool kLayerNorm, class Team, unsigned kPacks, class T, bool kWhole = kPacks != 0>
+__global__ void __launch_bounds__(kThreads)
+    norm_forward(NormRows<kLayerNorm, kWhole, T> k, Packs<const T, kWhole> bias, Packs<T, kWhole> y, float eps) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
-  const Packs<const T> x = k.x.row(row);
+  const TeamRow<Team, kPacks, T> x{k.x.row(row)};
   float mean = 0.0F, squares = 0.0F;
   if constexpr (kLayerNorm) {
     float sum = 0.0F;
-    for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-      for (const float value : x.read(first).at) sum += value;
+    x.for_each([&](int64_t, const Pack& pack) {
+      for (const float value : pack.at) sum += value;
     });
     mean = Team::sum(sum) / static_cast<float>(channels);
   }
-  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-    const Pack pack = x.read(first);
-    float sum = kLayerNorm ? 0.0F : squares;  // a layer norm sums a pack by itself
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) sum += !kLayerNorm || first + i < channels ? (pack.at[i] - mean) * (pack.at[i] - mean) : 0.0F;
-    squares = kLayerNorm ? squares + sum : sum;
-  });
-  const float scale = 1.0F / sqrtf(Team::sum(squares) / static_cast<float>(channels) + eps);
-  for_each_pack_of_row<Team>(channels, [&](int64_t first) {
-    Pack out = x.read(first);
-    const Pack weight = k.weight.read(first), added = kLayerNorm && bias.values != nullptr ? bias.read(first) : Pack{};
+  x.for_each([&](int64_t first, const Pack& pack) {
+    float sum = 0.0F;  // a pack is summed by itself
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) {
-      const float scaled = (out.at[i] - mean) * scale * weight.at[i];
-      out.at[i] = kLayerNorm && bias.values != nullptr ? scaled + added.at[i] : scaled;
+      const float centered = kWhole || first + i < channels ? pack.at[i] - mean : 0.0F;
+      sum = multiply_add(centered, centered, sum);
+    }
+    squares += sum;
+  });
+  const float scale = 1.0F / sqrtf(Team::sum(squares) / static_cast<float>(channels) + eps);
+  x.for_each([&](int64_t first, const Pack& pack) {
+    const Pack weight = k.weight.read_constant(first), added = kLayerNorm && bias.values != nullptr ? bias.read_constant(first) : Pack{};
+    Pack out;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const float n = (pack.at[i] - mean) * scale;
+      out.at[i] = kLayerNorm && bias.values != nullptr ? multiply_add(n, weight.at[i], added.at[i]) : n * weight.at[i];
     }
     y.row(row).write(first, out);
   });
@@ -67,14 +70,14 @@ __global__ void __launch_bounds__(kThreads) norm_forward(NormRows<kLayerNorm, T>
   k.rstd[row] = scale;
 }
 
-template <bool kLayerNorm, class Team, class T>
-__global__ void __launch_bounds__(kThreads) norm_dx(NormRows<kLayerNorm, T> k, Packs<const T> all_dy, Packs<T> dx) {
-  const int64_t row = Team::row();
-  if (row >= k.count) return;
+// Where rows are ragged or long; a block has one.
+template <bool kLayerNorm, class T>
+__global__ void __launch_bounds__(kThreads) norm_dx(NormRows<kLayerNorm, false, T> k, Packs<const T> all_dy, Packs<T> dx) {
+  const int64_t row = block();
   const Packs<const T> x = k.x.row(row), dy = all_dy.row(row);
   const float mean = k.mean_of_row(row), scale = k.rstd[row];
   float sum_g = 0.0F, sum_gn = 0.0F;
-  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+  for_each_pack_of_row<OfBlock>(k.weight.count, [&](int64_t first) {
     const Pack n = normalized(x, first, mean, scale), gradient = dy.read(first), weight = k.weight.read(first);
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) {
@@ -84,8 +87,8 @@ __global__ void __launch_bounds__(kThreads) norm_dx(NormRows<kLayerNorm, T> k, P
     }
   });
   const auto channels = static_cast<float>(k.weight.count);
-  const float mean_g = kLayerNorm ? Team::sum(sum_g) / channels : 0.0F, mean_gn = Team::sum(sum_gn) / channels;
-  for_each_pack_of_row<Team>(k.weight.count, [&](int64_t first) {
+  const float mean_g = kLayerNorm ? OfBlock::sum(sum_g) / channels : 0.0F, mean_gn = OfBlock::sum(sum_gn) / channels;
+  for_each_pack_of_row<OfBlock>(k.weight.count, [&](int64_t first) {
     const Pack n = normalized(x, first, mean, scale), gradient = dy.read(first), weight = k.weight.read(first);
     Pack out;
     MANTISSA_UNROLL
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) norm_dx(NormRows<kLayerNorm, T> k, P
 
 template <bool kLayerNorm, class T>
 struct NormWeightTerm {  // term of the gradient of the weight
-  NormRows<kLayerNorm, T> rows;
+  NormRows<kLayerNorm, false, T> rows;
   Packs<const T> dy;
 
   __device__ Pack operator()(int64_t row, int64_t first) const {
@@ -108,87 +111,91 @@ struct NormWeightTerm {  // term of the gradient of the weight
   }
 };
 
-// Calls body(p, n, dy, g) with the packs of a lane in a row. Those of long rows are loaded in halves.
-template <unsigned kPacks, bool kLayerNorm, class T, class Body>
-__device__ void for_each_pack_of_lane(const NormRows<kLayerNorm, T>& k, const T* all_dy, int64_t row, float mean, float rstd, Body body) {
-  constexpr unsigned kAtOnce = kPacks > 4 ? kPacks / 2 : kPacks;
-  MANTISSA_UNROLL
-  for (unsigned first = 0; first < kPacks; first += kAtOnce) {
-    const int64_t begin = first * kColumnsOfPacks, left = k.weight.count - begin, at = row * k.weight.count + begin;
-    const PacksOfLane<T, kAtOnce> x(k.x.values + at, left), dy(all_dy + at, left);
-    MANTISSA_UNROLL
-    for (unsigned p = 0; p < kAtOnce; ++p) {
-      const Pack gradient = values_of(dy.at[p]);
-      Pack n = values_of(x.at[p]),
-           g = values_of(PacksOfLane<T, 1>(k.weight.values + begin + p * kColumnsOfPacks, left - p * kColumnsOfPacks).at[0]);
-      MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) {
-        n.at[i] = (n.at[i] - mean) * rstd;
-        g.at[i] *= gradient.at[i];
-      }
-      body(first + p, n, gradient, g);
-    }
-  }
-}
+// Sums of the warps of a block over their parts of rows. Two rows follow each other through them, so that one barrier a row suffices.
+struct SumsOfRows {
+  float of_g[2][kWarpsOfBlock], of_gn[2][kWarpsOfBlock];
+};
 
-// Blocks of a multiprocessor, so few that sharing its registers makes none spill.
-constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs) {
-  if (packs <= (layer_norm ? 1 : 2)) return 3;
-  return packs <= (layer_norm ? 3 : 4) ? 2 : 1;
+// Blocks of a multiprocessor, by the registers for sums of columns, for x and dy, and for the rest.
+constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs, size_t bytes_of_element) {
+  const unsigned registers = packs * ((layer_norm ? 16 : 8) + 4 * static_cast<unsigned>(bytes_of_element)) + (layer_norm ? 48 : 32);
+  return registers < 64 ? 4 : 65536 / kThreads / registers;
 }
 
 // All gradients in one pass, where rows are whole packs and all begin at multiples of 16 bytes. partials are [1 or 2, pieces, channels]:
-// the sums over a piece of dweight and, in a layer norm, of dbias. A block has a piece of rows, of which each warp has every eighth one.
-// The barrier keeps the compiler from holding a row, which it reads twice, in registers.
+// the sums over a piece of dweight and, in a layer norm, of dbias. A block has a piece of rows. A team of 2^team warps has a row at a time,
+// each kPacks * kColumnsOfPacks columns of it, which its lanes hold.
 template <bool kLayerNorm, unsigned kPacks, class T>
-__global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks))
-    norm_backward(NormRows<kLayerNorm, T> k, const T* all_dy, T* all_dx, float* partials) {
-  const int64_t columns = k.weight.count;
+__global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks, sizeof(T)))
+    norm_backward(NormRows<kLayerNorm, true, T> k, const T* all_dy, T* all_dx, float* partials, unsigned team) {
+  auto& sums = block_shared<SumsOfRows>();
+  const int64_t columns = k.weight.count, begin = (warp() & ((1U << team) - 1)) * kPacks * kColumnsOfPacks,
+                first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.count ? first_row + kRowsOfPiece : k.count;
+  const float share = 1.0F / static_cast<float>(columns);
+  const unsigned own = begin < columns ? static_cast<unsigned>(columns - begin) : 0;
   Pack dweight[kPacks]{}, dbias[kPacks]{};
-  const int64_t first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.count ? first_row + kRowsOfPiece : k.count;
+  unsigned turn = 0;
   MANTISSA_UNROLL_BY(1)
-  for (int64_t row = first_row + warp(); row < end; row += kWarpsOfBlock) {
-    const float rstd = k.rstd[row], mean = k.mean_of_row(row);
+  for (int64_t first = first_row; first < end; first += kWarpsOfBlock >> team, turn = 1 - turn) {
+    const int64_t row = first + (warp() >> team), at = row * columns + begin;
+    const unsigned left = row < end ? own : 0;
+    const HeldPacks<OfWarp, kPacks, T> x(k.x.values + at, left), dys(all_dy + at, left);
+    const auto weight_of = [&](unsigned p) { return column_of_lane(p) < left ? k.weight.read(begin + column_of_lane(p)) : Pack{}; };
+    const float rstd = left > 0 ? k.rstd[row] : 0.0F, mean = left > 0 ? k.mean_of_row(row) : 0.0F;
     float sum_g = 0.0F, sum_gn = 0.0F;
-    for_each_pack_of_lane<kPacks>(k, all_dy, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack& dy, const Pack& g) {
+    MANTISSA_UNROLL
+    for (unsigned p = 0; p < kPacks; ++p) {
+      const Pack values = values_of(x.at[p]), dy = values_of(dys.at[p]), weight = weight_of(p);
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) {
-        sum_g += g.at[i];
-        sum_gn += g.at[i] * n.at[i];
-        dweight[p].at[i] += dy.at[i] * n.at[i];
-        dbias[p].at[i] += dy.at[i];
+        const float n = (values.at[i] - mean) * rstd, g = dy.at[i] * weight.at[i];
+        sum_gn = multiply_add(g, n, sum_gn);
+        dweight[p].at[i] = multiply_add(dy.at[i], n, dweight[p].at[i]);
+        if (kLayerNorm) sum_g += g, dbias[p].at[i] += dy.at[i];
       }
-    });
-    const auto channels = static_cast<float>(columns);
-    const float mean_g = kLayerNorm ? OfWarp::sum(sum_g) / channels : 0.0F, mean_gn = OfWarp::sum(sum_gn) / channels;
-    warp_barrier();
-    for_each_pack_of_lane<kPacks>(k, all_dy, row, mean, rstd, [&](unsigned p, const Pack& n, const Pack&, const Pack& g) {
+    }
+    sum_g = kLayerNorm ? OfWarp::sum(sum_g) : 0.0F, sum_gn = OfWarp::sum(sum_gn);
+    if (team > 0) {
+      if (lane() == 0) sums.of_g[turn][warp()] = sum_g, sums.of_gn[turn][warp()] = sum_gn;
+      barrier();
+      sum_g = sum_gn = 0.0F;
+      MANTISSA_UNROLL_BY(1)
+      for (unsigned w = warp() >> team << team, last = w + (1U << team); w < last; ++w)
+        sum_g += sums.of_g[turn][w], sum_gn += sums.of_gn[turn][w];
+    }
+    const float mean_g = sum_g * share, slope = -sum_gn * share * rstd;
+    MANTISSA_UNROLL
+    for (unsigned p = 0; p < kPacks; ++p) {
+      const Pack values = values_of(x.at[p]), dy = values_of(dys.at[p]), weight = weight_of(p);
       Pack dx;
       MANTISSA_UNROLL
-      for (unsigned i = 0; i < kPack; ++i) dx.at[i] = rstd * (g.at[i] - mean_g - n.at[i] * mean_gn);
-      if (column_of_lane(p) < columns) store(all_dx + row * columns + column_of_lane(p), rounded_pack<T>(dx));
-    });
+      for (unsigned i = 0; i < kPack; ++i) {
+        const float g = kLayerNorm ? multiply_add(dy.at[i], weight.at[i], -mean_g) : dy.at[i] * weight.at[i];
+        dx.at[i] = rstd * multiply_add(values.at[i] - mean, slope, g);
+      }
+      if (column_of_lane(p) < left) store_rounded(all_dx + at + column_of_lane(p), dx);
+    }
   }
   MANTISSA_UNROLL
   for (unsigned p = 0; p < kPacks; ++p) {
-    const int64_t first = p * kColumnsOfPacks, left = columns - first;
-    add_warps(dweight[p], left, partials + block() * columns + first);
-    if (kLayerNorm) add_warps(dbias[p], left, partials + (blocks() + block()) * columns + first);
+    add_warps(dweight[p], team, kPacks, p, columns, partials + block() * columns);
+    if (kLayerNorm) add_warps(dbias[p], team, kPacks, p, columns, partials + (blocks() + block()) * columns);
   }
 }
 
-// Packs of a lane that norm_backward() has registers for, at most.
+// The most columns of a warp in norm_backward().
 template <bool kLayerNorm>
-inline constexpr unsigned kMostPacksOfLane = kLayerNorm ? 6 : 8;
+constexpr int64_t kColumnsOfPart = (kLayerNorm ? 3 : 4) * kColumnsOfPacks;
 
-// Calls body(kernel) with the norm_backward() for rows of so many channels: with 1, 2, 3, 4, 6 or 8 packs of a lane.
+// Calls body(kernel, team) with the norm_backward() for rows of so many channels.
 template <bool kLayerNorm, class T, unsigned kPacks = 1, class Body>
 void with_norm_backward(int64_t channels, const Body& body) {
-  if constexpr (kPacks < kMostPacksOfLane<kLayerNorm>) {
-    constexpr unsigned kMore = kPacks + (kPacks < 4 ? 1 : 2);
-    if (channels > kPacks * kColumnsOfPacks) return with_norm_backward<kLayerNorm, T, kMore>(channels, body);
+  unsigned team = 0;
+  while (kColumnsOfPart<kLayerNorm> << team < channels) ++team;
+  if constexpr (kPacks * kColumnsOfPacks < kColumnsOfPart<kLayerNorm>) {
+    if (channels > kPacks * kColumnsOfPacks << team) return with_norm_backward<kLayerNorm, T, kPacks + 1>(channels, body);
   }
-  body(norm_backward<kLayerNorm, kPacks, T>);
+  body(norm_backward<kLayerNorm, kPacks, T>, team);
 }
 
 }  // namespace
@@ -196,15 +203,24 @@ void with_norm_backward(int64_t channels, const Body& body) {
 template <bool kLayerNorm>
 void CudaBackend::normalize(const LayerNormForward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
-  with_values(k.x.dtype(), [&]<class T>() {
-    const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const bias = data_or_null<T>(k.bias);
-    T* const y = k.y.device_data<T>();
-    const RowPacks of{channels, begin_at_packs(channels, x, weight, bias, y)};
-    const NormRows<kLayerNorm, T> all{of(x), of(weight), rows, data_or_null<float>(k.mean), k.rstd.device_data<float>()};
-    with_team(rows, channels, [&]<class Team>(Grid grid) {
-      launch(norm_forward<kLayerNorm, Team, T>, grid, all, of(bias), of(y), static_cast<float>(k.eps));
+  const bool whole = channels % kPack == 0;
+  const auto at_packs = [&](const Tensor& x, Contents contents) { return whole && x.defined() ? aligned(*this, x, contents) : x; };
+  const Tensor x = at_packs(k.x, Contents::read), weight = at_packs(k.weight, Contents::read), bias = at_packs(k.bias, Contents::read),
+               y = at_packs(k.y, Contents::overwritten);
+  with_values(x.dtype(), [&]<class T>() {
+    with_held_rows(rows, channels, [&]<class Team, unsigned kPacks>(Grid grid) {
+      constexpr bool kWhole = kPacks != 0;
+      using Read = Packs<const T, kWhole>;
+      const NormRows<kLayerNorm, kWhole, T> both{.x = {x.device_data<T>(), channels, whole},
+                                                 .weight = {weight.device_data<T>(), channels, whole},
+                                                 .count = rows,
+                                                 .mean = data_or_null<float>(k.mean),
+                                                 .rstd = k.rstd.device_data<float>()};
+      launch(norm_forward<kLayerNorm, Team, kPacks, T>, grid, both, Read{data_or_null<T>(bias), channels, whole},
+             Packs<T, kWhole>{y.device_data<T>(), channels, whole}, static_cast<float>(k.eps));
     });
   });
+  copy_back(*this, y, k.y);
 }
 
 template <bool kLayerNorm>
@@ -212,13 +228,14 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
   float *const mean = data_or_null<float>(k.mean), *const rstd = k.rstd.device_data<float>();
   with_values(k.x.dtype(), [&]<class T>() {
-    if (channels % kPack == 0 && channels <= kMostPacksOfLane<kLayerNorm> * kColumnsOfPacks) {
+    if (channels % kPack == 0 && channels <= kWarpsOfBlock * kColumnsOfPart<kLayerNorm>) {
       const int64_t pieces = ceil_div(rows, kRowsOfPiece);
       const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x),
                    weight = aligned(*this, k.weight), dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten);
-      const NormRows<kLayerNorm, T> all{{x.device_data<T>(), channels, true}, {weight.device_data<T>(), channels, true}, rows, mean, rstd};
-      with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel) {
-        launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>());
+      const NormRows<kLayerNorm, true, T> all{
+          {x.device_data<T>(), channels, true}, {weight.device_data<T>(), channels, true}, rows, mean, rstd};
+      with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel, unsigned team) {
+        launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>(), team);
       });
       copy_back(*this, dx, k.dx);
       return launch(add_pieces<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
@@ -228,8 +245,8 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
     const T *const x = k.x.device_data<T>(), *const weight = k.weight.device_data<T>(), *const dy = k.dy.device_data<T>();
     T* const dx = k.dx.device_data<T>();
     const RowPacks of{channels, begin_at_packs(channels, x, weight, dy, dx)};
-    const NormRows<kLayerNorm, T> all{of(x), of(weight), rows, mean, rstd};
-    with_team(rows, channels, [&]<class Team>(Grid grid) { launch(norm_dx<kLayerNorm, Team, T>, grid, all, of(dy), of(dx)); });
+    const NormRows<kLayerNorm, false, T> all{of(x), of(weight), rows, mean, rstd};
+    launch(norm_dx<kLayerNorm, T>, {rows, kThreads}, all, of(dy), of(dx));
     sum_rows(NormWeightTerm<kLayerNorm, T>{all, of(dy)}, rows, channels, k.dweight, k.accumulate);
     if (k.dbias.defined()) sum_rows(RowTerm<T>{of(dy)}, rows, channels, k.dbias, k.accumulate);
   });

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   if (row >= rows) return;
   MANTISSA_UNROLL_BY(1)
   for (int64_t begin = 0; begin < k.row; begin += kPacksAtOnce * kColumnsOfPacks) {
-    const PacksOfLane<T, kPacksAtOnce> x(all_x + row * k.row + begin, k.row - begin);
+    const HeldPacks<OfWarp, kPacksAtOnce, T> x(all_x + row * k.row + begin, static_cast<unsigned>(k.row - begin));
     MANTISSA_UNROLL
     for (unsigned p = 0; p < kPacksAtOnce; ++p) {
       const int64_t column = begin + column_of_lane(p), head = static_cast<uint32_t>(column) / kHeadDim;
@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(kThreads, 3)
       const float scale = 1.0F / sqrtf(sum_of_head<kLanes>(squares) / kHeadDim + eps);
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) out.at[i] = out.at[i] * scale * weight.at[i];
-      if (head < k.all) store(y + row * k.row + column, head < k.normed ? rounded_pack<T>(out) : x.at[p]);
+      if (head < k.normed)
+        store_rounded(y + row * k.row + column, out);
+      else if (head < k.all)
+        store_wide(y + row * k.row + column, x.at[p]);
       if (head < k.normed && lane() % kLanes == 0) rstd[row * k.normed + head] = scale;
     }
   }
@@ -116,7 +119,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     MANTISSA_UNROLL_BY(1)
     for (int64_t begin = 0; begin < k.row; begin += kPacksAtOnce * kColumnsOfPacks) {
       const int64_t at = row * k.row + begin;
-      const PacksOfLane<T, kPacksAtOnce> x(all_x + at, k.row - begin), dy(all_dy + at, k.row - begin);
+      const auto left = static_cast<unsigned>(k.row - begin);
+      const HeldPacks<OfWarp, kPacksAtOnce, T> x(all_x + at, left), dy(all_dy + at, left);
       float scales[kPacksAtOnce];
       MANTISSA_UNROLL
       for (unsigned p = 0; p < kPacksAtOnce; ++p) {
@@ -141,7 +145,10 @@ __global__ void __launch_bounds__(kThreads, 2)
         const float mean = sum_of_head<kLanes>(sum) / kHeadDim;
         MANTISSA_UNROLL
         for (unsigned i = 0; i < kPack; ++i) out.at[i] = scales[p] * (out.at[i] - n.at[i] * mean);
-        if (head < k.all) store(dx + at + column_of_lane(p), head < k.normed ? rounded_pack<T>(out) : dy.at[p]);
+        if (head < k.normed)
+          store_rounded(dx + at + column_of_lane(p), out);
+        else if (head < k.all)
+          store_wide(dx + at + column_of_lane(p), dy.at[p]);
       }
     }
   }
@@ -152,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       dkeys.at[i] += shuffle_xor(dkeys.at[i], lanes);
     }
   }
-  add_warps(dqueries, kHeadDim, partials + block() * kHeadDim);
-  add_warps(dkeys, kHeadDim, partials + (blocks() + block()) * kHeadDim);
+  add_warps(dqueries, 0, 1, 0, kHeadDim, partials + block() * kHeadDim);
+  add_warps(dkeys, 0, 1, 0, kHeadDim, partials + (blocks() + block()) * kHeadDim);
 }
 
 // Calls body.operator()<kLanes>() if heads of so many channels are those of the kernels above; returns whether they are.

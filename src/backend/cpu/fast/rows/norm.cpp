@@ -240,7 +240,7 @@ template <class T>
             simd::store(y + head + half + j, second * cosine + first * sine, part);
           });
     }
-    copy_heads(x + rotated, y + rotated, k.layout.kv_heads, d);
+    if (x != y) copy_heads(x + rotated, y + rotated, k.layout.kv_heads, d);
   }
 }
 

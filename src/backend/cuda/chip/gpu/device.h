@@ -69,6 +69,28 @@ template <class V>
 __device__ inline void store(void* to, V value) {
   *static_cast<V*>(to) = value;
 }
+// Loads like load() what no thread of the launch writes, so that the compiler may do it before stores that come first.
+template <class V>
+__device__ inline V load_constant(const void* from) {
+  V value;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < sizeof(V) / sizeof(uint4); ++i) {
+    const uint4 part = __ldg(static_cast<const uint4*>(from) + i);
+    memcpy(reinterpret_cast<unsigned char*>(&value) + i * sizeof(uint4), &part, sizeof(uint4));
+  }
+  return value;
+}
+
+// Stores multiples of 16 bytes in global memory, each at once: of an assignment the compiler makes smaller stores at times.
+template <class V>
+__device__ inline void store_wide(void* to, V value) {
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < sizeof(V) / sizeof(uint4); ++i) {
+    uint4 part;
+    memcpy(&part, reinterpret_cast<const unsigned char*>(&value) + i * sizeof(uint4), sizeof(uint4));
+    __stwb(static_cast<uint4*>(to) + i, part);
+  }
+}
 
 // a * b + c, rounded once.
 inline constexpr bool kMultiplyAddRoundsOnce = true;
@@ -78,6 +100,13 @@ __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a,
 __device__ inline float fast_exp2(float x) {
   float out;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// 1 / x within a unit in the last place; subnormal numbers count as zeros.
+__device__ inline float fast_reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
 
