@@ -90,10 +90,9 @@ Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::st
   sinks_ = add(".sinks", {.constant = 0.0, .std = options.init_std});
 }
 
-Var Attention::core(const Var& qkv, const SequenceContext& context) const {
-  Var x = qkv;
+Var Attention::core(Var x, const SequenceContext& context) const {
   if (q_norm_) x = qk_norm(x, q_norm_->var(), k_norm_->var(), options_.layout, options_.norm_eps);
-  if (context.rope_table.defined()) x = rope(x, context.rope_table, context.positions, options_.layout);
+  if (context.rope_table.defined()) x = rope(std::move(x), context.rope_table, context.positions, options_.layout);
   if (!context.caches.empty()) return cached(x, context);
   return attention(x, context.batch, options_.layout, context.segment_starts, options_.window, sinks_ ? sinks_->var() : Var());
 }
@@ -123,8 +122,8 @@ Var Attention::cached(const Var& qkv, const SequenceContext& context) const {
 
 Var Attention::forward(const Var& x, const SequenceContext& context) const {
   const ModuleScope scope(path_);
-  const Var qkv = qkv_.forward(x, context.tokens);
-  if (!options_.recompute || !recording({qkv})) return out_.forward(core(qkv, context), context.tokens);
+  Var qkv = qkv_.forward(x, context.tokens);
+  if (!options_.recompute || !recording({qkv})) return out_.forward(core(std::move(qkv), context), context.tokens);
   return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }), context.tokens);
 }
 

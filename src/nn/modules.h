@@ -88,7 +88,7 @@ class Attention {
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
 
  private:
-  Var core(const Var& qkv, const SequenceContext& context) const;
+  Var core(Var x, const SequenceContext& context) const;
   Var cached(const Var& qkv, const SequenceContext& context) const;
 
   std::string path_;

@@ -37,13 +37,14 @@ Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout
       });
 }
 
-Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayout layout) {
+Var rope(Var qkv, const Tensor& table, const Tensor& positions, HeadLayout layout) {
   const auto rotated = [=](const Tensor& x, bool inverse) {
-    Tensor y = empty_like(x);
+    Tensor y = x.is_last_handle() ? x : empty_like(x);
     x.device().run(Rope{.x = x, .table = table, .positions = positions, .y = y, .layout = layout, .inverse = inverse});
     return y;
   };
-  return record("rope", rotated(qkv.value(), false), {qkv}, [rotated](const Tensor& dy) { return std::vector<Tensor>{rotated(dy, true)}; });
+  Tensor y = rotated(qkv.value(), false);
+  return record("rope", std::move(y), {qkv}, [rotated](const Tensor& dy) { return std::vector<Tensor>{rotated(dy, true)}; });
 }
 
 Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts, int64_t window, const Var& sinks) {

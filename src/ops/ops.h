@@ -114,7 +114,8 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps);
 
 // The next three take packed q|k|v rows [N, layout.row()]; see the kernels of the same names.
 Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout layout, double eps);
-Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayout layout);
+// Rotates in place if `qkv` is the last handle of its values; so does the gradient.
+Var rope(Var qkv, const Tensor& table, const Tensor& positions, HeadLayout layout);
 // Returns [N, heads * D]; scores are scaled by 1/sqrt(head_dim). segment_starts (default Tensor) and sinks [heads] (default Var) are
 // optional.
 Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts, int64_t window = 0, const Var& sinks = {});

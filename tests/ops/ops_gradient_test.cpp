@@ -320,6 +320,20 @@ TEST(TaughtCrossEntropy, HasTheLossesOfOneChunkInSeveral) {
   EXPECT_EQ(losses(1), losses(int64_t{1} << 20));
 }
 
+TEST(Rope, OverwritesOnlyValuesThatNobodyElseHolds) {
+  const auto device = make_backend("cpu_reference");
+  constexpr HeadLayout kLayout{2, 1, 4};
+  const Tensor table = random_tensor(*device, Dtype::f32, {9, 4}, 5), positions = tensor_of(*device, Dtype::i32, {3}, {8, 0, 5}),
+               x = random_tensor(*device, Dtype::f64, {3, kLayout.row()}, 6);
+  const std::vector<double> before = values(x), apart = values(rope(Var(x), table, positions, kLayout).value());
+  EXPECT_EQ(values(x), before);
+  Tensor last = tensor_of(*device, Dtype::f64, x.shape(), before);
+  const std::byte* const memory = last.device_bytes();
+  const Tensor within = rope(Var(std::move(last)), table, positions, kLayout).value();
+  EXPECT_EQ(within.device_bytes(), memory);
+  EXPECT_EQ(values(within), apart);
+}
+
 TEST(OpsGradientTable, EveryOperationHasACheck) {
   const std::vector<std::string> ops = declared_in("src/ops/ops.h", R"(\n(?:Var|Routing) (\w+)\()");
   ASSERT_GE(ops.size(), 11U) << "the header is no longer understood";

@@ -87,6 +87,8 @@ class Tensor {
     return reinterpret_cast<T*>(device_bytes());
   }
   std::byte* device_bytes() const { return memory_.get() + offset_; }
+  // Returns true if this is the last handle of its memory, so that nobody misses what is overwritten.
+  bool is_last_handle() const { return memory_.use_count() == 1; }
 
   // Return views. view() needs the same number of elements; slice() takes rows [begin, end) of dim 0; both throw otherwise.
   Tensor view(Shape shape) const;
