@@ -46,6 +46,16 @@ void covers(Contract& c, const Tensor& x, const char* name, const QuantizedTenso
   c.that(rows >= c.size('M') && rows <= most && codes.shape[1] == c.size('C'), "x is ", x.shape(), ", ", name, ' ', codes.shape);
 }
 
+// Columnwise codes beside rowwise ones, or the same as rowwise codes of the transpose.
+void covers_columns(Contract& c, const char* rowwise, const QuantizedTensor& rows, const char* name, const QuantizedTensor& columns) {
+  const bool transposed = columns.how.rowwise();
+  const Shape shape = transposed ? Shape{rows.shape[1], rows.shape[0]} : rows.shape;
+  c.that(rows.how.rowwise() && columns.how == (transposed ? rows.how : rows.how.transposed()) && columns.shape == shape, name, " is ",
+         columns.how, ' ', columns.shape, ", ", rowwise, ' ', rows.how, ' ', rows.shape,
+         ": one pass gives columnwise codes of rowwise ones of the same format, or these as rowwise ones of the transpose");
+  c.that(!transposed || rows.how.format != Format::e2m1, "e2m1 has no codes of a transpose");
+}
+
 }  // namespace
 
 Contract HeadLayout::contract(const char* kernel) const {
@@ -92,9 +102,8 @@ Contract Quantize::contract() const {
   allowed(c, out.how, x.dtype());
   covers(c, x, "out", out);
   if (second.defined()) {
-    c.output("second", second).that(second.shape == out.shape, "out is ", out.shape, ", second ", second.shape);
-    c.that(out.how.rowwise() && second.how == out.how.transposed(), "second is ", second.how, ", out ", out.how,
-           ": one pass gives rowwise and columnwise codes of one format");
+    c.output("second", second);
+    covers_columns(c, "out", out, "second", second);
   }
   return c.output("nonfinite", nonfinite, "i32 [1]?");
 }
@@ -119,9 +128,8 @@ Contract FakeQuantize::contract() const {
 
 Contract RequantizeColumns::contract() const {
   Contract c("requantize_columns");
-  c.input("x", x).output("out", out).that(x.shape == out.shape, "x is ", x.shape, ", out ", out.shape);
-  c.that(x.how.rowwise() && out.how == x.how.transposed(), "x is ", x.how, ", out ", out.how,
-         ": rowwise codes become columnwise ones of the same block");
+  c.input("x", x).output("out", out);
+  covers_columns(c, "x", x, "out", out);
   return c.that(x.how.format != Format::e2m1, "e2m1 has no columnwise operand");
 }
 

@@ -132,6 +132,7 @@ TEST_P(ContractCheck, CodesAreOfTheRowsOfX) {
   const Quantization rows{Format::e4m3}, columns = rows.transposed();
   const Tensor x = f32({64, 32});
   accepts(Quantize{.x = x, .out = codes({64, 32}, rows), .second = codes({64, 32}, columns)});
+  accepts(Quantize{.x = x, .out = codes({64, 32}, rows), .second = codes({32, 64}, rows)});
   accepts(Quantize{.x = f32({33, 32}), .out = codes({64, 32}, columns)});
   refuses(Quantize{.x = f32({32, 32}), .out = codes({64, 32}, columns)}, "quantize", {"[32, 32]", "[64, 32]"});
   refuses(Quantize{.x = x, .out = codes({32, 32}, rows)}, "quantize", {"[64, 32]", "[32, 32]"});
@@ -186,7 +187,8 @@ TEST_P(ContractCheck, MseIsForCodesOnly) {
 TEST_P(ContractCheck, ColumnwiseCodesComeFromRowwiseOnes) {
   const Quantization how{Format::e4m3}, fp4{Format::e2m1};
   accepts(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({64, 32}, how.transposed())});
-  refuses(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({64, 32}, how)}, "requantize_columns", {"out e4m3 1x32"});
+  refuses(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({64, 32}, how)}, "requantize_columns", {"out is e4m3 1x32"});
+  accepts(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({32, 64}, how)});
   refuses(RequantizeColumns{.x = codes({64, 32}, how), .out = codes({64, 64}, how.transposed())}, "requantize_columns", {"[64, 64]"});
   refuses(RequantizeColumns{.x = codes({64, 32}, fp4), .out = codes({64, 32}, fp4.transposed())}, "requantize_columns", {"e2m1"});
 }

@@ -308,6 +308,38 @@ TEST_F(QuantizationBits, RequantizeColumnsOfAnyCodesIsThatOfTheReference) {
   }
 }
 
+// Columns as rows of the transpose: those of the reference, written transposed here. 16 rows are a thread's of a GPU, 8 columns a pack's.
+TEST_F(QuantizationBits, ColumnsComeAsRowsOfTheTransposeWhereTheyAreAskedFor) {
+  const auto transposed_bytes = [](const Tensor& x) { return transposed(bytes_of(x), x.dim(1)); };
+  for (const Format format : {Format::e4m3, Format::e5m2}) {
+    for (const Patterns& p : patterns()) {
+      for (const auto& [rows, cols, block] :
+           {std::tuple<int64_t, int64_t, int64_t>{256, 384, 128}, {250, 200, 128}, {130, 20, 128}, {45, 96, 32}}) {
+        const Quantization how = rows_of(format, block);
+        const Shape padded{round_up(rows, block), cols}, across{cols, padded[0]};
+        SCOPED_TRACE(text(p.name, ' ', rows, 'x', cols, ' ', how));
+        const Tensor& x = matrix(p, Dtype::bf16, {rows, cols});
+        const QuantizedTensor along = stale(reference(), padded, how), columns = stale(reference(), padded, how.transposed()),
+                              again = stale(reference(), padded, how.transposed());
+        reference().run(Quantize{.x = x, .out = along, .second = columns});
+        reference().run(RequantizeColumns{.x = along, .out = again});
+        for (Backend* device : devices()) {
+          const QuantizedTensor out = stale(*device, padded, how), second = stale(*device, across, how),
+                                third = stale(*device, across, how);
+          device->run(Quantize{.x = copied(*device, x), .out = out, .second = second});
+          device->run(RequantizeColumns{.x = out, .out = third});
+          EXPECT_TRUE(same_bits(out.codes, along.codes) && same_bits(out.scales, along.scales)) << device->name();
+          for (const auto& [from, to] : {std::pair{&columns, &second}, {&again, &third}}) {
+            EXPECT_TRUE(same_elements(bytes_of(to->codes), transposed_bytes(from->codes))) << device->name();
+            EXPECT_TRUE(same_elements(bytes_of(to->scales), transposed_bytes(from->scales))) << device->name();
+          }
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_F(QuantizationBits, SwizzledScalesLieWhereTheSlowReferencePutsThem) {
   for (const Shape& shape : {Shape{1, 32}, {32, 96}, {33, 160}, {130, 160}, {160, 2048}, {257, 544}}) {
     for (const bool columns : {false, true}) {

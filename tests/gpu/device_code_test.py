@@ -19,6 +19,7 @@ ARCHITECTURE = "sm_90a"
 # Opcodes of the kernels of a file of src/backend/cuda: every one of the first is in one of them, none of the second in any.
 EXPECTED = {
     "quantize.cu": (["LDG.E.128", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
+    "dequantize.cu": (["LDG.E.64", "STG.E.128", "F2FP"], ["DADD", "DMUL", "DFMA", "DSETP"]),
     "gemm.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "mma_gemm.cu": (["HMMA", "LDSM", "LDGSTS"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "attention.cu": (["LDS.128", "FFMA"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),

@@ -140,7 +140,8 @@ struct Gemm {
 };
 
 // Writes element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). `out` has M rows, or M rounded up to whole blocks, of
-// which those beyond M are zeros: M need not be a multiple of the block. If `out` is rowwise, `second` may get the columnwise codes of x.
+// which those beyond M are zeros: M need not be a multiple of the block. If `out` is rowwise, `second` may get the columnwise codes of x,
+// or these as rowwise codes of its transpose.
 // nonfinite [1] i32 is set to 1 if x holds a NaN or Inf, else left alone. The given bits are quantized: a caller that holds fp32 and wants
 // the codes of bf16 rounds first.
 struct Quantize {
@@ -203,7 +204,7 @@ struct Simulate {
 };
 
 // Derives columnwise codes from rowwise ones by exponent shift. They equal the codes of the dequantized fp32 values of x, quantized
-// columnwise with the same format and rule. x has 1 x b blocks, out b x 1.
+// columnwise with the same format and rule. x has 1 x b blocks, out b x 1; or out gets these as rowwise codes of the transpose.
 struct RequantizeColumns {
   QuantizedTensor x, out;
 

@@ -173,7 +173,9 @@ class CudaBackend final : public Backend {
   void multiply_plainly(const GroupedWeightGradient& k, const Tensor& offsets, gpu::OnlyIf only_if = {});
   gpu::OnlyIf only_if_extreme(const Scratch& scratch) { return {scratch.flag.device_data<int32_t>(), &part().report->fp32_gemms}; }
   QuantizedTensor widened_codes(const QuantizedTensor& x);  // writes E2M1 codes as E4M3 codes, with the same scales
-  Tensor transposed_codes(const QuantizedTensor& x);
+  void transpose(const Tensor& x, const Tensor& out);       // matrices of bytes
+  // Writes columnwise codes and scales as rowwise ones of the transpose.
+  void transpose(const QuantizedTensor& x, const QuantizedTensor& out);
   Tensor scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout);
   // Writes the arrays that the library reads of groups of rows, a column of tables for each group: addresses of a, b and out, then their
   // rows, then their columns; and two factors, the second of which is 1 or 0.

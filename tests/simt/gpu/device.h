@@ -151,9 +151,18 @@ inline uint32_t pack_bf16(float low, float high) {
 }
 
 template <class E>
-uint16_t encode_fp8(float low, float high) {
-  return static_cast<uint16_t>(E::encode(std::bit_cast<uint32_t>(low), 127) | E::encode(std::bit_cast<uint32_t>(high), 127) << 8);
+uint32_t encode_fp8(float a, float b, float c, float d) {
+  const auto code = [](float value) { return uint32_t{E::encode(std::bit_cast<uint32_t>(value), 127)}; };
+  return code(a) | code(b) << 8 | code(c) << 16 | code(d) << 24;
 }
+
+template <class E>
+void decode_fp8(uint16_t codes, float& low, float& high) {
+  low = std::bit_cast<float>(E::decode(static_cast<uint8_t>(codes), 127));
+  high = std::bit_cast<float>(E::decode(static_cast<uint8_t>(codes >> 8), 127));
+}
+
+inline uint32_t largest_halves(uint32_t a, uint32_t b) { return std::max(a & 0xffffU, b & 0xffffU) | std::max(a >> 16, b >> 16) << 16; }
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
 inline uint32_t fetch_min(uint32_t* at, uint32_t value) {

@@ -67,9 +67,22 @@ void dequantize(const Dequantize& k) {
   });
 }
 
+// Writes columnwise codes and scales as rowwise ones of the transpose.
+void write_transposed(const QuantizedTensor& columns, const QuantizedTensor& out) {
+  for (const auto& [from, to] : {std::pair{columns.codes, out.codes}, std::pair{columns.scales, out.scales}}) {
+    const int64_t rows = from.dim(0), cols = from.dim(1);
+    for (int64_t i = 0; i < rows * cols; ++i) to.device_data<uint8_t>()[i % cols * rows + i / cols] = from.device_data<uint8_t>()[i];
+  }
+}
+
 }  // namespace
 
 void CpuReference::execute(const Quantize& k) {
+  if (k.second.defined() && k.second.how.rowwise()) {
+    const QuantizedTensor columns = empty_quantized(k.x.device(), k.out.shape, k.out.how.transposed());
+    k.x.device().run(Quantize{.x = k.x, .out = k.out, .second = columns, .nonfinite = k.nonfinite});
+    return write_transposed(columns, k.second);
+  }
   const bool wide = k.x.dtype() == Dtype::f32;
   for (const QuantizedTensor* out : {&k.out, &k.second}) {
     if (out->defined()) wide ? quantize<float>(k, *out) : quantize<bf16>(k, *out);
@@ -87,6 +100,11 @@ void CpuReference::execute(const FakeQuantize& k) {
 }
 
 void CpuReference::execute(const RequantizeColumns& k) {
+  if (k.out.how.rowwise()) {
+    const QuantizedTensor columns = empty_quantized(k.x.device(), k.x.shape, k.x.how.transposed());
+    k.x.device().run(RequantizeColumns{.x = k.x, .out = columns});
+    return write_transposed(columns, k.out);
+  }
   const Tensor values = empty(k.x.device(), Dtype::f32, k.x.shape);
   k.x.device().run(Dequantize{.x = k.x, .out = values});
   k.x.device().run(Quantize{.x = values, .out = k.out});

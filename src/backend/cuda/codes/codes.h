@@ -1,5 +1,5 @@
-// The codes of a matrix, read element by element or in packs. A matrix has fewer than 2^32 rows and columns: a chip divides 32 bits in a
-// few instructions, 64 in a hundred.
+// The codes of a matrix, read element by element. A matrix has fewer than 2^32 rows and columns: a chip divides 32 bits in a few
+// instructions, 64 in a hundred.
 #pragma once
 
 #include "backend/cuda/codes/scaled_codes.h"
@@ -44,38 +44,19 @@ struct CodesToRead : CodeMatrix {
   __device__ uint32_t bits(int64_t row, int64_t col) const { return decode_in_block<E>(code(row, col), scale(row, col), rule); }
 };
 
-// The rows of such a matrix, in packs.
-template <class E>
-struct CodePacks : CodesToRead<E> {
-  using Codes = PackOfCodes<E>;
-  bool whole;  // rows are whole packs, each of one block or of eight, and begin at multiples of their bytes
+// Rows of so many columns at most have places of 32 bits, 16 rows below each other.
+inline constexpr int64_t kMostCols = int64_t{1} << 26;
 
-  explicit CodePacks(const QuantizedTensor& tensor)
-      : CodesToRead<E>(tensor),
-        whole(tensor.shape[1] % kPack == 0 && (tensor.how.block_cols % kPack == 0 || tensor.how.block_cols == 1) &&
-              begins_at(tensor.codes, Codes::kBytes) && begins_at(tensor.scales, kPack)) {}
+// The rows below each other that a thread has of a matrix, of which the first `count` are there.
+template <class T>
+struct RowsOfThread {
+  T* first;
+  uint32_t pitch;
+  int count;
 
-  // Returns a pack of values, with zeros from column `end` on. extreme: see decoded().
-  __device__ Pack read(int64_t row, int64_t col, int64_t end, bool& extreme) const {
-    if (whole && col % kPack == 0 && col + kPack <= end) {
-      const Codes own{load<typename Codes::Bytes>(this->codes + (row * this->cols + col) / E::codes_per_byte)};
-      const uint8_t* const scale = &this->scales[this->scale_index(row, col)];
-      return decoded<E>(own, this->block_cols == 1 ? PackOfScales{load<uint64_t>(scale)} : PackOfScales::all(*scale), this->rule, extreme);
-    }
-    Pack out;
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) {
-      const bool there = col + i < end;
-      out.at[i] = there ? __builtin_bit_cast(float, this->bits(row, col + i)) : 0.0F;
-      extreme = extreme || (there && (this->code(row, col + i) & E::magnitude_mask) != 0 && extreme_scale<E>(this->scale(row, col + i)));
-    }
-    return out;
-  }
-
- private:
-  static bool begins_at(const Tensor& bytes, unsigned multiple) {
-    return reinterpret_cast<uintptr_t>(bytes.device_data<uint8_t>()) % multiple == 0;
-  }
+  __device__ bool has(unsigned i) const { return static_cast<int>(i) < count; }
+  __device__ T* operator[](unsigned i) const { return first + i * pitch; }
 };
+inline bool begins_at(const void* address, uintptr_t multiple) { return reinterpret_cast<uintptr_t>(address) % multiple == 0; }
 
 }  // namespace mantissa::gpu

@@ -10,24 +10,51 @@ namespace {
 
 using namespace gpu;
 
-constexpr unsigned kSide = 64;  // rows and columns of a tile that is transposed
+constexpr unsigned kSide = 128, kWordsOfSide = kSide / 4;  // rows and columns of a tile that is transposed, and words of them
 
-struct CodeTile {
-  uint8_t codes[kSide][kSide + 4];  // columns of it lie in different banks
+// Column c of a tile as words of four rows each; word i of it is at (i + c / 4) % kWordsOfSide, so that lanes have different banks.
+struct TransposedTile {
+  uint32_t words[kSide][kWordsOfSide];
 };
 
-// A block has a tile of x [rows, cols]; out is [cols, rows].
-__global__ void __launch_bounds__(kThreads) transpose(const uint8_t* x, uint8_t* out, int64_t rows, int64_t cols) {
-  auto& tile = block_shared<CodeTile>().codes;
-  const int64_t across = ceil_div(cols, int64_t{kSide}), first_row = block() / across * kSide, first_col = block() % across * kSide;
-  for (unsigned i = thread(); i < kSide * kSide; i += kThreads) {
-    const int64_t row = first_row + i / kSide, col = first_col + i % kSide;
-    if (row < rows && col < cols) tile[i / kSide][i % kSide] = x[row * cols + col];
+// A block has a tile of x [rows, cols]; out is [cols, rows]. in_words: both begin at multiples of four and have such lengths.
+__global__ void __launch_bounds__(kThreads) transpose_bytes(const uint8_t* x, uint8_t* out, int64_t rows, int64_t cols, bool in_words) {
+  auto& tile = block_shared<TransposedTile>().words;
+  const auto across = static_cast<uint32_t>((cols + kSide - 1) / kSide), index = static_cast<uint32_t>(block());
+  const int64_t first_row = int64_t{index / across * kSide}, first_col = int64_t{index % across * kSide};
+  constexpr unsigned kEach = kWordsOfSide * kWordsOfSide / kThreads;  // squares of 4 x 4 bytes of a thread
+  uint32_t in[kEach][4];
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    const unsigned square = i * kThreads + thread();
+    const int64_t row = first_row + square / kWordsOfSide * 4, col = first_col + square % kWordsOfSide * 4;
+    MANTISSA_UNROLL
+    for (unsigned r = 0; r < 4; ++r) {
+      in[i][r] = 0;
+      if (row + r >= rows || col >= cols) continue;
+      if (in_words) in[i][r] = load<uint32_t>(x + (row + r) * cols + col);
+      for (unsigned c = 0; !in_words && c < 4 && col + c < cols; ++c) in[i][r] |= uint32_t{x[(row + r) * cols + col + c]} << (8 * c);
+    }
+  }
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    const unsigned square = i * kThreads + thread(), row = square / kWordsOfSide, col = square % kWordsOfSide;
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < 4; ++c) {
+      uint32_t of_column = 0;
+      MANTISSA_UNROLL
+      for (unsigned r = 0; r < 4; ++r) of_column |= (in[i][r] >> (8 * c) & 0xffU) << (8 * r);
+      tile[col * 4 + c][(row + col) % kWordsOfSide] = of_column;
+    }
   }
   barrier();
-  for (unsigned i = thread(); i < kSide * kSide; i += kThreads) {
-    const int64_t row = first_row + i % kSide, col = first_col + i / kSide;
-    if (row < rows && col < cols) out[col * rows + row] = tile[i % kSide][i / kSide];
+  for (unsigned i = thread(); i < kSide * kWordsOfSide; i += kThreads) {
+    const unsigned c = i / kWordsOfSide;
+    const uint32_t word = tile[c][(i % kWordsOfSide + c / 4) % kWordsOfSide];
+    const int64_t row = first_row + i % kWordsOfSide * 4, col = first_col + c;
+    if (row >= rows || col >= cols) continue;
+    if (in_words) store(out + col * rows + row, word);
+    for (unsigned r = 0; !in_words && r < 4 && row + r < rows; ++r) out[col * rows + row + r] = static_cast<uint8_t>(word >> (8 * r));
   }
 }
 
@@ -145,12 +172,18 @@ void CudaBackend::clear_groups_without_rows(const Tensor& out, const Tensor& off
   });
 }
 
-Tensor CudaBackend::transposed_codes(const QuantizedTensor& x) {
-  const int64_t rows = x.shape[0], cols = x.shape[1];
-  const Tensor out = empty(*this, Dtype::u8, {cols, rows});
-  launch(transpose, {ceil_div(rows, int64_t{kSide}) * ceil_div(cols, int64_t{kSide}), kThreads}, x.codes.device_data<uint8_t>(),
-         out.device_data<uint8_t>(), rows, cols);
-  return out;
+void CudaBackend::transpose(const Tensor& x, const Tensor& out) {
+  const int64_t rows = x.dim(0), cols = x.dim(1);
+  const auto *const from = x.device_data<uint8_t>(), *const to = out.device_data<uint8_t>();
+  const bool in_words =
+      ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) | static_cast<uintptr_t>(rows | cols)) % 4 == 0;
+  launch(transpose_bytes, {ceil_div(rows, int64_t{kSide}) * ceil_div(cols, int64_t{kSide}), kThreads}, from, out.device_data<uint8_t>(),
+         rows, cols, in_words);
+}
+
+void CudaBackend::transpose(const QuantizedTensor& x, const QuantizedTensor& out) {
+  transpose(x.codes, out.codes);
+  transpose(x.scales, out.scales);
 }
 
 Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout) {

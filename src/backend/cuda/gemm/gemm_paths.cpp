@@ -309,7 +309,9 @@ gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const
   scratch.held.push_back(wide.codes);
   LibraryMatrix out{.data = wide.codes.device_bytes(), .format = wide.how.format, .transposed = operand.transposed, .layout = layout};
   if (by_depth && !along_rows) {
-    out.data = scratch.held.emplace_back(transposed_codes(wide)).device_bytes();
+    const Tensor transposed = scratch.held.emplace_back(empty(*this, Dtype::u8, {wide.shape[1], wide.shape[0]}));
+    transpose(wide.codes, transposed);
+    out.data = transposed.device_bytes();
     out.transposed = !out.transposed;
   }
   out.scales = scratch.held.emplace_back(scales_of_side(wide, along_rows, block, layout)).device_bytes();

@@ -274,7 +274,8 @@ void CpuBackend::execute(const Quantize& k) {
   // if the columns are such a multiple, too. All else goes to the reference.
   const bool groups = how.format == Format::e2m1 && how.rowwise() && height % kLanes == 0 && cols % kLanes == 0,
              ragged = cols % kPair != 0 && !groups;
-  if (k.x.dtype() != Dtype::bf16 || !(height % kPair == 0 || groups)) return CpuReference::execute(k);
+  const bool transposes = k.second.defined() && k.second.how.rowwise();
+  if (transposes || k.x.dtype() != Dtype::bf16 || !(height % kPair == 0 || groups)) return CpuReference::execute(k);
   std::atomic<bool> nonfinite = false;
   parallel_for(ceil_div(rows, height), std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
     int16_t* words = words_of_columns(round_up(cols, kPair));
@@ -527,7 +528,7 @@ void CpuBackend::execute(const Dequantize& k) {
 }
 
 void CpuBackend::execute(const RequantizeColumns& k) {
-  if (!taken_by_lanes(k.x.how)) return CpuReference::execute(k);
+  if (!taken_by_lanes(k.x.how) || k.out.how.rowwise()) return CpuReference::execute(k);
   const int64_t block = k.out.how.block_rows, cols = round_up(k.x.shape[1], kPair);
   const bool whole = cols == k.x.shape[1], e4m3 = k.x.how.format == Format::e4m3;
   const auto requantize = e4m3 ? (whole ? cloned<requantize_row_block<E4M3>> : requantize_ragged<E4M3>)

@@ -153,18 +153,43 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return out;
 }
 
-// The codes of two values as E4M3 or E5M2, as its encode() gives them at scale 127; the first is in the low byte.
+// The codes of four values as E4M3 or E5M2, as its encode() gives them at scale 127; the first is in the low byte.
 template <class E>
-__device__ inline uint16_t encode_fp8(float low, float high) {
+__device__ inline uint32_t encode_fp8(float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t out = 0;
-  if constexpr (std::is_same_v<E, E4M3>) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
-  if constexpr (std::is_same_v<E, E5M2>) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+  uint32_t out = 0;
+  if constexpr (std::is_same_v<E, E4M3>)
+    asm("{.reg .b16 x, y;\n cvt.rn.satfinite.e4m3x2.f32 x, %2, %1;\n cvt.rn.satfinite.e4m3x2.f32 y, %4, %3;\n mov.b32 %0, {x, y};}"
+        : "=r"(out)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  if constexpr (std::is_same_v<E, E5M2>)
+    asm("{.reg .b16 x, y;\n cvt.rn.satfinite.e5m2x2.f32 x, %2, %1;\n cvt.rn.satfinite.e5m2x2.f32 y, %4, %3;\n mov.b32 %0, {x, y};}"
+        : "=r"(out)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
   return out;
 #else
-  return static_cast<uint16_t>(E::encode(__float_as_uint(low), 127) | E::encode(__float_as_uint(high), 127) << 8);
+  const auto code = [](float value) { return uint32_t{E::encode(__float_as_uint(value), 127)}; };
+  return code(a) | code(b) << 8 | code(c) << 16 | code(d) << 24;
 #endif
 }
+
+// The elements of two codes of E4M3 or E5M2, the first in the low byte: exact. A NaN is some NaN.
+template <class E>
+__device__ inline void decode_fp8(uint16_t codes, float& low, float& high) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t halves = 0;
+  if constexpr (std::is_same_v<E, E4M3>) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+  if constexpr (std::is_same_v<E, E5M2>) asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(codes));
+  asm("{.reg .b16 first, second;\n mov.b32 {first, second}, %2;\n cvt.f32.f16 %0, first;\n cvt.f32.f16 %1, second;}"
+      : "=f"(low), "=f"(high)
+      : "r"(halves));
+#else
+  low = __uint_as_float(E::decode(static_cast<uint8_t>(codes), 127)), high = __uint_as_float(E::decode(codes >> 8, 127));
+#endif
+}
+
+// The larger of the low halves and of the high halves, without signs.
+__device__ inline uint32_t largest_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
 __device__ inline uint32_t fetch_min(uint32_t* at, uint32_t value) { return atomicMin(at, value); }
