@@ -230,6 +230,14 @@ GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device) {
   return found == GemmObstacle::none ? native(form, device) : of_values(form, device, found);
 }
 
+GemmForm along_rows(const GemmForm& form, const GemmDevice& device) {
+  GemmForm out = form;
+  for (GemmOperandForm* const side : {&out.a, &out.b}) {
+    if (side->how.columnwise()) side->how = side->how.transposed(), side->transposed = !side->transposed;
+  }
+  return route_gemm(out, device).path == GemmPath::fp8_block ? out : form;
+}
+
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why) {
   return without_library(form, device, form.k > 0 ? obstacle_of_mma(form) : GemmObstacle::nothing, why);
 }

@@ -81,8 +81,13 @@ RoundingDraws slice(const RoundingDraws& all, int64_t begin, int64_t end) {
 // Operands are quantized from bf16, whatever the GEMMs compute in.
 Tensor source_of(const Tensor& x) { return converted(x, Dtype::bf16); }
 
-QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
-  QuantizedTensor out = empty_quantized(rowwise.device(), rowwise.shape, rowwise.how.transposed());
+// Returns a place for the columnwise codes of a matrix or, transposed, for rowwise ones of its transpose.
+QuantizedTensor empty_columns(Backend& device, const Shape& shape, const Quantization& rowwise, bool transposed) {
+  return transposed ? empty_quantized(device, {shape[1], shape[0]}, rowwise) : empty_quantized(device, shape, rowwise.transposed());
+}
+
+QuantizedTensor columnwise(const QuantizedTensor& rowwise, bool transposed) {
+  QuantizedTensor out = empty_columns(rowwise.device(), rowwise.shape, rowwise.how, transposed);
   rowwise.device().run(RequantizeColumns{.x = rowwise, .out = out});
   return out;
 }
@@ -91,9 +96,9 @@ QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
 struct BothWays {
   QuantizedTensor rows, columns;
 
-  BothWays(const Tensor& x, const Quantization& how) {
+  BothWays(const Tensor& x, const Quantization& how, bool transposed) {
     const Shape padded = x.shape().with_dim0(round_up(x.dim(0), how.block()));
-    rows = empty_quantized(x.device(), padded, how), columns = empty_quantized(x.device(), padded, how.transposed());
+    rows = empty_quantized(x.device(), padded, how), columns = empty_columns(x.device(), padded, how, transposed);
     x.device().run(Quantize{.x = source_of(x), .out = rows, .second = columns});
   }
 };
@@ -148,10 +153,23 @@ Tensor LinearGemms::read(GemmRole gemm, OperandRole role, const Tensor& high) co
   return out;
 }
 
+bool LinearGemms::transposes_columns() const {
+  const auto side = [](const OperandChoice& choice, bool transposed) {
+    return GemmOperandForm{.how = choice.is_codes() ? choice.how : Quantization(), .transposed = transposed};
+  };
+  const GemmForm form{.a = side(operands_.wgrad.first, true),
+                      .b = side(operands_.wgrad.second, false),
+                      .out = Dtype::f32,
+                      .m = weight_.shape()[0],
+                      .n = weight_.shape()[1],
+                      .k = operands_.block};
+  return !groups_.offsets.defined() && along_rows(form, weight_.device().gemm_device()).b.transposed;
+}
+
 // If dgrad and wgrad both read codes of the values, one pass makes both. Only codes that are made here are shown to the
 // observer: codes_of_tokens() has already shown those that arrive.
 LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool wants_rows) const {
-  if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes)};
+  if (const auto* codes = std::get_if<QuantizedTensor>(&dy)) return {*codes, columnwise(*codes, transposes_columns())};
   const Tensor& values = std::get<Tensor>(dy);
   const bool wants_columns = weight_.leaf != nullptr;
   const Tensor high = converted(values, compute());
@@ -164,7 +182,7 @@ LinearGemms::OutputGradient LinearGemms::output_gradient(const Value& dy, bool w
     return choice.source == OperandSource::simulated ? read(gemm, OperandRole::output_grad, values) : high;
   };
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
-    const BothWays codes(values, rows.how);
+    const BothWays codes(values, rows.how, transposes_columns());
     out = {slice(codes.rows, 0, values.dim(0)), codes.columns};
   } else {
     if (wants_rows) out.rows = operand(GemmRole::dgrad, rows);
@@ -181,7 +199,7 @@ LinearInput LinearGemms::input(const Tensor& x, bool recorded) const {
   LinearInput out{.high = x};
   if (!choice.is_codes()) return out;
   if (recorded && operands_.saved_input == SavedAs::columns) {
-    const BothWays codes(x, choice.how);
+    const BothWays codes(x, choice.how, transposes_columns());
     out.codes = codes.rows, out.columns = codes.columns;
   } else {
     out.codes = quantized_padded(source_of(x), choice.how);
@@ -254,7 +272,7 @@ Value LinearGemms::weight(GemmRole role) const {
   switch (choice.source) {
     case OperandSource::high: return weight_.high;
     case OperandSource::simulated: return read(role, OperandRole::weight, weight_.high);
-    case OperandSource::requantized: return columnwise(weight_.codes);
+    case OperandSource::requantized: return columnwise(weight_.codes, false);
     case OperandSource::codes: return choice.how.columnwise() ? quantized(source_of(weight_.high), choice.how) : weight_.codes;
     case OperandSource::dequantized:
     case OperandSource::fake_codes: return weight_.codes;  // the GEMM decodes them: to the bit the values that the operand is to have
@@ -293,7 +311,7 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
   } else if (x.columns.defined()) {
     input = x.columns;
   } else if (choice.source == OperandSource::requantized) {
-    input = columnwise(x.codes);
+    input = columnwise(x.codes, transposes_columns());
   } else {
     const QuantizedTensor codes = quantized_padded(source_of(x.high), choice.how);
     observe(OperandRole::input, x.high, codes);
@@ -308,8 +326,15 @@ void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
                                                       .accumulate = accumulate,
                                                       .host = own ? nullptr : groups_.host});
   }
-  const int64_t rows = std::max(shape_of(dy)[0], shape_of(input)[0]);
-  dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
+  const auto transposed = [](const Value& value) {  // rowwise codes: of the transpose
+    const auto* const codes = std::get_if<QuantizedTensor>(&value);
+    return codes != nullptr && codes->how.rowwise();
+  };
+  const bool of_dy = transposed(dy), of_input = transposed(input);
+  const int64_t rows = std::max(shape_of(dy)[of_dy ? 1 : 0], shape_of(input)[of_input ? 1 : 0]);
+  const Operand a{.value = of_dy ? dy : padded(dy, rows), .transposed = !of_dy},
+      b{.value = of_input ? input : padded(input, rows), .transposed = of_input};
+  dweight.device().run(Gemm{.a = a, .b = b, .out = dweight, .accumulate = accumulate});
 }
 
 void LinearGemms::backward(const LinearInput& x, const Value& dy, const Tensor& dx) const {

@@ -16,7 +16,8 @@ namespace mantissa {
 struct LinearInput {
   Tensor high{};              // [N, in]; undefined if rows traveled as codes, and in what kept() returns where codes are enough
   QuantizedTensor codes{};    // rowwise, rows padded to whole blocks; undefined where fprop reads high precision
-  QuantizedTensor columns{};  // columnwise from the values, if the input was recorded and wgrad reads them (SavedAs::columns)
+  QuantizedTensor columns{};  // columnwise from the values, if the input was recorded and wgrad reads them (SavedAs::columns), or as
+                              // transposes_columns() says
 };
 
 class LinearGemms {
@@ -60,6 +61,8 @@ class LinearGemms {
   // Returns an operand [N, C] that this GEMM reads as values, in the compute dtype: unchanged, or rounded to a simulated format. Rows of
   // zeros are appended where a transform over rows needs whole blocks.
   Tensor read(GemmRole gemm, OperandRole role, const Tensor& high) const;
+  // Returns true if columnwise codes are to be made as rowwise ones of the transposes, which wgrad then reads as they lie.
+  bool transposes_columns() const;
   OutputGradient output_gradient(const Value& dy, bool wants_rows) const;
   void wgrad(const LinearInput& x, const Value& dy) const;
 

@@ -276,7 +276,8 @@ std::vector<PlannedGemm> planned_gemms(const RunConfig& config, const PrecisionP
     const ModuleShape held = module.on_rank(config.parallel.ranks());
     for (const GemmRole role : kGemmRoles) {
       const int64_t rows = rows_of(config, module), known = config.training.accumulation == Accumulation::running ? rows : 0;
-      const GemmForm form = gemm_form(recipe, role, held, rows);
+      GemmForm form = gemm_form(recipe, role, held, rows);
+      if (role == GemmRole::wgrad && !module.experts) form = along_rows(form, device);
       out.push_back({.module = module.path,
                      .operands = gemm_text(recipe, role),
                      .role = role,

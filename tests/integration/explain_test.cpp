@@ -309,8 +309,7 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
     return out;
   };
   const std::string blocks = "precision.recipe=fp8_block", mxfp8 = "precision.recipe=mxfp8";
-  EXPECT_THAT(explained(words("sm_90", {blocks})),
-              HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  2 transposed, 2 of scales"));
+  EXPECT_THAT(explained(words("sm_90", {blocks})), HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  2 of scales"));
   EXPECT_THAT(explained(words("sm_90", {blocks, "--set", "precision.native_products=never"})),
               AllOf(Not(HasSubstr("fp8_block")), HasSubstr("(1) precision.native_products is never")));
   EXPECT_THAT(explained(words("sm_89", {blocks})), HasSubstr("(1) sm_89 has no FP8 GEMMs with scales per 128"));

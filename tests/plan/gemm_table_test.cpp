@@ -38,7 +38,7 @@ std::string table() {
         std::string before;
         for (const int library : kLibraries) {  // later ones where they differ
           const GemmDevice device{.architecture = architecture, .library = library};
-          const std::string line = line_of("", form, device);
+          const std::string line = line_of("", role == GemmRole::wgrad ? along_rows(form, device) : form, device);
           if (line != before) out += text(what, "sm_", architecture, ' ', gemm_library_text(library)) + line;
           before = line;
         }

@@ -119,6 +119,9 @@ struct GemmRoute {
   bool operator==(const GemmRoute& other) const = default;
 };
 GemmRoute route_gemm(const GemmForm& form, const GemmDevice& device);
+// Returns the form in which the device best reads a GEMM of columnwise codes: rowwise codes of the transposes where it multiplies codes
+// along rows of memory only, else the form itself.
+GemmForm along_rows(const GemmForm& form, const GemmDevice& device);
 // Returns the route over our kernels, on a GPU where the library cannot multiply this because of `why`.
 GemmRoute route_without_library(const GemmForm& form, const GemmDevice& device, GemmObstacle why);
 // Returns true if the library multiplies groups whose sizes only the device knows, so that the host need not read them.
