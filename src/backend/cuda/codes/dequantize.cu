@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
         MANTISSA_UNROLL
         for (unsigned c = 0; c < kPack; c += 2) packs[i].words[c / 2] = pack_bf16(pack.at[c], pack.at[c + 1]);
       } else {
-        packs[i] = rounded_pack<T>(pack);
+        MANTISSA_UNROLL
+        for (unsigned c = 0; c < kPack; ++c) packs[i].at[c] = pack.at[c];
       }
     }
     MANTISSA_UNROLL
