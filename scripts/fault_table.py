@@ -36,14 +36,12 @@ def figures(results):
     lines = [f"{len(results)} soaks, {hours:.1f} hours in all: {sum(trials.values())} faults, {totals['starts']} starts, {totals['starts by hand']} of them by hand, {totals['failed attempts']} failed "
              f"attempts. {totals['rounds']} rounds were finished and had the bits of the quiet run;",
              f"faults of a round that was not finished were followed by no comparison of weights. Exit codes of attempts and launchers: "
-             + ", ".join(f"{code} {count} times" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".", ""]
+             + ", ".join(f"{code}: {count}" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".", ""]
     cells = [f"{name} | {trials[name]} | {pauses[name]:.1f}" for name in sorted(trials)]
     half = (len(cells) + 1) // 2
     pairs = zip(cells[:half], cells[half:] + [" | | "] * (2 * half - len(cells)))
     lines += ["| fault | trials | longest time without a step, s | fault | trials | longest time without a step, s |", "|---|---|---|---|---|---|"]
     lines += [f"| {left} | {right} |" for left, right in pairs]
-    lines += ["", "How each ended:", ""]
-    lines += [f"- {result['layout']} {result['seed']}, {result['hours']:.2f} h: {result['finding'].split(': round')[0][:150].strip() or 'no finding'}" for result in results]
     return "\n".join(lines) + "\n"
 
 
@@ -55,7 +53,10 @@ def main():
     files = [Path(name) for name in sys.argv[1:]] or sorted((ROOT / "build/soak").glob("*.json"))
     if not files:
         sys.exit("fault_table: no results; run scripts/soak.sh")
-    PAGE.write_text(page.split(HEADING)[0] + HEADING + "\n" + figures([json.loads(path.read_text()) for path in files]))
+    results = [json.loads(path.read_text()) for path in files]
+    PAGE.write_text(page.split(HEADING)[0] + HEADING + "\n" + figures(results))
+    for result in results:
+        print(f"{result['layout']} {result['seed']}, {result['hours']:.2f} h: {result['finding'] or 'no finding'}")
 
 
 if __name__ == "__main__":
