@@ -94,7 +94,7 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   return result;
 }
 
-// Updates the shards [begin, end). Those whose rounded masters are kept for their codes alone are updated one by one, to hold one of these.
+// Updates the shards [begin, end). Those whose rounded masters serve their codes alone are updated one by one, to hold one of these.
 void Optimizer::apply(size_t begin, size_t end) {
   std::vector<AdamW> together;
   std::vector<std::pair<const ParameterShard*, Tensor>> rounded;
@@ -102,8 +102,8 @@ void Optimizer::apply(size_t begin, size_t end) {
     const State& state = states_[i];
     const ModuleTraining& training = state.shard.of->training;
     if (training.frozen()) continue;
-    const bool codes_alone = state.shard.of->quantized && !state.shard.of->keeps_value;
-    const TraceSpan span(Track::module, state.shard.of->name.c_str());
+    const Parameter& of = *state.shard.of;
+    const bool codes_alone = of.quantized && (!of.keeps_value || parameters_.value_is_master(of));
     const Tensor rounding = parameters_.rounding_target(state.shard);
     const AdamW update{.master = state.master,
                        .m = state.first_moment,
@@ -116,6 +116,7 @@ void Optimizer::apply(size_t begin, size_t end) {
                        .weight_decay = state.shard.of->decays() ? training.weight_decay.value_or(config_.weight_decay) : 0.0,
                        .value = rounding};
     if (codes_alone) {
+      const TraceSpan span(Track::module, of.name.c_str());
       parameters_.device().run(update);
       parameters_.quantize(state.shard, rounding);
     } else {
