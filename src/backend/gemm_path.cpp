@@ -43,10 +43,9 @@ int64_t outer_multiple(const GemmOperandForm& operand) { return std::max<int64_t
 bool is_blackwell_of_servers(const GemmDevice& device) { return device.architecture / 10 == 10; }
 bool is_blackwell_of_desktops(const GemmDevice& device) { return device.architecture / 10 == 12; }
 
-// Returns true if all elements of these codes are E4M3 elements in blocks of one or several times `block`, or if they are FP8 codes in such
-// blocks.
+// Returns true if these are FP8 codes in such blocks, or E2M1 codes that E4M3 codes in one or several blocks of 32 stand for.
 bool fits_fp8(const Quantization& how, int64_t block) {
-  if (how.format == Format::e2m1) return how.block() % block == 0 && !how.tiles();
+  if (how.format == Format::e2m1) return block == 32 && how.block() % block == 0 && !how.tiles();
   return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == block;
 }
 

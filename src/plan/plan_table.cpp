@@ -219,7 +219,7 @@ std::string before_text(const GemmRoute& route) {
   add(route.dequantized, "dequantized");
   add(route.widened, "widened");
   add(route.transposed, "transposed");
-  add(route.scales, "of scales");
+  if (route.scales > 0) out += out.empty() ? "scales" : ", scales";
   return out.empty() ? "-" : out;
 }
 

@@ -309,7 +309,7 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
     return out;
   };
   const std::string blocks = "precision.recipe=fp8_block", mxfp8 = "precision.recipe=mxfp8";
-  EXPECT_THAT(explained(words("sm_90", {blocks})), HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  2 of scales"));
+  EXPECT_THAT(explained(words("sm_90", {blocks})), HasSubstr("layers.{0..11}.mlp.up    wgrad  3072 x 768 x 4096   fp8_block  scales"));
   EXPECT_THAT(explained(words("sm_90", {blocks, "--set", "precision.native_products=never"})),
               AllOf(Not(HasSubstr("fp8_block")), HasSubstr("(1) precision.native_products is never")));
   EXPECT_THAT(explained(words("sm_89", {blocks})), HasSubstr("(1) sm_89 has no FP8 GEMMs with scales per 128"));
@@ -320,9 +320,9 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_EQ(simulated.exit_code, 2);
   EXPECT_THAT(simulated.errors, HasSubstr("simulates formats, which only the CPU backend supports: use --device cpu"));
   EXPECT_EQ(explained_json(words("sm_100", {mxfp8})).at("quantized_gemms"), "native");
-  EXPECT_THAT(explained(words("sm_120", {mxfp8})), HasSubstr("wgrad  3072 x 768 x 4096   mxfp8  2 transposed, 2 of scales"));
+  EXPECT_THAT(explained(words("sm_120", {mxfp8})), HasSubstr("wgrad  3072 x 768 x 4096   mxfp8  2 transposed, scales"));
   EXPECT_THAT(explained(words("sm_100", {"precision.recipe=mxfp4_qat_mxfp8_act"})),
-              HasSubstr("fprop  4096 x 3072 x 768   mxfp8     1 widened, 2 of scales"));
+              HasSubstr("fprop  4096 x 3072 x 768   mxfp8     1 widened, scales"));
   const std::vector<std::string> experts = {"configs/moe-8x1b.json", "--device", "sm_90", "--set", "precision.grouped_gemms=auto"};
   EXPECT_THAT(explained(experts), HasSubstr("grouped"));
   const json emulated = explained_json(words("sm_90", {mxfp8}));

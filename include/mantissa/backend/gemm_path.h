@@ -13,7 +13,7 @@
 //   groups of bf16 rows, sizes on the device      13.10, on 9.0     rows of 16 bytes
 //                                                 and 10.x
 //
-// E2M1 codes, whose blocks are one or several of the other operand's, are multiplied as E4M3 codes with the same scales: E4M3 has all of
+// E2M1 codes, whose blocks are one or several of the other operand's 32, are multiplied as E4M3 codes with the same scales: E4M3 has all of
 // their elements. Where their blocks lie across the contraction, as those of a weight in dgrad, they are multiplied as values: one scale
 // for 32 rows would be exact only while the rows' own scales lie within 15 binades, which nobody promises.
 //
