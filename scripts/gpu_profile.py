@@ -24,7 +24,7 @@ RUNS = {
                 "--set", "model.num_key_value_heads=16", "--set", "model.moe.intermediate_size=3072",
                 "--set", "training.micro_batch_size=4", "--set", "training.global_batch_size=4"],
 }
-ROWS = "norm_backward|quantize_rows|quantize_columns|dequantize|transpose|cross_entropy|scatter|unpermute|tree_sum|adamw"
+ROWS = "norm_forward|norm_backward|qk_norm|rotate|swiglu|quantize_rows|quantize_held|dequantize|transpose|cross_entropy|scatter|unpermute|tree_sum|adamw"
 MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 
 LIBRARIES = """

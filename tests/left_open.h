@@ -26,7 +26,7 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"SumRows", {"x: floating dtype", "x: rows"}},                                       // fp32 and bf16 values have the same stats
       {"EmbeddingForward", {"weight: rows"}},
       {"EmbeddingBackward", {"dweight: rows", "dy: floating dtype"}},
-      {"Rope", {"table: rows"}},
+      {"Rope", {"table: rows", "y: memory of x"}},
       {"CrossEntropy", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype"}},  // the last two without dlogits
       {"CrossEntropyShare", {"logits: columns", "logits: floating dtype"}},  // fp32 and bf16 values have the same stats
       {"CrossEntropyOfShares", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype", "sums: rows"}},

@@ -94,8 +94,8 @@ Bytes memory(const Tensor& tensor) {
   return tensor;
 }
 
-// Ranks first, first + stride, ... that sum among themselves. The one at place p of them, counted from 0, wants the sums of the shares of the
-// ranks share(p, 0), share(p, 1), ... of the group.
+// Ranks first, first + stride, ... that sum among themselves. The one at place p of them, counted from 0, wants the sums of the shares of
+// the ranks share(p, 0), share(p, 1), ... of the group.
 struct Summing {
   int first, stride, ranks;
   int first_share, step, shares;

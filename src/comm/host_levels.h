@@ -1,12 +1,11 @@
 // Finds by which ranks bytes cross between the hosts of a group, so that none crosses between two hosts more than once.
 //
-//   gather  Every rank sends its share to one rank of each other host, its receiver there; then the ranks of a host exchange what they
-//   hold.
-//           The i-th rank of a host sends to the i-th of the other, counted around, so that all of them receive as much.
-//   sum     A block is 2^k neighbors of the group on one host, where the group consists of such blocks; k is as large as it can be. Ranks
-//   at
-//           one place of their blocks want shares that every block has addends of: each sums those of its own block for all of them, and
-//           then its own share over the blocks. The sums of a block are a subtree of that over all ranks, so they have the same bits.
+// gather: every rank sends its share to one rank of each other host, its receiver there; then the ranks of a host exchange what they hold.
+// The i-th rank of a host sends to the i-th of the other, counted around, so that all of them receive as much.
+//
+// sum: a block is 2^k neighbors of the group on one host, where the group consists of such blocks; k is as large as it can be. Ranks at one
+// place of their blocks want shares that every block has addends of: each sums those of its own block for all of them, and then its own
+// share over the blocks. The sums of a block are a subtree of that over all ranks, so they have the same bits.
 //
 // A group on one host has blocks of one rank: its ranks exchange their addends directly. So do ranks that are on several hosts without
 // such blocks: three on each, or neighbors apart.

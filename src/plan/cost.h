@@ -16,8 +16,9 @@
 //   step         compute + activations + what is not hidden of exchange and gather
 //
 // Ranks lie on hosts in their order, rank r on host r / ranks_per_host. A byte to a rank on the same host takes 1 / link seconds, one to
-// another host 1 / host_link, and a rank sends one after the other. Sums and gathers have the two levels of comm/host_levels.h. Ranks are ordered tensor-fastest (comm/mesh.h): so tensor ranks are the
-// first to share a host, next those that share experts, and what data ranks send is the first to cross.
+// another host 1 / host_link, and a rank sends one after the other. Sums and gathers have the two levels of comm/host_levels.h. Ranks are
+// ordered tensor-fastest (comm/mesh.h): so tensor ranks are the first to share a host, next those that share experts, and what data ranks
+// send is the first to cross.
 //
 // With tensor ranks, or ranks that share experts, nothing of exchange and gather is hidden, since an exchange of activations waits until
 // what was begun before is through.

@@ -5,6 +5,10 @@
 #include "kernel_operands.h"
 #include "mantissa/backend/functions.h"
 
+namespace mantissa {
+static void PrintTo(GemmPath path, std::ostream* out) { *out << gemm_path_name(path); }
+}  // namespace mantissa
+
 namespace mantissa::test::mma_gemm_test {
 
 class MmaGemm : public ::testing::Test {
@@ -61,9 +65,8 @@ class GroupGemm : public MmaGemm, public ::testing::WithParamInterface<GemmPath>
     return std::make_shared<const HostGroups>(std::move(out));
   }
 };
-INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Values(GemmPath::mma, GemmPath::bf16, GemmPath::grouped), [](const auto& c) {
-  return c.param == GemmPath::mma ? "Kernel" : c.param == GemmPath::bf16 ? "Library" : "AtOnce";
-});
+INSTANTIATE_TEST_SUITE_P(By, GroupGemm, ::testing::Values(GemmPath::mma, GemmPath::bf16, GemmPath::grouped),
+                         ::testing::PrintToStringParamName());
 
 const std::vector<int64_t> kSizes = {0, 1, 127, 0, 130, 33, 128, 0};
 

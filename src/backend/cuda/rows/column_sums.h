@@ -67,8 +67,8 @@ struct alignas(16) ColumnsOfWarps {
   float at[kWarpsOfBlock][kColumnsOfPacks];
 };
 
-// out[j], for the columns j in [0, cols) of pack p, of `packs` of a lane, is the sum over the teams of a block, which have 2^team warps each.
-// Warp w of a team has packs * kColumnsOfPacks columns, those from w times as many on. All threads call it.
+// out[j], for the columns j in [0, cols) of pack p, of `packs` of a lane, is the sum over the teams of a block, which have 2^team warps
+// each. Warp w of a team has packs * kColumnsOfPacks columns, those from w times as many on. All threads call it.
 __device__ inline void add_warps(const Pack& own, unsigned team, unsigned packs, unsigned p, int64_t cols, float* out) {
   static_assert(kColumnsOfPacks == kThreads);
   auto& columns = block_shared<ColumnsOfWarps>().at;
