@@ -27,9 +27,10 @@ EXPECTED = {
     "flash_attention_backward.cu": (["HMMA", "LDSM", "LDGSTS", "F2FP"], ["DADD", "DMUL", "DFMA", "LDL", "STL"]),
     "dispatch.cu": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
     "column_sums.h": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"]),
+    "optimizer.cu": (["LD.E.128", "STG.E.128"], ["LDL", "STL"]),  # a table in memory holds its addresses, which nvcc takes for any memory's
     **{
         f"{rows}.cu": (["LDG.E.128", "STG.E.128"], ["LDL", "STL"])
-        for rows in ("activation", "cross_entropy", "elementwise", "embedding", "norm", "optimizer", "qk_norm", "rope")
+        for rows in ("activation", "cross_entropy", "elementwise", "embedding", "norm", "qk_norm", "rope")
     },
 }
 # An H200 issues so many instructions of a lane while its memory moves a byte: 132 multiprocessors, 128 lanes, 1.755 GHz, 4.1 TB/s.

@@ -76,11 +76,9 @@ struct Packs {
   // Reads a pack, with zeros behind the end.
   __device__ Pack read(int64_t first) const {
     if (kWhole || (aligned && first + kPack <= count)) return values_of(load<PackInMemory<std::remove_const_t<T>>>(values + first));
-    Pack out{};
+    Pack out;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) {
-      if (!kWhole && first + i < count) out.at[i] = value_of(values[first + i]);
-    }
+    for (unsigned i = 0; i < kPack; ++i) out.at[i] = !kWhole && first + i < count ? value_of(values[first + i]) : 0.0F;
     return out;
   }
   // Reads a pack of what no thread of the launch writes.
