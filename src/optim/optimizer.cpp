@@ -104,6 +104,7 @@ void Optimizer::apply(size_t begin, size_t end) {
     if (training.frozen()) continue;
     const Parameter& of = *state.shard.of;
     const bool codes_alone = of.quantized && (!of.keeps_value || parameters_.value_is_master(of));
+    const TraceSpan span(Track::module, of.name.c_str());
     const Tensor rounding = parameters_.rounding_target(state.shard);
     const AdamW update{.master = state.master,
                        .m = state.first_moment,
@@ -116,7 +117,6 @@ void Optimizer::apply(size_t begin, size_t end) {
                        .weight_decay = state.shard.of->decays() ? training.weight_decay.value_or(config_.weight_decay) : 0.0,
                        .value = rounding};
     if (codes_alone) {
-      const TraceSpan span(Track::module, of.name.c_str());
       parameters_.device().run(update);
       parameters_.quantize(state.shard, rounding);
     } else {

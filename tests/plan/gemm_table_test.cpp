@@ -85,7 +85,7 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
       {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 89; }},
       {GemmObstacle::architecture, [](GemmForm&, GemmDevice& d) { d.architecture = 100; }},
       {GemmObstacle::one_operand, [](GemmForm& f, GemmDevice&) { f.a.how = {}; }},
-      {GemmObstacle::none, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
+      {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.format = Format::e2m1; }},
       {GemmObstacle::element_format, [](GemmForm& f, GemmDevice&) { f.a.how.block_cols = 32; }},
       {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.transposed = true; }},
       {GemmObstacle::blocks, [](GemmForm& f, GemmDevice&) { f.a.how = f.a.how.transposed(); }},
