@@ -75,11 +75,16 @@ struct Packs {
   __device__ Packs row(int64_t i) const { return {values + i * count, count, aligned}; }
   // Reads a pack, with zeros behind the end.
   __device__ Pack read(int64_t first) const {
-    if (kWhole || (aligned && first + kPack <= count)) return values_of(load<PackInMemory<std::remove_const_t<T>>>(values + first));
-    Pack out;
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.at[i] = !kWhole && first + i < count ? value_of(values[first + i]) : 0.0F;
-    return out;
+    const auto whole = [&] { return values_of(load<PackInMemory<std::remove_const_t<T>>>(values + first)); };
+    if constexpr (kWhole) {
+      return whole();
+    } else {
+      if (aligned && first + kPack <= count) return whole();
+      Pack out;
+      MANTISSA_UNROLL
+      for (unsigned i = 0; i < kPack; ++i) out.at[i] = first + i < count ? value_of(values[first + i]) : 0.0F;
+      return out;
+    }
   }
   // Reads a pack of what no thread of the launch writes.
   __device__ Pack read_constant(int64_t first) const {
