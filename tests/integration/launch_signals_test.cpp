@@ -74,7 +74,8 @@ TEST_F(LaunchSignals, ReachWhatAWrapperRuns) {
       {exits_in_trap("exit 0"), 0, kSaved, {}, "", two, SIGTERM},
       // A member that is stopped cannot save, and is killed at once when the job fails; its wrapper said that all was well.
       {"if [ $RANK = 1 ]; then trap 'sleep 0.5; exit 6' TERM; " + kWait +
-           "; fi; trap 'exit 0' TERM; sh -c 'kill -STOP $$' & touch ready.0; wait",
+           "; fi; trap 'exit 0' TERM; sh -c 'kill -STOP $$' & until grep -q 'State:.T' /proc/$!/status; do sleep 0.01; done; touch "
+           "ready.0; wait",
        6,
        {},
        {"SIGKILL"},
