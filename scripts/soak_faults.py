@@ -217,7 +217,7 @@ class Faults:
             ("a rank stopped for long", self.pause("rank", HEARTBEAT_S + 2, HEARTBEAT_S + 4), gone),
             ("bit flip in the newest checkpoint", self.damage("flip"), gone), ("newest checkpoint truncated", self.damage("truncated"), gone),
             ("file of the newest checkpoint missing", self.damage("missing"), gone),
-            ("SIGKILL on a full disk", self.kill_on_disk("full"), gone | DISK | {140}), ("SIGKILL on a slow disk", self.kill_on_disk("slow"), gone | {140}),
+            ("SIGKILL on a full disk", self.kill_on_disk("full"), gone | DISK), ("SIGKILL on a slow disk", self.kill_on_disk("slow"), gone),
             ("address space at its limit", self.limit(resource.RLIMIT_AS, 1.0), gone | {1, 3, 70, 134, 139}),
         ]
         if self.given.isolated:

@@ -115,6 +115,17 @@ TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
   expect_to_stop(*run, SIGTERM);
 }
 
+// A scheduler knows a rank as soon as there is one, long before it has a handler.
+TEST_F(SignalThreads, AWishForASaveWaitsUntilARankHasAHandler) {
+  const auto run = start("run", endless("run", true, {"--set", "checkpoint.interval=0"}));
+  EXPECT_TRUE(test::eventually([&] {
+    for (const std::string& rank : test::children_of(run->pid())) ::kill(std::stoi(rank), SIGUSR2);
+    return run->output().find("save  ") != std::string::npos || run->output().find("failed first") != std::string::npos;
+  }));
+  EXPECT_THAT(run->output(), Not(HasSubstr("failed first")));
+  expect_to_stop(*run, SIGTERM);
+}
+
 // ---- handlers that have to run on a thread that multiplies
 
 // A GEMM runs one time in eight or so when the signal comes. Without the handlers of UCX, which would bring an alternate stack for the

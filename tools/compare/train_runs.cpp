@@ -26,9 +26,10 @@ namespace {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  sigset_t blocked;  // SIGUSR2 waits for the handler that asks for a save, as in launch_workers.cpp
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGUSR2);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   const int in = ::open("/dev/null", O_RDONLY);
   if (in >= 0 && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(log, STDOUT_FILENO) >= 0 && ::dup2(log, STDERR_FILENO) >= 0)
     ::execv("/proc/self/exe", words);

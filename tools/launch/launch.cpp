@@ -193,6 +193,7 @@ WorkerPlan plan_of(const LaunchArguments& arguments) {
   const bool secret_is_given = environment.contains("MANTISSA_SECRET") || environment.contains("MANTISSA_SECRET_FILE");
   if (plan.nodes == 1 && !secret_is_given) plan.secret = new_secret();
   plan.command = arguments.command;
+  plan.trains = plan.command.front() == "train";
   if (std::ranges::count(arguments.subcommands, plan.command.front()) > 0)  // this binary runs its own
     plan.command.insert(plan.command.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
   return plan;

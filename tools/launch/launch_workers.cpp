@@ -192,14 +192,17 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 }
 
 // Runs in the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
-[[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
+// A rank that trains is born with SIGUSR2 blocked, which would otherwise end it until watch_signals() has set a handler and unblocks all. A
+// wrapper gets no such mask, because a shell neither unblocks a signal nor runs a trap for one that is blocked.
+[[noreturn]] void become(char* const* words, char* const* environment, bool trains, int out, int err, int problem, pid_t launcher) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher) ::_exit(kDiedOfSignal + SIGKILL);             // it died before it could be watched
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // this program ignores them (mantissa.cpp)
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  if (trains) sigaddset(&blocked, SIGUSR2);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   const int in = ::open("/dev/null", O_RDONLY);
   if (in >= 0 && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 && ::dup2(err, STDERR_FILENO) >= 0)
     ::execvpe(words[0], words, environment);
@@ -318,7 +321,7 @@ class Group {
     const std::vector<char*> word_list = pointers(words), variable_list = pointers(environment);
     const pid_t launcher = ::getpid(), child = ::fork();
     const int error = errno;
-    if (child == 0) become(word_list.data(), variable_list.data(), to_out, to_err, to_problem, launcher);
+    if (child == 0) become(word_list.data(), variable_list.data(), plan_.trains, to_out, to_err, to_problem, launcher);
     for (const int end : {to_out, to_err, to_problem}) ::close(end);
     if (child > 0) {
       ::setpgid(child, child);  // whoever is first

@@ -60,6 +60,7 @@ class WorkerStream {
 
 struct WorkerPlan {
   std::vector<std::string> command;
+  bool trains = false;            // the command is `train` of this program: SIGUSR2 waits until the worker has a handler for it
   int workers = 1;                // on this node, each with
   int first_rank = 0, world = 1;  // ranks from here, of so many
   int node = 0, nodes = 1;
