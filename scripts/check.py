@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired words; quotations
-in the lists of faults in tests/faults; the budget of building and testing (record_times.py); and the documents: commands, options, links,
-the length of the README, pictures (check_documents.py).
+in the lists of faults in tests/faults; names of tests in docs/reliability.md (fault_table.py); the budget of building and testing
+(record_times.py); and the documents: commands, options, links, the length of the README, pictures (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", each page in a temporary folder
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fault_table
 import record_times
 from check_documents import check_documents, check_drawing, check_pictures, run_documents
 from retired_words import RETIRED, SPEAK_OF_RETIRED_WORDS
@@ -318,6 +319,8 @@ def main():
     times = (ROOT / "tests/times.txt").read_text()
     record_times.check_times(times, record_times.count_lines(project_files()), findings)
     record_times.check_raised_budget(times, findings)
+    for name in fault_table.missing_tests(fault_table.PAGE.read_text()):
+        findings.add(fault_table.PAGE.relative_to(ROOT), 1, f"no test is called {name}")
     check_implementations(texts, findings)
     check_types(texts, findings)
     check_documents(args.binary, findings)

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "files.h"
+#include "fuzz/json_changes.h"
 #include "fuzz/targets.h"
 #include "mantissa/base/rng.h"
 
@@ -50,8 +52,8 @@ bool may_end_anywhere(const std::string& target) { return target == "examples" |
 // counts. 0: a beginning may be one.
 size_t indivisible_bytes(const std::string& target, const std::string& name, const std::string& input) {
   if (may_end_anywhere(target)) return 0;
-  if (target == "safetensors_file" || target == "gguf_file" || target == "mlx_folder" || name == "good-llmc" || name == "good-llmq" ||
-      name == "good-megatron")
+  if (target == "safetensors_file" || target == "gguf_file" || target == "mlx_folder" || target == "store_frames" || name == "good-llmc" ||
+      name == "good-llmq" || name == "good-megatron")
     return input.size();
   const size_t last = input.find_last_not_of(" \n");
   return target != "token_file" && (input[last] == '}' || input[last] == ']') ? last + 1 : 0;
@@ -120,6 +122,38 @@ TEST_P(FuzzTarget, KeepsItsPromisesOverChangesOfItsCorpus) {
       }
     }
   }
+}
+
+// They come past the first brackets: most of what was accepted still is JSON, and some of it is accepted.
+TEST_P(FuzzTarget, KeepsItsPromisesOverChangesOfTheStructureOfJson) {
+  int changes = 0, accepted = 0;
+  uint64_t number = 0;
+  for (const auto& [name, input] : corpus_of(GetParam())) {
+    if (!name.starts_with("good-")) continue;
+    for (int i = 0; i < 200; ++i) {
+      ++number;
+      uint32_t draws = 0;
+      const auto draw = [&](size_t below) { return random_words({.seed = 12, .stream = RngStream::test}, draws++, number)[0] % below; };
+      const auto changed = fuzz::with_changed_json(input, draw);
+      if (!changed) continue;
+      ++changes;
+      ASSERT_NO_THROW(accepted += GetParam().target(*changed) ? 1 : 0) << name << ": " << ::testing::PrintToString(*changed);
+    }
+  }
+  const std::set<std::string> without_json = {"chat_template", "gguf_file", "store_frames"};
+  EXPECT_EQ(changes > 0 && accepted > 0 && accepted < changes, !without_json.contains(GetParam().name)) << accepted << " of " << changes;
+}
+
+// A length before the text follows it, and so does what comes behind.
+TEST(JsonChanges, KeepWhatIsAroundTheText) {
+  const std::string input = std::string("\x07\0\0\0\0\0\0\0", 8) + R"({"a":1})" + "tail";
+  const auto changed = fuzz::with_changed_json(input, [](size_t below) { return below - 1; });
+  ASSERT_TRUE(changed.has_value());
+  EXPECT_TRUE(changed->ends_with("}tail"));
+  EXPECT_NE(changed, input);
+  EXPECT_EQ(static_cast<size_t>((*changed)[0]), changed->size() - 12);
+  EXPECT_FALSE(fuzz::with_changed_json("no brackets", [](size_t) { return size_t{0}; }));
+  EXPECT_FALSE(fuzz::with_changed_json("{\"a\": ", [](size_t) { return size_t{0}; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FuzzTarget, ::testing::ValuesIn(kTargets), [](const auto& target) { return std::string(target.param.name); });

@@ -33,7 +33,8 @@ bool chat_template(std::string_view input);  // the language of chat_template.ji
 bool hugging_face_config(std::string_view input);
 bool quantization_config(std::string_view input);  // the object of that name in config.json
 bool gguf_file(std::string_view input);
-bool mlx_folder(std::string_view input);  // config.json of a folder for mlx-lm; a zero; model.safetensors
+bool mlx_folder(std::string_view input);    // config.json of a folder for mlx-lm; a zero; model.safetensors
+bool store_frames(std::string_view input);  // bytes that an authenticated rank sends
 
 struct Named {
   const char* name;
@@ -53,7 +54,8 @@ inline constexpr Named kTargets[] = {{"safetensors_header", safetensors_header},
                                      {"hugging_face_config", hugging_face_config},
                                      {"quantization_config", quantization_config},
                                      {"gguf_file", gguf_file},
-                                     {"mlx_folder", mlx_folder}};
+                                     {"mlx_folder", mlx_folder},
+                                     {"store_frames", store_frames}};
 
 inline void promise(bool kept, const char* what) {
   if (!kept) throw std::logic_error(what);
