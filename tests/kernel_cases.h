@@ -19,7 +19,7 @@ inline const std::vector<KernelCase>& kernel_cases() {
     Cases add;
     for (const auto append :
          {elementwise_cases, gemms_cases, norms_cases, heads_cases, attention_cases, activations_cases, loss_and_optimizer_cases,
-          distillation_cases, quantize_cases, dequantize_cases, simulate_cases, route_cases, dispatch_cases, grouped_cases}) {
+          muon_cases, distillation_cases, quantize_cases, dequantize_cases, simulate_cases, route_cases, dispatch_cases, grouped_cases}) {
       append(add);
     }
     return std::move(add.all);

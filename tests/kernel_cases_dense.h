@@ -387,6 +387,87 @@ inline void squared_norms_of_many(Operands& o) {
   o.device().run_all(std::span<const SquaredNorm>(all));
 }
 
+// Moments of bf16: of an operand that is `stride` wide in the whole tensor.
+inline AdamW rounded_adamw_of(Operands& o, Shape shape, int64_t stride, bool with_value, double skip) {
+  const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact), grad = o.input_of(Dtype::f32, shape);
+  const Tensor m = o.updated("m", o.input_of(Dtype::bf16, shape, 0.1), kExact);
+  const Tensor v = o.updated("v", o.given(Dtype::bf16, shape, std::vector<double>(static_cast<size_t>(shape.elements()), 0.01)), kExact);
+  return {.master = master,
+          .m = m,
+          .v = v,
+          .grad = grad,
+          .step = o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.81, skip}),
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .value = with_value ? o.updated("value", o.input(shape), kExact) : Tensor(),
+          .rounding = {.seed = 77, .what = 5, .first = (uint64_t{1} << 34) + 3, .row_stride = stride}};
+}
+inline void rounded_adamw_case(Operands& o, Shape shape, int64_t stride, bool with_value, double skip) {
+  o.device().run(rounded_adamw_of(o, shape, stride, with_value, skip));
+}
+inline void rounded_adamw_of_many(Operands& o) {
+  std::vector<AdamW> all;
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{33, 257}, {1, 1}, {64, 3}})
+    all.push_back(rounded_adamw_of(o, {rows, columns}, rows == 1 ? 0 : columns + 9, rows == 64, 0.0));
+  o.device().run_all(std::span<const AdamW>(all));
+}
+
+// A momentum of bf16 where `stride` is that of a wider tensor.
+inline void muon_momentum_case(Operands& o, Shape shape, int64_t stride, bool nesterov, double skip) {
+  o.device().run(MuonMomentum{.m = o.updated("m", o.input_of(stride > 0 ? Dtype::bf16 : Dtype::f32, shape, 0.1), kExact),
+                              .grad = o.input_of(Dtype::f32, shape),
+                              .step = o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.81, skip}),
+                              .out = o.output("out", shape, kExact),
+                              .momentum = 0.95,
+                              .nesterov = nesterov,
+                              .rounding = {.seed = 77, .what = 5, .first = 6, .row_stride = stride}});
+}
+
+inline void muon_update_case(Operands& o, Shape shape, bool with_value, double skip) {
+  const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact);
+  o.device().run(MuonUpdate{.master = master,
+                            .direction = o.input(shape),
+                            .step = o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.81, skip}),
+                            .scale = 1.3,
+                            .weight_decay = 0.1,
+                            .value = with_value ? o.output("value", shape, kExact) : Tensor()});
+}
+
+inline void muon_cases(Cases& add) {
+  add("AdamW", "of_many_rounded", rounded_adamw_of_many);
+  for (const Shape shape : {Shape{1, 1}, Shape{7, 5}, Shape{33, 257}}) {
+    for (const double skip : {0.0, 1.0}) {
+      const std::string size = named({shape[0], shape[1]}) + (skip > 0.0 ? "_skipped" : "");
+      const int64_t wide = shape[1] + 9;
+      add("AdamW", size + "_rounded", [=](Operands& o) { rounded_adamw_case(o, shape, 0, false, skip); });
+      add("AdamW", size + "_rounded_part", [=](Operands& o) { rounded_adamw_case(o, shape, wide, true, skip); });
+      add("MuonMomentum", size, [=](Operands& o) { muon_momentum_case(o, shape, 0, false, skip); });
+      add("MuonMomentum", size + "_nesterov", [=](Operands& o) { muon_momentum_case(o, shape, 0, true, skip); });
+      add("MuonMomentum", size + "_rounded", [=](Operands& o) { muon_momentum_case(o, shape, shape[1], true, skip); });
+      add("MuonMomentum", size + "_rounded_part", [=](Operands& o) { muon_momentum_case(o, shape, wide, true, skip); });
+      add("MuonUpdate", size, [=](Operands& o) { muon_update_case(o, shape, false, skip); });
+      add("MuonUpdate", size + "_value", [=](Operands& o) { muon_update_case(o, shape, true, skip); });
+    }
+    add("DivideByNorm", named({shape[0], shape[1]}), [=](Operands& o) {
+      const std::vector<double> squares((static_cast<size_t>(shape[0]) + 31) / 32, 1.25);
+      const Tensor x = o.input(shape), partials = o.given(Dtype::f64, {std::ssize(squares)}, squares);
+      o.device().run(DivideByNorm{.x = x, .partials = partials, .out = o.output("out", shape, kExact)});
+    });
+  }
+  add("DivideByNorm", "of_zeros", [=](Operands& o) {
+    const Tensor x = o.updated("out", o.input({3, 5}), kExact);
+    o.device().run(DivideByNorm{.x = x, .partials = o.given(Dtype::f64, {1}, {0.0}), .out = x});
+  });
+  for (const int64_t n : {1, 7, 33, 300}) {
+    add("NewtonSchulzPolynomial", named({n}), [=](Operands& o) {
+      const Tensor gram = o.updated("gram", o.input({n, n}), kExact);
+      o.device().run(NewtonSchulzPolynomial{.gram = gram, .square = o.input_of(Dtype::f32, {n, n}), .a = 3.4445, .b = -4.775, .c = 2.0315});
+    });
+  }
+}
+
 inline void loss_and_optimizer_cases(Cases& add) {
   for (const auto& [rows, vocab, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
                                              {5, 3, 8},

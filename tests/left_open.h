@@ -41,6 +41,10 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"Unpermute", {"rows: columns", "x: rows"}},
       {"GroupedGemm", {"a: floating dtype", "out: floating dtype"}},  // values or stats, and values of either dtype beside codes
       {"AdamW", {"value: floating dtype"}},
+      {"MuonMomentum", {"grad: floating dtype", "m: floating dtype", "out: floating dtype"}},  // m may be bf16 beside any
+      {"DivideByNorm", {"out: memory of x"}},
+      {"NewtonSchulzPolynomial", {"gram: floating dtype"}},  // fp32 and bf16 values have the same stats
+      {"MuonUpdate", {"direction: floating dtype", "master: floating dtype", "value: floating dtype"}},
       {"FinishGradients", {"flags: rows", "partials: rows"}},
       {"Sum", {"x: floating dtype", "x: rank", "x: rows"}},
       {"SquaredNorm", {"x: columns", "x: floating dtype", "x: rank", "x: rows"}},

@@ -188,6 +188,14 @@ Json json_of(const std::vector<PlannedGemm>& gemms, const GemmDevice& device) {
   return {{"device", gemm_device_text(device)}, {"of", entries}};
 }
 
+int64_t parameters_of_muon(const PrecisionPlan& plan) {
+  int64_t out = 0;
+  for (const ModulePrecision& entry : plan.modules()) {
+    if (entry.training.muon && !entry.training.frozen()) out += entry.module.weight_elements();
+  }
+  return out;
+}
+
 void print_json(const Explanation& explained) {
   const auto& [config, plan, device, memory, bytes, gather, rates, time, price, gemm_device, gemms, warnings, epochs] = explained;
   Json all = plan.to_json();
@@ -202,6 +210,7 @@ void print_json(const Explanation& explained) {
   }
   all["buffers"] = plan.buffers();
   if (plan.trained_parameters() < plan.parameters()) all["trained_parameters"] = plan.trained_parameters();
+  if (const int64_t by_muon = parameters_of_muon(plan); by_muon > 0) all["parameters_of_muon"] = by_muon;
   all["device"] = device;
   all["quantized_gemms"] = plan.quantizes_operands() ? Json(quantized_gemms(gemms)) : Json();
   all["gemms"] = json_of(gemms, gemm_device);
@@ -320,10 +329,12 @@ void print_text(const Explanation& explained, PlanTable form) {
   if (form == PlanTable::narrow) {
     for (const std::string& line : recipe_lines(plan)) print(printable(line));
   }
+  const int64_t by_muon = parameters_of_muon(plan);
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
              plan.trained_parameters() < plan.parameters() ? text(", ", plan.trained_parameters(), " of them trained") : "",
+             by_muon > 0 ? text(", ", by_muon, " of them by Muon") : "",
              plan.buffers() > 0 ? text(", and expert biases of ", plan.buffers(), " elements, which are not trained") : "",
              " | resident weights ", amount(plan.bytes()), ", ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   const std::string held = amount(plan.bytes_on_rank(config.parallel.ranks()));

@@ -3,11 +3,12 @@
 
     .venv-interop/bin/python scripts/interop/torch_bench.py --mantissa build/release/bin/mantissa --config configs/quickstart.json --steps 20
 
-Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, and the largest relative difference
-of the losses; of a mixture of experts also that of auxiliary losses, in how many layers and steps loads differ, and by how much the logit (with
-expert biases: the biased score) of the last expert chosen exceeded the next, at the least. The learning rate of each step is the one mantissa
-logs. Exit 1 if --loss-tolerance is exceeded, by an auxiliary loss, too, and then also for other loads. Exit 3 if a margin was smaller than
---margin: rounding may choose others there, so nothing can be concluded, and another training.seed has to be tried.
+Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, the largest relative difference of
+the losses, and the largest difference of a weight at the end; of a mixture of experts also that of auxiliary losses, in how many layers and
+steps loads differ, and by how much the logit (with expert biases: the biased score) of the last expert chosen exceeded the next, at the least.
+The learning rate of each step is the one mantissa logs. Exit 1 if --weight-tolerance is exceeded, or --loss-tolerance, by an auxiliary loss,
+too, and then also for other loads. Exit 3 if a margin was smaller than --margin: rounding may choose others there, so nothing can be
+concluded, and another training.seed has to be tried.
 """
 import argparse
 import json
@@ -40,6 +41,7 @@ def arguments():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of both")
     parser.add_argument("--experts", choices=["loop", "grouped"], default="loop", help="in PyTorch: one after the other, or by its grouped product")
     parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
+    parser.add_argument("--weight-tolerance", type=float, help="largest difference of a weight at the end")
     parser.add_argument("--start-lr", type=float, default=3e-2, help="of the steps before those that are compared; with experts large ones collapse the routers, for speed take 1e-3")
     parser.add_argument("--teacher-share", type=float, help="learn from a teacher of one layer and twice the width, by this share of the loss")
     parser.add_argument("--teacher-temperature", type=float, default=1.0)
@@ -92,14 +94,14 @@ def report(who, step, loss, milliseconds, times):
 
 def train_in_turn(args, work):
     """The checkpoint both start from, milliseconds of both, and how far their losses and their routing are apart."""
-    ours, theirs, worst = [], [], 0.0
+    ours, theirs, worst, apart = [], [], 0.0, 0.0
     start = initial_checkpoint(args, work / "init")
     weights, batches = start.masters(), TrainingBatches(start)
     routing = RoutingComparison() if start.config["model"]["moe"] else None
     teacher = teacher_checkpoint(args, work / "teacher", 2 * start.config["model"]["hidden_size"]) if args.teacher_share else None
     taught = [f"training.teacher={teacher.folder}", f"training.teacher_weight={args.teacher_share}", f"training.teacher_temperature={args.teacher_temperature}"] if teacher else []
     for number in range(args.rounds):
-        steps, _ = train(args, work / f"round-{number}", f"checkpoint.init_from={start.folder}", *taught)
+        steps, saved = train(args, work / f"round-{number}", f"checkpoint.init_from={start.folder}", *taught)
         for step, record in enumerate(steps):
             report("mantissa", step, record["loss"], record["dt_ms"], ours)
         trainer = Trainer(model_of(start, args, teacher), weights, start.config, args.dtype == "bf16")
@@ -109,7 +111,9 @@ def train_in_turn(args, work):
             worst = max(worst, abs(record["loss"] - loss) / abs(loss))
             if routing:
                 routing.add(record["moe"], *trainer.model.take_statistics())
-    return start, ours, theirs, worst, routing
+        for name, master in Checkpoint(saved).masters().items():
+            apart = max(apart, float(abs(trainer.masters[name].detach().cpu().numpy().reshape(master.shape) - master).max()))
+    return start, ours, theirs, worst, apart, routing
 
 
 def verdict(args, worst, routing):
@@ -124,13 +128,15 @@ def main():
     torch.set_num_threads(args.threads)
     torch.set_default_device(args.device)
     with tempfile.TemporaryDirectory(prefix="torch-bench-") as work:
-        start, ours, theirs, worst, routing = train_in_turn(args, Path(work))
+        start, ours, theirs, worst, apart, routing = train_in_turn(args, Path(work))
     mantissa_ms, torch_ms = statistics.median(ours), statistics.median(theirs)
     training = start.config["training"]
     print(json.dumps({"summary": args.config, "dtype": args.dtype, "device": args.device, "threads": args.threads, "tokens_per_step": training["global_batch_size"] * training["seq_len"],
                       "steps": args.steps, "rounds": args.rounds, "mantissa_ms": round(mantissa_ms, 2), "torch_ms": round(torch_ms, 2),
-                      "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst,
+                      "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst, "largest_weight_difference": apart,
                       **(routing.summary() if routing else {}), "torch": torch.__version__}))
+    if args.weight_tolerance is not None and apart > args.weight_tolerance:
+        sys.exit(EXIT_DIFFERENT)
     if args.loss_tolerance is not None:
         sys.exit(verdict(args, worst, routing))
 

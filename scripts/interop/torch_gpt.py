@@ -3,6 +3,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch.optim import _muon
 
 
 class Gpt:
@@ -102,6 +103,48 @@ class TaughtGpt(Gpt):
         return self.share * divergence + (1 - self.share) * F.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
+def muon_weights(masters):
+    """The weights that mantissa trains by Muon: those of linears."""
+    linears = (".attn.qkv.", ".attn.out.", ".gate_up.", ".up.", ".down.")
+    return {name: m for name, m in masters.items() if m.dim() >= 2 and any(linear in name for linear in linears)}
+
+
+class Fp32InPlaceOfBf16:
+    """The module torch for torch.optim.Muon, which computes in bf16 whatever it is given."""
+
+    def __getattr__(self, name):
+        return getattr(torch, "float32" if name == "bfloat16" else name)
+
+
+class MuonOfParts:
+    """torch.optim.Muon over the parts of fused weights, as a Hugging Face checkpoint has them, and over each expert."""
+
+    def __init__(self, weights, config, bf16):
+        model, o = config["model"], config["optimizer"]
+        head = model["head_dim"] or model["hidden_size"] // model["num_attention_heads"]
+        kv_heads = model["num_key_value_heads"] or model["num_attention_heads"]
+        self.parts, self.bf16 = [], bf16  # the weight, its rows and the parameter that shares its memory
+        for name, weight in weights.items():
+            matrix = weight.detach().view(-1, weight.shape[-1])
+            experts = model["moe"]["num_experts"] if ".experts." in name else 1
+            each, begin = matrix.shape[0] // experts, 0
+            rows = [model["num_attention_heads"] * head, kv_heads * head, kv_heads * head] if ".qkv." in name else [each // 2] * 2 * experts if ".gate_up." in name else [each] * experts
+            for count in rows:
+                self.parts.append((weight, slice(begin, begin + count), torch.nn.Parameter(matrix[begin : begin + count])))
+                begin += count
+        m = o["muon"]
+        self.optimizer = torch.optim.Muon([part for *_, part in self.parts], lr=o["lr"], weight_decay=o["weight_decay"], momentum=m["momentum"],
+                                          nesterov=m["nesterov"], ns_steps=m["ns_steps"], adjust_lr_fn=m["scale"])
+
+    def step(self, lr):
+        for weight, rows, part in self.parts:
+            part.grad = weight.grad.view(-1, weight.shape[-1])[rows]
+        self.optimizer.param_groups[0]["lr"] = lr
+        _muon.torch = torch if self.bf16 else Fp32InPlaceOfBf16()
+        self.optimizer.step()
+        _muon.torch = torch
+
+
 class Trainer:
     """fp32, or bf16 parameters and activations under fp32 masters."""
 
@@ -112,9 +155,10 @@ class Trainer:
         self.masters = {name: torch.tensor(value, device=self.device).requires_grad_() for name, value in weights.items()}
         self.values = {name: m.detach().to(model.value_dtype(name)).requires_grad_() for name, m in self.masters.items()} if bf16 else self.masters
         o = config["optimizer"]
-        matrices = [m for m in self.masters.values() if m.dim() >= 2]
-        vectors = [m for m in self.masters.values() if m.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": o["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}]
+        by_muon = muon_weights(self.masters) if o["type"] == "muon" else {}
+        self.muon = MuonOfParts(by_muon, config, bf16) if by_muon else None
+        by_adamw = [m for name, m in self.masters.items() if name not in by_muon]
+        groups = [{"params": [m for m in by_adamw if m.dim() >= 2], "weight_decay": o["weight_decay"]}, {"params": [m for m in by_adamw if m.dim() < 2], "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], fused=True)
 
     def step(self, rows, lr):
@@ -134,8 +178,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        if self.muon:
+            self.muon.step(lr)
         self.model.step_taken()
-        self.optimizer.zero_grad()
+        for master in self.masters.values():
+            master.grad = None
         if self.bf16:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.values.values()), list(self.masters.values()))

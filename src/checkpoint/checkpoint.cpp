@@ -35,11 +35,23 @@ void require_saved_as(const ManifestTensor& saved, Dtype dtype, const std::vecto
           saved.dtype, " ", shape_text(saved.shape), ", but the model needs ", dtype, " ", shape_text(needed));
 }
 
-// Reads what belongs to a shard, "master.", "m." or "v." of its parameter, as read_shard() does.
-std::string read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
-  require_saved_as(reader.tensor(prefix + shard.of->name), out.dtype(), dimensions(shard.of->stored_shape()), reader);
-  CheckpointWeights weights(reader, prefix);
+// Reads the master of a shard, as read_shard() does.
+std::string read_master(CheckpointReader& reader, const ParameterShard& shard, const Tensor& out) {
+  require_saved_as(reader.tensor("master." + shard.of->name), out.dtype(), dimensions(shard.of->stored_shape()), reader);
+  CheckpointWeights weights(reader);
   return read_shard(weights, shard, out);
+}
+
+// Reads a moment of a shard, "m." or "v."; padding becomes zeros.
+void read_moment(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
+  if (!out.defined()) return;
+  const std::string name = prefix + shard.of->name;
+  require_saved_as(reader.tensor(name), out.dtype(), dimensions(shard.of->stored_shape()), reader);
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    fill_from_host(out.slice(chunk.begin - shard.begin, chunk.end - shard.begin),
+                   [&](std::span<std::byte> bytes) { reader.read(name, box_of(shard, chunk), bytes); });
+  }
+  out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
 }
 
 // Reads buffers whole, on every rank.
@@ -85,15 +97,24 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\nto start a new run from its weights, use checkpoint.init_from");
 }
 
-// Requires the moments of all that is trained. Those of what is frozen from now on are left behind.
-void require_moments(const CheckpointReader& reader, const PrecisionPlan& plan) {
-  std::set<std::string> names;
-  for (const ManifestTensor& tensor : reader.manifest().tensors) names.insert(tensor.name);
+// Requires the moments of all that is trained, as the optimizer needs them. Those of what is frozen from now on are left behind.
+void require_moments(const CheckpointReader& reader, const PrecisionPlan& plan, Dtype dtype) {
+  std::map<std::string, Dtype> saved;
+  for (const ManifestTensor& tensor : reader.manifest().tensors) saved.emplace(tensor.name, tensor.dtype);
+  constexpr const char* kStartAnew = "start a new run from these weights with checkpoint.init_from";
   for (const ModulePrecision& entry : plan.modules()) {
-    const std::string name = entry.module.weight_name();
-    require(entry.training.frozen() || !names.contains("master." + name) || names.contains("m." + name), ExitCode::usage,
-            "optimizer.rules: ", entry.module.path, " is trained here, but was frozen in ", reader.directory().string(),
-            ", which has no moments of it; to train it, start a new run from these weights with checkpoint.init_from");
+    const std::string name = entry.module.weight_name(), folder = reader.directory().string();
+    if (entry.training.frozen() || !saved.contains("master." + name)) continue;
+    const auto first = saved.find("m." + name);
+    require(first != saved.end(), ExitCode::usage, "optimizer.rules: ", entry.module.path, " is trained here, but was frozen in ", folder,
+            ", which has no moments of it; to train it, ", kStartAnew);
+    const char* const names[] = {"AdamW", "Muon"};
+    const bool muon = entry.training.muon, was_muon = !saved.contains("v." + name);
+    require(muon == was_muon, ExitCode::usage, "optimizer.type: ", entry.module.path, " is trained by ", names[muon ? 1 : 0],
+            " here, but by ", names[was_muon ? 1 : 0], " in ", folder, ", whose moments are of no use to the other; to change it, ",
+            kStartAnew);
+    require(first->second == dtype, ExitCode::usage, "optimizer.moments: ", dtype, ", but those in ", folder, " are ", first->second,
+            ": set it to ", first->second, ", or ", kStartAnew);
   }
 }
 
@@ -128,7 +149,7 @@ Resumable resumable(const CheckpointReader& reader, const RunConfig& config, con
   require_same_order(saved, config, folder);
   require(!has_other_tokenizer(reader, data), ExitCode::usage, folder, " was trained with a tokenizer that differs from data.tokenizer");
   require_biases_kept(reader, has_expert_bias(config.model));
-  require_moments(reader, plan);
+  require_moments(reader, plan, config.optimizer.moments);
   require_steps_of_epochs(manifest, config.training, data.train->samples(), folder);
   auto state = from_json<TrainState>(manifest.state, source + ": state");
   state.step = manifest.step;
@@ -189,9 +210,8 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
       {}};
   for (const Optimizer::State& own : parts.optimizer.states()) {
     add_tensor(content, "master.", own.shard, own.master);
-    if (!own.shard.of->trained()) continue;
-    add_tensor(content, "m.", own.shard, own.first_moment);
-    add_tensor(content, "v.", own.shard, own.second_moment);
+    if (own.first_moment.defined()) add_tensor(content, "m.", own.shard, own.first_moment);
+    if (own.second_moment.defined()) add_tensor(content, "v.", own.shard, own.second_moment);
   }
   if (shards.mesh().world.rank() > 0) return content;
   for (const TokenizerFile& file : parts.files) {
@@ -225,9 +245,8 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   load_weights(reader, parts.plan, purpose_of_resume(parts.config), parts.parameters, &parts.optimizer);
   agree_on_reading(world, [&] {
     for (const Optimizer::State& own : parts.optimizer.states()) {
-      if (!own.shard.of->trained()) continue;
-      read_saved(reader, "m.", own.shard, own.first_moment);
-      read_saved(reader, "v.", own.shard, own.second_moment);
+      read_moment(reader, "m.", own.shard, own.first_moment);
+      read_moment(reader, "v.", own.shard, own.second_moment);
     }
   });
   parts.optimizer.set_updates(found.state.updates);
@@ -242,7 +261,7 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      const std::string found = read_saved(reader, "master.", shard, master);
+      const std::string found = read_master(reader, shard, master);
       parameters.store(shard, master);
       if (bad.empty()) bad = found;
     };

@@ -1,7 +1,7 @@
-// Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and, unless it is frozen, both moments
-// ("m.<name>", "v.<name>"), each buffer ("buffer.<name>"), tokenizer files of the model that it started from ("file.<name>"), the counters,
-// the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a function of the step; values in the compute
-// dtype are rounded from the masters on load.
+// Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and, unless it is frozen, its
+// moments ("m.<name>" and, of AdamW, "v.<name>"; fp32 or bf16), each buffer ("buffer.<name>"), tokenizer files of the model that it started
+// from ("file.<name>"), the counters, the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a function
+// of the step; values in the compute dtype are rounded from the masters on load.
 #pragma once
 
 #include <array>

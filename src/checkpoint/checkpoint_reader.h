@@ -128,11 +128,11 @@ Quantization packed_form(Format format);
 int64_t code_bytes(const WeightForm& form);
 int64_t scale_bytes(const WeightForm& form);
 
-// Reads the masters "master.NAME" of a checkpoint, which are fp32, or its moments.
+// Reads the masters "master.NAME" of a checkpoint, which are fp32.
 class CheckpointWeights : public TensorReader {
  public:
   // The reader must outlive this.
-  explicit CheckpointWeights(CheckpointReader& reader, const char* prefix = "master.") : reader_(reader), prefix_(prefix) {}
+  explicit CheckpointWeights(CheckpointReader& reader) : reader_(reader) {}
   std::string where() const override { return reader_.directory().string(); }
   bool has(const std::string& parameter) const override { return reader_.has(name_of(parameter)); }
   WeightForm form(const std::string&) const override { return {.master = true}; }
@@ -141,9 +141,8 @@ class CheckpointWeights : public TensorReader {
                   std::span<std::byte> scales) override;
 
  private:
-  std::string name_of(const std::string& parameter) const { return prefix_ + parameter; }
+  static std::string name_of(const std::string& parameter) { return "master." + parameter; }
   CheckpointReader& reader_;
-  const char* prefix_;
 };
 
 // Reads shards of parameters from a checkpoint or a folder.

@@ -140,6 +140,29 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   divide_experts(config, report);
 }
 
+// Names modules that a rule takes, for errors: "final_norm and 3 more".
+std::string and_more(const std::vector<std::string>& paths) {
+  return paths.front() + (paths.size() > 1 ? text(" and ", paths.size() - 1, " more") : "");
+}
+
+// Reports a rule that chooses an optimizer for modules that have no choice. `chosen` are the rules of the modules.
+void check_rule_type(const OptimizerConfig& config, size_t rule, const std::vector<std::optional<size_t>>& chosen, const ModelShape& model,
+                     ConfigReport& report) {
+  const OptimizerRule& of = config.rules[rule];
+  const std::string key = text("optimizer.rules.", rule, ".type");
+  if (!of.type) return;
+  if (of.lr_factor == 0.0) return report.error(key, "does nothing, because lr_factor 0 freezes these modules");
+  std::vector<std::string> others;
+  for (size_t m = 0; m < chosen.size(); ++m) {
+    if (chosen[m] != rule) continue;
+    if (model.modules[m].kind == ModuleKind::linear) return;
+    others.push_back(model.modules[m].path);
+  }
+  if (others.empty()) return;
+  report.error(key, text("does nothing, because \"", shortened(of.match), "\" takes ", and_more(others),
+                         ", and AdamW trains all that is no linear: embeddings, norms, sinks, routers and the output projection"));
+}
+
 // Returns how each module is trained. Reports rules that match nothing, and those that leave nothing to train.
 std::vector<ModuleTraining> resolve_training(const OptimizerConfig& config, const ModelShape& model, ConfigReport& report) {
   constexpr size_t kMostRules = 1000;  // each is compared with each module
@@ -154,11 +177,12 @@ std::vector<ModuleTraining> resolve_training(const OptimizerConfig& config, cons
   for (const OptimizerRule& rule : config.rules) patterns.push_back(rule.match);
   const auto chosen = assign_patterns(patterns, modules, "optimizer.rules", report);
   for (size_t i = 0; i < training.size(); ++i) {
-    if (!chosen[i]) continue;
-    const OptimizerRule& rule = config.rules[*chosen[i]];
-    training[i] = {.lr_factor = rule.lr_factor, .weight_decay = rule.weight_decay};
+    const OptimizerRule rule = chosen[i] ? config.rules[*chosen[i]] : OptimizerRule{};
+    const bool muon = rule.type.value_or(config.type) == OptimizerType::muon && model.modules[i].kind == ModuleKind::linear;
+    training[i] = {.lr_factor = rule.lr_factor, .weight_decay = rule.weight_decay, .muon = muon};
   }
   for (size_t i = 0; i < config.rules.size(); ++i) {
+    check_rule_type(config, i, chosen, model, report);
     const OptimizerRule& rule = config.rules[i];
     const std::string key = text("optimizer.rules.", i, ".weight_decay");
     if (!rule.weight_decay) continue;
@@ -174,11 +198,13 @@ std::vector<ModuleTraining> resolve_training(const OptimizerConfig& config, cons
       decays = decays || model.modules[m].in > 0;
     }
     if (!decays && !without.empty()) {
-      const std::string more = without.size() > 1 ? text(" and ", without.size() - 1, " more") : "";
-      report.error(key, text("does nothing, because \"", shortened(rule.match), "\" takes ", without.front(), more,
+      report.error(key, text("does nothing, because \"", shortened(rule.match), "\" takes ", and_more(without),
                              ", and norms, sinks and biases do not decay"));
     }
   }
+  const bool any_by_muon = std::ranges::any_of(training, [](const ModuleTraining& one) { return one.muon && !one.frozen(); });
+  if (config.muon != MuonConfig{} && !any_by_muon)
+    report.error("optimizer.muon", "changes nothing, because Muon trains no module: set optimizer.type to muon, or the type of a rule");
   if (std::ranges::all_of(training, &ModuleTraining::frozen)) report.error("optimizer.rules", "freeze every module, so nothing is trained");
   return training;
 }
@@ -416,7 +442,7 @@ RunConfig teacher_config(const RunConfig& config) {
   out.precision.dtype = config.precision.dtype;
   out.precision.native_products = config.precision.native_products;
   out.precision.grouped_gemms = config.precision.grouped_gemms;
-  out.optimizer.rules.clear();
+  out.optimizer = {};  // it is not trained
   out.teacher.reset();
   ConfigReport report;
   divide_model(out.model, out.parallel.tensor, report);

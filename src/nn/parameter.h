@@ -70,6 +70,8 @@ struct ParameterSpec {
 
   bool among_experts() const { return sharding.ranks.expert > 1; }
   bool trained() const { return !training.frozen(); }
+  bool by_muon() const { return trained() && training.muon && shape.rank() == 2; }  // else by AdamW
+  int64_t moments() const { return !trained() ? 0 : by_muon() ? 1 : 2; }            // each with as many elements
   int64_t gradient_rows() const { return shape[0] * sources; }
 };
 

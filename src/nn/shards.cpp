@@ -121,7 +121,7 @@ Layout::Share Layout::share(const Boundary& begin, const Boundary& end) const {
     const int64_t room = arena_elements((last - first) * row_elements(parameter)) * kFp32Bytes;
     if (!(parameter.keeps_value && parameter.dtype == Dtype::f32)) share.masters += room;
     if (!parameter.trained()) continue;
-    share.moments += 2 * room;
+    share.moments += parameter.moments() * room;
     share.norm_blocks += ceil_div(last - first, 32);
     if (parameter.partial_gradient) share.partial += (last - first) * row_elements(parameter) * kFp32Bytes;
     if (parameter.among_experts()) of_experts += (last - first) * row_elements(parameter) * kFp32Bytes;
@@ -138,9 +138,12 @@ std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const
 }
 
 Shards::Shards(ParameterSet& parameters, Mesh mesh, std::optional<int64_t> least_bucket)
-    : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world, &parameters.device()) {
-  const Layout layout({parameters.all().begin(), parameters.all().end()}, least_bucket.value_or(bucket_bytes(mesh_.data.size())));
-  for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
+    : parameters_(parameters),
+      mesh_(std::move(mesh)),
+      layout_({parameters.all().begin(), parameters.all().end()}, least_bucket.value_or(bucket_bytes(mesh_.data.size()))),
+      ready_(parameters.all().size()),
+      queue_(mesh_.world, &parameters.device()) {
+  for (const Layout::Bucket& bucket : layout_.buckets()) add_bucket(bucket);
   int64_t scratch = 0;  // for the shares of other ranks in the largest range that is summed
   for (const Bucket& bucket : buckets_) {
     for (const Gradients& range : bucket.exchanged) scratch = std::max(scratch, group(bucket).scratch_elements(range.counts));
@@ -155,10 +158,10 @@ Shards::~Shards() {
   }
 }
 
-void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
+void Shards::add_bucket(const Layout::Bucket& of) {
   Bucket bucket;
   bucket.of_experts = of.of_experts;
-  bucket.boundaries = layout.boundaries(of, group(bucket).size());
+  bucket.boundaries = layout_.boundaries(of, group(bucket).size());
   bucket.others_begin = others_.size();
   for (int r = 0; r < group(bucket).size(); ++r) {
     const auto at = static_cast<size_t>(r);

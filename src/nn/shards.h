@@ -69,7 +69,7 @@ class Layout {
     int64_t gradients = 0, gathered = 0;
     int64_t partial = 0;  // part of the gradients, without gaps, that tensor ranks sum
     int64_t masters = 0;  // masters kept apart from the values
-    int64_t moments = 0;  // both
+    int64_t moments = 0;  // all, in fp32
     int64_t norm_blocks = 0;
   };
   std::vector<Share> shares(const Bucket& bucket, int ranks) const;
@@ -103,6 +103,7 @@ class Shards {
   Shards& operator=(const Shards&) = delete;
 
   const Mesh& mesh() const { return mesh_; }
+  const Layout& layout() const { return layout_; }
   size_t buckets() const { return buckets_.size(); }
   // Returns the own shards in the order of the buckets, the parameters and the rows. own_end(b): how many of them lie in buckets 0 .. b.
   const std::vector<ParameterShard>& own() const { return own_; }
@@ -160,7 +161,7 @@ class Shards {
     bool sent = false;
     Work gradients = {}, values = {};
   };
-  void add_bucket(const Layout& layout, const Layout::Bucket& of);
+  void add_bucket(const Layout::Bucket& of);
   void plan_gradients(Bucket& bucket) const;
   // Returns the ranges of parameters [first, last) of the bucket in each arena where they have any.
   std::vector<Range> ranges(const Bucket& bucket, size_t first, size_t last) const;
@@ -178,6 +179,7 @@ class Shards {
 
   ParameterSet& parameters_;
   Mesh mesh_;
+  Layout layout_;
   std::vector<Bucket> buckets_;
   std::vector<ParameterShard> own_, others_;
   std::vector<bool> ready_;  // by parameter: its gradient is complete

@@ -1,5 +1,5 @@
-// AdamW over the shards of a model, with the global gradient norm and its clipping, and the learning rate. It owns the fp32 masters and
-// both moments.
+// AdamW over the shards of a model, Muon over those of matrices that a rule gives it, the global gradient norm and its clipping, and the
+// learning rate. It owns the fp32 masters and the moments.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,23 @@
 #include <vector>
 
 #include "mantissa/config/run_config.h"
+#include "optim/muon.h"
 #include "optim/step_control.h"
 
 namespace mantissa {
+
+struct OptimizerNumerics {
+  Dtype directions = Dtype::f32;  // in which Muon computes; fp64 where the masters are
+  uint64_t seed = 0;              // decides how moments of bf16 are rounded
+};
 
 class Optimizer {
  public:
   // The moments start at 0 and the masters undefined: initialize() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer. Among several ranks this one owns its Shards; all ranks then call initialize(),
   // store_masters() and update() together.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, std::optional<int64_t> least_bucket = {});
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, std::optional<int64_t> least_bucket = {},
+            const OptimizerNumerics& numerics = {});
   Shards& shards() { return shards_; }
   const Shards& shards() const { return shards_; }
 
@@ -39,7 +46,8 @@ class Optimizer {
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // A shard with its fp32 state, in its shape; the master is the value where that is fp32. A frozen one has no moments.
+  // A shard with its state, in its shape; the fp32 master is the value where that is fp32. A frozen one has no moments, one of Muon has the
+  // first, which is its momentum.
   struct State {
     ParameterShard shard;
     Tensor master, first_moment, second_moment;
@@ -57,13 +65,26 @@ class Optimizer {
   Nonfinite first_nonfinite(Checked values) const;
 
  private:
-  void apply(size_t begin, size_t end);
+  // Rows of a shard whose moments are rounded with numbers that follow each other; all rows where moments are not rounded.
+  struct Run {
+    int64_t begin, end;
+    MomentRounding rounding;
+  };
+  std::vector<Run> runs(const ParameterShard& shard) const;
+  const Tensor& step_of(const State& state) const;
+  double decay_of(const State& state) const;
+  Tensor momentum(const State& state) const;
+  void apply(size_t begin, size_t end, std::vector<Tensor>& directions);
+  void update_by_muon(size_t index, const Tensor& direction, const Tensor& rounding) const;
+  std::vector<AdamW> by_adamw(const State& state, const Tensor& rounding) const;
 
   ParameterSet& parameters_;
   Shards shards_;
   OptimizerConfig config_;
+  uint64_t seed_;
   int64_t updates_ = 0;
   std::vector<State> states_;
+  Muon muon_;
   Tensor step_;                      // StepValue
   std::map<double, Tensor> scaled_;  // step_ with another learning rate, by its factor
   StepControl control_{shards_};

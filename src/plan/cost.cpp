@@ -13,6 +13,7 @@
 #include "models/model_shape.h"
 #include "nn/modules.h"
 #include "nn/shards.h"
+#include "optim/muon.h"
 #include "optim/optimizer.h"
 #include "plan/memory.h"
 
@@ -347,6 +348,37 @@ double gather_not_hidden(const ModelWork& work, const std::vector<double>& secon
   return waited;
 }
 
+// Rows of Muon's matrices go to the ranks that compute them, and directions back: bytes of each way, headers of both.
+struct MuonTraffic {
+  int64_t sent = 0, between_hosts = 0, busiest = 0, control = 0;
+  double seconds = 0.0;  // both ways, of the rank that needs most
+};
+MuonTraffic muon_traffic(const RunConfig& config, const PrecisionPlan& plan, const Layout& layout, const Hosts& hosts) {
+  const auto matrices = muon_matrices(layout, static_cast<int>(config.parallel.data), config.parallel.ranks());
+  const int64_t world = config.parallel.world();
+  MuonTraffic out;
+  if (matrices.empty() || world == 1) return out;
+  std::vector<Moved> moved(static_cast<size_t>(world));
+  for (const MuonMatrix& matrix : matrices) {
+    const int64_t row = layout.parameters()[matrix.parameter].shape[1] * dtype_bytes(plan.compute());
+    for (const MuonMatrix::Piece& piece : matrix.pieces) {
+      if (piece.rank == matrix.owner) continue;
+      const int64_t bytes = (piece.end - piece.begin) * row;
+      const bool here = hosts.of(piece.rank) == hosts.of(matrix.owner);
+      Moved &from = moved[static_cast<size_t>(piece.rank)], &to = moved[static_cast<size_t>(matrix.owner)];
+      (here ? from.sent_inside : from.sent_between) += bytes;
+      (here ? to.received_inside : to.received_between) += bytes;
+      out.sent += bytes;
+      if (!here) out.between_hosts += bytes;
+    }
+  }
+  for (const Moved& each : moved)
+    out.busiest = std::max({out.busiest, each.sent_inside + each.sent_between, each.received_inside + each.received_between});
+  out.seconds = 2 * exchange_seconds(hosts, moved);
+  out.control = 2 * world * (world - 1) * kHeaderBytes;
+  return out;
+}
+
 DryPass exchanges_of_pass(const RunConfig& config, const PrecisionPlan& plan) {
   return config.parallel.ranks().several() ? dry_pass(config, plan) : DryPass{};
 }
@@ -391,12 +423,17 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t
     calls += (ranks > 1 && trained > 0 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
     out.busiest += busiest(shares, tensor).all();
   }
+  const MuonTraffic muon = muon_traffic(config, plan, layout, hosts);
+  out.sent.gradients += muon.sent, out.sent.parameters += muon.sent;
+  out.between_hosts.gradients += muon.between_hosts, out.between_hosts.parameters += muon.between_hosts;
+  out.busiest += 2 * muon.busiest;
+  out.sent.control += muon.control;
   out.busiest += *config.training.grad_accum * (pass.tensor.busiest + pass.experts.busiest);
   out.sent.activations = replicas * pass.tensor.bytes + tensor * groups * pass.experts.bytes;
   out.between_hosts.activations = static_cast<int64_t>(crossing_tensor * static_cast<double>(replicas * pass.tensor.bytes) +
                                                        crossing_experts * static_cast<double>(tensor * groups * pass.experts.bytes));
-  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeaderBytes + replicas * pass.tensor.control +
-                     tensor * groups * pass.experts.control;
+  out.sent.control += control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeaderBytes + replicas * pass.tensor.control +
+                      tensor * groups * pass.experts.control;
   return out;
 }
 
@@ -437,13 +474,14 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
     exchange.push_back(held.gradients + seconds(partial_bytes(shares, tensor), by_tensor));
     gather.push_back(held.gathered);
   }
-  out.exchange = std::accumulate(exchange.begin(), exchange.end(), 0.0);
+  const double muon = muon_traffic(config, plan, layout, hosts).seconds;
+  out.exchange = std::accumulate(exchange.begin(), exchange.end(), muon);
   out.gather = std::accumulate(gather.begin(), gather.end(), 0.0);
   const DryPass pass = exchanges_of_pass(config, plan);
   out.activations = seconds(micro_batches * pass.tensor.busiest, by_tensor) + seconds(micro_batches * pass.experts.busiest, by_experts);
   if (!rates.flops) return out;
   const bool beside = tensor == 1 && config.parallel.expert == 1;
-  out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;
+  out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) + muon : *out.exchange;
   out.gather_not_hidden = beside ? gather_not_hidden(work, gather, tokens / *rates.flops) : *out.gather;
   out.step = *out.compute + *out.activations + *out.exchange_not_hidden + *out.gather_not_hidden;
   return out;

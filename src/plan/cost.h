@@ -9,8 +9,8 @@
 //   activations  what a rank sends or receives of those that tensor ranks exchange, and of tokens that are dispatched to
 //                experts and combined, if each expert gets as many; one exchange after the other; not hidden
 //   exchange     the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when the
-//   pass
-//                is through with b and the exchange of the bucket before has ended. What ends after the pass is not hidden.
+//                pass is through with b and the exchange of the bucket before has ended. What ends after the pass is not hidden. The rows
+//                of Muon's matrices, on their ways to the ranks that compute them and back, are part of it, and never hidden.
 //   gather       the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits
 //                is not hidden.
 //   step         compute + activations + what is not hidden of exchange and gather

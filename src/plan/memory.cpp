@@ -15,6 +15,7 @@
 #include "nn/modules.h"
 #include "nn/shards.h"
 #include "optim/accumulation.h"
+#include "optim/muon.h"
 
 namespace mantissa {
 namespace {
@@ -130,8 +131,15 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.masters = bytes(static_cast<double>(all.fp32_values) + static_cast<double>(most.masters));
   estimate.values = bytes(static_cast<double>(all.other_values + all.codes + all.copies + 4 * plan.buffers()));
   estimate.gradients = bytes(static_cast<double>(all.gradients) * static_cast<double>(buffers));
-  estimate.optimizer = bytes(static_cast<double>(most.moments));
+  estimate.optimizer = bytes(static_cast<double>(most.moments) * static_cast<double>(dtype_bytes(config.optimizer.moments)) / 4);
   estimate.exchange = bytes(static_cast<double>(largest));
+}
+
+int64_t optimizer_workspace(const RunConfig& config, const PrecisionPlan& plan) {
+  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()),
+                      Shards::bucket_bytes(config.parallel.data));
+  const auto data = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
+  return muon_workspace(layout, muon_matrices(layout, data, config.parallel.ranks()), data * config.parallel.tensor, plan.compute());
 }
 
 double forward_flops_per_token(const ModelConfig& model, int64_t seq_len) {
@@ -157,7 +165,8 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
   estimate.activations = pass.activations;
-  estimate.workspace = pass.workspace;
+  // The optimizer needs its own when that of the passes is free again.
+  estimate.workspace = std::max(pass.workspace, optimizer_workspace(config, plan) - pass.activations);
   estimate.teacher = teacher_bytes(config);
   if (backend_name(config.training.device) == "cuda") {
     constexpr int64_t kLanes = 2, kBytesPerToken = 4 * 4;  // tokens, targets, positions and segment starts, i32

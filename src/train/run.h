@@ -97,7 +97,7 @@ inline std::optional<double> teacher_weight(const TrainingConfig& config) {
 FoundTeacher read_teacher(const StartParts& parts, const StartPoint& found, Gpt* teacher);
 
 // Returns the size of a checkpoint as Manifest::bytes() has it.
-int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);
+int64_t checkpoint_bytes(const RunConfig& config, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files);
 
 // Returns how many checkpoints lie side by side at most beyond those that are there. step: that at which the run goes on; kept: the
 // checkpoints there, which later ones replace.
@@ -164,7 +164,7 @@ struct Run {
         device(open_run_device(config, plan, mesh.world, own_device)),
         teacher(make_teacher(config, *device, mesh)),
         model(config.model, *device, plan, training_options(config, mesh)),
-        optimizer(model.parameters(), config.optimizer, mesh),
+        optimizer(model.parameters(), config.optimizer, mesh, {}, {.directions = plan.compute(), .seed = config.training.seed}),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
         batches(
             *data.train, model,

@@ -98,11 +98,15 @@ bool stays(const CheckpointConfig& config, int64_t step) { return config.keep_ev
 
 }  // namespace
 
-int64_t checkpoint_bytes(const ModelConfig& model, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files) {
-  constexpr int64_t kValue = sizeof(float), kMasterAndMoments = 3 * kValue;
+int64_t checkpoint_bytes(const RunConfig& config, const PrecisionPlan& plan, const std::vector<TokenizerFile>& files) {
+  constexpr int64_t kValue = sizeof(float);
+  const ModelConfig& model = config.model;
   int64_t bytes = 0;
-  for (const ParameterShape& parameter : parameter_shapes(model_shape(model)))
-    bytes += (plan.module_of(parameter.name).training.frozen() ? kValue : kMasterAndMoments) * parameter.shape.elements();
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
+    const ModuleTraining& training = plan.module_of(parameter.name).training;
+    const int64_t moments = training.frozen() ? 0 : training.muon && parameter.shape.rank() == 2 ? 1 : 2;
+    bytes += (kValue + moments * dtype_bytes(config.optimizer.moments)) * parameter.shape.elements();
+  }
   for (const ParameterShape& buffer : buffer_shapes(model_shape(model))) bytes += kValue * buffer.shape.elements();
   for (const TokenizerFile& file : files) bytes += std::ssize(file.bytes);
   return bytes;
@@ -130,7 +134,7 @@ std::string find_room_for_saves(const RunConfig& config, const PrecisionPlan& pl
   std::vector<CheckpointStatus> own;  // checkpoints in the folder of the run up to its step, oldest first
   if (start.own) own = list_checkpoints(checkpoint.dir);
   std::erase_if(own, [&](const CheckpointStatus& saved) { return !saved.problem.empty() || saved.step > start.step; });
-  const int64_t one = checkpoint_bytes(config.model, plan, files);
+  const int64_t one = checkpoint_bytes(config, plan, files);
   int64_t reclaimable = 0;  // for the last state: all but the newest
   for (size_t i = 0; i + 1 < own.size(); ++i)
     if (!stays(checkpoint, own[i].step) && !own[i].best) reclaimable += own[i].bytes;

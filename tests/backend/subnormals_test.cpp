@@ -56,9 +56,9 @@ const std::map<std::string, Mode>& modes() {
                                "GroupedGemm",
                                "GroupedWeightGradient"})
       out[kernel] = Mode::flushed;
-    for (const char* kernel :
-         {"Convert", "Add", "TreeSum", "QuantizationError", "Simulate", "AttentionSinkGradient", "RouteForward", "RouteBackward",
-          "RouterLosses", "AddGroupedBias", "GroupedBiasGradient", "GroupedBiasDot", "AdamW", "Sum", "SquaredNorm"})
+    for (const char* kernel : {"Convert", "Add", "TreeSum", "QuantizationError", "Simulate", "AttentionSinkGradient", "RouteForward",
+                               "RouteBackward", "RouterLosses", "AddGroupedBias", "GroupedBiasGradient", "GroupedBiasDot", "AdamW",
+                               "MuonMomentum", "DivideByNorm", "NewtonSchulzPolynomial", "MuonUpdate", "Sum", "SquaredNorm"})
       out[kernel] = Mode::honored;
     return out;
   }();

@@ -39,6 +39,7 @@ const std::vector<Named> kRecipes = {
     // Codes travel where a recipe reads them, and values where wgrad reads those beside them: not for a forward pass that keeps no input.
     {"forward", {kForward, "precision.recipe=forward"}},
     {"again", {kForward, "precision.recipe=forward", "training.recompute=full"}},
+    {"muon", {"optimizer.type=muon"}},
 };
 
 Sets experts(Sets more) {
@@ -116,6 +117,7 @@ TEST_F(PlannedBytes, OfDataRanksAreSent) { expect_on({{2, 1}, {4, 1}}, all_model
 TEST_F(PlannedBytes, OfTensorRanksAreSent) { expect_on({{1, 2}, {1, 2, true}, {1, 4}, {1, 4, true}, {2, 2}, {2, 2, true}}, all_models()); }
 
 TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
+  expect({4, 1, false, 2}, kRecipes.back(), kExperts.front());
   expect_on({{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}, {2, 2, true, 2}}, kExperts);
 }
 

@@ -81,7 +81,7 @@ Held held(const RunConfig& config, const Mesh& mesh) {
   const auto in_use = [&] { return device->allocator_stats().in_use; };
   const std::unique_ptr<Gpt> teacher = make_teacher(config, *device, mesh);
   Gpt model(config.model, *device, resolve_plan(config), training_options(config, mesh));
-  Optimizer optimizer(model.parameters(), config.optimizer, mesh);
+  Optimizer optimizer(model.parameters(), config.optimizer, mesh, {}, {.directions = config.precision.dtype});
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
   optimizer.initialize(1);
   const Batch batch = batch_of(config);
@@ -166,6 +166,8 @@ TEST(RankMemory, IsWhatIsPredicted) {
     for (const std::vector<std::string>& sets : {std::vector<std::string>{"precision.dtype=fp32"},
                                                  {"precision.dtype=bf16"},
                                                  {"precision.dtype=bf16", "training.recompute=full"},
+                                                 {"precision.dtype=bf16", "optimizer.type=muon"},
+                                                 {"precision.dtype=bf16", "optimizer.moments=bf16"},
                                                  {"precision.recipe=mxfp8", "precision.dtype=fp32"},
                                                  {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"},
                                                  {"precision.recipe=mxfp8", "training.recompute=selective"},

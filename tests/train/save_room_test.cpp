@@ -46,12 +46,13 @@ TEST_F(SavedSize, IsKnownBeforeTheSave) {
        {std::pair("dense", std::vector{tokenizer, std::string("model.attention_bias=all")}),
         {"experts", {tokenizer, R"(model.moe={"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64,
                                       "score": "sigmoid", "bias_update_rate": 1e-3})"}},
-        {"frozen", {tokenizer, R"(optimizer.rules=[{"match": "layers.0.*", "lr_factor": 0}])"}}}) {
+        {"frozen", {tokenizer, R"(optimizer.rules=[{"match": "layers.0.*", "lr_factor": 0}])"}},
+        {"muon", {tokenizer, "optimizer.type=muon", "optimizer.moments=bf16"}}}) {
     run_on(test::kAlone, name, more);
     const CheckpointReader reader(checkpoint(name, 2));
     const PrecisionPlan plan = resolve_plan(reader.config());
-    EXPECT_EQ(checkpoint_bytes(reader.config().model, plan, {}), reader.bytes()) << name;
-    EXPECT_EQ(checkpoint_bytes(reader.config().model, plan, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
+    EXPECT_EQ(checkpoint_bytes(reader.config(), plan, {}), reader.bytes()) << name;
+    EXPECT_EQ(checkpoint_bytes(reader.config(), plan, {{.name = "tokenizer.json", .bytes = "12345"}}), reader.bytes() + 5);
   }
   run_on(test::kAlone, "exported", {"checkpoint.export={}"});
   const RunConfig saved = CheckpointReader(checkpoint("exported", 2)).config();

@@ -776,19 +776,33 @@ struct GroupedBiasDot {
 // Indexes the small fp32 tensor of values that change each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
+// Says which random bits round moments that are bf16: those of element number first + row * row_stride + column, where rows and columns are
+// of an operand viewed as [rows, last dimension]. Neighbors in number draw together: word number % 4 of random_words({seed, moments}, what,
+// number / 4) has the bits of the first moment in its lower half and of the second in its upper half. row_stride 0: rows are adjacent.
+struct MomentRounding {
+  uint64_t seed = 0;
+  uint32_t what = 0;
+  uint64_t first = 0;
+  int64_t row_stride = 0;
+};
+
+// Returns the dtype that moments may have in a contract: bf16, or that of masters and gradients.
+inline const char* moments_spec(const Tensor& moments) { return moments.dtype() == Dtype::bf16 ? "bf16 [...]" : "stats [...]"; }
+
 // Updates with decoupled weight decay (Loshchilov and Hutter 2019) in one pass: g = grad * clip_factor; m, v updated; master -= lr *
 // (m^/(sqrt(v^)+eps) + wd * master); value = master rounded, if given. step is indexed by StepValue. If skip != 0, master, m and v stay as
-// they are.
+// they are. Moments of bf16 are rounded by `rounding` when they are stored; the update reads them before.
 struct AdamW {
   Tensor master, m, v, grad, step;
   double beta1, beta2, eps, weight_decay;
   Tensor value{};
+  MomentRounding rounding{};
 
   Contract contract() const {
     Contract c("adamw");
     c.output("master", master, "stats [...]")
-        .output("m", m, "stats [...]")
-        .output("v", v, "stats [...]")
+        .output("m", m, moments_spec(m))
+        .output("v", v, moments_spec(m))
         .input("grad", grad, "stats [...]");
     c.size('S', static_cast<int64_t>(StepValue::count)).input("step", step, "fp32 [S]");
     return c.output("value", value, "floating [...]?");
@@ -797,6 +811,60 @@ struct AdamW {
   int64_t bytes_moved() const {
     return 2 * (master.bytes() + m.bytes() + v.bytes()) + grad.bytes() + step.bytes() + (value.defined() ? value.bytes() : 0);
   }
+};
+
+// The three kernels of Muon (Jordan et al. 2024) beside GEMMs. g = grad * clip_factor; m = momentum * m + (1 - momentum) * g; out = m or,
+// with Nesterov's momentum, (1 - momentum) * g + momentum * m, rounded. If skip != 0, m stays, and out is computed from it and the gradient
+// all the same. A momentum of bf16 is rounded by `rounding` when it is stored; out reads it before.
+struct MuonMomentum {
+  Tensor m, grad, step, out;
+  double momentum;
+  bool nesterov;
+  MomentRounding rounding{};
+
+  Contract contract() const {
+    Contract c("muon_momentum");
+    c.input("grad", grad, "stats [...]").output("m", m, moments_spec(m));
+    c.size('S', static_cast<int64_t>(StepValue::count)).input("step", step, "fp32 [S]");
+    return c.output("out", out, "floating [...]");
+  }
+  int64_t bytes_moved() const { return 2 * m.bytes() + grad.bytes() + step.bytes() + out.bytes(); }
+};
+
+struct DivideByNorm {  // out = x / max(sqrt(sum of partials in order), 1e-7), with partials of SquaredNorm; out may be x
+  Tensor x, partials, out;
+
+  Contract contract() const {
+    Contract c("divide_by_norm");
+    c.input("x", x, "[N, ...]").size('P', ceil_div(c.size('N'), 32)).input("partials", partials, "fp64 [P]");
+    return c.in_place("out", out, "[N, ...]");
+  }
+};
+
+// gram = a I + b gram + c square. A step of Newton-Schulz multiplies by it: gram = x x^T, and square, unrounded, is gram gram.
+struct NewtonSchulzPolynomial {
+  Tensor gram, square;
+  double a, b, c;
+
+  Contract contract() const {
+    return Contract("newton_schulz_polynomial").output("gram", gram, "[N, N]").input("square", square, "stats [N, N]");
+  }
+  int64_t bytes_moved() const { return 2 * gram.bytes() + square.bytes(); }
+};
+
+// master -= lr * (scale * direction + weight_decay * master); value = master rounded, if given. If skip != 0, master stays as it is.
+struct MuonUpdate {
+  Tensor master, direction, step;
+  double scale, weight_decay;
+  Tensor value{};
+
+  Contract contract() const {
+    Contract c("muon_update");
+    c.output("master", master, "stats [...]").input("direction", direction, "floating [...]");
+    c.size('S', static_cast<int64_t>(StepValue::count)).input("step", step, "fp32 [S]");
+    return c.output("value", value, "floating [...]?");
+  }
+  int64_t bytes_moved() const { return 2 * master.bytes() + direction.bytes() + step.bytes() + (value.defined() ? value.bytes() : 0); }
 };
 
 // Indexes the outcome of a step's gradients, in fp64. bad_weights: a flag was set.
@@ -893,6 +961,10 @@ struct SquaredNorm {
   DECLARE(GroupedBiasGradient)    \
   DECLARE(GroupedBiasDot)         \
   DECLARE(AdamW)                  \
+  DECLARE(MuonMomentum)           \
+  DECLARE(DivideByNorm)           \
+  DECLARE(NewtonSchulzPolynomial) \
+  DECLARE(MuonUpdate)             \
   DECLARE(FinishGradients)        \
   DECLARE(Sum)                    \
   DECLARE(SquaredNorm)

@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-enum class RngStream : uint32_t { init = 1, data = 2, sample = 3, test = 4, rounding = 5 };
+enum class RngStream : uint32_t { init = 1, data = 2, sample = 3, test = 4, rounding = 5, moments = 6 };
 
 struct RngKey {
   uint64_t seed = 0;

@@ -69,13 +69,17 @@ struct ExportOptions {
   }
 };
 
-enum class OptimizerType { adamw };
+enum class OptimizerType { adamw, muon };
+enum class MuonScale { match_rms_adamw, original };
 enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
 enum class Accumulation { running, tree };
 enum class CommBackend { automatic, ucx };
 enum class ConsoleMode { automatic, progress, plain, off };
 
-constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}}; }
+constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}, Choice{"muon", OptimizerType::muon}}; }
+constexpr auto choices(MuonScale) {
+  return std::array{Choice{"match_rms_adamw", MuonScale::match_rms_adamw}, Choice{"original", MuonScale::original}};
+}
 constexpr auto choices(ScheduleType) {
   return std::array{Choice{"cosine", ScheduleType::cosine}, Choice{"linear", ScheduleType::linear},
                     Choice{"constant", ScheduleType::constant}, Choice{"wsd", ScheduleType::wsd}};
@@ -100,6 +104,7 @@ struct OptimizerRule {
   std::string match;
   double lr_factor = 1.0;
   std::optional<double> weight_decay;
+  std::optional<OptimizerType> type = {};
 
   bool operator==(const OptimizerRule&) const = default;
   void fields(auto& v) {
@@ -107,22 +112,46 @@ struct OptimizerRule {
     v("lr_factor", lr_factor, "factor of the learning rate; 0: frozen, without gradients, moments and exchange",
       limits::between(0, kLargestCount));
     v("weight_decay", weight_decay, "null: optimizer.weight_decay", limits::not_negative);
+    v("type", type, "optimizer of the linears among these modules; null: optimizer.type");
+  }
+};
+
+// Muon (Jordan et al. 2024), with the defaults of torch.optim.Muon but for the scale: match_rms_adamw, that of Moonlight (Liu et al. 2025),
+// makes updates as large as those of AdamW, so one learning rate and one decay serve the matrices of both.
+struct MuonConfig {
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  MuonScale scale = MuonScale::match_rms_adamw;
+
+  bool operator==(const MuonConfig&) const = default;
+  void fields(auto& v) {
+    v("momentum", momentum, "decay of the momentum", limits::fraction);
+    v("nesterov", nesterov, "orthogonalize the gradient of this step and the momentum, and not the momentum alone");
+    v("ns_steps", ns_steps, "steps of Newton-Schulz", limits::between(1, 99));
+    v("scale", scale,
+      "factor of the update of a matrix [out, in]; match_rms_adamw: 0.2 sqrt(max(out, in)), for learning rates of AdamW; original: "
+      "sqrt(max(1, out / in))");
   }
 };
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
   double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+  MuonConfig muon = {};
+  Dtype moments = Dtype::f32;
   std::vector<OptimizerRule> rules = {};
 
   void fields(auto& v) {
-    v("type", type, "optimizer");
+    v("type", type, "muon: weights of linears by Muon, all else by AdamW");
     v("lr", lr, "peak learning rate", limits::positive);
     v("beta1", beta1, "first moment decay", limits::fraction);
     v("beta2", beta2, "second moment decay", limits::fraction);
     v("eps", eps, "added to the root of the second moment", limits::positive);
     v("weight_decay", weight_decay, "decoupled decay of parameters with two or more dimensions, embeddings included", limits::not_negative);
     v("grad_clip", grad_clip, "largest global gradient norm; 0: no clipping", limits::not_negative);
+    v("muon", muon, "Muon");
+    v("moments", moments, "type in which moments are kept; bf16: rounded at random, so that their mean is that of fp32");
     v("rules", rules, "modules that are trained otherwise, or not at all; the first rule that matches a module counts");
   }
 };
@@ -355,7 +384,7 @@ struct RunConfig {
   void fields(auto& v) {
     v("model", model, "shape and options of the GPT");
     v("precision", precision, "number formats per module");
-    v("optimizer", optimizer, "AdamW");
+    v("optimizer", optimizer, "AdamW and Muon");
     v("schedule", schedule, "learning rate over time");
     v("training", training, "length, batch, device");
     v("parallel", parallel, "several ranks");

@@ -19,6 +19,14 @@ MANTISSA_HOST_DEVICE inline uint16_t bf16_bits_from_fp32_bits(uint32_t bits) {
 
 MANTISSA_HOST_DEVICE inline bf16 to_bf16(float value) { return bf16{bf16_bits_from_fp32_bits(__builtin_bit_cast(uint32_t, value))}; }
 
+// Rounds away from zero with the probability (|value| - lower neighbor) / step, to 2^-16 for a uniform `random` of 16 bits, else toward
+// zero: so the mean is the value. NaN stays NaN, and beyond the largest finite number there is Inf.
+MANTISSA_HOST_DEVICE inline bf16 to_bf16_at_random(float value, uint32_t random) {
+  const auto bits = __builtin_bit_cast(uint32_t, value);
+  if ((bits & 0x7FFFFFFFU) >= 0x7F800000U) return to_bf16(value);
+  return bf16{static_cast<uint16_t>((bits + (random & 0xFFFFU)) >> 16)};
+}
+
 MANTISSA_HOST_DEVICE inline float to_float(bf16 value) { return __builtin_bit_cast(float, static_cast<uint32_t>(value.bits) << 16); }
 
 }  // namespace mantissa

@@ -20,7 +20,7 @@ struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights: the own ones, and those of others where forward reads them
   int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales; buffers
   int64_t gradients = 0;    // fp32, as many buffers as training.accumulation needs
-  int64_t optimizer = 0;    // two moments of the own weights
+  int64_t optimizer = 0;    // moments of the own weights: two of AdamW, one of Muon
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
   int64_t workspace = 0;    // at most beyond these in forward and backward, with GEMMs as this CPU computes them
   int64_t exchange = 0;     // received from other ranks: gradients of a bucket

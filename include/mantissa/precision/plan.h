@@ -74,6 +74,7 @@ struct ModelShape {
 struct ModuleTraining {
   double lr_factor = 1.0;                   // factor of the learning rate; 0: they stay as they are, without gradient and moments
   std::optional<double> weight_decay = {};  // in place of optimizer.weight_decay
+  bool muon = false;                        // the weight, by Muon in place of AdamW; the bias by AdamW all the same
 
   bool frozen() const { return lr_factor == 0.0; }
 };

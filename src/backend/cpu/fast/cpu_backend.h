@@ -54,6 +54,10 @@ class CpuBackend final : public CpuReference {
   void execute(const Unpermute& k) override;
   void execute(const GroupedGemm& k) override;
   void execute(const AdamW& k) override;
+  void execute(const MuonMomentum& k) override;
+  void execute(const DivideByNorm& k) override;
+  void execute(const NewtonSchulzPolynomial& k) override;
+  void execute(const MuonUpdate& k) override;
   void execute(const SquaredNorm& k) override;
 
  private:

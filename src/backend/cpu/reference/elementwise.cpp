@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backend/adamw_rule.h"
+#include "backend/cpu/moments.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
 #include "backend/index_rule.h"
@@ -131,14 +132,20 @@ void CpuReference::execute(const EmbeddingBackward& k) {
 
 namespace {
 
-template <class S>
+template <class S, class M>
 void adamw(const AdamW& k) {
   const AdamWRule<S> rule(k);
   const AdamWStep<S> step(k.step.device_data<float>());
-  S *master = k.master.device_data<S>(), *m = k.m.device_data<S>(), *v = k.v.device_data<S>();
+  S* master = k.master.device_data<S>();
+  M *m = k.m.device_data<M>(), *v = k.v.device_data<M>();
   const S* grad = k.grad.device_data<S>();
   const bool skip = k.step.device_data<float>()[static_cast<int>(StepValue::skip)] != 0.0F;
-  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) rule.apply(step, master[i], m[i], v[i], grad[i]);
+  StoredMoments<M> stored(k.rounding, k.m.shape());
+  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) {
+    S own_m = load(m[i]), own_v = load(v[i]);
+    rule.apply(step, master[i], own_m, own_v, grad[i]);
+    m[i] = stored.first(own_m, i), v[i] = stored.second(own_v, i);
+  }
   if (!k.value.defined()) return;
   with_values(k.value.dtype(), [&]<class T>() {
     T* value = k.value.device_data<T>();
@@ -155,7 +162,11 @@ double total_loss(std::span<const double> losses, bool pairwise) {
 
 }  // namespace
 
-void CpuReference::execute(const AdamW& k) { k.master.dtype() == Dtype::f64 ? adamw<double>(k) : adamw<float>(k); }
+void CpuReference::execute(const AdamW& k) {
+  const bool narrow = k.m.dtype() == Dtype::bf16;
+  if (k.master.dtype() == Dtype::f64) return narrow ? adamw<double, bf16>(k) : adamw<double, double>(k);
+  narrow ? adamw<float, bf16>(k) : adamw<float, float>(k);
+}
 
 void CpuReference::execute(const FinishGradients& k) {
   const double* partials = k.partials.device_data<double>();

@@ -1,8 +1,8 @@
 #include <cmath>
 
 #include "backend/adamw_rule.h"
-#include "backend/cuda/codes/packs.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/rows/moments.h"
 
 namespace mantissa {
 namespace {
@@ -10,12 +10,15 @@ namespace {
 using namespace gpu;
 
 // One of the tensors that the blocks of a launch share, from block first_block on.
+template <class M>
 struct Update {
   int64_t first_block;
   AdamWRule<float> rule;
-  Packs<float> master, m, v;
+  Packs<float> master;
+  Packs<M> m, v;
   Packs<const float> grad;
   const float* step;
+  MomentWords words;
   Packs<float> value;  // one of the two, or none
   Packs<bf16> narrow_value;
 };
@@ -36,8 +39,9 @@ __device__ Entry entry_of_block(const Entry* entries, int64_t count) {
 
 constexpr int64_t kUpdatedByBlock = int64_t{kThreads} * kPack * 4;  // elements of a block
 
-__global__ void __launch_bounds__(kThreads) adamw(const Update* all, int64_t count) {
-  const Update k = entry_of_block(all, count);
+template <class M>
+__global__ void __launch_bounds__(kThreads) adamw(const Update<M>* all, int64_t count) {
+  const Update<M> k = entry_of_block(all, count);
   const bool skip = k.step[static_cast<int>(StepValue::skip)] != 0.0F;
   const AdamWStep<float> step(k.step);
   const int64_t begin = (block() - k.first_block) * kUpdatedByBlock,
@@ -49,7 +53,13 @@ __global__ void __launch_bounds__(kThreads) adamw(const Update* all, int64_t cou
       const Pack grad = k.grad.read(first);
       MANTISSA_UNROLL
       for (unsigned i = 0; i < kPack; ++i) k.rule.apply(step, master.at[i], m.at[i], v.at[i], grad.at[i]);
-      k.master.write(first, master), k.m.write(first, m), k.v.write(first, v);
+      k.master.write(first, master);
+      if constexpr (std::is_same_v<M, bf16>) {
+        const WordsOfPack words = words_of_pack(k.words, first);
+        write_moments(k.m, first, m, words, 0), write_moments(k.v, first, v, words, 16);
+      } else {
+        k.m.write(first, m), k.v.write(first, v);
+      }
     }
     if (k.value.values != nullptr) k.value.write(first, master);
     if (k.narrow_value.values != nullptr) k.narrow_value.write(first, master);
@@ -113,23 +123,29 @@ __global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
 }  // namespace
 
 void CudaBackend::execute_all(std::span<const AdamW> all) {
-  std::vector<Update> entries;
-  int64_t blocks = 0;
-  for (const AdamW& k : all) {
-    Update& entry = entries.emplace_back(Update{.first_block = blocks,
-                                                .rule = AdamWRule<float>(k),
-                                                .master = packs_of<float>(k.master),
-                                                .m = packs_of<float>(k.m),
-                                                .v = packs_of<float>(k.v),
-                                                .grad = packs_of<const float>(k.grad),
-                                                .step = k.step.device_data<float>(),
-                                                .value = {},
-                                                .narrow_value = {}});
-    if (k.value.defined() && k.value.dtype() == Dtype::f32) entry.value = packs_of<float>(k.value);
-    if (k.value.defined() && k.value.dtype() == Dtype::bf16) entry.narrow_value = packs_of<bf16>(k.value);
-    blocks += ceil_div(k.master.elements(), kUpdatedByBlock);
-  }
-  launch_over(adamw, entries, {blocks, kThreads});
+  const Dtype dtype = all.front().m.dtype();
+  with_values(dtype, [&]<class M>() {
+    std::vector<Update<M>> entries;
+    int64_t blocks = 0;
+    for (const AdamW& k : all) {
+      require(k.m.dtype() == dtype && k.v.dtype() == dtype, "adamw: moments are ", dtype, ", ", k.m.dtype(), " and ", k.v.dtype(),
+              ", but all of a call must have one dtype");
+      auto& entry = entries.emplace_back(Update<M>{.first_block = blocks,
+                                                   .rule = AdamWRule<float>(k),
+                                                   .master = packs_of<float>(k.master),
+                                                   .m = packs_of<M>(k.m),
+                                                   .v = packs_of<M>(k.v),
+                                                   .grad = packs_of<const float>(k.grad),
+                                                   .step = k.step.device_data<float>(),
+                                                   .words = MomentWords(k.rounding, k.m.shape()),
+                                                   .value = {},
+                                                   .narrow_value = {}});
+      if (k.value.defined() && k.value.dtype() == Dtype::f32) entry.value = packs_of<float>(k.value);
+      if (k.value.defined() && k.value.dtype() == Dtype::bf16) entry.narrow_value = packs_of<bf16>(k.value);
+      blocks += ceil_div(k.master.elements(), kUpdatedByBlock);
+    }
+    launch_over(adamw<M>, entries, {blocks, kThreads});
+  });
 }
 
 void CudaBackend::execute_all(std::span<const SquaredNorm> all) {

@@ -5,6 +5,7 @@
 
 #include "backend/adamw_rule.h"
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/rows/moments_in_bf16.h"
 #include "backend/cpu/fast/rows/partial_sums.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
@@ -303,6 +304,7 @@ template <class T>
 void CpuBackend::execute(const AdamW& k) {
   const float* step = k.step.device_data<float>();
   if (step[static_cast<int>(StepValue::skip)] != 0.0F) return CpuReference::execute(k);
+  if (k.m.dtype() == Dtype::bf16) return adamw_in_bf16(k);
   const auto run_with = [&]<class T>(T* value) {
     const Update<T> u{.rule = AdamWRule<float>(k),
                       .now = AdamWStep<float>(step),
