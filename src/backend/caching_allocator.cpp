@@ -95,6 +95,7 @@ CachingAllocator::Block CachingAllocator::from_source(int64_t size) {
   ++stats_.system_calls;
   std::byte* block = source_->take(size);
   if (!block) {
+    source_->settle();
     release_cached();
     source_->make_room();
     ++stats_.system_calls;

@@ -24,6 +24,8 @@ class MemorySource {
   // Called when the first `bytes` of a block of `size` bytes are lent; 0: it is kept. Tools that watch memory learn from it which bytes
   // nobody may touch.
   virtual void lend(std::byte* /*block*/, int64_t /*bytes*/, int64_t /*size*/) noexcept {}
+  // Waits until no work uses a block that is kept, and may throw: give_back() might wait for that and heed nobody.
+  virtual void settle() {}
   virtual void make_room() {}                        // asks others that keep blocks of the same memory to give them back
   virtual std::string limits() const { return {}; }  // says what bounds the memory, to end an error: "; ..." or empty
 };

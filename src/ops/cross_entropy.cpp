@@ -114,6 +114,7 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   const bool wgrad = training && weight.leaf != nullptr;  // which reads x
   const LinearGemms gemms(weight, operands);
   const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, wgrad) : LinearInput{.high = value};
+  require(!input.columns.defined() || !input.columns.how.rowwise(), "cross_entropy: a chunk of rows cannot be cut from transposed columns");
   const Tensor& entropies = options.row_cross_entropies;
   Tensor losses = options.row_losses;
   if (!losses.defined()) losses = empty(value.device(), stats_dtype(value.dtype()), {rows});

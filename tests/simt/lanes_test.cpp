@@ -1,6 +1,8 @@
 // Lanes and memory of the backend of CUDA, on streams that come late: the promises of every device (backend.h).
 #include <numeric>
 
+#include "files.h"
+#include "gpu/runtime.h"
 #include "testing.h"
 
 namespace mantissa::lanes_test {
@@ -89,6 +91,14 @@ TEST(CudaLanes, EndBeforeTheirMemory) {
     device->set_interrupt([] { fail(ExitCode::stopped, "ended"); });
     for (int k = 0; k < 30; ++k) device->run(Add{.a = table, .b = table, .out = table});
   }
+}
+
+TEST(CudaLanes, RefuseAThreadThatHasAnotherDevice) {
+  const auto device = make_backend("cuda");
+  simt::current_device() = 1;
+  const Error error = test::error_of([&] { filled(*device, 1); });
+  simt::current_device() = 0;
+  EXPECT_EQ(std::string(error.what()).find("GPU 0 is used by a thread whose device is 1"), 0U) << error.what();
 }
 
 }  // namespace mantissa::lanes_test

@@ -12,6 +12,7 @@
 #include "base/parallel.h"
 #include "comm/comm_queue.h"
 #include "files.h"
+#include "gpu/runtime.h"
 #include "hang.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
@@ -190,6 +191,27 @@ TEST_F(LostPeer, EndsTheLanesAndWaitsOfTheOthers) {
   EXPECT_THAT(errors[1], StartsWith("4: leaves"));
   EXPECT_EQ(errors[0], "6: a peer was lost");
   EXPECT_EQ(errors[2], "6: a peer was lost");
+}
+
+// CUDA frees memory behind all that a GPU was asked for, and heeds no interrupt meanwhile.
+TEST_F(LostPeer, EndsTheWaitToFreeMemory) {
+  const Gpu described = simt::described_gpu();
+  simt::described_gpu().memory = int64_t{100} << 20;
+  std::latch asked(1);
+  const auto errors = errors_on_ranks(2, nccl_.links(), [&](Backend& device, const Communicator& world) {
+    if (world.rank() == 1) {
+      asked.wait();
+      fail(ExitCode::data, "leaves");
+    }
+    device.allocate(int64_t{60} << 20);
+    const Tensor x = filled(device, 1);
+    world.sum(x, Purpose::other);
+    asked.count_down();
+    device.allocate(int64_t{70} << 20);
+    fail(ExitCode::internal, "nobody was missed");
+  });
+  simt::described_gpu() = described;
+  EXPECT_EQ(errors[0], "6: a peer was lost");
 }
 
 // A kernel of one group waits for it, and the abort of another group would wait for that kernel.

@@ -40,6 +40,11 @@ Gpu& described_gpu() {
   return gpu;
 }
 
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
 }  // namespace mantissa::simt
 
 namespace mantissa::gpu {
@@ -109,6 +114,8 @@ Facts open_device(int index) {
   require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
   return {.name = "host executor", .memory = simt::kMemory, .architecture = simt::architecture()};
 }
+
+int current_device() { return simt::current_device(); }
 
 std::byte* take_memory(int64_t bytes) {
   simt::Blocks& all = simt::blocks_taken();

@@ -26,9 +26,10 @@ std::string limits_of(const gpu::Facts& facts, int gpu) {
 // Device memory for the pool of a lane; the pool of the other lane takes from the same memory.
 class DeviceMemory final : public MemorySource {
  public:
-  DeviceMemory(const gpu::Facts& facts, int gpu) : facts_(facts), gpu_(gpu) {}
+  DeviceMemory(const gpu::Facts& facts, int gpu, std::function<void()> settle) : facts_(facts), gpu_(gpu), settle_(std::move(settle)) {}
   std::byte* take(int64_t bytes) override { return gpu::take_memory(bytes); }
   void give_back(std::byte* block) noexcept override { gpu::give_memory(block); }
+  void settle() override { settle_(); }
   void make_room() override {
     if (const auto other = other_.lock()) other->release_kept();
   }
@@ -38,6 +39,7 @@ class DeviceMemory final : public MemorySource {
  private:
   const gpu::Facts facts_;
   const int gpu_;
+  const std::function<void()> settle_;
   std::weak_ptr<CachingAllocator> other_;
 };
 
@@ -50,11 +52,12 @@ class PinnedMemory final : public MemorySource {
 
 }  // namespace
 
-CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
+CudaBackend::CudaBackend(int gpu)
+    : gpu_(gpu), facts_(gpu::open_device(gpu)), library_(gpu::load_gemm_library()), host_(make_backend("cpu")) {
   std::array<std::shared_ptr<CachingAllocator>, 2> pools;
   std::array<DeviceMemory*, 2> sources{};
   for (size_t i = 0; i < pools.size(); ++i) {
-    auto source = std::make_unique<DeviceMemory>(facts_, gpu);
+    auto source = std::make_unique<DeviceMemory>(facts_, gpu, [this] { await_lanes(); });
     sources[i] = source.get();
     pools[i] = std::make_shared<CachingAllocator>(std::move(source));
   }
@@ -182,6 +185,11 @@ void CudaBackend::wait(const gpu::Event& event) const {
     if (now - looked > kLook) heed_interrupt(), looked = now;
     if (now - began > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+}
+
+// CUDA frees memory behind all work of a GPU, also behind a message of a lost peer: this wait looks at ranks, that one does not.
+void CudaBackend::await_lanes() const {
+  for (const LaneParts& each : parts_) wait(gpu::record(*each.stream));
 }
 
 void CudaBackend::execute(const Simulate&) {

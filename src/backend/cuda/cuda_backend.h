@@ -87,7 +87,11 @@ class CudaBackend final : public Backend {
   int64_t fp32_gemms() const override { return int64_t{parts_[0].fp32_gemms} + parts_[1].fp32_gemms; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
   void allow_grouped_gemms(bool allowed) override { grouped_gemms_ = allowed; }
-  gpu::Stream& stream() { return *part().stream; }  // the stream of this thread's lane
+  gpu::Stream& stream() {  // the stream of this thread's lane
+    const int current = gpu::current_device();
+    require(current == gpu_, "GPU ", gpu_, " is used by a thread whose device is ", current);
+    return *part().stream;
+  }
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
@@ -122,6 +126,7 @@ class CudaBackend final : public Backend {
   [[noreturn]] void fail_with_kernels(const Error& error) const;
   bool has_come(const gpu::Event& event) const;
   void wait(const gpu::Event& event) const;
+  void await_lanes() const;
 
   void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
   Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
@@ -212,6 +217,7 @@ class CudaBackend final : public Backend {
     launch(kernel, grid, reinterpret_cast<const Entry*>(table.get()), std::ssize(entries));
   }
 
+  const int gpu_;
   gpu::Facts facts_;
   std::unique_ptr<gpu::GemmLibrary> library_;
   bool native_gemms_ = true, grouped_gemms_ = false;

@@ -21,6 +21,7 @@ std::optional<Gpu> find_gpu(int index);
 int count_gpus();
 // Makes this the device of the calling thread, and of what it makes later. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
+int current_device();  // device of the calling thread, 0 until it opens one
 
 // Device memory, and pinned memory of the host; null: there is no more. Memory that goes back may still be in use by work on a stream:
 // giving it back waits for that.

@@ -17,6 +17,7 @@ int architecture();
 
 // The answer of find_gpu(0) for the executor; a test may change it while no other thread asks.
 Gpu& described_gpu();
+int& current_device();  // device of the calling thread; the only one there is has the number 0
 
 // Numbers of products that the library was asked for in this process, by the scales of their operands, of all groups at once, of
 // algorithms, and of checks whether one fits other sizes.

@@ -87,6 +87,7 @@ template <unsigned kChannels>
 __global__ void __launch_bounds__(kForward<kChannels>.threads(), kForward<kChannels>.blocks) flash_attend(Attention<bf16> k) {
   constexpr unsigned kFragments = kForward<kChannels>.fragments, kStep = kForward<kChannels>.step, kAtOnce = kForward<kChannels>.at_once,
                      kOfBlock = kForward<kChannels>.threads();
+  static_assert(kFitsAnyGpu<ForwardTiles<kChannels>, kStep, kChannels>);
   auto& tiles = launched_shared<ForwardTiles<kChannels>>();
   auto index = static_cast<unsigned>(block());
   const int64_t count = ceil_div(k.queries_of_sequence, int64_t{kFlashRows});

@@ -49,7 +49,7 @@ template <unsigned kChannels>
 __global__ void __launch_bounds__(kOfQueries<kChannels>.threads(), kOfQueries<kChannels>.blocks) flash_dq(AttentionGradient<bf16> k) {
   constexpr unsigned kFragments = kOfQueries<kChannels>.fragments, kStep = kOfQueries<kChannels>.step,
                      kOfBlock = kOfQueries<kChannels>.threads();
-  static_assert(kOfQueries<kChannels>.at_once == kStep);
+  static_assert(kOfQueries<kChannels>.at_once == kStep && kFitsAnyGpu<TilesOfQueries<kChannels>, kStep, kChannels>);
   auto& tiles = launched_shared<TilesOfQueries<kChannels>>();
   const Place at = place(k, k.heads, Order::last_rows_first);
   const int64_t kv = k.heads + static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group);
@@ -170,7 +170,7 @@ template <unsigned kChannels>
 __global__ void __launch_bounds__(kOfKeys<kChannels>.threads(), kOfKeys<kChannels>.blocks) flash_dkv(AttentionGradient<bf16> k) {
   constexpr unsigned kFragments = kOfKeys<kChannels>.fragments, kStep = kOfKeys<kChannels>.step, kAtOnce = kOfKeys<kChannels>.at_once,
                      kOfBlock = kOfKeys<kChannels>.threads();
-  static_assert(2 * kStep <= kOfBlock);
+  static_assert(2 * kStep <= kOfBlock && kFitsAnyGpu<TilesOfKeys<kChannels>, kAtOnce, kChannels>);
   auto& tiles = launched_shared<TilesOfKeys<kChannels>>();
   const Place at = place(k, k.kv_heads, Order::first_rows_first);
   const Mask mask = k.mask(at.sequence);

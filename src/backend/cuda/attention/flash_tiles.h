@@ -246,6 +246,13 @@ template <unsigned kChannels, class Bits>
 struct NonfiniteRows {
   Bits of_channel[kChannels];  // a bit for each row
 };
+template <unsigned kCount>
+using BitsOfRows = std::conditional_t<kCount <= 32, uint32_t, uint64_t>;
+
+// True if a block has room for its tiles and for what take_out_nonfinite() has beside them, on any GPU: each has 99 KiB.
+template <class Tiles, unsigned kCount, unsigned kChannels>
+inline constexpr bool kFitsAnyGpu =
+    sizeof(Tiles) + sizeof(NonfiniteRows<kChannels, BitsOfRows<kCount>>) + sizeof(OfWarps<unsigned, Largest<unsigned>>) <= size_t{99} << 10;
 
 // Keeps values that are not finite from sums whose rows do not see them: 0 * Inf and 0 * NaN are NaN, so a weight of zero does not mask
 // them. Each such value in rows [first, first + kCount) of a tile becomes zero, and the sums whose rows see it become NaN. seen(r, row) is
@@ -254,7 +261,7 @@ template <unsigned kCount, unsigned kFragments, unsigned kColumns, unsigned kRow
 __device__ inline void take_out_nonfinite(HeadTile<kRows, kChannels>& tile, float (&sums)[kFragments][kColumns][4], Seen seen,
                                           unsigned first = 0) {
   static_assert(kCount <= 64);
-  using Bits = std::conditional_t<kCount <= 32, uint32_t, uint64_t>;
+  using Bits = BitsOfRows<kCount>;
   unsigned found = 0;
   for (unsigned i = thread() * kChunkOfHead; i < kCount * kChannels; i += threads() * kChunkOfHead) {
     for (const uint32_t word : load<Chunk>(&tile.values[first * kChannels + i]).words) found |= has_nonfinite(word) ? 1U : 0U;

@@ -145,6 +145,12 @@ Facts open_device(int index) {
   return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .architecture = architecture_of(facts)};
 }
 
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "reading the device of this thread");
+  return device;
+}
+
 std::byte* take_memory(int64_t bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) return static_cast<std::byte*>(memory);
@@ -201,8 +207,7 @@ class IdleEvents {
 
 Event record(Stream& stream) {
   static auto* const idle = new IdleEvents;  // marks may go after it would
-  int device = 0;
-  check(cudaGetDevice(&device), "reading the device of this thread");
+  const int device = current_device();
   const cudaEvent_t event = idle->take(device);
   const Event mark(event, [device](cudaEvent_t own) { idle->give(device, own); });
   check(cudaEventRecord(event, stream.handle()), "recording an event");
@@ -228,8 +233,7 @@ constexpr size_t kSharedOfEveryKernel = size_t{48} << 10;  // bytes; more has to
 void allow_shared(const void* kernel, size_t bytes) {
   static std::mutex mutex;
   static std::set<std::pair<int, const void*>> allowed;
-  int device = 0;
-  check(cudaGetDevice(&device), "reading the device of this thread");
+  const int device = current_device();
   const std::lock_guard lock(mutex);
   if (allowed.contains({device, kernel})) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),

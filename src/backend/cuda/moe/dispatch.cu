@@ -49,14 +49,21 @@ struct ChoicesOfExpert {
   // Calls body(i, how many of the part are before it) for the choices of this thread. Returns how many the part of its warp has.
   template <class Body>
   __device__ int64_t each(Body body) const {
+    constexpr unsigned kAtOnce = 8;  // loads of a lane before it waits for a vote
     const int64_t part = ceil_div(ceil_div(total, int64_t{kWarpsOfBlock}), int64_t{kWarp}) * kWarp, first = warp() * part;
+    const int64_t end = first + part < total ? first + part : total;
     int64_t found = 0;
-    for (int64_t from = first; from < first + part; from += kWarp) {
-      const int64_t i = from + lane();
-      const bool own = i < total && experts[i] == expert;
-      const unsigned lanes = ballot(own);
-      if (own) body(i, found + std::popcount(lanes & ((1U << lane()) - 1U)));
-      found += std::popcount(lanes);
+    MANTISSA_UNROLL_BY(1)
+    for (int64_t from = first + lane(); from - lane() < end; from += kAtOnce * kWarp) {
+      int32_t chosen[kAtOnce];
+      MANTISSA_UNROLL
+      for (unsigned a = 0; a < kAtOnce; ++a) chosen[a] = from + a * kWarp < end ? experts[from + a * kWarp] : -1;
+      MANTISSA_UNROLL
+      for (unsigned a = 0; a < kAtOnce; ++a) {
+        const unsigned lanes = ballot(chosen[a] == expert);
+        if (chosen[a] == expert) body(from + a * kWarp, found + std::popcount(lanes & ((1U << lane()) - 1U)));
+        found += std::popcount(lanes);
+      }
     }
     return found;
   }
