@@ -82,14 +82,19 @@ class ClosedDevice : public Backend {
     });
   }
   void download(const Tensor& from, void* to) override {
-    const Lane lane = current_lane();
-    ++count_of_waits(lane);
     poison(to, from.bytes());
+    begin_download(from)(to);
+  }
+  std::function<void(void* to)> begin_download(const Tensor& from) override {
+    const Lane lane = current_lane();
     // The lane may come to it after an interrupt has ended the wait.
     const auto staged = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(from.bytes()));
     submit(lane, [staged, at = ClosedMemory::opened(from.device_bytes())] { std::copy_n(at, staged->size(), staged->begin()); });
-    wait_for(mark());
-    std::ranges::copy(*staged, static_cast<std::byte*>(to));
+    return [this, lane, staged, copied = mark()](void* to) {
+      ++count_of_waits(lane);
+      wait_for(copied);
+      std::ranges::copy(*staged, static_cast<std::byte*>(to));
+    };
   }
   void synchronize() override {
     for (const Lane lane : {Lane::compute, Lane::communication}) {

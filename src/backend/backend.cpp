@@ -1,5 +1,7 @@
 #include "mantissa/backend/backend.h"
 
+#include <algorithm>
+
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/gpus.h"
 
@@ -20,6 +22,12 @@ namespace {
 int gpu_of_process = 0;
 
 }  // namespace
+
+std::function<void(void* to)> Backend::begin_download(const Tensor& from) {
+  std::vector<std::byte> bytes(static_cast<size_t>(from.bytes()));
+  download(from, bytes.data());
+  return [bytes = std::move(bytes)](void* to) { std::ranges::copy(bytes, static_cast<std::byte*>(to)); };
+}
 
 std::vector<std::string> KernelLog::latest() const {
   std::vector<std::string> out;

@@ -55,6 +55,11 @@ void StepControl::decide(const StepLosses& step, const Tensor& flags, const Tens
   report_.vote = step.vote;
   if (shards_.mesh().world.size() > 1) exchange(step, finish);
   device.run(finish);
+  outcome_here_ = device.begin_download(of_host());
+}
+
+Tensor StepControl::of_host() const {
+  return all_.slice(0, outcome_.elements() + (shards_.mesh().world.size() == 1 ? figures_.elements() : 0));
 }
 
 // Every rank decides by the partial norms, losses and flags of all.
@@ -114,7 +119,8 @@ void StepControl::exchange(const StepLosses& step, FinishGradients& finish) {
 
 UpdateResult StepControl::result(const StepLosses& step) {
   const bool alone = shards_.mesh().world.size() == 1;
-  const std::vector<double> read = to_host<double>(all_.slice(0, outcome_.elements() + (alone ? figures_.elements() : 0)));
+  std::vector<double> read(static_cast<size_t>(of_host().elements()));
+  std::exchange(outcome_here_, nullptr)(read.data());
   if (alone) {
     report_.figures.assign(read.begin() + outcome_.elements(), read.end());
     if (step.assignments) report_.assignments = step.assignments(report_.figures);

@@ -49,23 +49,26 @@ class StepControl {
 
   // Begins a step. Returns the tensor in which its partial norms are then written.
   const Tensor& begin(Backend& device, const StepLosses& step);
-  // Writes StepValue and StepOutcome by the norms, losses and flags (ParameterSet::nonfinite()) of all ranks.
+  // Writes StepValue and StepOutcome by the norms, losses and flags (ParameterSet::nonfinite()) of all ranks, and asks for them, so that
+  // the host waits for no update.
   void decide(const StepLosses& step, const Tensor& flags, const Tensor& values, double clip);
   // Waits for the decision.
   UpdateResult result(const StepLosses& step);
 
  private:
   void exchange(const StepLosses& step, FinishGradients& finish);
+  Tensor of_host() const;  // the part of all_ that the host reads of every step
 
   const Shards& shards_;
   StepReport report_;
   // Values that the host reads of a step, fp64, in one tensor: one download has any run of the next five.
   Tensor all_;
-  Tensor outcome_;   // StepOutcome
-  Tensor figures_;   // StepLosses::figures
-  Tensor flag_;      // ParameterSet::nonfinite()
-  Tensor losses_;    // StepLosses::losses
-  Tensor partials_;  // squared norms of row blocks
+  Tensor outcome_;                           // StepOutcome
+  Tensor figures_;                           // StepLosses::figures
+  Tensor flag_;                              // ParameterSet::nonfinite()
+  Tensor losses_;                            // StepLosses::losses
+  Tensor partials_;                          // squared norms of row blocks
+  std::function<void(void*)> outcome_here_;  // waits for the outcome and, alone, for the figures behind it
 };
 
 }  // namespace mantissa

@@ -93,6 +93,24 @@ TEST(CudaLanes, EndBeforeTheirMemory) {
   }
 }
 
+// A copy that comes to the host is as it was when it was asked for, and brings the errors that kernels had reported until then.
+TEST(CudaLanes, DownloadWhatWasThereBeforeLaterWork) {
+  const auto device = make_backend("cuda");
+  const Tensor x = filled(*device, 1);
+  std::vector<float> read(static_cast<size_t>(kElements));
+  for (int i = 0; i < 20; ++i) {
+    device->run(Fill{.out = x, .value = static_cast<double>(i)});
+    const auto here = device->begin_download(x);
+    for (int k = 0; k < 5; ++k) device->run(Add{.a = x, .b = x, .out = x});
+    here(read.data());
+    EXPECT_EQ(read, std::vector<float>(read.size(), static_cast<float>(i)));
+  }
+  const Tensor ids = test::tensor_of(*device, Dtype::i32, {1}, {7}), table = filled(*device, 1).view({5, kElements / 5});
+  device->run(EmbeddingForward{.ids = ids, .weight = table, .out = empty(*device, Dtype::f32, {1, kElements / 5})});
+  const auto here = device->begin_download(x);
+  EXPECT_EQ(test::error_of([&] { here(read.data()); }).code(), ExitCode::data);
+}
+
 TEST(CudaLanes, RefuseAThreadThatHasAnotherDevice) {
   const auto device = make_backend("cuda");
   simt::current_device() = 1;

@@ -20,7 +20,10 @@ class LoggedDevice final : public test::ClosedDevice {
  public:
   explicit LoggedDevice(std::string& log) : log_(log) {}
   void upload(const void* from, const Tensor& to) override { log_ += 'u', ClosedDevice::upload(from, to); }
-  void download(const Tensor& from, void* to) override { log_ += 'd', ClosedDevice::download(from, to); }
+  std::function<void(void* to)> begin_download(const Tensor& from) override {
+    log_ += 'a';
+    return [this, here = ClosedDevice::begin_download(from)](void* to) { log_ += 'd', here(to); };
+  }
 
  protected:
   using ClosedDevice::execute;
@@ -82,11 +85,11 @@ TEST_F(StepBatchesTest, TheNextBatchIsUploadedWhenAllOfAStepIsAskedForAndBeforeT
   };
   train(token_config("logged"), {"test"}, events, {}, [&] { return std::make_unique<LoggedDevice>(log); });
   ASSERT_EQ(steps.size(), 4U);
-  // Tokens, positions and targets of two micro batches; and what AdamW needs of a step.
-  EXPECT_THAT(steps[0], ::testing::EndsWith("uUuuuuuud"));
-  EXPECT_EQ(steps[1], "uUuuuuuud");
-  EXPECT_EQ(steps[2], "uUuuuuuud");
-  EXPECT_EQ(steps[3], "uUd") << "no step comes after the last";
+  // Tokens, positions and targets of two micro batches; what AdamW needs of a step; and the outcome, which is asked for before the updates.
+  EXPECT_THAT(steps[0], ::testing::EndsWith("uaUuuuuuud"));
+  EXPECT_EQ(steps[1], "uaUuuuuuud");
+  EXPECT_EQ(steps[2], "uaUuuuuuud");
+  EXPECT_EQ(steps[3], "uaUd") << "no step comes after the last";
 }
 
 TEST_F(StepBatchesTest, LossesAreThoseOfADeviceThatReadsNothingAhead) {

@@ -1007,6 +1007,9 @@ class Backend {
   // the copy is complete; when download() returns, its copy is complete. download() and synchronize() wait, and look at the interrupt.
   virtual void upload(const void* from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, void* to) = 0;
+  // Asks for a copy of what the lane has put there so far, and returns what waits for it, as download() does: a few bytes, before other
+  // work.
+  virtual std::function<void(void* to)> begin_download(const Tensor& from);
   virtual void synchronize() = 0;  // returns when everything that all lanes were asked for so far has ended
 
   // A point in a lane, after all that it was asked for until then. Null: reached.

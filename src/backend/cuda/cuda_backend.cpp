@@ -122,6 +122,16 @@ void CudaBackend::download(const Tensor& from, void* to) {
   heed_report(own, report);
 }
 
+std::function<void(void* to)> CudaBackend::begin_download(const Tensor& from) {
+  LaneParts& own = part();
+  const Staged copy = copy_out(own, from.device_bytes(), from.bytes()), report = ask_report(own);
+  return [this, &own, copy, report, bytes = static_cast<size_t>(from.bytes())](void* to) {
+    wait(report.copied);
+    std::memcpy(to, copy.bytes.get(), bytes);
+    heed_report(own, report);
+  };
+}
+
 void CudaBackend::synchronize() {
   const std::array<Staged, 2> reports{ask_report(parts_[0]), ask_report(parts_[1])};
   for (const Staged& each : reports) wait(each.copied);

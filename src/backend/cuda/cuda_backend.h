@@ -75,6 +75,7 @@ class CudaBackend final : public Backend {
   bool computes_fp64() const override { return false; }
   void upload(const void* from, const Tensor& to) override;
   void download(const Tensor& from, void* to) override;
+  std::function<void(void* to)> begin_download(const Tensor& from) override;
   void synchronize() override;
   Mark mark() override {
     return asked([this] { return gpu::record(stream()); });
