@@ -193,6 +193,8 @@ class CudaBackend final : public Backend {
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
+  // Copies columns of so many rows of values, from column `first` on; to column `first_of_to`, and on.
+  void copy_columns(const Tensor& from, int64_t first, const Tensor& to, int64_t first_of_to, int64_t rows, int64_t cols);
   // Returns dout . out [B, H, T], of rows that lie [B, T, H, D]; lse has its shape.
   Tensor attention_deltas(const Tensor& out, const Tensor& dout, const HeadLayout& layout, const Tensor& lse);
   // Both norms: an RMS norm is a layer norm without mean and bias.

@@ -1,4 +1,4 @@
-// Codes as values, and scales in the layout of the library.
+// Codes as values.
 #include <bit>
 
 #include "backend/cuda/codes/codes.h"
@@ -102,17 +102,6 @@ __global__ void __launch_bounds__(kThreads)
   report_extreme(extreme, found);
 }
 
-// Inverts swizzled_offset().
-__global__ void __launch_bounds__(kThreads)
-    swizzle(const uint8_t* scales, int64_t outer_count, int64_t inner_count, int64_t outer_stride, int64_t inner_stride, uint8_t* out) {
-  const int64_t tiles_across = ceil_div(inner_count, int64_t{4});
-  for_each_element(swizzled_bytes(outer_count, inner_count), [=](int64_t i) {
-    const int64_t tile = i / 512, place = i % 512;
-    const int64_t outer = tile / tiles_across * 128 + place / 4 % 4 * 32 + place / 16, inner = tile % tiles_across * 4 + place % 4;
-    out[i] = outer < outer_count && inner < inner_count ? scales[outer * outer_stride + inner * inner_stride] : uint8_t{0};
-  });
-}
-
 }  // namespace
 
 void CudaBackend::execute(const Dequantize& k) {
@@ -139,12 +128,5 @@ void CudaBackend::execute(const Dequantize& k) {
 }
 
 void CudaBackend::execute(const FakeQuantize& k) { execute(Dequantize{.x = quantized(k.x, k.how), .out = k.out}); }
-
-void CudaBackend::execute(const SwizzleScales& k) {
-  const bool rows = k.x.how.rowwise();
-  const int64_t stride = k.x.scales.dim(1);
-  launch(swizzle, {blocks_for(k.out.elements()), kThreads}, k.x.scales.device_data<uint8_t>(), k.x.shape[rows ? 0 : 1],
-         k.x.scales.dim(rows ? 1 : 0), rows ? stride : 1, rows ? 1 : stride, k.out.device_data<uint8_t>());
-}
 
 }  // namespace mantissa

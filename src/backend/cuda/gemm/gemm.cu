@@ -1,4 +1,4 @@
-// GEMMs of any operands in fp32, also of groups of rows.
+// GEMMs of any operands in fp32, also of groups of rows: the path of what neither cuBLASLt nor tensor cores multiply, on any GPU.
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/gemm_operand.h"

@@ -186,6 +186,12 @@ void CudaBackend::transpose(const QuantizedTensor& x, const QuantizedTensor& out
   transpose(x.scales, out.scales);
 }
 
+void CudaBackend::execute(const SwizzleScales& k) {
+  const bool rows = k.x.how.rowwise();
+  const ScalesOfSide side{CodeMatrix(k.x), rows, k.x.shape[rows ? 0 : 1], k.x.scales.dim(rows ? 1 : 0), k.x.how.block()};
+  launch(swizzle_scales, {blocks_for(k.out.elements()), kThreads}, side, k.out.device_data<uint8_t>());
+}
+
 Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, int64_t block, gpu::ScaleLayout layout) {
   const int64_t outer = x.shape[along_rows ? 0 : 1], inner = x.shape[along_rows ? 1 : 0] / block;
   const ScalesOfSide side{CodeMatrix(x), along_rows, outer, inner, block};

@@ -31,6 +31,10 @@ std::string refusal_key(const Gemm& k, const GemmForm& form, const GemmRoute& ro
   return text(gemm_path_name(route.path), ' ', form_text(form), k.bias.defined() ? " and a bias" : "", k.accumulate ? " adds" : "");
 }
 
+// Returns whether groups of products are added to what is there, and whether b is transposed.
+std::pair<bool, bool> flags_of(const GroupedGemm& k) { return {false, k.b.transposed}; }
+std::pair<bool, bool> flags_of(const GroupedWeightGradient& k) { return {k.accumulate, false}; }
+
 // Returns the values of a side, which may be an Operand.
 auto& value_in(auto& side) {
   if constexpr (requires { side.value; })
@@ -149,11 +153,7 @@ bool CudaBackend::multiply_one_by_one(const Groups& k, const Tensor& a, const Te
 template <class Groups>
 bool CudaBackend::multiply_at_once(const Groups& k, const Tensor& a, const Tensor& b, const Tensor& offsets, const GemmForm& usual) {
   constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
-  bool accumulate = false, b_transposed = false;
-  if constexpr (kForWeights)
-    accumulate = k.accumulate;
-  else
-    b_transposed = k.b.transposed;
+  const auto [accumulate, b_transposed] = flags_of(k);
   const int64_t groups = offsets.elements() - 1;
   const Tensor addresses = empty(*this, Dtype::u8, {3 * groups * static_cast<int64_t>(sizeof(void*))});
   const Tensor sizes = empty(*this, Dtype::i32, {6 * groups}), factors = empty(*this, Dtype::f32, {2});
@@ -247,11 +247,7 @@ template <class Groups>
 std::vector<gpu::LibraryGemm> CudaBackend::library_groups(const Groups& k, const Tensor& a, const Tensor& b,
                                                           const std::vector<int64_t>& ends) {
   constexpr bool kForWeights = std::is_same_v<Groups, GroupedWeightGradient>;
-  bool accumulate = false, b_transposed = false;
-  if constexpr (kForWeights)
-    accumulate = k.accumulate;
-  else
-    b_transposed = k.b.transposed;
+  const auto [accumulate, b_transposed] = flags_of(k);
   std::vector<gpu::LibraryGemm> groups;
   for (size_t g = 0; g + 1 < ends.size(); ++g) {
     const auto matrix = [&](const Tensor& x) {  // the one of group g

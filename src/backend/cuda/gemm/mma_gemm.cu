@@ -1,3 +1,5 @@
+// GEMMs of bf16 by mma.sync, and of groups of rows that the host does not know. On Hopper and later cuBLASLt multiplies, so this is the
+// path of other GPUs and libraries, and of small groups (backend/gemm_path.h).
 #include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/gemm_operand.h"
