@@ -162,7 +162,7 @@ ncclResult_t join(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclCon
   const std::lock_guard lock(state().mutex);
   if (state().settings.refusal != NcclResult::success) return result_of(state().settings.refusal);
   const auto found = state().cliques.find(std::string(id.internal, sizeof id.internal));
-  if (config->magic != 0xcafebeef || config->blocking != 0 || config->maxCTAs != 16 || rank < 0 || rank >= ranks ||
+  if (config->magic != 0xcafebeef || config->blocking != 0 || config->maxCTAs != NCCL_CONFIG_UNDEF_INT || rank < 0 || rank >= ranks ||
       found == state().cliques.end())
     return ncclInvalidArgument;
   if (!found->second) found->second = std::make_shared<Clique>(Clique{.ranks = ranks});

@@ -23,10 +23,6 @@ namespace {
 
 constexpr int kOldestMinor = 22;  // earlier ones do not abort communicators as a group
 
-// Blocks of a kernel of NCCL, each of which takes a multiprocessor from GEMMs while a message is under way. The variable NCCL_MAX_CTAS
-// overrides it.
-constexpr int kMostBlocks = 16;
-
 bool is_error(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 
 // While a communicator is made, an error is this host's unless a peer reported it. Later a connection ends because its other side has.
@@ -120,7 +116,6 @@ class NcclLink final : public DeviceLink {
   void join(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.maxCTAs = kMostBlocks;
     const std::lock_guard lock(all_->mutex);
     require_open();
     all_->open.reserve(all_->open.size() + 1);
