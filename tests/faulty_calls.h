@@ -51,7 +51,10 @@ class FaultyCalls : public Backend {
     for (size_t i = 0; i < contract.operands().size(); ++i) {
       const Operand& operand = contract.operands()[i];
       for (const Fault& fault : faults(*operand.tensor)) expect_refusal(k, {{i, fault.tensor}}, text(operand.name, ": ", fault.name));
-      if (std::string(operand.spec).ends_with('?')) {
+      const std::string_view name = operand.name;
+      if (operand.tensor->defined() && (name == "branch" || name == "sum")) {
+        expect_refusal(k, {{i, Tensor()}}, text(name, " is alone"));
+      } else if (std::string(operand.spec).ends_with('?')) {
         EXPECT_TRUE(attempt(k, {{i, Tensor()}}, "")) << operand.name << " may be missing";
       } else {
         expect_refusal(k, {{i, Tensor()}}, text(operand.name, " is missing"));
@@ -128,7 +131,8 @@ class FaultyCalls : public Backend {
   }
 
   // Messages in which kernels name several operands together.
-  static constexpr const char* kTogether[] = {"op(a) is ", "pairs need a power of two of losses, ", "the rule flashinfer quantizes "};
+  static constexpr const char* kTogether[] = {"op(a) is ", "pairs need a power of two of losses, ", "the rule flashinfer quantizes ",
+                                              "branch and sum must be given together"};
 
   // An operand that is missing or shares memory must be named itself; for one of a wrong dtype or shape a later operand may be named, which
   // has to fit it.

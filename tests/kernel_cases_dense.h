@@ -109,13 +109,15 @@ inline void gemms_cases(Cases& add) {
 // The reference adds the squares of a row one after the other.
 inline Tolerance sums_of_squares(int64_t channels) { return channels > 2048 ? kStatSums : kStats; }
 
-inline void rms_norm_case(Operands& o, int64_t rows, int64_t channels) {
+inline void rms_norm_case(Operands& o, int64_t rows, int64_t channels, bool adds) {
   const Tensor x = o.input({rows, channels}, 3.0), weight = o.input({channels}, 0.3, 1.0);
   o.device().run(RmsNormForward{.x = x,
                                 .weight = weight,
                                 .y = o.output("y", {rows, channels}, kValues),
                                 .rstd = o.output_of(Dtype::f32, "rstd", {rows}, sums_of_squares(channels)),
-                                .eps = 1e-5});
+                                .eps = 1e-5,
+                                .branch = adds ? o.input({rows, channels}) : Tensor(),
+                                .sum = adds ? o.output("sum", {rows, channels}, kExact) : Tensor()});
 }
 
 inline void rms_norm_backward_case(Operands& o, int64_t rows, int64_t channels, bool accumulate) {
@@ -130,7 +132,7 @@ inline void rms_norm_backward_case(Operands& o, int64_t rows, int64_t channels, 
                                  .accumulate = accumulate});
 }
 
-inline void layer_norm_case(Operands& o, int64_t rows, int64_t channels, bool with_bias) {
+inline void layer_norm_case(Operands& o, int64_t rows, int64_t channels, bool with_bias, bool adds) {
   const Tensor x = o.input({rows, channels}, 3.0, 10.0), weight = o.input({channels}, 0.3, 1.0);
   o.device().run(LayerNormForward{.x = x,
                                   .weight = weight,
@@ -138,7 +140,9 @@ inline void layer_norm_case(Operands& o, int64_t rows, int64_t channels, bool wi
                                   .mean = o.output_of(Dtype::f32, "mean", {rows}, kStats),
                                   .rstd = o.output_of(Dtype::f32, "rstd", {rows}, kStatSums),
                                   .eps = 1e-5,
-                                  .bias = with_bias ? o.input({channels}) : Tensor()});
+                                  .bias = with_bias ? o.input({channels}) : Tensor(),
+                                  .branch = adds ? o.input({rows, channels}) : Tensor(),
+                                  .sum = adds ? o.output("sum", {rows, channels}, kExact) : Tensor()});
 }
 
 inline void layer_norm_backward_case(Operands& o, int64_t rows, int64_t channels, bool with_bias, bool accumulate) {
@@ -159,11 +163,12 @@ inline void norms_cases(Cases& add) {
   for (const auto& [rows, channels] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}}) {
     const std::string size = named({rows, channels});
     const int64_t r = rows, c = channels;
-    add("RmsNormForward", size, [=](Operands& o) { rms_norm_case(o, r, c); });
     for (const bool flag : {false, true}) {
-      const std::string accumulate = size + (flag ? "_accumulate" : "");
+      const std::string accumulate = size + (flag ? "_accumulate" : ""), branch = flag ? "_branch" : "";
+      add("RmsNormForward", size + branch, [=](Operands& o) { rms_norm_case(o, r, c, flag); });
+      if (c > 1) add("LayerNormForward", size + branch + "_bias", [=](Operands& o) { layer_norm_case(o, r, c, true, flag); });
       add("RmsNormBackward", accumulate, [=](Operands& o) { rms_norm_backward_case(o, r, c, flag); });
-      if (c > 1) add("LayerNormForward", size + (flag ? "_bias" : ""), [=](Operands& o) { layer_norm_case(o, r, c, flag); });
+      if (c > 1 && !flag) add("LayerNormForward", size, [=](Operands& o) { layer_norm_case(o, r, c, false, false); });
       add("LayerNormBackward", accumulate, [=](Operands& o) { layer_norm_backward_case(o, r, c, false, flag); });
       add("LayerNormBackward", accumulate + "_bias", [=](Operands& o) { layer_norm_backward_case(o, r, c, true, flag); });
     }

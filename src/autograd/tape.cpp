@@ -1,6 +1,7 @@
 #include "autograd/tape.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "mantissa/backend/functions.h"
@@ -47,8 +48,8 @@ Tensor Tape::take_gradient(const Var& input) {
   return std::exchange(gradients_[static_cast<size_t>(input.slot_)], {});
 }
 
-Var Tape::record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward) {
-  Node node{op, {}, 0, std::move(backward), {}, current_module};
+Var Tape::record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward, AddingBackward adding) {
+  Node node{op, {}, 0, std::move(backward), std::move(adding), {}, current_module};
   for (const Var& input : inputs) {
     node.inputs.push_back(input.slot_);
     if (input.leaf_ == nullptr) continue;
@@ -73,9 +74,11 @@ void Tape::add_gradient(int64_t slot, const Tensor& gradient) {
 }
 
 std::vector<Tensor> Tape::run_backward(const Node& node, const Tensor& dy) {
-  if (node.module == nullptr) return node.backward(dy);
-  const ModuleScope module(node.module);
-  return node.backward(dy);
+  std::optional<ModuleScope> module;
+  if (node.module != nullptr) module.emplace(node.module);
+  if (node.backward) return node.backward(dy);
+  const int64_t first = node.inputs[0];
+  return node.adding(dy, first < 0 ? Tensor() : std::exchange(gradients_[static_cast<size_t>(first)], {}));
 }
 
 void Tape::backward(const Var& output, Tensor dy) {
@@ -94,7 +97,7 @@ void Tape::backward(const Var& output, Tensor dy) {
         if (node->inputs[i] >= 0 && contributions[i].defined()) add_gradient(node->inputs[i], contributions[i]);
       }
     }
-    node->backward = nullptr;
+    node->backward = nullptr, node->adding = nullptr;
     for (Leaf* leaf : node->leaves) {  // a node that no gradient reaches has contributed, too
       if (--leaf->uses == 0 && leaf->ready) leaf->ready();
     }
@@ -109,6 +112,11 @@ bool recording(std::initializer_list<Var> inputs) {
 Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::Backward backward) {
   if (!recording(inputs)) return Var(std::move(value));
   return current_tape->record(op, std::move(value), inputs, std::move(backward));
+}
+
+Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::AddingBackward adding) {
+  if (!recording(inputs)) return Var(std::move(value));
+  return current_tape->record(op, std::move(value), inputs, {}, std::move(adding));
 }
 
 Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) {

@@ -94,6 +94,9 @@ class Tape {
   // Returns one gradient per input of the node: undefined for leaves and for inputs that want none. dy is undefined for the output that
   // backward() started from without a gradient of its own, and stands for 1.
   using Backward = std::function<std::vector<Tensor>(const Tensor& dy)>;
+  // Backward of an operation whose kernel adds to `other`, the gradient of its first input that those give that were recorded later, if
+  // any: the first gradient that it returns is the sum.
+  using AddingBackward = std::function<std::vector<Tensor>(const Tensor& dy, const Tensor& other)>;
 
   class Scope {  // makes a tape the current one of this thread until the end of the block; nullptr pauses recording
    public:
@@ -114,18 +117,19 @@ class Tape {
   size_t nodes() const { return nodes_.size(); }
 
   // See the free function record().
-  Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward);
+  Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward, AddingBackward adding = {});
 
  private:
   struct Node {
     const char* op;
     std::vector<int64_t> inputs;  // slots, -1: wants none
     int64_t output;
-    Backward backward;
+    Backward backward;  // null: adding is there
+    AddingBackward adding;
     std::vector<Leaf*> leaves;
     const char* module;  // that recorded it; null: none
   };
-  static std::vector<Tensor> run_backward(const Node& node, const Tensor& dy);
+  std::vector<Tensor> run_backward(const Node& node, const Tensor& dy);
   void add_gradient(int64_t slot, const Tensor& gradient);
 
   std::vector<Node> nodes_;
@@ -137,6 +141,7 @@ bool recording(std::initializer_list<Var> inputs);
 
 // Returns the result of an operation as a Var: on the current tape if recording(inputs), else as a constant.
 Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::Backward backward);
+Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::AddingBackward adding);
 
 // Returns the same value; an operation that saves it keeps `rebuild` in its place and calls it in backward.
 Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild);

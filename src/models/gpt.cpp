@@ -143,13 +143,13 @@ Tensor Gpt::router_mask(const TokenBatch& batch) const {
   return mask;
 }
 
-Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics) const {
+Residual Gpt::block_forward(const Block& block, Residual&& in, const SequenceContext& context, RouterStatistics* statistics) const {
   const ModuleScope scope(block.path);
-  const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
-  const Var normed = block.mlp_norm.forward(middle);
-  if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
+  const auto [x, attn_in] = block.attn_norm.forward(std::exchange(in, {}));
+  const auto [middle, mlp_in] = block.mlp_norm.forward({x, block.attn.forward(attn_in, context)});
+  if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return {middle, mlp->forward(mlp_in, context.tokens)};
   const int64_t capacity = statistics ? config_.moe->capacity(context.tokens - context.padded) : 0;
-  return add(middle, std::get<Moe>(block.mlp).forward(normed, context, capacity, statistics));
+  return {middle, std::get<Moe>(block.mlp).forward(mlp_in, context, capacity, statistics)};
 }
 
 // max_position_embeddings limits the length of sequences; most are far shorter.
@@ -172,15 +172,18 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
                                 .padded = batch.padded(),
                                 .router_mask = router_mask(batch),
                                 .rope_table = rope_table(batch.tokens.dim(0) / batch.batch)};
-  Var x = embed(batch);
+  Residual x{embed(batch)};
   for (const Block& block : blocks_) {
-    if (options_.recompute == Recompute::full && recording({x})) {
-      x = recompute(x, [this, &block, context, statistics](const Var& again) { return block_forward(block, again, context, statistics); });
+    if (options_.recompute == Recompute::full && recording({x.x})) {
+      x = {recompute(x.sum(), [this, &block, context, statistics](const Var& again) {
+        const ModuleScope scope(block.path);
+        return block_forward(block, {again}, context, statistics).sum();
+      })};
     } else {
-      x = block_forward(block, x, context, statistics);
+      x = block_forward(block, std::move(x), context, statistics);
     }
   }
-  return final_norm_->forward(x);
+  return final_norm_->forward(std::move(x)).normed;
 }
 
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
@@ -267,17 +270,17 @@ Var Gpt::extended(const std::vector<int32_t>& tokens, const std::vector<std::vec
                          .segment_starts = {}};
   SequenceContext context{
       .batch = batch.batch, .tokens = all, .positions = batch.positions, .segment_starts = {}, .rope_table = rope_table(end)};
-  Var x = embed(batch);
+  Residual x{embed(batch)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     context.caches.clear();
     for (std::vector<KeyValueCache>* cache : caches) context.caches.push_back(&(*cache)[i]);
-    x = block_forward(blocks_[i], x, context);
+    x = block_forward(blocks_[i], std::move(x), context);
   }
-  return x;
+  return x.sum();
 }
 
 Tensor Gpt::next_logits_of(const Tensor& rows) const {
-  const Var normed = final_norm_->forward(Var(rows));
+  const Var normed = final_norm_->forward({Var(rows)}).normed;
   return converted(linear_fprop(normed.value(), output_->weight(), logits_dtype(), output_operands_,
                                 {.group = options_.mesh.tensor, .split = Split::column_parallel}),
                    Dtype::f32);

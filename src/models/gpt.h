@@ -101,7 +101,8 @@ class Gpt {
   Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
   Tensor next_logits_of(const Tensor& rows) const;
   Var embed(const TokenBatch& batch);
-  Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
+  // Takes its input over, so that no longer than needed are both parts of a sum in memory.
+  Residual block_forward(const Block& block, Residual&& in, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
   Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]
   Tensor rope_table(int64_t positions);                                         // for at least so many positions; undefined if not rotary
 

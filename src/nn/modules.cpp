@@ -69,7 +69,7 @@ NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const Nor
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 
-Var NormLayer::forward(const Var& x) const {
+NormedSum NormLayer::forward(const Residual& x) const {
   const ModuleScope scope(path_);
   if (!options_.layer_norm) return rms_norm(x, weight_->var(), options_.eps);
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);

@@ -47,7 +47,7 @@ struct NormOptions {
 class NormLayer {
  public:
   NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const Mesh& mesh = {});
-  Var forward(const Var& x) const;  // [N, C] -> [N, C]
+  NormedSum forward(const Residual& x) const;  // [N, C] -> [N, C]
 
  private:
   std::string path_;

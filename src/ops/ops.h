@@ -92,6 +92,16 @@ Var embedding(const Tensor& ids, const LinearWeight& weight, const TensorParalle
 
 Var add(const Var& a, const Var& b);
 
+// A residual connection: x + branch, or x alone. The norm that reads it adds them in its own pass.
+struct Residual {
+  Var x, branch{};
+
+  Var sum() const { return branch.value().defined() ? add(x, branch) : x; }
+};
+struct NormedSum {
+  Var sum, normed;
+};
+
 // x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out] in the dtype of x. `operands`, which a recipe converts to,
 // say which of the three GEMMs reads which operand in which format; by default all are high precision.
 //
@@ -107,10 +117,13 @@ Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Line
 // tokens.
 Tensor linear_fprop(const Tensor& x, const LinearWeight& weight, Dtype out, const LinearOperands& operands, const TensorParallel& tp = {});
 
-Var rms_norm(const Var& x, const Var& weight, double eps);
-
 // bias is optional: default Var.
-Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps);
+NormedSum rms_norm(const Residual& x, const Var& weight, double eps);
+NormedSum layer_norm(const Residual& x, const Var& weight, const Var& bias, double eps);
+inline Var rms_norm(const Var& x, const Var& weight, double eps) { return rms_norm(Residual{x}, weight, eps).normed; }
+inline Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
+  return layer_norm(Residual{x}, weight, bias, eps).normed;
+}
 
 // The next three take packed q|k|v rows [N, layout.row()]; see the kernels of the same names.
 Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout layout, double eps);

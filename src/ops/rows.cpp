@@ -4,10 +4,18 @@
 
 namespace mantissa {
 
+namespace {
+
+Var record_sum(const Tensor& sum, const Var& a, const Var& b) {
+  return record("add", sum, {a, b}, [](const Tensor& dy) { return std::vector<Tensor>{dy, dy}; });
+}
+
+}  // namespace
+
 Var add(const Var& a, const Var& b) {
-  Tensor out = empty_like(a.value());
+  const Tensor out = empty_like(a.value());
   out.device().run(Add{.a = a.value(), .b = b.value(), .out = out});
-  return record("add", out, {a, b}, [](const Tensor& dy) { return std::vector<Tensor>{dy, dy}; });
+  return record_sum(out, a, b);
 }
 
 Var convert(const Var& x, Dtype dtype) {
@@ -58,42 +66,55 @@ Tensor row_stats(const Tensor& x) { return empty(x.device(), stats_dtype(x.dtype
 
 }  // namespace
 
-Var rms_norm(const Var& x, const Var& weight, double eps) {
-  const Tensor& value = x.value();
-  Tensor y = empty_like(value), rstd = row_stats(value);
-  value.device().run(RmsNormForward{.x = value, .weight = weight.value(), .y = y, .rstd = rstd, .eps = eps});
-  if (!recording({x, weight})) return Var(y);
-  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = weight.leaf(), rstd](const Tensor& dy) {
+NormedSum rms_norm(const Residual& x, const Var& weight, double eps) {
+  const Tensor &given = x.x.value(), &branch = x.branch.value();
+  const Tensor y = empty_like(given), rstd = row_stats(given), sum = branch.defined() ? empty_like(given) : Tensor();
+  given.device().run(RmsNormForward{.x = given, .weight = weight.value(), .y = y, .rstd = rstd, .eps = eps, .branch = branch, .sum = sum});
+  const Var in = branch.defined() ? record_sum(sum, x.x, x.branch) : x.x;
+  if (!recording({in, weight})) return {in, Var(y)};
+  const auto backward = [value = in.value(), w = weight.value(), leaf = weight.leaf(), rstd](const Tensor& dy, const Tensor& other) {
     Tensor dx = empty_like(dy);
     const auto [dweight, accumulate] = target_of(leaf, w);
-    dy.device().run(
-        RmsNormBackward{.x = value, .weight = w, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight, .accumulate = accumulate});
+    dy.device().run(RmsNormBackward{
+        .x = value, .weight = w, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight, .accumulate = accumulate, .other = other});
     return std::vector<Tensor>{dx, {}};
-  });
+  };
+  return {in, record("rms_norm", y, {in, weight}, Tape::AddingBackward(backward))};
 }
 
-Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
-  const Tensor& value = x.value();
-  Tensor y = empty_like(value), mean = row_stats(value), rstd = row_stats(value);
-  value.device().run(
-      LayerNormForward{.x = value, .weight = weight.value(), .y = y, .mean = mean, .rstd = rstd, .eps = eps, .bias = bias.value()});
-  if (!recording({x, weight, bias})) return Var(y);
-  return record("layer_norm", y, {x, weight, bias},
-                [value, w = weight.value(), leaf = weight.leaf(), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
-                  Tensor dx = empty_like(dy);
-                  const auto [dweight, accumulate] = target_of(leaf, w);
-                  const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
-                  dy.device().run(LayerNormBackward{.x = value,
-                                                    .weight = w,
-                                                    .mean = mean,
-                                                    .rstd = rstd,
-                                                    .dy = dy,
-                                                    .dx = dx,
-                                                    .dweight = dweight,
-                                                    .accumulate = accumulate,
-                                                    .dbias = dbias});
-                  return std::vector<Tensor>{dx, {}, {}};
-                });
+NormedSum layer_norm(const Residual& x, const Var& weight, const Var& bias, double eps) {
+  const Tensor &given = x.x.value(), &branch = x.branch.value();
+  const Tensor y = empty_like(given), mean = row_stats(given), rstd = row_stats(given),
+               sum = branch.defined() ? empty_like(given) : Tensor();
+  given.device().run(LayerNormForward{.x = given,
+                                      .weight = weight.value(),
+                                      .y = y,
+                                      .mean = mean,
+                                      .rstd = rstd,
+                                      .eps = eps,
+                                      .bias = bias.value(),
+                                      .branch = branch,
+                                      .sum = sum});
+  const Var in = branch.defined() ? record_sum(sum, x.x, x.branch) : x.x;
+  if (!recording({in, weight, bias})) return {in, Var(y)};
+  const auto backward = [value = in.value(), w = weight.value(), leaf = weight.leaf(), bias_leaf = bias.leaf(), mean, rstd](
+                            const Tensor& dy, const Tensor& other) {
+    Tensor dx = empty_like(dy);
+    const auto [dweight, accumulate] = target_of(leaf, w);
+    const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
+    dy.device().run(LayerNormBackward{.x = value,
+                                      .weight = w,
+                                      .mean = mean,
+                                      .rstd = rstd,
+                                      .dy = dy,
+                                      .dx = dx,
+                                      .dweight = dweight,
+                                      .accumulate = accumulate,
+                                      .dbias = dbias,
+                                      .other = other});
+    return std::vector<Tensor>{dx, {}, {}};
+  };
+  return {in, record("layer_norm", y, {in, weight, bias}, Tape::AddingBackward(backward))};
 }
 
 Var swiglu(const Var& x, Keep keep, double limit) {

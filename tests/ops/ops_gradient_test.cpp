@@ -174,6 +174,20 @@ std::vector<OpCase> row_cases() {
        {{{5, 6}}, weight({4, 3})},
        [](Backend&, V& v) { return linear(swiglu(v[0], Keep::nothing), v[1], Var()); }},
       {"rms_norm", "odd_rows", {{{3, 7}}, weight({7}, 1.0)}, [](Backend&, V& v) { return rms_norm(v[0], v[1], 1e-5); }},
+      {"rms_norm",
+       "of_a_sum_that_is_read_again",
+       {{{3, 7}}, {{3, 7}}, weight({7}, 1.0)},
+       [](Backend&, V& v) {
+         const NormedSum both = rms_norm({v[0], v[1]}, v[2], 1e-5);
+         return add(both.normed, both.sum);
+       }},
+      {"layer_norm",
+       "of_a_sum_that_is_read_again",
+       {{{3, 7}}, {{3, 7}}, weight({7}, 1.0), weight({7})},
+       [](Backend&, V& v) {
+         const NormedSum both = layer_norm({v[0], v[1]}, v[2], v[3], 1e-5);
+         return add(both.sum, both.normed);
+       }},
       {"layer_norm", "without_bias", {{{3, 7}}, weight({7}, 1.0)}, [](Backend&, V& v) { return layer_norm(v[0], v[1], Var(), 1e-5); }},
       {"layer_norm",
        "with_bias",

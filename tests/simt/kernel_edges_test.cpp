@@ -93,7 +93,7 @@ TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
     for (const int64_t rows : {1, 39, 64}) {
       if (rows != 39 && columns != 250 && columns != 264) continue;
       expect_as_reference(text("norms ", named({rows, columns})), [&](Operands& o) {
-        if (columns <= 1032) rms_norm_case(o, rows, columns), layer_norm_case(o, rows, columns, rows == 39);
+        if (columns <= 1032) rms_norm_case(o, rows, columns, false), layer_norm_case(o, rows, columns, rows == 39, rows == 64);
         rms_norm_backward_case(o, rows, columns, rows == 39);
         layer_norm_backward_case(o, rows, columns, true, rows == 39);
         layer_norm_backward_case(o, rows, columns, false, rows == 64);
@@ -102,12 +102,58 @@ TEST_F(KernelEdges, NormsHaveRowsOfAnyLength) {
   }
 }
 
+// Norms of sums, and gradients that they are added to, have the bits of an addition and a norm.
+TEST_F(KernelEdges, NormsAddAsAdditionsDo) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const int64_t columns : {24, 250, 768, 1544, 4104, 8200}) {
+      for (Backend* device : tested()) {
+        Operands o(*device, dtype);
+        const auto random = [&] { return o.input({39, columns}, 3.0); };
+        const auto made = [&](Dtype of, const Shape& shape) { return empty(*device, of, shape); };
+        const Tensor x = random(), branch = random(), dy = random(), weight = o.input({columns}, 0.3, 1.0);
+        const Tensor sum = made(dtype, x.shape()), sums = made(dtype, x.shape()), mean = made(Dtype::f32, {39}),
+                     rstd = made(Dtype::f32, {39});
+        const auto forward = [&](const Tensor& of, const Tensor& more, const Tensor& total) {
+          const Tensor y = made(dtype, x.shape()), z = made(dtype, x.shape());
+          device->run(RmsNormForward{.x = of, .weight = weight, .y = y, .rstd = rstd, .eps = 1e-5, .branch = more, .sum = total});
+          device->run(
+              LayerNormForward{.x = of, .weight = weight, .y = z, .mean = mean, .rstd = rstd, .eps = 1e-5, .branch = more, .sum = total});
+          return std::pair(y, z);
+        };
+        const auto backward = [&](const Tensor& other) {
+          const Tensor dx = made(dtype, x.shape()), dz = made(dtype, x.shape()), dw = made(Dtype::f32, {columns});
+          device->run(RmsNormBackward{
+              .x = x, .weight = weight, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dw, .accumulate = false, .other = other});
+          device->run(LayerNormBackward{.x = x,
+                                        .weight = weight,
+                                        .mean = mean,
+                                        .rstd = rstd,
+                                        .dy = dy,
+                                        .dx = dz,
+                                        .dweight = dw,
+                                        .accumulate = false,
+                                        .other = other});
+          return std::pair(dx, dz);
+        };
+        device->run(Add{.a = x, .b = branch, .out = sums});
+        const auto [y, z] = forward(x, branch, sum);
+        const auto [wanted_y, wanted_z] = forward(sums, {}, {});
+        EXPECT_TRUE(same_bits(sum, sums) && same_bits(y, wanted_y) && same_bits(z, wanted_z)) << columns;
+        const auto [dx, dz] = backward(branch);
+        const auto [wanted_dx, wanted_dz] = backward({});
+        for (const Tensor& each : {wanted_dx, wanted_dz}) device->run(Add{.a = branch, .b = each, .out = each});
+        EXPECT_TRUE(same_bits(dx, wanted_dx) && same_bits(dz, wanted_dz)) << columns;
+      }
+    }
+  }
+}
+
 // A block has a row that is too long for a warp, of whole packs or not, which its threads hold or read again.
 TEST_F(KernelEdges, LongRowsHaveABlockEach) {
   for (const int64_t columns : {2056, 4104, 4101, 8200}) {
     expect_as_reference(text("rows of ", columns), [&](Operands& o) {
-      rms_norm_case(o, 3, columns);
-      layer_norm_case(o, 3, columns, true);
+      rms_norm_case(o, 3, columns, true);
+      layer_norm_case(o, 3, columns, true, true);
       const Tensor x = o.input({3, 2 * columns}), dy = o.input({3, columns}), weights = o.input_of(Dtype::f32, {3});
       o.device().run(SwiGluForward{.x = x, .out = o.output("glu", {3, columns}, kValues), .row_weights = weights});
       o.device().run(SwiGluBackward{.x = x,

@@ -289,25 +289,31 @@ struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row orde
   }
 };
 
-// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019).
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019). Where `branch` is given, both norms first write sum =
+// x + branch, as Add does, and read it in the place of x.
 struct RmsNormForward {
   Tensor x, weight, y, rstd;
   double eps;
+  Tensor branch{}, sum{};  // both or none
 
   Contract contract() const {
     Contract c("rms_norm");
-    c.input("x", x, "[N, C]").input("weight", weight, "[C]");
-    return c.output("y", y, "[N, C]").output("rstd", rstd, "stats [N]");
+    c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("branch", branch, "[N, C]?").output("sum", sum, "[N, C]?");
+    c.output("y", y, "[N, C]").output("rstd", rstd, "stats [N]");
+    return c.that(branch.defined() == sum.defined(), "branch and sum must be given together");
   }
 };
 
+// Both gradients add `other` to dx, as Add does, where it is given: what else reads x gives it.
 struct RmsNormBackward {
   Tensor x, weight, rstd, dy, dx, dweight;
   bool accumulate;  // applies to dweight
+  Tensor other{};
 
   Contract contract() const {
     Contract c("rms_norm backward");
     c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("rstd", rstd, "stats [N]").input("dy", dy, "[N, C]");
+    c.input("other", other, "[N, C]?");
     return c.output("dx", dx, "[N, C]").output("dweight", dweight, "stats [C]");
   }
 };
@@ -316,24 +322,26 @@ struct RmsNormBackward {
 struct LayerNormForward {
   Tensor x, weight, y, mean, rstd;
   double eps;
-  Tensor bias{};
+  Tensor bias{}, branch{}, sum{};
 
   Contract contract() const {
     Contract c("layer_norm");
     c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("bias", bias, "[C]?");
-    return c.output("y", y, "[N, C]").output("mean", mean, "stats [N]").output("rstd", rstd, "stats [N]");
+    c.input("branch", branch, "[N, C]?").output("sum", sum, "[N, C]?");
+    c.output("y", y, "[N, C]").output("mean", mean, "stats [N]").output("rstd", rstd, "stats [N]");
+    return c.that(branch.defined() == sum.defined(), "branch and sum must be given together");
   }
 };
 
 struct LayerNormBackward {  // dbias present if and only if the forward had a bias
   Tensor x, weight, mean, rstd, dy, dx, dweight;
   bool accumulate;  // applies to dweight and dbias
-  Tensor dbias{};
+  Tensor dbias{}, other{};
 
   Contract contract() const {
     Contract c("layer_norm backward");
     c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("mean", mean, "stats [N]").input("rstd", rstd, "stats [N]");
-    c.input("dy", dy, "[N, C]").output("dx", dx, "[N, C]");
+    c.input("dy", dy, "[N, C]").input("other", other, "[N, C]?").output("dx", dx, "[N, C]");
     return c.output("dweight", dweight, "stats [C]").output("dbias", dbias, "stats [C]?");
   }
 };

@@ -59,11 +59,13 @@ HeadLayout one_head(int64_t channels) { return {.heads = 1, .kv_heads = 0, .head
 
 // Each CPU backend has its own kernel for packed rows.
 void CpuReference::execute(const RmsNormForward& k) {
+  if (k.sum.defined()) return add_and_normalize(k);
   execute(QkNormForward{
       .x = k.x, .q_weight = k.weight, .k_weight = {}, .y = k.y, .rstd = k.rstd, .layout = one_head(k.x.dim(1)), .eps = k.eps});
 }
 
 void CpuReference::execute(const RmsNormBackward& k) {
+  if (k.other.defined()) return differentiate_and_add(k);
   execute(QkNormBackward{.x = k.x,
                          .q_weight = k.weight,
                          .k_weight = {},
@@ -77,6 +79,7 @@ void CpuReference::execute(const RmsNormBackward& k) {
 }
 
 void CpuReference::execute(const LayerNormForward& k) {
+  if (k.sum.defined()) return add_and_normalize(k);
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t channels = k.x.dim(1);
@@ -101,6 +104,7 @@ void CpuReference::execute(const LayerNormForward& k) {
 
 // With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g n)); dweight += dy n; dbias += dy.
 void CpuReference::execute(const LayerNormBackward& k) {
+  if (k.other.defined()) return differentiate_and_add(k);
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t channels = k.x.dim(1);

@@ -2,6 +2,8 @@
 // same code runs in fp32, bf16 (values widened to fp32 and rounded on store) and fp64. Files hold a family of kernels each.
 #pragma once
 
+#include <utility>
+
 #include "backend/caching_allocator.h"
 #include "mantissa/backend/backend.h"
 
@@ -23,6 +25,19 @@ class CpuReference : public Backend {
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
   MANTISSA_KERNELS(MANTISSA_EXECUTE)
 #undef MANTISSA_EXECUTE
+  // Norms with a branch, and their gradients with another one: compositions of an addition and the same kernel without.
+  template <class Norm>
+  void add_and_normalize(Norm k) {
+    execute(Add{.a = k.x, .b = k.branch, .out = k.sum});
+    k.x = std::exchange(k.sum, {}), k.branch = {};
+    execute(k);
+  }
+  template <class NormBackward>
+  void differentiate_and_add(NormBackward k) {
+    const Tensor other = std::exchange(k.other, {});
+    execute(k);
+    execute(Add{.a = other, .b = k.dx, .out = k.dx});
+  }
 
  private:
   std::shared_ptr<CachingAllocator> allocator_ =

@@ -41,27 +41,38 @@ __device__ inline Pack values_of<bf16>(const PackInMemory<bf16>& pack) {
   }
   return out;
 }
+// Rounds a pack, NaN to any NaN: the instruction rounds two numbers as to_bf16() does, but gives another one.
+template <class T>
+__device__ inline PackInMemory<T> rounded_pack(const Pack& pack) {
+  return __builtin_bit_cast(PackInMemory<T>, pack);
+}
+template <>
+__device__ inline PackInMemory<bf16> rounded_pack<bf16>(const Pack& pack) {
+  PackInMemory<bf16> out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; i += 2) out.words[i / 2] = pack_bf16(pack.at[i], pack.at[i + 1]);
+  return out;
+}
 // Writes a rounded pack to global memory, at a multiple of 16 bytes.
 template <class T>
 __device__ inline void store_rounded(T* to, const Pack& pack) {
-  PackInMemory<T> out;
-  MANTISSA_UNROLL
-  for (unsigned i = 0; i < kPack; ++i) out.at[i] = rounded<T>(pack.at[i]);
-  store_wide(to, out);
+  store_wide(to, rounded_pack<T>(pack));
 }
-// The instruction rounds two numbers as to_bf16() does, but gives another NaN.
 template <>
 __device__ inline void store_rounded<bf16>(bf16* to, const Pack& pack) {
-  PackInMemory<bf16> out;
+  const PackInMemory<bf16> out = rounded_pack<bf16>(pack);  // also where it is not written: nvcc makes less code of that
   bool numbers = true;
   MANTISSA_UNROLL
-  for (unsigned i = 0; i < kPack; i += 2) {
-    out.words[i / 2] = pack_bf16(pack.at[i], pack.at[i + 1]);
-    numbers = numbers && pack.at[i] == pack.at[i] && pack.at[i + 1] == pack.at[i + 1];
-  }
+  for (const float value : pack.at) numbers = numbers && value == value;
   if (numbers) return store_wide(to, out);
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kPack; ++i) to[i] = to_bf16(pack.at[i]);
+}
+__device__ inline Pack sum_of(const Pack& a, const Pack& b) {
+  Pack out;
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; ++i) out.at[i] = a.at[i] + b.at[i];
+  return out;
 }
 
 // `count` elements from `values` on. aligned: they begin at a multiple of 16 bytes. kWhole: so they do, and are whole packs.
@@ -205,6 +216,21 @@ struct HeldRow {
   HeldPacks<Team, kPacks, T> held;
 
   __device__ explicit HeldRow(const Packs<const T, true>& row) : columns(static_cast<unsigned>(row.count)), held(row.values, columns) {}
+  // Adds another row, rounds, and writes the sums.
+  __device__ void add(const T* other, T* sums) {
+    constexpr unsigned kAtOnce = kPacks < 4 ? kPacks : 4;  // packs of the other row, for which there are registers
+    MANTISSA_UNROLL
+    for (unsigned first = 0; first < kPacks; first += kAtOnce) {
+      const unsigned begin = first * Team::kSize * kPack;
+      const HeldPacks<Team, kAtOnce, T> more(other + begin, columns < begin ? 0 : columns - begin);
+      MANTISSA_UNROLL
+      for (unsigned p = first; p < first + kAtOnce; ++p) {
+        const Pack sum = sum_of(values_of(held.at[p]), values_of(more.at[p - first]));
+        held.at[p] = rounded_pack<T>(sum);
+        if (held.column(p) < columns) store_rounded(sums + held.column(p), sum);
+      }
+    }
+  }
   template <class Body>
   __device__ void for_each(Body body) const {
     MANTISSA_UNROLL
@@ -218,12 +244,13 @@ template <class Team, unsigned kPacks, class T>
 using TeamRow = std::conditional_t<kPacks != 0, HeldRow<Team, kPacks != 0 ? kPacks : 1, T>, AnyRow<Team, T, false>>;
 
 // Calls body.operator()<Team, kPacks>(grid) with the TeamRow for rows of so many columns.
+inline constexpr unsigned kPacksOfLongRow = 4;
+inline bool holds_row(int64_t columns) { return columns % kPack == 0 && columns <= kPacksOfLongRow * OfBlock::kSize * kPack; }
 template <class Body>
 void with_held_rows(int64_t rows, int64_t columns, Body&& body) {
-  constexpr unsigned kOfBlock = 4;
   const Grid of_warps{ceil_div(rows, int64_t{OfWarp::kRowsOfBlock}), kThreads}, of_blocks{rows, kThreads};
-  if (columns % kPack != 0 || columns > kOfBlock * OfBlock::kSize * kPack) return body.template operator()<OfBlock, 0>(of_blocks);
-  if (columns > kColumnsOfWarp) return body.template operator()<OfBlock, kOfBlock>(of_blocks);
+  if (!holds_row(columns)) return body.template operator()<OfBlock, 0>(of_blocks);
+  if (columns > kColumnsOfWarp) return body.template operator()<OfBlock, kPacksOfLongRow>(of_blocks);
   const auto fits = [&]<unsigned kPacks>() {
     const bool found = columns <= kPacks * OfWarp::kSize * kPack;
     if (found) body.template operator()<OfWarp, kPacks>(of_warps);

@@ -30,13 +30,16 @@ __device__ Pack normalized(const Packs<const T>& x, int64_t first, float mean, f
   return out;
 }
 
-// bias.values may be null.
+// bias.values and branch may be null; with a branch, a thread holds its packs.
 template <bool kLayerNorm, class Team, unsigned kPacks, class T, bool kWhole = kPacks != 0>
 __global__ void __launch_bounds__(kThreads)
-    norm_forward(NormRows<kLayerNorm, kWhole, T> k, Packs<const T, kWhole> bias, Packs<T, kWhole> y, float eps) {
+    norm_forward(NormRows<kLayerNorm, kWhole, T> k, Packs<const T, kWhole> bias, Packs<T, kWhole> y, float eps, const T* branch, T* sums) {
   const int64_t row = Team::row(), channels = k.weight.count;
   if (row >= k.count) return;
-  const TeamRow<Team, kPacks, T> x{k.x.row(row)};
+  TeamRow<Team, kPacks, T> x{k.x.row(row)};
+  if constexpr (kPacks != 0) {
+    if (branch != nullptr) x.add(branch + row * channels, sums + row * channels);
+  }
   float mean = 0.0F, squares = 0.0F;
   if constexpr (kLayerNorm) {
     float sum = 0.0F;
@@ -124,10 +127,10 @@ constexpr unsigned blocks_of_norm(bool layer_norm, unsigned packs, size_t bytes_
 
 // All gradients in one pass, where rows are whole packs and all begin at multiples of 16 bytes. partials are [1 or 2, pieces, channels]:
 // the sums over a piece of dweight and, in a layer norm, of dbias. A block has a piece of rows. A team of 2^team warps has a row at a time,
-// each kPacks * kColumnsOfPacks columns of it, which its lanes hold.
+// each kPacks * kColumnsOfPacks columns of it, which its lanes hold. others may be null.
 template <bool kLayerNorm, unsigned kPacks, class T>
 __global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks, sizeof(T)))
-    norm_backward(NormRows<kLayerNorm, true, T> k, const T* all_dy, T* all_dx, float* partials, unsigned team) {
+    norm_backward(NormRows<kLayerNorm, true, T> k, const T* all_dy, const T* others, T* all_dx, float* partials, unsigned team) {
   auto& sums = block_shared<SumsOfRows>();
   const int64_t columns = k.weight.count, begin = (warp() & ((1U << team) - 1)) * kPacks * kColumnsOfPacks,
                 first_row = block() * kRowsOfPiece, end = first_row + kRowsOfPiece < k.count ? first_row + kRowsOfPiece : k.count;
@@ -173,7 +176,9 @@ __global__ void __launch_bounds__(kThreads, blocks_of_norm(kLayerNorm, kPacks, s
         const float g = kLayerNorm ? multiply_add(dy.at[i], weight.at[i], -mean_g) : dy.at[i] * weight.at[i];
         dx.at[i] = rstd * multiply_add(values.at[i] - mean, slope, g);
       }
-      if (column_of_lane(p) < left) store_rounded(all_dx + at + column_of_lane(p), dx);
+      if (column_of_lane(p) >= left) continue;
+      if (others != nullptr) dx = sum_of(values_of(rounded_pack<T>(dx)), values_of(load<PackInMemory<T>>(others + at + column_of_lane(p))));
+      store_rounded(all_dx + at + column_of_lane(p), dx);
     }
   }
   MANTISSA_UNROLL
@@ -204,9 +209,14 @@ template <bool kLayerNorm>
 void CudaBackend::normalize(const LayerNormForward& k) {
   const int64_t rows = k.x.dim(0), channels = k.x.dim(1);
   const bool whole = channels % kPack == 0;
+  if (k.sum.defined() && !holds_row(channels)) {
+    execute(Add{.a = k.x, .b = k.branch, .out = k.sum});
+    return normalize<kLayerNorm>({.x = k.sum, .weight = k.weight, .y = k.y, .mean = k.mean, .rstd = k.rstd, .eps = k.eps, .bias = k.bias});
+  }
   const auto at_packs = [&](const Tensor& x, Contents contents) { return whole && x.defined() ? aligned(*this, x, contents) : x; };
   const Tensor x = at_packs(k.x, Contents::read), weight = at_packs(k.weight, Contents::read), bias = at_packs(k.bias, Contents::read),
-               y = at_packs(k.y, Contents::overwritten);
+               branch = at_packs(k.branch, Contents::read), y = at_packs(k.y, Contents::overwritten),
+               sum = at_packs(k.sum, Contents::overwritten);
   with_values(x.dtype(), [&]<class T>() {
     with_held_rows(rows, channels, [&]<class Team, unsigned kPacks>(Grid grid) {
       constexpr bool kWhole = kPacks != 0;
@@ -217,10 +227,12 @@ void CudaBackend::normalize(const LayerNormForward& k) {
                                                  .mean = data_or_null<float>(k.mean),
                                                  .rstd = k.rstd.device_data<float>()};
       launch(norm_forward<kLayerNorm, Team, kPacks, T>, grid, both, Read{data_or_null<T>(bias), channels, whole},
-             Packs<T, kWhole>{y.device_data<T>(), channels, whole}, static_cast<float>(k.eps));
+             Packs<T, kWhole>{y.device_data<T>(), channels, whole}, static_cast<float>(k.eps), data_or_null<T>(branch),
+             data_or_null<T>(sum));
     });
   });
   copy_back(*this, y, k.y);
+  if (sum.defined()) copy_back(*this, sum, k.sum);
 }
 
 template <bool kLayerNorm>
@@ -231,11 +243,13 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
     if (channels % kPack == 0 && channels <= kWarpsOfBlock * kColumnsOfPart<kLayerNorm>) {
       const int64_t pieces = ceil_div(rows, kRowsOfPiece);
       const Tensor partials = empty(*this, Dtype::f32, {(kLayerNorm ? 2 : 1) * pieces * channels}), x = aligned(*this, k.x),
-                   weight = aligned(*this, k.weight), dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten);
+                   weight = aligned(*this, k.weight), dy = aligned(*this, k.dy), dx = aligned(*this, k.dx, Contents::overwritten),
+                   other = k.other.defined() ? aligned(*this, k.other) : k.other;
       const NormRows<kLayerNorm, true, T> all{
           {x.device_data<T>(), channels, true}, {weight.device_data<T>(), channels, true}, rows, mean, rstd};
       with_norm_backward<kLayerNorm, T>(channels, [&](const auto kernel, unsigned team) {
-        launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), dx.device_data<T>(), partials.device_data<float>(), team);
+        launch(kernel, {pieces, kThreads}, all, dy.device_data<T>(), data_or_null<T>(other), dx.device_data<T>(),
+               partials.device_data<float>(), team);
       });
       copy_back(*this, dx, k.dx);
       return launch(add_pieces<float>, {(k.dbias.defined() ? 2 : 1) * grid_of_columns(channels).blocks, kThreads},
@@ -249,18 +263,26 @@ void CudaBackend::differentiate_norm(const LayerNormBackward& k) {
     launch(norm_dx<kLayerNorm, T>, {rows, kThreads}, all, of(dy), of(dx));
     sum_rows(NormWeightTerm<kLayerNorm, T>{all, of(dy)}, rows, channels, k.dweight, k.accumulate);
     if (k.dbias.defined()) sum_rows(RowTerm<T>{of(dy)}, rows, channels, k.dbias, k.accumulate);
+    if (k.other.defined()) execute(Add{.a = k.other, .b = k.dx, .out = k.dx});
   });
 }
 
 void CudaBackend::execute(const LayerNormForward& k) { normalize<true>(k); }
 void CudaBackend::execute(const RmsNormForward& k) {
-  normalize<false>({.x = k.x, .weight = k.weight, .y = k.y, .mean = {}, .rstd = k.rstd, .eps = k.eps});
+  normalize<false>({.x = k.x, .weight = k.weight, .y = k.y, .mean = {}, .rstd = k.rstd, .eps = k.eps, .branch = k.branch, .sum = k.sum});
 }
 
 void CudaBackend::execute(const LayerNormBackward& k) { differentiate_norm<true>(k); }
 void CudaBackend::execute(const RmsNormBackward& k) {
-  differentiate_norm<false>(
-      {.x = k.x, .weight = k.weight, .mean = {}, .rstd = k.rstd, .dy = k.dy, .dx = k.dx, .dweight = k.dweight, .accumulate = k.accumulate});
+  differentiate_norm<false>({.x = k.x,
+                             .weight = k.weight,
+                             .mean = {},
+                             .rstd = k.rstd,
+                             .dy = k.dy,
+                             .dx = k.dx,
+                             .dweight = k.dweight,
+                             .accumulate = k.accumulate,
+                             .other = k.other});
 }
 
 }  // namespace mantissa

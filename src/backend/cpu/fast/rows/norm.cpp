@@ -136,6 +136,7 @@ const float* data_of(const Tensor& weight) { return weight.defined() ? weight.de
 }  // namespace
 
 void CpuBackend::execute(const LayerNormForward& k) {
+  if (k.sum.defined()) return add_and_normalize(k);
   const Tensor weights = fp32(k.weight), biases = fp32(k.bias);
   const float *weight = data_of(weights), *bias = data_of(biases);
   with_narrow_values(k.x.dtype(), [&]<class T>() {
@@ -145,6 +146,7 @@ void CpuBackend::execute(const LayerNormForward& k) {
 }
 
 void CpuBackend::execute(const LayerNormBackward& k) {
+  if (k.other.defined()) return differentiate_and_add(k);
   const int64_t channels = k.x.dim(1);
   const Tensor weights = fp32(k.weight);
   const float* weight = data_of(weights);
