@@ -38,6 +38,7 @@ RECIPES = {
     "fp8_block": {"recipe": "fp8_block"},
     "mxfp4_qat": {"recipe": "mxfp4_qat"},
     "mxfp4_qat_mxfp8_act": {"recipe": "mxfp4_qat_mxfp8_act"},
+    "mxfp4_qat_mxfp4_act": {"recipe": "mxfp4_qat_mxfp4_act"},
     "mixed": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": "layers.*.mlp.*", "recipe": "mxfp4_qat"}]},
     "mixed experts": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": EXPERTS, "recipe": "mxfp4_qat"}]},
     "mxfp4 experts": {"recipe": "high", "rules": [{"match": EXPERTS, "recipe": "mxfp4_qat"}]},
@@ -46,7 +47,7 @@ RECIPES = {
     "fp32": {"dtype": "fp32", "recipe": "mxfp8_weights"},
 }
 HIGH_INPUTS = ("mxfp8_weights", "mxfp4_qat", "mixed", "mixed experts", "mxfp4 experts", "fp32")  # forward rounds weights only
-FOUR_BITS = ("mxfp4_qat", "mxfp4_qat_mxfp8_act", "mixed", "mixed experts", "kimi_k3 experts")
+FOUR_BITS = ("mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp4_qat_mxfp4_act", "mixed", "mixed experts", "kimi_k3 experts")
 CASES = [*(("qwen3", recipe) for recipe in RECIPES if "experts" not in recipe), ("llama", "mxfp4_qat_mxfp8_act"), ("qwen2", "mxfp8"), ("mixtral", "mxfp8"),
          ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "mixed experts"), ("qwen3_moe", "kimi_k3 experts"), ("gpt_oss", "mxfp4 experts")]
 

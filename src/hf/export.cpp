@@ -438,14 +438,18 @@ std::vector<std::string> export_warnings(const ModelConfig& model, ExportFormat 
 std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardWeights& types) {
   std::vector<std::string> differences;
   for (const auto& [module, here] : folder.packed_modules()) {
-    const bool there = types.quantizes_inputs(module + ".weight");
-    const auto how = [](bool quantized) { return quantized ? "quantized" : "in high precision"; };
-    if (there != here.inputs)
+    const Format there = types.input_format(module + ".weight");
+    const auto how = [](Format format) { return format == Format::none ? "in high precision" : "quantized"; };
+    if ((there == Format::none) != (here.inputs == Format::none))
       differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));
     const Quantization& input = types.module_of(module + ".weight").recipe.input;
-    if (!there || !here.inputs) continue;
-    if (!as_servers_quantize(input, here.block))
-      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by rceil with any scale"));
+    if (there == Format::none || here.inputs == Format::none) continue;
+    if (there != here.inputs)
+      differences.push_back(
+          text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them to ", format_name(here.inputs), " here"));
+    else if (!as_servers_quantize(input, here.format, here.block))
+      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by ",
+                                 there == Format::e2m1 ? "flashinfer" : "rceil with any scale"));
     else if (here.block == kTile && input.block_cols != here.block)
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them in blocks of 128 here"));
   }

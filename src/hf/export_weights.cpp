@@ -23,9 +23,9 @@ Quantization ForwardWeights::quantized(const std::string& parameter) const {
   return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
 }
 
-bool ForwardWeights::quantizes_inputs(const std::string& parameter) const {
+Format ForwardWeights::input_format(const std::string& parameter) const {
   const Recipe& recipe = module_of(parameter).recipe;
-  return recipe.input && recipe.gemms.fprop;
+  return recipe.gemms.fprop ? recipe.input.format : Format::none;
 }
 
 Dtype ForwardWeights::dtype(const std::string& parameter) const {
@@ -266,7 +266,7 @@ void ExportedWeights::find_modules() {
     const Quantization how = types_.quantized(tensor.parameter);
     scheme.reset();
     if (!how) continue;
-    scheme = PackedScheme{.format = how.format, .inputs = types_.quantizes_inputs(tensor.parameter)};
+    scheme = PackedScheme{.format = how.format, .inputs = types_.input_format(tensor.parameter)};
     require_expressible(tensor);
   }
   const bool packs_any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
@@ -288,15 +288,15 @@ void ExportedWeights::settle_mlx_inputs() {
     if (!tensor.parameter.ends_with(".weight") || scheme == modules_.end() || !scheme->second) continue;
     const ModulePrecision& module = types_.module_of(tensor.parameter);
     const Quantization& input = module.recipe.input;
-    const bool inputs = scheme->second->inputs, apart = module.module.experts || module.module.is_token_table();
-    const bool alike = inputs && scheme->second->format == Format::e4m3 && module.module.bias == 0 && as_servers_quantize(input) &&
-                       input.block_cols == kPackedBlock;
+    const bool inputs = scheme->second->inputs != Format::none, apart = module.module.experts || module.module.is_token_table();
+    const bool alike = inputs && scheme->second->format == Format::e4m3 && module.module.bias == 0 &&
+                       as_servers_quantize(input, Format::e4m3) && input.block_cols == kPackedBlock;
     as_trained = as_trained && (apart ? !inputs : alike);
     if (inputs && (quantizing.empty() || quantizing.back() != module.module.path)) quantizing.push_back(module.module.path);
   }
   if (as_trained || quantizing.empty()) return;
   for (auto& [name, scheme] : modules_)
-    if (scheme) scheme->inputs = false;
+    if (scheme) scheme->inputs = Format::none;
   deviations_.push_back(text("precision: inputs of ", count_text(quantizing.size(), "module"), ", the first of ", quantizing.front(),
                              ", are quantized in forward, and mlx-lm reads them in high precision: it quantizes those of all packed "
                              "linears or of none, to MXFP8 by rceil, beside MXFP8 weights without biases, and never those of experts"));
@@ -306,7 +306,7 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   const Quantization how = types_.quantized(tensor.parameter);
   const ModulePrecision& module = types_.module_of(tensor.parameter);
   const Quantization& input = module.recipe.input;
-  const bool inputs = types_.quantizes_inputs(tensor.parameter);
+  const bool inputs = types_.input_format(tensor.parameter) != Format::none;
   const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
   const int64_t columns = tensor.columns();
   require(!tensor.transposed || is_grouped(tensor), ExitCode::usage, who,
@@ -329,7 +329,7 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
     const bool tiles = how.format == Format::e4m3 && how.tiles() && how.block_rows == kTile;
     require(tiles || (how.format == Format::e2m1 && is_routed_expert(tensor.name)), ExitCode::usage, who,
             ": the convention fp8 has E4M3 in tiles of 128x128 and, of routed experts only, E2M1: take the convention compressed-tensors");
-    require(inputs && as_servers_quantize(input, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
+    require(inputs && as_servers_quantize(input, how.format, kTile) && input.block_cols == kTile, ExitCode::usage, who, ": its input is ",
             inputs ? text(input) : "in high precision",
             ", and servers quantize inputs of the convention fp8 to E4M3 in blocks of 1x128, by rceil: take dequantized weights");
     require(columns % kTile == 0, ExitCode::usage, who, ": its inputs of ", columns, " elements end within a block of ", kTile,
@@ -344,8 +344,9 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
             "compressed-tensors");
     return;
   }
-  require(!inputs || (as_servers_quantize(input) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ", input,
-          ", and servers quantize inputs to E4M3 only, by rceil with any scale",
+  require(!inputs || (as_servers_quantize(input, how.format) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ",
+          input, ", and servers quantize inputs to E4M3",
+          how.format == Format::e2m1 ? " by rceil with any scale, or to E2M1 by flashinfer" : " only, by rceil with any scale",
           how.format == Format::e2m1 && input.block_cols == kTile ? ", of these weights in blocks of 32: take the convention fp8, or "
                                                                   : ": take ",
           "dequantized weights");

@@ -207,11 +207,6 @@ GgufVerdict rope_difference(const GgufFile& file, const std::vector<float>& expe
   return fits && there == expected ? GgufVerdict() : text(kRopeFactors, " is not the model's");
 }
 
-bool rounds_inputs_to_four_bits(const ForwardWeights& types, const std::string& parameter) {
-  const Recipe& recipe = types.module_of(parameter).recipe;
-  return recipe.gemms.fprop && recipe.input.format == Format::e2m1;
-}
-
 }  // namespace
 
 std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source) {
@@ -231,7 +226,7 @@ std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source)
     if (own == nullptr) return text("lacks the tensor ", tensor.name);
     if (GgufVerdict difference = tensor_difference(file, *own, tensor, *source.weights)) return difference;
     const bool rounded = own->type == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
-    if (rounded && !rounds_inputs_to_four_bits(*source.weights, tensor.parameter))
+    if (rounded && source.weights->input_format(tensor.parameter) != Format::e2m1)
       return text(gguf::kFourBitInputs, " is not false for ", tensor.name,
                   ": llama.cpp multiplies it by inputs of 4 bits on Blackwell, as forward does not");
   }
@@ -269,15 +264,16 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
   std::map<std::string_view, GgmlType> types;
   for (const GgufTensor& tensor : file.header().tensors()) types[tensor.name] = tensor.type;
   const std::set<std::string> eight_bits = without_four_bits(file.header());
-  int64_t from_values = 0, from_codes = 0, narrowed = 0, four_bits = 0, unquantized = 0;
+  int64_t from_values = 0, from_codes = 0, narrowed = 0, four_bits = 0, own_rule = 0, unquantized = 0;
   for (const ArchitectureTensor& tensor : architecture_tensors(architecture, model, ExportFormat::gguf)) {
     const ModulePrecision& module = source.weights->module_of(tensor.parameter);
     const bool multiplied = tensor.parameter.ends_with(".weight") && has_gemm(module.module.kind) && types.contains(tensor.name);
     if (!multiplied) continue;
-    const bool quantized = source.weights->quantizes_inputs(tensor.parameter);
+    const bool quantized = source.weights->input_format(tensor.parameter) != Format::none;
     if (types[tensor.name] == GgmlType::mxfp4) ++(quantized ? from_codes : from_values);
     const bool rounded = types[tensor.name] == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
-    if (rounded && !rounds_inputs_to_four_bits(*source.weights, tensor.parameter)) ++four_bits;
+    if (rounded && source.weights->input_format(tensor.parameter) != Format::e2m1) ++four_bits;
+    if (rounded && source.weights->input_format(tensor.parameter) == Format::e2m1) ++own_rule;
     if (types[tensor.name] == GgmlType::bf16 && module.recipe.compute == Dtype::f32 && !quantized) ++narrowed;
     if (types[tensor.name] != GgmlType::mxfp4 && quantized) ++unquantized;
   }
@@ -293,6 +289,11 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
     lines.push_back(
         text("llama.cpp rounds inputs of ", count_text(four_bits, "MXFP4 tensor"),
              " to 4 bits on GPUs of the generation Blackwell, because the file does not keep it from that; forward here does not"));
+  if (own_rule > 0)
+    lines.push_back(
+        text("llama.cpp rounds inputs of ", count_text(own_rule, "MXFP4 tensor"),
+             " to 4 bits on GPUs of the generation Blackwell, as forward here does, but by a scale rule of its own: the rounded "
+             "logarithm of the largest magnitude of a block"));
   if (unquantized > 0)
     lines.push_back(text("llama.cpp does not quantize inputs of ", count_text(unquantized, "tensor"), "; forward here does"));
   if (narrowed > 0)

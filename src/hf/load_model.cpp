@@ -29,7 +29,10 @@ constexpr const char* kOutputRecipe = "packed_output";
 
 // Tables of tokens have the recipes of linears only where these round the weight alone.
 std::string recipe_name(const PackedScheme& scheme, bool table = false) {
-  return text("packed_", format_name(scheme.format), table && scheme.format == Format::e4m3 ? "_table" : "", scheme.inputs ? "_inputs" : "",
+  return text("packed_", format_name(scheme.format), table && scheme.format == Format::e4m3 ? "_table" : "",
+              scheme.inputs == Format::none   ? ""
+              : scheme.inputs == Format::e2m1 ? "_e2m1_inputs"
+                                              : "_inputs",
               scheme.block == kTile ? "_128" : "");
 }
 
@@ -43,21 +46,26 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype, bool table) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3 && !table;
   (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
-  if (scheme.inputs) recipe.input = blocks_of({.format = Format::e4m3, .block_rows = 1, .block_cols = scheme.block});
+  const bool inputs = scheme.inputs != Format::none;
+  const ScaleRule rule = scheme.inputs == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
+  if (inputs) recipe.input = blocks_of({.format = scheme.inputs, .block_rows = 1, .block_cols = scheme.block, .rule = rule});
   if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
-  if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
+  if (!multiplied && inputs) recipe.gemms = {GemmRole::fprop};
   return recipe;
 }
 
 std::string scheme_text(const std::optional<PackedScheme>& scheme) {
   if (!scheme) return "not quantized";
-  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision",
+  return text(format_name(scheme->format),
+              scheme->inputs == Format::none   ? " with inputs in high precision"
+              : scheme->inputs == Format::e2m1 ? " with inputs in e2m1"
+                                               : " with quantized inputs",
               scheme->block == kTile ? " in blocks of 128" : "");
 }
 
 // An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never.
 bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
-  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs && scheme.block == kPackedBlock;
+  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs == Format::e4m3 && scheme.block == kPackedBlock;
   return module.kind == ModuleKind::linear || module.is_token_table();
 }
 
@@ -131,7 +139,7 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
       require(said ? said->format == piece.format() : !piece.scales, ExitCode::usage, config.where(), ": ", name, " is ", scheme_text(said),
               ", but ", piece.entry->name, " is ", piece.entry->dtype, piece.scales ? " with scales" : " without scales");
     }
-    if (scheme && table) scheme->inputs = false;
+    if (scheme && table) scheme->inputs = Format::none;
     if (scheme) packed[module.path] = *scheme;
   }
   return packed;
@@ -162,7 +170,7 @@ std::optional<std::string> HfWeights::vllm_rounding() const {
   if (format_ != ExportFormat::hf) return {};
   const std::map<std::string, PackedScheme> packed = packed_modules();
   const auto linears = std::ranges::count_if(packed, [](const auto& module) {
-    return module.second.format == Format::e2m1 && !module.second.inputs && !is_routed_expert(module.first);
+    return module.second.format == Format::e2m1 && module.second.inputs == Format::none && !is_routed_expert(module.first);
   });
   if (linears == 0) return {};
   return text("vLLM up to 0.32 rounds inputs of ", count_text(linears, "MXFP4 module"),
@@ -215,13 +223,13 @@ std::vector<std::string> HfWeights::block_fp8_findings() const {
   const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
   for (const auto& [path, scheme] : packed) {
     const auto found = computed.find(path);
-    if (scheme.inputs && (found == computed.end() || !found->second.inputs)) high.push_back(path);
+    if (scheme.inputs != Format::none && (found == computed.end() || found->second.inputs == Format::none)) high.push_back(path);
   }
   if (!high.empty())
     findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
                             " whose inputs servers quantize in blocks of 128, but which are values here (first: ", high.front(),
                             "): their inputs are not quantized here"));
-  const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs; });
+  const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs != Format::none; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
     findings.push_back(
         text(where(),

@@ -99,7 +99,7 @@ std::string mlx_quantization(const PackedModules& modules) {
     }
   }
   Json keys = {{"quantization", std::move(quantization)}};
-  if (std::ranges::any_of(modules, [](const auto& module) { return module.second && module.second->inputs; }))
+  if (std::ranges::any_of(modules, [](const auto& module) { return module.second && module.second->inputs != Format::none; }))
     keys.add("quantize_activations", true);
   return keys.dump(-1, Json::Order::keys);
 }
@@ -124,7 +124,7 @@ MlxTypes mlx_types(const HfWeights& folder, Dtype trained) {
     }
   }
   const std::map<std::string, PackedScheme> packed = folder.packed_modules();
-  out.mxfp8_inputs = std::ranges::any_of(packed, [](const auto& module) { return module.second.inputs; });
+  out.mxfp8_inputs = std::ranges::any_of(packed, [](const auto& module) { return module.second.inputs != Format::none; });
   return out;
 }
 
@@ -153,7 +153,7 @@ std::string mlx_rounding(const MlxTypes& types) {
 
 std::string mlx_inputs_need(const HfWeights& folder) {
   const std::map<std::string, PackedScheme> packed = folder.packed_modules();
-  const auto count = std::ranges::count_if(packed, [](const auto& module) { return module.second.inputs; });
+  const auto count = std::ranges::count_if(packed, [](const auto& module) { return module.second.inputs != Format::none; });
   if (count == 0) return "";
   return text("mlx-lm quantizes inputs of ", count_text(count, "module"),
               " to MXFP8 (quantize_activations), which MLX computes on GPUs (Metal) and not on CPUs (\"[QQMatmul] NYI\"): for these take "

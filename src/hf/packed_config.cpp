@@ -142,10 +142,13 @@ PackedScheme read_group(const Json& group, const std::string& source, const std:
   if (bits != 8 && bits != 4) weights.refuse("num_bits", "mantissa reads MXFP8 and MXFP4");
   keys.only("format", {bits == 8 ? "mxfp8-quantized" : "mxfp4-pack-quantized"});
   keys.only("output_activations", {});
-  PackedScheme scheme{.format = bits == 8 ? Format::e4m3 : Format::e2m1, .inputs = keys.has("input_activations")};
-  if (scheme.inputs) {
+  PackedScheme scheme{.format = bits == 8 ? Format::e4m3 : Format::e2m1};
+  if (keys.has("input_activations")) {
     ArchitectureKeys inputs(keys.value("input_activations"), source, where + "input_activations.");
-    if (read_operand(inputs, true) != 8) inputs.refuse("num_bits", "mantissa quantizes inputs to MXFP8");
+    const int64_t input_bits = read_operand(inputs, true);
+    if (input_bits != 8 && !(input_bits == 4 && bits == 4))
+      inputs.refuse("num_bits", "mantissa quantizes inputs to MXFP8, and those of MXFP4 weights also to MXFP4");
+    scheme.inputs = input_bits == 8 ? Format::e4m3 : Format::e2m1;
   }
   keys.require_all_known();
   return scheme;
@@ -223,11 +226,11 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
   keys.ignore({"quant_method"});
   if (method == "mxfp4") {  // experts of gpt-oss, whose inputs stay in high precision, and nothing else whatever the list says
     names_modules_ = false;
-    one_ = PackedScheme{.format = Format::e2m1, .inputs = false};
+    one_ = PackedScheme{.format = Format::e2m1};
     keys.only("dequantize", {false});
     return read_not_converted(keys, "modules_to_not_convert");
   }
-  one_ = PackedScheme{.format = Format::e4m3, .inputs = true};
+  one_ = PackedScheme{.format = Format::e4m3, .inputs = Format::e4m3};
   if (method == "mxfp8") {
     keys.only("activation_scheme", {"dynamic"});
     keys.only("fmt", {"e4m3"});
@@ -248,7 +251,7 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
     block_fp8_ = true;
     input_scales_are_powers_ = keys.word("scale_fmt", "float") == "ue8m0";
     one_->block = kTile;
-    if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = true, .block = kTile};
+    if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = Format::e4m3, .block = kTile};
     return read_ignored_layers(keys);
   }
   require(
@@ -295,7 +298,7 @@ void PackedConfig::read_mlx(const Json& config, const std::string& source) {
   where_ = text(source, ": ", kKey);
   names_modules_ = false;
   mlx_ = true;
-  const bool inputs = config.get("quantize_activations") == Json(true);
+  const Format inputs = config.get("quantize_activations") == Json(true) ? Format::e4m3 : Format::none;
   const auto read_mode = [](Keys& keys) {
     require(keys.has("mode"), ExitCode::usage, keys.where, "mode is missing: mlx-lm takes affine, which is not MX");
     keys.only("mode", {"mxfp8", "mxfp4"});
@@ -358,7 +361,7 @@ std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) cons
   const auto named = targets_.find(module);
   std::optional<PackedScheme> found = named != targets_.end() ? named->second : one_;
   if (found && mlx_ && (is_routed_expert(module) || module.find(".switch_mlp.") != std::string::npos))
-    found->inputs = false;  // mlx-lm never quantizes those of experts
+    found->inputs = Format::none;  // mlx-lm never quantizes those of experts
   if (found) return found;
   for (const auto& [expression, scheme] : expressions_) {
     if (expression.matches(module)) return scheme;

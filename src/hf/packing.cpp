@@ -58,7 +58,7 @@ Json compressed_tensors(const PackedModules& modules) {
     Json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
                   {"format", form(scheme)},
                   {"weights", operand(bits, false)}};
-    if (scheme.inputs) group.add("input_activations", operand(8, true));
+    if (scheme.inputs != Format::none) group.add("input_activations", operand(scheme.inputs == Format::e2m1 ? 4 : 8, true));
     groups.add(text("group_", groups.size()), std::move(group));
   }
   return {{"quant_method", "compressed-tensors"}, {"format", schemes.size() == 1 ? form(schemes.begin()->first) : "mixed-precision"},
@@ -96,7 +96,8 @@ Quantization form_of(const PackedScheme& scheme) {
   return how;
 }
 
-bool as_servers_quantize(const Quantization& input, int64_t block) {
+bool as_servers_quantize(const Quantization& input, Format weight, int64_t block) {
+  if (input.format == Format::e2m1) return weight == Format::e2m1 && input.rule == ScaleRule::flashinfer && block == kPackedBlock;
   const bool any_scale = input.range == ScaleRange{} || (block == kTile && input.range == kDeepSeekInputs);
   return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && any_scale;
 }
@@ -117,8 +118,8 @@ std::string quantization_config(const PackedModules& modules, Convention convent
     if (!scheme) continue;
     require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which the convention ", choice_name(convention),
             " does not have: use the convention compressed-tensors");
-    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which the convention ", choice_name(convention),
-            " does not have: use the convention compressed-tensors");
+    require(scheme->inputs != Format::none, ExitCode::usage, name, " reads its input in high precision, which the convention ",
+            choice_name(convention), " does not have: use the convention compressed-tensors");
   }
   if (convention == Convention::modelopt)
     return Json{{"quant_method", "modelopt"},

@@ -54,10 +54,10 @@ struct FileLinear {
 std::vector<std::string> ignore_list_findings(const IgnoreList& list, const std::vector<FileLinear>& linears,
                                               const std::vector<std::string>& modules);
 
-// Scheme by which a server multiplies: codes of a weight, and whether it quantizes the input to E4M3 as well.
+// Scheme by which a server multiplies: codes of a weight, and the format to which it quantizes the input, none for high precision.
 struct PackedScheme {
   Format format = Format::e4m3;
-  bool inputs = false;
+  Format inputs = Format::none;
   int64_t block = kPackedBlock;  // along a row of inputs; 128 is that of fp8, whose E4M3 weights have tiles
   auto operator<=>(const PackedScheme&) const = default;
 };
@@ -65,8 +65,9 @@ struct PackedScheme {
 // Returns how a file keeps the codes of a weight.
 Quantization form_of(const PackedScheme& scheme);
 
-// Returns whether servers quantize inputs so: to E4M3 by rceil, with any scale, or, servers for fp8, with one of amax 1e-4 at least.
-bool as_servers_quantize(const Quantization& input, int64_t block = kPackedBlock);
+// Returns whether servers quantize inputs so, which weights in `weight` multiply: to E4M3 by rceil, with any scale, or, servers for fp8,
+// with one of amax 1e-4 at least; beside E2M1 weights in blocks of 32 also to E2M1 as flashinfer does.
+bool as_servers_quantize(const Quantization& input, Format weight, int64_t block = kPackedBlock);
 
 struct PackedNames {
   std::string codes, scales;

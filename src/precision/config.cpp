@@ -1,6 +1,7 @@
 #include "mantissa/precision/config.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "mantissa/base/text.h"
 
@@ -18,7 +19,7 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
     const QuantizationConfig row128 = quantization(Format::e4m3, 1, 128), tile128 = quantization(Format::e4m3, 128, 128);
     const QuantizationConfig mxfp4 = quantization(Format::e2m1, 1, 32, ScaleRule::flashinfer);
     const std::vector<GemmRole> all = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
-    RecipeConfig high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act;
+    RecipeConfig high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act, mxfp4_qat_mxfp4_act;
     bf16.compute = Dtype::bf16;
     fp32.compute = Dtype::f32;
     mxfp8.weight = tile, mxfp8.input = row, mxfp8.output_grad = row, mxfp8.gemms = all;
@@ -29,10 +30,18 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
     mxfp4_qat.weight_fake_quant = mxfp4;
     mxfp4_qat_mxfp8_act.weight_fake_quant = mxfp4;
     mxfp4_qat_mxfp8_act.input = row, mxfp4_qat_mxfp8_act.output_grad = row, mxfp4_qat_mxfp8_act.gemms = all;
-    std::vector<std::pair<std::string, RecipeConfig>> named = {
-        {"high", high},           {"bf16", bf16},           {"fp32", fp32},
-        {"mxfp8", mxfp8},         {"mxfp8_te", mxfp8_te},   {"mxfp8_weights", mxfp8_weights},
-        {"fp8_block", fp8_block}, {"mxfp4_qat", mxfp4_qat}, {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act}};
+    mxfp4_qat_mxfp4_act.weight_fake_quant = mxfp4, mxfp4_qat_mxfp4_act.input = mxfp4, mxfp4_qat_mxfp4_act.gemms = {GemmRole::fprop};
+    mxfp4_qat_mxfp4_act.backward = BackwardOperands::dequantized;  // the straight-through gradients of what fprop multiplied
+    std::vector<std::pair<std::string, RecipeConfig>> named = {{"high", high},
+                                                               {"bf16", bf16},
+                                                               {"fp32", fp32},
+                                                               {"mxfp8", mxfp8},
+                                                               {"mxfp8_te", mxfp8_te},
+                                                               {"mxfp8_weights", mxfp8_weights},
+                                                               {"fp8_block", fp8_block},
+                                                               {"mxfp4_qat", mxfp4_qat},
+                                                               {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act},
+                                                               {"mxfp4_qat_mxfp4_act", mxfp4_qat_mxfp4_act}};
     for (auto& [name, recipe] : named) recipe.base = name;
     return named;
   }();
@@ -76,9 +85,10 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   complete_operand(recipe.input, base->input, key + ".input", report);
   complete_operand(recipe.output_grad, base->output_grad, key + ".output_grad", report);
   complete_operand(recipe.weight_fake_quant, base->weight_fake_quant, key + ".weight_fake_quant", report);
-  if (recipe.weight_fake_quant && !base->weight_fake_quant && recipe.weight_fake_quant->format == Format::e2m1 &&
-      !report.given(key + ".weight_fake_quant.rule")) {
-    recipe.weight_fake_quant->rule = ScaleRule::flashinfer;
+  for (const auto& [name, operand, of_base] :
+       {std::tuple{".weight_fake_quant", &recipe.weight_fake_quant, &base->weight_fake_quant}, {".input", &recipe.input, &base->input}}) {
+    if (*operand && !*of_base && (*operand)->format == Format::e2m1 && !report.given(key + name + ".rule"))
+      (*operand)->rule = ScaleRule::flashinfer;
   }
   const auto take = [&](const char* name, auto member) {
     if (report.given(key + "." + name)) return;

@@ -22,10 +22,13 @@ OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
   if (recipe.simulated.weight && quantized) return simulated(recipe, recipe.simulated.weight, role, role == GemmRole::fprop ? 1 : 0);
   if (recipe.weight_fake_quant) {
-    // MXFP4 values can be written as E4M3 codes, exactly, if each block of those lies within one block of weight_fake_quant.
+    // The GEMM reads codes of both operands where MXFP4 values can be written as codes in blocks of the input, exactly: if each of those
+    // lies within one block of weight_fake_quant. They are E4M3 codes unless the stored codes fit as they are.
     const bool lossless =
         recipe.input && recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
     if (role == GemmRole::fprop && quantized && lossless) {
+      const bool as_stored = recipe.input.format == Format::e2m1 && recipe.weight_fake_quant.block_cols == recipe.input.block();
+      if (as_stored) return codes(recipe.weight_fake_quant);
       return {.source = OperandSource::fake_codes, .how = {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
     if (role == GemmRole::dgrad && recipe.backward == BackwardOperands::high_precision) return {};

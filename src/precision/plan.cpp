@@ -80,9 +80,11 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string name = "recipe " + recipe.name;
   if (fake > 1) check_in(fake, "weight_fake_quant in " + name, false);
-  if (!first && recipe.weight_fake_quant.format == Format::e2m1 && module.in % 2 != 0)
+  for (const auto& [operand, format] : {std::pair{"weight_fake_quant", recipe.weight_fake_quant.format}, {"input", recipe.input.format}}) {
+    if (first || format != Format::e2m1 || module.in % 2 == 0) continue;
     first = UnfitSize{module.in_key.empty() ? in : text(module.in_key, ' ', module.in),
-                      text("must be even, because a byte holds two codes of a row (weight_fake_quant in ", name, " is e2m1)")};
+                      text("must be even, because a byte holds two codes of a row (", operand, " in ", name, " is e2m1)")};
+  }
   if (block > 0) check_in(block, name, false), check_out(block, name, module.experts && recipe.weight, false);
   const SimulatedLengths simulated = simulated_lengths(recipe);
   for (const int64_t length : simulated.in) check_in(length, "simulate in " + name);

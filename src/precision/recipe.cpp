@@ -16,9 +16,11 @@ void check_range(const std::string& key, const Quantization& how, Problems& prob
 
 void check_operand(const std::string& key, const Quantization& how, bool tiles_allowed, Problems& problems) {
   if (!how) return;
-  if (how.format == Format::e2m1) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant only"});
-  if (how.rule == ScaleRule::flashinfer) {
-    problems.push_back({key + ".rule", "must be rceil, floor, even, ceil or mse: flashinfer is for weight_fake_quant in e2m1 only"});
+  const bool of_input = key == "input", is_e2m1 = how.format == Format::e2m1;
+  if (is_e2m1 && !of_input) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant and input only"});
+  if (how.rule == ScaleRule::flashinfer && !(of_input && is_e2m1)) {
+    problems.push_back(
+        {key + ".rule", "must be rceil, floor, even, ceil or mse: flashinfer is for weight_fake_quant and input in e2m1 only"});
   }
   check_range(key, how, problems);
   const bool right = (how.block_cols == 32 || how.block_cols == 128) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
@@ -56,6 +58,14 @@ void check_gemms(const Recipe& recipe, Problems& problems) {
   } else if (recipe.gemms.any() && !any) {
     problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized or simulated"});
   }
+}
+
+// A byte holds two codes of a row, so E2M1 has no codes along columns.
+void check_narrow_input(const Recipe& recipe, Problems& problems) {
+  if (recipe.input.format != Format::e2m1 || !recipe.gemms.wgrad) return;
+  problems.push_back({"gemms",
+                      "must not list wgrad beside an input in e2m1, which has no codes along tokens: take backward dequantized, "
+                      "under which wgrad multiplies the values of fprop's codes, or high_precision"});
 }
 
 // Where nothing along columns is quantized, `columns` would do nothing.
@@ -117,6 +127,7 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
     problems.push_back(
         {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
   check_gemms(recipe, problems);
+  check_narrow_input(recipe, problems);
   check_simulated(recipe, problems);
   if (problems.empty()) check_columns(recipe, problems);
   if (problems.empty()) check_backward(recipe, problems);

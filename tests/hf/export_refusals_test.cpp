@@ -88,6 +88,9 @@ TEST_F(ExportRefusals, OfBlocksOf128) {
        {"layers.0.moe.experts.gate_up (recipe mxfp4_qat_mxfp8_act, e2m1 1x32 flashinfer): its input is e4m3 1x32 rceil",
         {"precision.recipe=fp8_block", moe(128), rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp8_act")},
         fp8},
+       {"input is e2m1 1x32 flashinfer",
+        {"precision.recipe=fp8_block", moe(128), rule("layers.*.moe.experts.*", "mxfp4_qat_mxfp4_act")},
+        fp8},
        {"take the convention fp8, or dequantized weights",
         {"precision.recipe=fp8_block", moe(128), routed, rule("layers.*.moe.experts.*", "routed")}}});
 }

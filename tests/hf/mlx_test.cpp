@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 
-constexpr PackedScheme kEight{.format = Format::e4m3, .inputs = false}, kFour{.format = Format::e2m1, .inputs = false};
+constexpr PackedScheme kEight{.format = Format::e4m3, .inputs = Format::none}, kFour{.format = Format::e2m1, .inputs = Format::none};
 
 std::set<std::string> names_of(const std::string& type) {
   const ArchitectureConfig config = read(config_of(type));
@@ -62,7 +62,7 @@ TEST(Mlx, QuantizationHasAnEntryForEachModuleThatDiffers) {
   const PackedConfig again(mlx_quantization(modules), "config.json");
   for (const auto& [name, scheme] : modules) EXPECT_EQ(again.scheme(name), scheme) << name;
   EXPECT_FALSE(again.names_modules());
-  modules = {{"lm_head", {}}, {"model.layers.0.mlp.up_proj", PackedScheme{.format = Format::e4m3, .inputs = true}}};
+  modules = {{"lm_head", {}}, {"model.layers.0.mlp.up_proj", PackedScheme{.format = Format::e4m3, .inputs = Format::e4m3}}};
   const json inputs = json::parse(mlx_quantization(modules));
   EXPECT_EQ(inputs["quantize_activations"], true);
   EXPECT_EQ(inputs["quantization"]["mode"], "mxfp8");

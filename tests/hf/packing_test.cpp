@@ -18,9 +18,10 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr PackedScheme kMxfp8{.format = Format::e4m3, .inputs = true}, kMxfp8Weights{.format = Format::e4m3, .inputs = false},
-    kMxfp4{.format = Format::e2m1, .inputs = false}, kTiles{.format = Format::e4m3, .inputs = true, .block = 128},
-    kFour{.format = Format::e2m1, .inputs = true, .block = 128};
+constexpr PackedScheme kMxfp8{.format = Format::e4m3, .inputs = Format::e4m3}, kMxfp8Weights{.format = Format::e4m3},
+    kMxfp4{.format = Format::e2m1}, kMxfp4Inputs{.format = Format::e2m1, .inputs = Format::e2m1},
+    kTiles{.format = Format::e4m3, .inputs = Format::e4m3, .block = 128},
+    kFour{.format = Format::e2m1, .inputs = Format::e4m3, .block = 128};
 
 json operand(int bits, bool dynamic) {
   json out = json::parse(R"({"type": "float", "strategy": "group", "group_size": 32, "symmetric": true, "scale_dtype": "torch.uint8"})");
@@ -88,7 +89,7 @@ TEST(Packing, BlockFp8IsOneConfigOfAllLinearsAndSaysWhatExpertsAre) {
   json expected = json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
       "scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head"]})");
   EXPECT_EQ(json::parse(quantization_config(modules, Convention::fp8)), expected);
-  modules["model.layers.0.mlp.experts.0.up_proj"] = PackedScheme{.format = Format::e2m1, .inputs = true};
+  modules["model.layers.0.mlp.experts.0.up_proj"] = PackedScheme{.format = Format::e2m1, .inputs = Format::e4m3};
   expected["expert_dtype"] = "fp4";
   EXPECT_EQ(json::parse(quantization_config(modules, Convention::fp8)), expected);
   modules["model.layers.1.mlp.experts.0.up_proj"] = kMxfp8;
@@ -102,11 +103,11 @@ TEST(Packing, ServersOfBlockFp8MayHaveALeastScaleOfInputs) {
   least.range = {.least = 105, .most = 254};
   less.range = {.least = 104, .most = 254};
   for (const int64_t block : {32, 128}) {
-    EXPECT_TRUE(as_servers_quantize(any, block));
-    EXPECT_EQ(as_servers_quantize(least, block), block == 128);
-    EXPECT_FALSE(as_servers_quantize(less, block));
-    EXPECT_FALSE(as_servers_quantize({.format = Format::e5m2}, block));
-    EXPECT_FALSE(as_servers_quantize({.format = Format::e4m3, .rule = ScaleRule::floor}, block));
+    EXPECT_TRUE(as_servers_quantize(any, Format::e4m3, block));
+    EXPECT_EQ(as_servers_quantize(least, Format::e4m3, block), block == 128);
+    EXPECT_FALSE(as_servers_quantize(less, Format::e4m3, block));
+    EXPECT_FALSE(as_servers_quantize({.format = Format::e5m2}, Format::e4m3, block));
+    EXPECT_FALSE(as_servers_quantize({.format = Format::e4m3, .rule = ScaleRule::floor}, Format::e4m3, block));
   }
   EXPECT_EQ(form_of(kTiles), (Quantization{.format = Format::e4m3, .block_rows = 128, .block_cols = 128}));
   EXPECT_EQ(form_of(kFour), packed_form(Format::e2m1));
@@ -208,6 +209,21 @@ TEST(PackedConfigs, ATargetHasOneScheme) {
                                              "\", with different schemes")));
     EXPECT_EQ(packed(quantization({{"z", group({target}, 8, true)}, {"b", group({target}, 8, true)}})).scheme("up_proj"), kMxfp8);
   }
+}
+
+TEST(PackedConfigs, InputsOfMxfp4WeightsMayHaveFourBits) {
+  const PackedModules modules = {{"lm_head", {}}, {"model.layers.0.mlp.up_proj", kMxfp4Inputs}};
+  const json written = json::parse(quantization_config(modules, Convention::compressed_tensors));
+  EXPECT_EQ(written["config_groups"]["group_0"]["input_activations"], operand(4, true));
+  EXPECT_EQ(packed(written).scheme("model.layers.0.mlp.up_proj"), kMxfp4Inputs);
+  for (const auto& [weights, inputs] : {std::pair{8, 4}, {4, 6}}) {
+    json group = {{"targets", {"Linear"}}, {"weights", operand(weights, false)}, {"input_activations", operand(inputs, true)}};
+    EXPECT_THAT(packed_error(quantization({{"a", group}})).what(), HasSubstr("a.input_activations.num_bits"));
+  }
+  const Quantization how{Format::e2m1, 1, 32, ScaleRule::flashinfer};
+  EXPECT_TRUE(as_servers_quantize(how, Format::e2m1));
+  EXPECT_FALSE(as_servers_quantize(how, Format::e4m3));
+  EXPECT_FALSE(as_servers_quantize({Format::e2m1, 1, 32, ScaleRule::floor}, Format::e2m1));
 }
 
 const json kMxfp8Config = json::parse(R"({"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"})"),

@@ -425,6 +425,19 @@ TEST_F(GgufExport, RotationsOfLlama3AreATensorAndOfYarnKeys) {
   }
 }
 
+TEST_F(GgufExport, LlamaCppMayRoundInputsToFourBitsWhereTrainingDid) {
+  const std::string saved = trained_on_words("narrow", with(kLlama, {"precision.recipe=mxfp4_qat_mxfp4_act"})),
+                    other = trained_on_words("wide", with(kLlama, {"precision.recipe=mxfp4_qat"}));
+  to_gguf(saved, "narrow", kPacked);
+  const GgufFile packed(file("narrow"));
+  EXPECT_FALSE(packed.header().strings("general.tensor_extra.name"));
+  EXPECT_EQ(found_difference("narrow", saved), "");
+  ExportSource as_trained(saved, make_backend("cpu")), in_high(other, make_backend("cpu"));
+  const char* const by_rule = "to 4 bits on GPUs of the generation Blackwell, as forward here does, but by a scale rule of its own";
+  EXPECT_THAT(gguf_roundings(packed, as_trained), ::testing::Contains(HasSubstr(by_rule)));
+  EXPECT_THAT(gguf_roundings(packed, in_high), ::testing::Not(::testing::Contains(HasSubstr(by_rule))));
+}
+
 TEST_F(GgufExport, RowsThatEndWithinABlockAreValuesOrRefused) {
   const std::string saved = trained_on_words("odd", with(kLlama, {"precision.recipe=mxfp4_qat", "model.intermediate_size=100"}));
   to_gguf(saved, "values");

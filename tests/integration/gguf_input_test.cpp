@@ -80,7 +80,7 @@ TEST_F(GgufFiles, CodesOfMxfp4ComeBack) {
   EXPECT_EQ(weights.format(), ExportFormat::gguf);
   const std::map<std::string, PackedScheme> packed = weights.packed_modules();
   EXPECT_EQ(packed.at("layers.0.attn.qkv").format, Format::e2m1);
-  EXPECT_FALSE(packed.at("layers.0.attn.qkv").inputs);
+  EXPECT_EQ(packed.at("layers.0.attn.qkv").inputs, Format::none);
   export_to(path("codes.gguf"), "packed", {.weights = ExportWeights::packed});
   EXPECT_EQ(difference("packed", path("codes.gguf")), std::nullopt);
   EXPECT_EQ(verified("packed", "codes.gguf").exit_code, 0);

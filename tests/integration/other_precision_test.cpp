@@ -32,6 +32,7 @@ TEST_F(OtherPrecision, HasTheBitsOfARunThatChangedNothing) {
       {"mxfp8", {"precision.recipe=mxfp8"}},
       {"mxfp4", {"precision.recipe=mxfp4_qat"}},
       {"mxfp4_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}},
+      {"mxfp4_both", {"precision.recipe=mxfp4_qat_mxfp4_act"}},
       {"rules", {"precision.recipe=mxfp8_weights", R"(precision.rules=[{"match": "layers.0.mlp.*", "recipe": "mxfp4_qat"}])"}},
       {"own",
        {R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "even"}}})",

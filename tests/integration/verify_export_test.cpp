@@ -164,6 +164,13 @@ TEST_F(Verify, InputsThatVllmRoundsToFourBitsAreTold) {
   EXPECT_THAT(exported(two, "mlx", {"--weights", "packed", "--format", "mlx"}), Not(HasSubstr("vLLM")));
   const std::string inputs = trained("inputs", {"precision.recipe=mxfp4_qat_mxfp8_act"});
   EXPECT_THAT(exported(inputs, "of inputs", {"--weights", "packed"}), Not(HasSubstr("vLLM")));
+  const std::string narrow = trained("narrow", {"precision.recipe=mxfp4_qat_mxfp4_act"});
+  EXPECT_THAT(exported(narrow, "of narrow inputs", {"--weights", "packed"}), Not(HasSubstr("vLLM")));
+  EXPECT_THAT(warnings_of({"verify", "of narrow inputs", "--against", narrow}), Not(HasSubstr("inputs are")));
+  ModelExport against(narrow, {}, make_backend("cpu"));
+  HfWeights of_inputs(path("of inputs"));
+  EXPECT_THAT(export_scheme_differences(of_inputs, against.weights()),
+              ::testing::Contains(HasSubstr("inputs are e2m1 1x32 flashinfer in the checkpoint, and servers quantize them to e4m3 here")));
   const std::string experts = trained("experts", {R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})",
                                                   R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])"});
   EXPECT_THAT(exported(experts, "of experts", {"--weights", "packed"}), Not(HasSubstr("vLLM")));

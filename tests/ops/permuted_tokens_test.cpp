@@ -152,7 +152,9 @@ TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "mxfp8_te", "shifted", "mxfp4_qat_mxfp8_act", "simulated"),
+INSTANTIATE_TEST_SUITE_P(, PermutedTokens,
+                         ::testing::Values("high", "mxfp8", "mxfp8_te", "shifted", "mxfp4_qat_mxfp8_act", "mxfp4_qat_mxfp4_act",
+                                           "simulated"),
                          [](const auto& c) { return c.param; });
 
 }  // namespace mantissa::test::permuted_tokens_test

@@ -24,6 +24,8 @@ const Named kRecipes[] = {
     {"mxfp8_weights", {.weight = kTiles, .gemms = {true, true, false}}},
     {"fp8_block", {.weight = kTiles128, .input = kRows128, .output_grad = kRows128, .gemms = kAll}},
     {"mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFake, .input = kRows, .output_grad = kRows, .gemms = kAll}},
+    {"mxfp4_qat_mxfp4_act",
+     {.weight_fake_quant = kFake, .input = kFake, .gemms = {true, false, false}, .backward = BackwardOperands::dequantized}},
     {"fprop_only", {.weight = kTiles, .input = kRows, .gemms = {true, false, false}}},
 };
 
@@ -97,7 +99,8 @@ class SplitRecipes : public ::testing::TestWithParam<Named> {
     const Recipe& recipe = GetParam().recipe;
     const int64_t elements = kTokens * width(recipe), others = std::ssize(split.sent) - 1;
     const bool codes = LinearOperands(recipe).saved_input == SavedAs::rows;
-    const int64_t gathered = column_parallel && codes ? elements + elements / recipe.input.block() : 2 * elements;
+    const int64_t packed = recipe.input.format == Format::e2m1 ? 2 : 1;
+    const int64_t gathered = column_parallel && codes ? elements / packed + elements / recipe.input.block() : 2 * elements;
     int64_t sent = 0;
     for (const Traffic& traffic : split.sent) {
       sent += traffic.activations;

@@ -322,6 +322,9 @@ TEST(Plan, SizesThatDoNotFitAreNamedOnce) {
   const auto narrow = [](ModelConfig& model) { model.intermediate_size = 101; };
   const auto hidden = [](ModelConfig& model) { model.hidden_size = 81, model.head_dim = 32; };
   const auto both = [](ModelConfig& model) { model.hidden_size = 81, model.intermediate_size = 101, model.head_dim = 32; };
+  const auto rows_of_99 = [](ModelConfig& model) {
+    model.num_attention_heads = 3, model.head_dim = 33, model.position = Position::learned;
+  };
   const std::string mxfp8 = R"({"recipe": "mxfp8"})", mxfp4 = R"({"recipe": "mxfp4_qat"})";
   const std::string two_high =
       R"({"recipe": "mxfp4_qat", "rules": [{"match": "layers.1.mlp.*", "recipe": "high"}, {"match": "layers.2.mlp.*", "recipe": "high"}]})";
@@ -347,9 +350,10 @@ TEST(Plan, SizesThatDoNotFitAreNamedOnce) {
        {two_high,
         {"precision.recipe: each of layers.*.attn.qkv, layers.0.mlp.gate_up does not fit its recipe: model.hidden_size 81 must be even"},
         hidden},
-       {R"({"recipe": "mxfp4_qat_mxfp8_act"})", {"input size 99 must be even"}, [](ModelConfig& model) {
-          model.num_attention_heads = 3, model.head_dim = 33, model.position = Position::learned;
-        }}});
+       {R"({"recipe": "mxfp4_qat_mxfp8_act"})", {"input size 99 must be even"}, rows_of_99},
+       {R"({"recipe": "r", "recipes": {"r": {"input": {"format": "e2m1"}, "gemms": ["fprop"]}}})",
+        {"input size 99 must be even, because a byte holds two codes of a row (input in recipe r is e2m1)"},
+        rows_of_99}});
   ModelConfig model = small_model();
   both(model);
   EXPECT_THAT(planned(mxfp4, model).errors(), Not(HasSubstr("errors"))) << "one cause";

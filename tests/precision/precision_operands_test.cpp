@@ -22,6 +22,8 @@ TEST(Operands, PresetsReadTheDocumentedCopies) {
   EXPECT_EQ(texts(preset_recipe("mxfp4_qat")), (Texts{"bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16"}));
   EXPECT_EQ(texts(preset_recipe("mxfp4_qat_mxfp8_act")),
             (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "e4m3 1x32 * bf16 of e2m1 1x32", "e4m3 32x1 * e4m3 32x1 from 1x32"}));
+  EXPECT_EQ(texts(preset_recipe("mxfp4_qat_mxfp4_act")),
+            (Texts{"e2m1 1x32 * e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32"}));
 }
 
 TEST(Operands, SayARangeOfScales) {
@@ -117,6 +119,19 @@ TEST(Operands, FakeCodesAreTakenOnlyWhereTheyAreLossless) {
   recipe = preset_recipe("mxfp4_qat_mxfp8_act");
   recipe.weight_fake_quant = {Format::e5m2, 1, 32, ScaleRule::rceil};
   EXPECT_EQ(source(), OperandSource::dequantized);
+}
+
+TEST(Operands, CodesOfAWeightAreReadAsTheyAreStoredBesideAnInputInE2M1) {
+  Recipe recipe = preset_recipe("mxfp4_qat_mxfp4_act");
+  EXPECT_EQ(LinearOperands(recipe).saved_input, SavedAs::rows);
+  const auto weight = [&] { return choose_operands(recipe, GemmRole::fprop).second; };
+  recipe.weight_fake_quant.rule = ScaleRule::mse;
+  EXPECT_EQ(weight().source, OperandSource::codes);
+  EXPECT_EQ(weight().how, recipe.weight_fake_quant);
+  recipe.weight_fake_quant.block_cols = 64;
+  EXPECT_EQ(weight().source, OperandSource::fake_codes);
+  recipe.weight_fake_quant.block_cols = 16;
+  EXPECT_EQ(weight().source, OperandSource::dequantized);
 }
 
 }  // namespace mantissa::precision_operands_test

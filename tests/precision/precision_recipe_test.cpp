@@ -50,7 +50,7 @@ TEST(Recipe, PresetsHaveTheDocumentedFormats) {
     EXPECT_EQ(recipe.output_grad, expected.output_grad) << name;
     EXPECT_EQ(recipe.gemms, expected.gemms) << name;
     EXPECT_EQ(recipe.columns, expected.columns) << name;
-    EXPECT_EQ(recipe.backward, BackwardOperands::quantized) << name;
+    EXPECT_EQ(recipe.backward, expected.backward) << name;
     EXPECT_TRUE(recipe_problems(recipe).empty()) << name;
   };
   is("high", {});
@@ -67,7 +67,9 @@ TEST(Recipe, PresetsHaveTheDocumentedFormats) {
   is("fp8_block", {.weight = {Format::e4m3, 128, 128, ScaleRule::rceil}, .input = row128, .output_grad = row128, .gemms = kAll});
   is("mxfp4_qat", {.weight_fake_quant = kFp4});
   is("mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFp4, .input = kRow, .output_grad = kRow, .gemms = kAll});
-  EXPECT_EQ(preset_names().size(), 9u);
+  is("mxfp4_qat_mxfp4_act",
+     {.weight_fake_quant = kFp4, .input = kFp4, .gemms = {.fprop = true}, .backward = BackwardOperands::dequantized});
+  EXPECT_EQ(preset_names().size(), 10u);
   RecipeConfig config;
   EXPECT_EQ(fields_of(config).front().description, "preset that the other keys change: " + joined(preset_names()));
 }
@@ -172,6 +174,9 @@ TEST(Recipe, AFakeQuantizationInE2m1WithoutARuleIsFlashinfer) {
   EXPECT_EQ(rule(R"({"weight_fake_quant": {"format": "e2m1", "rule": "rceil"}})"), ScaleRule::rceil);
   EXPECT_EQ(rule(R"({"weight_fake_quant": {"format": "e4m3"}})"), ScaleRule::rceil);
   EXPECT_EQ(rule(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "floor"}})"), ScaleRule::floor);
+  const Resolved input = own(R"({"input": {"format": "e2m1"}, "gemms": ["fprop"]})");
+  ASSERT_EQ(input.errors(), "");
+  EXPECT_EQ(input.recipes.at("own").input, kFp4);
 }
 
 TEST(Recipe, MseIsForEveryOperandThatIsStoredAsCodes) {
@@ -227,7 +232,14 @@ TEST(Recipe, WhatCannotBeIsRefusedWithItsKeyAndPlace) {
       {R"({"weight": {"formt": "e4m3"}})", "precision.recipes.own.weight.formt: unknown key; did you mean 'format'?"},
       {R"({"weights": null})", "precision.recipes.own.weights: unknown key; did you mean 'weight'?"},
       {R"({"base": "mxfp8", "weight": {"format": "e2m1"}})",
-       "precision.recipes.own.weight.format: must be e4m3 or e5m2: e2m1 is for weight_fake_quant"},
+       "precision.recipes.own.weight.format: must be e4m3 or e5m2: e2m1 is for weight_fake_quant and input"},
+      {R"({"base": "mxfp8", "input": {"format": "e2m1"}})",
+       "precision.recipes.own.gemms: must not list wgrad beside an input in e2m1, which has no codes along tokens: take backward "
+       "dequantized"},
+      {R"({"base": "mxfp8", "output_grad": {"format": "e2m1"}})", "precision.recipes.own.output_grad.format: must be e4m3 or e5m2"},
+      {R"({"base": "mxfp4_qat_mxfp4_act", "input": {"format": "e4m3"}})",
+       "precision.recipes.own.input.rule: must be rceil, floor, even, ceil or mse: flashinfer is for weight_fake_quant and input in e2m1"},
+      {R"({"base": "mxfp4_qat_mxfp4_act", "input": {"block": [1, 16]}})", "precision.recipes.own.input.block: must be [1, b] with b = 32"},
       {R"({"base": "mxfp8", "input": {"rule": "flashinfer"}})",
        "precision.recipes.own.input.rule: must be rceil, floor, even, ceil or mse"},
       {R"({"base": "mxfp8", "weight": {"block": [1, 64]}})",

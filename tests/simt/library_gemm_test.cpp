@@ -73,7 +73,8 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
           device().synchronize();
           EXPECT_NE(route.path, GemmPath::plain);
           EXPECT_EQ(count_of(device(), route.path), taken + 1);
-          const bool mx = preset == "mxfp8" || preset == "mxfp8_te" || (preset == "mxfp4_qat_mxfp8_act" && role != GemmRole::dgrad);
+          const bool mx = preset == "mxfp8" || preset == "mxfp8_te" || (preset == "mxfp4_qat_mxfp8_act" && role != GemmRole::dgrad) ||
+                          (preset == "mxfp4_qat_mxfp4_act" && role == GemmRole::fprop);
           EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") || (arch >= 100 && mx));
           expect_exact(gemm, before, route.bound);
           o.expect_margins_untouched();

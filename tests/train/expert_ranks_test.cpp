@@ -112,6 +112,9 @@ const std::vector<ExpertCase> kCases = {
     {"qat",
      {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.shared_intermediate_size=64",
       "model.moe.dense_layers=[0]", R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"}},
+    {"narrow_inputs",
+     {"precision.dtype=bf16", "precision.recipe=mxfp4_qat_mxfp4_act", "training.recompute=selective",
+      "model.moe.shared_intermediate_size=64"}},
     {"simulated",
      {"precision.dtype=bf16", "precision.recipe=own", "training.recompute=full", "model.moe.capacity_factor=1.1",
       R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {

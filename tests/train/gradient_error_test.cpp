@@ -57,8 +57,13 @@ class GradientError : public TrainingTest {
 TEST_F(GradientError, StaysSmallForEveryRecipe) {
   // MXFP8 keeps 31 dB of each operand: gradients within 1 %. MXFP4 weights keep about 19 dB, an
   // error of 0.115 in every layer that forward and backward pass.
-  const std::map<std::string, double> least = {{"mxfp8", 0.99},     {"mxfp8_te", 0.99},  {"mxfp8_weights", 0.99},
-                                               {"fp8_block", 0.99}, {"mxfp4_qat", 0.92}, {"mxfp4_qat_mxfp8_act", 0.92}};
+  const std::map<std::string, double> least = {{"mxfp8", 0.99},
+                                               {"mxfp8_te", 0.99},
+                                               {"mxfp8_weights", 0.99},
+                                               {"fp8_block", 0.99},
+                                               {"mxfp4_qat", 0.92},
+                                               {"mxfp4_qat_mxfp8_act", 0.92},
+                                               {"mxfp4_qat_mxfp4_act", 0.85}};
   for (const std::string& preset : preset_names()) {
     const Recipe recipe = preset_recipe(preset);
     EXPECT_EQ(least.contains(preset), recipe.quantizes_operands() || recipe.weight_fake_quant) << preset;

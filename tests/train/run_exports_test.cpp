@@ -90,6 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
                 {"precision.recipe=own", R"(precision.recipes={"own": {"base": "mxfp4_qat", "weight_fake_quant": {"rule": "even"}}})"},
                 {{2, 2, false}, kAlone}},
         Setting{"mxfp4_qat_mxfp8_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}, {kAlone, {2, 2, false}}},
+        Setting{"mxfp4_qat_mxfp4_act", {"precision.recipe=mxfp4_qat_mxfp4_act"}, {{2, 2, false}}},
         Setting{"mxfp8_te", {"precision.recipe=mxfp8_te"}, {kAlone, {2, 2, false}}},
         Setting{"mxfp8_weights", {"precision.recipe=mxfp8_weights"}, {kAlone, {2, 2, false}}},
         Setting{"output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=64"}, {kAlone, {2, 2, false}}},

@@ -44,8 +44,8 @@ struct QuantizationConfig {
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
       "for weight_fake_quant [1, n] with any even n");
     v("rule", rule,
-      "how a block's scale follows from its amax; mse: the least squared error; flashinfer is for weight_fake_quant in e2m1 only, and its "
-      "default if the base has no rule");
+      "how a block's scale follows from its amax; mse: the least squared error; flashinfer is for weight_fake_quant and input in e2m1 "
+      "only, and their default if the base has no rule");
     v("scale_range", scale_range,
       "smallest and largest exponent of a scale; scales of the rule are clamped to them; not for flashinfer. [-126, 125] is the clamp of "
       "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
@@ -96,10 +96,11 @@ struct RecipeConfig {
 
   void fields(auto& v) {
     v("base", base,
-      "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
+      "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act, "
+      "mxfp4_qat_mxfp4_act");
     v("compute", compute, "type of operands that are not quantized; null: precision.dtype");
     v("weight", weight, "weight operand; null: not quantized; excludes weight_fake_quant");
-    v("input", input, "input operand of fprop and wgrad; null: not quantized");
+    v("input", input, "input operand of fprop and wgrad, of fprop alone in e2m1; null: not quantized");
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
     v("simulate", simulate, "operands in formats for research, as values; null: none");
