@@ -72,6 +72,17 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
   return out;
 }
 
+// All layers have the same attention in what the table asks for: dtype, heads and length.
+struct PlannedAttention {
+  const char* by;
+  std::string because;  // empty: by cuDNN
+};
+PlannedAttention planned_attention(const RunConfig& config, const GemmDevice& gemms) {
+  const AttentionDevice device{.architecture = gemms.architecture, .library = kSupposedCudnn, .by = config.training.attention};
+  const AttentionObstacle why = obstacle_of_cudnn(config.attention_form(), device);
+  return {.by = why == AttentionObstacle::none ? "cudnn" : "own", .because = obstacle_text(why, config.attention_form(), device)};
+}
+
 // Everything that explain reports of a run.
 struct Explanation {
   RunConfig config;
@@ -214,6 +225,8 @@ void print_json(const Explanation& explained) {
   all["device"] = device;
   all["quantized_gemms"] = plan.quantizes_operands() ? Json(quantized_gemms(gemms)) : Json();
   all["gemms"] = json_of(gemms, gemm_device);
+  const PlannedAttention attention = planned_attention(config, gemm_device);
+  all["attention"] = {{"by", attention.by}, {"because", attention.because}};
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
@@ -432,6 +445,9 @@ ExitCode explain(const ExplainArguments& arguments) {
     std::cout << "GEMMs on " << gemm_device_text(all.gemm_device)
               << ", m x n x k of a micro batch; bound: largest |error| / sum of |a b|\n\n"
               << printable(gemm_table(all.gemms, all.gemm_device, form), "\n");
+    const PlannedAttention attention = planned_attention(all.config, all.gemm_device);
+    std::cout << "attention of all layers: " << attention.by << (attention.because.empty() ? "" : ", because ") << attention.because
+              << '\n';
   }
   return ExitCode::ok;
 }

@@ -38,6 +38,9 @@ class DryBackend final : public Backend {
   }
   void synchronize() override {}
   bool computes_fp64() const override { return false; }
+  AttentionDevice attention_device() const override {  // takes any choice
+    return {.architecture = 90, .library = kSupposedCudnn, .by = Backend::attention_device().by};
+  }
 
  protected:
 #define MANTISSA_DRY(Kernel) \

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "config/open_device.h"
 #include "data/tokenizer.h"
 #include "mantissa/base/text.h"
 #include "models/model_shape.h"
@@ -258,6 +259,17 @@ void check_traced_steps(const RunConfig& config, ConfigReport& report) {
     report.error("training.trace.steps", text("the run ends with step ", *config.training.steps, ", got [", joined(steps), "]"));
 }
 
+// Library and GPU are looked at when the device is opened, so that a run can be planned elsewhere.
+void check_attention(const RunConfig& config, ConfigReport& report) {
+  if (config.training.attention != AttentionBy::cudnn || report.failed("model") || report.failed("precision.dtype")) return;
+  const bool gpu = backend_name(config.training.device) == "cuda";
+  const AttentionDevice device{.architecture = gpu ? 90 : 0, .library = kSupposedCudnn, .by = AttentionBy::cudnn};
+  const AttentionObstacle why = obstacle_of_cudnn(config.attention_form(), device);
+  if (why == AttentionObstacle::none) return;
+  report.error("training.attention", text("cudnn cannot be had: ", obstacle_text(why, config.attention_form(), device), ": set it to own",
+                                          why == AttentionObstacle::cpu ? ", or training.device to cuda if the run will have GPUs" : ""));
+}
+
 void check_sections(const RunConfig& config, ConfigReport& report) {
   if (config.training.trace) {
     const std::vector<int64_t>& steps = config.training.trace->steps;
@@ -271,6 +283,7 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
                                           config.training.seq_len));
   }
   check_schedule(config, report);
+  check_attention(config, report);
   const bool validates = config.data.has_validation() || report.failed("data");
   const char* const needs = "needs validation data: data.valid, or with data.path a data.valid_fraction above 0";
   if (config.eval.first && !validates) report.error("eval.first", needs);

@@ -19,6 +19,7 @@ inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
   return {.recompute = config.training.recompute,
           .mesh = mesh,
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
+          .attention = config.training.attention,
           .quantized_dispatch = config.precision.quantized_dispatch,
           .expert_gradients = config.training.expert_gradients(),
           .logits_at_a_time = backend_name(config.training.device) == "cuda" ? kLogitsOfGpu : kLogitsAtATime};
@@ -28,7 +29,8 @@ inline GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
 inline std::unique_ptr<Gpt> make_teacher(const RunConfig& config, Backend& device, const Mesh& mesh) {
   if (!config.teacher) return nullptr;
   const RunConfig teacher = teacher_config(config);
-  return std::make_unique<Gpt>(teacher.model, device, resolve_plan(teacher), GptOptions{.gradients = false, .mesh = mesh});
+  return std::make_unique<Gpt>(teacher.model, device, resolve_plan(teacher),
+                               GptOptions{.gradients = false, .mesh = mesh, .attention = config.training.attention});
 }
 
 // Says how the model of a run learns from that teacher, which may be null.

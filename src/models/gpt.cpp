@@ -66,6 +66,13 @@ void check_plan(const PrecisionPlan& plan, const ModelConfig& config, const Back
   if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": use the CPU as device, not ", device.name());
 }
 
+void check_attention(const AttentionForm& form, const Backend& device) {
+  const AttentionDevice who = device.attention_device();
+  const AttentionObstacle why = obstacle_of_cudnn(form, who);
+  require(who.by != AttentionBy::cudnn || why == AttentionObstacle::none, ExitCode::usage, "training.attention is cudnn, but ",
+          obstacle_text(why, form, who), ": set it to own");
+}
+
 }  // namespace
 
 int64_t TokenBatch::padded() const {
@@ -83,6 +90,13 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
               .head_dim = config.head_size()} {
   device.allow_native_gemms(plan.native_gemms());
   device.allow_grouped_gemms(plan.grouped_gemms());
+  device.choose_attention(options.attention);
+  check_attention({.dtype = compute_,
+                   .length = config.max_position_embeddings,
+                   .heads = layout_.heads,
+                   .kv_heads = layout_.kv_heads,
+                   .head_dim = layout_.head_dim},
+                  device);
   check_plan(plan, config, device, options.mesh.tensor.size());
   const Init normal{.constant = 0.0, .std = config.init_std};
   const Mesh& mesh = options_.mesh;

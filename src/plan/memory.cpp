@@ -179,6 +179,8 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
     estimate.inputs = bytes(kBytesPerToken * tokens);
     estimate.cuda_context = kCudaContext;
     estimate.cublaslt = kLanes * kGemmWorkspace;
+    if (config.training.attention == AttentionBy::cudnn)
+      estimate.workspace = bytes(static_cast<double>(estimate.workspace) + attention_workspace(config.attention_form()));
     estimate.nccl = groups * kNcclGroup;
   } else {
     estimate.program = kProgramBytes + (config.parallel.world() > 1 ? kTransportBytes : 0);

@@ -291,4 +291,22 @@ TEST(RunConfig, TeacherMultipliesAsTheRunDoes) {
   EXPECT_EQ(teacher.grouped_gemms, GroupedGemms::automatic);
 }
 
+// The library itself is looked for when the device is opened.
+TEST(RunConfig, AttentionByCudnnIsRefusedWhereNoLibraryHasIt) {
+  const auto with = [](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = {"training.attention=cudnn", "training.device=cuda", "model.hidden_size=64", "model.head_dim=64"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return resolved({}, sets);
+  };
+  EXPECT_EQ(with({}).errors(), "");
+  for (const auto& [set, what] : {std::pair{"training.device=cpu", "is a CPU: set it to own, or training.device to cuda if the run will"},
+                                  {"precision.dtype=fp32", "cuDNN takes bf16, and attention is computed in fp32: set it to own"},
+                                  {"model.head_dim=20", "a multiple of 8, and head_dim is 20: set it to own"},
+                                  {"model.head_dim=264", "cuDNN takes heads of up to 256 channels"},
+                                  {"training.seq_len=1", "sequences have one token"}}) {
+    EXPECT_THAT(with({set}).errors(),
+                ::testing::AllOf(::testing::HasSubstr("training.attention: cudnn cannot be had: "), ::testing::HasSubstr(what)));
+  }
+}
+
 }  // namespace mantissa::run_config_test

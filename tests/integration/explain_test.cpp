@@ -325,6 +325,11 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
               HasSubstr("fprop  4096 x 3072 x 768   mxfp8     1 widened, scales"));
   const std::vector<std::string> experts = {"configs/moe-8x1b.json", "--device", "sm_90", "--set", "precision.grouped_gemms=auto"};
   EXPECT_THAT(explained(experts), HasSubstr("grouped"));
+  const std::vector<std::string> cudnn = {"training.attention=cudnn", "--set", "training.device=cuda"};
+  EXPECT_THAT(explained(words("sm_90", cudnn)), HasSubstr("\nattention of all layers: cudnn\n"));
+  EXPECT_THAT(explained(words("sm_100", cudnn)), HasSubstr("attention of all layers: own, because cuDNN's backward pass has"));
+  EXPECT_THAT(explained(words("sm_90", {blocks})), HasSubstr("attention of all layers: own, because training.attention is not cudnn"));
+  EXPECT_EQ(explained_json(words("sm_90", cudnn)).at("attention").at("by"), "cudnn");
   const json emulated = explained_json(words("sm_90", {mxfp8}));
   EXPECT_EQ(emulated.at("quantized_gemms"), "emulated");
   const json& first = emulated.at("gemms").at("of").at(0);

@@ -313,6 +313,17 @@ TEST(GpuMemory, HoldsWhatCudaTakesBesideTensorsAndTheHostNothing) {
   EXPECT_EQ(shared.total(), shared.tensors() + kCudaContext + shared.cublaslt + shared.nccl);
 }
 
+// A micro batch of 4 sequences of 64 tokens.
+TEST(GpuMemory, HoldsTheGradientsOfScoresWhereCudnnComputesThem) {
+  const auto workspace = [](const char* attention) {
+    const RunConfig config = config_of(qwen3(), {1, 1, false}, {"training.device=cuda", attention});
+    return estimate_memory(config, resolve_plan(config)).workspace;
+  };
+  // 8 heads of 32 channels, which share 4 of keys
+  const int64_t of_all = 4 * 8 * (2 * 64 * 128 + 2 * 2 * 64 * 32 + 4 * 64) + 1024;
+  EXPECT_EQ(workspace("training.attention=cudnn") - workspace("training.attention=own"), of_all);
+}
+
 // 2,400 tokens of 50,304 logits are two chunks on a CPU.
 TEST(GpuMemory, HoldsLargerChunksOfLogits) {
   const auto workspace = [](const std::string& device) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/backend/attention_path.h"
 #include "mantissa/backend/contract.h"
 #include "mantissa/backend/gemm_path.h"
 #include "mantissa/base/integers.h"
@@ -1042,6 +1043,9 @@ class Backend {
   virtual void allow_native_gemms(bool) {}
   // Says likewise whether a library may multiply groups of rows whose sizes only the device knows.
   virtual void allow_grouped_gemms(bool) {}
+  // Says likewise who computes attention. Throws Error(environment) where this build or this host has no cuDNN and it is asked for.
+  virtual void choose_attention(AttentionBy by) { attention_by_ = by; }
+  virtual AttentionDevice attention_device() const { return {.by = attention_by_}; }
 
   // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16. A GPU counts them itself, a
   // grouped one as one; this returns its count as of the latest wait of the host.
@@ -1101,6 +1105,7 @@ class Backend {
 
  private:
   std::function<void()> interrupt_;
+  AttentionBy attention_by_ = AttentionBy::own;
   std::shared_ptr<KernelLog> log_ = std::make_shared<KernelLog>();
 };
 

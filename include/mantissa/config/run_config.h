@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/backend/attention_path.h"
 #include "mantissa/base/log.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/json/config.h"
@@ -85,6 +86,9 @@ constexpr auto choices(ScheduleType) {
                     Choice{"constant", ScheduleType::constant}, Choice{"wsd", ScheduleType::wsd}};
 }
 constexpr auto choices(Accumulation) { return std::array{Choice{"running", Accumulation::running}, Choice{"tree", Accumulation::tree}}; }
+constexpr auto choices(AttentionBy) {
+  return std::array{Choice{"auto", AttentionBy::automatic}, Choice{"own", AttentionBy::own}, Choice{"cudnn", AttentionBy::cudnn}};
+}
 constexpr auto choices(CommBackend) { return std::array{Choice{"auto", CommBackend::automatic}, Choice{"ucx", CommBackend::ucx}}; }
 constexpr auto choices(ConsoleMode) {
   return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},
@@ -191,6 +195,7 @@ struct TrainingConfig {
   DeviceChoice device = DeviceChoice::automatic;
   int threads = 0;
   Recompute recompute = Recompute::none;
+  AttentionBy attention = AttentionBy::automatic;
   int64_t nonfinite_limit = 3;
   int64_t replica_check_interval = 100;
   bool allow_memory_overcommit = false;
@@ -218,6 +223,9 @@ struct TrainingConfig {
     v("device", device, kDeviceChoices);
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
+    v("attention", attention,
+      "kernels of attention: own, or cudnn, NVIDIA's library, on GPUs of compute capability 9.0; auto: own, until a GPU has confirmed "
+      "cudnn");
     v("nonfinite_limit", nonfinite_limit, "stop after this many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
     v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
       limits::between(0, kMostSteps));
@@ -380,6 +388,16 @@ struct RunConfig {
 
   // Returns the path of the teacher, if there is one.
   std::optional<std::string> teacher_path() const { return training.teacher == "self" ? checkpoint.init_from : training.teacher; }
+
+  // Returns the attention of a micro batch on a tensor rank.
+  AttentionForm attention_form() const {
+    return {.dtype = precision.dtype,
+            .batch = training.micro_batch_size,
+            .length = training.seq_len,
+            .heads = model.num_attention_heads / parallel.tensor,
+            .kv_heads = model.kv_heads() / parallel.tensor,
+            .head_dim = model.head_size()};
+  }
 
   void fields(auto& v) {
     v("model", model, "shape and options of the GPT");

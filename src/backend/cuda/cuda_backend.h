@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/caching_allocator.h"
+#include "backend/cuda/attention/attention_library.h"
 #include "backend/cuda/gemm/gemm_library.h"
 #include "backend/index_rule.h"
 #include "gpu/runtime.h"
@@ -88,6 +89,8 @@ class CudaBackend final : public Backend {
   int64_t fp32_gemms() const override { return int64_t{parts_[0].fp32_gemms} + parts_[1].fp32_gemms; }
   void allow_native_gemms(bool allowed) override { native_gemms_ = allowed; }
   void allow_grouped_gemms(bool allowed) override { grouped_gemms_ = allowed; }
+  void choose_attention(AttentionBy by) override;
+  AttentionDevice attention_device() const override;
   gpu::Stream& stream() {  // the stream of this thread's lane
     const int current = gpu::current_device();
     require(current == gpu_, "GPU ", gpu_, " is used by a thread whose device is ", current);
@@ -195,6 +198,9 @@ class CudaBackend final : public Backend {
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
   // Copies columns of so many rows of values, from column `first` on; to column `first_of_to`, and on.
   void copy_columns(const Tensor& from, int64_t first, const Tensor& to, int64_t first_of_to, int64_t rows, int64_t cols);
+  // Computes attention or its gradient by cuDNN. Returns false where the table leaves it to our kernels.
+  template <class Kernel>
+  bool attend_by_library(const Kernel& k);
   // Returns dout . out [B, H, T], of rows that lie [B, T, H, D]; lse has its shape.
   Tensor attention_deltas(const Tensor& out, const Tensor& dout, const HeadLayout& layout, const Tensor& lse);
   // Both norms: an RMS norm is a layer norm without mean and bias.
@@ -223,6 +229,7 @@ class CudaBackend final : public Backend {
   const int gpu_;
   gpu::Facts facts_;
   std::unique_ptr<gpu::GemmLibrary> library_;
+  std::unique_ptr<gpu::AttentionLibrary> attention_;  // once it is asked for
   bool native_gemms_ = true, grouped_gemms_ = false;
   GemmCounts gemm_counts_{};
   std::set<std::string> refused_;        // GEMMs that the library has no algorithm for, and forms that were reported

@@ -210,6 +210,7 @@ Attention<T> operands_of(const Kernel& k, const Tensor& qkv, const Tensor& out, 
 
 void CudaBackend::execute(const AttentionForward& k) {
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
+  if (attend_by_library(k)) return;
   const bool flash = takes_flash(k.qkv.dtype(), k.layout.head_dim, k.scale);
   const Tensor qkv = flash ? aligned(*this, k.qkv) : k.qkv, out = flash ? aligned(*this, k.out, Contents::overwritten) : k.out;
   with_values(k.qkv.dtype(), [&]<class T>() {

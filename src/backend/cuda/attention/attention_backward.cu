@@ -155,6 +155,7 @@ Tensor CudaBackend::attention_deltas(const Tensor& out, const Tensor& dout, cons
 void CudaBackend::execute(const AttentionBackward& k) {
   const int64_t length = k.qkv.dim(0) / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
   check_segment_starts("attention backward", k.segment_starts, length);
+  if (attend_by_library(k)) return;
   const bool flash = takes_flash(k.qkv.dtype(), d, k.scale);
   const Tensor qkv = flash ? aligned(*this, k.qkv) : k.qkv, dout = flash ? aligned(*this, k.dout) : k.dout,
                dqkv = flash ? aligned(*this, k.dqkv, Contents::overwritten) : k.dqkv,
