@@ -196,8 +196,6 @@ class CudaBackend final : public Backend {
   void count_gemm(GemmPath path) { ++gemm_counts_[static_cast<size_t>(path)]; }
 
   void copy(const Tensor& from, const Tensor& to);  // bytes as they are
-  // Copies columns of so many rows of values, from column `first` on; to column `first_of_to`, and on.
-  void copy_columns(const Tensor& from, int64_t first, const Tensor& to, int64_t first_of_to, int64_t rows, int64_t cols);
   // Computes attention or its gradient by cuDNN. Returns false where the table leaves it to our kernels.
   template <class Kernel>
   bool attend_by_library(const Kernel& k);

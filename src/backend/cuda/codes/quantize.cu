@@ -30,6 +30,7 @@ struct Codes {
         range(tensor.how.range),
         by_amax(with_element(tensor.how.format, [&]<class E>() { return AmaxRule::of<E>(rule, range); })) {}
   MANTISSA_HOST_DEVICE int64_t row_blocks() const { return ceil_div(rows, block_rows); }
+  MANTISSA_HOST_DEVICE int64_t blocks() const { return row_blocks() * blocks_across; }
   // The end of the rows, and of the columns, of a block that begins here; the last block may be smaller.
   MANTISSA_HOST_DEVICE int64_t end_row(int64_t first) const { return first + block_rows < rows ? first + block_rows : rows; }
   MANTISSA_HOST_DEVICE int64_t end_col(int64_t first) const { return first + block_cols < cols ? first + block_cols : cols; }
@@ -48,15 +49,23 @@ struct Source {
   }
 };
 
-// The scale of a block with this key. If all its elements decide, each(add) calls add(bits) for them.
-template <class E, class Each>
-__device__ uint8_t scale_of(const Codes& to, uint32_t key, const Each& each) {
+// The scale of a block with this key. If all its elements decide, each(add) calls add(bits) for those of this thread, and joined(sum) adds
+// the sums of the threads that share the block.
+template <class E, class Each, class Joined>
+__device__ uint8_t scale_of(const Codes& to, uint32_t key, const Each& each, const Joined& joined) {
   const uint32_t amax = amax_of_key(key);
   if (!searches_scale<E>(to.rule)) return block_scale<E>(amax, to.rule, to.range);
   ScaleErrors errors;
   each([&](uint32_t bits) { errors.add(bits, amax); });
-  return searched_scale<E>(amax, errors, to.range);
+  return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
 }
+
+struct Alone {
+  __device__ int64_t operator()(int64_t sum) const { return sum; }
+};
+struct JoinWarp {
+  __device__ int64_t operator()(int64_t sum) const { return join_warp(sum, Plus<int64_t>()); }
+};
 
 // Joins keys of both halves over lanes whose numbers differ in bits [kFrom, kTo).
 template <unsigned kFrom, unsigned kTo>
@@ -353,14 +362,43 @@ __global__ void __launch_bounds__(kHeldThreads) quantize_held(From from, Codes t
   if constexpr ((kWays & kInColumns) != 0) write_columns<E, kTurns>(second, own, words);
 }
 
+// A warp has a block of the format, whose rows fill whole bytes. A lane has every 32nd byte.
+template <class E>
+__global__ void __launch_bounds__(kThreads) quantize(Source from, Codes to) {
+  constexpr int64_t kEach = E::codes_per_byte;
+  const int64_t index = block() * kWarpsOfBlock + warp();
+  if (index >= to.blocks()) return;
+  const int64_t first_row = index / to.blocks_across * to.block_rows, first_col = index % to.blocks_across * to.block_cols;
+  const auto bytes_of_row = static_cast<uint32_t>((to.end_col(first_col) - first_col) / kEach),
+             bytes = static_cast<uint32_t>(to.end_row(first_row) - first_row) * bytes_of_row;
+  const auto element = [&](uint32_t byte, int64_t i) {
+    return from.bits(first_row + byte / bytes_of_row, first_col + byte % bytes_of_row * kEach + i);
+  };
+  uint32_t key = 0;
+  for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
+    for (int64_t i = 0; i < kEach; ++i) key = Largest<uint32_t>()(key, amax_key(element(byte, i), to.rule));
+  const auto each = [&](const auto& add) {
+    for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
+      for (int64_t i = 0; i < kEach; ++i) add(element(byte, i));
+  };
+  const uint8_t scale = scale_of<E>(to, join_warp(key, Largest<uint32_t>()), each, JoinWarp());
+  for (uint32_t byte = lane(); byte < bytes; byte += kWarp) {
+    uint32_t codes = 0;
+    for (int64_t i = 0; i < kEach; ++i) codes |= uint32_t{encode_in_block<E>(element(byte, i), scale, to.rule)} << (4 * i);
+    to.codes[((first_row + byte / bytes_of_row) * to.cols + first_col) / kEach + byte % bytes_of_row] = static_cast<uint8_t>(codes);
+  }
+  if (lane() == 0) to.scales[index] = scale;
+}
+
 // So many groups of blocks side by side that share their bytes.
 template <class E>
 MANTISSA_HOST_DEVICE int64_t groups_of_blocks(const Codes& to) {
   return to.row_blocks() * ceil_div(to.blocks_across, int64_t{E::codes_per_byte});
 }
 
-// Quantizes any blocks: a thread has a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the
-// compiler would keep some of a thread's values in memory.
+// Quantizes blocks that are columns, so that threads beside each other read neighbors, and blocks whose rows end within a byte: a thread
+// has a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
+// thread's values in memory.
 template <class E, class From>
 __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
   for_each_element(groups_of_blocks<E>(to), [=](int64_t index) {
@@ -381,7 +419,7 @@ __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes t
       };
       uint32_t key = 0;
       each([&](uint32_t bits) { key = Largest<uint32_t>()(key, amax_key(bits, to.rule)); });
-      to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = scale_of<E>(to, key, each);
+      to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = scale_of<E>(to, key, each, Alone());
     }
     for (int64_t row = first_row; row < end_row; ++row) {
       for (int64_t byte = 0; byte < bytes; ++byte) {
@@ -452,6 +490,13 @@ void CudaBackend::execute(const Quantize& k) {
   const bool fp32 = k.x.dtype() == Dtype::f32;
   const Source from{k.x.device_bytes(), fp32, k.x.dim(0), k.x.dim(1)};
   with_element(k.out.how.format, [&]<class E>() {
+    const auto launch_each = [&](const QuantizedTensor& out) {
+      const Codes to(out);
+      if (to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0)
+        launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
+      else
+        launch(quantize<E>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}, from, to);
+    };
     const auto in_packs_of_bf16 = [&](const Codes& to) { return !fp32 && in_packs(to) && begins_at(from.values, 16); };
     const auto launch_best = [&](const QuantizedTensor& out) {
       const Codes to(out);
@@ -460,8 +505,7 @@ void CudaBackend::execute(const Quantize& k) {
         launch(kernel, {ceil_div(packs, int64_t{kPacksOfBlock}), kThreads}, k.x.device_data<bf16>(), k.x.elements() / kPack, to, packs);
       };
       const auto held = [&](auto* kernel, Grid grid) { launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, to, to); };
-      if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held)))
-        launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
+      if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held))) launch_each(out);
     };
     const auto launch_both = [&](Second second) {
       const Codes rows(k.out), columns(k.second);

@@ -19,11 +19,46 @@ struct Heads {
         row(layout.row()) {}
 };
 
-// to[i, j] = from[i, j] for j < cols; rows are so long.
+// A block has a row, and a warp every eighth head of it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    copy_columns(const T* from, int64_t row_of_from, T* to, int64_t row_of_to, int64_t rows, int64_t cols) {
-  for_each_element(rows * cols, [=](int64_t i) { to[i / cols * row_of_to + i % cols] = from[i / cols * row_of_from + i % cols]; });
+    qk_norm(Heads k, const T* x, const T* q_weight, const T* k_weight, T* y, float* rstd, float eps) {
+  for (int64_t head = warp(); head < k.all; head += kWarpsOfBlock) {
+    const int64_t first = block() * k.row + head * k.head_dim;
+    if (head >= k.normed) {
+      for (int64_t j = lane(); j < k.head_dim; j += kWarp) y[first + j] = x[first + j];
+      continue;
+    }
+    float squares = 0.0F;
+    for (int64_t j = lane(); j < k.head_dim; j += kWarp) squares += value_of(x[first + j]) * value_of(x[first + j]);
+    const float scale = 1.0F / sqrtf(join_warp(squares, Plus<float>()) / static_cast<float>(k.head_dim) + eps);
+    const T* const weight = head < k.queries ? q_weight : k_weight;
+    for (int64_t j = lane(); j < k.head_dim; j += kWarp) y[first + j] = rounded<T>(value_of(x[first + j]) * scale * value_of(weight[j]));
+    if (lane() == 0) rstd[block() * k.normed + head] = scale;
+  }
+}
+
+// With n = x * rstd and g = dy * weight: dx = rstd * (g - n * mean(g n)).
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_dx(Heads k, const T* x, const T* q_weight, const T* k_weight, const float* rstd, const T* dy, T* dx) {
+  for (int64_t head = warp(); head < k.all; head += kWarpsOfBlock) {
+    const int64_t first = block() * k.row + head * k.head_dim;
+    if (head >= k.normed) {
+      for (int64_t j = lane(); j < k.head_dim; j += kWarp) dx[first + j] = dy[first + j];
+      continue;
+    }
+    const T* const weight = head < k.queries ? q_weight : k_weight;
+    const float scale = rstd[block() * k.normed + head];
+    float sum = 0.0F;
+    for (int64_t j = lane(); j < k.head_dim; j += kWarp)
+      sum += value_of(dy[first + j]) * value_of(weight[j]) * (value_of(x[first + j]) * scale);
+    const float mean = join_warp(sum, Plus<float>()) / static_cast<float>(k.head_dim);
+    for (int64_t j = lane(); j < k.head_dim; j += kWarp) {
+      const float n = value_of(x[first + j]) * scale;
+      dx[first + j] = rounded<T>(scale * (value_of(dy[first + j]) * value_of(weight[j]) - n * mean));
+    }
+  }
 }
 
 // Rows of heads of kLanes packs, which begin at multiples of 16 bytes: a warp has several heads of a row at a time, kPacksAtOnce times
@@ -136,58 +171,61 @@ bool with_lanes_of_head(int64_t head_dim, const Body& body) {
   return head_dim == 8 * kPack || head_dim == 16 * kPack;
 }
 
+// The term of the gradient of a weight, for the channels of all heads that it scales.
+template <class T>
+struct HeadsWeightTerm {
+  Heads heads;
+  const T *x, *dy;
+  const float* rstd;
+  int64_t first_head, columns;
+  bool aligned;
+
+  __device__ Pack operator()(int64_t row, int64_t first) const {
+    const int64_t at = row * heads.row + first_head * heads.head_dim;
+    const float* const scales = rstd + row * heads.normed + first_head;
+    Pack out = Packs<const T>{x + at, columns, aligned}.read(first);
+    const Pack gradient = Packs<const T>{dy + at, columns, aligned}.read(first);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kPack; ++i) {
+      const auto column = static_cast<uint32_t>(first + i < columns ? first + i : columns - 1);
+      out.at[i] = gradient.at[i] * (out.at[i] * scales[column / static_cast<uint32_t>(heads.head_dim)]);
+    }
+    return out;
+  }
+};
+
 }  // namespace
 
-void CudaBackend::copy_columns(const Tensor& from, int64_t first, const Tensor& to, int64_t first_of_to, int64_t rows, int64_t cols) {
-  if (rows == 0) return;
-  with_values(from.dtype(), [&]<class T>() {
-    launch(mantissa::copy_columns<T>, {blocks_for(rows * cols), kThreads}, from.device_data<T>() + first, from.elements() / rows,
-           to.device_data<T>() + first_of_to, to.elements() / rows, rows, cols);
-  });
-}
-
-// Heads of other sizes are rows of the norms of whole rows.
 void CudaBackend::execute(const QkNormForward& k) {
-  const Heads heads(k.layout);
-  const int64_t rows = k.x.dim(0), head_dim = heads.head_dim;
-  const auto normalize_heads = [&](int64_t first, int64_t count, const Tensor& weight) {
-    const int64_t begin = first * head_dim, cols = count * head_dim;
-    const Tensor x = empty(*this, k.x.dtype(), {rows * count, head_dim}), y = empty_like(x),
-                 rstd = empty(*this, k.rstd.dtype(), {rows * count});
-    copy_columns(k.x, begin, x, 0, rows, cols);
-    execute(RmsNormForward{.x = x, .weight = weight, .y = y, .rstd = rstd, .eps = k.eps});
-    copy_columns(y, 0, k.y, begin, rows, cols);
-    copy_columns(rstd, 0, k.rstd, first, rows, count);
-  };
   with_values(k.x.dtype(), [&]<class T>() {
-    const bool by_packs = with_lanes_of_head(head_dim, [&]<unsigned kLanes>() {
+    const bool by_packs = with_lanes_of_head(k.layout.head_dim, [&]<unsigned kLanes>() {
+      const int64_t rows = k.x.dim(0);
       const Tensor x = aligned(*this, k.x), q_weight = aligned(*this, k.q_weight), k_weight = aligned(*this, k.k_weight),
                    y = aligned(*this, k.y, Contents::overwritten);
-      launch(qk_norm_by_packs<kLanes, T>, {ceil_div(rows, int64_t{kWarpsOfBlock}), kThreads}, heads, rows, x.device_data<T>(),
+      launch(qk_norm_by_packs<kLanes, T>, {ceil_div(rows, int64_t{kWarpsOfBlock}), kThreads}, Heads(k.layout), rows, x.device_data<T>(),
              q_weight.device_data<T>(), k_weight.device_data<T>(), y.device_data<T>(), k.rstd.device_data<float>(),
              static_cast<float>(k.eps));
       copy_back(*this, y, k.y);
     });
     if (by_packs) return;
-    normalize_heads(0, heads.queries, k.q_weight);
-    normalize_heads(heads.queries, heads.normed - heads.queries, k.k_weight);
-    const int64_t values = heads.normed * head_dim;
-    copy_columns(k.x, values, k.y, values, rows, heads.row - values);
+    launch(qk_norm<T>, {k.x.dim(0), kThreads}, Heads(k.layout), k.x.device_data<T>(), k.q_weight.device_data<T>(),
+           k.k_weight.device_data<T>(), k.y.device_data<T>(), k.rstd.device_data<float>(), static_cast<float>(k.eps));
   });
 }
 
 void CudaBackend::execute(const QkNormBackward& k) {
   const Heads heads(k.layout);
   const int64_t rows = k.x.dim(0), head_dim = heads.head_dim;
-  const auto differentiate_heads = [&](int64_t first, int64_t count, const Tensor& weight, const Tensor& dweight) {
-    const int64_t begin = first * head_dim, cols = count * head_dim;
-    const Tensor x = empty(*this, k.x.dtype(), {rows * count, head_dim}), dy = empty_like(x), dx = empty_like(x),
-                 rstd = empty(*this, k.rstd.dtype(), {rows * count});
-    copy_columns(k.x, begin, x, 0, rows, cols);
-    copy_columns(k.dy, begin, dy, 0, rows, cols);
-    copy_columns(k.rstd, first, rstd, 0, rows, count);
-    execute(RmsNormBackward{.x = x, .weight = weight, .rstd = rstd, .dy = dy, .dx = dx, .dweight = dweight, .accumulate = k.accumulate});
-    copy_columns(dx, 0, k.dx, begin, rows, cols);
+  // Sums over the rows of a piece; then, with a row for each head of each piece, over rows again.
+  const auto sum_heads = [&]<class T>(int64_t first_head, int64_t count, const Tensor& out) {
+    const int64_t columns = count * head_dim, pieces = ceil_div(rows, kRowsOfPiece);
+    const Tensor partials = empty(*this, Dtype::f32, {pieces * columns});
+    const T *const x = k.x.device_data<T>(), *const dy = k.dy.device_data<T>();
+    const bool whole = begin_at_packs(heads.row, x, dy) && first_head * head_dim % kPack == 0;
+    launch(sum_pieces<HeadsWeightTerm<T>>, grid_of_pieces(rows, columns),
+           HeadsWeightTerm<T>{heads, x, dy, k.rstd.device_data<float>(), first_head, columns, whole}, rows, columns,
+           partials.device_data<float>());
+    sum_rows(RowTerm<float>{{partials.device_data<float>(), head_dim, head_dim % kPack == 0}}, pieces * count, head_dim, out, k.accumulate);
   };
   with_values(k.x.dtype(), [&]<class T>() {
     const bool by_packs = with_lanes_of_head(head_dim, [&]<unsigned kLanes>() {
@@ -203,10 +241,10 @@ void CudaBackend::execute(const QkNormBackward& k) {
              k.dq_weight.device_data<float>(), k.dk_weight.device_data<float>(), k.accumulate);
     });
     if (by_packs) return;
-    differentiate_heads(0, heads.queries, k.q_weight, k.dq_weight);
-    differentiate_heads(heads.queries, heads.normed - heads.queries, k.k_weight, k.dk_weight);
-    const int64_t values = heads.normed * head_dim;
-    copy_columns(k.dy, values, k.dx, values, rows, heads.row - values);
+    launch(qk_norm_dx<T>, {rows, kThreads}, heads, k.x.device_data<T>(), k.q_weight.device_data<T>(), k.k_weight.device_data<T>(),
+           k.rstd.device_data<float>(), k.dy.device_data<T>(), k.dx.device_data<T>());
+    sum_heads.template operator()<T>(0, heads.queries, k.dq_weight);
+    sum_heads.template operator()<T>(heads.queries, heads.normed - heads.queries, k.dk_weight);
   });
 }
 
