@@ -54,7 +54,7 @@ const char* quantized_gemms(const std::vector<PlannedGemm>& gemms) {
 }
 
 // Returns the device of the run, or another one whose GEMMs are asked about. A GPU is opened only where it is asked for as "here"; for a
-// run on GPUs, where there may be none, the one of this host is taken, or one of 8.0.
+// run on GPUs, where there may be none, the one of this host is taken, or one of 8.0, with attention by cuDNN of 9.0.
 GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& config, const PrecisionPlan& plan) {
   GemmDevice out;
   if (arguments.device == "here") {
@@ -63,7 +63,8 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
     out = gemm_device(arguments.device);
   } else if (backend_name(config.training.device) == "cuda") {
     const int found = find_gpus().architecture;
-    out = {.architecture = found > 0 ? found : 80, .library = kSupposedLibrary};
+    const int supposed = config.training.attention == AttentionBy::cudnn ? 90 : 80;
+    out = {.architecture = found > 0 ? found : supposed, .library = kSupposedLibrary};
   }
   const std::optional<RecipeProblem> problem = out.architecture > 0 ? plan.needs_cpu() : std::nullopt;
   if (problem) fail(ExitCode::usage, problem->key, ": ", problem->message, ": use --device cpu");
@@ -74,13 +75,14 @@ GemmDevice gemm_device_of(const ExplainArguments& arguments, const RunConfig& co
 
 // All layers have the same attention in what the table asks for: dtype, heads and length.
 struct PlannedAttention {
-  const char* by;
+  const char* by;       // "refused": the run asks for cuDNN, and would end at its start
   std::string because;  // empty: by cuDNN
 };
 PlannedAttention planned_attention(const RunConfig& config, const GemmDevice& gemms) {
   const AttentionDevice device{.architecture = gemms.architecture, .library = kSupposedCudnn, .by = config.training.attention};
   const AttentionObstacle why = obstacle_of_cudnn(config.attention_form(), device);
-  return {.by = why == AttentionObstacle::none ? "cudnn" : "own", .because = obstacle_text(why, config.attention_form(), device)};
+  const char* const otherwise = config.training.attention == AttentionBy::cudnn ? "refused" : "own";
+  return {.by = why == AttentionObstacle::none ? "cudnn" : otherwise, .because = obstacle_text(why, config.attention_form(), device)};
 }
 
 // Everything that explain reports of a run.

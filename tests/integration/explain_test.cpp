@@ -327,7 +327,7 @@ TEST(Explain, ShowsHowADeviceMultiplies) {
   EXPECT_THAT(explained(experts), HasSubstr("grouped"));
   const std::vector<std::string> cudnn = {"training.attention=cudnn", "--set", "training.device=cuda"};
   EXPECT_THAT(explained(words("sm_90", cudnn)), HasSubstr("\nattention of all layers: cudnn\n"));
-  EXPECT_THAT(explained(words("sm_100", cudnn)), HasSubstr("attention of all layers: own, because cuDNN's backward pass has"));
+  EXPECT_THAT(explained(words("sm_100", cudnn)), HasSubstr("attention of all layers: refused, because cuDNN's backward pass has"));
   EXPECT_THAT(explained(words("sm_90", {blocks})), HasSubstr("attention of all layers: own, because training.attention is not cudnn"));
   EXPECT_EQ(explained_json(words("sm_90", cudnn)).at("attention").at("by"), "cudnn");
   const json emulated = explained_json(words("sm_90", {mxfp8}));

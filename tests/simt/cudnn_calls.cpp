@@ -379,6 +379,20 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
   return library->calls.BackendFinalize(kept.original);
 }
 
+// Returns the bytes of the largest matrix of bf16 that is multiplied; of a forward pass none, whose scores stay on the chip.
+int64_t bytes_of_gradients(const Kept& engine) {
+  int64_t products = 0, most = 0;
+  for (void* const each : engine.part(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)->all<void*>(CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
+    if (of(each).type != CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR) continue;
+    ++products;
+    for (const int side : {CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC}) {
+      const Elements elements(*of(each).part(side));
+      most = std::max(most, 2 * std::ssize(elements.x));
+    }
+  }
+  return products > 2 ? most : 0;
+}
+
 cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                             int64_t requested, int64_t* count, void* elements) {
   Kept& kept = of(descriptor);
@@ -386,7 +400,8 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
   if (const cudnnStatus_t status = status_of("BackendGetAttribute"); status != CUDNN_STATUS_SUCCESS) return status;
   RealCudnn* const library = real();
   if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) {
-    int64_t bytes = kWorkspace;
+    const Kept& engine = *kept.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    int64_t bytes = kWorkspace + (engine.engine < simt::cudnn().unordered_plans ? 0 : bytes_of_gradients(engine));
     if (library) library->calls.BackendGetAttribute(kept.original, name, type, 1, count, &bytes);
     simt::cudnn().workspace = *static_cast<int64_t*>(elements) = bytes;
     kept.attributes[name].assign(static_cast<std::byte*>(elements), static_cast<std::byte*>(elements) + sizeof bytes);

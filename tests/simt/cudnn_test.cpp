@@ -83,7 +83,6 @@ TEST_F(Cudnn, TakesTheMemoryThatIsEstimated) {
     const AttentionForm form{
         .batch = c.batch, .length = c.length, .heads = c.layout.heads, .kv_heads = c.layout.kv_heads, .head_dim = c.layout.head_dim};
     EXPECT_LE(static_cast<double>(simt::cudnn().workspace + 4 * c.rows() * c.layout.heads), attention_workspace(form)) << c.name();
-    if (std::getenv("MANTISSA_SIMT_CUDNN") == nullptr) continue;
     // Less than the gradients of all scores would mean that blocks add to dq in any order.
     EXPECT_GE(simt::cudnn().workspace, 2 * c.layout.heads * c.rows() * c.length) << c.name();
   }
@@ -101,20 +100,30 @@ TEST_F(Cudnn, TakesTheFirstEngineThatCanBeMadeReady) {
   EXPECT_THAT(error.what(), HasSubstr("set training.attention to own"));
 }
 
+TEST_F(Cudnn, TakesNoEngineThatAddsInAnyOrder) {
+  simt::cudnn().unordered_plans = 1;
+  EXPECT_EQ(executions(*device(), kCase), 2);
+  simt::cudnn().unordered_plans = 2;
+  const auto gpu = device();
+  const Error error = error_of([&] { run_attention(*gpu, Dtype::bf16, kCase); });
+  EXPECT_EQ(error.code(), ExitCode::environment);
+  EXPECT_THAT(error.what(), HasSubstr("its engines add gradients of queries in no fixed order; set training.attention to own"));
+}
+
 TEST_F(Cudnn, ThatFailsSaysWhereAndWhetherThatIsOfTheEnvironment) {
   for (const char* const call : {"Create", "SetStream", "BackendCreateDescriptor", "BackendFinalize", "BackendSetAttribute",
                                  "BackendGetAttribute", "BackendExecute"}) {
-    for (const int status : {1001, 2000, 3000, 4000, 4004, 5000}) {
+    for (const int status : {1001, 2000, 3000, 4000, 4004, 5000, 5001, 5003}) {
       simt::cudnn() = {.failing_call = call, .status = status};
       const Error error = error_of([&] { run_attention(*device(), Dtype::bf16, kCase); });
-      const bool of_environment = status == 1001 || status == 3000 || status == 4004;
+      const bool of_environment = status == 1001 || status == 3000 || status == 4004 || status > 5000;
       EXPECT_EQ(error.code(), of_environment ? ExitCode::environment : ExitCode::internal) << call << ' ' << status;
       EXPECT_THAT(error.what(), HasSubstr("cuDNN: ")) << call;
       EXPECT_THAT(error.what(), HasSubstr(text("status ", status))) << call;
     }
   }
   EXPECT_THAT(error_of([&] { run_attention(*device(), Dtype::bf16, kCase); }).what(),
-              HasSubstr("cuDNN: attention of 2 x 20 tokens, 2 heads of 64 channels, 1 of keys, window 7, sinks failed: status 5000"));
+              HasSubstr("cuDNN: attention of 2 x 20 tokens, 2 heads of 64 channels, 1 of keys, window 7, sinks failed: status 5003"));
 }
 
 TEST_F(Cudnn, IsRefusedWhereItCannotBeHad) {

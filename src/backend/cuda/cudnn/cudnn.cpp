@@ -27,11 +27,16 @@ std::string form_text(const LibraryAttention& a) {
               a.sinks ? ", sinks" : "");
 }
 
+bool is_unsupported(cudnnStatus_t status) { return status / 1000 == 3; }
+
+// Failures of the driver, the runtime and memory are of the environment.
 void check(const CudnnCalls& calls, cudnnStatus_t status, const auto&... what) {
   if (status == CUDNN_STATUS_SUCCESS) return;
   std::array<char, 512> why{};
   calls.GetLastErrorString(why.data(), why.size());
-  const bool of_environment = status / 1000 == 1 || status / 1000 == 3 || status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
+  const bool of_environment = status / 1000 == 1 || is_unsupported(status) || status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER ||
+                              status == CUDNN_STATUS_EXECUTION_FAILED_CUDART ||
+                              status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
                               status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
   fail(of_environment ? ExitCode::environment : ExitCode::internal, "cuDNN: ", what..., " failed: status ", static_cast<int>(status),
        why[0] != '\0' ? text(", ", why.data()) : "");
@@ -338,7 +343,8 @@ class Cudnn final : public AttentionLibrary {
     return *plan;
   }
 
-  // Takes the first of the engines that the library proposes which it can make ready.
+  // Takes the first of the engines that the library proposes which supports the graph and computes it with the same bits each time. Where
+  // the gradients of scores have no memory of their own, blocks add to dq in any order.
   std::unique_ptr<Plan> planned(const LibraryAttention& a) {
     auto out = std::make_unique<Plan>(Plan{.descriptors = Descriptors(calls_)});
     Descriptors& d = out->descriptors;
@@ -350,17 +356,23 @@ class Cudnn final : public AttentionLibrary {
     d.set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle_);
     d.finished(graph, "describing a graph");
     std::string why = "it proposes no engine";
+    const int64_t gradients_of_scores = 2 * a.form.batch * a.form.heads * a.form.length * a.form.length;  // bytes
     for (const Descriptor engine : engines_for(d, graph)) {
       const Descriptor plan = d.make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
       d.set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle_);
       d.set(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engine);
-      try {
-        out->plan = d.finished(plan, "making a plan");
-      } catch (const Error& error) {
-        why = error.what();
+      const cudnnStatus_t status = calls_.BackendFinalize(plan);
+      if (is_unsupported(status)) {
+        why = text("status ", static_cast<int>(status));
         continue;
       }
+      check(calls_, status, "making a plan");
       read(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &out->workspace);
+      if (a.dout && out->workspace < gradients_of_scores) {
+        why = "its engines add gradients of queries in no fixed order";
+        continue;
+      }
+      out->plan = plan;
       return out;
     }
     fail(ExitCode::environment, cudnn_text(version()), " has no ", form_text(a), ": ", why, "; set training.attention to own");
