@@ -159,8 +159,12 @@ Tensor Gpt::router_mask(const TokenBatch& batch) const {
 
 Residual Gpt::block_forward(const Block& block, Residual&& in, const SequenceContext& context, RouterStatistics* statistics) const {
   const ModuleScope scope(block.path);
-  const auto [x, attn_in] = block.attn_norm.forward(std::exchange(in, {}));
-  const auto [middle, mlp_in] = block.mlp_norm.forward({x, block.attn.forward(attn_in, context)});
+  Residual next;
+  {
+    const auto [x, attn_in] = block.attn_norm.forward(std::exchange(in, {}));  // which the MLP needs no more
+    next = {x, block.attn.forward(attn_in, context)};
+  }
+  const auto [middle, mlp_in] = block.mlp_norm.forward(std::move(next));
   if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return {middle, mlp->forward(mlp_in, context.tokens)};
   const int64_t capacity = statistics ? config_.moe->capacity(context.tokens - context.padded) : 0;
   return {middle, std::get<Moe>(block.mlp).forward(mlp_in, context, capacity, statistics)};
@@ -188,7 +192,7 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
                                 .rope_table = rope_table(batch.tokens.dim(0) / batch.batch)};
   Residual x{embed(batch)};
   for (const Block& block : blocks_) {
-    if (options_.recompute == Recompute::full && recording({x.x})) {
+    if (options_.recompute == Recompute::full && recording({x.x, x.branch})) {
       x = {recompute(x.sum(), [this, &block, context, statistics](const Var& again) {
         const ModuleScope scope(block.path);
         return block_forward(block, {again}, context, statistics).sum();

@@ -13,8 +13,8 @@ namespace mantissa {
 
 struct GptOptions {
   Recompute recompute = Recompute::none;
-  bool gradients = true;      // its ranks hold this model together
-  Mesh mesh{};                // in a global batch: each has its share of the auxiliary losses of routers
+  bool gradients = true;
+  Mesh mesh{};                // its ranks hold this model together
   int64_t micro_batches = 1;  // in a global batch: each has its share of the auxiliary losses of routers
   AttentionBy attention = AttentionBy::own;
   bool quantized_dispatch = true;  // dispatches tokens to experts as codes where GEMMs there read codes
