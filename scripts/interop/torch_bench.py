@@ -12,6 +12,7 @@ concluded, and another training.seed has to be tried.
 """
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -92,6 +93,11 @@ def report(who, step, loss, milliseconds, times):
     print(json.dumps({"who": who, "step": step + 1, "loss": loss, "ms": round(milliseconds, 2)}), flush=True)
 
 
+def larger(a, b):
+    """A difference that is no number is the largest."""
+    return max(a, b) if math.isfinite(b) else math.inf
+
+
 def train_in_turn(args, work):
     """The checkpoint both start from, milliseconds of both, and how far their losses and their routing are apart."""
     ours, theirs, worst, apart = [], [], 0.0, 0.0
@@ -108,11 +114,11 @@ def train_in_turn(args, work):
         for step, record in enumerate(steps):
             loss, milliseconds = trainer.step(batches.step(step), record["lr"])
             report("torch", step, loss, milliseconds, theirs)
-            worst = max(worst, abs(record["loss"] - loss) / abs(loss))
+            worst = larger(worst, abs(record["loss"] - loss) / abs(loss))
             if routing:
                 routing.add(record["moe"], *trainer.model.take_statistics())
         for name, master in Checkpoint(saved).masters().items():
-            apart = max(apart, float(abs(trainer.masters[name].detach().cpu().numpy().reshape(master.shape) - master).max()))
+            apart = larger(apart, float(abs(trainer.masters[name].detach().cpu().numpy().reshape(master.shape) - master).max()))
     return start, ours, theirs, worst, apart, routing
 
 

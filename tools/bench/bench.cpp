@@ -77,7 +77,7 @@ class TrainingRun {
         device_(opened(config.training)),
         teacher_(make_teacher(config, *device_, mesh)),
         model_(config.model, *device_, resolve_plan(config), training_options(config, mesh)),
-        optimizer_(model_.parameters(), config.optimizer, mesh),
+        optimizer_(model_.parameters(), config.optimizer, mesh, {}, {.directions = model_.compute(), .seed = config.training.seed}),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
         batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,
                             config.training.seed + static_cast<uint64_t>(mesh.data.rank()))) {
