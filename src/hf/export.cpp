@@ -450,8 +450,9 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
     else if (!as_servers_quantize(input, here.format, here.block))
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by ",
                                  there == Format::e2m1 ? "flashinfer" : "rceil with any scale"));
-    else if (here.block == kTile && input.block_cols != here.block)
-      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them in blocks of 128 here"));
+    else if ((here.block == kTile || there == Format::e2m1) && input.block_cols != here.block)
+      differences.push_back(
+          text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them in blocks of ", here.block, " here"));
   }
   return differences;
 }

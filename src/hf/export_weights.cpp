@@ -28,6 +28,10 @@ Format ForwardWeights::input_format(const std::string& parameter) const {
   return recipe.gemms.fprop ? recipe.input.format : Format::none;
 }
 
+bool ForwardWeights::has_mxfp4_inputs(const std::string& parameter) const {
+  return input_format(parameter) == Format::e2m1 && module_of(parameter).recipe.input.block_cols == kPackedBlock;
+}
+
 Dtype ForwardWeights::dtype(const std::string& parameter) const {
   if (quantized(parameter)) return Dtype::bf16;
   const WeightForm kept = form(parameter);

@@ -41,7 +41,8 @@ class ForwardWeights {
   const ModulePrecision& module_of(const std::string& parameter) const { return plan_.module_of(parameter); }
   // Returns the format of its codes; none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
-  Format input_format(const std::string& parameter) const;  // to which the GEMM with it quantizes inputs; none: it does not
+  Format input_format(const std::string& parameter) const;    // to which the GEMM with it quantizes inputs; none: it does not
+  bool has_mxfp4_inputs(const std::string& parameter) const;  // in blocks of 32, which llama.cpp takes on GPUs of the generation Blackwell
   // Returns the narrowest type that holds what forward reads, whatever the values. Of a quantized weight it is bf16: codes are made of bf16
   // values, and decode to values that bf16 holds (codes of a folder may be finer). Else it is the module's compute dtype for a master, and
   // the type in the file for a weight of a folder.

@@ -226,7 +226,7 @@ std::optional<std::string> gguf_difference(GgufFile& file, ExportSource& source)
     if (own == nullptr) return text("lacks the tensor ", tensor.name);
     if (GgufVerdict difference = tensor_difference(file, *own, tensor, *source.weights)) return difference;
     const bool rounded = own->type == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
-    if (rounded && source.weights->input_format(tensor.parameter) != Format::e2m1)
+    if (rounded && !source.weights->has_mxfp4_inputs(tensor.parameter))
       return text(gguf::kFourBitInputs, " is not false for ", tensor.name,
                   ": llama.cpp multiplies it by inputs of 4 bits on Blackwell, as forward does not");
   }
@@ -272,8 +272,8 @@ std::vector<std::string> gguf_roundings(const GgufFile& file, const ExportSource
     const bool quantized = source.weights->input_format(tensor.parameter) != Format::none;
     if (types[tensor.name] == GgmlType::mxfp4) ++(quantized ? from_codes : from_values);
     const bool rounded = types[tensor.name] == GgmlType::mxfp4 && !eight_bits.contains(tensor.name);
-    if (rounded && source.weights->input_format(tensor.parameter) != Format::e2m1) ++four_bits;
-    if (rounded && source.weights->input_format(tensor.parameter) == Format::e2m1) ++own_rule;
+    if (rounded && !source.weights->has_mxfp4_inputs(tensor.parameter)) ++four_bits;
+    if (rounded && source.weights->has_mxfp4_inputs(tensor.parameter)) ++own_rule;
     if (types[tensor.name] == GgmlType::bf16 && module.recipe.compute == Dtype::f32 && !quantized) ++narrowed;
     if (types[tensor.name] != GgmlType::mxfp4 && quantized) ++unquantized;
   }

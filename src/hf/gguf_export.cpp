@@ -92,7 +92,7 @@ GgufContent::GgufContent(ExportSource& source, const GgufOptions& options)
   keys_.add_u32(gguf::kFileType, count(GgmlType::mxfp4) > 0 ? kMostlyMxfp4 : count(GgmlType::bf16) > 0 ? kMostlyBf16 : kAllF32);
   std::vector<std::string> eight_bits;
   for (const Item& item : items_) {
-    const bool four_bits = source.weights->input_format(item.tensor.parameter) == Format::e2m1;
+    const bool four_bits = source.weights->has_mxfp4_inputs(item.tensor.parameter);
     if (item.type == GgmlType::mxfp4 && !four_bits) eight_bits.push_back(item.tensor.name);
   }
   if (eight_bits.empty()) return;
