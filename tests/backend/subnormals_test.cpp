@@ -137,7 +137,8 @@ TEST_P(SubnormalOperands, ReachArithmeticOnlyWhereTheyAreHonoredAndChangeNoResul
   const Threads one(1);  // the exception is asked of the calling one
   WatchedDevice fast("cpu"), reference("cpu_reference");
   for (const KernelCase& c : kernel_cases()) {
-    if (c.variant.ends_with("_extreme")) continue;  // GEMMs honor subnormals there (quantized_gemm_test.cpp)
+    if (c.variant.ends_with("_extreme")) continue;                 // GEMMs honor subnormals there (quantized_gemm_test.cpp)
+    if (c.variant.find("_branch") != std::string::npos) continue;  // norms that add as Add does, which honors them
     Operands expected = some_subnormal(reference, GetParam()), actual = some_subnormal(fast, GetParam());
     c.run(expected);
     c.run(actual);
