@@ -45,7 +45,7 @@ void change_scalar(ordered_json& value, const Draw& draw) {
   } else if (value.is_number_unsigned()) {
     value = draw(2) == 0 ? value.get<uint64_t>() + 1 : value.get<uint64_t>() - 1;
   } else if (value.is_number_integer()) {
-    value = -value.get<int64_t>();
+    value = static_cast<int64_t>(0 - static_cast<uint64_t>(value.get<int64_t>()));
   } else if (value.is_string()) {
     auto& text = value.get_ref<std::string&>();
     if (draw(2) == 0)
