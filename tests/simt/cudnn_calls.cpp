@@ -36,7 +36,7 @@ namespace mantissa::gpu {
 namespace {
 
 using Sizes = std::array<int64_t, 4>;
-constexpr int64_t kWorkspace = 4096;
+constexpr int64_t kWorkspace = 256;
 
 // A real library that descriptors are given to, or none.
 struct RealCudnn {
