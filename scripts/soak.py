@@ -204,6 +204,7 @@ class Soak(Faults):
     def after_end(self, run, code):
         """Checks how a launcher ended, and that everything it started ends."""
         ranks = self.known_ranks
+        run.stalled.clear()  # nobody is left whom a reader that stalls could disturb
         run.reader.join(HANG_S)
         self.note_attempts(run)
         self.note_events(run)
