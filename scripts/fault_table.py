@@ -36,9 +36,9 @@ def figures(results):
     hours = sum(result["hours"] for result in results)
     lost = sum(result["finding"].startswith("a save was lost") for result in results)
     findings = [result["finding"] for result in results if result["finding"]]
-    lines = [f"{len(results)} soaks, {hours:.1f} hours in all: {sum(trials.values())} faults, {totals['starts']} starts, {totals['starts by hand']} of them by hand, {totals['failed attempts']} failed "
-             f"attempts. {totals['rounds']} rounds were finished and had the bits of the quiet run;",
-             f"faults of a round that was not finished were followed by no comparison of weights. Saves lost: {lost}. Findings: {'; '.join(findings) or 'none'}. Exit codes of attempts and launchers: "
+    lines = [f"Of the latest soaks, {', '.join(str(result['layout']) + ' ' + str(result['seed']) for result in results)}: {hours:.2f} hours, {sum(trials.values())} faults, {totals['starts']} starts, {totals['starts by hand']} of them by hand, "
+             f"{totals['failed attempts']} failed attempts. {totals['rounds']} rounds",
+             f"were finished and had the bits of the quiet run. Saves lost: {lost}. Findings: {'; '.join(findings) or 'none'}. Exit codes of attempts and launchers: "
              + ", ".join(f"{code}: {count}" for code, count in sorted(codes.items(), key=lambda one: int(one[0]))) + ".", ""]
     cells = [f"{name} | {trials[name]} | {pauses[name]:.1f}" for name in sorted(trials)]
     rows = -(-len(cells) // COLUMNS)
