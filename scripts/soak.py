@@ -144,6 +144,7 @@ class Soak(Faults):
         self.number = arguments.first
         self.history = []  # (time, number, kind, codes, text)
         self.damaged = set()  # checkpoints
+        self.forgotten = -1  # the latest deck before which a run ended without a fault
         self.trials, self.pauses, self.codes = collections.Counter(), collections.defaultdict(float), collections.Counter()
         self.totals = collections.Counter()
         self.windows = []  # steps during which lines of metrics.jsonl may be dropped
@@ -298,7 +299,10 @@ class Soak(Faults):
         name, act, codes = (order.sample(harmless, len(harmless)) + order.sample(harmful, len(harmful)))[place]
         rng = random.Random(f"{self.given.seed} {self.number} fault")
         is_harmless = place < len(harmless)
-        if not (self.settle(run, place == 0) if is_harmless else self.rest(run, rng.choice([0.1, 1, 2.5]))):
+        forget = place == 0 and self.forgotten < deck
+        if not (self.settle(run, forget) if is_harmless else self.rest(run, rng.choice([0.1, 1, 2.5]))):
+            if forget:  # the run ended in peace, so the next one has nothing to wait for
+                self.forgotten = deck
             return
         self.history.append((time.monotonic(), self.number, name, codes, f"step {run.last_step()}"))
         for _ in range(60):  # until it can be done

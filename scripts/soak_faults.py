@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-RANKS, STEPS = 4, 400
+RANKS, STEPS = 4, 1200
 HEARTBEAT_S, HANG_S = 5, 100
 DISK = {3, 7}  # exit codes of runs whose disk takes nothing when they begin or end
 MODES = {"full": 1, "error": 2, "read-only": 3, "slow": 4, "short": 5}  # as in soak_shim.c
