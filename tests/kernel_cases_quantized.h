@@ -81,6 +81,11 @@ inline std::vector<QuantizedCase> quantized_shapes() {
         out.push_back({rows, cols, {format, down, across}, rows > 100 ? 120 : 2});
     }
   }
+  // Whole packs and not, smaller last blocks, and scales of the tensor with which blocks are beyond the largest and below the least scale.
+  for (const int64_t cols : {96, 80, 24, 20}) {
+    for (const int8_t exponent : std::initializer_list<int8_t>{0, -8, 40})
+      out.push_back({37, cols, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent}, exponent == 0 ? 2 : 60});
+  }
   for (const int64_t cols : {80, 88}) out.push_back({5, cols, {Format::e2m1, 1, 32, ScaleRule::flashinfer}, 2});
   return out;
 }
@@ -98,7 +103,7 @@ inline void quantize_cases(Cases& add) {
         o.device().run(Quantize{.x = x, .out = out, .nonfinite = nonfinite});
       });
     }
-    if (!c.how.rowwise() || flashinfer) continue;
+    if (!c.how.rowwise() || flashinfer || c.how.format == Format::nvfp4) continue;
     add("Quantize", c.name() + "_both", [=](Operands& o) {
       const Tensor x = wide_input(o, c.rows - 3, c.cols, c.spread);
       const QuantizedTensor rows = quantized_output(o, "codes", "scales", {c.rows, c.cols}, c.how);
@@ -184,7 +189,7 @@ inline void dequantize_cases(Cases& add) {
       o.device().run(FakeQuantize{.x = x, .out = o.output("out", {c.rows, c.cols}, kExact), .how = c.how});
     });
     if (!c.how.rowwise() || c.how.rule == ScaleRule::flashinfer) continue;
-    if (c.how.format != Format::e2m1) {
+    if (!is_four_bit(c.how.format)) {
       add("RequantizeColumns", c.name(), [=](Operands& o) {
         const QuantizedTensor x = quantized_input(o, c.rows, c.cols, c.how, c.spread);
         const QuantizedTensor out = quantized_output(o, "codes", "scales", {c.rows, c.cols}, c.how.transposed());
@@ -192,6 +197,7 @@ inline void dequantize_cases(Cases& add) {
       });
     }
     for (const bool columns : {false, true}) {
+      if (columns && c.how.format == Format::nvfp4) continue;
       add("SwizzleScales", c.name() + (columns ? "_columns" : "_rows"), [=](Operands& o) {
         const QuantizedTensor x = quantized_input(o, c.rows, c.cols, columns ? c.how.transposed() : c.how, c.spread);
         const int64_t outer = columns ? c.cols : c.rows, inner = ceil_div(columns ? c.rows : c.cols, c.how.block());

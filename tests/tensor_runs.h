@@ -155,6 +155,7 @@ inline std::vector<TensorCase> tensor_cases() {
        false, 2},
       {"mxfp4_qat_mxfp8_act", 1e-3, 0.99, recipe("mxfp4_qat_mxfp8_act")},
       {"mxfp4_qat_mxfp4_act", 1e-3, 0.99, recipe("mxfp4_qat_mxfp4_act")},
+      {"nvfp4_qat_nvfp4_act", 1e-3, 0.99, recipe("nvfp4_qat_nvfp4_act")},
       {"odd_blocks", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_param_gather=true", "model.hidden_size=72", "model.head_dim=32"})},
       {"simulated", 1e-4, 0.999, recipe("own", {R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {
              "weight": {"format": "e2m1", "block": [16, 16], "rounding": "stochastic"},

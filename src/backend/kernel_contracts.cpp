@@ -1,15 +1,22 @@
 // Contracts of more than a few lines: of kernels on packed heads, and of those that take quantized tensors.
 #include <algorithm>
+#include <cstdlib>
 
 #include "backend/dry_backend.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/integers.h"
+#include "mantissa/formats/nvfp4.h"
 #include "mantissa/formats/swizzle.h"
 
 namespace mantissa {
 namespace {
 
 void allowed(Contract& c, const Quantization& how, Dtype input) {
+  const bool two_levels = how.format == Format::nvfp4, one_form = how.block_rows == 1 && how.block_cols == kNvfp4Block;
+  c.that(two_levels == (how.rule == ScaleRule::nearest), "the rule nearest is that of nvfp4, and no other one is, not of ", how);
+  c.that(!two_levels || (one_form && how.range == ScaleRange{}), "nvfp4 has blocks of 1x16 and no range of scales, not ", how);
+  c.that(two_levels ? std::abs(how.tensor_exponent) <= kMostTensorExponent : how.tensor_exponent == 0, "the scale of the tensor is 2^",
+         int{how.tensor_exponent}, " of ", how, ": nvfp4 has 2^-60 to 2^60, and other formats none");
   c.that(how.range.least <= 127 && how.range.most >= 127 && how.range.most < 255,
          "the range of scales must contain 127 and end below 255, got ", int{how.range.least}, " to ", int{how.range.most});
   c.that(how.rule != ScaleRule::flashinfer || how.range == ScaleRange{}, "the rule flashinfer needs the whole range of scales");
@@ -54,6 +61,7 @@ void covers_columns(Contract& c, const char* rowwise, const QuantizedTensor& row
          columns.how, ' ', columns.shape, ", ", rowwise, ' ', rows.how, ' ', rows.shape,
          ": one pass gives columnwise codes of rowwise ones of the same format, or these as rowwise ones of the transpose");
   c.that(!transposed || rows.how.format != Format::e2m1, "e2m1 has no codes of a transpose");
+  c.that(rows.how.format != Format::nvfp4, "nvfp4 has no columnwise operand");
 }
 
 }  // namespace
@@ -130,7 +138,7 @@ Contract RequantizeColumns::contract() const {
   Contract c("requantize_columns");
   c.input("x", x).output("out", out);
   covers_columns(c, "x", x, "out", out);
-  return c.that(x.how.format != Format::e2m1, "e2m1 has no columnwise operand");
+  return c.that(!is_four_bit(x.how.format), format_name(x.how.format), " has no columnwise operand");
 }
 
 Contract SwizzleScales::contract() const {

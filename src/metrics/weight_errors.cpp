@@ -10,6 +10,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/formats/bf16.h"
+#include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/with_element.h"
 #include "ops/quantization_observer.h"
 
@@ -37,11 +38,13 @@ struct BlockErrors {
   }
 };
 
-std::array<float, 256> largest_values(Format format) {
+std::array<float, 256> largest_values(const Quantization& how) {
   std::array<float, 256> out{};
-  with_element(format, [&]<class E>() {
-    for (size_t scale = 0; scale < out.size(); ++scale)
-      out[scale] = __builtin_bit_cast(float, E::decode(static_cast<uint8_t>(E::max_code), static_cast<uint8_t>(scale)));
+  with_any_element(how.format, [&]<class E>() {
+    for (size_t scale = 0; scale < out.size(); ++scale) {
+      const auto code = static_cast<uint8_t>(E::max_code);
+      out[scale] = __builtin_bit_cast(float, decode_in_block<E>(code, static_cast<uint8_t>(scale), how.code_rule()));
+    }
   });
   return out;
 }
@@ -109,7 +112,7 @@ void WeightErrors::add_blocks(const Tensor& rounded, const QuantizedTensor& code
   const Quantization& how = codes.how;
   const int64_t rows = rounded.dim(0), columns = rounded.dim(1), height = how.block_rows;
   const int64_t step = round_up(std::max<int64_t>(1, kElements / columns), std::max(height, kRowsOfPiece));
-  const std::array<float, 256> largest = largest_values(how.format);
+  const std::array<float, 256> largest = largest_values(how);
   BlockErrors all;
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);

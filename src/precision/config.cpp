@@ -1,15 +1,25 @@
 #include "mantissa/precision/config.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <tuple>
 
 #include "mantissa/base/text.h"
+#include "mantissa/formats/nvfp4.h"
 
 namespace mantissa {
 namespace {
 
 QuantizationConfig quantization(Format format, int64_t rows, int64_t columns, ScaleRule rule = ScaleRule::rceil) {
   return {.format = format, .block = {rows, columns}, .rule = rule};
+}
+
+// The scales of NVFP4 tensors: weights up to 10.5, in blocks whose largest may be as small as 2^-11.4 before its scale loses digits, and
+// inputs up to 672, with 2^-5.4.
+constexpr int64_t kWeightExponent = -8, kInputExponent = -2;
+
+QuantizationConfig nvfp4(int64_t exponent) {
+  return {.format = Format::nvfp4, .block = {1, kNvfp4Block}, .rule = ScaleRule::nearest, .tensor_exponent = exponent};
 }
 
 // Lists the presets in the order of the documentation.
@@ -20,6 +30,7 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
     const QuantizationConfig mxfp4 = quantization(Format::e2m1, 1, 32, ScaleRule::flashinfer);
     const std::vector<GemmRole> all = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
     RecipeConfig high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act, mxfp4_qat_mxfp4_act;
+    RecipeConfig nvfp4_qat, nvfp4_qat_nvfp4_act;
     bf16.compute = Dtype::bf16;
     fp32.compute = Dtype::f32;
     mxfp8.weight = tile, mxfp8.input = row, mxfp8.output_grad = row, mxfp8.gemms = all;
@@ -32,6 +43,9 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
     mxfp4_qat_mxfp8_act.input = row, mxfp4_qat_mxfp8_act.output_grad = row, mxfp4_qat_mxfp8_act.gemms = all;
     mxfp4_qat_mxfp4_act.weight_fake_quant = mxfp4, mxfp4_qat_mxfp4_act.input = mxfp4, mxfp4_qat_mxfp4_act.gemms = {GemmRole::fprop};
     mxfp4_qat_mxfp4_act.backward = BackwardOperands::dequantized;  // the straight-through gradients of what fprop multiplied
+    nvfp4_qat.weight_fake_quant = nvfp4(kWeightExponent);
+    nvfp4_qat_nvfp4_act.weight_fake_quant = nvfp4(kWeightExponent), nvfp4_qat_nvfp4_act.input = nvfp4(kInputExponent);
+    nvfp4_qat_nvfp4_act.gemms = {GemmRole::fprop}, nvfp4_qat_nvfp4_act.backward = BackwardOperands::dequantized;
     std::vector<std::pair<std::string, RecipeConfig>> named = {{"high", high},
                                                                {"bf16", bf16},
                                                                {"fp32", fp32},
@@ -41,7 +55,9 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
                                                                {"fp8_block", fp8_block},
                                                                {"mxfp4_qat", mxfp4_qat},
                                                                {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act},
-                                                               {"mxfp4_qat_mxfp4_act", mxfp4_qat_mxfp4_act}};
+                                                               {"mxfp4_qat_mxfp4_act", mxfp4_qat_mxfp4_act},
+                                                               {"nvfp4_qat", nvfp4_qat},
+                                                               {"nvfp4_qat_nvfp4_act", nvfp4_qat_nvfp4_act}};
     for (auto& [name, recipe] : named) recipe.base = name;
     return named;
   }();
@@ -56,15 +72,20 @@ void complete_operand(std::optional<QuantizationConfig>& operand, const std::opt
     return report.derive(key);
   }
   if (!operand) return;
+  // NVFP4 has one form: what is not given does not come from a base of another format.
+  const bool nvfp4_alone = operand->format == Format::nvfp4 && !(base && base->format == Format::nvfp4);
+  const QuantizationConfig own = nvfp4(key.ends_with(".input") ? kInputExponent : kWeightExponent);
+  const QuantizationConfig* const source = nvfp4_alone ? &own : base ? &*base : nullptr;
   const auto take = [&](const char* name, auto member) {
     if (report.given(key + "." + name)) return;
-    if (base) (*operand).*member = (*base).*member;
+    if (source) (*operand).*member = (*source).*member;
     report.derive(key + "." + name);
   };
   take("format", &QuantizationConfig::format);
   take("block", &QuantizationConfig::block);
   take("rule", &QuantizationConfig::rule);
   take("scale_range", &QuantizationConfig::scale_range);
+  take("tensor_exponent", &QuantizationConfig::tensor_exponent);
 }
 
 // A base may read codes along columns where the recipe has none.
@@ -117,7 +138,7 @@ bool check_block(const std::vector<int64_t>& block, const std::string& key, Conf
 bool read_operand(const std::optional<QuantizationConfig>& config, const std::string& key, ConfigReport& report, Quantization& how) {
   if (!config) return true;
   if (!config->format) {
-    report.error(key + ".format", "is missing: e4m3, e5m2 or e2m1");
+    report.error(key + ".format", "is missing: e4m3, e5m2, e2m1 or nvfp4");
     return false;
   }
   if (!check_block(config->block, key, report)) return false;
@@ -126,11 +147,16 @@ bool read_operand(const std::optional<QuantizationConfig>& config, const std::st
     report.error(key + ".scale_range", "must be [least, largest], of exponents from -127 to 0 and from 0 to 127");
     return false;
   }
+  if (std::abs(config->tensor_exponent) > kMostTensorExponent) {
+    report.error(key + ".tensor_exponent", text("must be from ", -kMostTensorExponent, " to ", kMostTensorExponent));
+    return false;
+  }
   how = {.format = *config->format,
          .block_rows = config->block[0],
          .block_cols = config->block[1],
          .rule = config->rule,
-         .range = {.least = static_cast<uint8_t>(range[0] + 127), .most = static_cast<uint8_t>(range[1] + 127)}};
+         .range = {.least = static_cast<uint8_t>(range[0] + 127), .most = static_cast<uint8_t>(range[1] + 127)},
+         .tensor_exponent = static_cast<int8_t>(config->tensor_exponent)};
   return true;
 }
 

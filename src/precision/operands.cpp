@@ -22,17 +22,17 @@ OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
   const bool quantized = recipe.gemms.holds(role);
   if (recipe.simulated.weight && quantized) return simulated(recipe, recipe.simulated.weight, role, role == GemmRole::fprop ? 1 : 0);
   if (recipe.weight_fake_quant) {
-    // The GEMM reads codes of both operands where MXFP4 values can be written as codes in blocks of the input, exactly: if each of those
-    // lies within one block of weight_fake_quant. They are E4M3 codes unless the stored codes fit as they are.
-    const bool lossless =
-        recipe.input && recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
-    if (role == GemmRole::fprop && quantized && lossless) {
-      const bool as_stored = recipe.input.format == Format::e2m1 && recipe.weight_fake_quant.block_cols == recipe.input.block();
-      if (as_stored) return codes(recipe.weight_fake_quant);
-      return {.source = OperandSource::fake_codes, .how = {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
+    // The GEMM reads codes of both operands where the stored codes are in the format of the input, and where MXFP4 values can be written as
+    // E4M3 codes in blocks of the input, exactly: if each of those lies within one block of weight_fake_quant.
+    const Quantization& stored = recipe.weight_fake_quant;
+    if (role == GemmRole::fprop && quantized && recipe.input) {
+      const bool four_bits = is_four_bit(stored.format) && recipe.input.format == stored.format;
+      if (four_bits && stored.block_cols == recipe.input.block()) return codes(stored);
+      if (stored.format == Format::e2m1 && recipe.input.format != Format::nvfp4 && stored.block_cols % recipe.input.block() == 0)
+        return {.source = OperandSource::fake_codes, .how = {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
     if (role == GemmRole::dgrad && recipe.backward == BackwardOperands::high_precision) return {};
-    return dequantized(recipe.weight_fake_quant);
+    return dequantized(stored);
   }
   if (role == GemmRole::dgrad && dequantizes(recipe) && recipe.weight) return dequantized(recipe.weight);
   if (!recipe.weight || !quantized) return {};
@@ -61,10 +61,12 @@ OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
 }
 
 std::string quantization_text(const Quantization& how) {
-  const ScaleRule usual = how.format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
+  const ScaleRule usual = how.format == Format::nvfp4  ? ScaleRule::nearest
+                          : how.format == Format::e2m1 ? ScaleRule::flashinfer
+                                                       : ScaleRule::rceil;
   std::string written = text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols);
   if (how.rule != usual) written += text(' ', scale_rule_name(how.rule));
-  return written + scale_range_text(how.range);
+  return written + scales_text(how);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ StoredType element_of(Format format) {
     case Format::e4m3: return StoredType::e4m3;
     case Format::e5m2: return StoredType::e5m2;
     case Format::e2m1: return StoredType::e2m1;
+    case Format::nvfp4: return StoredType::nvfp4;
   }
   fail(ExitCode::internal, "high precision has no element format");
 }
@@ -27,7 +28,7 @@ StoredType element_of(Format format) {
 int64_t resident_bytes(const ModulePrecision& entry, const ModuleShape& held) {
   const int64_t elements = held.weight_elements(), values = held.bias + (entry.stores_only_codes() ? 0 : elements);
   const Quantization& how = entry.resident_codes();
-  const int64_t codes = how.format == Format::e2m1 ? elements / 2 : elements;
+  const int64_t codes = is_four_bit(how.format) ? elements / 2 : elements;
   const int64_t scales = ceil_div(held.rows(), how.block_rows) * ceil_div(held.in, how.block_cols);
   return dtype_bytes(entry.recipe.compute) * values + (how ? codes + scales : 0);
 }
@@ -81,9 +82,10 @@ std::optional<UnfitSize> size_problem(const ModuleShape& module, const Recipe& r
   const std::string name = "recipe " + recipe.name;
   if (fake > 1) check_in(fake, "weight_fake_quant in " + name, false);
   for (const auto& [operand, format] : {std::pair{"weight_fake_quant", recipe.weight_fake_quant.format}, {"input", recipe.input.format}}) {
-    if (first || format != Format::e2m1 || module.in % 2 == 0) continue;
-    first = UnfitSize{module.in_key.empty() ? in : text(module.in_key, ' ', module.in),
-                      text("must be even, because a byte holds two codes of a row (", operand, " in ", name, " is e2m1)")};
+    if (first || !is_four_bit(format) || module.in % 2 == 0) continue;
+    first =
+        UnfitSize{module.in_key.empty() ? in : text(module.in_key, ' ', module.in),
+                  text("must be even, because a byte holds two codes of a row (", operand, " in ", name, " is ", format_name(format), ')')};
   }
   if (block > 0) check_in(block, name, false), check_out(block, name, module.experts && recipe.weight, false);
   const SimulatedLengths simulated = simulated_lengths(recipe);
@@ -324,6 +326,7 @@ const char* stored_type_name(StoredType type) {
     case StoredType::e4m3: return "e4m3";
     case StoredType::e5m2: return "e5m2";
     case StoredType::e2m1: return "e2m1";
+    case StoredType::nvfp4: return "nvfp4";
   }
   return "unknown";
 }

@@ -28,6 +28,7 @@ const char* kind_name(ModuleKind kind) {
 Json to_json(const Quantization& how) {
   if (!how) return nullptr;
   Json out = {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
+  if (how.format == Format::nvfp4) out.add("tensor_exponent", int64_t{how.tensor_exponent});
   if (how.range != ScaleRange{}) out.add("scale_range", {how.range.least - 127, how.range.most - 127});
   return out;
 }

@@ -1,5 +1,6 @@
 #include "mantissa/precision/recipe.h"
 
+#include "mantissa/formats/nvfp4.h"
 #include "mantissa/precision/operands.h"
 
 namespace mantissa {
@@ -14,10 +15,29 @@ void check_range(const std::string& key, const Quantization& how, Problems& prob
   problems.push_back({key + ".scale_range", "must be [-127, 127]: flashinfer uses the whole range"});
 }
 
+// NVFP4 has one form, and what is its own no other format has.
+void check_two_levels(const std::string& key, const Quantization& how, Problems& problems) {
+  if (how.format != Format::nvfp4) {
+    if (how.rule == ScaleRule::nearest) problems.push_back({key + ".rule", "must not be nearest: that is the rule of nvfp4"});
+    if (how.tensor_exponent != 0)
+      problems.push_back({key + ".tensor_exponent", text("is of nvfp4 only, and the format is ", format_name(how.format), ": remove it")});
+    return;
+  }
+  if (how.rule != ScaleRule::nearest) problems.push_back({key + ".rule", "must be nearest, the rule of nvfp4"});
+  if (how.range != ScaleRange{}) problems.push_back({key + ".scale_range", "is not of nvfp4: set tensor_exponent"});
+  if (how.block_rows != 1 || how.block_cols != kNvfp4Block)
+    problems.push_back({key + ".block", "must be [1, 16], as nvfp4 has them, got " + block_text(how)});
+}
+
 void check_operand(const std::string& key, const Quantization& how, bool tiles_allowed, Problems& problems) {
   if (!how) return;
-  const bool of_input = key == "input", is_e2m1 = how.format == Format::e2m1;
-  if (is_e2m1 && !of_input) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant and input only"});
+  const bool of_input = key == "input", is_e2m1 = how.format == Format::e2m1, two_levels = how.format == Format::nvfp4;
+  if (is_four_bit(how.format) && !of_input) {
+    problems.push_back(
+        {key + ".format", text("must be e4m3 or e5m2: ", format_name(how.format), " is for weight_fake_quant and input only")});
+  }
+  check_two_levels(key, how, problems);
+  if (two_levels) return;
   if (how.rule == ScaleRule::flashinfer && !(of_input && is_e2m1)) {
     problems.push_back(
         {key + ".rule", "must be rceil, floor, even, ceil or mse: flashinfer is for weight_fake_quant and input in e2m1 only"});
@@ -31,6 +51,8 @@ void check_operand(const std::string& key, const Quantization& how, bool tiles_a
 
 void check_fake_quant(const Quantization& how, Problems& problems) {
   if (!how) return;
+  check_two_levels("weight_fake_quant", how, problems);
+  if (how.format == Format::nvfp4) return;
   if (how.rule == ScaleRule::flashinfer && how.format != Format::e2m1) {
     problems.push_back(
         {"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format),
@@ -62,9 +84,9 @@ void check_gemms(const Recipe& recipe, Problems& problems) {
 
 // A byte holds two codes of a row, so E2M1 has no codes along columns.
 void check_narrow_input(const Recipe& recipe, Problems& problems) {
-  if (recipe.input.format != Format::e2m1 || !recipe.gemms.wgrad) return;
+  if (!is_four_bit(recipe.input.format) || !recipe.gemms.wgrad) return;
   problems.push_back({"gemms",
-                      "must not list wgrad beside an input in e2m1, which has no codes along tokens: take backward dequantized, "
+                      "must not list wgrad beside an input in four bits, which has no codes along tokens: take backward dequantized, "
                       "under which wgrad multiplies the values of fprop's codes, or high_precision"});
 }
 

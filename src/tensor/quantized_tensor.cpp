@@ -12,6 +12,7 @@ const char* format_name(Format format) {
     case Format::e4m3: return "e4m3";
     case Format::e5m2: return "e5m2";
     case Format::e2m1: return "e2m1";
+    case Format::nvfp4: return "nvfp4";
   }
   return "unknown";
 }
@@ -24,24 +25,26 @@ const char* scale_rule_name(ScaleRule rule) {
     case ScaleRule::even: return "even";
     case ScaleRule::ceil: return "ceil";
     case ScaleRule::mse: return "mse";
+    case ScaleRule::nearest: return "nearest";
   }
   return "unknown";
 }
 
-std::string scale_range_text(ScaleRange range) {
-  return range == ScaleRange{} ? "" : text(" 2^", int{range.least} - 127, "..2^", int{range.most} - 127);
+std::string scales_text(const Quantization& how) {
+  if (how.format == Format::nvfp4) return text(" 2^", int{how.tensor_exponent});
+  return how.range == ScaleRange{} ? "" : text(" 2^", int{how.range.least} - 127, "..2^", int{how.range.most} - 127);
 }
 
 std::ostream& operator<<(std::ostream& out, const Quantization& how) {
   if (!how) return out << "none";
   return out << format_name(how.format) << ' ' << how.block_rows << 'x' << how.block_cols << ' ' << scale_rule_name(how.rule)
-             << scale_range_text(how.range);
+             << scales_text(how);
 }
 
 Shape codes_shape(const Shape& shape, const Quantization& how) {
   require(how && shape.rank() == 2, "a quantized tensor is a matrix with a format, not ", shape, " as ", how);
   require(how.block_rows > 0 && how.block_cols > 0, shape, " cannot have blocks of ", how);
-  if (how.format != Format::e2m1) return shape;
+  if (!is_four_bit(how.format)) return shape;
   require(shape[1] % 2 == 0, "rows of ", shape[1], " e2m1 codes do not fill whole bytes");
   return {shape[0], shape[1] / 2};
 }

@@ -218,8 +218,8 @@ StoredSize stored_size(const PrecisionPlan& plan, bool linears_alone) {
     const int64_t weights = module.weight_elements(), values = dtype_bytes(entry.recipe.compute);
     size.elements += weights;
     if (const Quantization& how = entry.resident_codes()) {
-      size.bytes += (how.format == Format::e2m1 ? weights / 2 : weights) +
-                    ceil_div(module.rows(), how.block_rows) * ceil_div(module.in, how.block_cols);
+      size.bytes +=
+          (is_four_bit(how.format) ? weights / 2 : weights) + ceil_div(module.rows(), how.block_rows) * ceil_div(module.in, how.block_cols);
     } else {
       size.bytes += weights * values;
     }

@@ -66,7 +66,7 @@ const std::map<std::string, Values>& listed_values() {
       {"model.moe.capacity_factor", {"0.5"}},
       {"precision.recipe",
        {"bf16", "fp32", "mxfp8", "mxfp8_te", "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp8",
-        "mxfp4_qat_mxfp4_act"}},
+        "mxfp4_qat_mxfp4_act", "nvfp4_qat", "nvfp4_qat_nvfp4_act"}},
       {"precision.recipes",
        {R"({"own": {"base": "mxfp8", "weight": {"block": [1, 32]}}})", R"({"own": {"base": "mxfp4_qat"}})",
         R"({"own": {"base": "mxfp8_te", "backward": "dequantized"}})"}},

@@ -73,7 +73,7 @@ TEST_P(RecipesAtOddWidths, LearnAsHighPrecisionDoes) {
 
 INSTANTIATE_TEST_SUITE_P(, RecipesAtOddWidths,
                          ::testing::Values("mxfp8", "mxfp8_te", "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act",
-                                           "mxfp4_qat_mxfp4_act"),
+                                           "mxfp4_qat_mxfp4_act", "nvfp4_qat", "nvfp4_qat_nvfp4_act"),
                          [](const auto& c) { return c.param; });
 
 class Plans : public Recipes {

@@ -43,7 +43,8 @@ Recipe backward_by(BackwardOperands backward, Recipe from) {
 }
 
 constexpr GemmSet kFprop{true, false, false};
-constexpr Quantization kGradients{Format::e5m2, 1, 32}, kSearched{Format::e2m1, 1, 32, ScaleRule::mse};
+constexpr Quantization kGradients{Format::e5m2, 1, 32}, kSearched{Format::e2m1, 1, 32, ScaleRule::mse},
+    kNvfp4{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -4};
 
 const std::vector<Named> kRecipes = {
     {"high", recipe({}, {}, {}, {})},
@@ -53,6 +54,9 @@ const std::vector<Named> kRecipes = {
     {"mxfp4_qat", recipe({}, {}, {}, {}, kFake)},
     {"mxfp4_qat_mxfp8_act", recipe({}, kRows, kRows, kAll, kFake)},
     {"mxfp4_qat_mxfp4_act", backward_by(BackwardOperands::dequantized, recipe({}, kFake, {}, kFprop, kFake))},
+    {"nvfp4_qat", recipe({}, {}, {}, {}, kNvfp4)},
+    {"nvfp4_qat_nvfp4_act", backward_by(BackwardOperands::dequantized, recipe({}, kNvfp4, {}, kFprop, kNvfp4))},
+    {"nvfp4_weights_of_mxfp8_inputs", recipe({}, kRows, kRows, kAll, kNvfp4)},
     {"narrow_inputs_of_wider_blocks", recipe({}, kSearched, kRows, {true, true, false}, {Format::e2m1, 1, 64, ScaleRule::floor})},
     {"narrow_inputs_in_fp32", backward_by(BackwardOperands::dequantized, recipe({}, kFake, {}, kFprop, {Format::e2m1, 1, 16}, Dtype::f32))},
     {"narrow_inputs_of_tiles", backward_by(BackwardOperands::high_precision, recipe(kTiles, kSearched, {}, kFprop))},

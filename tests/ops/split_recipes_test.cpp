@@ -5,7 +5,8 @@
 
 namespace mantissa::test::split_recipes_test {
 
-constexpr Quantization kRows{Format::e4m3, 1, 32}, kTiles{Format::e4m3, 32, 32}, kFake{Format::e2m1, 1, 32, ScaleRule::flashinfer};
+constexpr Quantization kRows{Format::e4m3, 1, 32}, kTiles{Format::e4m3, 32, 32}, kFake{Format::e2m1, 1, 32, ScaleRule::flashinfer},
+    kNvfp4{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -4};
 constexpr Quantization kRows128{Format::e4m3, 1, 128}, kTiles128{Format::e4m3, 128, 128};
 constexpr GemmSet kAll{true, true, true};
 constexpr int64_t kTokens = 37;  // shares of 9 and 10, of 18 and 19: no multiple of a block
@@ -26,6 +27,8 @@ const Named kRecipes[] = {
     {"mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFake, .input = kRows, .output_grad = kRows, .gemms = kAll}},
     {"mxfp4_qat_mxfp4_act",
      {.weight_fake_quant = kFake, .input = kFake, .gemms = {true, false, false}, .backward = BackwardOperands::dequantized}},
+    {"nvfp4_qat_nvfp4_act",
+     {.weight_fake_quant = kNvfp4, .input = kNvfp4, .gemms = {true, false, false}, .backward = BackwardOperands::dequantized}},
     {"fprop_only", {.weight = kTiles, .input = kRows, .gemms = {true, false, false}}},
 };
 

@@ -24,6 +24,9 @@ TEST(Operands, PresetsReadTheDocumentedCopies) {
             (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "e4m3 1x32 * bf16 of e2m1 1x32", "e4m3 32x1 * e4m3 32x1 from 1x32"}));
   EXPECT_EQ(texts(preset_recipe("mxfp4_qat_mxfp4_act")),
             (Texts{"e2m1 1x32 * e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32"}));
+  EXPECT_EQ(texts(preset_recipe("nvfp4_qat")), (Texts{"bf16 * bf16 of nvfp4 1x16 2^-8", "bf16 * bf16 of nvfp4 1x16 2^-8", "bf16 * bf16"}));
+  EXPECT_EQ(texts(preset_recipe("nvfp4_qat_nvfp4_act")),
+            (Texts{"nvfp4 1x16 2^-2 * nvfp4 1x16 2^-8", "bf16 * bf16 of nvfp4 1x16 2^-8", "bf16 * bf16 of nvfp4 1x16 2^-2"}));
 }
 
 TEST(Operands, SayARangeOfScales) {
@@ -132,6 +135,12 @@ TEST(Operands, CodesOfAWeightAreReadAsTheyAreStoredBesideAnInputInE2M1) {
   EXPECT_EQ(weight().source, OperandSource::fake_codes);
   recipe.weight_fake_quant.block_cols = 16;
   EXPECT_EQ(weight().source, OperandSource::dequantized);
+  const Quantization nvfp4 = preset_recipe("nvfp4_qat").weight_fake_quant;
+  recipe.input = nvfp4;
+  EXPECT_EQ(weight().source, OperandSource::dequantized) << "MXFP4 beside inputs in NVFP4";
+  recipe.weight_fake_quant = nvfp4, recipe.input.tensor_exponent = 3;
+  EXPECT_EQ(weight().source, OperandSource::codes);
+  EXPECT_EQ(weight().how, nvfp4);
 }
 
 }  // namespace mantissa::precision_operands_test

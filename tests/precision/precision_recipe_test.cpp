@@ -69,7 +69,11 @@ TEST(Recipe, PresetsHaveTheDocumentedFormats) {
   is("mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFp4, .input = kRow, .output_grad = kRow, .gemms = kAll});
   is("mxfp4_qat_mxfp4_act",
      {.weight_fake_quant = kFp4, .input = kFp4, .gemms = {.fprop = true}, .backward = BackwardOperands::dequantized});
-  EXPECT_EQ(preset_names().size(), 10u);
+  const Quantization weight{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -8}, input{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -2};
+  is("nvfp4_qat", {.weight_fake_quant = weight});
+  is("nvfp4_qat_nvfp4_act",
+     {.weight_fake_quant = weight, .input = input, .gemms = {.fprop = true}, .backward = BackwardOperands::dequantized});
+  EXPECT_EQ(preset_names().size(), 12u);
   RecipeConfig config;
   EXPECT_EQ(fields_of(config).front().description, "preset that the other keys change: " + joined(preset_names()));
 }
@@ -212,6 +216,38 @@ TEST(Recipe, ARangeOfScalesIsGivenByExponents) {
   EXPECT_THAT(flashinfer.errors(), HasSubstr("weight_fake_quant.scale_range: must be [-127, 127]"));
 }
 
+TEST(Recipe, Nvfp4HasItsFormWhateverTheBaseHas) {
+  const Quantization weight{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -8}, input{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -2};
+  EXPECT_EQ(own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "nvfp4"}})").recipes.at("own").weight_fake_quant, weight);
+  const Resolved both = own(R"({"base": "mxfp4_qat_mxfp4_act", "weight_fake_quant": {"format": "nvfp4", "tensor_exponent": -6},
+                                "input": {"format": "nvfp4"}})");
+  ASSERT_EQ(both.errors(), "");
+  EXPECT_EQ(both.recipes.at("own").weight_fake_quant, (Quantization{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -6}));
+  EXPECT_EQ(both.recipes.at("own").input, input);
+}
+
+TEST(Recipe, WhatNvfp4HasNotAndWhatIsItsAloneIsRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "nvfp4", "rule": "mse"}})",
+       "precision.recipes.own.weight_fake_quant.rule: must be nearest, the rule of nvfp4"},
+      {R"({"base": "nvfp4_qat", "weight_fake_quant": {"block": [1, 32]}})",
+       "precision.recipes.own.weight_fake_quant.block: must be [1, 16], as nvfp4 has them, got [1, 32]"},
+      {R"({"base": "nvfp4_qat", "weight_fake_quant": {"scale_range": [-9, 8]}})",
+       "precision.recipes.own.weight_fake_quant.scale_range: is not of nvfp4: set tensor_exponent"},
+      {R"({"base": "nvfp4_qat", "weight_fake_quant": {"tensor_exponent": 61}})",
+       "precision.recipes.own.weight_fake_quant.tensor_exponent: must be from -60 to 60"},
+      {R"({"base": "mxfp4_qat", "weight_fake_quant": {"tensor_exponent": -8}})",
+       "precision.recipes.own.weight_fake_quant.tensor_exponent: is of nvfp4 only, and the format is e2m1: remove it"},
+      {R"({"base": "mxfp8", "input": {"rule": "nearest"}})",
+       "precision.recipes.own.input.rule: must not be nearest: that is the rule of nvfp4"},
+      {R"({"base": "mxfp8", "weight": {"format": "nvfp4"}})",
+       "precision.recipes.own.weight.format: must be e4m3 or e5m2: nvfp4 is for weight_fake_quant and input only"},
+      {R"({"base": "mxfp8", "input": {"format": "nvfp4"}, "gemms": ["fprop", "dgrad"]})",
+       "precision.recipes.own.input.block: has blocks of 16 beside blocks of 32"},
+  };
+  for (const auto& [recipe, error] : cases) EXPECT_THAT(own(recipe).errors(), HasSubstr(error)) << recipe;
+}
+
 TEST(Recipe, WhatIsCompleteStaysAsItIs) {
   Resolved r = own(R"({"base": "mxfp8", "weight": null, "gemms": ["wgrad"]})");
   const std::string written = effective_config(r.config);
@@ -228,13 +264,14 @@ TEST(Recipe, WhatCannotBeIsRefusedWithItsKeyAndPlace) {
       {R"({"base": "own"})", "precision.recipes.own.base: no preset \"own\""},
       {R"({"weight": {"block": [1, 32]}, "gemms": ["fprop"]})", "precision.recipes.own.weight.format: is missing"},
       {R"({"weight": {"format": null}, "gemms": ["fprop"]})", "precision.recipes.own.weight.format: is missing"},
-      {R"({"weight": {"format": "e3m4"}})", "precision.recipes.own.weight.format: must be one of e4m3, e5m2, e2m1 or null, got \"e3m4\""},
+      {R"({"weight": {"format": "e3m4"}})",
+       "precision.recipes.own.weight.format: must be one of e4m3, e5m2, e2m1, nvfp4 or null, got \"e3m4\""},
       {R"({"weight": {"formt": "e4m3"}})", "precision.recipes.own.weight.formt: unknown key; did you mean 'format'?"},
       {R"({"weights": null})", "precision.recipes.own.weights: unknown key; did you mean 'weight'?"},
       {R"({"base": "mxfp8", "weight": {"format": "e2m1"}})",
        "precision.recipes.own.weight.format: must be e4m3 or e5m2: e2m1 is for weight_fake_quant and input"},
       {R"({"base": "mxfp8", "input": {"format": "e2m1"}})",
-       "precision.recipes.own.gemms: must not list wgrad beside an input in e2m1, which has no codes along tokens: take backward "
+       "precision.recipes.own.gemms: must not list wgrad beside an input in four bits, which has no codes along tokens: take backward "
        "dequantized"},
       {R"({"base": "mxfp8", "output_grad": {"format": "e2m1"}})", "precision.recipes.own.output_grad.format: must be e4m3 or e5m2"},
       {R"({"base": "mxfp4_qat_mxfp4_act", "input": {"format": "e4m3"}})",

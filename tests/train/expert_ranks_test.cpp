@@ -115,6 +115,7 @@ const std::vector<ExpertCase> kCases = {
     {"narrow_inputs",
      {"precision.dtype=bf16", "precision.recipe=mxfp4_qat_mxfp4_act", "training.recompute=selective",
       "model.moe.shared_intermediate_size=64"}},
+    {"nvfp4", {"precision.dtype=bf16", "precision.recipe=nvfp4_qat_nvfp4_act"}},
     {"simulated",
      {"precision.dtype=bf16", "precision.recipe=own", "training.recompute=full", "model.moe.capacity_factor=1.1",
       R"(precision.recipes={"own": {"gemms": ["fprop", "dgrad", "wgrad"], "simulate": {

@@ -63,7 +63,9 @@ TEST_F(GradientError, StaysSmallForEveryRecipe) {
                                                {"fp8_block", 0.99},
                                                {"mxfp4_qat", 0.92},
                                                {"mxfp4_qat_mxfp8_act", 0.92},
-                                               {"mxfp4_qat_mxfp4_act", 0.85}};
+                                               {"mxfp4_qat_mxfp4_act", 0.85},
+                                               {"nvfp4_qat", 0.93},
+                                               {"nvfp4_qat_nvfp4_act", 0.87}};
   for (const std::string& preset : preset_names()) {
     const Recipe recipe = preset_recipe(preset);
     EXPECT_EQ(least.contains(preset), recipe.quantizes_operands() || recipe.weight_fake_quant) << preset;

@@ -274,7 +274,7 @@ TEST(Estimate, PredictsThePeakOfAStep) {
       {qwen, {"high"}, 0.8, 1.25, 1.25},
       {gpt2, {"high"}, 0.8, 1.25, 1.25},
       {experts, {"high"}, 0.8, 1.25, 1.25},
-      {qwen, {"mxfp8", "mxfp8_te", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp4_qat_mxfp4_act"}, 0.95, 1.1, 1.2},
+      {qwen, {"mxfp8", "mxfp8_te", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp4_qat_mxfp4_act", "nvfp4_qat", "nvfp4_qat_nvfp4_act"}, 0.95, 1.1, 1.2},
       {odd, {"mxfp8", "mxfp4_qat_mxfp8_act", "fp8_block"}, 0.95, 1.1, 1.2}};
   for (const Case& c : cases) {
     for (const char* const recipe : c.recipes) {

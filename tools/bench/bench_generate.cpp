@@ -20,7 +20,7 @@ double bytes_per_element(const Recipe& recipe) {
   if (weight.source == OperandSource::high || weight.source == OperandSource::simulated)
     return static_cast<double>(dtype_bytes(recipe.compute));
   const Quantization& how = weight.source == OperandSource::codes ? weight.how : recipe.weight_fake_quant;
-  return (how.format == Format::e2m1 ? 0.5 : 1.0) + 1.0 / static_cast<double>(how.block_rows * how.block_cols);
+  return (is_four_bit(how.format) ? 0.5 : 1.0) + 1.0 / static_cast<double>(how.block_rows * how.block_cols);
 }
 
 // Returns how many elements of a module's weight so many tokens read: rows of a table, and the matrices of the experts that they go to, as

@@ -1,4 +1,4 @@
-// Scales and codes of one block: the E8M0 scale that follows from the block's amax, and encoding and decoding under the rules for
+// Scales and codes of one block: the scale that follows from the block's amax, and encoding and decoding under the rules for
 // non-finite blocks. Integer-only, like element.h. Formulas: OCP Microscaling Formats v1.0 (floor), Transformer Engine and cuBLAS (rceil),
 // compressed-tensors `utils/mxfp_utils.py` (even), torchao `ScaleCalculationMode` (ceil), FlashInfer >= 0.3.1 `fp4_quantize` with UE8M0
 // scales and `mxfp4_dequantize_host` (flashinfer; its bf16 input is rounded by the caller). mse is this project's.
@@ -9,6 +9,7 @@
 #include "mantissa/base/host_device.h"
 #include "mantissa/formats/element.h"
 #include "mantissa/formats/format.h"
+#include "mantissa/formats/nvfp4.h"
 
 namespace mantissa {
 
@@ -40,6 +41,7 @@ MANTISSA_HOST_DEVICE constexpr uint32_t largest_kept_fraction(ElementFacts of, S
     case ScaleRule::ceil: return 0U;
     case ScaleRule::mse: return of.max_fraction + (1U << (22 - of.mantissa_bits));  // half a step beyond the largest element
     case ScaleRule::rceil:
+    case ScaleRule::nearest:
     case ScaleRule::flashinfer: break;
   }
   return of.max_fraction;
@@ -68,9 +70,14 @@ MANTISSA_HOST_DEVICE inline uint8_t block_scale(uint32_t amax, ElementFacts of, 
   return clamped_scale(scale, range);
 }
 
+// NVFP4 has its own scales, of E4M3, and neither rules nor ranges of E8M0.
 template <class E>
-MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRange range = {}) {
-  return block_scale(amax, facts_of<E>(), rule, range);
+MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, CodeRule rule, ScaleRange range = {}) {
+  if constexpr (E::two_levels) {
+    return E::scale(amax, rule.tensor_exponent);
+  } else {
+    return block_scale(amax, facts_of<E>(), rule.scale, range);
+  }
 }
 
 // Returns true if all elements of a block decide about its scale: under mse, for E2M1.
@@ -82,7 +89,7 @@ MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, ScaleRule rule, ScaleRan
 // E4M3 elements that is not so for an amax within 2^-15 of the half step, relatively to a step; there the threshold is the definition.)
 template <class E>
 MANTISSA_HOST_DEVICE constexpr bool searches_scale(ScaleRule rule) {
-  return rule == ScaleRule::mse && E::exponent_bits == 2;
+  return rule == ScaleRule::mse && E::exponent_bits == 2 && !E::two_levels;
 }
 
 // The squared errors of a block of E2M1 at half and at twice floor's scale 2^F, less that at 2^F: exact integers, in units of 2^-27 of the
@@ -120,22 +127,31 @@ MANTISSA_HOST_DEVICE uint8_t searched_scale(uint32_t amax, const ScaleErrors& er
 // x is. Under flashinfer, NaN, Inf and all of a block with scale 255 give nan_code without a sign, and elements become zero that are
 // subnormal or in a block of scale 0 or 254.
 template <class E>
-MANTISSA_HOST_DEVICE uint8_t encode_in_block(uint32_t x, uint8_t scale, ScaleRule rule) {
-  if (rule != ScaleRule::flashinfer) return scale == kScaleNan ? static_cast<uint8_t>(E::poison_code) : E::encode(x, scale);
-  const uint32_t magnitude = x & ~kFp32Sign;
-  if (magnitude >= kFp32Inf || scale == kScaleNan) return static_cast<uint8_t>(E::nan_code);
-  const bool flushed = magnitude < kFp32HiddenBit || scale == 0 || scale == 254;
-  return E::encode(flushed ? x & kFp32Sign : x, scale);
+MANTISSA_HOST_DEVICE uint8_t encode_in_block(uint32_t x, uint8_t scale, CodeRule rule) {
+  if constexpr (E::two_levels) {
+    return scale == E::nan_scale ? static_cast<uint8_t>(E::poison_code) : E::encode(x, scale, rule.tensor_exponent);
+  } else {
+    if (rule.scale != ScaleRule::flashinfer) return scale == kScaleNan ? static_cast<uint8_t>(E::poison_code) : E::encode(x, scale);
+    const uint32_t magnitude = x & ~kFp32Sign;
+    if (magnitude >= kFp32Inf || scale == kScaleNan) return static_cast<uint8_t>(E::nan_code);
+    const bool flushed = magnitude < kFp32HiddenBit || scale == 0 || scale == 254;
+    return E::encode(flushed ? x & kFp32Sign : x, scale);
+  }
 }
 
-// fp32 bits of element * 2^(scale - 127), exact or Inf; NaN at scale 255. Under flashinfer -0 decodes to +0.
+// fp32 bits of what a code stands for: element * 2^(scale - 127), exact or Inf; NaN at scale 255. Under flashinfer -0 decodes to +0. Of
+// NVFP4 that of Nvfp4::decode().
 template <class E>
-MANTISSA_HOST_DEVICE uint32_t decode_in_block(uint8_t code, uint8_t scale, ScaleRule rule) {
-  return E::decode(rule == ScaleRule::flashinfer && code == E::sign_bit ? uint8_t{0} : code, scale);
+MANTISSA_HOST_DEVICE uint32_t decode_in_block(uint8_t code, uint8_t scale, CodeRule rule) {
+  if constexpr (E::two_levels) {
+    return E::decode(code, scale, rule.tensor_exponent);
+  } else {
+    return E::decode(rule.scale == ScaleRule::flashinfer && code == E::sign_bit ? uint8_t{0} : code, scale);
+  }
 }
 
 template <class E>
-MANTISSA_HOST_DEVICE uint16_t decode_in_block_bf16(uint8_t code, uint8_t scale, ScaleRule rule) {
+MANTISSA_HOST_DEVICE uint16_t decode_in_block_bf16(uint8_t code, uint8_t scale, CodeRule rule) {
   return bf16_bits_from_fp32_bits(decode_in_block<E>(code, scale, rule));
 }
 
@@ -150,7 +166,11 @@ MANTISSA_HOST_DEVICE uint8_t shift_in_block(uint8_t code, uint8_t from, uint8_t 
 // then gives a wrong GEMM. Blocks of zeros have the least scale and are harmless; the caller looks at their codes.
 template <class E>
 MANTISSA_HOST_DEVICE bool extreme_scale(uint8_t scale) {
-  return scale < E::bias + E::mantissa_bits || scale > 254 - E::emax;
+  if constexpr (E::two_levels) {
+    return false;
+  } else {
+    return scale < E::bias + E::mantissa_bits || scale > 254 - E::emax;
+  }
 }
 
 }  // namespace mantissa

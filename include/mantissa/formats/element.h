@@ -35,6 +35,7 @@ struct Element {
   static constexpr uint32_t max_fraction = (max_code & mantissa_mask) << (23 - kMantissa);  // its fraction, as an fp32 mantissa
   static constexpr uint32_t poison_code = has_nan ? nan_code : 0U;                          // every code of a block with scale 255
   static constexpr int32_t codes_per_byte = bits <= 4 ? 2 : 1;
+  static constexpr bool two_levels = false;  // scales are E8M0 alone; see nvfp4.h
 
   // The element nearest to fp32 `x` times 2^(127 - scale), ties to even, saturating also for Inf; zeros keep their sign. NaN gives
   // nan_code without a sign. scale 0..254.

@@ -14,11 +14,13 @@ namespace mantissa {
 
 constexpr auto choices(Dtype) { return std::array{Choice{"fp32", Dtype::f32}, Choice{"bf16", Dtype::bf16}}; }
 constexpr auto choices(Format) {
-  return std::array{Choice{"e4m3", Format::e4m3}, Choice{"e5m2", Format::e5m2}, Choice{"e2m1", Format::e2m1}};
+  return std::array{Choice{"e4m3", Format::e4m3}, Choice{"e5m2", Format::e5m2}, Choice{"e2m1", Format::e2m1},
+                    Choice{"nvfp4", Format::nvfp4}};
 }
 constexpr auto choices(ScaleRule) {
-  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor},           Choice{"even", ScaleRule::even},
-                    Choice{"ceil", ScaleRule::ceil},   Choice{"flashinfer", ScaleRule::flashinfer}, Choice{"mse", ScaleRule::mse}};
+  return std::array{Choice{"rceil", ScaleRule::rceil},    Choice{"floor", ScaleRule::floor},           Choice{"even", ScaleRule::even},
+                    Choice{"ceil", ScaleRule::ceil},      Choice{"flashinfer", ScaleRule::flashinfer}, Choice{"mse", ScaleRule::mse},
+                    Choice{"nearest", ScaleRule::nearest}};
 }
 constexpr auto choices(SimulatedScale) { return std::array{Choice{"e8m0", SimulatedScale::e8m0}, Choice{"e4m3", SimulatedScale::e4m3}}; }
 constexpr auto choices(Rounding) { return std::array{Choice{"nearest", Rounding::nearest}, Choice{"stochastic", Rounding::stochastic}}; }
@@ -37,18 +39,23 @@ struct QuantizationConfig {
   std::vector<int64_t> block = {1, 32};
   ScaleRule rule = ScaleRule::rceil;
   std::vector<int64_t> scale_range = {-127, 127};
+  int64_t tensor_exponent = 0;
 
   void fields(auto& v) {
-    v("format", format, "element format");
+    v("format", format, "element format; nvfp4: e2m1 with e4m3 scales under a scale of the tensor, for weight_fake_quant and input");
     v("block", block,
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
-      "for weight_fake_quant [1, n] with any even n");
+      "for weight_fake_quant [1, n] with any even n; of nvfp4 [1, 16], its default");
     v("rule", rule,
       "how a block's scale follows from its amax; mse: the least squared error; flashinfer is for weight_fake_quant and input in e2m1 "
-      "only, and their default if the base has no rule");
+      "only, and their default if the base has no rule; nearest is the one of nvfp4");
     v("scale_range", scale_range,
       "smallest and largest exponent of a scale; scales of the rule are clamped to them; not for flashinfer. [-126, 125] is the clamp of "
       "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
+    v("tensor_exponent", tensor_exponent,
+      "of nvfp4, n from -60 to 60: the scale of the tensor is 2^n. Blocks have scales from 2^(n-9) to 448 * 2^n, with all their digits "
+      "from "
+      "2^(n-6) on, and elements up to 2688 * 2^n. The default is -8 for weights and -2 for inputs");
   }
 };
 
@@ -97,10 +104,10 @@ struct RecipeConfig {
   void fields(auto& v) {
     v("base", base,
       "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_te, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act, "
-      "mxfp4_qat_mxfp4_act");
+      "mxfp4_qat_mxfp4_act, nvfp4_qat, nvfp4_qat_nvfp4_act");
     v("compute", compute, "type of operands that are not quantized; null: precision.dtype");
     v("weight", weight, "weight operand; null: not quantized; excludes weight_fake_quant");
-    v("input", input, "input operand of fprop and wgrad, of fprop alone in e2m1; null: not quantized");
+    v("input", input, "input operand of fprop and wgrad, of fprop alone in four bits; null: not quantized");
     v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
     v("simulate", simulate, "operands in formats for research, as values; null: none");

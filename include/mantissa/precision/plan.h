@@ -15,7 +15,7 @@
 
 namespace mantissa {
 
-enum class StoredType { fp32, bf16, e4m3, e5m2, e2m1 };
+enum class StoredType { fp32, bf16, e4m3, e5m2, e2m1, nvfp4 };
 const char* stored_type_name(StoredType type);
 
 // Rows of a fused weight that belong together: q, k and v of attn.qkv; gate and up of mlp.gate_up.

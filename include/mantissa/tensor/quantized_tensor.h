@@ -1,4 +1,4 @@
-// A matrix as element codes with one E8M0 scale per block: the description of its format and the handle on its two buffers.
+// A matrix as element codes with one scale per block: the description of its format and the handle on its two buffers.
 #pragma once
 
 #include <ostream>
@@ -18,24 +18,26 @@ struct Quantization {
   int64_t block_rows = 1, block_cols = 32;
   ScaleRule rule = ScaleRule::rceil;
   ScaleRange range{};
+  int8_t tensor_exponent = 0;  // nvfp4: the scale of the tensor is 2^tensor_exponent
 
   bool operator==(const Quantization& other) const = default;
+  CodeRule code_rule() const { return {rule, tensor_exponent}; }
   explicit operator bool() const { return format != Format::none; }
   int64_t block() const { return block_rows > block_cols ? block_rows : block_cols; }
   bool tiles() const { return block_rows > 1 && block_rows == block_cols; }
   bool rowwise() const { return block_rows == 1; }
   bool columnwise() const { return block_cols == 1 && block_rows > 1; }
   // Returns the same format, rule and range in blocks along the other dimension; tiles serve both and stay.
-  Quantization transposed() const { return {format, block_cols, block_rows, rule, range}; }
+  Quantization transposed() const { return {format, block_cols, block_rows, rule, range, tensor_exponent}; }
 };
-const char* format_name(Format format);                                // "none", "e4m3", "e5m2", "e2m1"
+const char* format_name(Format format);                                // "none", "e4m3", "e5m2", "e2m1", "nvfp4"
 const char* scale_rule_name(ScaleRule rule);                           // "rceil", "floor", ...
-std::string scale_range_text(ScaleRange range);                        // "" for the whole range, " 2^-126..2^125"
-std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil", "e4m3 1x32 rceil 2^-126..2^125"
+std::string scales_text(const Quantization& how);                      // " 2^-126..2^125", "" for the whole range; " 2^-8" of nvfp4
+std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil", "nvfp4 1x16 nearest 2^-8"
 
-// Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8
-// E8M0, compact and row-major, one for each block. Blocks count from the first row and column, so those at the end may be smaller.
-// `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].
+// Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8,
+// E8M0 or of NVFP4 E4M3, compact and row-major, one for each block. Blocks count from the first row and column, so those at the end may be
+// smaller. `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].
 struct QuantizedTensor {
   Tensor codes, scales;
   Shape shape;

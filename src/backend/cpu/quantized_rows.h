@@ -57,13 +57,15 @@ uint8_t quantize_block(const Block& block, const Quantization& how, const Codes<
   uint32_t key = 0;
   for_each_element(block, [&](int64_t r, int64_t c) { key = std::max(key, amax_key(bits(r, c), how.rule)); });
   const uint32_t amax = amax_of_key(key);
-  uint8_t scale = block_scale<E>(amax, how.rule, how.range);
-  if (searches_scale<E>(how.rule)) {
-    ScaleErrors errors;
-    for_each_element(block, [&](int64_t r, int64_t c) { errors.add(bits(r, c), amax); });
-    scale = searched_scale<E>(amax, errors, how.range);
+  uint8_t scale = block_scale<E>(amax, how.code_rule(), how.range);
+  if constexpr (searches_scale<E>(ScaleRule::mse)) {
+    if (how.rule == ScaleRule::mse) {
+      ScaleErrors errors;
+      for_each_element(block, [&](int64_t r, int64_t c) { errors.add(bits(r, c), amax); });
+      scale = searched_scale<E>(amax, errors, how.range);
+    }
   }
-  for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, how.rule)); });
+  for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, how.code_rule())); });
   return scale;
 }
 

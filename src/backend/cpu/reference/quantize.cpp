@@ -33,7 +33,7 @@ void quantize(const Quantize& k, const QuantizedTensor& out) {
   const T* x = k.x.device_data<T>();
   const int64_t rows = k.x.dim(0), cols = k.x.dim(1);
   const auto bits = [=](int64_t r, int64_t c) { return r < rows ? fp32_bits(x[r * cols + c]) : 0U; };
-  with_element(out.how.format, [&]<class E>() {
+  with_any_element(out.how.format, [&]<class E>() {
     const Codes<E> codes(out);
     for_each_block(out, [&](const Block& block, uint8_t& scale) { scale = quantize_block<E>(block, out.how, codes, bits); });
   });
@@ -55,7 +55,7 @@ void dequantize(const Dequantize& k) {
     bool zeros = true;
     for_each_element(block, [&](int64_t r, int64_t c) {
       const uint8_t code = codes.get(r, c);
-      const uint32_t bits = decode_in_block<E>(code, scale, k.x.how.rule);
+      const uint32_t bits = decode_in_block<E>(code, scale, k.x.how.code_rule());
       zeros = zeros && (code & E::magnitude_mask) == 0;
       if constexpr (std::is_same_v<T, bf16>) {
         out[r * width + c - k.first_col] = bf16{bf16_bits_from_fp32_bits(bits)};
@@ -91,7 +91,7 @@ void CpuReference::execute(const Quantize& k) {
 }
 
 void CpuReference::execute(const Dequantize& k) {
-  with_element(k.x.how.format, [&]<class E>() { k.out.dtype() == Dtype::bf16 ? dequantize<E, bf16>(k) : dequantize<E, float>(k); });
+  with_any_element(k.x.how.format, [&]<class E>() { k.out.dtype() == Dtype::bf16 ? dequantize<E, bf16>(k) : dequantize<E, float>(k); });
 }
 
 void CpuReference::execute(const FakeQuantize& k) {
@@ -171,8 +171,8 @@ Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
     ++sums.rows;
     for (int64_t c = 0; c < cols; ++c) {
       const uint8_t scale = scales[r / how.block_rows * across + c / how.block_cols];
-      const uint32_t largest = E::decode(static_cast<uint8_t>(E::max_code), scale);
-      sums.add(fp32_bits(x[r * cols + c]), decode_in_block<E>(codes.get(r, c), scale, how.rule), largest);
+      const uint32_t largest = decode_in_block<E>(static_cast<uint8_t>(E::max_code), scale, how.code_rule());
+      sums.add(fp32_bits(x[r * cols + c]), decode_in_block<E>(codes.get(r, c), scale, how.code_rule()), largest);
     }
   }
   return sums;
@@ -185,7 +185,7 @@ void CpuReference::execute(const QuantizationError& k) {
   const int64_t chunk = std::max<int64_t>(1, 64 / height);  // pieces of 64 rows of elements
   std::vector<Sums> pieces(static_cast<size_t>(ceil_div(row_blocks, chunk)));
   parallel_for(row_blocks, chunk, [&](int64_t begin, int64_t end) {
-    pieces[static_cast<size_t>(begin / chunk)] = with_element(k.q.how.format, [&]<class E>() {
+    pieces[static_cast<size_t>(begin / chunk)] = with_any_element(k.q.how.format, [&]<class E>() {
       return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, begin, end) : sums_of<E, bf16>(k, begin, end);
     });
   });

@@ -14,7 +14,7 @@ struct CodeMatrix {
   const uint8_t *codes = nullptr, *scales = nullptr;
   int64_t cols = 0, blocks_across = 0;
   uint32_t block_rows = 1, block_cols = 1;
-  ScaleRule rule = ScaleRule::rceil;
+  CodeRule rule = ScaleRule::rceil;
 
   CodeMatrix() = default;
   explicit CodeMatrix(const QuantizedTensor& tensor)
@@ -24,7 +24,7 @@ struct CodeMatrix {
         blocks_across(tensor.scales.dim(1)),
         block_rows(static_cast<uint32_t>(tensor.how.block_rows)),
         block_cols(static_cast<uint32_t>(tensor.how.block_cols)),
-        rule(tensor.how.rule) {}
+        rule(tensor.how.code_rule()) {}
   __device__ int64_t scale_index(int64_t row, int64_t col) const {
     return static_cast<uint32_t>(row) / block_rows * blocks_across + static_cast<uint32_t>(col) / block_cols;
   }

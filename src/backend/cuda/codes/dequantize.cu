@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
     dequantize(CodesToRead<E> x, ShiftedBlocks blocks, int64_t first_col, T* out, int64_t rows, int64_t cols, int32_t* extreme) {
   constexpr unsigned kRows = ShiftedBlocks::kRows;
   const auto across = static_cast<uint32_t>(cols / kPack);
-  const float zero = x.rule == ScaleRule::flashinfer ? 0.0F : -0.0F;  // under flashinfer -0 becomes 0, else adding this changes nothing
+  const float zero =
+      x.rule.scale == ScaleRule::flashinfer ? 0.0F : -0.0F;  // under flashinfer -0 becomes 0, else adding this changes nothing
   bool found = false;
   for_each_element((rows + kRows - 1) / kRows * across, [&](int64_t index) {
     const int64_t row = int64_t{static_cast<uint32_t>(index) / across} * kRows,
@@ -114,15 +115,19 @@ void CudaBackend::execute(const Dequantize& k) {
                         power(down) && power(along) && (down == 1 || down % ShiftedBlocks::kRows == 0) && (columns || along % kPack == 0) &&
                         begins_at(k.x.codes.device_bytes(), kPack) && (!columns || begins_at(k.x.scales.device_bytes(), kPack)) &&
                         begins_at(k.out.device_bytes(), 16);
-  with_element(k.x.how.format, [&]<class E>() {
+  with_any_element(k.x.how.format, [&]<class E>() {
     with_values(k.out.dtype(), [&]<class T>() {
       const CodesToRead<E> x(k.x);
       T* const out = k.out.device_data<T>();
       int32_t* const extreme = data_or_null<int32_t>(k.extreme);
-      if (!in_packs) return launch(dequantize_each<E, T>, {blocks_for(rows * cols), kThreads}, x, k.first_col, out, rows, cols, extreme);
-      const auto kernel = columns ? dequantize<E, true, T> : dequantize<E, false, T>;
-      launch(kernel, {blocks_for(ceil_div(rows, int64_t{ShiftedBlocks::kRows}) * cols / kPack), kThreads}, x, blocks, k.first_col, out,
-             rows, cols, extreme);
+      if constexpr (!E::two_levels) {
+        const auto kernel = columns ? dequantize<E, true, T> : dequantize<E, false, T>;
+        if (in_packs) {
+          return launch(kernel, {blocks_for(ceil_div(rows, int64_t{ShiftedBlocks::kRows}) * cols / kPack), kThreads}, x, blocks,
+                        k.first_col, out, rows, cols, extreme);
+        }
+      }
+      launch(dequantize_each<E, T>, {blocks_for(rows * cols), kThreads}, x, k.first_col, out, rows, cols, extreme);
     });
   });
 }

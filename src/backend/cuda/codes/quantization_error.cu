@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
     if (rows != nullptr && rows[row] < 0) return;
     const uint8_t scale = codes.scale(row, col);
     own.add(__builtin_bit_cast(uint32_t, value_of(x[i])), decode_in_block<E>(codes.code(row, col), scale, codes.rule),
-            E::decode(static_cast<uint8_t>(E::max_code), scale));
+            decode_in_block<E>(static_cast<uint8_t>(E::max_code), scale, codes.rule));
   });
   const ErrorSums all = of_block(own);
   if (thread() == 0) sums[block()] = all;
@@ -111,7 +111,7 @@ void CudaBackend::execute(const QuantizationError& k) {
   auto* const sums = reinterpret_cast<ErrorSums*>(sum_memory.device_bytes());
   auto* const counts = reinterpret_cast<Histogram*>(histogram_memory.device_bytes());
   const int32_t* const rows = data_or_null<int32_t>(k.rows);
-  with_element(k.q.how.format, [&]<class E>() {
+  with_any_element(k.q.how.format, [&]<class E>() {
     with_values(k.x.dtype(), [&]<class T>() {
       launch(sum_errors<E, T>, {pieces, kThreads}, k.x.device_data<T>(), CodesToRead<E>(k.q), rows, elements, k.x.dim(1), sums);
     });

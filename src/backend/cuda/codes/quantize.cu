@@ -14,9 +14,9 @@ struct Codes {
   uint8_t *codes, *scales;
   int64_t rows, cols;
   int64_t block_rows, block_cols, blocks_across;
-  ScaleRule rule;
+  CodeRule rule;
   ScaleRange range;
-  AmaxRule by_amax;
+  AmaxRule by_amax;  // not for NVFP4
 
   explicit Codes(const QuantizedTensor& tensor)
       : codes(tensor.codes.device_data<uint8_t>()),
@@ -26,9 +26,11 @@ struct Codes {
         block_rows(tensor.how.block_rows),
         block_cols(tensor.how.block_cols),
         blocks_across(tensor.scales.dim(1)),
-        rule(tensor.how.rule),
+        rule(tensor.how.code_rule()),
         range(tensor.how.range),
-        by_amax(with_element(tensor.how.format, [&]<class E>() { return AmaxRule::of<E>(rule, range); })) {}
+        by_amax(tensor.how.format == Format::nvfp4 ? AmaxRule{} : with_element(tensor.how.format, [&]<class E>() {
+          return AmaxRule::of<E>(rule.scale, range);
+        })) {}
   MANTISSA_HOST_DEVICE int64_t row_blocks() const { return ceil_div(rows, block_rows); }
   MANTISSA_HOST_DEVICE int64_t blocks() const { return row_blocks() * blocks_across; }
   // The end of the rows, and of the columns, of a block that begins here; the last block may be smaller.
@@ -54,10 +56,14 @@ struct Source {
 template <class E, class Each, class Joined>
 __device__ uint8_t scale_of(const Codes& to, uint32_t key, const Each& each, const Joined& joined) {
   const uint32_t amax = amax_of_key(key);
-  if (!searches_scale<E>(to.rule)) return block_scale<E>(amax, to.rule, to.range);
-  ScaleErrors errors;
-  each([&](uint32_t bits) { errors.add(bits, amax); });
-  return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
+  if constexpr (searches_scale<E>(ScaleRule::mse)) {
+    if (to.rule.scale == ScaleRule::mse) {
+      ScaleErrors errors;
+      each([&](uint32_t bits) { errors.add(bits, amax); });
+      return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
+    }
+  }
+  return block_scale<E>(amax, to.rule, to.range);
 }
 
 struct Alone {
@@ -376,7 +382,7 @@ __global__ void __launch_bounds__(kThreads) quantize(Source from, Codes to) {
   };
   uint32_t key = 0;
   for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
-    for (int64_t i = 0; i < kEach; ++i) key = Largest<uint32_t>()(key, amax_key(element(byte, i), to.rule));
+    for (int64_t i = 0; i < kEach; ++i) key = Largest<uint32_t>()(key, amax_key(element(byte, i), to.rule.scale));
   const auto each = [&](const auto& add) {
     for (uint32_t byte = lane(); byte < bytes; byte += kWarp)
       for (int64_t i = 0; i < kEach; ++i) add(element(byte, i));
@@ -418,7 +424,7 @@ __global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes t
           for (int64_t c = col; c < end_col; ++c) visit(from.bits(row, c));
       };
       uint32_t key = 0;
-      each([&](uint32_t bits) { key = Largest<uint32_t>()(key, amax_key(bits, to.rule)); });
+      each([&](uint32_t bits) { key = Largest<uint32_t>()(key, amax_key(bits, to.rule.scale)); });
       to.scales[block_row * to.blocks_across + block_col + i] = scales[i] = scale_of<E>(to, key, each, Alone());
     }
     for (int64_t row = first_row; row < end_row; ++row) {
@@ -452,9 +458,9 @@ bool has_block(int64_t block) { return block == 32 || block == 128; }
 // Calls launched(kernel) with the kernel for whole rows of such blocks and returns true, if there is one.
 template <class E>
 bool launch_rows(const Codes& to, const auto& launched) {
-  if (to.block_rows != 1 || !has_block(to.block_cols) || to.cols % to.block_cols != 0 || searches_scale<E>(to.rule)) return false;
+  if (to.block_rows != 1 || !has_block(to.block_cols) || to.cols % to.block_cols != 0 || searches_scale<E>(to.rule.scale)) return false;
   if constexpr (E::codes_per_byte == 2) {
-    if (to.rule == ScaleRule::flashinfer)
+    if (to.rule.scale == ScaleRule::flashinfer)
       return launched(to.block_cols == 32 ? quantize_rows<E, 32, true> : quantize_rows<E, 128, true>), true;
   }
   return launched(to.block_cols == 32 ? quantize_rows<E, 32, false> : quantize_rows<E, 128, false>), true;
@@ -489,39 +495,46 @@ void CudaBackend::execute(const Quantize& k) {
   const bool transposes = k.second.defined() && k.second.how.rowwise();
   const bool fp32 = k.x.dtype() == Dtype::f32;
   const Source from{k.x.device_bytes(), fp32, k.x.dim(0), k.x.dim(1)};
-  with_element(k.out.how.format, [&]<class E>() {
-    const auto launch_each = [&](const QuantizedTensor& out) {
-      const Codes to(out);
-      if (to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0)
-        launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
-      else
-        launch(quantize<E>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}, from, to);
-    };
-    const auto in_packs_of_bf16 = [&](const Codes& to) { return !fp32 && in_packs(to) && begins_at(from.values, 16); };
-    const auto launch_best = [&](const QuantizedTensor& out) {
-      const Codes to(out);
-      const auto rows = [&](auto* kernel) {
-        const int64_t packs = to.rows * to.cols / kPack;
-        launch(kernel, {ceil_div(packs, int64_t{kPacksOfBlock}), kThreads}, k.x.device_data<bf16>(), k.x.elements() / kPack, to, packs);
+  const auto launch_warps = [&]<class E>(const Codes& to) {
+    launch(quantize<E>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}, from, to);
+  };
+  if (k.out.how.format == Format::nvfp4) {
+    launch_warps.template operator()<Nvfp4>(Codes(k.out));
+  } else {
+    with_element(k.out.how.format, [&]<class E>() {
+      const auto launch_each = [&](const QuantizedTensor& out) {
+        const Codes to(out);
+        if (to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0)
+          launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
+        else
+          launch_warps.template operator()<E>(to);
       };
-      const auto held = [&](auto* kernel, Grid grid) { launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, to, to); };
-      if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held))) launch_each(out);
-    };
-    const auto launch_both = [&](Second second) {
-      const Codes rows(k.out), columns(k.second);
-      const bool holds = in_packs_of_bf16(rows) && in_packs_of_bf16(columns) && (!transposes || begins_at(columns.codes, 16));
-      return holds && launch_held<E>(rows, second, [&](auto* kernel, Grid grid) {
-               launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, rows, columns);
-             });
-    };
-    if (k.second.defined() && launch_both(transposes ? Second::transposed : Second::columns)) return;
-    launch_best(k.out);
-    if (!k.second.defined()) return;
-    if (!transposes) return launch_best(k.second);
-    const QuantizedTensor columns = empty_quantized(*this, k.out.shape, k.out.how.transposed());
-    launch_best(columns);
-    transpose(columns, k.second);
-  });
+      const auto in_packs_of_bf16 = [&](const Codes& to) { return !fp32 && in_packs(to) && begins_at(from.values, 16); };
+      const auto launch_best = [&](const QuantizedTensor& out) {
+        const Codes to(out);
+        const auto rows = [&](auto* kernel) {
+          const int64_t packs = to.rows * to.cols / kPack;
+          launch(kernel, {ceil_div(packs, int64_t{kPacksOfBlock}), kThreads}, k.x.device_data<bf16>(), k.x.elements() / kPack, to, packs);
+        };
+        const auto held = [&](auto* kernel, Grid grid) { launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, to, to); };
+        if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held))) launch_each(out);
+      };
+      const auto launch_both = [&](Second second) {
+        const Codes rows(k.out), columns(k.second);
+        const bool holds = in_packs_of_bf16(rows) && in_packs_of_bf16(columns) && (!transposes || begins_at(columns.codes, 16));
+        return holds && launch_held<E>(rows, second, [&](auto* kernel, Grid grid) {
+                 launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, rows, columns);
+               });
+      };
+      if (k.second.defined() && launch_both(transposes ? Second::transposed : Second::columns)) return;
+      launch_best(k.out);
+      if (!k.second.defined()) return;
+      if (!transposes) return launch_best(k.second);
+      const QuantizedTensor columns = empty_quantized(*this, k.out.shape, k.out.how.transposed());
+      launch_best(columns);
+      transpose(columns, k.second);
+    });
+  }
   if (!k.nonfinite.defined()) return;
   with_values(k.x.dtype(), [&]<class T>() {
     launch(find_nonfinite<T>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const T>(k.x), k.nonfinite.device_data<int32_t>());

@@ -57,6 +57,7 @@ __device__ inline void with_read(const GemmMatrix& matrix, Body body) {
   };
   if (matrix.format == Format::e4m3) return decode(CodesToRead<E4M3>(matrix.codes));
   if (matrix.format == Format::e5m2) return decode(CodesToRead<E5M2>(matrix.codes));
+  if (matrix.format == Format::nvfp4) return decode(CodesToRead<Nvfp4>(matrix.codes));
   decode(CodesToRead<E2M1>(matrix.codes));
 }
 

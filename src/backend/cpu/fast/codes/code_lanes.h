@@ -52,6 +52,13 @@ using HalfUnsigned = uint16_t __attribute__((vector_size(16)));
   return out;
 }
 [[gnu::always_inline]] inline void store(int16_t* to, Words value) { std::memcpy(to, &value, sizeof value); }
+// Stores bf16 bits as values.
+[[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
+[[gnu::always_inline]] inline void store(float* to, Words bits) {
+  using Wide = uint32_t __attribute__((vector_size(64)));
+  const Wide wide = __builtin_convertvector(reinterpret_cast<Unsigned>(bits), Wide) << 16;
+  std::memcpy(to, &wide, sizeof wide);
+}
 // Interleaves with zeros: g++ 12 makes one instruction of this, and four of __builtin_convertvector.
 [[gnu::always_inline]] inline Words widened(detail::Bytes bytes) {
   return reinterpret_cast<Words>(__builtin_shufflevector(bytes, detail::Bytes{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,

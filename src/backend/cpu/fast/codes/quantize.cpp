@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/fast/codes/code_lanes.h"
+#include "backend/cpu/fast/codes/nvfp4_lanes.h"
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
@@ -269,6 +270,15 @@ bool quantize_ragged(Backend& device, const lanes::RowBlock& row_block, int16_t*
 
 void CpuBackend::execute(const Quantize& k) {
   const Quantization& how = k.out.how;
+  if (how.format == Format::nvfp4) {
+    if (k.x.dtype() != Dtype::bf16 || k.x.dim(1) % kLanes != 0) return CpuReference::execute(k);
+    std::atomic<bool> nonfinite = false;
+    parallel_for(k.out.shape[0], rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) {
+      if (cloned<lanes::quantize_nvfp4>(k, begin, end)) nonfinite = true;
+    });
+    if (nonfinite && k.nonfinite.defined()) *k.nonfinite.device_data<int32_t>() = 1;
+    return;
+  }
   const int64_t height = how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
   // The lanes take blocks whose length is a multiple of 32, and rowwise E2M1 blocks of a multiple of 16, which only fake quantization has,
   // if the columns are such a multiple, too. All else goes to the reference.
@@ -410,12 +420,6 @@ class Reader {
   Codes<E> all_;
 };
 
-[[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
-[[gnu::always_inline]] inline void store(float* to, Words bits) {
-  using Wide = uint32_t __attribute__((vector_size(64)));
-  const Wide wide = __builtin_convertvector(reinterpret_cast<lanes::Unsigned>(bits), Wide) << 16;
-  std::memcpy(to, &wide, sizeof wide);
-}
 void store_scalar(bf16* to, uint32_t bits) { *to = bf16{bf16_bits_from_fp32_bits(bits)}; }
 void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
 
@@ -427,7 +431,7 @@ template <class E, int64_t kSpan, bool kColumnwise, class T>
   bool extreme = false;
   for (int64_t r = begin; r < end; ++r) {
     T* out = k.out.device_data<T>() + r * width;
-    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { lanes::store(out + c, bits); };
     const auto scalar = [&](int64_t c) {
       extreme |= reader.extreme(r, c);
       for (int64_t i = c; i < c + kLanes; ++i) store_scalar(out + i, reader.fp32(r, i));
@@ -456,7 +460,7 @@ template <class E>
   bool exact = true;
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
-    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { lanes::store(out + c, bits); };
     lane::prefetch_row(k.x.codes.device_data<uint8_t>() + std::min(next + r, k.x.shape[0] - 1) * cols, cols);
     reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
   }
@@ -512,6 +516,13 @@ bool taken_by_lanes(const Quantization& how) { return std::has_single_bit(static
 
 void CpuBackend::execute(const Dequantize& k) {
   const Quantization& how = k.x.how;
+  if (how.format == Format::nvfp4) {
+    if ((k.x.shape[1] | k.first_col | k.out.dim(1)) % kLanes != 0) return CpuReference::execute(k);
+    return parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
+      k.out.dtype() == Dtype::bf16 ? cloned<lanes::dequantize_nvfp4<bf16>>(k, begin, end)
+                                   : cloned<lanes::dequantize_nvfp4<float>>(k, begin, end);
+    });
+  }
   const bool groups = how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
   const int64_t span = groups ? kLanes : kPair, each = how.format == Format::e2m1 ? 2 : 1;
   const bool whole = (k.x.shape[1] | k.first_col | k.out.dim(1)) % span == 0;
