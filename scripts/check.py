@@ -10,6 +10,7 @@ Prints one line per finding, as file:line: text; exit 1 if there is any.
 """
 import argparse
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -261,6 +262,13 @@ def check_types(texts, findings):
                 findings.add(path, texts[path].count("\n", 0, match.start()) + 1, f"struct {match[1]} is in {other}, too")
 
 
+def files_with_retired_words(paths):
+    """Returns what grep finds, in a tenth of the time that Python's expressions take, or all paths where no grep knows such expressions."""
+    pattern = "|".join(f"(?:{pattern.pattern})" for pattern, _, _ in RETIRED)
+    grep = subprocess.run(["grep", "-alP", "-e", pattern, "--", *map(str, paths)], cwd=ROOT, env=os.environ | {"LC_ALL": "C.UTF-8"}, capture_output=True, text=True)
+    return set(map(Path, grep.stdout.splitlines())) if grep.returncode < 2 else set(paths)
+
+
 def check_retired(path, text, findings):
     if path.name in SPEAK_OF_RETIRED_WORDS:
         return
@@ -300,13 +308,16 @@ def main():
         sys.exit(run_documents(args.binary, project_files()))
 
     findings, product_lengths, texts, sources = Findings(), [], {}, {}
-    for path in project_files():
+    files = project_files()
+    retired = files_with_retired_words(files)
+    for path in files:
         check_names(path, findings)
         if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake", ".in") and path.name not in ("CMakeLists.txt", "run"):
             continue
         text = sources[path] = (ROOT / path).read_text()
         check_words(path, text, findings)
-        check_retired(path, text, findings)
+        if path in retired:
+            check_retired(path, text, findings)
         if path.suffix in (".h", ".cpp", ".cu", ".py"):
             check_lengths(path, text, findings, product_lengths)
         if path.suffix in (".h", ".cpp", ".cu"):
@@ -317,7 +328,7 @@ def main():
     for path in sorted((ROOT / "tests/faults").glob("*.txt")):
         check_faults(path.relative_to(ROOT), path.read_text(), sources, findings)
     times = (ROOT / "tests/times.txt").read_text()
-    record_times.check_times(times, record_times.count_lines(project_files()), findings)
+    record_times.check_times(times, record_times.count_lines(files), findings)
     record_times.check_raised_budget(times, findings)
     for name in fault_table.missing_tests(fault_table.PAGE.read_text()):
         findings.add(fault_table.PAGE.relative_to(ROOT), 1, f"no test is called {name}")

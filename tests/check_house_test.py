@@ -121,6 +121,7 @@ class Words(unittest.TestCase):
         self.assertEqual(len(found("src/comm/a.cpp", "Patience patience; void write_texts();\n")), 3)
         self.assertEqual(len(found("src/comm/a.cpp", "void tell_step(); told_ = 1; void A::tell(); const bool tells = 1; const auto odd = 1;\n")), 5)
         self.assertEqual(len(found("scripts/check.py", "# A braced initialiser\n")), 1)
+        self.assertEqual(check.files_with_retired_words([Path("LICENSE"), Path("scripts/retired_words.py")]), {Path("scripts/retired_words.py")})
         self.assertEqual(found("tests/a_test.cpp", "TEST(Store, EndsTheMeeting) { set(Split::column_parallel, bandwidth, otherwise); }\n"), [])
 
     def test_comments_that_begin_without_a_noun_or_a_verb_are_found(self):
