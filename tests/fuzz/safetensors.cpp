@@ -11,7 +11,9 @@
 namespace mantissa::fuzz {
 namespace {
 
-bool same(const SafetensorsTensor& a, const SafetensorsTensor& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; }
+bool same_tensor(const SafetensorsTensor& a, const SafetensorsTensor& b) {
+  return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+}
 
 void require_tiling(const std::vector<SafetensorsEntry>& entries, int64_t begin, int64_t end) {
   std::vector<std::pair<int64_t, int64_t>> parts;
@@ -39,7 +41,7 @@ void require_rewritable(SafetensorsHeader header) {
   const auto size = static_cast<int64_t>(front.size());
   SafetensorsHeader again = parse_safetensors_header(std::string_view(front).substr(8), size + bytes, "rewritten");
   promise(again.metadata.erase("format") == 1 && again.metadata == header.metadata, "metadata is read as it was written");
-  promise(std::equal(again.entries.begin(), again.entries.end(), header.entries.begin(), header.entries.end(), same),
+  promise(std::equal(again.entries.begin(), again.entries.end(), header.entries.begin(), header.entries.end(), same_tensor),
           "tensors are read as they were written");
   require_tiling(again.entries, size, size + bytes);
 }
