@@ -49,10 +49,11 @@ mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 ${unit_alone} gemm_shapes_test
 
 # Our own kernels, whose bits cpu_levels_test compares as well.
 foreach(level x86-64-v3 x86-64)
-  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} under_${level} integration quantization_bits_test padding_test=Padding.ChangesNoBit* ${ranks})
+  mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} under_${level} integration padding_test=Padding.ChangesNoBit* ${ranks})
   mantissa_under(MANTISSA_MAX_CPU_LEVEL=${level} all_under_${level} slow kernels_test attention_blocks_test moe_kernels_test
-    quantization_invariants_test padding_test training_step_test expert_ranks_test tensor_ranks_test shipped_configs_test)
+    quantization_bits_test quantization_invariants_test padding_test training_step_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
+mantissa_under(MANTISSA_MAX_CPU_LEVEL=x86-64 under_x86-64 integration quantization_bits_test)
 
 # Both at once on a CPU that has no more than AVX2, where an instruction too many is a signal. Thirty times slower, so small cases.
 add_test(NAME doctor_under_qemu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/under.sh $<TARGET_FILE:mantissa> qemu $<TARGET_FILE:mantissa> doctor)
