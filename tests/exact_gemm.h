@@ -45,10 +45,13 @@ struct ExactProduct {
     const auto n = static_cast<size_t>(columns), k = static_cast<size_t>(depth);
     for (size_t row = 0; row * n < found.size(); ++row) {
       std::vector<double> sums(n), magnitudes(n);
+      double* const sum = sums.data();  // tests are compiled without optimization that inlines the calls of a vector
+      double* const magnitude = magnitudes.data();
       for (size_t j = 0; j < n && !before.empty(); ++j) sums[j] = before[row * n + j], magnitudes[j] = std::abs(sums[j]);
       for (size_t i = 0; i < k; ++i) {
         const double x = a[row * k + i];
-        for (size_t j = 0; j < n; ++j) sums[j] += x * b[i * n + j], magnitudes[j] += std::abs(x * b[i * n + j]);
+        const double* const y = b.data() + i * n;
+        for (size_t j = 0; j < n; ++j) sum[j] += x * y[j], magnitude[j] += std::abs(x * y[j]);
       }
       for (size_t j = 0; j < n; ++j) {
         ASSERT_LE(std::abs(found[row * n + j] - sums[j]), bound * magnitudes[j] + unit * std::abs(sums[j]) + 0x1p-133)
