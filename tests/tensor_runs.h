@@ -34,12 +34,12 @@ inline const TensorLayout kOne{1, 1, false};
 
 class TensorRuns : public TrainingOnRanks, public ::testing::WithParamInterface<TensorCase> {
  protected:
-  // Runs with 19 tokens a sequence, so that token shares are ragged.
+  // Runs with 19 tokens a sequence, so that token shares are ragged, and a share of four ranks is whole blocks of 32.
   TrainedRun run_case(const TensorLayout& layout, const std::string& name, const Sets& more = {}) const {
     const Sets base = {
-        "model.hidden_size=256", "model.intermediate_size=128",      "model.num_attention_heads=8", "model.num_key_value_heads=4",
-        "model.qk_norm=true",    "model.max_position_embeddings=19", "training.seq_len=19",         "training.steps=1",
-        "optimizer.grad_clip=0"};
+        "model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=8",      "model.num_key_value_heads=4",
+        "model.head_dim=32",     "model.qk_norm=true",          "model.max_position_embeddings=19", "training.seq_len=19",
+        "training.steps=1",      "optimizer.grad_clip=0"};
     const Sets data = GetParam().examples ? examples() : Sets();
     return run_on(layout, name, with(with(with(with(base, tree_of(4)), data), GetParam().sets), more));
   }
@@ -172,7 +172,7 @@ inline std::vector<TensorCase> tensor_cases() {
 inline std::vector<TensorCase> tensor_cases_of_experts() {
   const Sets experts = {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=128",
                         "model.moe.shared_intermediate_size=128"};
-  const auto of = [&](const Sets& sets, const char* last = "training.threads=1") { return with(with(sets, experts), {last}); };
+  const auto of = [&](const Sets& sets, const Sets& last = {}) { return with(with(sets, experts), last); };
   return {{"experts", 1e-6, 0.99999, of({"precision.dtype=fp32"}), true},
           {"experts_padded", 1e-6, 0.99999,
            of({"precision.dtype=fp32", "model.moe.aux_loss_coef=0.1", "model.moe.seq_aux_loss_coef=0.1", "model.moe.capacity_factor=1.1"}),
@@ -180,12 +180,12 @@ inline std::vector<TensorCase> tensor_cases_of_experts() {
           {"gpt_oss", 1e-6, 0.99999,
            of({"precision.dtype=fp32", "model.attention_sinks=true", "model.sliding_window=6", "model.sliding_layers=[1]",
                "model.activation=swiglu_clamped", "model.moe.router_bias=true", "training.recompute=selective"},
-              "model.moe.expert_mlp_bias=true"),
+              {"model.moe.expert_mlp_bias=true"}),
            true},
           {"experts_router", 1e-3, 0.99,
            of({"precision.dtype=bf16", "model.moe.score=sigmoid", "model.moe.bias_update_rate=0.01",
                R"(precision.rules=[{"match":"layers.*.moe.router","recipe":"mxfp8"}])"},
-              "model.moe.num_experts=32"),
+              {"model.moe.num_experts=32", "model.moe.intermediate_size=32"}),
            true},
           {"experts_mxfp8", 1e-3, 0.99, of({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}), true},
           {"experts_simulated", 1e-4, 0.999,

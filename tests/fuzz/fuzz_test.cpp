@@ -1,5 +1,6 @@
 // The fuzz targets without a fuzzer: over their corpus, where good-* are inputs that are accepted, bad-* refused and found-* what a fuzzer
 // found, over each beginning of the good ones and each of their bytes with a bit flipped, and over changes that are the same in every run.
+// The fuzzers look at more changes of the same kinds.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -68,10 +69,9 @@ TEST_P(FuzzTarget, RefusesEachBeginningOfGoodInputsAndBearsAnyDamagedByte) {
       ASSERT_FALSE(GetParam().target(input.substr(0, size))) << name << ": " << size << " bytes";
     std::string damaged = input;
     for (size_t i = 0; i < input.size(); ++i) {
-      for (const int bits : {1 << (i % 7), 0x80}) {
-        damaged[i] = static_cast<char>(input[i] ^ bits);
-        ASSERT_NO_THROW(GetParam().target(damaged)) << name << ": byte " << i << ", bits " << bits;
-      }
+      const int bits = 1 << (i % 8);
+      damaged[i] = static_cast<char>(input[i] ^ bits);
+      ASSERT_NO_THROW(GetParam().target(damaged)) << name << ": byte " << i << ", bits " << bits;
       damaged[i] = input[i];
     }
   }
@@ -116,7 +116,7 @@ TEST_P(FuzzTarget, KeepsItsPromisesOverChangesOfItsCorpus) {
   uint64_t number = 0;
   for (const auto& [name, input] : corpus) {
     for (const auto& [unused, other] : corpus) {
-      for (int i = 0; i < 40; ++i) {
+      for (int i = 0; i < 20; ++i) {
         const std::string changed = Changes(++number).of(input, other);
         ASSERT_NO_THROW(GetParam().target(changed)) << name << ": " << ::testing::PrintToString(changed);
       }

@@ -67,7 +67,7 @@ TEST_F(CudnnAttention, SeesWindowsDocumentsAndSinks) {
 }
 
 TEST_F(CudnnAttention, HasTheSameBitsAgainAndAtAnyAddress) {
-  const AttentionCase c{.batch = 2, .length = 300, .layout = {2, 1, 64}, .sinks = true};
+  const AttentionCase c{.batch = 2, .length = 150, .layout = {2, 1, 64}, .sinks = true};
   const AttentionResults first = run_attention(*device_, Dtype::bf16, c);
   expect_same_attention(run_attention(*device_, Dtype::bf16, c), first);
   expect_same_attention(run_attention(*device_, Dtype::bf16, c, c.random_qkv(), c.random_dout(), 1), first);
