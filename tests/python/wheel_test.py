@@ -21,6 +21,8 @@ if 'VERSION_CODENAME=bookworm' not in Path("/etc/os-release").read_text():
     print("SKIPPED: wheels are made on Debian 12, whose libraries scripts/program_wheel.py lists")
     sys.exit(77)
 
+SHORT = ["--set", "training.steps=2", "--set", "training.micro_batch_size=2", "--set", "eval.iters=1", "--set", "eval.samples=null"]
+
 
 def run(*command, **settings):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, **settings)
@@ -72,7 +74,7 @@ class ProgramWheel(unittest.TestCase):
 
     def test_trains_with_what_it_holds(self):
         """The configuration of quickstart finds the sources beside it, and its exit codes are the program's."""
-        short = ["--set", "training.steps=2", "--set", "eval.interval=0", "--set", f"logging.dir={self.folder.name}/run"]
+        short = [*SHORT, "--set", "eval.interval=0", "--set", f"logging.dir={self.folder.name}/run"]
         trained = run(PYTHON, "-m", "mantissa", "train", "configs/quickstart.json", *short, cwd=self.data,
                       env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(self.site)})
         self.assertEqual(trained.returncode, 0, trained.stdout + trained.stderr)
@@ -81,7 +83,7 @@ class ProgramWheel(unittest.TestCase):
 
     def test_ranks_meet_over_its_own_ucx(self):
         """Where the system has no UCX, two ranks exchange over the wheel's: here its folder comes first."""
-        short = ["--set", "training.steps=2", "--set", f"logging.dir={self.folder.name}/ranks"]
+        short = [*SHORT, "--set", f"logging.dir={self.folder.name}/ranks"]
         own = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(self.site / "mantissa/lib/ucx")}
         program = self.site / "mantissa/bin/mantissa"
         self.assertIn(str(self.site), run("ldd", program, env=own).stdout.split("libucp.so.0 =>")[1].split("\n")[0])
