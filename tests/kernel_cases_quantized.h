@@ -86,6 +86,8 @@ inline std::vector<QuantizedCase> quantized_shapes() {
     for (const int8_t exponent : std::initializer_list<int8_t>{0, -8, 40})
       out.push_back({37, cols, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent}, exponent == 0 ? 2 : 60});
   }
+  for (const int8_t exponent : std::initializer_list<int8_t>{-kMostTensorExponent, kMostTensorExponent})
+    out.push_back({37, 112, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent}, 70});
   for (const int64_t cols : {80, 88}) out.push_back({5, cols, {Format::e2m1, 1, 32, ScaleRule::flashinfer}, 2});
   return out;
 }

@@ -57,7 +57,7 @@ struct EncodeInPack {
     const uint32_t two = x | x >> 16;
     const gpu::Words words{{two, two, two, two}};
     const bool exactly = rule == ScaleRule::flashinfer && !gpu::are_ordinary(words, scale);
-    return exactly ? encode_in_block<E>(x, scale, rule) : gpu::encoded<E>(words, gpu::inverse_of(scale, scale == kScaleNan)).at(place);
+    return exactly ? encode_in_block<E>(x, scale, rule) : gpu::encoded<E>(words, gpu::factor_of<E>(scale, scale == kScaleNan)).at(place);
   }
   MANTISSA_HOST_DEVICE Result operator()(uint32_t i) const {
     const uint32_t x = i >> 8 << 16;

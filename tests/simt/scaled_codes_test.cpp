@@ -50,7 +50,7 @@ TYPED_TEST(ScaledCodes, EncodeAsTheirDefinition) {
       const auto scale = static_cast<uint8_t>(std::clamp(static_cast<int>(exponent) + offset, 0, 255));
       if (scale == 254) continue;
       const Words words{{two, two, two, two}};
-      const PackOfCodes<E> found = encoded<E>(words, inverse_of(scale, scale == kScaleNan));
+      const PackOfCodes<E> found = encoded<E>(words, factor_of<E>(scale, scale == kScaleNan));
       for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::flashinfer}) {
         const bool may_be =
             rule == ScaleRule::flashinfer ? !E::has_nan && are_ordinary(words, scale) && x != kFp32Inf : x < kFp32Inf || scale == kScaleNan;
@@ -69,6 +69,37 @@ TYPED_TEST(ScaledCodes, HaveTheScaleOfTheirDefinition) {
       for (uint32_t amax = 0; amax < 1U << 31; amax += 0x4321) {
         for (const uint32_t x : {amax, amax & 0xffff0000U})
           ASSERT_EQ(AmaxRule::of<E>(rule, range).scale(x), (block_scale<E>(x, rule, range))) << x;
+      }
+    }
+  }
+}
+
+// All numbers of bf16, at all scales of NVFP4 and those of tensors that come near the ends of bf16.
+TEST(ScaledCodesOfNvfp4, AreTheirDefinition) {
+  for (const int32_t exponent : {-kMostTensorExponent, -8, 0, 7, kMostTensorExponent}) {
+    for (uint32_t amax = 0; amax <= 0x7fffU; ++amax) {
+      const ScaleOfBlock found = scale_of_nvfp4(amax << 16, exponent);
+      ASSERT_EQ(found.code, Nvfp4::scale(amax << 16, exponent)) << std::hex << amax;
+      ASSERT_EQ(found.factor != found.factor, found.code == Nvfp4::nan_scale) << std::hex << amax;
+    }
+    for (uint32_t scale = 0; scale < 256; ++scale) {
+      if ((scale & E4M3::magnitude_mask) == Nvfp4::nan_scale) continue;
+      const float number = number_of_nvfp4(scale, exponent);
+      for (const uint32_t codes : {0x76543210U, 0xfedcba98U}) {
+        const Pack elements = elements_of(PackOfCodes<Nvfp4>{{codes}});
+        for (unsigned i = 0; i < kPack; ++i)
+          ASSERT_EQ(std::bit_cast<uint32_t>(elements.at[i] * number),
+                    Nvfp4::decode(static_cast<uint8_t>(codes >> 4 * i & 15U), static_cast<uint8_t>(scale), exponent));
+      }
+      if (scale % 5 != 1 || scale > Nvfp4::most_scale) continue;  // all eight significands
+      for (uint32_t bits = 0; bits < 0x7f80U; bits += 4) {
+        const uint32_t first = bits | (bits + 1U) << 16, second = (bits + 2U) | (bits + 3U) << 16;
+        const Words words{{first, second, first | 0x80008000U, second | 0x80008000U}};
+        const PackOfCodes<Nvfp4> found = encoded<Nvfp4>(words, number);
+        for (unsigned i = 0; i < kPack; ++i) {
+          const uint32_t x = words.words[i / 2] << (i % 2 == 0 ? 16 : 0) & 0xffff0000U;
+          ASSERT_EQ(found.at(i), Nvfp4::encode(x, static_cast<uint8_t>(scale), exponent)) << std::hex << x << ' ' << scale;
+        }
       }
     }
   }

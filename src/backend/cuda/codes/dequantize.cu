@@ -70,9 +70,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
           scale = scales[i].at(c);
         else
           scale = scales[i];
-        extremest = Largest<uint32_t>()(extremest, scale - kLeastScale<E>);
-        pack.at[c] *= __builtin_bit_cast(float, scale << 23);  // not of scales that are extreme
-        if constexpr (E::codes_per_byte == 2) pack.at[c] += zero;
+        extremest = Largest<uint32_t>()(extremest, (E::two_levels ? scale & E4M3::magnitude_mask : scale) - kLeastScale<E>);
+        if constexpr (E::two_levels)
+          pack.at[c] *= number_of_nvfp4(scale, x.rule.tensor_exponent);
+        else
+          pack.at[c] *= __builtin_bit_cast(float, scale << 23);  // not of scales that are extreme
+        if constexpr (std::is_same_v<E, E2M1>) pack.at[c] += zero;
       }
       if constexpr (std::is_same_v<T, bf16>) {
         MANTISSA_UNROLL
@@ -120,12 +123,10 @@ void CudaBackend::execute(const Dequantize& k) {
       const CodesToRead<E> x(k.x);
       T* const out = k.out.device_data<T>();
       int32_t* const extreme = data_or_null<int32_t>(k.extreme);
-      if constexpr (!E::two_levels) {
-        const auto kernel = columns ? dequantize<E, true, T> : dequantize<E, false, T>;
-        if (in_packs) {
-          return launch(kernel, {blocks_for(ceil_div(rows, int64_t{ShiftedBlocks::kRows}) * cols / kPack), kThreads}, x, blocks,
-                        k.first_col, out, rows, cols, extreme);
-        }
+      if (in_packs) {
+        const auto kernel = columns ? dequantize<E, !E::two_levels, T> : dequantize<E, false, T>;
+        return launch(kernel, {blocks_for(ceil_div(rows, int64_t{ShiftedBlocks::kRows}) * cols / kPack), kThreads}, x, blocks, k.first_col,
+                      out, rows, cols, extreme);
       }
       launch(dequantize_each<E, T>, {blocks_for(rows * cols), kThreads}, x, k.first_col, out, rows, cols, extreme);
     });

@@ -28,9 +28,7 @@ struct Codes {
         blocks_across(tensor.scales.dim(1)),
         rule(tensor.how.code_rule()),
         range(tensor.how.range),
-        by_amax(tensor.how.format == Format::nvfp4 ? AmaxRule{} : with_element(tensor.how.format, [&]<class E>() {
-          return AmaxRule::of<E>(rule.scale, range);
-        })) {}
+        by_amax(with_element(tensor.how.format, [&]<class E>() { return AmaxRule::of<E>(rule.scale, range); })) {}
   MANTISSA_HOST_DEVICE int64_t row_blocks() const { return ceil_div(rows, block_rows); }
   MANTISSA_HOST_DEVICE int64_t blocks() const { return row_blocks() * blocks_across; }
   // The end of the rows, and of the columns, of a block that begins here; the last block may be smaller.
@@ -116,8 +114,13 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const bf16* x, int64_t
   for (unsigned i = 0; i < kPacksOfThread; ++i) {
     const int pack = static_cast<int>(i * kThreads);
     const uint32_t keys = join_lanes<1, kLanes>(keys_of_packs<kFlashinfer>(words[i / 2 * 2], words[i / 2 * 2 + 1]));
-    const auto [scale, inverse] = scale_of_half<E, kFlashinfer>(to.by_amax, half_of(keys, i));
-    PackOfCodes<E> out = encoded<E>(words[i], inverse);
+    const auto [scale, factor] = [&] {
+      if constexpr (E::two_levels)
+        return scale_of_nvfp4(half_of(keys, i) << 16, to.rule.tensor_exponent);
+      else
+        return scale_of_half<E, kFlashinfer>(to.by_amax, half_of(keys, i));
+    }();
+    PackOfCodes<E> out = encoded<E>(words[i], factor);
     if (pack >= left_of_all) continue;
     if (kFlashinfer && !are_ordinary(words[i], scale)) {
       out = {};
@@ -282,7 +285,7 @@ __device__ void write_columns(const Codes& to, const Own& own, const Words (&wor
   for (unsigned c = 0; c < kPack; ++c) {
     if (c % 2 == 0) keys[c / 2] = join_lanes<Own::kAcross, kWarp>(keys[c / 2]);
     const ScaleOfBlock scale = scale_of_half<E, false>(to.by_amax, half_of(keys[c / 2], c));
-    inverses[c] = scale.inverse;
+    inverses[c] = scale.factor;
     scales.put(c, scale.code);
   }
   const bool first = lane() < Own::kAcross;
@@ -458,12 +461,17 @@ bool has_block(int64_t block) { return block == 32 || block == 128; }
 // Calls launched(kernel) with the kernel for whole rows of such blocks and returns true, if there is one.
 template <class E>
 bool launch_rows(const Codes& to, const auto& launched) {
-  if (to.block_rows != 1 || !has_block(to.block_cols) || to.cols % to.block_cols != 0 || searches_scale<E>(to.rule.scale)) return false;
-  if constexpr (E::codes_per_byte == 2) {
-    if (to.rule.scale == ScaleRule::flashinfer)
-      return launched(to.block_cols == 32 ? quantize_rows<E, 32, true> : quantize_rows<E, 128, true>), true;
+  if (to.block_rows != 1 || to.cols % to.block_cols != 0 || searches_scale<E>(to.rule.scale)) return false;
+  if constexpr (E::two_levels) {
+    return launched(quantize_rows<E, kNvfp4Block, false>), true;
+  } else {
+    if (!has_block(to.block_cols)) return false;
+    if constexpr (E::codes_per_byte == 2) {
+      if (to.rule.scale == ScaleRule::flashinfer)
+        return launched(to.block_cols == 32 ? quantize_rows<E, 32, true> : quantize_rows<E, 128, true>), true;
+    }
+    return launched(to.block_cols == 32 ? quantize_rows<E, 32, false> : quantize_rows<E, 128, false>), true;
   }
-  return launched(to.block_cols == 32 ? quantize_rows<E, 32, false> : quantize_rows<E, 128, false>), true;
 }
 
 // Calls launched(kernel, grid) with the kernel for blocks that threads hold, rows only with a second place, and returns true, if there is
@@ -495,46 +503,39 @@ void CudaBackend::execute(const Quantize& k) {
   const bool transposes = k.second.defined() && k.second.how.rowwise();
   const bool fp32 = k.x.dtype() == Dtype::f32;
   const Source from{k.x.device_bytes(), fp32, k.x.dim(0), k.x.dim(1)};
-  const auto launch_warps = [&]<class E>(const Codes& to) {
-    launch(quantize<E>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}, from, to);
-  };
-  if (k.out.how.format == Format::nvfp4) {
-    launch_warps.template operator()<Nvfp4>(Codes(k.out));
-  } else {
-    with_element(k.out.how.format, [&]<class E>() {
-      const auto launch_each = [&](const QuantizedTensor& out) {
-        const Codes to(out);
+  const auto in_packs_of_bf16 = [&](const Codes& to) { return !fp32 && in_packs(to) && begins_at(from.values, 16); };
+  with_any_element(k.out.how.format, [&]<class E>() {
+    const auto launch_each = [&](const Codes& to) {
+      if constexpr (!E::two_levels) {
         if (to.block_cols == 1 || to.block_cols % E::codes_per_byte != 0)
-          launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
-        else
-          launch_warps.template operator()<E>(to);
+          return launch(quantize_alone<E, Source>, {blocks_for(groups_of_blocks<E>(to)), kThreads}, from, to);
+      }
+      launch(quantize<E>, {ceil_div(to.blocks(), int64_t{kWarpsOfBlock}), kThreads}, from, to);
+    };
+    const auto launch_best = [&](const QuantizedTensor& out) {
+      const Codes to(out);
+      const auto rows = [&](auto* kernel) {
+        const int64_t packs = to.rows * to.cols / kPack;
+        launch(kernel, {ceil_div(packs, int64_t{kPacksOfBlock}), kThreads}, k.x.device_data<bf16>(), k.x.elements() / kPack, to, packs);
       };
-      const auto in_packs_of_bf16 = [&](const Codes& to) { return !fp32 && in_packs(to) && begins_at(from.values, 16); };
-      const auto launch_best = [&](const QuantizedTensor& out) {
-        const Codes to(out);
-        const auto rows = [&](auto* kernel) {
-          const int64_t packs = to.rows * to.cols / kPack;
-          launch(kernel, {ceil_div(packs, int64_t{kPacksOfBlock}), kThreads}, k.x.device_data<bf16>(), k.x.elements() / kPack, to, packs);
-        };
-        const auto held = [&](auto* kernel, Grid grid) { launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, to, to); };
-        if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held))) launch_each(out);
-      };
-      const auto launch_both = [&](Second second) {
-        const Codes rows(k.out), columns(k.second);
-        const bool holds = in_packs_of_bf16(rows) && in_packs_of_bf16(columns) && (!transposes || begins_at(columns.codes, 16));
-        return holds && launch_held<E>(rows, second, [&](auto* kernel, Grid grid) {
-                 launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, rows, columns);
-               });
-      };
-      if (k.second.defined() && launch_both(transposes ? Second::transposed : Second::columns)) return;
-      launch_best(k.out);
-      if (!k.second.defined()) return;
-      if (!transposes) return launch_best(k.second);
-      const QuantizedTensor columns = empty_quantized(*this, k.out.shape, k.out.how.transposed());
-      launch_best(columns);
-      transpose(columns, k.second);
-    });
-  }
+      const auto held = [&](auto* kernel, Grid grid) { launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, to, to); };
+      if (!in_packs_of_bf16(to) || !(launch_rows<E>(to, rows) || launch_held<E>(to, Second::none, held))) launch_each(to);
+    };
+    const auto launch_both = [&](Second second) {
+      const Codes rows(k.out), columns(k.second);
+      const bool holds = in_packs_of_bf16(rows) && in_packs_of_bf16(columns) && (!transposes || begins_at(columns.codes, 16));
+      return holds && launch_held<E>(rows, second, [&](auto* kernel, Grid grid) {
+               launch(kernel, grid, {k.x.device_data<bf16>(), from.rows, from.cols}, rows, columns);
+             });
+    };
+    if (k.second.defined() && launch_both(transposes ? Second::transposed : Second::columns)) return;
+    launch_best(k.out);
+    if (!k.second.defined()) return;
+    if (!transposes) return launch_best(k.second);
+    const QuantizedTensor columns = empty_quantized(*this, k.out.shape, k.out.how.transposed());
+    launch_best(columns);
+    transpose(columns, k.second);
+  });
   if (!k.nonfinite.defined()) return;
   with_values(k.x.dtype(), [&]<class T>() {
     launch(find_nonfinite<T>, {blocks_for_packs(k.x.elements()), kThreads}, packs_of<const T>(k.x), k.nonfinite.device_data<int32_t>());

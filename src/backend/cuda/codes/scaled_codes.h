@@ -29,10 +29,17 @@ struct alignas(kPack / E::codes_per_byte) PackOfCodes {
 __device__ inline float power_of(uint32_t scale) {
   return __builtin_bit_cast(float, Largest<uint32_t>()(scale << 23, kFp32HiddenBit >> 1));
 }
-// 2^(127 - scale), scale 0..253, or NaN, with which every element becomes the NaN of its format. No bf16 in a block has a larger scale,
-// but for an Inf under flashinfer.
-__device__ inline float inverse_of(uint32_t scale, bool is_nan) {
-  return is_nan ? __builtin_bit_cast(float, kFp32Nan) : __builtin_bit_cast(float, (254U - scale) << 23);
+// The factor that encoded() takes of a scale: for codes of a byte 2^(127 - scale), scale 0..253, or NaN, with which every element becomes
+// the NaN of its format; of four bits the scale itself, or NaN. No bf16 in a block has a larger scale, but for an Inf under flashinfer.
+template <class E>
+__device__ inline float factor_of(uint32_t scale, bool is_nan) {
+  if (is_nan) return __builtin_bit_cast(float, kFp32Nan);
+  return E::codes_per_byte == 2 ? power_of(scale) : __builtin_bit_cast(float, (254U - scale) << 23);
+}
+// A scale of NVFP4 that is a number, times 2^exponent.
+__device__ inline float number_of_nvfp4(uint32_t scale, int32_t exponent) {
+  const float number = __builtin_bit_cast(float, (scale & E4M3::sign_bit) << 24 | (scale & E4M3::magnitude_mask) << 20) * 0x1p120F;
+  return number * __builtin_bit_cast(float, static_cast<uint32_t>(127 + exponent) << 23);
 }
 
 // The scales that are not extreme_scale().
@@ -40,15 +47,33 @@ template <class E>
 constexpr uint32_t kLeastScale = E::bias + E::mantissa_bits;
 template <class E>
 constexpr uint32_t kMostScale = 254 - E::emax;
+template <>
+inline constexpr uint32_t kLeastScale<Nvfp4> = 0;
+template <>
+inline constexpr uint32_t kMostScale<Nvfp4> = Nvfp4::most_scale;
 
-// E2M1 has steps of 1/2 below 2, of 1 below 4 and of 2 below 6. A sum with a power of two whose last bit is a step rounds to it, to nearest
-// and ties to even, and ends in the number of steps.
-__device__ inline uint32_t encode_e2m1(float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  const float given = __builtin_bit_cast(float, bits & ~kFp32Sign), magnitude = given < 6.0F ? given : 6.0F;
-  const float rounder = magnitude < 2.0F ? 0x1p22F : magnitude < 4.0F ? 0x1p23F : 0x1p24F;
-  const uint32_t code_of_zero_steps = magnitude < 2.0F ? 0 : magnitude < 4.0F ? 2 : 4;
-  return ((__builtin_bit_cast(uint32_t, magnitude + rounder) & 7U) + code_of_zero_steps) | (bits >> 28 & 8U);
+// Codes of four bits count the midpoints between elements that a magnitude exceeds; a tie goes up from an odd code. bf16 holds midpoints:
+// a half of magnitudes + beyond[i] has its first bit set where it exceeds number i. scale: of the block, all of it, as a number, or NaN.
+template <class E>
+__device__ inline PackOfCodes<E> encoded_by_midpoints(const Words& words, float scale) {
+  constexpr float kMidpoints[7] = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
+  uint32_t beyond[7];
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < 7; ++i) {
+    const uint32_t midpoint = __builtin_bit_cast(uint32_t, scale * kMidpoints[i]) >> 16;
+    beyond[i] = (i % 2 == 0 ? 0x7fff7fffU : 0x80008000U) - midpoint * 0x10001U;
+  }
+  PackOfCodes<E> out{};
+  MANTISSA_UNROLL
+  for (unsigned w = 0; w < kPack / 2; ++w) {
+    const uint32_t two = words.words[w], m = two & kMagnitudes;
+    const uint32_t fours = m + beyond[3], twos = (m + beyond[1]) ^ fours ^ (m + beyond[5]),
+                   ones = (m + beyond[0]) ^ (m + beyond[2]) ^ (m + beyond[4]) ^ (m + beyond[6]) ^ twos;
+    const auto bits = [](uint32_t mask, uint32_t first, uint32_t rest) { return (first & mask) | (rest & ~mask); };
+    const uint32_t codes = bits(0xe000e000U, bits(0xc000c000U, bits(0x80008000U, two, fours >> 1), twos >> 2), ones >> 3);
+    out.put(2 * w, codes >> 12 & 15U), out.put(2 * w + 1, codes >> 28);
+  }
+  return scale == scale ? out : PackOfCodes<E>{};
 }
 
 // Encodes each element like encode_in_block(), by the inverses of its scales, all of which are NaN or none. Under flashinfer only in blocks
@@ -60,19 +85,17 @@ __device__ inline PackOfCodes<E> encoded(const Words& words, const float (&inver
     const uint32_t two = words.words[i / 2];
     return (i % 2 == 0 ? low_value(two) : high_value(two)) * inverses[i];
   };
-  if constexpr (std::is_same_v<E, E2M1>) {
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; ++i) out.put(i, encode_e2m1(scaled(i)));
-    if (inverses[0] != inverses[0]) out = {};
-  } else {
-    MANTISSA_UNROLL
-    for (unsigned i = 0; i < kPack; i += 4) out.words[i / 4] = encode_fp8<E>(scaled(i), scaled(i + 1), scaled(i + 2), scaled(i + 3));
-  }
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kPack; i += 4) out.words[i / 4] = encode_fp8<E>(scaled(i), scaled(i + 1), scaled(i + 2), scaled(i + 3));
   return out;
 }
+// factor: factor_of() the scale, or that of scale_of_nvfp4().
 template <class E>
-__device__ inline PackOfCodes<E> encoded(const Words& words, float inverse) {
-  return encoded<E>(words, {inverse, inverse, inverse, inverse, inverse, inverse, inverse, inverse});
+__device__ inline PackOfCodes<E> encoded(const Words& words, float factor) {
+  if constexpr (E::codes_per_byte == 2)
+    return encoded_by_midpoints<E>(words, factor);
+  else
+    return encoded<E>(words, {factor, factor, factor, factor, factor, factor, factor, factor});
 }
 
 // Orders the magnitudes of both halves by their largest: NaN is the largest or, where it takes no part, the least.
@@ -105,12 +128,21 @@ struct AmaxRule {
 
 struct ScaleOfBlock {
   uint32_t code;
-  float inverse;
+  float factor;
 };
 template <class E, bool kFlashinfer>
 __device__ inline ScaleOfBlock scale_of_half(const AmaxRule& rule, uint32_t key) {
   const uint32_t amax = amax_of_half<kFlashinfer>(key), code = kFlashinfer ? block_scale<E>(amax, ScaleRule::flashinfer) : rule.scale(amax);
-  return {code, inverse_of(code, amax >= kFp32Inf)};
+  return {code, factor_of<E>(code, amax >= kFp32Inf)};
+}
+// Nvfp4::scale() of an amax of bf16. Six midpoints between scales are numbers of bf16, so that an amax is one of them, whose sixth this
+// product gives exactly, or far from all.
+__device__ inline ScaleOfBlock scale_of_nvfp4(uint32_t amax, int32_t exponent) {
+  const auto sixth = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, 1.0F / 6.0F) - (static_cast<uint32_t>(exponent) << 23));
+  const uint32_t code =
+      Largest<uint32_t>()(encode_fp8<E4M3>(__builtin_bit_cast(float, amax) * sixth, 0.0F, 0.0F, 0.0F), Nvfp4::least_scale);
+  if (amax >= kFp32Inf) return {Nvfp4::nan_scale, __builtin_bit_cast(float, kFp32Nan)};
+  return {code, number_of_nvfp4(code, exponent)};
 }
 // Returns true if flashinfer's rule about what is no number, or flushed, changes no code of a pack: nothing that is subnormal reaches a
 // quarter of 2^(3 - 127).
@@ -124,7 +156,7 @@ __device__ inline bool are_ordinary(const Words& words, uint32_t scale) {
 template <class E>
 __device__ inline Pack elements_of(const PackOfCodes<E>& codes) {
   Pack out;
-  if constexpr (std::is_same_v<E, E2M1>) {  // the fields where fp32 has them are the element times 2^-126
+  if constexpr (E::codes_per_byte == 2) {  // the fields where fp32 has them are the element times 2^-126
     MANTISSA_UNROLL
     for (unsigned i = 0; i < kPack; ++i) {
       const uint32_t code = codes.words[0] >> (4 * i);
