@@ -7,20 +7,25 @@
 
 namespace mantissa::test {
 
+// The element of a code that is a number.
+template <class E>
+double exact_element(int code) {
+  const int magnitude = code & static_cast<int>(E::magnitude_mask), field = magnitude >> E::mantissa_bits,
+            fraction = magnitude & static_cast<int>(E::mantissa_mask);
+  const double value =
+      std::ldexp(field > 0 ? (1 << E::mantissa_bits) + fraction : fraction, std::max(field, 1) - E::bias - E::mantissa_bits);
+  return (code & static_cast<int>(E::sign_bit)) != 0 ? -value : value;
+}
+
 // Values dequantized in fp64 from the codes alone, row by row.
 inline std::vector<double> exact_values(const QuantizedTensor& x) {
   const std::vector<uint8_t> codes = codes_of(x);
   const std::vector<int> scales = scales_of(x);
   std::vector<double> out;
   for (size_t i = 0; i < codes.size(); ++i) {
-    const double element = with_element(x.how.format, [&]<class E>() {
-      const int magnitude = codes[i] & static_cast<int>(E::magnitude_mask), field = magnitude >> E::mantissa_bits,
-                fraction = magnitude & static_cast<int>(E::mantissa_mask);
-      const double value =
-          std::ldexp(field > 0 ? (1 << E::mantissa_bits) + fraction : fraction, std::max(field, 1) - E::bias - E::mantissa_bits);
-      return (codes[i] & E::sign_bit) != 0 ? -value : value;
-    });
-    out.push_back(std::ldexp(element, scales[i] - 127));
+    const double element = with_element(x.how.format, [&]<class E>() { return exact_element<E>(codes[i]); });
+    out.push_back(x.how.format == Format::nvfp4 ? std::ldexp(element * exact_element<E4M3>(scales[i]), x.how.tensor_exponent)
+                                                : std::ldexp(element, scales[i] - 127));
   }
   return out;
 }

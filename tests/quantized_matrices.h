@@ -18,7 +18,7 @@ inline Tensor dequantized(const QuantizedTensor& x, Dtype dtype = Dtype::f32) {
 // Codes, one a byte, row by row.
 inline std::vector<uint8_t> codes_of(const QuantizedTensor& x) {
   const std::vector<uint8_t> bytes = bytes_of(x.codes);
-  if (x.how.format != Format::e2m1) return bytes;
+  if (!is_four_bit(x.how.format)) return bytes;
   std::vector<uint8_t> out;
   for (const uint8_t byte : bytes) out.push_back(unpack_nibble(byte, 0)), out.push_back(unpack_nibble(byte, 1));
   return out;

@@ -43,6 +43,11 @@ int64_t outer_multiple(const GemmOperandForm& operand) { return std::max<int64_t
 bool is_blackwell_of_servers(const GemmDevice& device) { return device.architecture / 10 == 10; }
 bool is_blackwell_of_desktops(const GemmDevice& device) { return device.architecture / 10 == 12; }
 
+bool is_nvfp4(const Quantization& how) { return how.format == Format::nvfp4; }
+
+// Returns the multiple of which the contraction of a native GEMM must be: whole blocks, and rows of 16 bytes.
+int64_t depth_multiple(const GemmForm& form) { return std::max<int64_t>(32, native_block(form)); }
+
 // Returns true if these are FP8 codes in such blocks, or E2M1 codes that E4M3 codes in one or several blocks of 32 stand for.
 bool fits_fp8(const Quantization& how, int64_t block) {
   if (how.format == Format::e2m1) return block == 32 && how.block() % block == 0 && !how.tiles();
@@ -53,13 +58,15 @@ bool fits_fp8(const Quantization& how, int64_t block) {
 GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
   if (!is_codes(form.a) || !is_codes(form.b)) return GemmObstacle::one_operand;
   const int64_t block = native_block(form);
-  if (!fits_fp8(form.a.how, block) || !fits_fp8(form.b.how, block)) return GemmObstacle::element_format;
+  const bool nvfp4 = is_nvfp4(form.a.how) && is_nvfp4(form.b.how);
+  if (!nvfp4 && (!fits_fp8(form.a.how, block) || !fits_fp8(form.b.how, block))) return GemmObstacle::element_format;
   if (form.a.how.format == Format::e5m2 && form.b.how.format == Format::e5m2) return GemmObstacle::two_e5m2;
   const auto along = [](const Quantization& how, bool rows) { return how.tiles() || (rows ? how.rowwise() : how.columnwise()); };
   if (!along(form.a.how, !form.a.transposed) || !along(form.b.how, form.b.transposed)) return GemmObstacle::blocks;
-  if (form.m % outer_multiple(form.a) != 0 || form.n % outer_multiple(form.b) != 0 || form.k % block != 0) return GemmObstacle::sizes;
+  if (form.m % outer_multiple(form.a) != 0 || form.n % outer_multiple(form.b) != 0 || form.k % depth_multiple(form) != 0)
+    return GemmObstacle::sizes;
   if (std::min(form.a.alignment, form.b.alignment) % 16 != 0) return GemmObstacle::alignment;
-  if (block == 32) {
+  if (nvfp4 || block == 32) {
     if (!is_blackwell_of_servers(device) && !is_blackwell_of_desktops(device)) return GemmObstacle::architecture;
     if (device.library < kFirstWithMx) return GemmObstacle::old_library;
   } else {
@@ -73,7 +80,7 @@ GemmObstacle obstacle_of_codes(const GemmForm& form, const GemmDevice& device) {
 // "n is 50257, no multiple of 16"
 std::string ragged_size(const GemmForm& form) {
   for (const auto& [name, size, unit] :
-       {std::tuple{'m', form.m, outer_multiple(form.a)}, {'n', form.n, outer_multiple(form.b)}, {'k', form.k, native_block(form)}}) {
+       {std::tuple{'m', form.m, outer_multiple(form.a)}, {'n', form.n, outer_multiple(form.b)}, {'k', form.k, depth_multiple(form)}}) {
     if (unit > 0 && size % unit != 0) return text(name, " is ", size, ", not a multiple of ", unit);
   }
   return "";
@@ -102,9 +109,11 @@ GemmRoute without_library(const GemmForm& form, const GemmDevice& device, GemmOb
 }
 
 GemmRoute native(const GemmForm& form, const GemmDevice& device) {
-  const bool mx = native_block(form) == 32, by_depth = !mx || is_blackwell_of_desktops(device);
+  const bool nvfp4 = is_nvfp4(form.a.how), mx = nvfp4 || native_block(form) == 32, by_depth = !mx || is_blackwell_of_desktops(device);
   const auto is_e2m1 = [](const GemmOperandForm& operand) { return operand.how.format == Format::e2m1 ? 1 : 0; };
-  return {.path = mx ? GemmPath::mxfp8 : GemmPath::fp8_block,
+  return {.path = nvfp4 ? GemmPath::nvfp4
+                  : mx  ? GemmPath::mxfp8
+                        : GemmPath::fp8_block,
           .widened = is_e2m1(form.a) + is_e2m1(form.b),
           .transposed = by_depth ? (form.a.transposed ? 1 : 0) + (form.b.transposed ? 0 : 1) : 0,
           .scales = 2,
@@ -189,6 +198,7 @@ const char* gemm_path_name(GemmPath path) {
     case GemmPath::bf16: return "bf16";
     case GemmPath::fp8_block: return "fp8_block";
     case GemmPath::mxfp8: return "mxfp8";
+    case GemmPath::nvfp4: return "nvfp4";
     case GemmPath::grouped: return "grouped";
   }
   return "unknown";
@@ -196,17 +206,18 @@ const char* gemm_path_name(GemmPath path) {
 
 std::string obstacle_text(GemmObstacle obstacle, const GemmForm& form, const GemmDevice& device) {
   const std::string gpu = device.architecture == 0 ? "a CPU" : text("sm_", device.architecture);
-  const int64_t block = is_codes(form.a) && is_codes(form.b) ? native_block(form) : std::max(form.a.how.block(), form.b.how.block());
+  const Quantization& codes = is_codes(form.a) ? form.a.how : form.b.how;
+  const int64_t block = is_codes(form.a) && is_codes(form.b) ? native_block(form) : codes.block();
   const std::string scales = text("scales per ", block);
   switch (obstacle) {
     case GemmObstacle::none: return "";
     case GemmObstacle::switched_off: return "precision.native_products is never";
     case GemmObstacle::no_library: return "there is no cuBLASLt";
     case GemmObstacle::old_library:
-      return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", block == 32 ? "12.8" : "12.9");
-    case GemmObstacle::architecture: return text(gpu, " has no FP8 GEMMs with ", scales);
+      return text(gemm_library_text(device.library), " has no ", scales, ", which came with ", block == 128 ? "12.9" : "12.8");
+    case GemmObstacle::architecture: return text(gpu, " has no ", is_nvfp4(codes) ? "FP4" : "FP8", " GEMMs with ", scales);
     case GemmObstacle::one_operand: return "one operand is high-precision";
-    case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length";
+    case GemmObstacle::element_format: return "the elements are not FP8 with blocks of one length, nor both NVFP4";
     case GemmObstacle::blocks: return "blocks do not lie along the contraction";
     case GemmObstacle::two_e5m2: return "E5M2 is not multiplied by E5M2";
     case GemmObstacle::two_tiles: return "tiles are not multiplied by tiles";

@@ -57,8 +57,13 @@ TEST(GemmTable, IsThatOfTheFile) {
 
 TEST(GemmTable, NeverMultipliesCodesAsCodesWhereItMayNot) {
   const ModuleShape weight{.path = "w", .out = 512, .in = 1024};
-  for (const auto& [preset, architecture] :
-       {std::pair{"fp8_block", 90}, {"mxfp8", 100}, {"mxfp8", 103}, {"mxfp8", 120}, {"mxfp4_qat_mxfp8_act", 100}}) {
+  for (const auto& [preset, architecture] : {std::pair{"fp8_block", 90},
+                                             {"mxfp8", 100},
+                                             {"mxfp8", 103},
+                                             {"mxfp8", 120},
+                                             {"mxfp4_qat_mxfp8_act", 100},
+                                             {"nvfp4_qat_nvfp4_act", 100},
+                                             {"nvfp4_qat_nvfp4_act", 120}}) {
     const GemmForm form = gemm_form(preset_recipe(preset), GemmRole::fprop, weight, 256);
     const GemmDevice may{.architecture = architecture, .library = 130100},
         may_not{.architecture = architecture, .library = 130100, .native = false};
@@ -107,6 +112,29 @@ TEST(GemmTable, SaysWhatStandsAgainstANativeGemm) {
     EXPECT_EQ(route.path == GemmPath::mma, obstacle == GemmObstacle::no_library);
     EXPECT_EQ(route.path == GemmPath::plain, obstacle == GemmObstacle::nothing);
   }
+}
+
+TEST(GemmTable, SaysWhatStandsAgainstNvfp4) {
+  const auto obstacle = [](const std::function<void(GemmForm&, GemmDevice&)>& change) {
+    return route_with([&](GemmForm& f, GemmDevice& d) {
+             f.a.how = {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -2}, f.b.how = {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -8};
+             d.architecture = 103, d.library = 120800;
+             change(f, d);
+           })
+        .obstacle;
+  };
+  EXPECT_EQ(obstacle([](GemmForm&, GemmDevice&) {}), GemmObstacle::none);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.k = 1024 + 32, f.n = 528, f.m = 16; }), GemmObstacle::none);
+  EXPECT_EQ(obstacle([](GemmForm&, GemmDevice& d) { d.library = 120700; }), GemmObstacle::old_library);
+  EXPECT_EQ(obstacle([](GemmForm&, GemmDevice& d) { d.architecture = 90; }), GemmObstacle::architecture);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.b.how = {}; }), GemmObstacle::one_operand);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.b.how = {Format::e4m3, 1, 32}; }), GemmObstacle::element_format);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.a.how = {Format::e2m1, 1, 32}; }), GemmObstacle::element_format);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.b.transposed = false; }), GemmObstacle::blocks);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.a.transposed = true; }), GemmObstacle::blocks);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.k = 1024 + 16; }), GemmObstacle::sizes);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.m = 248; }), GemmObstacle::sizes);
+  EXPECT_EQ(obstacle([](GemmForm& f, GemmDevice&) { f.a.alignment = 8; }), GemmObstacle::alignment);
 }
 
 TEST(GemmTable, WidensE2m1InWholeBlocks) {

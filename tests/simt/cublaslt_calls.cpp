@@ -26,12 +26,18 @@
 namespace mantissa::simt {
 namespace {
 
-std::atomic<int64_t> of_values, per_32, per_128, at_once, algorithms, checks;
+std::atomic<int64_t> of_values, per_16, per_32, per_128, at_once, algorithms, checks;
 
 }  // namespace
 
 LibraryGemms library_gemms() {
-  return {.of_values = of_values, .per_32 = per_32, .per_128 = per_128, .at_once = at_once, .algorithms = algorithms, .checks = checks};
+  return {.of_values = of_values,
+          .per_16 = per_16,
+          .per_32 = per_32,
+          .per_128 = per_128,
+          .at_once = at_once,
+          .algorithms = algorithms,
+          .checks = checks};
 }
 std::atomic<int64_t>& refused_columns() {
   static std::atomic<int64_t> columns;
@@ -57,7 +63,7 @@ namespace {
 
 constexpr size_t kWorkspace = 4096;
 constexpr int kScaleModeOfA = 31, kScaleModeOfB = 32;
-enum class ScaleMode : int32_t { scalar = 0, per_32 = 2, per_128 = 4, per_tile = 5 };
+enum class ScaleMode : int32_t { scalar = 0, per_16 = 1, per_32 = 2, per_128 = 4, per_tile = 5 };
 
 // Functions of the real library: those that read attributes back, and those that stand behind functions of this file.
 struct Real {
@@ -192,8 +198,9 @@ struct Matrix {
   }
   Matrix(cudaDataType of, int64_t row_count, int64_t col_count, int64_t leading_dimension)
       : type(of), rows(row_count), cols(col_count), column(leading_dimension) {}
-  bool fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-  int64_t element_bytes() const { return fp8() ? 1 : type == CUDA_R_16BF ? 2 : 4; }
+  bool fp4() const { return type == CUDA_R_4F_E2M1; }
+  bool codes() const { return fp4() || type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+  int64_t element_bytes() const { return codes() ? 1 : type == CUDA_R_16BF ? 2 : 4; }
 
   cudaDataType type;
   int64_t rows, cols, column;
@@ -215,6 +222,7 @@ struct Side {
     const auto* const values = static_cast<const float*>(scales);
     switch (mode) {
       case ScaleMode::scalar: return 1.0;
+      case ScaleMode::per_16: return element_of<E4M3>(static_cast<const uint8_t*>(scales)[swizzled_offset(i, k / 16, depth / 16)] & 0x7FU);
       case ScaleMode::per_32: return power_of(static_cast<const uint8_t*>(scales)[swizzled_offset(i, k / 32, depth / 32)]);
       case ScaleMode::per_128: return double{values[k / 128 * outer + i]};
       case ScaleMode::per_tile: return double{values[i / 128 * round_up(ceil_div(depth, int64_t{128}), 4) + k / 128]};
@@ -228,6 +236,7 @@ struct Side {
       case CUDA_R_16BF: return double{to_float(static_cast<const bf16*>(data)[at])};
       case CUDA_R_8F_E4M3: return element_of<E4M3>(static_cast<const uint8_t*>(data)[at]);
       case CUDA_R_8F_E5M2: return element_of<E5M2>(static_cast<const uint8_t*>(data)[at]);
+      case CUDA_R_4F_E2M1: return element_of<E2M1>(unpack_nibble(static_cast<const uint8_t*>(data)[at / 2], at));
       default: fail(ExitCode::internal, "a matrix of type ", static_cast<int>(matrix.type));
     }
   }
@@ -239,8 +248,8 @@ struct Side {
   }
   // Some kernels of the library read padding, which is therefore 0.
   void require_padding() const {
-    if (mode != ScaleMode::per_32) return;
-    const int64_t inner = depth / 32;
+    if (mode != ScaleMode::per_16 && mode != ScaleMode::per_32) return;
+    const int64_t inner = depth / (mode == ScaleMode::per_16 ? 16 : 32);
     for (int64_t i = 0; i < round_up(outer, 128); ++i) {
       for (int64_t j = 0; j < round_up(inner, 4); ++j) {
         const bool zero = static_cast<const uint8_t*>(scales)[swizzled_offset(i, j, inner)] == 0;
@@ -265,16 +274,18 @@ struct Side {
   const void* scales;
 };
 
-// Returns true if the library has FP8 for this (its documentation, "cublasLtMatmul").
-bool has_fp8(const Side& a, const Side& b, int architecture) {
+// Returns true if the library has FP8 or FP4 for this (its documentation, "cublasLtMatmul").
+bool has_codes(const Side& a, const Side& b, int architecture) {
   if (architecture < 89 || (a.matrix.type == CUDA_R_8F_E5M2 && b.matrix.type == CUDA_R_8F_E5M2)) return false;
   const bool tn = a.by_column && b.by_column;
   for (const Side* side : {&a, &b}) {
     if (side->outer % 16 != 0 || side->depth % 16 != 0 || side->matrix.column % 16 != 0 || side->scales == nullptr) return false;
+    if (side->matrix.fp4() && (side->mode != ScaleMode::per_16 || !tn || side->matrix.column % 32 != 0)) return false;
     if (reinterpret_cast<uintptr_t>(side->scales) % 16 != 0) return false;
   }
   if (a.mode == ScaleMode::per_32 && b.mode == ScaleMode::per_32)
     return (architecture / 10 == 10 || (architecture / 10 == 12 && tn)) && a.depth % 32 == 0;
+  if (a.matrix.fp4() || b.matrix.fp4()) return a.matrix.type == b.matrix.type && architecture >= 100;
   const auto block = [](const Side& side) { return side.mode == ScaleMode::per_128 || side.mode == ScaleMode::per_tile; };
   return architecture == 90 && tn && block(a) && block(b) && !(a.mode == ScaleMode::per_tile && b.mode == ScaleMode::per_tile);
 }
@@ -285,9 +296,9 @@ bool is_supported(cublasLtMatmulDesc_t desc, const Side& a, const Side& b, const
   if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF) return false;
   const bool biased = attribute<uint32_t>(desc, CUBLASLT_MATMUL_DESC_EPILOGUE) == CUBLASLT_EPILOGUE_BIAS;
   require(!biased || d.type == CUDA_R_32F || d.rows % 8 == 0, "some kernels of the library round before they add this bias");
-  if (a.matrix.fp8() && simt::refuses_codes()) return false;
-  if (a.matrix.fp8() && biased && d.type == CUDA_R_32F) return false;
-  if (a.matrix.fp8() || b.matrix.fp8()) return a.matrix.fp8() && b.matrix.fp8() && has_fp8(a, b, simt::architecture());
+  if (a.matrix.codes() && simt::refuses_codes()) return false;
+  if (a.matrix.codes() && biased && d.type == CUDA_R_32F) return false;
+  if (a.matrix.codes() || b.matrix.codes()) return a.matrix.codes() && b.matrix.codes() && has_codes(a, b, simt::architecture());
   if (a.mode != ScaleMode::scalar || b.mode != ScaleMode::scalar || a.scales || b.scales) return false;
   return a.matrix.type == b.matrix.type && (a.matrix.type == CUDA_R_16BF || d.type == CUDA_R_32F);
 }
@@ -410,19 +421,19 @@ cublasStatus_t check_algorithm(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cubl
 }
 
 void require_aligned(const void* address, uint32_t promised, const Matrix& matrix, const char* what) {
-  const uint32_t least = matrix.fp8() ? 16 : static_cast<uint32_t>(matrix.element_bytes());
+  const uint32_t least = matrix.codes() ? 16 : static_cast<uint32_t>(matrix.element_bytes());
   require(promised >= least && reinterpret_cast<uintptr_t>(address) % promised == 0, what, " is not aligned to the ", promised,
           " bytes that its algorithm was chosen for");
 }
 
-// D = op(A) op(B) + beta C + bias of the row, in fp64, rounded once.
+// D = alpha op(A) op(B) + beta C + bias of the row, in fp64, rounded once.
 struct Product {
   Side a, b;
   Matrix d;
   const void *of_a, *of_b, *of_c, *bias;
   void* out;
   bool bias_is_fp32;
-  double beta;
+  double beta, alpha = 1.0;
 
   double bias_at(int64_t i) const {
     if (bias == nullptr) return 0.0;
@@ -434,9 +445,9 @@ struct Product {
       for (int64_t i = 0; i < d.rows; ++i) {
         const double* const x = left.data() + i * a.depth;
         const double* const y = right.data() + j * b.depth;
-        double sum = bias_at(i);
+        double sum = 0.0;
         for (int64_t k = 0; k < a.depth; ++k) sum += x[k] * y[k];
-        write(j * d.column + i, sum);
+        write(j * d.column + i, bias_at(i) + alpha * sum);
       }
     }
   }
@@ -514,17 +525,21 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*
                         .bias = biased ? attribute<const void*>(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER) : nullptr,
                         .out = d,
                         .bias_is_fp32 = attribute<int32_t>(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) == CUDA_R_32F,
-                        .beta = double{*static_cast<const float*>(beta)}};
+                        .beta = double{*static_cast<const float*>(beta)},
+                        .alpha = double{*static_cast<const float*>(alpha)}};
   if (const int status = simt::status_of_gemms(); status != 0) return static_cast<cublasStatus_t>(status);
   const Promised promised = promised_of(*algorithm);
-  require(*static_cast<const float*>(alpha) == 1.0F && is_supported(desc, product.a, product.b, product.d),
+  require((product.alpha == 1.0 || product.a.matrix.fp4()) && is_supported(desc, product.a, product.b, product.d),
           "this product has no algorithm");
   require(bytes >= kWorkspace && workspace != nullptr, "the workspace is too small");
   require_aligned(a, promised.a, product.a.matrix, "A");
   require_aligned(b, promised.b, product.b.matrix, "B");
   require_aligned(c, promised.c, product.d, "C");
   require_aligned(d, promised.d, product.d, "D");
-  ++(product.a.mode == ScaleMode::scalar ? simt::of_values : product.a.mode == ScaleMode::per_32 ? simt::per_32 : simt::per_128);
+  ++(product.a.mode == ScaleMode::scalar   ? simt::of_values
+     : product.a.mode == ScaleMode::per_16 ? simt::per_16
+     : product.a.mode == ScaleMode::per_32 ? simt::per_32
+                                           : simt::per_128);
   submit(*reinterpret_cast<Stream*>(stream), [=] {
     std::memset(workspace, 0xff, bytes);
     product.compute();

@@ -74,7 +74,7 @@ TEST_P(LibraryGemm, OfEachRecipeTakesItsPath) {
           EXPECT_NE(route.path, GemmPath::plain);
           EXPECT_EQ(count_of(device(), route.path), taken + 1);
           const bool mx = preset == "mxfp8" || preset == "mxfp8_te" || (preset == "mxfp4_qat_mxfp8_act" && role != GemmRole::dgrad) ||
-                          (preset == "mxfp4_qat_mxfp4_act" && role == GemmRole::fprop);
+                          ((preset == "mxfp4_qat_mxfp4_act" || preset == "nvfp4_qat_nvfp4_act") && role == GemmRole::fprop);
           EXPECT_EQ(is_native(route.path), (arch == 90 && preset == "fp8_block") || (arch >= 100 && mx));
           expect_exact(gemm, before, route.bound);
           o.expect_margins_untouched();
@@ -230,6 +230,46 @@ TEST_P(LibraryGemm, OfE2m1CodesHasTheirValues) {
     for (int64_t i = 0; i < kRows * kDepth; ++i) {
       const uint8_t scale = scales[static_cast<size_t>(i / block)], code = static_cast<uint8_t>(i % 16);
       ASSERT_EQ(found[static_cast<size_t>(i)], std::bit_cast<float>(decode_in_block<E2M1>(code, scale, how.rule))) << i;
+    }
+  }
+}
+
+// The scales of both tensors are a factor of the product, and not of what it is added to. Operands are the library's only where it takes
+// their sizes.
+TEST_P(LibraryGemm, OfNvfp4CodesHasTheirValues) {
+  const auto how = [](int8_t exponent) { return Quantization{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent}; };
+  for (const auto& [m, n, k, first, second] : {std::tuple<int64_t, int64_t, int64_t, int8_t, int8_t>{48, 144, 352, -8, -2},
+                                               {32, 16, 64, 60, 30},
+                                               {16, 32, 32, -60, -3},
+                                               {32, 32, 48, 5, 5},
+                                               {24, 32, 64, 5, 5}}) {
+    for (const bool accumulate : {false, true}) {
+      for (const Dtype out : {Dtype::bf16, Dtype::f32}) {
+        if (accumulate && out == Dtype::bf16) continue;
+        SCOPED_TRACE(text(m, 'x', n, 'x', k, " 2^", int{first}, ' ', out));
+        Operands o(device(), Dtype::bf16);
+        const auto codes = [&](int64_t rows, int8_t exponent) {
+          std::vector<double> from = wide_values(rows, k, 81, 2);
+          for (double& value : from) value = std::ldexp(value, exponent + 2);
+          return quantized(tensor_of(device(), Dtype::bf16, {rows, k}, from), how(exponent));
+        };
+        const Gemm gemm{.a = {.value = codes(m, first)},
+                        .b = {.value = codes(n, second), .transposed = true},
+                        .out = accumulate ? o.gradient("sum", {m, n}, kExact, true) : o.output_of(out, "out", {m, n}, kExact),
+                        .accumulate = accumulate,
+                        .bias = accumulate ? Tensor() : o.input_of(out, {n})};
+        const bool native = GetParam() >= 100 && k % 32 == 0 && m % 16 == 0;
+        const GemmRoute route = route_gemm(form_of(gemm), device().gemm_device());
+        EXPECT_EQ(route.path, native ? GemmPath::nvfp4 : GemmPath::bf16);
+        const std::vector<double> before = values(gemm.out);
+        const int64_t taken = count_of(device(), route.path), asked = simt::library_gemms().per_16;
+        device().run(gemm);
+        device().synchronize();
+        EXPECT_EQ(count_of(device(), route.path), taken + 1);
+        EXPECT_EQ(simt::library_gemms().per_16, asked + (native ? 1 : 0));
+        expect_exact(gemm, before, route.bound);
+        o.expect_margins_untouched();
+      }
     }
   }
 }

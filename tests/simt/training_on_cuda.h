@@ -194,7 +194,9 @@ inline std::vector<CudaPreset> cuda_presets() {
           {"mxfp4_qat_mxfp8_act", 5e-3, 0.15, {"precision.recipe=mxfp4_qat_mxfp8_act"}},
           // Where bf16 is rounded otherwise, an input has another code of 4 bits, a quarter of it away. With precision.dtype=fp32,
           // gradients of the dense model are within 6e-7.
-          {"mxfp4_qat_mxfp4_act", 5e-3, 0.25, {"precision.recipe=mxfp4_qat_mxfp4_act"}}};
+          {"mxfp4_qat_mxfp4_act", 5e-3, 0.25, {"precision.recipe=mxfp4_qat_mxfp4_act"}},
+          {"nvfp4_qat", 5e-3, 0.15, {"precision.recipe=nvfp4_qat"}},
+          {"nvfp4_qat_nvfp4_act", 5e-3, 0.25, {"precision.recipe=nvfp4_qat_nvfp4_act"}}};
 }
 
 enum class Experts { none, softmax, sigmoid };

@@ -9,13 +9,16 @@
 //   fp32 (never TF32), bf16                       any version       none
 //   FP8, one fp32 scale per 128 or 128 x 128      12.9, on 9.0      TN: the contraction is contiguous in both; not 128 x 128 twice
 //   FP8, one E8M0 scale per 32                    12.8, on 10.x     scales in the swizzled layout; on 12.x TN
+//   E2M1, one E4M3 scale per 16                   12.8, on 10.x     scales in the swizzled layout; TN; the contraction a multiple of 32
+//                                                 and 12.x
 //   FP8 in general                                                  not E5M2 twice; pointers and rows of 16 bytes; sizes multiples of 16
 //   groups of bf16 rows, sizes on the device      13.10, on 9.0     rows of 16 bytes
 //                                                 and 10.x
 //
 // E2M1 codes, whose blocks are one or several of the other operand's 32, are multiplied as E4M3 codes with the same scales: E4M3 has all of
 // their elements. Where their blocks lie across the contraction, as those of a weight in dgrad, they are multiplied as values: one scale
-// for 32 rows would be exact only while the rows' own scales lie within 15 binades, which nobody promises.
+// for 32 rows would be exact only while the rows' own scales lie within 15 binades, which nobody promises. The scales of both tensors of
+// NVFP4, powers of two, are a factor of their product.
 //
 // Groups need 13.10: libraries from 13.4.0 to 13.6.0 hang on 9.0 where calls share a workspace, and 13.10 is the first that promises the
 // same bits to a row whatever rows are beside it (batch invariance). No GPU has confirmed them, so that they must be asked for
@@ -77,13 +80,14 @@ enum class GemmPath : uint8_t {
   bf16,       // cuBLASLt, on tensor cores
   fp8_block,  // cuBLASLt, codes with a scale per 128
   mxfp8,      // cuBLASLt, codes with a scale per 32
+  nvfp4,      // cuBLASLt, codes of NVFP4
   grouped     // cuBLASLt, bf16 on tensor cores: groups of rows whose sizes are on the device, in one call
 };
-inline constexpr size_t kGemmPaths = 8;
+inline constexpr size_t kGemmPaths = 9;
 const char* gemm_path_name(GemmPath path);
 using GemmCounts = std::array<int64_t, kGemmPaths>;      // number of GEMMs that took each path
 std::string gemm_counts_text(const GemmCounts& counts);  // "bf16 120, mma 48"; empty where nothing is counted, as on CPUs
-constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8; }
+constexpr bool is_native(GemmPath path) { return path == GemmPath::fp8_block || path == GemmPath::mxfp8 || path == GemmPath::nvfp4; }
 
 // Reasons why codes are not multiplied as codes, or nothing by the library.
 enum class GemmObstacle : uint8_t {

@@ -22,7 +22,7 @@ int& current_device();  // device of the calling thread; the only one there is h
 // Numbers of products that the library was asked for in this process, by the scales of their operands, of all groups at once, of
 // algorithms, and of checks whether one fits other sizes.
 struct LibraryGemms {
-  int64_t of_values = 0, per_32 = 0, per_128 = 0, at_once = 0, algorithms = 0, checks = 0;
+  int64_t of_values = 0, per_16 = 0, per_32 = 0, per_128 = 0, at_once = 0, algorithms = 0, checks = 0;
 };
 LibraryGemms library_gemms();
 std::atomic<int64_t>& refused_columns();  // columns of products for which it refuses the algorithm that others have; 0: none

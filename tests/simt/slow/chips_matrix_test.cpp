@@ -10,8 +10,8 @@ TEST_P(TrainingOnChipsMatrix, TakesThePathsOfTheTable) {
   const auto starts = [&](const char* preset) {
     return name.starts_with(std::string(preset) + "_dense") || name.starts_with(std::string(preset) + "_softmax");
   };
-  const bool mx =
-      starts("mxfp8") || starts("mxfp8_te") || starts("gather") || starts("mxfp4_qat_mxfp8_act") || starts("mxfp4_qat_mxfp4_act");
+  const bool mx = starts("mxfp8") || starts("mxfp8_te") || starts("gather") || starts("mxfp4_qat_mxfp8_act") ||
+                  starts("mxfp4_qat_mxfp4_act") || starts("nvfp4_qat_nvfp4_act");
   const test::TrainedRun cpu = run_on_cpu();
   for (const int architecture : {80, 90, 100, 120}) {
     SCOPED_TRACE(architecture);

@@ -31,6 +31,7 @@ void check(cublasStatus_t status, const auto&... what) {
 int32_t scale_mode(ScaleLayout layout) {
   switch (layout) {
     case ScaleLayout::none: return 0;
+    case ScaleLayout::swizzled_e4m3: return 1;
     case ScaleLayout::swizzled_e8m0: return 2;
     case ScaleLayout::outer_fp32: return 4;
     case ScaleLayout::tiles_fp32: return 5;
@@ -41,6 +42,7 @@ int32_t scale_mode(ScaleLayout layout) {
 cudaDataType type_of(Dtype dtype) { return dtype == Dtype::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 cudaDataType type_of(const LibraryMatrix& matrix) {
   if (matrix.format == Format::none) return type_of(matrix.dtype);
+  if (matrix.format == Format::nvfp4) return CUDA_R_4F_E2M1;
   return matrix.format == Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 
@@ -128,7 +130,7 @@ class CublasLt final : public GemmLibrary {
   }
   void ask_for(Stream& stream, const Chosen& chosen, const LibraryGemm& g, size_t bytes, const Memory& workspace) {
     const std::shared_ptr<std::byte> memory = taken(workspace, bytes);
-    const float alpha = 1.0F, beta = g.accumulate ? 1.0F : 0.0F;
+    const float alpha = g.factor, beta = g.accumulate ? 1.0F : 0.0F;
     check(
         calls_.Matmul(handle_, chosen.desc.get(), &alpha, g.b.data, chosen.a.get(), g.a.data, chosen.b.get(), &beta, g.out, chosen.d.get(),
                       g.out, chosen.d.get(), &chosen.result.algo, memory.get(), bytes, static_cast<cudaStream_t>(handle_of(stream))),

@@ -17,6 +17,7 @@ namespace mantissa::gpu {
 enum class ScaleLayout : uint8_t {
   none,
   swizzled_e8m0,  // per 32: formats/swizzle.h
+  swizzled_e4m3,  // per 16, likewise
   outer_fp32,     // per 128: at j * outer + i
   tiles_fp32      // per 128 x 128: at i / 128 * round_up(ceil(k / 128), 4) + j
 };
@@ -30,13 +31,13 @@ inline constexpr int64_t kLongSum = 16384;  // addends from which on any sum may
 struct LibraryMatrix {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::bf16;     // for values
-  Format format = Format::none;  // for codes: e4m3 or e5m2
+  Format format = Format::none;  // for codes: e4m3, e5m2 or nvfp4
   bool transposed = false;       // read as the transpose of what lies there
   ScaleLayout layout = ScaleLayout::none;
   const std::byte* scales = nullptr;
 };
 
-struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n]; no size is 0
+struct LibraryGemm {  // out [m, n] (+)= factor * op(a) [m, k] * op(b) [k, n] + bias [n]; no size is 0
   LibraryMatrix a, b;
   std::byte* out;
   Dtype out_dtype;
@@ -44,6 +45,7 @@ struct LibraryGemm {  // out [m, n] (+)= op(a) [m, k] * op(b) [k, n] + bias [n];
   const std::byte* bias;  // has out_dtype, at a multiple of 16 bytes; null: none
   int64_t m, n, k;
   uint32_t alignment = kLibraryAlignment;  // alignment of all addresses, in bytes
+  float factor = 1.0F;
 };
 
 // Matrices of groups, an element of each array for each group. The arrays are in device memory.

@@ -200,7 +200,8 @@ Tensor CudaBackend::scales_of_side(const QuantizedTensor& x, bool along_rows, in
     launch(kernel, {blocks_for(elements), kThreads}, side, out.device_data<decltype(none)>());
     return out;
   };
-  if (layout == ScaleLayout::swizzled_e8m0) return written(swizzle_scales, Dtype::u8, uint8_t{}, swizzled_bytes(outer, inner));
+  if (layout == ScaleLayout::swizzled_e8m0 || layout == ScaleLayout::swizzled_e4m3)
+    return written(swizzle_scales, Dtype::u8, uint8_t{}, swizzled_bytes(outer, inner));
   if (layout == ScaleLayout::outer_fp32) return written(widen_scales, Dtype::f32, float{}, inner * outer);
   return written(widen_tiles, Dtype::f32, float{}, ceil_div(outer, int64_t{128}) * round_up(inner, 4));
 }

@@ -1,6 +1,8 @@
 // GEMMs by the path that backend/gemm_path.h gives them. Codes that are multiplied as values become values in scratch. Where a block of
 // them has an extreme scale, a flag goes up on the device: then the scratch is zero, so that the library adds nothing, and our kernel
 // multiplies in fp32, which otherwise ends at once. The host reads nothing.
+#include <cmath>
+
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/gemm/aligned.h"
 #include "mantissa/backend/functions.h"
@@ -229,7 +231,8 @@ bool CudaBackend::multiply_by_library(const Gemm& k, const GemmForm& form, const
                               .bias = fused ? bias.device_bytes() : nullptr,
                               .m = form.m,
                               .n = form.n,
-                              .k = form.k};
+                              .k = form.k,
+                              .factor = scratch.native ? std::ldexp(1.0F, form.a.how.tensor_exponent + form.b.how.tensor_exponent) : 1.0F};
   const auto memory = [this](int64_t bytes) { return allocate(bytes); };
   if (!asked([&] { return library_->multiply(stream(), gemm, memory); })) {
     refused_.insert(refusal_key(k, form, route));
@@ -298,9 +301,10 @@ gpu::LibraryMatrix CudaBackend::side_of(const Operand& operand, bool left, const
   if (codes == nullptr) return matrix_of(operand.dense(), operand.transposed);
   if (!scratch.native) return matrix_of(values_of(operand.value, scratch), operand.transposed);
   const bool along_rows = left != operand.transposed, by_depth = route.transposed > 0;
-  const ScaleLayout layout = route.path == GemmPath::mxfp8 ? ScaleLayout::swizzled_e8m0
-                             : codes->how.tiles()          ? ScaleLayout::tiles_fp32
-                                                           : ScaleLayout::outer_fp32;
+  const ScaleLayout layout = route.path == GemmPath::nvfp4   ? ScaleLayout::swizzled_e4m3
+                             : route.path == GemmPath::mxfp8 ? ScaleLayout::swizzled_e8m0
+                             : codes->how.tiles()            ? ScaleLayout::tiles_fp32
+                                                             : ScaleLayout::outer_fp32;
   const QuantizedTensor wide = codes->how.format == Format::e2m1 ? widened_codes(*codes) : *codes;
   scratch.held.push_back(wide.codes);
   LibraryMatrix out{.data = wide.codes.device_bytes(), .format = wide.how.format, .transposed = operand.transposed, .layout = layout};
