@@ -154,6 +154,8 @@ class Soak(Faults):
     # The training.
 
     def enter_group(self):
+        # A program that has just begun has no handlers: a wish for a save waits until the launcher takes signals.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         attempt(lambda: (self.group / "cgroup.procs").write_text(str(os.getpid())))
 
     def mantissa(self, *words, env=None):

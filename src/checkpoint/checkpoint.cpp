@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <sstream>
@@ -293,11 +294,18 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
 bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder, const char* key) {
   if (world.size() == 1) return there;
   if (world.all(uint8_t{there}).front() == 0) return false;
-  // Uses a new name, which no cache of a network file system can hold; CheckpointDirectory deletes what a killed process leaves.
+  // Uses a new name, which no cache of a network file system can hold. The folder is this run's, so other such files are of killed
+  // processes.
+  constexpr std::string_view kPrefix = ".tmp-nonce-";
   const std::string nonce = all_gather_strings(world, world.rank() == 0 ? new_secret() : "").front();
-  const std::filesystem::path file = folder / (".tmp-nonce-" + nonce);
+  const std::filesystem::path file = folder / (std::string(kPrefix) + nonce);
   agree(world, [&] {
     if (world.rank() != 0) return;
+    std::vector<std::filesystem::path> left;
+    std::error_code listing;
+    for (std::filesystem::directory_iterator entry(folder, listing), end; !listing && entry != end; entry.increment(listing))
+      if (entry->path().filename().string().starts_with(kPrefix)) left.push_back(entry->path());
+    for (const std::filesystem::path& path : left) std::filesystem::remove(path, listing);
     try {
       File::create(file).close();
     } catch (const Error& error) {

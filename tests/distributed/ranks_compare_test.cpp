@@ -41,6 +41,17 @@ TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
     EXPECT_FALSE(std::filesystem::exists(run_folder("shared") + "/" + file)) << file;
 }
 
+TEST_F(RanksCompare, LookForAFileThatTheyDeleteWithThoseOfKilledRuns) {
+  const std::string folder = folder_ / "of_a_run";
+  std::filesystem::create_directory(folder);
+  test::write_file(folder + "/.tmp-nonce-1234", "");
+  test::write_file(folder + "/run.json", "{}");
+  const auto failures = test::run_ranks(
+      2, [&](const Communicator& world) { EXPECT_TRUE(is_shared_folder(world, world.rank() == 0, folder, "logging.dir")); });
+  EXPECT_THAT(failures, Each(IsEmpty()));
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) EXPECT_EQ(entry.path().filename(), "run.json");
+}
+
 TEST_F(RanksCompare, NameTheRankWhosePlanOrDataAreOthers) {
   test::write_file(folder_ / "other.txt", test::second_order_text(10000));
   const auto with_odd = [&](int mismatch, const std::string& set) {
