@@ -3,9 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "backend/adamw_rule.h"
 #include "backend/cpu/fast/cpu_backend.h"
-#include "backend/cpu/fast/rows/moments_in_bf16.h"
 #include "backend/cpu/fast/rows/partial_sums.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
@@ -244,40 +242,6 @@ void CpuBackend::execute(const Unpermute& k) {
 
 namespace {
 
-using simd::Floats;
-
-// T is the type of the values, void where none are wanted.
-template <class T>
-struct Update {
-  AdamWRule<float> rule;
-  AdamWStep<float> now;
-  float *master, *m, *v;
-  const float* grad;
-  T* value;
-};
-
-// Does the reference's operations in the reference's order, without fma, which gives the same bits.
-template <class T, class Count>
-[[gnu::always_inline]] inline void update(const Update<T>& u, int64_t i, Count part) {
-  const Floats g = simd::load(u.grad + i, part) * u.now.clip_factor;
-  const Floats m = u.rule.beta1 * simd::load(u.m + i, part) + u.rule.one_minus_beta1 * g;
-  const Floats v = u.rule.beta2 * simd::load(u.v + i, part) + u.rule.one_minus_beta2 * g * g;
-  const Floats m_hat = m * u.now.inverse_bias_correction1, v_hat = v * u.now.inverse_bias_correction2;
-  Floats master = simd::load(u.master + i, part);
-  const Floats step = m_hat / (simd::sqrt(v_hat) + u.rule.eps) + u.rule.weight_decay * master;
-  master -= u.now.lr * step;
-  simd::store(u.m + i, m, part);
-  simd::store(u.v + i, v, part);
-  simd::store(u.master + i, master, part);
-  if constexpr (!std::is_void_v<T>) simd::store(u.value + i, master, part);
-}
-
-template <class T>
-[[gnu::always_inline]] inline void adamw_range(Update<T> u, int64_t begin, int64_t end) {
-  simd::for_lanes(
-      end - begin, [&](int64_t j, auto part) __attribute__((always_inline)) { update(u, begin + j, part); });
-}
-
 // Sums of squares of row blocks [begin, end), in fp64.
 [[gnu::always_inline]] inline void squares(const float* x, int64_t row_block, int64_t elements, double* partials, int64_t begin,
                                            int64_t end) {
@@ -300,24 +264,6 @@ template <class T>
 }
 
 }  // namespace
-
-void CpuBackend::execute(const AdamW& k) {
-  const float* step = k.step.device_data<float>();
-  if (step[static_cast<int>(StepValue::skip)] != 0.0F) return CpuReference::execute(k);
-  if (k.m.dtype() == Dtype::bf16) return adamw_in_bf16(k);
-  const auto run_with = [&]<class T>(T* value) {
-    const Update<T> u{.rule = AdamWRule<float>(k),
-                      .now = AdamWStep<float>(step),
-                      .master = k.master.device_data<float>(),
-                      .m = k.m.device_data<float>(),
-                      .v = k.v.device_data<float>(),
-                      .grad = k.grad.device_data<float>(),
-                      .value = value};
-    parallel_for(k.master.elements(), kPieceElements / 2, [&](int64_t begin, int64_t end) { cloned<adamw_range<T>>(u, begin, end); });
-  };
-  if (!k.value.defined()) return run_with(static_cast<void*>(nullptr));
-  with_narrow_values(k.value.dtype(), [&]<class T>() { run_with(k.value.device_data<T>()); });
-}
 
 void CpuBackend::execute(const SquaredNorm& k) {
   if (k.x.dtype() != Dtype::f32) return CpuReference::execute(k);  // gradients are fp32

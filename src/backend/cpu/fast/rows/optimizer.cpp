@@ -1,11 +1,11 @@
-// Muon, and updates whose moments are bf16.
+// The updates of AdamW and Muon.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <type_traits>
 
+#include "backend/adamw_rule.h"
 #include "backend/cpu/fast/cpu_backend.h"
-#include "backend/cpu/fast/rows/moments_in_bf16.h"
 #include "backend/cpu/fast/rows/philox_lanes.h"
 #include "backend/cpu/fast/simd.h"
 #include "backend/cpu/pieces.h"
@@ -51,37 +51,54 @@ template <class Count>
   simd::store(to, reinterpret_cast<Floats>(rounded), part);
 }
 
-// T is the type of the values, void where none are wanted.
-template <class T>
-struct NarrowAdamW {
+// M is the type of the moments, T that of the values, void where none are wanted.
+template <class M, class T>
+struct Update {
   AdamWRule<float> rule;
   AdamWStep<float> now;
   float* master;
-  bf16 *m, *v;
+  M *m, *v;
   const float* grad;
   T* value;
 };
 
-template <class T>
-[[gnu::always_inline]] inline void narrow_adamw(NarrowAdamW<T> u, MomentWords words, int64_t begin, int64_t end) {
-  for_runs(
-      words, begin, end, [&](int64_t first, int64_t count, const uint32_t* random) __attribute__((always_inline)) {
-        simd::for_lanes(
-            count, [&](int64_t j, auto part) __attribute__((always_inline)) {
-              const int64_t i = first + j;
-              const Floats g = simd::load(u.grad + i, part) * u.now.clip_factor;
-              const Floats m = u.rule.beta1 * simd::load(u.m + i, part) + u.rule.one_minus_beta1 * g;
-              const Floats v = u.rule.beta2 * simd::load(u.v + i, part) + u.rule.one_minus_beta2 * g * g;
-              const Floats m_hat = m * u.now.inverse_bias_correction1, v_hat = v * u.now.inverse_bias_correction2;
-              Floats master = simd::load(u.master + i, part);
-              const Floats step = m_hat / (simd::sqrt(v_hat) + u.rule.eps) + u.rule.weight_decay * master;
-              master -= u.now.lr * step;
-              store_at_random(u.m + i, m, random + j, 0, part);
-              store_at_random(u.v + i, v, random + j, 16, part);
-              simd::store(u.master + i, master, part);
-              if constexpr (!std::is_void_v<T>) simd::store(u.value + i, master, part);
-            });
-      });
+// Does the reference's operations in the reference's order, without fma, which gives the same bits. store(to, moment, shift) rounds and
+// writes a moment; `shift` chooses the half of a word that rounds it.
+template <class M, class T, class Count, class Store>
+[[gnu::always_inline]] inline void update(const Update<M, T>& u, int64_t i, Count part, const Store& store) {
+  const Floats g = simd::load(u.grad + i, part) * u.now.clip_factor;
+  const Floats m = u.rule.beta1 * simd::load(u.m + i, part) + u.rule.one_minus_beta1 * g;
+  const Floats v = u.rule.beta2 * simd::load(u.v + i, part) + u.rule.one_minus_beta2 * g * g;
+  const Floats m_hat = m * u.now.inverse_bias_correction1, v_hat = v * u.now.inverse_bias_correction2;
+  Floats master = simd::load(u.master + i, part);
+  const Floats step = m_hat / (simd::sqrt(v_hat) + u.rule.eps) + u.rule.weight_decay * master;
+  master -= u.now.lr * step;
+  store(u.m + i, m, 0);
+  store(u.v + i, v, 16);
+  simd::store(u.master + i, master, part);
+  if constexpr (!std::is_void_v<T>) simd::store(u.value + i, master, part);
+}
+
+template <class M, class T>
+[[gnu::always_inline]] inline void adamw_range(Update<M, T> u, MomentWords words, int64_t begin, int64_t end) {
+  if constexpr (std::is_same_v<M, float>) {
+    simd::for_lanes(
+        end - begin, [&](int64_t j, auto part) __attribute__((always_inline)) {
+          update(
+              u, begin + j, part, [part](float* to, Floats moment, int) __attribute__((always_inline)) { simd::store(to, moment, part); });
+        });
+  } else {
+    for_runs(
+        words, begin, end, [&](int64_t first, int64_t count, const uint32_t* random) __attribute__((always_inline)) {
+          simd::for_lanes(
+              count, [&](int64_t j, auto part) __attribute__((always_inline)) {
+                update(
+                    u, first + j, part, [=](bf16 * to, Floats moment, int shift) __attribute__((always_inline)) {
+                      store_at_random(to, moment, random + j, shift, part);
+                    });
+              });
+        });
+  }
 }
 
 // Nesterov's momentum is a template parameter: g++ 12 makes of a choice between two vectors by a bool one of their first lanes alone.
@@ -179,18 +196,21 @@ bool skipped(const Tensor& step) { return step.device_data<float>()[static_cast<
 
 }  // namespace
 
-void adamw_in_bf16(const AdamW& k) {
+void CpuBackend::execute(const AdamW& k) {
+  if (skipped(k.step)) return CpuReference::execute(k);
   const MomentWords words(k.rounding, k.m.shape());
-  with_value(k.value, [&]<class T>(T* value) {
-    const NarrowAdamW<T> u{.rule = AdamWRule<float>(k),
+  with_narrow_values(k.m.dtype(), [&]<class M>() {
+    with_value(k.value, [&]<class T>(T* value) {
+      const Update<M, T> u{.rule = AdamWRule<float>(k),
                            .now = AdamWStep<float>(k.step.device_data<float>()),
                            .master = k.master.device_data<float>(),
-                           .m = k.m.device_data<bf16>(),
-                           .v = k.v.device_data<bf16>(),
+                           .m = k.m.device_data<M>(),
+                           .v = k.v.device_data<M>(),
                            .grad = k.grad.device_data<float>(),
                            .value = value};
-    parallel_for(k.master.elements(), kPieceElements / 2,
-                 [&](int64_t begin, int64_t end) { cloned<narrow_adamw<T>>(u, words, begin, end); });
+      parallel_for(k.master.elements(), kPieceElements / 2,
+                   [&](int64_t begin, int64_t end) { cloned<adamw_range<M, T>>(u, words, begin, end); });
+    });
   });
 }
 
