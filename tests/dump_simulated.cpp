@@ -1,6 +1,7 @@
-// Writes operands and their rounded values, for scripts/interop/nvfp4.py: dump_simulated FILE. Little-endian; a case is 16 words of 32 bits
-// (rows, columns, rows of the result, exponent bits, mantissa bits, rows and columns of a block, scale 0 e8m0 or 1 e4m3, rule, rounding 0
-// nearest or 1 stochastic, Hadamard length, contraction, what, seed, first, 0), then input and result in fp32.
+// Writes operands, and their rounded values or codes, for scripts/interop/nvfp4.py: dump_simulated FILE CODES. Little-endian; a case of
+// CODES is rows, columns and exponent of the tensor's scale in 32 bits, the input in fp32, and scales and codes of NVFP4. A case of FILE is
+// 16 words of 32 bits (rows, columns, rows of the result, exponent bits, mantissa bits, rows and columns of a block, scale 0 e8m0 or 1
+// e4m3, rule, rounding 0 nearest or 1 stochastic, Hadamard length, contraction, what, seed, first, 0), then input and result in fp32.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -66,6 +67,15 @@ class Dump {
     for (const float value : from) write(value);
     for (const float value : to_host<float>(out)) write(value);
   }
+  void add(int64_t rows, int64_t columns, const Quantization& how) {
+    const std::vector<float> from = input_of(rows, columns, what_++);
+    const Tensor x = converted(from_host(*device_, Dtype::f32, {rows, columns}, from.data()), Dtype::bf16);
+    const QuantizedTensor codes = quantized(x, how);
+    for (const int64_t word : {rows, columns, int64_t{how.tensor_exponent}}) write(static_cast<int32_t>(word));
+    for (const float value : from) write(value);
+    for (const uint8_t byte : to_host<uint8_t>(codes.scales)) write(byte);
+    for (const uint8_t byte : to_host<uint8_t>(codes.codes)) write(byte);
+  }
   bool good() { return static_cast<bool>(out_ << std::flush); }
 
  private:
@@ -101,16 +111,23 @@ void add_all(Dump& dump) {
     dump.add(33, 75, {.element = {3, 2}, .block_rows = 5, .block_cols = 7, .scale = SimulatedScale::e4m3});
 }
 
+void add_codes(Dump& dump) {
+  for (const int8_t exponent : std::initializer_list<int8_t>{-8, -2, 0, 9}) {
+    for (int input = 0; input < 7; ++input) dump.add(64, 256, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: dump_simulated FILE\n";
+  if (argc != 3) {
+    std::cerr << "usage: dump_simulated FILE CODES\n";
     return 2;
   }
-  Dump dump(argv[1]);
-  add_all(dump);
-  if (dump.good()) return 0;
-  std::cerr << "cannot write " << argv[1] << '\n';
+  Dump values(argv[1]), codes(argv[2]);
+  add_all(values);
+  add_codes(codes);
+  if (values.good() && codes.good()) return 0;
+  std::cerr << "cannot write " << argv[1] << " and " << argv[2] << '\n';
   return 1;
 }

@@ -88,6 +88,7 @@ inline std::vector<QuantizedCase> quantized_shapes() {
   }
   for (const int8_t exponent : std::initializer_list<int8_t>{-kMostTensorExponent, kMostTensorExponent})
     out.push_back({37, 112, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, exponent}, 70});
+  for (const int64_t cols : {96, 40}) out.push_back({37, cols, {Format::nvfp4, 1, 16, ScaleRule::mse, {}, -8}, cols == 96 ? 2 : 60});
   for (const int64_t cols : {80, 88}) out.push_back({5, cols, {Format::e2m1, 1, 32, ScaleRule::flashinfer}, 2});
   return out;
 }

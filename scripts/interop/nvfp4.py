@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Restates simulated formats in NumPy and compares: nvfp4.py FILE, which build/*/bin/dump_simulated wrote, bit for bit.
+"""Restates simulated formats and NVFP4 in NumPy and compares: nvfp4.py FILE CODES, which build/*/bin/dump_simulated wrote, bit for bit.
 
 NVFP4 is that of arXiv 2509.25149, appendix C, in the order of operations of TransformerEngine's NVFP4QuantizerRef (custom_recipes/
 quantization_nvfp4.py at 1a4d3b0): the amax of the tensor is taken after the Hadamard transform, whose result is rounded to bf16; the scale of a
 block is E4M3(amax * (S * (1 / 6))) with S = 2688 / amax of the tensor; elements are those of x * (1 / (scale * (1 / S))), all in fp32. Its kernels
 give the codes of zeros their sign, its reference +0; here zeros keep their sign. Where torch and torchao are found, E4M3 scales are held against
 torch's conversion, and the signal to noise of NVFP4 against that of torchao's nvfp4_quantize, which divides in another order.
+
+Codes of NVFP4, whose tensor has a scale of 2^n, are held against those of ModelOpt, compressed-tensors and torchao for the same scale of the
+tensor. The first two have the same, but for scales of blocks of zeros, and of those that compressed-tensors rounds to zero and replaces.
+torchao multiplies by a reciprocal that is rounded, so a tie may go the other way, and its scales begin with 2^-6, the least normal one.
 """
 import struct
 import sys
@@ -172,6 +176,96 @@ def compare_with_torch():
     return f"{100 * equal:.2f} % of values are torchao's, {noise[0]:.2f} dB here and {noise[1]:.2f} there"
 
 
+def code_cases(raw):
+    at = 0
+    while at < len(raw):
+        rows, columns, exponent = struct.unpack_from("<3i", raw, at)
+        count = rows * columns
+        x, at = np.frombuffer(raw, F32, count, at + 12).reshape(rows, columns), at + 12 + 4 * count
+        scales, at = np.frombuffer(raw, np.uint8, count // 16, at), at + count // 16
+        packed, at = np.frombuffer(raw, np.uint8, count // 2, at), at + count // 2
+        yield x, exponent, scales, nibbles(packed)
+
+
+def nibbles(packed):
+    packed = packed.reshape(-1)
+    return np.stack([packed & 15, packed >> 4], -1).reshape(-1, 16)
+
+
+def scale_values(codes):
+    return magnitudes(4, 3)[codes].astype(F32)
+
+
+def restated_codes(x, exponent):
+    """Scales and codes: divisions of fp32 decide like the numbers themselves, because ties have few digits."""
+    blocks, tensor = x.reshape(-1, 16), F32(2.0**exponent)
+    scale = np.maximum(e4m3(np.minimum(np.abs(blocks).max(1) / F32(6) / tensor, F32(448))), F32(2**-9))
+    element = nearest(np.clip(blocks / (scale * tensor)[:, None], -6, 6).astype(np.float64), magnitudes(2, 1))
+    codes = np.searchsorted(magnitudes(2, 1), np.abs(element)) + 8 * np.signbit(element)
+    return np.searchsorted(magnitudes(4, 3), scale), codes
+
+
+def modelopt_codes(x, tensor):
+    from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
+
+    quantized, scales, _ = NVFP4QTensor.quantize(x, 16, None, tensor[0])
+    return scales.float().numpy().reshape(-1), nibbles(quantized._quantized_data.numpy().view(np.uint8))
+
+
+def compressed_tensors_codes(x, tensor):
+    import torch
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import quantize
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+
+    of_scale = {"scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn}
+    how = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True, dynamic=False, **of_scale)
+    blocks = x.reshape(x.shape[0], -1, 16)
+    scales, zeros = calculate_qparams(blocks.amin(-1), blocks.amax(-1), how, global_scale=1 / tensor)
+    values = quantize(x, scales, zeros, how, global_scale=1 / tensor).float().numpy().reshape(-1, 16)
+    return scales.float().numpy().reshape(-1), np.searchsorted(magnitudes(2, 1), np.abs(values)) + 8 * np.signbit(values)
+
+
+def torchao_codes(x, tensor):
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
+
+    scales, packed = nvfp4_quantize(x, 16, tensor)
+    return scales.float().numpy().reshape(-1), nibbles(packed.numpy().view(np.uint8))
+
+
+def compare_codes(path):
+    """Blocks without numbers count only where they are zeros; a zero may have either sign."""
+    found, count = {}, 0
+    for x, exponent, scales, codes in code_cases(Path(path).read_bytes()):
+        ours = restated_codes(x, exponent)
+        if not (ours[0] == scales).all() or not (ours[1] == codes).all():
+            sys.exit(f"nvfp4: codes with a tensor's scale of 2^{exponent} are not those restated")
+        count += codes.size
+        for name, of in (("ModelOpt", modelopt_codes), ("compressed-tensors", compressed_tensors_codes), ("torchao", torchao_codes)):
+            try:
+                import torch
+
+                theirs, their_codes = of(torch.from_numpy(x.copy()), torch.tensor([2.0**exponent]))
+            except ImportError as missing:
+                found[name] = str(missing)
+                continue
+            filled = np.abs(x.reshape(-1, 16)).max(1) > 0
+            same_scale = (theirs == scale_values(scales)) | ~filled
+            same = (their_codes == codes) | ((codes & 7 == 0) & (their_codes & 7 == 0))
+            small = scale_values(scales) < {"ModelOpt": 0, "compressed-tensors": 2**-8, "torchao": 2**-6}[name]
+            known = ~small  # scales that they have, too
+            total = found.setdefault(name, [0, 0, 0, 0])
+            for i, part in enumerate((same_scale[known], same[known])):
+                total[2 * i] += np.count_nonzero(part)
+                total[2 * i + 1] += part.size
+            shares = same[same_scale].mean() if same_scale.any() else 1.0
+            right = (same_scale | small).all() and shares >= (0.998 if name == "torchao" else 1.0)
+            if not right:
+                sys.exit(f"nvfp4: {name} has other codes at 2^{exponent}: {same_scale.mean():.6f} of scales, {same.mean():.6f} of codes are equal")
+    shares = [f"{name} {100 * of[0] / of[1]:.3f} % and {100 * of[2] / of[3]:.3f} %" if isinstance(of, list) else f"without {name} ({of})" for name, of in found.items()]
+    return f"{count} codes as restated; equal scales and codes: " + ", ".join(shares)
+
+
 def main():
     count = values = 0
     for x, result, case in cases(Path(sys.argv[1]).read_bytes()):
@@ -184,6 +278,7 @@ def main():
     if not count:
         sys.exit("nvfp4: no cases")
     print(f"nvfp4: {count} cases, {values} values as restated; {compare_with_torch()}")
+    print(f"nvfp4: {compare_codes(sys.argv[2])}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ namespace {
 
 void allowed(Contract& c, const Quantization& how, Dtype input) {
   const bool two_levels = how.format == Format::nvfp4, one_form = how.block_rows == 1 && how.block_cols == kNvfp4Block;
-  c.that(two_levels == (how.rule == ScaleRule::nearest), "the rule nearest is that of nvfp4, and no other one is, not of ", how);
+  const bool known = two_levels ? how.rule == ScaleRule::nearest || how.rule == ScaleRule::mse : how.rule != ScaleRule::nearest;
+  c.that(known, "nvfp4 has the rules nearest and mse, and others have no nearest: ", how);
   c.that(!two_levels || (one_form && how.range == ScaleRange{}), "nvfp4 has blocks of 1x16 and no range of scales, not ", how);
   c.that(two_levels ? std::abs(how.tensor_exponent) <= kMostTensorExponent : how.tensor_exponent == 0, "the scale of the tensor is 2^",
          int{how.tensor_exponent}, " of ", how, ": nvfp4 has 2^-60 to 2^60, and other formats none");

@@ -23,7 +23,7 @@ void check_two_levels(const std::string& key, const Quantization& how, Problems&
       problems.push_back({key + ".tensor_exponent", text("is of nvfp4 only, and the format is ", format_name(how.format), ": remove it")});
     return;
   }
-  if (how.rule != ScaleRule::nearest) problems.push_back({key + ".rule", "must be nearest, the rule of nvfp4"});
+  if (how.rule != ScaleRule::nearest && how.rule != ScaleRule::mse) problems.push_back({key + ".rule", "must be nearest or mse for nvfp4"});
   if (how.range != ScaleRange{}) problems.push_back({key + ".scale_range", "is not of nvfp4: set tensor_exponent"});
   if (how.block_rows != 1 || how.block_cols != kNvfp4Block)
     problems.push_back({key + ".block", "must be [1, 16], as nvfp4 has them, got " + block_text(how)});

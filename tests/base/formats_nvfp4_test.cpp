@@ -92,6 +92,50 @@ TEST(Nvfp4, ValuesAreProductsAndNumbersOfBf16) {
   }
 }
 
+// Squared error of a block with codes of this scale.
+double error_of(const std::array<uint32_t, 16>& block, int scale, int exponent) {
+  double sum = 0;
+  for (const uint32_t x : block) {
+    const uint8_t code = Nvfp4::encode(x, static_cast<uint8_t>(scale), exponent);
+    sum += std::pow(value_of(x) - value_of(Nvfp4::decode(code, static_cast<uint8_t>(scale), exponent)), 2);
+  }
+  return sum;
+}
+
+TEST(Nvfp4, TheScaleOfLeastErrorIsSearchedBesideTheNearest) {
+  int below = 0, above = 0, beyond = 0;
+  for (uint32_t draw = 0; draw < 3000; ++draw) {
+    const int exponent = kExponents[draw % kExponents.size()];
+    std::array<uint32_t, 16> block{};  // bf16 over few binades, so that nothing is cut off
+    uint32_t amax = 0;
+    for (size_t i = 0; i < block.size(); ++i) {
+      const auto words = random_words({.seed = 3}, draw, i);
+      block[i] = (static_cast<uint32_t>(124 + exponent + static_cast<int>(words[0] % 8)) << 23) | (words[1] & 0x007F0000U) |
+                 (words[2] & kFp32Sign);
+      amax = std::max(amax, block[i] & ~kFp32Sign);
+    }
+    const uint8_t found = Nvfp4::searched_scale(amax, exponent, [&](uint8_t scale) {
+      int64_t sum = 0;
+      for (const uint32_t x : block) sum += Nvfp4::squared_error(x, amax, scale, exponent);
+      return sum;
+    });
+    const int near = Nvfp4::scale(amax, exponent), first = std::max(near - 1, 1), last = std::min(near + 5, 0x7E);
+    int best = first;
+    for (int scale = first; scale <= last; ++scale) {
+      if (error_of(block, scale, exponent) < error_of(block, best, exponent)) best = scale;
+    }
+    ASSERT_EQ(found, best) << "draw " << draw;
+    below += found<near, above += found> near, beyond += found == last;
+  }
+  EXPECT_GT(below, 100);
+  EXPECT_GT(above, 100);
+  EXPECT_GT(beyond, 20);
+  EXPECT_EQ(Nvfp4::searched_scale(kFp32Inf, 0, [](uint8_t) { return int64_t{0}; }), Nvfp4::nan_scale);
+  EXPECT_EQ(Nvfp4::searched_scale(0x3F800000U, 0, [](uint8_t) { return int64_t{7}; }), Nvfp4::scale(0x3F800000U, 0) - 1)
+      << "the smallest of equals";
+  EXPECT_EQ(Nvfp4::searched_scale(0x3A800000U, 0, [](uint8_t scale) { return int64_t{-scale}; }), 1) << "2^-10 needs no search";
+}
+
 TEST(Nvfp4, BlocksThatAreNotFiniteHoldNoNumbers) {
   const CodeRule rule{ScaleRule::nearest, -8};
   const uint8_t scale = block_scale<Nvfp4>(kFp32Inf, rule);

@@ -228,8 +228,8 @@ TEST(Recipe, Nvfp4HasItsFormWhateverTheBaseHas) {
 
 TEST(Recipe, WhatNvfp4HasNotAndWhatIsItsAloneIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "nvfp4", "rule": "mse"}})",
-       "precision.recipes.own.weight_fake_quant.rule: must be nearest, the rule of nvfp4"},
+      {R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "nvfp4", "rule": "rceil"}})",
+       "precision.recipes.own.weight_fake_quant.rule: must be nearest or mse for nvfp4"},
       {R"({"base": "nvfp4_qat", "weight_fake_quant": {"block": [1, 32]}})",
        "precision.recipes.own.weight_fake_quant.block: must be [1, 16], as nvfp4 has them, got [1, 32]"},
       {R"({"base": "nvfp4_qat", "weight_fake_quant": {"scale_range": [-9, 8]}})",

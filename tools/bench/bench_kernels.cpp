@@ -143,9 +143,14 @@ void add_quantized(Kernels& out, Backend& device, Dtype dtype) {
   add("kernel.quantize_e2m1", Quantize{.x = x, .out = packed});
   const QuantizedTensor searched = quantized(x, {Format::e2m1, 1, 32, ScaleRule::mse});
   add("kernel.quantize_e2m1_mse", Quantize{.x = x, .out = searched});
+  const QuantizedTensor nvfp4 = quantized(x, {Format::nvfp4, 1, kNvfp4Block, ScaleRule::nearest, {}, -2});
+  const QuantizedTensor searched_nvfp4 = quantized(x, {Format::nvfp4, 1, kNvfp4Block, ScaleRule::mse, {}, -2});
+  add("kernel.quantize_nvfp4", Quantize{.x = x, .out = nvfp4});
+  add("kernel.quantize_nvfp4_mse", Quantize{.x = x, .out = searched_nvfp4});
   add("kernel.dequantize_row", Dequantize{.x = row, .out = y});
   add("kernel.dequantize_tiles", Dequantize{.x = tile, .out = y});
   add("kernel.dequantize_e2m1", Dequantize{.x = packed, .out = y});
+  add("kernel.dequantize_nvfp4", Dequantize{.x = nvfp4, .out = y});
   add("kernel.requantize_columns", RequantizeColumns{.x = row, .out = column});
   add("kernel.fake_quantize", FakeQuantize{.x = x, .out = y, .how = fake});
   const Tensor swizzled = empty(device, Dtype::u8, {swizzled_bytes(kRows, kCols / 32)});

@@ -71,7 +71,51 @@ struct Nvfp4 {
     return sign | static_cast<uint32_t>(127 + 7 + binade) << 23 | (product & 127U) << 16;
   }
 
+  // The scales of which mse takes the one with the least squared error, of equal errors the smallest, for an amax that is a number: one
+  // code below the nearest scale, where elements are clipped, to five above it, where the largest is 4 or so. Below 2^(exponent - 8) the
+  // grid of the least scale holds those of all others, so nothing is to be searched.
+  struct Candidates {
+    uint8_t first, last;
+  };
+  MANTISSA_HOST_DEVICE static Candidates candidates(uint32_t amax, int32_t exponent) {
+    const int32_t near = scale(amax, exponent), above = near + 5, below = near - 1;
+    if (static_cast<int32_t>(amax >> 23) < 127 + exponent - 8) return {least_scale, least_scale};
+    return {static_cast<uint8_t>(below < least_scale ? least_scale : below), static_cast<uint8_t>(above > most_scale ? most_scale : above)};
+  }
+
+  // The squared error of an element, as fp32 bits, at one of these scales: exact, in units of 2^-40 of the square of amax's binade, once
+  // the element is cut off below 2^-20 of it. Sums of a block stay below 2^53.
+  static constexpr int32_t kErrorDigits = 20;
+  MANTISSA_HOST_DEVICE static int64_t squared_error(uint32_t x, uint32_t amax, uint8_t scale, int32_t exponent) {
+    const auto unit = static_cast<int32_t>(amax >> 23) - kErrorDigits;
+    const int64_t error = in_units(x & ~kFp32Sign, unit) - in_units(decode(encode(x & ~kFp32Sign, scale, exponent), scale, exponent), unit);
+    return error * error;
+  }
+
+  // The scale of a block under mse; sum(scale) is its squared error at one of the candidates.
+  template <class Sum>
+  MANTISSA_HOST_DEVICE static uint8_t searched_scale(uint32_t amax, int32_t exponent, const Sum& sum) {
+    if (amax >= kFp32Inf) return nan_scale;
+    const Candidates of = candidates(amax, exponent);
+    uint8_t best = of.first;
+    if (of.first == of.last) return best;
+    int64_t least = sum(best);
+    for (int32_t scale = of.first + 1; scale <= of.last; ++scale) {
+      const int64_t error = sum(static_cast<uint8_t>(scale));
+      if (error < least) least = error, best = static_cast<uint8_t>(scale);
+    }
+    return best;
+  }
+
  private:
+  // A number in whole units of 2^(unit - 127), the rest of which is cut off.
+  MANTISSA_HOST_DEVICE static int64_t in_units(uint32_t bits, int32_t unit) {
+    const auto field = static_cast<int32_t>(bits >> 23);
+    const int64_t significand = (bits & (kFp32HiddenBit - 1U)) | (field > 0 ? kFp32HiddenBit : 0U);
+    const int32_t shift = (field > 0 ? field : 1) - 23 - unit;
+    return shift >= 0 ? significand << shift : shift > -32 ? significand >> -shift : 0;
+  }
+
   // A scale as significand * 2^binade.
   MANTISSA_HOST_DEVICE static uint32_t significand_of(uint8_t scale, int32_t& binade) {
     const uint32_t field = (scale & E4M3::magnitude_mask) >> 3;

@@ -60,9 +60,17 @@ uint8_t quantize_block(const Block& block, const Quantization& how, const Codes<
   uint8_t scale = block_scale<E>(amax, how.code_rule(), how.range);
   if constexpr (searches_scale<E>(ScaleRule::mse)) {
     if (how.rule == ScaleRule::mse) {
-      ScaleErrors errors;
-      for_each_element(block, [&](int64_t r, int64_t c) { errors.add(bits(r, c), amax); });
-      scale = searched_scale<E>(amax, errors, how.range);
+      if constexpr (E::two_levels) {
+        scale = E::searched_scale(amax, how.tensor_exponent, [&](uint8_t at) {
+          int64_t sum = 0;
+          for_each_element(block, [&](int64_t r, int64_t c) { sum += E::squared_error(bits(r, c), amax, at, how.tensor_exponent); });
+          return sum;
+        });
+      } else {
+        ScaleErrors errors;
+        for_each_element(block, [&](int64_t r, int64_t c) { errors.add(bits(r, c), amax); });
+        scale = searched_scale<E>(amax, errors, how.range);
+      }
     }
   }
   for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, how.code_rule())); });

@@ -56,9 +56,18 @@ __device__ uint8_t scale_of(const Codes& to, uint32_t key, const Each& each, con
   const uint32_t amax = amax_of_key(key);
   if constexpr (searches_scale<E>(ScaleRule::mse)) {
     if (to.rule.scale == ScaleRule::mse) {
-      ScaleErrors errors;
-      each([&](uint32_t bits) { errors.add(bits, amax); });
-      return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
+      if constexpr (E::two_levels) {
+        const int32_t exponent = to.rule.tensor_exponent;
+        return E::searched_scale(amax, exponent, [&](uint8_t at) {
+          int64_t sum = 0;
+          each([&](uint32_t bits) { sum += E::squared_error(bits, amax, at, exponent); });
+          return joined(sum);
+        });
+      } else {
+        ScaleErrors errors;
+        each([&](uint32_t bits) { errors.add(bits, amax); });
+        return searched_scale<E>(amax, {joined(errors.below), joined(errors.above)}, to.range);
+      }
     }
   }
   return block_scale<E>(amax, to.rule, to.range);

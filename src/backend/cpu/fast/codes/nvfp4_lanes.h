@@ -41,6 +41,45 @@ struct Nvfp4Tables {
 // Multiplies bf16 bits of numbers, none of which leaves the normal ones, by 2^exponent when it is added.
 [[gnu::always_inline]] inline int16_t exponent_step(int8_t exponent) { return static_cast<int16_t>(exponent * 128); }
 
+// Codes without signs of magnitudes in a block of this scale.
+[[gnu::always_inline]] inline Words encode_nvfp4(Words m, const std::array<int16_t, 8>& midpoints, int16_t step) {
+  Words code{};
+#pragma GCC unroll 7
+  for (size_t i = 0; i < 7; ++i) code -= m > broadcast(midpoints[i] + step);
+  return code;
+}
+
+using Integers = int32_t __attribute__((vector_size(32)));
+// Magnitudes of bf16 in units of which `inverse` is the inverse, cut off, eight in each half.
+[[gnu::always_inline]] inline std::array<Integers, 2> in_units(Words m, float inverse) {
+  const auto halves = std::bit_cast<std::array<detail::HalfUnsigned, 2>>(m);
+  const auto units = [inverse](detail::HalfUnsigned half) __attribute__((always_inline)) {
+    return __builtin_convertvector(reinterpret_cast<Floats>(__builtin_convertvector(half, detail::Integers) << 16) * inverse, Integers);
+  };
+  return {units(halves[0]), units(halves[1])};
+}
+
+// Nvfp4::searched_scale() of a block with these magnitudes. Sums of squares are whole numbers that fp64 holds.
+[[gnu::always_inline]] inline uint8_t search_nvfp4(Words m, uint32_t amax, int8_t exponent, const Nvfp4Tables& tables) {
+  using Doubles = double __attribute__((vector_size(64)));
+  const int16_t step = exponent_step(exponent);
+  const uint32_t unit = (amax >> 23) - Nvfp4::kErrorDigits;  // not below 39: Nvfp4::candidates() names one scale for less
+  const auto inverse = __builtin_bit_cast(float, (254U - unit) << 23);
+  const std::array<Integers, 2> x = in_units(m, inverse);
+  return Nvfp4::searched_scale(
+      amax, exponent, [&](uint8_t scale) __attribute__((always_inline)) {
+        const Words table = load(tables.values[scale].data());
+        const Words values =
+            looked_up(wrapped_sum(table, broadcast(step) & (magnitude(table) != 0)), encode_nvfp4(m, tables.midpoints[scale], step));
+        const std::array<Integers, 2> y = in_units(values, inverse);
+        const Doubles low = __builtin_convertvector(x[0] - y[0], Doubles), high = __builtin_convertvector(x[1] - y[1], Doubles);
+        const Doubles squares = low * low + high * high;
+        double sum = 0.0;
+        for (int i = 0; i < 8; ++i) sum += squares[i];
+        return static_cast<int64_t>(sum);
+      });
+}
+
 // Quantizes rows [begin, end) of the codes, those beyond x as zeros. Returns true if a value was not finite.
 [[gnu::always_inline]] inline bool quantize_nvfp4(const Quantize& k, int64_t begin, int64_t end) {
   const Nvfp4Tables& tables = Nvfp4Tables::get();
@@ -60,13 +99,12 @@ struct Nvfp4Tables {
     for (int64_t c = 0; c < cols; c += kLanes, codes += kLanes / 2) {
       const Words bits = load(x + c), m = magnitude(bits);
       const auto amax = static_cast<uint32_t>(largest(m));
-      const uint8_t scale = Nvfp4::scale(amax << 16, exponent);
+      const uint8_t scale =
+          k.out.how.rule == ScaleRule::mse ? search_nvfp4(m, amax << 16, exponent, tables) : Nvfp4::scale(amax << 16, exponent);
       *scales++ = scale;
       Words code{};
       if (scale != Nvfp4::nan_scale) [[likely]] {
-        const auto& midpoints = tables.midpoints[scale];
-#pragma GCC unroll 7
-        for (size_t i = 0; i < 7; ++i) code -= m > broadcast(midpoints[i] + step);
+        code = encode_nvfp4(m, tables.midpoints[scale], step);
         code |= reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> 12) & static_cast<int16_t>(E2M1::sign_bit);
       } else {
         nonfinite = true;
