@@ -38,6 +38,7 @@ void require_whole(const std::filesystem::path& folder) {
 void warn_of_servers(const HfWeights& folder) {
   for (const std::string& finding : folder.ignore_list_findings()) log_warning(finding);
   if (const std::optional<std::string> rounding = folder.vllm_rounding()) log_warning(*rounding);
+  if (const std::optional<std::string> inverted = folder.inverted_scales()) log_warning(*inverted);
 }
 
 void print_lines(const std::string& path, const std::vector<std::string>& lines) {

@@ -26,7 +26,7 @@ from hf_models import load, log_probabilities, make, pairwise, prompts
 from hf_parity import LOG_PROBABILITY, apart, require, same_header, same_side_files
 from mantissa_files import Checkpoint
 from mantissa_program import Failed, Mantissa
-from mx_numpy import Folder, packed_weights
+from mx_numpy import INPUT_SCALES, TENSOR_SCALES, Folder, packed_weights, split_name
 
 GPT_OSS = "gpt-oss"  # the blocks of that architecture
 EXPERTS, ATTENTION = "layers.*.moe.experts.*", "layers.*.attn.*"
@@ -39,6 +39,8 @@ RECIPES = {
     "mxfp4_qat": {"recipe": "mxfp4_qat"},
     "mxfp4_qat_mxfp8_act": {"recipe": "mxfp4_qat_mxfp8_act"},
     "mxfp4_qat_mxfp4_act": {"recipe": "mxfp4_qat_mxfp4_act"},
+    "nvfp4_qat": {"recipe": "nvfp4_qat"},
+    "nvfp4_qat_nvfp4_act": {"recipe": "nvfp4_qat_nvfp4_act"},
     "mixed": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": "layers.*.mlp.*", "recipe": "mxfp4_qat"}]},
     "mixed experts": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": EXPERTS, "recipe": "mxfp4_qat"}]},
     "mxfp4 experts": {"recipe": "high", "rules": [{"match": EXPERTS, "recipe": "mxfp4_qat"}]},
@@ -46,10 +48,10 @@ RECIPES = {
     "fp8_output_proj": {"recipe": "mxfp8", "fp8_output_proj": True},
     "fp32": {"dtype": "fp32", "recipe": "mxfp8_weights"},
 }
-HIGH_INPUTS = ("mxfp8_weights", "mxfp4_qat", "mixed", "mixed experts", "mxfp4 experts", "fp32")  # forward rounds weights only
+HIGH_INPUTS = ("mxfp8_weights", "mxfp4_qat", "nvfp4_qat", "mixed", "mixed experts", "mxfp4 experts", "fp32")  # forward rounds weights only
 FOUR_BITS = ("mxfp4_qat", "mxfp4_qat_mxfp8_act", "mxfp4_qat_mxfp4_act", "mixed", "mixed experts", "kimi_k3 experts")
 CASES = [*(("qwen3", recipe) for recipe in RECIPES if "experts" not in recipe), ("llama", "mxfp4_qat_mxfp8_act"), ("qwen2", "mxfp8"), ("mixtral", "mxfp8"),
-         ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "mixed experts"), ("qwen3_moe", "kimi_k3 experts"), ("gpt_oss", "mxfp4 experts")]
+         ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "nvfp4_qat_nvfp4_act"), ("qwen3_moe", "mixed experts"), ("qwen3_moe", "kimi_k3 experts"), ("gpt_oss", "mxfp4 experts")]
 
 
 def model_of(architecture, recipe, folder):
@@ -88,7 +90,9 @@ def decoded_by_numpy(packed, plain):
     weights, parts = packed_weights(packed), set()
     for name, (values, scale, four_bits) in weights.items():
         same_values(values, plain.values(name), four_bits, f"NumPy: {name}")
-        parts |= {part for part in (name, name + "_packed", name + "_blocks", scale) if part in packed.names()}
+        module = split_name(name)[0]
+        ends = [*TENSOR_SCALES.values(), *INPUT_SCALES]
+        parts |= {part for part in (name, name + "_packed", name + "_blocks", scale, *(module + end for end in ends)) if part in packed.names()}
     rest = packed.names() - parts
     require(rest | weights.keys() == plain.names(), "the packed export has other tensors")
     require(all(packed.bytes(name) == plain.bytes(name) for name in rest), "what is not packed differs from the dequantized export")
@@ -107,6 +111,8 @@ def decompressed(packed, plain):
         require(len(schemes) == (name in weights), f"compressed-tensors: config.json has {len(schemes)} schemes for {module}")
         if not schemes:
             continue
+        require(not schemes[0].input_activations or (module + INPUT_SCALES[0] in packed.names()) == (schemes[0].input_activations.group_size == 16),
+                f"compressed-tensors: inputs of {module} have a scale where they have none, or none where they have one")
         state = {part.removeprefix(module + "."): as_torch(packed, part) for part in packed.names() if part.startswith(name)}
         weight = BaseCompressor.get_value_from_registry(schemes[0].format or config.format).decompress(state, schemes[0])["weight"]
         same_values(weight.float().numpy(), plain.values(name), weights[name][2], f"compressed-tensors: {name}")
@@ -114,6 +120,8 @@ def decompressed(packed, plain):
 
 
 def as_torch(folder, name):
+    if folder.dtype(name) == "F32":
+        return torch.from_numpy(folder.values(name).copy())
     codes = torch.from_numpy(folder.codes(name).copy())
     return codes.view(torch.float8_e4m3fn) if folder.dtype(name) == "F8_E4M3" else codes
 
@@ -122,15 +130,20 @@ def loaded(packed, plain_model, convention):
     """Says in words how transformers loads a packed folder without a GPU; the values that it loads must be right."""
     if convention == "modelopt":
         return "transformers has no loader"
-    if convention == "compressed-tensors" and any(".experts." in name and not four_bits for name, (_, _, four_bits) in packed_weights(packed).items()):
+    if convention == "compressed-tensors" and any(".experts." in name and packed.dtype(name) == "F8_E4M3" for name in packed_weights(packed).keys() & packed.names()):
         return cannot_load(packed.folder)
     model, complaints = load(packed.folder, dtype=torch.bfloat16)
-    require(not complaints, f"transformers, {convention}:", complaints)
+    unknown = [key for key in complaints.pop("unexpected_keys", []) if ".experts." not in key or not key.endswith(INPUT_SCALES[0])]
+    require(not unknown and not complaints, f"transformers, {convention}:", unknown, complaints)  # it never quantizes inputs of experts
+    two_levels = any(name.endswith(TENSOR_SCALES[True]) for name in packed.names())
     for module in model.modules():
         decompress_module(module)  # as it would be before the first product, if it is compressed
     for name, expected in plain_model.named_parameters():
         found = model.get_parameter(name).detach()
-        same_values(found.float().numpy(), expected.detach().to(found.dtype).float().numpy(), True, f"transformers, {convention}: {name}")
+        factor = 2.0 ** 8 if two_levels and ".experts." in name else 1.0
+        same_values(found.float().numpy(), factor * expected.detach().to(found.dtype).float().numpy(), True, f"transformers, {convention}: {name}")
+    if two_levels and ".experts." in "".join(packed.names()):
+        return "transformers loads it, but leaves out the scale of the tensor of experts (2^-8)"
     if convention == "compressed-tensors":
         return "transformers loads it"  # and rounds inputs
     rounded = type(plain_model)(plain_model.config).eval()
@@ -155,8 +168,9 @@ def flipped_scale(mantissa, export, checkpoint):
     name, (values, scale, _) = list(packed_weights(folder).items())[-1]
     columns = values.swapaxes(1, 2) if values.ndim == 3 else values  # gpt-oss: the last dimension is the one of blocks
     *row, column = np.argwhere(columns != 0)[-1]
-    first = column - column % 32 + np.flatnonzero(columns[*row, column - column % 32 :][:32])[0]
-    byte = np.ravel_multi_index((*row, column // 32), folder.codes(scale).shape)
+    block = columns.shape[-1] // folder.codes(scale).shape[-1]
+    first = column - column % block + np.flatnonzero(columns[*row, column - column % block :][:block])[0]
+    byte = np.ravel_multi_index((*row, column // block), folder.codes(scale).shape)
     file, offset = place(export, scale, int(byte))
     raw = bytearray(file.read_bytes())
     raw[offset] ^= 1
@@ -246,7 +260,8 @@ def check(mantissa, made, recipe):
     if made.architecture == "gpt_oss":
         return "; ".join([*outcome, check_blocks(mantissa), check_packed(mantissa, checkpoint, Folder(export), model, GPT_OSS, trained_form, dtype)])
     for convention in ("compressed-tensors", "sglang", "modelopt"):
-        if recipe in (*FOUR_BITS, *HIGH_INPUTS) and convention != "compressed-tensors":
+        no_form = recipe in (*FOUR_BITS, *HIGH_INPUTS) if "nvfp4" not in recipe else convention == "sglang"
+        if no_form and convention != "compressed-tensors":
             mantissa.run("export", checkpoint, "--output", mantissa.work / "refused", "--weights", "packed", "--convention", convention, exit_code=2)
             require(not (mantissa.work / "refused").exists(), "a refused export left a folder")
         else:

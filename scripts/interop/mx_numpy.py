@@ -73,7 +73,16 @@ def scaled(values, scales):
         return (values * np.repeat(decode_scales(scales), BLOCK, -1)).astype(np.float32)
 
 
+def two_levels(packed, scales, of_tensor):
+    """NVFP4: values [..., n] of packed codes times E4M3 codes [..., n / 16], times or divided by the scale of the tensor."""
+    return (e2m1(packed) * np.repeat((e4m3(scales) * of_tensor).astype(np.float32), 16, -1)).astype(np.float32)
+
+
 PACKED = {".weight_packed": (".weight_scale", e2m1), ".weight": (".weight_scale", e4m3), "_blocks": ("_scales", e2m1)}
+
+
+TENSOR_SCALES = {True: ".weight_global_scale", False: ".weight_scale_2"}  # divisors are those of compressed-tensors, factors those of ModelOpt
+INPUT_SCALES = (".input_global_scale", ".input_scale")
 
 
 def packed_weights(folder):
@@ -87,6 +96,13 @@ def packed_weights(folder):
         suffix, decode = PACKED[part]
         scale = next((module + end for end in (suffix, suffix + "_inv") if module + end in folder.names()), None)
         if scale is None:
+            continue
+        of_tensor = {convention: module + end for convention, end in TENSOR_SCALES.items() if module + end in folder.names()}
+        if of_tensor:
+            (divides, of_tensor), = of_tensor.items()
+            assert folder.dtype(name) == "U8" and folder.dtype(scale) == "F8_E4M3", name
+            factor = folder.values(of_tensor).reshape(())
+            found[module + ".weight"] = two_levels(folder.codes(name), folder.codes(scale), 1 / factor if divides else factor), scale, False
             continue
         assert folder.dtype(name) == ("F8_E4M3" if decode is e4m3 else "U8") and folder.dtype(scale) == "U8", name
         codes = folder.codes(name)

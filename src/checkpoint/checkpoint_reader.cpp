@@ -184,9 +184,9 @@ namespace {
 template <class E>
 class DecodedCodes {
  public:
-  static constexpr bool kPacked = std::is_same_v<E, E2M1>;
+  static constexpr bool kPacked = E::codes_per_byte == 2;
 
-  explicit DecodedCodes(ScaleRule rule) : rule_(rule), values_(kScales * kCodes) {}
+  explicit DecodedCodes(CodeRule rule) : rule_(rule), values_(kScales * kCodes) {}
 
   const float* of(uint8_t scale) {
     float* const values = values_.data() + scale * kCodes;
@@ -200,7 +200,7 @@ class DecodedCodes {
 
  private:
   static constexpr size_t kScales = 256, kCodes = kPacked ? 16 : 256;
-  ScaleRule rule_;
+  CodeRule rule_;
   std::vector<float> values_;
   std::array<bool, kScales> known_{};
 };
@@ -224,10 +224,11 @@ void decode_row(std::span<const std::byte> codes, std::span<const std::byte> sca
 }  // namespace
 
 Quantization packed_form(Format format) {
+  if (format == Format::nvfp4) return {.format = format, .block_rows = 1, .block_cols = kNvfp4Block, .rule = ScaleRule::nearest};
   return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = ScaleRule::rceil};
 }
 
-int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }
+int64_t code_bytes(const WeightForm& form) { return is_four_bit(form.codes.format) ? form.columns / 2 : form.columns; }
 int64_t scale_bytes(const WeightForm& form) { return ceil_div(form.columns, form.codes.block_cols); }
 
 void TensorReader::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
@@ -237,10 +238,10 @@ void TensorReader::decode(const std::string& parameter, const WeightForm& kept, 
   std::vector<std::byte> codes(static_cast<size_t>(read * code_bytes(kept)));
   std::vector<std::byte> scales(static_cast<size_t>((read + height - 1) / height * scale_bytes(kept)));
   read_codes(parameter, begin, begin + read, codes, scales);
-  with_element(kept.codes.format, [&]<class E>() {
+  with_any_element(kept.codes.format, [&]<class E>() {
     constexpr int64_t kRows = 64;
     parallel_for(rows, kRows, [&](int64_t from, int64_t to) {
-      DecodedCodes<E> values(kept.codes.rule);
+      DecodedCodes<E> values(kept.codes.code_rule());
       for (int64_t row = from; row < to; ++row)
         decode_row(std::span(codes).subspan(static_cast<size_t>((above + row) * code_bytes(kept))),
                    std::span(scales).subspan(static_cast<size_t>((above + row) / height * scale_bytes(kept))), block, first,

@@ -87,7 +87,7 @@ inline constexpr int64_t kPackedBlock = 32;
 struct WeightForm {
   Dtype dtype = Dtype::f32;  // dtype of its values
   bool master = false;       // a run's master: fp32, whatever forward reads
-  Quantization codes = {};   // in blocks of [1, 32], or in tiles
+  Quantization codes = {};   // in blocks of [1, 32], of NVFP4 of [1, 16], or in tiles
   int64_t columns = 0;       // number of columns of codes
   bool products = false;     // values are codes times scales, which are any numbers of fp32
 };
@@ -121,7 +121,7 @@ class TensorReader {
 };
 
 // Returns the form of a file's codes. A file names no rule: its codes are read as their format defines them, -0 too. Quantizing their
-// values by rceil keeps each of them.
+// values by rceil keeps each of them. Of NVFP4 the scale of the tensor is 1.
 Quantization packed_form(Format format);
 
 // Return the bytes of a row of codes, and of a row of its scales, which are those of block_rows rows.

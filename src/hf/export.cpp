@@ -97,6 +97,7 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
       entry["format"] = format_name(how.format);
       entry["block"] = {how.block_rows, how.block_cols};
       entry["rule"] = scale_rule_name(how.rule);
+      if (how.format == Format::nvfp4) entry["tensor_exponent"] = int64_t{how.tensor_exponent};
       if (how.range != ScaleRange{}) entry["scale_range"] = {how.range.least - 127, how.range.most - 127};
     }
     entries.entries().push_back(std::move(entry));
@@ -214,7 +215,7 @@ ExportSource::ExportSource(const fs::path& from, std::unique_ptr<Backend> device
     if (!precision.empty()) config = for_ranks(std::move(config), {});
     model = SavedModel{.config = config, .plan = resolve_plan(config)};
     files = tokenizer_files(*opened);
-    findings = opened->block_fp8_findings();
+    findings = opened->server_findings();
     folder = opened.get();
     reader = std::move(opened);
   } else {
@@ -450,6 +451,9 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
     else if (!as_servers_quantize(input, here.format, here.block))
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by ",
                                  there == Format::e2m1 ? "flashinfer" : "rceil with any scale"));
+    else if (there == Format::nvfp4 && here.input_exponent != input.tensor_exponent)
+      differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them under a scale of ",
+                                 here.input_exponent ? text("2^", int{*here.input_exponent}) : "no power of two", " here"));
     else if ((here.block == kTile || there == Format::e2m1) && input.block_cols != here.block)
       differences.push_back(
           text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them in blocks of ", here.block, " here"));
@@ -462,7 +466,8 @@ CodeComparison compare_codes(HfWeights& folder, ForwardWeights& weights) {
   std::vector<std::byte> codes, scales;
   for (const ArchitectureTensor& tensor : folder.tensors()) {
     const WeightForm form = folder.form(tensor.parameter);
-    if (!form.codes || form.codes.block_cols != kPackedBlock || form.codes.format != weights.quantized(tensor.parameter).format) continue;
+    const Quantization how = weights.quantized(tensor.parameter);
+    if (!form.codes || form.codes.tiles() || form.codes.format != how.format || form.codes.tensor_exponent != how.tensor_exponent) continue;
     ++out.tensors;
     for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
       if (out.difference) return;

@@ -11,6 +11,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/element.h"
+#include "mantissa/formats/nvfp4.h"
 #include "mantissa/formats/swizzle.h"
 #include "mantissa/tensor/tensor.h"
 #include "models/model_shape.h"
@@ -111,11 +112,12 @@ std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
   const HostBytes kept(codes.scales);
-  const int64_t columns = codes.shape[1], row_scales = codes.scales.dim(1), wide = codes.how.block_cols / kPackedBlock;
+  const int64_t block = packed_form(codes.how.format).block_cols, row_scales = codes.scales.dim(1), wide = codes.how.block_cols / block;
+  const int64_t blocks = codes.shape[1] / block;
   std::vector<std::byte> out;
-  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
+  out.reserve(static_cast<size_t>((end - begin) * blocks));
   for (int64_t row = begin - first; row < end - first; ++row) {
-    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
+    for (int64_t column = 0; column < blocks; ++column)
       out.push_back(kept.get()[static_cast<size_t>(row / codes.how.block_rows * row_scales + column / wide)]);
   }
   return out;
@@ -144,7 +146,7 @@ bool bf16_holds(HfWeights& folder, const ArchitectureTensor& tensor) {
   // bf16 holds multiples of 2^-133, and E4M3 codes are multiples of 2^-9: so it holds all codes with this scale, 2^-124, or a larger one.
   constexpr std::byte kLeastScale{3};
   const WeightForm form = folder.form(tensor.parameter);
-  if (form.codes.format == Format::e2m1) return true;  // multiples of 2^-128
+  if (is_four_bit(form.codes.format)) return true;  // multiples of 2^-128, and of NVFP4 products of 7 digits
   bool holds = true;
   std::vector<std::byte> scales;
   std::vector<float> values;
@@ -223,15 +225,18 @@ ExportedWeights::ExportedWeights(const ForwardWeights& types, const ModelConfig&
 void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
   const Format format = types_.quantized(tensor.parameter).format;
   const PackedNames names = packed_names(tensor.name, format, options_.convention, options_.format);
-  const bool narrow = format == Format::e2m1, fp8 = options_.convention == Convention::fp8, tiles = fp8 && !narrow;
-  const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  const bool two_levels = format == Format::nvfp4, narrow = is_four_bit(format), fp8 = options_.convention == Convention::fp8,
+             tiles = fp8 && !narrow;
+  const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices,
+                blocks = columns / packed_form(format).block_cols;
   SafetensorsTensor codes{names.codes,
                           !narrow ? FileDtype::f8_e4m3
                           : fp8   ? FileDtype::i8
                                   : FileDtype::u8,
                           {rows, narrow ? columns / 2 : columns}};
-  SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : FileDtype::u8, {rows, blocks}};
+  SafetensorsTensor scales{names.scales, fp8 ? FileDtype::f8_e8m0 : two_levels ? FileDtype::f8_e4m3 : FileDtype::u8, {rows, blocks}};
   if (of_mlx()) {
+    scales.dtype = FileDtype::u8;
     codes.dtype = FileDtype::u32;
     codes.shape = scales.shape = tensor.shape;
     codes.shape.back() = columns / (narrow ? 8 : 4);
@@ -247,6 +252,12 @@ void ExportedWeights::add_packed(const ArchitectureTensor& tensor) {
         std::ranges::any_of(modules_, [](const auto& module) { return module.second && module.second->format == Format::e2m1; });
     scales.dtype = kept.value_or(e2m1 ? FileDtype::f8_e8m0 : FileDtype::f32);
     scales.shape = {tiles_along(rows), tiles_along(columns)};
+  }
+  if (two_levels && !of_mlx()) {  // shapes are those of llm-compressor and of ModelOpt
+    const auto one = options_.convention == Convention::modelopt ? std::vector<int64_t>() : std::vector<int64_t>{1};
+    items_.push_back({.tensor = &tensor, .role = Role::tensor_scale, .file = {names.tensor_scale, FileDtype::f32, one}});
+    if (types_.input_format(tensor.parameter) != Format::none)
+      items_.push_back({.tensor = &tensor, .role = Role::input_scale, .file = {names.input_scale, FileDtype::f32, one}});
   }
   items_.push_back({.tensor = &tensor, .role = Role::codes, .file = std::move(codes)});
   items_.push_back({.tensor = &tensor, .role = tiles ? Role::tile_scales : Role::scales, .file = std::move(scales)});
@@ -270,7 +281,7 @@ void ExportedWeights::find_modules() {
     const Quantization how = types_.quantized(tensor.parameter);
     scheme.reset();
     if (!how) continue;
-    scheme = PackedScheme{.format = how.format, .inputs = types_.input_format(tensor.parameter)};
+    scheme = packed_scheme(how.format, types_.input_format(tensor.parameter));
     require_expressible(tensor);
   }
   const bool packs_any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
@@ -316,13 +327,14 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   require(!tensor.transposed || is_grouped(tensor), ExitCode::usage, who,
           ": GPT-2 keeps its weights [in, out], where no server reads blocks: take dequantized weights");
   require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
-  require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
-          ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
+  const int64_t block = packed_form(how.format).block_cols;
+  require(how.block_cols % block == 0 && (!is_four_bit(how.format) || how.block_cols == block), ExitCode::usage, who,
+          ": packed weights have blocks of ", block, ": take dequantized weights");
   const std::string form = of_mlx()                                 ? "the format mlx"
                            : architecture_ == Architecture::gpt_oss ? "gpt-oss"
                                                                     : text("the convention ", choice_name(options_.convention));
-  require(columns % kPackedBlock == 0, ExitCode::usage, who, ": its rows of ", columns, " elements end within a block of ", kPackedBlock,
-          ", and ", form, " has whole blocks only: take dequantized weights, or leave it in high precision by a rule");
+  require(columns % block == 0, ExitCode::usage, who, ": its rows of ", columns, " elements end within a block of ", block, ", and ", form,
+          " has whole blocks only: take dequantized weights, or leave it in high precision by a rule");
   if (of_mlx()) return;
   if (architecture_ == Architecture::gpt_oss) {
     require(is_grouped(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
@@ -349,8 +361,10 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
     return;
   }
   require(!inputs || (as_servers_quantize(input, how.format) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ",
-          input, ", and servers quantize inputs to E4M3",
-          how.format == Format::e2m1 ? " by rceil with any scale, or to E2M1 by flashinfer" : " only, by rceil with any scale",
+          input, ", and servers quantize inputs ",
+          how.format == Format::nvfp4  ? "of these weights to NVFP4 only"
+          : how.format == Format::e2m1 ? "to E4M3 by rceil with any scale, or to E2M1 by flashinfer"
+                                       : "to E4M3 only, by rceil with any scale",
           how.format == Format::e2m1 && input.block_cols == kTile ? ", of these weights in blocks of 32: take the convention fp8, or "
                                                                   : ": take ",
           "dequantized weights");
@@ -420,6 +434,10 @@ ProvenTensor ExportedWeights::description(size_t tensor) const {
 void ExportedWeights::write(size_t number, ForwardWeights& weights, const Put& put) const {
   const Item& item = items_.at(number);
   const ArchitectureTensor& tensor = *item.tensor;
+  if (item.role == Role::tensor_scale || item.role == Role::input_scale) {
+    const float scale = scale_of_tensor(item);
+    return put(std::as_bytes(std::span(&scale, 1)));
+  }
   if (tensor.in_order())
     return for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
       put(rows_of(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights));
@@ -471,6 +489,30 @@ std::vector<std::byte> value_rows(const ArchitectureTensor& tensor, const RowRun
   return out;
 }
 
+// Returns the scale of a tensor of NVFP4, or of what it multiplies, as the file has it: compressed-tensors divides by it.
+float ExportedWeights::scale_of_tensor(const Item& item) const {
+  const std::string& parameter = item.tensor->parameter;
+  const bool of_input = item.role == Role::input_scale, divides = options_.convention == Convention::compressed_tensors;
+  const int exponent = (of_input ? types_.module_of(parameter).recipe.input : types_.quantized(parameter)).tensor_exponent;
+  return std::ldexp(1.0F, divides ? -exponent : exponent);
+}
+
+namespace {
+
+// Puts the scale of a tensor, 2^exponent, into the E4M3 scales of its blocks. Returns false if one of the products is no number of E4M3.
+bool fold_scale(std::span<std::byte> scales, int8_t exponent) {
+  for (std::byte& scale : scales) {
+    const auto code = std::to_integer<uint8_t>(scale);
+    const auto from = static_cast<uint8_t>(127 + exponent);
+    const uint8_t folded = E4M3::encode(E4M3::decode(code, from), 127);
+    if (E4M3::decode(folded, 127) != E4M3::decode(code, from)) return false;
+    scale = std::byte{folded};
+  }
+  return true;
+}
+
+}  // namespace
+
 // Returns rows in the form that the file has.
 std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const {
   const ArchitectureTensor& tensor = *item.tensor;
@@ -482,8 +524,17 @@ std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& 
   if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
   const bool tiles = item.role == Role::tile_scales;
   std::vector<std::byte> scales = tiles ? weights.tile_scales(tensor.parameter, begin, end) : weights.scales(tensor.parameter, begin, end);
-  require(std::ranges::find(scales, std::byte{kScaleNan}) == scales.end(), ExitCode::data, weights.where(), ": a block of ", tensor.name,
-          " between rows ", run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
+  const Quantization how = weights.quantized(tensor.parameter);
+  const bool two_levels = how.format == Format::nvfp4;
+  const auto is_nan = [&](std::byte scale) {
+    return two_levels ? (std::to_integer<unsigned>(scale) & E4M3::magnitude_mask) == Nvfp4::nan_scale : scale == std::byte{kScaleNan};
+  };
+  require(std::ranges::none_of(scales, is_nan), ExitCode::data, weights.where(), ": a block of ", tensor.name, " between rows ",
+          run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
+  if (two_levels && of_mlx())
+    require(fold_scale(scales, how.tensor_exponent), ExitCode::usage, weights.where(), ": ", tensor.name, " (", how,
+            "): mlx-lm has no scale for a tensor of NVFP4, and a scale of a block times 2^", int{how.tensor_exponent},
+            " is no number of E4M3: train with \"tensor_exponent\": 0, take dequantized weights, or the format hf");
   return tiles ? tile_scales_as(item.file.dtype, scales) : scales;
 }
 

@@ -53,8 +53,8 @@ class ForwardWeights {
 
   // Reads whole rows [begin, end) as fp32: exactly what the GEMMs read, except for values that rounds() names.
   void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out);
-  // Return the codes of the rows, E2M1 two in a byte, and their scales: one for 32 values of a row, repeated where a block is larger. A
-  // file does not name the scale rule, so under flashinfer, where forward decodes -0 as +0, codes of -0 are written as +0.
+  // Return the codes of the rows, E2M1 two in a byte, and their scales: one for 32 values of a row, of NVFP4 for 16, repeated where a block
+  // is larger. A file does not name the scale rule, so under flashinfer, where forward decodes -0 as +0, codes of -0 are written as +0.
   std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end);
   std::vector<std::byte> scales(const std::string& parameter, int64_t begin, int64_t end);
   // Returns the scales of whole tiles, one each.
@@ -148,7 +148,7 @@ class ExportedWeights {
   ProvenTensor description(size_t tensor) const;  // its source, without its hash
 
  private:
-  enum class Role { values, codes, scales, tile_scales };
+  enum class Role { values, codes, scales, tile_scales, tensor_scale, input_scale };
   struct Item {
     const ArchitectureTensor* tensor;
     Role role;
@@ -162,6 +162,7 @@ class ExportedWeights {
   void require_expressible(const ArchitectureTensor& tensor) const;
   void require_one_scheme_per_layer() const;
   Dtype values_dtype(const ArchitectureTensor& tensor) const;
+  float scale_of_tensor(const Item& item) const;
   std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
 
   const ForwardWeights& types_;

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "hf/tile_scales.h"
 #include "mantissa/formats/element.h"
 #include "mantissa/formats/fp16.h"
+#include "mantissa/formats/nvfp4.h"
+#include "mantissa/formats/swizzle.h"
 
 namespace mantissa {
 namespace {
@@ -15,6 +19,18 @@ namespace {
 constexpr size_t kTieChunkBytes = 8 << 20;
 constexpr size_t kShownNames = 8;
 constexpr int64_t kE2m1InU32 = 8, kE4m3InU32 = 4;  // codes
+
+constexpr uint8_t kScaleOfOne = 127;  // E8M0
+
+float e4m3_value(std::byte code) {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> all;
+    for (unsigned each = 0; each < all.size(); ++each)
+      all[each] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(each), kScaleOfOne));
+    return all;
+  }();
+  return values[std::to_integer<uint8_t>(code)];
+}
 
 int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
 
@@ -31,6 +47,10 @@ void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std
     const uint32_t wide = from == FileDtype::f16 ? fp32_bits_from_fp16_bits(half) : static_cast<uint32_t>(half) << 16;
     std::memcpy(out.data() + i * sizeof wide, &wide, sizeof wide);
   }
+}
+
+void require_whole_blocks(int64_t columns, int64_t block, const std::string& where, const std::string& name) {
+  require(columns % block == 0, ExitCode::data, where, ": ", name, " has ", columns, " columns, which are not whole blocks of ", block);
 }
 
 std::string names_text(const std::vector<std::string>& names, const char* least = "") {
@@ -121,6 +141,18 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
   if (!entry && scales) entry = take(packed_names(tensor.name, Format::e2m1, Convention::compressed_tensors).codes);
   if (!entry) return false;
   require_form(tensor, *entry, scales);
+  std::optional<TensorScale> tensor_scale, input_scale;
+  if (scales && scales->dtype == FileDtype::f8_e4m3) {
+    for (const Convention convention : {Convention::compressed_tensors, Convention::modelopt}) {
+      const PackedNames names = packed_names(tensor.name, Format::nvfp4, convention);
+      const bool divides = convention == Convention::compressed_tensors;
+      if (const SafetensorsEntry* found = take(names.input_scale)) input_scale = read_tensor_scale(*found, divides);
+      if (tensor_scale) continue;
+      if (const SafetensorsEntry* found = take(names.tensor_scale)) tensor_scale = read_tensor_scale(*found, divides);
+    }
+    require(tensor_scale.has_value(), ExitCode::data, where(), ": ", scales->name, " holds scales of NVFP4, but there is neither ",
+            tensor.name, "_global_scale nor ", tensor.name, "_scale_2, the scale of the tensor");
+  }
   const TileScales* tiles = nullptr;
   if (scales && block_fp8_ && entry->dtype == FileDtype::f8_e4m3) {
     std::vector<std::byte> bytes(static_cast<size_t>(scales->bytes()));
@@ -128,41 +160,79 @@ bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
     tiles = (tile_scales_[scales] = std::make_unique<TileScales>(read_tile_scales(bytes, *scales, where()))).get();
   }
   for (const RowRun& run : tensor.runs)
-    pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .tiles = tiles, .run = run});
+    pieces_[tensor.parameter].push_back({.tensor = &tensor,
+                                         .entry = entry,
+                                         .scales = scales,
+                                         .tiles = tiles,
+                                         .tensor_scale = tensor_scale,
+                                         .input_scale = input_scale,
+                                         .run = run});
   return true;
 }
 
-void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
-  const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
-    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", but ",
-            format_ == ExportFormat::gguf ? "its keys make" : "config.json makes", " it ", shape_text(wanted));
+HfWeights::TensorScale HfWeights::read_tensor_scale(const SafetensorsEntry& entry, bool divides) const {
+  require(entry.dtype == FileDtype::f32 && entry.bytes() == sizeof(float), ExitCode::data, where(), ": ", entry.name, " is ", entry.dtype,
+          ' ', shape_text(entry.shape), ", and the scale of a tensor is one number in F32");
+  TensorScale out{.name = entry.name, .divides = divides};
+  files_->read(entry, 0, std::as_writable_bytes(std::span(&out.value, 1)));
+  require(std::isfinite(out.value) && out.value > 0.0F, ExitCode::data, where(), ": ", entry.name, " is ", out.value,
+          ": a scale must be positive and finite");
+  return out;
+}
+
+std::optional<int8_t> HfWeights::TensorScale::exponent() const {
+  int binade = 0;
+  const bool power = std::frexp(value, &binade) == 0.5F;
+  const int own = divides ? 1 - binade : binade - 1;
+  return power && std::abs(own) <= kMostTensorExponent ? std::optional(static_cast<int8_t>(own)) : std::nullopt;
+}
+
+// Returns the exponent of a scale that all pieces have; none if there is none, or if they have several.
+std::optional<int8_t> HfWeights::common_exponent(const std::vector<Piece>& pieces, std::optional<TensorScale> Piece::*scale) {
+  const std::optional<TensorScale>& first = pieces.front().*scale;
+  const std::optional<int8_t> exponent = first ? first->exponent() : std::nullopt;
+  const auto has_it = [&](const Piece& piece) { return piece.*scale && (piece.*scale)->exponent() == exponent; };
+  return std::ranges::all_of(pieces, has_it) ? exponent : std::nullopt;
+}
+
+void HfWeights::require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const {
+  require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", but ",
+          format_ == ExportFormat::gguf ? "its keys make" : "config.json makes", " it ", shape_text(wanted));
+}
+
+// Checks codes of mlx-lm and GGUF.
+void HfWeights::require_other_format(const ArchitectureTensor& tensor, const SafetensorsEntry& entry,
+                                     const SafetensorsEntry& scales) const {
+  const int64_t columns = tensor.columns();
+  const auto require_columns = [&](int64_t of_codes, int64_t block) {  // other sizes are those of the tensor
+    std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
+    codes.back() = of_codes;
+    of_scales.back() = columns / block;
+    require_shape(entry, codes);
+    require_shape(scales, of_scales);
   };
+  if (format_ == ExportFormat::gguf) {
+    require(entry.dtype == FileDtype::u8, ExitCode::data, where(), ": has tensors \"", entry.name, "\" and \"", scales.name,
+            "\", but the first is ", entry.dtype, ", which has no scales");
+    return require_columns(columns / 2, kPackedBlock);
+  }
+  require(entry.dtype == FileDtype::u32 && scales.dtype == FileDtype::u8, ExitCode::usage, where(), ": ", entry.name, " is ", entry.dtype,
+          " with scales in ", scales.dtype, "; of mlx-lm mantissa reads U32 with scales in U8, which are MXFP8, MXFP4 and NVFP4");
+  const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
+  const bool two_levels = four && !scales.shape.empty() && scales.shape.back() == columns / kNvfp4Block;
+  const int64_t block = two_levels ? kNvfp4Block : kPackedBlock;
+  require_whole_blocks(columns, block, where(), entry.name);
+  require_columns(columns / (four ? kE2m1InU32 : kE4m3InU32), block);
+}
+
+void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
             ": ", entry.name, " is ", entry.dtype, "; mantissa reads F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
     return require_shape(entry, tensor.shape);
   }
   const int64_t rows = tensor.rows(), columns = tensor.columns(), each = rows / tensor.matrices, blocks = columns / kPackedBlock;
-  const auto require_columns = [&](int64_t of_codes) {  // other sizes are those of the tensor
-    std::vector<int64_t> codes = tensor.shape, of_scales = tensor.shape;
-    codes.back() = of_codes;
-    of_scales.back() = blocks;
-    require_shape(entry, codes);
-    require_shape(*scales, of_scales);
-  };
-  if (format_ == ExportFormat::mlx) {
-    require(entry.dtype == FileDtype::u32 && scales->dtype == FileDtype::u8, ExitCode::usage, where(), ": ", entry.name, " is ",
-            entry.dtype, " with scales in ", scales->dtype, "; of mlx-lm mantissa reads U32 with scales in U8, which are MXFP8 and MXFP4");
-    require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns,
-            " columns, which are not whole blocks of ", kPackedBlock);
-    const bool four = entry.shape.empty() || entry.shape.back() != columns / kE4m3InU32;
-    return require_columns(columns / (four ? kE2m1InU32 : kE4m3InU32));
-  }
-  if (format_ == ExportFormat::gguf) {
-    require(entry.dtype == FileDtype::u8, ExitCode::data, where(), ": has tensors \"", entry.name, "\" and \"", scales->name,
-            "\", but the first is ", entry.dtype, ", which has no scales");
-    return require_columns(columns / 2);
-  }
+  if (format_ == ExportFormat::mlx || format_ == ExportFormat::gguf) return require_other_format(tensor, entry, *scales);
   const bool tiles = entry.dtype == FileDtype::f8_e4m3, four_bits = entry.dtype == FileDtype::i8 && entry.name.ends_with(".weight");
   const bool block_fp8 = block_fp8_ && (tiles || four_bits);
   if (block_fp8) {
@@ -176,14 +246,19 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
     require_shape(entry, tensor.shape);
     return require_shape(*scales, {tiles_along(rows), tiles_along(columns)});
   }
-  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns,
-          " columns, which are not whole blocks of ", kPackedBlock);
   const bool stacked = entry.name.ends_with("_blocks");
+  if (entry.dtype == FileDtype::u8 && scales->dtype == FileDtype::f8_e4m3 && !stacked) {  // NVFP4
+    require_whole_blocks(columns, kNvfp4Block, where(), entry.name);
+    require_shape(entry, {rows, columns / 2});
+    return require_shape(*scales, {rows, columns / kNvfp4Block});
+  }
+  require_whole_blocks(columns, kPackedBlock, where(), entry.name);
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
   require(block_fp8 || (right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0)), ExitCode::usage, where(), ": ",
           entry.name, " is ", entry.dtype, " with scales in ", scales->dtype,
-          "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales, and others where quantization_config has quant_method fp8");
+          "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales, NVFP4, which is U8 with scales in F8_E4M3, and others where "
+          "quantization_config has quant_method fp8");
   if (stacked && !block_fp8) {
     require_shape(entry, {tensor.matrices, each, blocks, kPackedBlock / 2});
     return require_shape(*scales, {tensor.matrices, each, blocks});
@@ -194,7 +269,12 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
 
 Format HfWeights::Piece::format() const {
   if (!scales) return Format::none;
-  if (entry->dtype == FileDtype::u32) return entry->shape.back() == tensor->columns() / kE4m3InU32 ? Format::e4m3 : Format::e2m1;
+  const bool two_levels = scales->dtype == FileDtype::f8_e4m3;
+  if (entry->dtype == FileDtype::u32) {
+    if (entry->shape.back() == tensor->columns() / kE4m3InU32) return Format::e4m3;
+    return scales->shape.back() == tensor->columns() / kNvfp4Block ? Format::nvfp4 : Format::e2m1;
+  }
+  if (entry->dtype == FileDtype::u8 && two_levels) return Format::nvfp4;
   return entry->dtype == FileDtype::u8 || entry->dtype == FileDtype::i8 ? Format::e2m1 : Format::e4m3;
 }
 
@@ -291,7 +371,15 @@ WeightForm HfWeights::form(const std::string& parameter) const {
     const PackedScheme scheme{.format = Format::e4m3, .block = kTile};
     return {.dtype = Dtype::f32, .codes = form_of(scheme), .columns = first.tensor->columns()};
   }
-  if (first.scales) return {.dtype = Dtype::f32, .codes = packed_form(first.format()), .columns = first.tensor->columns()};
+  if (first.scales) {
+    Quantization how = packed_form(first.format());
+    if (first.tensor_scale) {
+      const std::optional<int8_t> exponent = common_exponent(pieces, &Piece::tensor_scale);
+      if (!exponent) return {.dtype = Dtype::f32, .products = true};
+      how.tensor_exponent = *exponent;
+    }
+    return {.dtype = Dtype::f32, .codes = how, .columns = first.tensor->columns()};
+  }
   const bool narrow = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.entry->dtype == FileDtype::bf16; });
   return {.dtype = narrow ? Dtype::bf16 : Dtype::f32};
 }
@@ -358,6 +446,7 @@ void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry
 
 void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
   if (piece.tiles) return read_tiles(piece, begin, end, out);
+  if (piece.tensor_scale) return read_two_levels(piece, begin, end, out);
   const FileDtype from = piece.entry->dtype;
   const Dtype to = form(piece.tensor->parameter).dtype;
   const int64_t row_bytes = piece.tensor->columns() * value_bytes(from), out_bytes = piece.tensor->columns() * dtype_bytes(to);
@@ -376,15 +465,55 @@ void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::s
   }
 }
 
+// Multiplies elements of NVFP4 by the quotient, or product, of the scales of their block and the tensor, each rounded once to fp32, as
+// compressed-tensors does.
+void HfWeights::read_two_levels(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  const int64_t columns = piece.tensor->columns(), row_scales = columns / kNvfp4Block;
+  std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns / 2)), scales(static_cast<size_t>((end - begin) * row_scales));
+  read_file_rows(piece, *piece.entry, columns / 2, begin, end, codes);
+  read_file_rows(piece, *piece.scales, row_scales, begin, end, scales);
+  const float of_tensor = piece.tensor_scale->value;
+  for (size_t block = 0; block < scales.size(); ++block) {
+    const float own = e4m3_value(scales[block]), scale = piece.tensor_scale->divides ? own / of_tensor : own * of_tensor;
+    for (size_t i = 0; i < kNvfp4Block; ++i) {
+      const size_t at = block * kNvfp4Block + i;
+      const uint8_t code = unpack_nibble(std::to_integer<uint8_t>(codes[at / 2]), static_cast<int64_t>(i));
+      const float value = std::bit_cast<float>(E2M1::decode(code, kScaleOfOne)) * scale;
+      std::memcpy(out.data() + at * sizeof value, &value, sizeof value);
+    }
+  }
+}
+
+std::optional<std::string> HfWeights::inverted_scales() const {
+  constexpr int64_t kSample = 4096;              // scales of a tensor
+  constexpr float kLarge = 64.0F, kMost = 6.0F;  // magnitude of a weight, and of an element
+  int64_t all = 0, inverted = 0;
+  std::string first;
+  std::vector<std::byte> scales;
+  for (const auto& [parameter, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      if (!piece.tensor_scale) continue;
+      scales.resize(static_cast<size_t>(std::min(kSample, piece.scales->bytes())));
+      files_->read(*piece.scales, 0, scales);
+      float largest = 0.0F;
+      for (const std::byte scale : scales) largest = std::max(largest, kMost * std::abs(e4m3_value(scale)));
+      const auto& [name, value, divides] = *piece.tensor_scale;
+      const float quotient = largest / value, product = largest * value, read = divides ? quotient : product;
+      ++all;
+      if (!(read > kLarge) || (divides ? product : quotient) > kLarge) continue;
+      if (inverted++ == 0)
+        first = text(name, " is ", value, ", by which scales are ", divides ? "divided" : "multiplied",
+                     ", so that weights are as large as ", read, ", and with its inverse as large as ", divides ? product : quotient);
+    }
+  }
+  if (2 * inverted <= all) return {};
+  return text(where(), ": ", inverted, " of ", count_text(all, "scale"),
+              " of tensors of NVFP4 seem to be the inverse of what their names say (first: ", first,
+              "): weight_global_scale of compressed-tensors is a divisor, weight_scale_2 of ModelOpt a factor; write 1 / it");
+}
+
 // Multiplies codes by the scales of their tiles, rounded once to fp32.
 void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
-  static const std::array<float, 256> e4m3_values = [] {
-    constexpr uint8_t kScaleOfOne = 127;
-    std::array<float, 256> all;
-    for (unsigned code = 0; code < all.size(); ++code)
-      all[code] = std::bit_cast<float>(E4M3::decode(static_cast<uint8_t>(code), kScaleOfOne));
-    return all;
-  }();
   const int64_t columns = piece.tensor->columns();
   std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns));
   read_file_rows(piece, *piece.entry, columns, begin, end, codes);
@@ -392,7 +521,7 @@ void HfWeights::read_tiles(const Piece& piece, int64_t begin, int64_t end, std::
     const int64_t file_row = piece.run.file_row + (row - piece.run.row) * piece.run.step;
     for (int64_t column = 0; column < columns; ++column) {
       const auto at = static_cast<size_t>((row - begin) * columns + column);
-      const float value = e4m3_values[std::to_integer<uint8_t>(codes[at])] * piece.tiles->at(file_row, column);
+      const float value = e4m3_value(codes[at]) * piece.tiles->at(file_row, column);
       std::memcpy(out.data() + at * sizeof value, &value, sizeof value);
     }
   }

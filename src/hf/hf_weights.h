@@ -53,10 +53,14 @@ class HfWeights : public TensorReader {
   ExportFormat format() const { return format_; }  // mlx: by the metadata of its files, or by its "quantization"; gguf: a file
   // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
   std::map<std::string, PackedScheme> packed_modules() const;
-  // Returns where block FP8 of the folder is not computed as a server does it: weights that are read as values, and how inputs are rounded.
-  std::vector<std::string> block_fp8_findings() const;
+  // Returns where codes of block FP8 and NVFP4 are not computed as a server does it: weights that are read as values, and how inputs are
+  // rounded.
+  std::vector<std::string> server_findings() const;
   // Returns the findings that also hold for a run with recipes of its own: which weights are read as values, and why.
   std::vector<std::string> weights_as_values() const;
+  // Returns a sentence if most scales of tensors of NVFP4 seem to be those of another convention, which has their inverse: with them
+  // weights are far too large, and with their inverses they are not.
+  std::optional<std::string> inverted_scales() const;
   // Returns the type of a tensor's scales that are those of 128x128 tiles; none if it has no such scales. The tensor may be of another
   // format.
   std::optional<FileDtype> tile_scales_dtype(const ArchitectureTensor& tensor) const;
@@ -87,24 +91,39 @@ class HfWeights : public TensorReader {
                   std::span<std::byte> scales) override;
 
  private:
+  // The scale of a tensor of NVFP4 in a file: of compressed-tensors those of blocks are divided by it, of ModelOpt multiplied.
+  struct TensorScale {
+    std::string name;
+    float value = 1.0F;
+    bool divides = false;
+
+    // Returns n where the factor is 2^n; none: it is no power of two that mantissa has.
+    std::optional<int8_t> exponent() const;
+  };
   struct Piece {
     const ArchitectureTensor* tensor;
     const SafetensorsEntry* entry;   // the values or codes
     const SafetensorsEntry* scales;  // null: values
     const TileScales* tiles;         // the scales of block FP8; null: others
+    std::optional<TensorScale> tensor_scale, input_scale;
     RowRun run;
 
     Format format() const;
   };
   static const Piece* ends_within_tile(const std::vector<Piece>& pieces);
   using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
+  static std::optional<int8_t> common_exponent(const std::vector<Piece>& pieces, std::optional<TensorScale> Piece::*scale);
   void find_tensors();
   bool find(const ArchitectureTensor& tensor, Unused& unused);
+  TensorScale read_tensor_scale(const SafetensorsEntry& entry, bool divides) const;
   void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
+  void require_shape(const SafetensorsEntry& found, const std::vector<int64_t>& wanted) const;
+  void require_other_format(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry& scales) const;
   std::optional<PackedConfig> packed_config() const;
   std::map<std::string, PackedScheme> computed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  void read_two_levels(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,

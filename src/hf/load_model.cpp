@@ -14,6 +14,7 @@
 #include "hf/tile_scales.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
+#include "mantissa/formats/nvfp4.h"
 #include "mantissa/tensor/tensor.h"
 #include "models/model_shape.h"
 
@@ -29,15 +30,17 @@ constexpr const char* kOutputRecipe = "packed_output";
 
 // Tables of tokens have the recipes of linears only where these round the weight alone.
 std::string recipe_name(const PackedScheme& scheme, bool table = false) {
-  return text("packed_", format_name(scheme.format), table && scheme.format == Format::e4m3 ? "_table" : "",
+  const bool two_levels = scheme.format == Format::nvfp4;
+  return text("packed_", format_name(scheme.format), two_levels ? std::to_string(scheme.exponent) : "",
+              table && scheme.format == Format::e4m3 ? "_table" : "",
               scheme.inputs == Format::none   ? ""
               : scheme.inputs == Format::e2m1 ? "_e2m1_inputs"
                                               : "_inputs",
-              scheme.block == kTile ? "_128" : "");
+              scheme.input_exponent ? std::to_string(*scheme.input_exponent) : "", scheme.block == kTile ? "_128" : "");
 }
 
 QuantizationConfig blocks_of(const Quantization& how) {
-  return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+  return {.format = how.format, .block = {how.block_rows, how.block_cols}, .rule = how.rule, .tensor_exponent = how.tensor_exponent};
 }
 
 // Returns a recipe whose weight is the codes of the file, or their values where there is no GEMM of such codes, and of a table; its input
@@ -47,8 +50,15 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype, bool table) {
   const bool multiplied = scheme.format == Format::e4m3 && !table;
   (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
   const bool inputs = scheme.inputs != Format::none;
-  const ScaleRule rule = scheme.inputs == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
-  if (inputs) recipe.input = blocks_of({.format = scheme.inputs, .block_rows = 1, .block_cols = scheme.block, .rule = rule});
+  const ScaleRule rule = scheme.inputs == Format::e2m1    ? ScaleRule::flashinfer
+                         : scheme.inputs == Format::nvfp4 ? ScaleRule::nearest
+                                                          : ScaleRule::rceil;
+  if (inputs)
+    recipe.input = blocks_of({.format = scheme.inputs,
+                              .block_rows = 1,
+                              .block_cols = scheme.block,
+                              .rule = rule,
+                              .tensor_exponent = scheme.input_exponent.value_or(int8_t{0})});
   if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
   if (!multiplied && inputs) recipe.gemms = {GemmRole::fprop};
   return recipe;
@@ -57,14 +67,16 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype, bool table) {
 std::string scheme_text(const std::optional<PackedScheme>& scheme) {
   if (!scheme) return "not quantized";
   return text(format_name(scheme->format),
-              scheme->inputs == Format::none   ? " with inputs in high precision"
-              : scheme->inputs == Format::e2m1 ? " with inputs in e2m1"
-                                               : " with quantized inputs",
+              scheme->inputs == Format::none ? std::string(" with inputs in high precision")
+              : is_four_bit(scheme->inputs)  ? text(" with inputs in ", format_name(scheme->inputs))
+                                             : " with quantized inputs",
               scheme->block == kTile ? " in blocks of 128" : "");
 }
 
-// An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never.
+// An output projection is computed with as codes only if its inputs are, too, in blocks of 32, and a router never; nor is what multiplies
+// inputs of NVFP4 under a scale that is no power of two.
 bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
+  if (scheme.inputs == Format::nvfp4 && !scheme.input_exponent) return false;
   if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs == Format::e4m3 && scheme.block == kPackedBlock;
   return module.kind == ModuleKind::linear || module.is_token_table();
 }
@@ -140,6 +152,13 @@ std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
               ", but ", piece.entry->name, " is ", piece.entry->dtype, piece.scales ? " with scales" : " without scales");
     }
     if (scheme && table) scheme->inputs = Format::none;
+    if (scheme && first.tensor_scale) scheme->exponent = form(module.path + ".weight").codes.tensor_exponent;
+    if (scheme && scheme->inputs == Format::nvfp4) {
+      const auto lacks = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tensor_scale && !piece.input_scale; });
+      require(lacks == pieces.end(), ExitCode::data, where(), ": lacks ", lacks == pieces.end() ? "" : name_of(*lacks),
+              ".input_global_scale, or .input_scale, of the inputs that ", config.where(), " says are quantized");
+      scheme->input_exponent = format_ == ExportFormat::mlx ? std::optional(int8_t{0}) : common_exponent(pieces, &Piece::input_scale);
+    }
     if (scheme) packed[module.path] = *scheme;
   }
   return packed;
@@ -192,12 +211,14 @@ std::map<std::string, PackedScheme> HfWeights::computed_modules() const {
 
 std::vector<std::string> HfWeights::weights_as_values() const {
   const std::vector<ModuleShape> modules = model_shape(config_.model).modules;
-  std::vector<std::string> numbers, boundaries, others, findings;
+  std::vector<std::string> numbers, products, boundaries, others, findings;
   for (const auto& [path, scheme] : packed_modules()) {
     const auto module = std::ranges::find(modules, path, &ModuleShape::path);
     if (scheme.block == kTile && form(path + ".weight").codes && !computes_with(*module, scheme)) others.push_back(path);
   }
   for (const auto& [parameter, pieces] : pieces_) {
+    if (const std::optional<TensorScale>& scale = pieces.front().tensor_scale; scale && form(parameter).products)
+      products.push_back(text(scale->name, " is ", scale->value));
     const auto number = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.tiles && piece.tiles->no_power_of_two; });
     if (number != pieces.end())
       numbers.push_back(*number->tiles->no_power_of_two);
@@ -207,6 +228,11 @@ std::vector<std::string> HfWeights::weights_as_values() const {
   if (!numbers.empty())
     findings.push_back(text(where(), ": ", count_text(numbers.size(), "weight"), " with scales that are not powers of two (first: ",
                             numbers.front(), "): read as values; a recipe such as fp8_block quantizes them again"));
+  if (!products.empty())
+    findings.push_back(text(where(), ": ", count_text(products.size(), "weight"),
+                            " of NVFP4 whose scale of the tensor is no power of two, or another in a part of what servers fuse (first: ",
+                            products.front(), "): read as values; a recipe such as nvfp4_qat quantizes them again"));
+  if (std::optional<std::string> inverted = inverted_scales()) findings.push_back(std::move(*inverted));
   if (!others.empty())
     findings.push_back(
         text(where(), ": ", joined(others), ": read as values, because output projections and routers have no block FP8 here"));
@@ -217,18 +243,21 @@ std::vector<std::string> HfWeights::weights_as_values() const {
   return findings;
 }
 
-std::vector<std::string> HfWeights::block_fp8_findings() const {
-  if (!block_fp8_) return {};
-  std::vector<std::string> high, findings = weights_as_values();
+std::vector<std::string> HfWeights::server_findings() const {
+  std::vector<std::string> findings = weights_as_values();
   const std::map<std::string, PackedScheme> packed = packed_modules(), computed = computed_modules();
-  for (const auto& [path, scheme] : packed) {
-    const auto found = computed.find(path);
-    if (scheme.inputs != Format::none && (found == computed.end() || found->second.inputs == Format::none)) high.push_back(path);
+  for (const int64_t block : {kTile, kNvfp4Block}) {
+    std::vector<std::string> high;
+    for (const auto& [path, scheme] : packed) {
+      const auto found = computed.find(path);
+      if (scheme.block != block || scheme.inputs == Format::none) continue;
+      if (found == computed.end() || found->second.inputs == Format::none) high.push_back(path);
+    }
+    if (!high.empty())
+      findings.push_back(text(where(), ": ", count_text(high.size(), "weight"), " whose inputs servers quantize in blocks of ", block,
+                              ", but which are values here (first: ", high.front(), "): their inputs are not quantized here"));
   }
-  if (!high.empty())
-    findings.push_back(text(where(), ": ", count_text(high.size(), "weight"),
-                            " whose inputs servers quantize in blocks of 128, but which are values here (first: ", high.front(),
-                            "): their inputs are not quantized here"));
+  if (!block_fp8_) return findings;
   const bool any = std::ranges::any_of(computed, [](const auto& module) { return module.second.inputs != Format::none; });
   if (any && !packed_config()->scales_of_inputs_are_powers())
     findings.push_back(
@@ -333,7 +362,7 @@ LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> devi
   agree_on_reading(mesh.tensor, [&] {
     HfWeights weights(folder);
     if (mesh.tensor.rank() == 0) {
-      for (const std::string& finding : weights.block_fp8_findings()) log_warning(finding);
+      for (const std::string& finding : weights.server_findings()) log_warning(finding);
     }
     const RunConfig folder_config = weights.run_config();
     loaded.config = for_ranks(as_used(folder_config, true, use), mesh.ranks());

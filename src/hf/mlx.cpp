@@ -86,10 +86,13 @@ std::string mlx_quantization(const PackedModules& modules) {
     return std::ranges::count_if(modules, [&](const auto& module) { return module.second && module.second->format == format; });
   };
   const auto mode = [](Format format) {
-    const bool narrow = format == Format::e2m1;
-    return Json{{"group_size", kPackedBlock}, {"bits", narrow ? 4 : 8}, {"mode", narrow ? "mxfp4" : "mxfp8"}};
+    return Json{{"group_size", packed_form(format).block_cols},
+                {"bits", is_four_bit(format) ? 4 : 8},
+                {"mode", format == Format::nvfp4  ? "nvfp4"
+                         : format == Format::e2m1 ? "mxfp4"
+                                                  : "mxfp8"}};
   };
-  const Format common = count(Format::e2m1) > count(Format::e4m3) ? Format::e2m1 : Format::e4m3;
+  const Format common = std::ranges::max({Format::e4m3, Format::e2m1, Format::nvfp4}, {}, count);
   Json quantization = mode(common);
   for (const auto& [name, scheme] : modules) {
     if (!scheme) {

@@ -2,7 +2,7 @@
 // config.json says of codes, and what mlx-lm computes otherwise. Bytes are those of packed weights of transformers:
 //
 //   X.weight  U32 [out, in / 8] of E2M1, [out, in / 4] of E4M3: the codes of a row, first in the lowest bits
-//   X.scales  U8 [out, in / 32], E8M0
+//   X.scales  U8 [out, in / 32], E8M0; of NVFP4 [out, in / 16], E4M3, with which mlx-lm has no scale for the tensor
 //
 // with [E, out, ...] for the experts of a layer. Values are X.weight, never transposed.
 #pragma once

@@ -114,23 +114,30 @@ std::vector<std::string> names_of(ArchitectureKeys& keys, const std::string& key
   return names;
 }
 
-// Reads weights or inputs of a group: floating point in blocks of 32 with scales of powers of two. Keys that say how scales were found do
-// not matter.
-int64_t read_operand(ArchitectureKeys& keys, bool made_as_they_come) {
+// Reads weights or inputs of a group: floating point in blocks of 32 with scales of powers of two, or NVFP4. Keys that say how scales were
+// found do not matter. None: of other bits.
+std::optional<Format> read_operand(ArchitectureKeys& keys, bool of_inputs) {
   keys.ignore({"observer", "observer_kwargs", "zp_dtype"});
-  for (const char* const name : {"type", "group_size", "scale_dtype"}) keys.require_present(name);
+  const int64_t bits = keys.integer_or("num_bits", 8);
+  const bool two_levels = bits == 4 && keys.word("strategy", "group") == "tensor_group";
+  for (const char* const name : {"type", "group_size"}) keys.require_present(name);
   keys.only("type", {"float"});
-  keys.only("group_size", {kPackedBlock});
-  keys.only("scale_dtype", {"torch.uint8"});
-  keys.only("strategy", {"group"});
+  keys.only("group_size", {packed_form(two_levels ? Format::nvfp4 : Format::e2m1).block_cols});
+  if (two_levels) {  // earlier versions of llm-compressor did not name the type of scales
+    keys.only("scale_dtype", {"torch.float8_e4m3fn"});
+  } else {
+    keys.require_present("scale_dtype");
+    keys.only("scale_dtype", {"torch.uint8"});
+    keys.only("strategy", {"group"});
+  }
   keys.only("symmetric", {true});
   keys.only("block_structure", {});
   keys.only("actorder", {false, "weight", "static"});
-  if (made_as_they_come) keys.require_present("dynamic");
-  keys.only("dynamic", {made_as_they_come});
-  const int64_t bits = keys.integer_or("num_bits", 8);
+  if (of_inputs) keys.require_present("dynamic");
+  keys.only("dynamic", {of_inputs && two_levels ? Json("local") : Json(of_inputs)});
   keys.require_all_known();
-  return bits;
+  if (two_levels) return Format::nvfp4;
+  return bits == 8 ? std::optional(Format::e4m3) : bits == 4 ? std::optional(Format::e2m1) : std::nullopt;
 }
 
 PackedScheme read_group(const Json& group, const std::string& source, const std::string& where) {
@@ -138,17 +145,21 @@ PackedScheme read_group(const Json& group, const std::string& source, const std:
   keys.ignore({"targets"});
   keys.require_present("weights");
   ArchitectureKeys weights(keys.value("weights"), source, where + "weights.");
-  const int64_t bits = read_operand(weights, false);
-  if (bits != 8 && bits != 4) weights.refuse("num_bits", "mantissa reads MXFP8 and MXFP4");
-  keys.only("format", {bits == 8 ? "mxfp8-quantized" : "mxfp4-pack-quantized"});
+  const std::optional<Format> format = read_operand(weights, false);
+  if (!format) weights.refuse("num_bits", "mantissa reads MXFP8, MXFP4 and NVFP4");
+  keys.only("format", {*format == Format::e4m3    ? "mxfp8-quantized"
+                       : *format == Format::nvfp4 ? "nvfp4-pack-quantized"
+                                                  : "mxfp4-pack-quantized"});
   keys.only("output_activations", {});
-  PackedScheme scheme{.format = bits == 8 ? Format::e4m3 : Format::e2m1};
+  PackedScheme scheme = packed_scheme(*format);
   if (keys.has("input_activations")) {
     ArchitectureKeys inputs(keys.value("input_activations"), source, where + "input_activations.");
-    const int64_t input_bits = read_operand(inputs, true);
-    if (input_bits != 8 && !(input_bits == 4 && bits == 4))
-      inputs.refuse("num_bits", "mantissa quantizes inputs to MXFP8, and those of MXFP4 weights also to MXFP4");
-    scheme.inputs = input_bits == 8 ? Format::e4m3 : Format::e2m1;
+    const std::optional<Format> to = read_operand(inputs, true);
+    const bool two_levels = *format == Format::nvfp4;
+    if (two_levels ? to != Format::nvfp4 : to != Format::e4m3 && !(to == Format::e2m1 && *format == Format::e2m1))
+      inputs.refuse("num_bits", two_levels ? "mantissa quantizes inputs of NVFP4 weights to NVFP4"
+                                           : "mantissa quantizes inputs to MXFP8, and those of MXFP4 weights also to MXFP4");
+    scheme.inputs = *to;
   }
   keys.require_all_known();
   return scheme;
@@ -172,7 +183,7 @@ class PackedConfig::Keys : public ArchitectureKeys {
 // Several groups may give a target only one scheme, because which of two counts depends on the order in the file.
 void PackedConfig::read_compressed_tensors(Keys& keys) {
   keys.ignore({"quant_method", "version", "global_compression_ratio", "run_compressed"});
-  keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "mixed-precision"});
+  keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision"});
   keys.only("quantization_status", {"compressed"});
   keys.only("kv_cache_scheme", {});
   for (const char* const name : {"sparsity_config", "transform_config"}) keys.only(name, {Json(Json::Members())});
@@ -254,9 +265,13 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
     if (keys.word("expert_dtype", "fp8") == "fp4") routed_ = PackedScheme{.format = Format::e2m1, .inputs = Format::e4m3, .block = kTile};
     return read_ignored_layers(keys);
   }
+  const std::string algorithm = method == "modelopt" ? keys.word("quant_algo", "") : "";
+  const bool inputs = algorithm == "NVFP4", two_levels = inputs || algorithm == "W4A16_NVFP4";
   require(
-      method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
-      "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, fp8 in blocks of 128, and modelopt with quant_algo MXFP8");
+      two_levels || algorithm == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
+      "\": mantissa knows compressed-tensors in MXFP8, MXFP4 and NVFP4, mxfp8, mxfp4, fp8 in blocks of 128, and modelopt with quant_algo "
+      "MXFP8, NVFP4 or W4A16_NVFP4");
+  if (two_levels) one_ = packed_scheme(Format::nvfp4, inputs ? Format::nvfp4 : Format::none);
   read_modelopt(keys);
 }
 
@@ -269,9 +284,9 @@ void PackedConfig::read_ignored_layers(Keys& keys) {
 }
 
 void PackedConfig::read_modelopt(Keys& keys) {
-  keys.only("group_size", {kPackedBlock});
+  keys.only("group_size", {one_->block});
   for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
-  keys.ignore({"producer"});
+  keys.ignore({"producer", "config_groups"});  // ModelOpt repeats in the latter what quant_algo says
   for (const char* const key : {"ignore", "exclude_modules"}) {
     const std::vector<std::string> names = names_of(keys, key);
     keep_list(keys, key, names, true);
@@ -298,18 +313,22 @@ void PackedConfig::read_mlx(const Json& config, const std::string& source) {
   where_ = text(source, ": ", kKey);
   names_modules_ = false;
   mlx_ = true;
-  const Format inputs = config.get("quantize_activations") == Json(true) ? Format::e4m3 : Format::none;
+  const bool inputs = config.get("quantize_activations") == Json(true);
   const auto read_mode = [](Keys& keys) {
     require(keys.has("mode"), ExitCode::usage, keys.where, "mode is missing: mlx-lm takes affine, which is not MX");
-    keys.only("mode", {"mxfp8", "mxfp4"});
-    const bool narrow = keys.word("mode", "") == "mxfp4";
+    keys.only("mode", {"mxfp8", "mxfp4", "nvfp4"});
+    const std::string mode = keys.word("mode", "");
+    const Format format = mode == "nvfp4" ? Format::nvfp4 : mode == "mxfp4" ? Format::e2m1 : Format::e4m3;
     for (const char* const name : {"group_size", "bits"}) keys.require_present(name);
-    keys.only("group_size", {kPackedBlock});
-    keys.only("bits", {narrow ? 4 : 8});
-    return narrow ? Format::e2m1 : Format::e4m3;
+    keys.only("group_size", {packed_form(format).block_cols});
+    keys.only("bits", {format == Format::e4m3 ? 8 : 4});
+    return format;
+  };
+  const auto scheme = [&](Format format) {
+    return packed_scheme(format, !inputs ? Format::none : format == Format::nvfp4 ? format : Format::e4m3);
   };
   Keys keys(quantization, source, kKey);
-  one_ = PackedScheme{.format = read_mode(keys), .inputs = inputs};
+  one_ = scheme(read_mode(keys));
   for (const auto& [module, value] : quantization.members()) {
     if (module == "group_size" || module == "bits" || module == "mode" || value == Json(true)) continue;
     if (value == Json(false)) {
@@ -318,7 +337,7 @@ void PackedConfig::read_mlx(const Json& config, const std::string& source) {
     }
     if (!value.is_object()) keys.wrong(module, "true, false or an object");
     Keys own(value, source, text(kKey, ".", module));
-    targets_.emplace(module, PackedScheme{.format = read_mode(own), .inputs = inputs});
+    targets_.emplace(module, scheme(read_mode(own)));
     own.require_all_known();
   }
 }

@@ -47,18 +47,29 @@ Json compressed_tensors(const PackedModules& modules) {
   std::map<PackedScheme, std::vector<std::string>> schemes;
   std::vector<std::string> not_packed;
   for (const auto& [name, scheme] : modules) (scheme ? schemes[*scheme] : not_packed).push_back(name);
-  const auto form = [](const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; };
-  const auto operand = [](int bits, bool dynamic) {
-    return Json{{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
-                {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
+  const auto form = [](const PackedScheme& scheme) {
+    return scheme.format == Format::e4m3    ? "mxfp8-quantized"
+           : scheme.format == Format::nvfp4 ? "nvfp4-pack-quantized"
+                                            : "mxfp4-pack-quantized";
+  };
+  const auto operand = [](Format format, bool dynamic) {
+    const bool two_levels = format == Format::nvfp4;
+    Json out = {{"num_bits", format == Format::e4m3 ? 8 : 4},
+                {"type", "float"},
+                {"strategy", two_levels ? "tensor_group" : "group"},
+                {"group_size", packed_form(format).block_cols},
+                {"symmetric", true},
+                {"dynamic", two_levels && dynamic ? Json("local") : Json(dynamic)},
+                {"scale_dtype", two_levels ? "torch.float8_e4m3fn" : "torch.uint8"}};
+    if (two_levels) out.add("zp_dtype", "torch.float8_e4m3fn");
+    return out;
   };
   Json groups = Json::Members();
   for (const auto& [scheme, names] : schemes) {
-    const int bits = scheme.format == Format::e4m3 ? 8 : 4;
     Json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
                   {"format", form(scheme)},
-                  {"weights", operand(bits, false)}};
-    if (scheme.inputs != Format::none) group.add("input_activations", operand(scheme.inputs == Format::e2m1 ? 4 : 8, true));
+                  {"weights", operand(scheme.format, false)}};
+    if (scheme.inputs != Format::none) group.add("input_activations", operand(scheme.inputs, true));
     groups.add(text("group_", groups.size()), std::move(group));
   }
   return {{"quant_method", "compressed-tensors"}, {"format", schemes.size() == 1 ? form(schemes.begin()->first) : "mixed-precision"},
@@ -84,19 +95,52 @@ Json block_fp8(const PackedModules& modules) {
   return config;
 }
 
+struct ModelOptForm {
+  const char* algorithm = "MXFP8";
+  int64_t group_size = kPackedBlock;
+};
+
+// Throws unless all packed modules have the one scheme that a convention without targets has: E4M3 whose inputs servers quantize, or, of
+// modelopt, NVFP4 with inputs in NVFP4 or in high precision.
+ModelOptForm require_one_scheme(const PackedModules& modules, Convention convention) {
+  const std::pair<const std::string, std::optional<PackedScheme>>* first = nullptr;
+  for (const auto& module : modules) {
+    const auto& [name, scheme] = module;
+    if (!scheme) continue;
+    if (first == nullptr) first = &module;
+    const bool two_levels = scheme->format == Format::nvfp4;
+    require(scheme->format == Format::e4m3 || (two_levels && convention == Convention::modelopt), ExitCode::usage, name, " is ",
+            two_levels ? "NVFP4" : "E2M1", ", which the convention ", choice_name(convention),
+            " does not have: use the convention compressed-tensors");
+    require(scheme->inputs != Format::none || two_levels, ExitCode::usage, name,
+            " reads its input in high precision, which the convention ", choice_name(convention),
+            " does not have: use the convention compressed-tensors");
+    require(*scheme == *first->second, ExitCode::usage, "the convention ", choice_name(convention), " has one scheme, and ", first->first,
+            " and ", name, " have two: give both one recipe by precision.rules, or use the convention compressed-tensors");
+  }
+  if (first == nullptr || first->second->format != Format::nvfp4) return {};
+  return {.algorithm = first->second->inputs == Format::none ? "W4A16_NVFP4" : "NVFP4", .group_size = first->second->block};
+}
+
 // 1e-4 / 448, which the kernels of DeepSeek have as the least scale of inputs, rounded up to a power of two.
 constexpr ScaleRange kDeepSeekInputs{.least = 127 - 22, .most = 254};
 
 }  // namespace
 
+PackedScheme packed_scheme(Format format, Format inputs) {
+  return {.format = format, .inputs = inputs, .block = packed_form(format).block_cols};
+}
+
 Quantization form_of(const PackedScheme& scheme) {
   Quantization how = packed_form(scheme.format);
+  how.tensor_exponent = scheme.exponent;
   if (scheme.format == Format::e4m3) how.block_cols = scheme.block;
   if (how.block_cols == kTile) how.block_rows = kTile;
   return how;
 }
 
 bool as_servers_quantize(const Quantization& input, Format weight, int64_t block) {
+  if (weight == Format::nvfp4 || input.format == Format::nvfp4) return weight == input.format;
   if (input.format == Format::e2m1) return weight == Format::e2m1 && input.rule == ScaleRule::flashinfer && block == kPackedBlock;
   const bool any_scale = input.range == ScaleRange{} || (block == kTile && input.range == kDeepSeekInputs);
   return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && any_scale;
@@ -107,6 +151,14 @@ PackedNames packed_names(const std::string& weight, Format format, Convention co
   if (folder == ExportFormat::mlx) return {.codes = weight, .scales = weight.substr(0, weight.rfind('.')) + ".scales"};
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
   if (convention == Convention::fp8) return {.codes = weight, .scales = weight + "_scale_inv"};
+  if (format == Format::nvfp4) {
+    const std::string module = weight.substr(0, weight.rfind('.'));
+    const bool modelopt = convention == Convention::modelopt;
+    return {.codes = modelopt ? weight : weight + "_packed",
+            .scales = weight + "_scale",
+            .tensor_scale = weight + (modelopt ? "_scale_2" : "_global_scale"),
+            .input_scale = module + (modelopt ? ".input_scale" : ".input_global_scale")};
+  }
   return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,
           .scales = weight + (convention == Convention::sglang ? "_scale_inv" : "_scale")};
 }
@@ -114,17 +166,11 @@ PackedNames packed_names(const std::string& weight, Format format, Convention co
 std::string quantization_config(const PackedModules& modules, Convention convention) {
   if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump(-1, Json::Order::keys);
   if (convention == Convention::fp8) return block_fp8(modules).dump(-1, Json::Order::keys);
-  for (const auto& [name, scheme] : modules) {  // all have E4M3 with inputs quantized by the server, the only scheme of these conventions
-    if (!scheme) continue;
-    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which the convention ", choice_name(convention),
-            " does not have: use the convention compressed-tensors");
-    require(scheme->inputs != Format::none, ExitCode::usage, name, " reads its input in high precision, which the convention ",
-            choice_name(convention), " does not have: use the convention compressed-tensors");
-  }
+  const ModelOptForm form = require_one_scheme(modules, convention);
   if (convention == Convention::modelopt)
     return Json{{"quant_method", "modelopt"},
-                {"quant_algo", "MXFP8"},
-                {"group_size", kPackedBlock},
+                {"quant_algo", form.algorithm},
+                {"group_size", form.group_size},
                 {"ignore", names_not_packed(modules, "*")},
                 {"producer", {{"name", "mantissa"}}}}
         .dump(-1, Json::Order::keys);
@@ -135,10 +181,11 @@ std::string quantization_config(const PackedModules& modules, Convention convent
 }
 
 std::string modelopt_side_file(const PackedModules& modules) {
+  const ModelOptForm form = require_one_scheme(modules, Convention::modelopt);
   const Json side = {{"producer", {{"name", "mantissa"}}},
                      {"quantization",
-                      {{"quant_algo", "MXFP8"},
-                       {"group_size", kPackedBlock},
+                      {{"quant_algo", form.algorithm},
+                       {"group_size", form.group_size},
                        {"kv_cache_quant_algo", nullptr},
                        {"exclude_modules", names_not_packed(modules, "*")}}}};
   return side.dump(2, Json::Order::keys) + "\n";

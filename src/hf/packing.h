@@ -1,17 +1,21 @@
 // Defines how files of Hugging Face's form hold codes and scales: the names of their tensors and quantization_config, by convention.
 //
 //   compressed-tensors  X.weight F8_E4M3 or X.weight_packed U8 [out, in / 2], X.weight_scale U8 [out, in / 32]
+//                       NVFP4: X.weight_packed U8 [out, in / 2], X.weight_scale F8_E4M3 [out, in / 16], X.weight_global_scale F32 [1],
+//                       by which scales are divided, and, where servers quantize inputs to NVFP4, X.input_global_scale F32 [1]
 //   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
-//   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
+//   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json. NVFP4: X.weight U8 [out, in / 2],
+//                       X.weight_scale F8_E4M3 [out, in / 16], X.weight_scale_2 F32 [], which is multiplied with, X.input_scale F32 []
 //   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
-//   mlx-lm              X.weight U32 [out, in / 8] of E2M1 or [out, in / 4] of E4M3, X.scales U8; also for all experts at once (mlx.h)
+//   mlx-lm              X.weight U32 [out, in / 8] of E2M1 or [out, in / 4] of E4M3, X.scales U8; also for all experts at once (mlx.h).
+//                       NVFP4 has scales of E4M3 [out, in / 16] and none for the tensor
 //   fp8                 X.weight F8_E4M3, X.weight_scale_inv [ceil(out / 128), ceil(in / 128)], which is multiplied with, too, as in
 //                       DeepSeek-V3 and Qwen3-FP8: F32, BF16 or F8_E8M0; routed experts also, as in DeepSeek-V4 with expert_dtype fp4,
 //                       X.weight I8 [out, in / 2] with E2M1 codes, X.weight_scale_inv F8_E8M0 [out, in / 32]. DeepSeek-V4 says X.scale
 //                       for X.weight_scale_inv, which is read, too
 //
-// Scales are E8M0, compact, one for 32 values along a row, whatever blocks they come from, but those of tiles of fp8. sglang and modelopt
-// have no E2M1.
+// Other scales are E8M0, compact, one for 32 values along a row, whatever blocks they come from, but those of tiles of fp8. sglang and
+// modelopt have no E2M1 with scales of E8M0.
 #pragma once
 
 #include <array>
@@ -58,19 +62,25 @@ std::vector<std::string> ignore_list_findings(const IgnoreList& list, const std:
 struct PackedScheme {
   Format format = Format::e4m3;
   Format inputs = Format::none;
-  int64_t block = kPackedBlock;  // along a row of inputs; 128 is that of fp8, whose E4M3 weights have tiles
+  int64_t block = kPackedBlock;  // along a row of inputs; 16 is that of NVFP4, 128 that of fp8, whose E4M3 weights have tiles
+  // Scales of the tensors of NVFP4, 2^exponent. No quantization_config has them. An input's may be none: it is no power of two.
+  int8_t exponent = 0;
+  std::optional<int8_t> input_exponent = {};
   auto operator<=>(const PackedScheme&) const = default;
 };
 
+// Returns the scheme of a format whose blocks are the usual ones.
+PackedScheme packed_scheme(Format format, Format inputs = Format::none);
 // Returns how a file keeps the codes of a weight.
 Quantization form_of(const PackedScheme& scheme);
 
 // Returns whether servers quantize inputs so, which weights in `weight` multiply: to E4M3 by rceil, with any scale, or, servers for fp8,
-// with one of amax 1e-4 at least; beside E2M1 weights in blocks of 32 also to E2M1 as flashinfer does.
+// with one of amax 1e-4 at least; beside E2M1 weights in blocks of 32 also to E2M1 as flashinfer does; beside those of NVFP4 to NVFP4 only.
 bool as_servers_quantize(const Quantization& input, Format weight, int64_t block = kPackedBlock);
 
 struct PackedNames {
   std::string codes, scales;
+  std::string tensor_scale = {}, input_scale = {};  // NVFP4 alone has them
 };
 // Returns the names for a tensor "X.weight", or, of gpt-oss, "X"; in a folder of mlx-lm whatever the convention.
 PackedNames packed_names(const std::string& weight, Format format, Convention convention, ExportFormat folder = ExportFormat::hf);
@@ -81,13 +91,14 @@ inline bool is_routed_expert(std::string_view name) { return name.find(kOfExpert
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
 using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 
-// Throws Error(usage) for what the convention lacks: E2M1, or inputs that are quantized in some modules only.
+// Throws Error(usage) for what the convention lacks: E2M1, or, but for NVFP4 of modelopt, inputs in high precision.
 std::string quantization_config(const PackedModules& modules, Convention convention);
 // The quantization_config of gpt-oss, where only experts are codes.
 inline constexpr const char* kMxfp4Config =
     R"({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
         "lm_head"]})";
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
+// modules are such as quantization_config() takes.
 std::string modelopt_side_file(const PackedModules& modules);
 
 // Reads a quantization_config, or what mlx-lm has in its place (ArchitectureConfig::quantization): how a server multiplies by each linear,

@@ -219,7 +219,7 @@ TEST(FoldersPage, HasTheMembersOfTokenizerJson) {
 
 TEST(FoldersPage, HasTheMembersOfMantissaJson) {
   const test::TemporaryFolder folder;
-  const Quantization how{.format = Format::e4m3, .range = {.least = 1, .most = 200}};
+  const Quantization how{.format = Format::nvfp4, .range = {.least = 1, .most = 200}, .tensor_exponent = -8};  // all that is written
   write_export_proof(folder.path(), ProvenCheckpoint{.step = 1, .manifest = "a"}, ExportOptions{}, {}, true, {},
                      {ProvenTensor{.name = "a", .module = "b", .dtype = "F32", .shape = {1}, .how = how}}, {"model.head_dim: "});
   const json file = json::parse(test::read_file(folder / "mantissa.json"));

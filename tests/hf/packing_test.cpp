@@ -21,7 +21,8 @@ using ::testing::StartsWith;
 constexpr PackedScheme kMxfp8{.format = Format::e4m3, .inputs = Format::e4m3}, kMxfp8Weights{.format = Format::e4m3},
     kMxfp4{.format = Format::e2m1}, kMxfp4Inputs{.format = Format::e2m1, .inputs = Format::e2m1},
     kTiles{.format = Format::e4m3, .inputs = Format::e4m3, .block = 128},
-    kFour{.format = Format::e2m1, .inputs = Format::e4m3, .block = 128};
+    kFour{.format = Format::e2m1, .inputs = Format::e4m3, .block = 128}, kNvfp4{.format = Format::nvfp4, .block = 16},
+    kNvfp4Inputs{.format = Format::nvfp4, .inputs = Format::nvfp4, .block = 16};
 
 json operand(int bits, bool dynamic) {
   json out = json::parse(R"({"type": "float", "strategy": "group", "group_size": 32, "symmetric": true, "scale_dtype": "torch.uint8"})");
@@ -52,6 +53,39 @@ TEST(Packing, OneSchemeIsThatOfAllLinearsButThoseThatAreIgnored) {
        "exclude_modules": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.experts*"]}})"));
   EXPECT_EQ(json::parse(kMxfp4Config), json::parse(R"({"quant_method": "mxfp4", "modules_to_not_convert":
       ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]})"));
+}
+
+// The groups of llm-compressor's presets NVFP4A16 and NVFP4, and what ModelOpt calls them.
+TEST(Packing, Nvfp4IsTheSchemeOfBothConventions) {
+  const json weights = json::parse(R"({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": true,
+      "dynamic": false, "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"})");
+  for (const PackedScheme& scheme : {kNvfp4, kNvfp4Inputs}) {
+    const bool inputs = scheme.inputs != Format::none;
+    const PackedModules modules = {{"lm_head", {}}, {"model.layers.0.mlp.up_proj", scheme}};
+    const json compressed = json::parse(quantization_config(modules, Convention::compressed_tensors));
+    json group = {{"targets", {"Linear"}}, {"format", "nvfp4-pack-quantized"}, {"weights", weights}};
+    if (inputs) group["input_activations"] = changed(weights, {{"dynamic", "local"}});
+    EXPECT_EQ(compressed["config_groups"]["group_0"], group);
+    EXPECT_EQ(compressed["format"], "nvfp4-pack-quantized");
+    const json modelopt = json::parse(quantization_config(modules, Convention::modelopt)),
+               side = json::parse(modelopt_side_file(modules))["quantization"];
+    for (const json& one : {modelopt, side}) {
+      EXPECT_EQ(one["quant_algo"], inputs ? "NVFP4" : "W4A16_NVFP4");
+      EXPECT_EQ(one["group_size"], 16);
+    }
+    for (const json& one : {compressed, modelopt}) {
+      const PackedConfig read(one.dump(), "config.json");
+      EXPECT_EQ(read.scheme("model.layers.0.mlp.up_proj"), scheme);
+      EXPECT_EQ(read.scheme("lm_head"), std::nullopt);
+    }
+    EXPECT_THAT(error_of([&] { quantization_config(modules, Convention::sglang); }).what(), HasSubstr("up_proj is NVFP4"));
+  }
+  const PackedModules two = {{"model.layers.0.mlp.up_proj", kNvfp4}, {"model.layers.1.mlp.up_proj", kNvfp4Inputs}};
+  EXPECT_THAT(error_of([&] { quantization_config(two, Convention::modelopt); }).what(),
+              HasSubstr("has one scheme, and model.layers.0.mlp.up_proj and model.layers.1.mlp.up_proj have two"));
+  EXPECT_TRUE(as_servers_quantize(packed_form(Format::nvfp4), Format::nvfp4));
+  EXPECT_FALSE(as_servers_quantize(packed_form(Format::nvfp4), Format::e2m1));
+  EXPECT_FALSE(as_servers_quantize(packed_form(Format::e4m3), Format::nvfp4));
 }
 
 TEST(Packing, SeveralSchemesAreGroupsWithTheirTargets) {
@@ -123,6 +157,8 @@ TEST(Packing, NamesAreThoseOfTheConventions) {
   EXPECT_EQ(names("a.weight", Format::e2m1, Convention::compressed_tensors), "a.weight_packed a.weight_scale");
   EXPECT_EQ(names("a.weight", Format::e4m3, Convention::modelopt), "a.weight a.weight_scale");
   EXPECT_EQ(names("a.weight", Format::e4m3, Convention::sglang), "a.weight a.weight_scale_inv");
+  EXPECT_EQ(names("a.weight", Format::nvfp4, Convention::compressed_tensors), "a.weight_packed a.weight_scale");
+  EXPECT_EQ(names("a.weight", Format::nvfp4, Convention::modelopt), "a.weight a.weight_scale");
   EXPECT_EQ(names("a.gate_up_proj", Format::e2m1, Convention::compressed_tensors), "a.gate_up_proj_blocks a.gate_up_proj_scales");
   for (const Format format : {Format::e4m3, Format::e2m1})
     EXPECT_EQ(names("a.weight", format, Convention::fp8), "a.weight a.weight_scale_inv");
@@ -260,7 +296,7 @@ TEST(PackedConfigs, WhatIsNeutralIsTakenAndAllElseRefusedByName) {
   EXPECT_FALSE(packed(kGptOss).names_modules());
   EXPECT_STREQ(packed_error(json::array()).what(), "config.json: quantization_config must be a JSON object");
   expect_each_refused(good, R"({"/kv_cache_scheme": {"num_bits": 8}, "/transform_config": {"config_groups": 1}, "/mystery": 1,
-      "/quantization_status": "frozen", "/format": "nvfp4-pack-quantized",
+      "/quantization_status": "frozen", "/format": "float-quantized",
       "/config_groups/a/mystery": 1, "/config_groups/a/output_activations": 1, "/config_groups/a/format": "mxfp4-pack-quantized",
       "/config_groups/a/weights/mystery": 1, "/config_groups/a/weights/dynamic": true, "/config_groups/a/weights/symmetric": false,
       "/config_groups/a/weights/num_bits": 6, "/config_groups/a/weights/type": "int", "/config_groups/a/weights/group_size": 16,
@@ -278,8 +314,22 @@ TEST(PackedConfigs, WhatIsNeutralIsTakenAndAllElseRefusedByName) {
   expect_each_refused(kMxfp8Config, R"({"/weight_block_size": null, "/scale_fmt": null})", " is missing");
   expect_each_refused(kMxfp8Config, R"({"/ignored_layers": ["*.gate"]})", ": \"*.gate\" ");
   expect_each_refused(changed(kMxfp8Config, {{"modules_to_not_convert", {"b"}}}), R"({"/ignored_layers": ["a"]})");
-  EXPECT_THAT(packed_error(changed(kModelOpt, {{"quant_algo", "NVFP4"}})).what(), HasSubstr("quant_method \"modelopt\": mantissa knows"));
+  EXPECT_THAT(packed_error(changed(kModelOpt, {{"quant_algo", "NVFP4_AWQ"}})).what(),
+              HasSubstr("quant_method \"modelopt\": mantissa knows"));
   expect_each_refused(kModelOpt, R"({"/group_size": 16, "/kv_cache_quant_algo": "FP8"})");
+  const json four = changed(kModelOpt, {{"quant_algo", "NVFP4"}, {"group_size", 16}, {"config_groups", json::object()}});
+  EXPECT_EQ(packed(four).scheme("x"), kNvfp4Inputs);
+  expect_each_refused(four, R"({"/group_size": 32, "/kv_cache_scheme": {"num_bits": 8}})");
+  json two_levels = quantization({{"a", group({"Linear"}, 4, false)}});
+  two_levels["config_groups"]["a"]["weights"].update({{"strategy", "tensor_group"}, {"group_size", 16}});
+  two_levels["config_groups"]["a"]["weights"].erase("scale_dtype");
+  EXPECT_EQ(packed(two_levels).scheme("x"), kNvfp4);
+  expect_each_refused(two_levels, R"({"/config_groups/a/weights/group_size": 32, "/config_groups/a/weights/scale_dtype": "torch.uint8",
+      "/config_groups/a/weights/dynamic": "local", "/config_groups/a/format": "mxfp4-pack-quantized"})");
+  two_levels["config_groups"]["a"]["input_activations"] = two_levels["config_groups"]["a"]["weights"];
+  expect_each_refused(two_levels, R"({"/config_groups/a/input_activations/dynamic": false})");
+  two_levels["config_groups"]["a"]["input_activations"] = operand(8, true);
+  EXPECT_THAT(packed_error(two_levels).what(), HasSubstr("a.input_activations.num_bits"));
   expect_each_refused(kModelOpt, R"({"/ignore": ["lm[h]"]})", ": \"lm[h]\" has [");
   expect_each_refused(kGptOss, R"({"/dequantize": true, "/mystery": 1})");
   expect_each_refused(kBlockFp8, R"({"/weight_block_size": null})", " is missing: a scale is then that of a whole tensor");

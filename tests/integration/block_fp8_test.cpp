@@ -26,7 +26,7 @@ TEST_F(BlockFp8, ValuesAreCodesTimesTheScaleOfTheirTileRoundedOnce) {
       const HfWeights weights(path("numbers"));
       EXPECT_FALSE(weights.form("layers.1.mlp.down.weight").codes);
       EXPECT_THAT(weights.run_config().precision.rules, IsEmpty());
-      const std::vector<std::string> findings = weights.block_fp8_findings();
+      const std::vector<std::string> findings = weights.server_findings();
       ASSERT_EQ(findings.size(), 2U);
       EXPECT_EQ(weights.weights_as_values(), std::vector{findings[0]});
       EXPECT_THAT(findings[1], HasSubstr("8 weights whose inputs servers quantize in blocks of 128, but which are values here (first: "
@@ -56,7 +56,7 @@ TEST_F(BlockFp8, PowersOfTwoAreTilesThatComeOutAsTheyCame) {
     const HfFolder folder = block_folder(name, kWhole, dtype, power_of_two);
     expect_values_of_the_formula(folder, name, power_of_two);
     const HfWeights weights(path(name));
-    EXPECT_THAT(weights.block_fp8_findings(), IsEmpty());
+    EXPECT_THAT(weights.server_findings(), IsEmpty());
     const Recipe recipe = resolve_plan(weights.run_config()).of("layers.1.attn.qkv").recipe;
     EXPECT_EQ(recipe.weight, (Quantization{.format = Format::e4m3, .block_rows = 128, .block_cols = 128}));
     EXPECT_EQ(recipe.input, (Quantization{.format = Format::e4m3, .block_cols = 128}));
@@ -150,7 +150,7 @@ TEST_F(BlockFp8, TilesThatAreNoneOfTheWholeParameterAreReadAsValuesAndTold) {
   const HfFolder folder = block_folder("boundaries", changed(kWhole, {{"num_key_value_heads", 1}}), FileDtype::f8_e8m0, power_of_two);
   expect_values_of_the_formula(folder, "boundaries", power_of_two);
   const HfWeights weights(path("boundaries"));
-  EXPECT_THAT(weights.block_fp8_findings(),
+  EXPECT_THAT(weights.server_findings(),
               ElementsAre(AllOf(HasSubstr("2 weights whose tiles of 128x128 are not tiles of the parameter that they are a part of"),
                                 HasSubstr("(first: model.layers.0.self_attn.k_proj.weight in layers.0.attn.qkv.weight)")),
                           HasSubstr("2 weights whose inputs servers quantize in blocks of 128")));
@@ -163,7 +163,7 @@ TEST_F(BlockFp8, TilesThatAreNoneOfTheWholeParameterAreReadAsValuesAndTold) {
   EXPECT_EQ(packed.dtype("model.layers.0.self_attn.q_proj.weight"), FileDtype::bf16) << "which holds them";
   EXPECT_EQ(difference("packed", path("boundaries")), std::nullopt);
   EXPECT_THAT(json_in("packed/config.json")["quantization_config"]["modules_to_not_convert"], Contains("model.layers.1.self_attn.v_proj"));
-  EXPECT_THAT(HfWeights(path("packed")).block_fp8_findings(), IsEmpty());
+  EXPECT_THAT(HfWeights(path("packed")).server_findings(), IsEmpty());
 }
 
 // Tiles at the edges hold what is there. No server quantizes inputs that end within a block of 128; those of blocks of 32 do.
@@ -215,7 +215,7 @@ TEST_F(BlockFp8, TilesThatEndWithTheWeightAreCodes) {
 // The recipes of a folder are those of its files; scales by any number, which servers use, are told, and so is what nothing computes with.
 TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
   block_folder("float", kWhole, FileDtype::f32, power_of_two, changed(kBlockFp8Config, {{"scale_fmt", "absent"}}));
-  EXPECT_THAT(HfWeights(path("float")).block_fp8_findings(),
+  EXPECT_THAT(HfWeights(path("float")).server_findings(),
               ElementsAre(HasSubstr("scale_fmt is not ue8m0, so servers scale inputs by arbitrary")));
   const ProcessResult result = run_mantissa({"export", "float", "--output", "out"}, folder_.path());
   EXPECT_EQ(result.exit_code, 0);
@@ -229,7 +229,7 @@ TEST_F(BlockFp8, WhatServersComputeOtherwiseIsTold) {
 
   deepseek_folder("narrow", 64);  // whose inputs are less than a block of 128
   const HfWeights weights(path("narrow"));
-  EXPECT_THAT(weights.block_fp8_findings(), IsEmpty());
+  EXPECT_THAT(weights.server_findings(), IsEmpty());
   const Recipe recipe = resolve_plan(weights.run_config()).of("layers.0.moe.experts.down").recipe;
   EXPECT_EQ(recipe.weight_fake_quant, packed_form(Format::e2m1));
   EXPECT_EQ(recipe.input, (Quantization{.format = Format::e4m3, .block_cols = 128}));

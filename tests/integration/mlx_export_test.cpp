@@ -27,9 +27,10 @@ using ::testing::Not;
 struct Case {
   const char* name;
   Sets sets;
-  Sets tensors = {};      // some of the packed folder; none: no recipe quantizes
-  std::string keys = "";  // some of its "quantization"
-  bool packed_hf = true;  // there is a packed folder for other servers with the same codes
+  Sets tensors = {};                // some of the packed folder; none: no recipe quantizes
+  std::string keys = "";            // some of its "quantization"
+  bool packed_hf = true;            // there is a packed folder for other servers with the same codes
+  bool scales_lost_digits = false;  // NVFP4 with scales of few digits: a model that quantizes the values again has others
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
@@ -63,8 +64,8 @@ class MlxExport : public test::ExportTest {
     const std::map<std::string, std::string> here = all_bytes(mlx);
     int compared = 0;
     for (const auto& [name, bytes] : all_bytes(hf)) {
-      const bool scales = name.ends_with("_scale") || name.ends_with("_scales");
       const FileDtype dtype = HfFolder(path(hf)).dtype(name);
+      const bool scales = (name.ends_with("_scale") || name.ends_with("_scales")) && dtype != FileDtype::f32;
       if ((!scales && dtype != FileDtype::u8 && dtype != FileDtype::f8_e4m3) || name.find("gate_up_proj") != std::string::npos) continue;
       const auto holds = [&part = bytes](const auto& tensor) { return tensor.second.find(part) != std::string::npos; };
       EXPECT_TRUE(std::ranges::any_of(here, holds)) << name;
@@ -81,6 +82,11 @@ class MlxExport : public test::ExportTest {
     return report.failed("checkpoint") ? error_of([&] { report.throw_if_failed(); }).what() : "";
   }
 };
+
+const std::string kTwoLevels = "precision.recipe=own";
+std::string own_exponent(int exponent) {
+  return text(R"(precision.recipes={"own": {"base": "nvfp4_qat", "weight_fake_quant": {"tensor_exponent": )", exponent, "}}}");
+}
 
 class MlxForms : public MlxExport, public ::testing::WithParamInterface<Case> {};
 
@@ -103,7 +109,9 @@ TEST_P(MlxForms, HaveTheValuesOfForwardAndEveryByteAgain) {
   export_to(saved, "packed", kPacked);
   expect_faithful("packed", saved, kPacked);
   EXPECT_EQ(run_refusal(saved, kPacked), "");
-  EXPECT_EQ(logits_of(path("packed")), logits_of(saved));
+  if (!one.scales_lost_digits) {
+    EXPECT_EQ(logits_of(path("packed")), logits_of(saved));
+  }
   const HfFolder packed(path("packed"));
   Sets tensors;
   for (const std::string& tensor : packed.names())
@@ -182,6 +190,17 @@ INSTANTIATE_TEST_SUITE_P(
              R"({"mode": "mxfp8", "lm_head": null})"}),
     [](const auto& one) { return std::string(one.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(
+    Nvfp4, MlxForms,
+    ::testing::Values(Case{
+        "two_levels",
+        {kTwoLevels, own_exponent(0), R"(precision.rules=[{"match": "layers.0.mlp.*", "recipe": "mxfp4_qat"}])"},
+        {"model.layers.1.mlp.down_proj.weight U32 [64, 12]", "model.layers.1.mlp.down_proj.scales U8 [64, 6]"},
+        R"({"bits": 4, "group_size": 16, "mode": "nvfp4", "model.layers.0.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"}})",
+        true,
+        true}),
+    [](const auto& one) { return std::string(one.param.name); });
+
 INSTANTIATE_TEST_SUITE_P(Tables, MlxForms,
                          ::testing::Values(Case{"table_of_four_bits",
                                                 {"precision.recipe=mxfp4_qat", kFourBitTable, "model.tie_word_embeddings=true"},
@@ -254,6 +273,23 @@ TEST_F(MlxRefusals, InputsThatMlxReadsInHighPrecisionAreToldByModule) {
   export_to(both, "both mlx", kPacked);
   EXPECT_EQ(json_in("both mlx/config.json")["quantize_activations"], true);
   EXPECT_THAT(export_scheme_differences(HfWeights(path("both mlx")), ModelExport(both, {}, make_backend("cpu")).weights()), IsEmpty());
+}
+
+// Scales of blocks take over that of the tensor where E4M3 has the products.
+TEST_F(MlxRefusals, AScaleOfATensorThatIsNotOneIsFoldedWhereThatIsExact) {
+  for (const int exponent : {2, -8}) {
+    const std::string name = text("of ", exponent), saved = trained(name, {kTwoLevels, own_exponent(exponent)});
+    if (exponent > 0) {  // weights are so small that all scales are the least
+      export_to(saved, name + " mlx", kPacked);
+      EXPECT_EQ(difference(name + " mlx", saved), std::nullopt);
+      HfWeights folder(path(name + " mlx"));
+      EXPECT_EQ(compare_codes(folder, ModelExport(saved, {}, make_backend("cpu")).weights()).tensors, 0) << "by other scales";
+      continue;
+    }
+    EXPECT_THAT(error_of([&] { export_to(saved, name + " mlx", kPacked); }).what(),
+                AllOf(HasSubstr("model.layers."), HasSubstr("times 2^-8 is no number of E4M3: train with \"tensor_exponent\": 0")));
+    EXPECT_FALSE(std::filesystem::exists(path(name + " mlx")));
+  }
 }
 
 TEST_F(MlxRefusals, OptionsOfOneFormatAreNoneOfTheOther) {
