@@ -140,7 +140,7 @@ Quantization form_of(const PackedScheme& scheme) {
 }
 
 bool as_servers_quantize(const Quantization& input, Format weight, int64_t block) {
-  if (weight == Format::nvfp4 || input.format == Format::nvfp4) return weight == input.format;
+  if (weight == Format::nvfp4 || input.format == Format::nvfp4) return weight == input.format && input.rule == ScaleRule::nearest;
   if (input.format == Format::e2m1) return weight == Format::e2m1 && input.rule == ScaleRule::flashinfer && block == kPackedBlock;
   const bool any_scale = input.range == ScaleRange{} || (block == kTile && input.range == kDeepSeekInputs);
   return input.format == Format::e4m3 && input.rule == ScaleRule::rceil && any_scale;
