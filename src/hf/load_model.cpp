@@ -49,6 +49,9 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype, bool table) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3 && !table;
   (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(form_of(scheme));
+  // Values of NVFP4 are quantized again. By nearest they could become others; the scales that mse tries hold that of the file, whichever of
+  // both rules chose it, and there the values have no error.
+  if (scheme.format == Format::nvfp4) recipe.weight_fake_quant->rule = ScaleRule::mse;
   const bool inputs = scheme.inputs != Format::none;
   const ScaleRule rule = scheme.inputs == Format::e2m1    ? ScaleRule::flashinfer
                          : scheme.inputs == Format::nvfp4 ? ScaleRule::nearest

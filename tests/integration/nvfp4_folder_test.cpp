@@ -64,6 +64,17 @@ TEST_F(Nvfp4Folders, AScaleOfAnyNumberMakesValuesOfTheFormula) {
   EXPECT_EQ(with_scale("power", kDown + kScale, std::ldexp(1.0F, 60)).form("layers.1.mlp.down.weight").codes.tensor_exponent, -60);
 }
 
+// Exponent 6 leaves blocks of these weights scales of one or two digits.
+TEST_F(Nvfp4Folders, KeepTheValuesThatEitherRuleGave) {
+  for (const char* how : {R"("rule": "mse")", R"("tensor_exponent": 6)", R"("rule": "mse", "tensor_exponent": 3)"}) {
+    const std::string name = text("of ", how),
+                      own = text(R"(precision.recipes={"own": {"base": "nvfp4_qat", "weight_fake_quant": {)", how, "}}}");
+    const std::string saved = trained(name, {"precision.recipe=own", own});
+    pack_to(saved, name + " packed");
+    EXPECT_EQ(logits_of(path(name + " packed")), logits_of(saved)) << how;
+  }
+}
+
 TEST_F(Nvfp4Folders, TheScaleOfInputsIsAPartOfTheScheme) {
   ModelExport same(saved_, {}, make_backend("cpu"));
   EXPECT_THAT(export_scheme_differences(HfWeights(path("modelopt")), same.weights()), IsEmpty());
