@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reliability.md"
 HEADING = "## Figures\n"
-COLUMNS = 3  # faults side by side
+COLUMNS = 4  # faults side by side
 
 
 def missing_tests(page):

@@ -51,8 +51,9 @@ ExitCode run_gguf_export(const ExportArguments& arguments) {
   print_exported(file, arguments.precision, done);
   if (!done.has_tokenizer) std::cout << file << ": holds no tokenizer: " << kGgufWithoutTokenizer << '\n';
   if (done.decoded > 0)
-    std::cout << file << ": " << count_text(done.decoded, "tensor") << " of codes in 8 bits, for which GGUF has no type, "
-              << (done.decoded == 1 ? "holds" : "hold") << " the values that they decode to\n";
+    std::cout << file << ": " << count_text(done.decoded, "tensor")
+              << " of codes that are not MXFP4, the only packed type that is written, " << (done.decoded == 1 ? "holds" : "hold")
+              << " the values that they decode to\n";
   return ExitCode::ok;
 }
 

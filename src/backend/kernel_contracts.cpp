@@ -166,7 +166,8 @@ Contract Simulate::contract() const {
   c.that(exponent > 0 && exponent <= FreeElement::kMostExponentBits && mantissa >= 0 && mantissa <= FreeElement::kMostMantissaBits,
          "elements are ", element_text(how.element));
   c.that(how.block_rows > 0 && how.block_cols > 0, "blocks are ", how.block_rows, 'x', how.block_cols);
-  c.that(how.rule != ScaleRule::flashinfer && how.rule != ScaleRule::mse, "the rule ", scale_rule_name(how.rule), " is for codes only");
+  c.that(how.rule != ScaleRule::flashinfer && how.rule != ScaleRule::mse && how.rule != ScaleRule::nearest, "the rule ",
+         scale_rule_name(how.rule), " is for codes only");
   c.that(how.contraction == 0 || how.contraction == 1, "a matrix has no dimension ", how.contraction);
   const int64_t length = how.hadamard, contracted = out.dim(how.contraction);
   c.that(length == 0 || length == 16 || length == 32, "the length of the Hadamard transform must be 16 or 32, got ", length);

@@ -115,6 +115,7 @@ std::vector<std::string> reconciled_weights(const TensorReader& weights, const P
     if (!was) continue;
     Quantization keeps = now;
     if (keeps.rule == ScaleRule::flashinfer) keeps.rule = ScaleRule::rceil;  // both keep the values of codes, whose rule no file names
+    if (keeps.format == Format::nvfp4) keeps.rule = was.rule;
     if (keeps == was) continue;
     const bool same_blocks = now.format == was.format && now.block_rows == was.block_rows && now.block_cols == was.block_cols;
     const auto form = [&](const Quantization& how) {

@@ -450,7 +450,9 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
           text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them to ", format_name(here.inputs), " here"));
     else if (!as_servers_quantize(input, here.format, here.block))
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them by ",
-                                 there == Format::e2m1 ? "flashinfer" : "rceil with any scale"));
+                                 there == Format::nvfp4  ? "nearest"
+                                 : there == Format::e2m1 ? "flashinfer"
+                                                         : "rceil with any scale"));
     else if (there == Format::nvfp4 && here.input_exponent != input.tensor_exponent)
       differences.push_back(text(module, ": inputs are ", input, " in the checkpoint, and servers quantize them under a scale of ",
                                  here.input_exponent ? text("2^", int{*here.input_exponent}) : "no power of two", " here"));

@@ -68,7 +68,10 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const WeightForm kept = form(parameter);
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  if (takes_codes_ && kept.codes == how) {  // quantizing the values again could find another pair of scale and codes that stands for them
+  Quantization as_kept = how;
+  if (how.format == Format::nvfp4) as_kept.rule = kept.codes.rule;  // no file names it, and nothing that reads codes does
+  if (takes_codes_ &&
+      kept.codes == as_kept) {  // quantizing the values again could find another pair of scale and codes that stands for them
     const QuantizedTensor out = empty_quantized(*device_, {last - first, kept.columns}, how);
     fill_from_host(out.codes, [&](std::span<std::byte> codes) {
       fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_->read_codes(parameter, first, last, codes, scales); });
@@ -362,7 +365,7 @@ void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) cons
   }
   require(!inputs || (as_servers_quantize(input, how.format) && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ",
           input, ", and servers quantize inputs ",
-          how.format == Format::nvfp4  ? "of these weights to NVFP4 only"
+          how.format == Format::nvfp4  ? "of these weights to NVFP4 only, by nearest"
           : how.format == Format::e2m1 ? "to E4M3 by rceil with any scale, or to E2M1 by flashinfer"
                                        : "to E4M3 only, by rceil with any scale",
           how.format == Format::e2m1 && input.block_cols == kTile ? ", of these weights in blocks of 32: take the convention fp8, or "

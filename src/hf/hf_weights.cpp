@@ -407,6 +407,12 @@ void HfWeights::read(const std::string& parameter, const Box& box, std::span<std
   }
 }
 
+void HfWeights::require_no_sign(const Piece& piece, std::span<const std::byte> scales) const {
+  const auto wrong = std::ranges::find_if(scales, [](std::byte scale) { return (scale & std::byte{E4M3::sign_bit}) != std::byte{}; });
+  require(wrong == scales.end(), ExitCode::data, where(), ": ", piece.scales->name,
+          " has a negative scale, and servers read scales of NVFP4 without their signs: quantize the weights again");
+}
+
 void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                            std::span<std::byte> scales) {
   const WeightForm kept = form(parameter);
@@ -421,6 +427,10 @@ void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t 
     if (scales.empty()) continue;
     if (!piece.tiles) {
       take(*piece.scales, scale_bytes(kept), scales);
+      if (kept.codes.format == Format::nvfp4) {
+        const auto rows = static_cast<size_t>((last - first) * scale_bytes(kept));
+        require_no_sign(piece, scales.subspan(static_cast<size_t>((first - begin) * scale_bytes(kept)), rows));
+      }
       continue;
     }
     auto out = scales.begin() + (first - begin) / kTile * scale_bytes(kept);
@@ -472,6 +482,7 @@ void HfWeights::read_two_levels(const Piece& piece, int64_t begin, int64_t end, 
   std::vector<std::byte> codes(static_cast<size_t>((end - begin) * columns / 2)), scales(static_cast<size_t>((end - begin) * row_scales));
   read_file_rows(piece, *piece.entry, columns / 2, begin, end, codes);
   read_file_rows(piece, *piece.scales, row_scales, begin, end, scales);
+  require_no_sign(piece, scales);
   const float of_tensor = piece.tensor_scale->value;
   for (size_t block = 0; block < scales.size(); ++block) {
     const float own = e4m3_value(scales[block]), scale = piece.tensor_scale->divides ? own / of_tensor : own * of_tensor;

@@ -123,6 +123,7 @@ class HfWeights : public TensorReader {
   std::map<std::string, PackedScheme> computed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  void require_no_sign(const Piece& piece, std::span<const std::byte> scales) const;
   void read_two_levels(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_tiles(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);

@@ -24,7 +24,8 @@ class Measurements {
   void add(const Tensor& x, const QuantizedTensor& codes, const Tensor& rows, Take take) {
     const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
     x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out, .rows = rows});
-    add_measured(out, std::move(take));
+    if (codes.how.format != Format::nvfp4) return add_measured(out, std::move(take));
+    add_measured(out, [how = codes.how, next = std::move(take)](std::span<const double> parts) { next(with_exponents(parts, how)); });
   }
   void add_measured(const Tensor& parts, Take take) {
     measured_.push_back(parts);

@@ -75,6 +75,18 @@ BlockErrors errors_of(const BlockRows& all, int64_t begin, int64_t end) {
 
 }  // namespace
 
+std::vector<double> with_exponents(std::span<const double> parts, const Quantization& how) {
+  std::vector<double> out(parts.begin(), parts.end());
+  const auto scales = std::span(out).subspan(QuantizationError::scales);
+  std::ranges::fill(scales, 0.0);
+  for (size_t code = 0; code < scales.size(); ++code) {
+    const double blocks = parts[QuantizationError::scales + code];
+    const uint32_t one = Nvfp4::decode(2, static_cast<uint8_t>(code), how.tensor_exponent) & ~kFp32Sign;  // the element 1
+    scales[one >> 23] += blocks;                                                                          // that of NaN is 255
+  }
+  return out;
+}
+
 void WeightErrors::add_measured(const Tensor& measured) {
   const std::vector<double> parts = to_host<double>(measured);
   sums_.add(parts);

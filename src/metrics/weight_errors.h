@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "mantissa/backend/backend.h"
 #include "mantissa/metrics/events.h"
@@ -20,6 +21,10 @@ inline std::optional<double> decibels(double signal, double noise) {
   if (!(noise > 0.0) || !std::isfinite(noise)) return {};
   return 10.0 * std::log10(signal / noise);
 }
+
+// Returns what the kernel QuantizationError measured of NVFP4 with the scales of blocks, E4M3 under that of the tensor, as the exponents
+// that they have: 127 + floor(log2 scale), 255 for NaN, as of other formats.
+std::vector<double> with_exponents(std::span<const double> parts, const Quantization& how);
 
 // Sums what the kernel QuantizationError measures of the operands of one module and role, and makes the figures of it.
 class ErrorSums {

@@ -1,7 +1,6 @@
 #include "mantissa/precision/config.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 #include "mantissa/base/text.h"
@@ -72,10 +71,12 @@ void complete_operand(std::optional<QuantizationConfig>& operand, const std::opt
     return report.derive(key);
   }
   if (!operand) return;
-  // NVFP4 has one form: what is not given does not come from a base of another format.
-  const bool nvfp4_alone = operand->format == Format::nvfp4 && !(base && base->format == Format::nvfp4);
+  // NVFP4 has one form: what is not given comes neither from a base of another format to it, nor from it to another format.
+  const bool two_levels = operand->format == Format::nvfp4, of_base = base && base->format == Format::nvfp4;
   const QuantizationConfig own = nvfp4(key.ends_with(".input") ? kInputExponent : kWeightExponent);
-  const QuantizationConfig* const source = nvfp4_alone ? &own : base ? &*base : nullptr;
+  const QuantizationConfig* source = base ? &*base : nullptr;
+  if (two_levels && !of_base) source = &own;
+  if (of_base && operand->format && !two_levels) source = nullptr;
   const auto take = [&](const char* name, auto member) {
     if (report.given(key + "." + name)) return;
     if (source) (*operand).*member = (*source).*member;
@@ -108,7 +109,8 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   complete_operand(recipe.weight_fake_quant, base->weight_fake_quant, key + ".weight_fake_quant", report);
   for (const auto& [name, operand, of_base] :
        {std::tuple{".weight_fake_quant", &recipe.weight_fake_quant, &base->weight_fake_quant}, {".input", &recipe.input, &base->input}}) {
-    if (*operand && !*of_base && (*operand)->format == Format::e2m1 && !report.given(key + name + ".rule"))
+    if (*operand && !(*of_base && (*of_base)->format != Format::nvfp4) && (*operand)->format == Format::e2m1 &&
+        !report.given(key + name + ".rule"))
       (*operand)->rule = ScaleRule::flashinfer;
   }
   const auto take = [&](const char* name, auto member) {
@@ -147,7 +149,7 @@ bool read_operand(const std::optional<QuantizationConfig>& config, const std::st
     report.error(key + ".scale_range", "must be [least, largest], of exponents from -127 to 0 and from 0 to 127");
     return false;
   }
-  if (std::abs(config->tensor_exponent) > kMostTensorExponent) {
+  if (config->tensor_exponent < -kMostTensorExponent || config->tensor_exponent > kMostTensorExponent) {
     report.error(key + ".tensor_exponent", text("must be from ", -kMostTensorExponent, " to ", kMostTensorExponent));
     return false;
   }

@@ -132,7 +132,7 @@ void check_format(const std::string& key, const Simulation& how, std::vector<Rec
     problems.push_back({key + ".block", text("must be [1, n] or [rows, columns] of 1 to ", kLongestBlock, ", got [", how.block_rows, ", ",
                                              how.block_cols, ']')});
   }
-  if (how.rule == ScaleRule::flashinfer || how.rule == ScaleRule::mse) {
+  if (how.rule == ScaleRule::flashinfer || how.rule == ScaleRule::mse || how.rule == ScaleRule::nearest) {
     problems.push_back({key + ".rule", "must be rceil, floor, even or ceil"});
   }
   if (how.scale == SimulatedScale::e4m3 && how.rule != ScaleRule::rceil) {

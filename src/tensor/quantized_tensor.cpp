@@ -45,7 +45,7 @@ Shape codes_shape(const Shape& shape, const Quantization& how) {
   require(how && shape.rank() == 2, "a quantized tensor is a matrix with a format, not ", shape, " as ", how);
   require(how.block_rows > 0 && how.block_cols > 0, shape, " cannot have blocks of ", how);
   if (!is_four_bit(how.format)) return shape;
-  require(shape[1] % 2 == 0, "rows of ", shape[1], " e2m1 codes do not fill whole bytes");
+  require(shape[1] % 2 == 0, "rows of ", shape[1], ' ', format_name(how.format), " codes do not fill whole bytes");
   return {shape[0], shape[1] / 2};
 }
 

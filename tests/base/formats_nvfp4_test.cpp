@@ -102,6 +102,22 @@ double error_of(const std::array<uint32_t, 16>& block, int scale, int exponent) 
   return sum;
 }
 
+// Values of codes that were given this scale have no error under mse.
+void expect_values_stay(std::array<uint32_t, 16> block, uint8_t given, int exponent) {
+  uint32_t amax = 0;
+  for (uint32_t& x : block) {
+    x = Nvfp4::decode(Nvfp4::encode(x, given, exponent), given, exponent);
+    amax = std::max(amax, x & ~kFp32Sign);
+  }
+  const uint8_t again = Nvfp4::searched_scale(amax, exponent, [&](uint8_t scale) {
+    int64_t sum = 0;
+    for (const uint32_t x : block) sum += Nvfp4::squared_error(x, amax, scale, exponent);
+    return sum;
+  });
+  for (const uint32_t x : block)
+    ASSERT_EQ(Nvfp4::decode(Nvfp4::encode(x, again, exponent), again, exponent), x) << "scale " << int{given} << ", then " << int{again};
+}
+
 TEST(Nvfp4, TheScaleOfLeastErrorIsSearchedBesideTheNearest) {
   int below = 0, above = 0, beyond = 0;
   for (uint32_t draw = 0; draw < 3000; ++draw) {
@@ -110,7 +126,7 @@ TEST(Nvfp4, TheScaleOfLeastErrorIsSearchedBesideTheNearest) {
     uint32_t amax = 0;
     for (size_t i = 0; i < block.size(); ++i) {
       const auto words = random_words({.seed = 3}, draw, i);
-      block[i] = (static_cast<uint32_t>(124 + exponent + static_cast<int>(words[0] % 8)) << 23) | (words[1] & 0x007F0000U) |
+      block[i] = (static_cast<uint32_t>(119 + exponent + static_cast<int>(words[0] % 12)) << 23) | (words[1] & 0x007F0000U) |
                  (words[2] & kFp32Sign);
       amax = std::max(amax, block[i] & ~kFp32Sign);
     }
@@ -119,12 +135,15 @@ TEST(Nvfp4, TheScaleOfLeastErrorIsSearchedBesideTheNearest) {
       for (const uint32_t x : block) sum += Nvfp4::squared_error(x, amax, scale, exponent);
       return sum;
     });
-    const int near = Nvfp4::scale(amax, exponent), first = std::max(near - 1, 1), last = std::min(near + 5, 0x7E);
+    const int near = Nvfp4::scale(amax, exponent), first = std::max(near - 1, 1);
+    int last = std::min(near + 5, 0x7E);
+    while (value_of(amax) < 3.5 * std::ldexp(scale_of_code(last), exponent)) --last;
     int best = first;
     for (int scale = first; scale <= last; ++scale) {
       if (error_of(block, scale, exponent) < error_of(block, best, exponent)) best = scale;
     }
     ASSERT_EQ(found, best) << "draw " << draw;
+    for (const uint8_t given : {found, static_cast<uint8_t>(near)}) expect_values_stay(block, given, exponent);
     below += found<near, above += found> near, beyond += found == last;
   }
   EXPECT_GT(below, 100);

@@ -6,6 +6,7 @@ namespace mantissa::nvfp4_folder_test {
 
 using test::error_of;
 using test::HfFolder;
+using test::logits_of;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -72,6 +73,8 @@ TEST_F(Nvfp4Folders, KeepTheValuesThatEitherRuleGave) {
     const std::string saved = trained(name, {"precision.recipe=own", own});
     pack_to(saved, name + " packed");
     EXPECT_EQ(logits_of(path(name + " packed")), logits_of(saved)) << how;
+    pack_to(path(name + " packed"), name + " again");
+    EXPECT_TRUE(all_bytes(name + " packed") == all_bytes(name + " again")) << how;
   }
 }
 
@@ -113,7 +116,7 @@ TEST_F(Nvfp4Folders, ScalesThatAreInversesAreTold) {
 TEST_F(Nvfp4Folders, WhatIsNoScaleIsRefusedByItsName) {
   const HfFolder folder(path("packed"));
   const std::string down = kDown + kScale, input = kDown + ".input_global_scale", blocks = kDown + ".weight_scale";
-  const std::string two(8, '\0'), nan(folder.bytes(blocks).size(), '\x7F');
+  const std::string two(8, '\0'), nan(folder.bytes(blocks).size(), '\x7F'), negative(nan.size(), '\xB8');
   const struct {
     HfFolder folder;
     std::string what;
@@ -126,6 +129,7 @@ TEST_F(Nvfp4Folders, WhatIsNoScaleIsRefusedByItsName) {
       {put(folder, kDown + ".weight_scale_2", 1.0F), "holds tensors that its model has no place for:\n  " + kDown + ".weight_scale_2"},
       {folder.as(blocks, FileDtype::f8_e4m3, {96, 4}), blocks + " is [96, 4], but config.json makes it [64, 6]"},
       {folder.as(blocks, FileDtype::u8, {64, 6}), "is [64, 6], but config.json makes it [64, 3]"},
+      {folder.put(blocks, FileDtype::f8_e4m3, {64, 6}, negative), blocks + " has a negative scale"},
       {folder.put(blocks, FileDtype::f8_e4m3, {64, 6}, nan), kDown + ".weight[0, 0] is NaN or Inf"},
   };
   for (const auto& [changed, what] : refusals) {

@@ -54,6 +54,15 @@ TEST_P(WeightErrorsTest, EachElementHasOneCause) {
   EXPECT_EQ(error.figures.flushed, 2.0 / 32);
 }
 
+TEST(WeightErrors, ScalesOfNvfp4AreToldAsExponents) {
+  std::vector<double> parts(QuantizationError::size, 0.0), expected = parts;
+  const auto scale = [](std::vector<double>& of, size_t code) -> double& { return of[QuantizationError::scales + code]; };
+  parts[QuantizationError::noise] = expected[QuantizationError::noise] = 3.0;
+  scale(parts, 0x01) = 1.0, scale(parts, 0x38) = 2.0, scale(parts, 0x3F) = 4.0, scale(parts, 0x7F) = 8.0;
+  scale(expected, 127 - 9 - 8) = 1.0, scale(expected, 127 - 8) = 6.0, scale(expected, 255) = 8.0;  // 2^-9, 1 and 1.875, NaN
+  EXPECT_EQ(with_exponents(parts, {Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -8}), expected);
+}
+
 TEST_P(WeightErrorsTest, PartsAddUpToTheNoise) {
   const Tensor x = random(200, 256);
   for (const Quantization& how :

@@ -219,6 +219,8 @@ TEST(Recipe, ARangeOfScalesIsGivenByExponents) {
 TEST(Recipe, Nvfp4HasItsFormWhateverTheBaseHas) {
   const Quantization weight{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -8}, input{Format::nvfp4, 1, 16, ScaleRule::nearest, {}, -2};
   EXPECT_EQ(own(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "nvfp4"}})").recipes.at("own").weight_fake_quant, weight);
+  EXPECT_EQ(own(R"({"base": "nvfp4_qat", "weight_fake_quant": {"format": "e2m1"}})").recipes.at("own").weight_fake_quant,
+            (Quantization{Format::e2m1, 1, 32, ScaleRule::flashinfer}));
   const Resolved both = own(R"({"base": "mxfp4_qat_mxfp4_act", "weight_fake_quant": {"format": "nvfp4", "tensor_exponent": -6},
                                 "input": {"format": "nvfp4"}})");
   ASSERT_EQ(both.errors(), "");
@@ -236,6 +238,10 @@ TEST(Recipe, WhatNvfp4HasNotAndWhatIsItsAloneIsRefused) {
        "precision.recipes.own.weight_fake_quant.scale_range: is not of nvfp4: set tensor_exponent"},
       {R"({"base": "nvfp4_qat", "weight_fake_quant": {"tensor_exponent": 61}})",
        "precision.recipes.own.weight_fake_quant.tensor_exponent: must be from -60 to 60"},
+      {R"({"base": "nvfp4_qat", "weight_fake_quant": {"tensor_exponent": -9223372036854775808}})",
+       "precision.recipes.own.weight_fake_quant.tensor_exponent: must be from -60 to 60"},
+      {R"({"base": "high", "gemms": ["fprop"], "simulate": {"weight": {"format": "e2m1", "rule": "nearest"}}})",
+       "precision.recipes.own.simulate.weight.rule: must be rceil, floor, even or ceil"},
       {R"({"base": "mxfp4_qat", "weight_fake_quant": {"tensor_exponent": -8}})",
        "precision.recipes.own.weight_fake_quant.tensor_exponent: is of nvfp4 only, and the format is e2m1: remove it"},
       {R"({"base": "mxfp8", "input": {"rule": "nearest"}})",

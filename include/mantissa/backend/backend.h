@@ -154,7 +154,8 @@ struct Quantize {
   Contract contract() const;
 };
 
-// out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once. A scale of 255 gives NaN, and -0 under flashinfer gives +0. extreme
+// out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once; of NVFP4 element * scale * 2^tensor_exponent. A scale of 255, or of
+// NVFP4 one that is NaN, gives NaN, and -0 under flashinfer gives +0. extreme
 // [1] i32 is set to 1 if a block with an extreme scale code holds a non-zero element, else left alone. A narrower out takes the columns
 // from first_col on; it begins with a block and ends with one, the last of which may be smaller than the others.
 struct Dequantize {

@@ -18,7 +18,8 @@ MANTISSA_HOST_DEVICE constexpr bool is_four_bit(Format format) { return format =
 // floor of amax rounded to the bits of an element, half up, as compressed-tensors, Quark and torchao's EVEN; ceil: 2^(ceil(log2 amax) -
 // emax), as torchao's CEIL; mse: of floor's scale, half of it and twice it, the one whose elements have the least squared error, of equal
 // ones the smallest. nearest: the scale of NVFP4 nearest to amax / largest element, nvfp4 only, which
-// has this rule and mse: of the scales from one code below that one to five above it, the one of the least squared error, likewise.
+// has this rule and mse: of the scales from one code below that one to five above it, as far as the largest element is a 4 or a 6, the one
+// whose elements have the least squared error, of equal ones the smallest.
 enum class ScaleRule : uint8_t { rceil, floor, flashinfer, even, ceil, mse, nearest };
 
 // Rule by which codes of a block follow from its elements. tensor_exponent: the scale of the tensor is 2^tensor_exponent; 0 but for NVFP4.

@@ -72,15 +72,19 @@ struct Nvfp4 {
   }
 
   // The scales of which mse takes the one with the least squared error, of equal errors the smallest, for an amax that is a number: one
-  // code below the nearest scale, where elements are clipped, to five above it, where the largest is 4 or so. Below 2^(exponent - 8) the
-  // grid of the least scale holds those of all others, so nothing is to be searched.
+  // code below the nearest scale, where elements are clipped, to five above it, as long as the largest element becomes a 4 or a 6. Values
+  // of a block at one of these scales have that scale among their candidates again. Below 2^(exponent - 8) the grid of the least scale
+  // holds those of all others, so nothing is to be searched.
   struct Candidates {
     uint8_t first, last;
   };
   MANTISSA_HOST_DEVICE static Candidates candidates(uint32_t amax, int32_t exponent) {
     const int32_t near = scale(amax, exponent), above = near + 5, below = near - 1;
     if (static_cast<int32_t>(amax >> 23) < 127 + exponent - 8) return {least_scale, least_scale};
-    return {static_cast<uint8_t>(below < least_scale ? least_scale : below), static_cast<uint8_t>(above > most_scale ? most_scale : above)};
+    const auto first = static_cast<uint8_t>(below < least_scale ? least_scale : below);
+    auto last = static_cast<uint8_t>(above > most_scale ? most_scale : above);
+    while (last > first && encode(amax, last, exponent) < 6) --last;  // the code of 4
+    return {first, last};
   }
 
   // The squared error of an element, as fp32 bits, at one of these scales: exact, in units of 2^-40 of the square of amax's binade, once

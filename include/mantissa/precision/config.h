@@ -48,7 +48,7 @@ struct QuantizationConfig {
       "for weight_fake_quant [1, n] with any even n; of nvfp4 [1, 16], its default");
     v("rule", rule,
       "how a block's scale follows from its amax; mse: the least squared error; flashinfer is for weight_fake_quant and input in e2m1 "
-      "only, and their default if the base has no rule; nearest is the one of nvfp4");
+      "only, and their default if the base has no rule; nearest and mse are those of nvfp4");
     v("scale_range", scale_range,
       "smallest and largest exponent of a scale; scales of the rule are clamped to them; not for flashinfer. [-126, 125] is the clamp of "
       "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
@@ -70,7 +70,7 @@ struct SimulationConfig {
     v("format", format, "eXmY: X from 1 to 7 bits of exponent and Y from 0 to 7 of mantissa, in any combination");
     v("block", block, "rows and columns that share a scale: [1, n], along the contraction of each GEMM, or tiles");
     v("scale", scale, "e8m0: a power of two; e4m3: an E4M3 number for each block and an fp32 number for the tensor, as NVFP4");
-    v("rule", rule, "how an e8m0 scale follows from the amax of its block; not flashinfer or mse");
+    v("rule", rule, "how an e8m0 scale follows from the amax of its block; not flashinfer, mse or nearest");
     v("rounding", rounding,
       "rounding of elements; stochastic is used in training, with the same bits in every layout, and nearest elsewhere");
   }
