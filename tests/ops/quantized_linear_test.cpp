@@ -222,7 +222,8 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   const Var y = linear(tape.input(x), weight, Var(), r);
   x = Tensor();
   const int64_t kept = fast().allocator_stats().in_use - before - y.value().bytes();
-  const int64_t bf16_bytes = kMany * in() * 2, code_bytes = kMany * in() / (r.input.format == Format::e2m1 ? 2 : 1) + kMany * in() / 32;
+  const int64_t bf16_bytes = kMany * in() * 2,
+                code_bytes = kMany * in() / (is_four_bit(r.input.format) ? 2 : 1) + kMany * in() / (r.input ? r.input.block() : 32);
   const bool codes = r.input && r.gemms.fprop && (r.gemms.wgrad || r.backward == BackwardOperands::dequantized);
   EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(codes ? code_bytes - bf16_bytes : 0), 0.02 * static_cast<double>(bf16_bytes));
 }

@@ -102,7 +102,7 @@ class SplitRecipes : public ::testing::TestWithParam<Named> {
     const Recipe& recipe = GetParam().recipe;
     const int64_t elements = kTokens * width(recipe), others = std::ssize(split.sent) - 1;
     const bool codes = LinearOperands(recipe).saved_input == SavedAs::rows;
-    const int64_t packed = recipe.input.format == Format::e2m1 ? 2 : 1;
+    const int64_t packed = is_four_bit(recipe.input.format) ? 2 : 1;
     const int64_t gathered = column_parallel && codes ? elements / packed + elements / recipe.input.block() : 2 * elements;
     int64_t sent = 0;
     for (const Traffic& traffic : split.sent) {

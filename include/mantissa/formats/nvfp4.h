@@ -113,9 +113,9 @@ struct Nvfp4 {
 
  private:
   // A number in whole units of 2^(unit - 127), the rest of which is cut off.
-  MANTISSA_HOST_DEVICE static int64_t in_units(uint32_t bits, int32_t unit) {
-    const auto field = static_cast<int32_t>(bits >> 23);
-    const int64_t significand = (bits & (kFp32HiddenBit - 1U)) | (field > 0 ? kFp32HiddenBit : 0U);
+  MANTISSA_HOST_DEVICE static int64_t in_units(uint32_t number, int32_t unit) {
+    const auto field = static_cast<int32_t>(number >> 23);
+    const int64_t significand = (number & (kFp32HiddenBit - 1U)) | (field > 0 ? kFp32HiddenBit : 0U);
     const int32_t shift = (field > 0 ? field : 1) - 23 - unit;
     return shift >= 0 ? significand << shift : shift > -32 ? significand >> -shift : 0;
   }

@@ -273,8 +273,9 @@ void CpuBackend::execute(const Quantize& k) {
   if (how.format == Format::nvfp4) {
     if (k.x.dtype() != Dtype::bf16 || k.x.dim(1) % kLanes != 0) return CpuReference::execute(k);
     std::atomic<bool> nonfinite = false;
+    const lanes::Nvfp4Tables& tables = lanes::Nvfp4Tables::get();
     parallel_for(k.out.shape[0], rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) {
-      if (cloned<lanes::quantize_nvfp4>(k, begin, end)) nonfinite = true;
+      if (cloned<lanes::quantize_nvfp4>(k, tables, begin, end)) nonfinite = true;
     });
     if (nonfinite && k.nonfinite.defined()) *k.nonfinite.device_data<int32_t>() = 1;
     return;
@@ -518,9 +519,10 @@ void CpuBackend::execute(const Dequantize& k) {
   const Quantization& how = k.x.how;
   if (how.format == Format::nvfp4) {
     if ((k.x.shape[1] | k.first_col | k.out.dim(1)) % kLanes != 0) return CpuReference::execute(k);
+    const lanes::Nvfp4Tables& tables = lanes::Nvfp4Tables::get();
     return parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
-      k.out.dtype() == Dtype::bf16 ? cloned<lanes::dequantize_nvfp4<bf16>>(k, begin, end)
-                                   : cloned<lanes::dequantize_nvfp4<float>>(k, begin, end);
+      k.out.dtype() == Dtype::bf16 ? cloned<lanes::dequantize_nvfp4<bf16>>(k, tables, begin, end)
+                                   : cloned<lanes::dequantize_nvfp4<float>>(k, tables, begin, end);
     });
   }
   const bool groups = how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
