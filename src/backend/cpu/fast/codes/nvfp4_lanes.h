@@ -28,7 +28,7 @@ struct Nvfp4Tables {
       const float whole = __builtin_bit_cast(float, at(2));
       for (int i = 0; i < 7; ++i) {
         const float midpoint = 0.25F * static_cast<float>(kQuarters[i]) * whole;
-        midpoints[scale][i] = static_cast<int16_t>((__builtin_bit_cast(uint32_t, midpoint) >> 16) - i % 2);
+        midpoints[scale][i] = static_cast<int16_t>(static_cast<int>(__builtin_bit_cast(uint32_t, midpoint) >> 16) - i % 2);
       }
     }
   }
@@ -76,7 +76,7 @@ struct InUnits {
   const int16_t step = exponent_step(exponent);
   const uint32_t unit = (amax >> 23) - Nvfp4::kErrorDigits;  // from 39 on: for less there is one candidate
   const auto inverse = __builtin_bit_cast(float, (254U - unit) << 23);
-  // What is subnormal has no unit, and must not reach arithmetic, which flushes it on some CPUs and takes long on others.
+  // Subnormal numbers have no unit, and must not reach arithmetic, which flushes them on some CPUs and takes long on others.
   const InUnits x(m & (m >= 0x0080), inverse);
   double least = 0x1p60;
   for (int scale = candidates.first; scale <= candidates.last; ++scale) {
