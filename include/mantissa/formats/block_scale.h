@@ -82,7 +82,7 @@ MANTISSA_HOST_DEVICE uint8_t block_scale(uint32_t amax, CodeRule rule, ScaleRang
 
 // Returns true if all elements of a block decide about its scale: under mse, for E2M1 and NVFP4 (Nvfp4::searched_scale()).
 //
-// Of E2M1, let 2^F be floor's scale. Finite elements of 2^(F+1) up to the largest of 2^F are also those of 2^F, and so on: so a larger
+// In E2M1, let 2^F be floor's scale. Finite elements of 2^(F+1) up to the largest of 2^F are also those of 2^F, and so on: so a larger
 // scale is better only for what exceeds the largest element by more than half a step, and 2^(F+1), beyond whose largest element nothing
 // lies, is never worse than a larger one. E4M3 and E5M2 have so many binades that amax alone decides: 2^(F-1) clips it by an eighth or
 // more, and beyond half a step the error that 2^F adds to amax exceeds all that its finer subnormals save. (With fp32 in blocks of more

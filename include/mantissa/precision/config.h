@@ -54,8 +54,7 @@ struct QuantizationConfig {
       "Transformer Engine, [-22, 127] that of DeepSeek for activations in e4m3");
     v("tensor_exponent", tensor_exponent,
       "of nvfp4, n from -60 to 60: the scale of the tensor is 2^n. Blocks have scales from 2^(n-9) to 448 * 2^n, with all their digits "
-      "from "
-      "2^(n-6) on, and elements up to 2688 * 2^n. The default is -8 for weights and -2 for inputs");
+      "from 2^(n-6) on, and elements up to 2688 * 2^n. The default is -8 for weights and -2 for inputs");
   }
 };
 
